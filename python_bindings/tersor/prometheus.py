@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 try:
     from prometheus_client.core import GaugeMetricFamily
@@ -20,14 +20,8 @@ except ModuleNotFoundError as error:
         name="prometheus_client",
     ) from error
 
-__all__ = ["Collector"]
-
-
-class Scalars(Protocol):
-    """What is asked of a handle."""
-
-    def scalars(self) -> dict[str, float]:
-        """Names with ``/`` in them, and numbers."""
+if TYPE_CHECKING:
+    from tersor.torch.reporting import Reporting
 
 
 class Collector:
@@ -37,7 +31,7 @@ class Collector:
     the steps that are complete.
     """
 
-    def __init__(self, handle: Scalars, rank: int | None = None) -> None:
+    def __init__(self, handle: Reporting, rank: int | None = None) -> None:
         self._handle = handle
         self._labels = {} if rank is None else {"rank": str(rank)}
 

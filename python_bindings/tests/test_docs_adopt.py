@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 import re
+import subprocess
+import sys
 from typing import Any
 from unittest import mock
 
@@ -163,6 +165,37 @@ def test_the_program_for_transformers_runs(tmp_path: pathlib.Path) -> None:
 @frameworks.green("accelerate")
 def test_the_program_for_accelerate_runs(tmp_path: pathlib.Path) -> None:
     check(run_accelerate, tmp_path)
+
+
+LAUNCHED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(64, 64)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(3):
+    accelerator.backward(model(torch.ones(4, 64)).square().mean())
+    optimizer.step()
+accelerator.end_training()
+"""
+
+
+@pytest.mark.long
+@needs("accelerate")
+@frameworks.green("accelerate")
+def test_the_command_for_accelerate_runs(tmp_path: pathlib.Path) -> None:
+    (command,) = re.findall(r"^accelerate launch .*$", (SOURCES / PAGE).read_text(), re.MULTILINE)
+    # On processors it starts one process alone, unless it is told of GPUs.
+    launch = f"-m accelerate.commands.launch --multi_gpu --num_processes {RANKS} --num_machines 1"
+    launch += " --main_process_port 0 --mixed_precision no --dynamo_backend no"
+    words = command.replace("accelerate launch", launch, 1).split()
+    (tmp_path / "train.py").write_text(LAUNCHED)
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=tmp_path, timeout=180
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tersor: 1 model was seen") == 1
+    assert "in 3 steps" in done.stderr
 
 
 @pytest.mark.long

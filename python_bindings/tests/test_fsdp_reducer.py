@@ -289,6 +289,27 @@ def test_parameters_may_be_unfrozen(rank: int, count: int) -> None:
 
 
 @ranks.on(2)
+def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
+    """A module that comes with more parameters within a step leaves its reducer to the others."""
+    model = Branches()
+    model.second.bias.requires_grad_(False)
+    for part in (model.first, model.second, model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (count,)))
+    handle = fsdp.compress(model, **FEEDBACK)
+    inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
+    model(inputs).square().sum().backward()
+    wanted = handle.scalars(residual_norm=True)["tersor/residual_norm"]
+    model.second.bias.requires_grad_(True)
+    reducers, (before,) = handle._sender.reducers, handle._sender.reducers.all()
+    before._ready.add("first.weight")
+    (second,) = [one for one in handle._gradients if one.name == "second"]
+    assert reducers.of(second, second.expected_kind()) is not before
+    before._ready.clear()
+    assert len(reducers.all()) == 2
+    assert handle.scalars(residual_norm=True)["tersor/residual_norm"] == pytest.approx(wanted)
+
+
+@ranks.on(2)
 def test_hidden_and_exposed_times_and_errors_are_told(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int8", measure_error=True)

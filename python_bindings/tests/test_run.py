@@ -53,6 +53,7 @@ for layer in (net[0], net[2], net):
 model = net
 """
 RESULT = "result = train(model)\n"
+BYTES = 4 * (2 * 64 * 128 + 64 + 128)  # of the model's gradients
 
 
 @contextlib.contextmanager
@@ -136,8 +137,38 @@ def test_without_a_codec_and_dry_the_losses_are_the_scripts_own(
     assert "2.weight" in said
     lossy, said = both(tmp_path, script, "--codec", "int8")
     assert lossy != plain
+    (told,) = re.findall(r"sent (.*) KiB a step instead of (.*) KiB \((.*). less\), (.*) KiB", said)
+    sent, instead, ratio, total = map(float, told)
+    # An all-reduce of two ranks sends all of it, a reduce-scatter half.
+    assert instead == pytest.approx(BYTES / 1024 / (2 if wrap == FSDP else 1), rel=1e-2)
+    assert ratio == pytest.approx(instead / sent, rel=1e-2)
+    assert total == pytest.approx(3 * sent, rel=1e-2)
+    assert 3.2 < ratio < 4
     assert "in 3 steps" in said
-    assert "3." in said.split("(")[-1]  # times less
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        (
+            "net[0].double()\nmodel = torch.nn.parallel.DistributedDataParallel(net)\n",
+            ["--codec", "int8", "--unsupported", "error"],
+            r"cannot be compressed: 0\.weight \(float64\)",
+        ),
+        (
+            DDP + "both = [torch.amp.GradScaler('cpu') for _ in range(2)]\ntrain(model)\n",
+            ["--codec", "int4+ef"],
+            "the script has 2 GradScalers",
+        ),
+    ],
+    ids=["unsupported", "scalers"],
+)
+def test_what_a_script_is_refused_for_ends_it(
+    script: str, options: list[str], message: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(AssertionError, match=r"rank \d raised") as caught:
+        both(tmp_path, BEGIN + TRAIN + script, *options)
+    assert re.search(message, str(caught.value))
 
 
 SCALED = """
@@ -228,6 +259,27 @@ def test_models_are_found_whatever_they_are_called_by(tmp_path: pathlib.Path) ->
     assert said.count("in 1 step\n") == len(NAMES)
 
 
+DROPPED = """
+import gc, weakref
+train(model)
+gone = weakref.ref(model)
+del model, net
+gc.collect()
+result = gone() is None
+"""
+
+
+@pytest.mark.parametrize("wrap", [DDP, FSDP], ids=["DDP", "FSDP2"])
+def test_a_model_that_the_script_drops_is_given_up_and_told_of(
+    wrap: str, tmp_path: pathlib.Path
+) -> None:
+    if wrap == FSDP:
+        wrap += "del layer\n"
+    found, said = both(tmp_path, BEGIN + TRAIN + wrap + DROPPED, "--codec", "int4+ef")
+    assert found == [True, True]
+    assert "in 3 steps" in said
+
+
 HOOK = """
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 model.register_comm_hook(None, fp16_compress_hook)
@@ -256,6 +308,16 @@ def test_a_script_with_a_hook_of_its_own_is_left_alone(
     assert found == plain
     assert "1 model was seen" in said
     assert said.count(f"left alone: {reason}") == 2  # at once, and in the end
+
+
+@pytest.mark.parametrize("options", [["--codec", "int8"], ["--dry"]], ids=["", "dry"])
+def test_shards_that_no_codec_takes_travel_as_they_are(
+    options: list[str], tmp_path: pathlib.Path
+) -> None:
+    script = BEGIN + TRAIN.replace("64, gen", "64, dtype=torch.float64, gen") + "net.double()\n"
+    plain, _ = both(tmp_path, script + FSDP + RESULT)
+    found, _ = both(tmp_path, script + FSDP + RESULT, *options)
+    assert found == plain
 
 
 def test_what_no_codec_takes_is_told(tmp_path: pathlib.Path) -> None:

@@ -42,7 +42,7 @@ class Counted(Reporting):
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         return _told(self._totals, residual_norms)
 
-    def write_trace(self) -> None:
+    def _cores(self) -> list[_core.GradientReducer]:
         raise NotImplementedError
 
 

@@ -1,10 +1,11 @@
 """Models compressed where a program makes them: what ``python -m tersor.torch.run`` puts in place.
 
-``DistributedDataParallel`` has one communication hook, and ours is registered when it is made. A
-program that registers one later has it take the place of ours.
+``DistributedDataParallel`` has one communication hook, and ours is registered when it is made. One
+that the program registers later is called by ours, which does nothing else then.
 """
 
-# DDP looks at the annotations of hand_on themselves, so their evaluation is not postponed here.
+from __future__ import annotations
+
 import functools
 import hashlib
 import os
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # where it is documented
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,36 +26,20 @@ from tersor._core import InvalidArgument
 from tersor.reducer import ReducerOptions
 from tersor.torch import ddp, fsdp
 from tersor.torch.adam_warning import has_feedback
-from tersor.torch.copied import CopiedHookState
+from tersor.torch.checkpoint import zeros
 from tersor.torch.ddp import HookState
 from tersor.torch.fsdp import ShardedHandle
 from tersor.torch.group import seconds_of, transport
-from tersor.torch.parameters import Unsupported
-from tersor.torch.planned import Planned, planned_of_ddp, planned_of_shards
+from tersor.torch.parameters import Unsupported, wrapped_in
+from tersor.torch.planned import Plan, Planned, plan_of_ddp, plan_of_shards
 
 LEAST_BYTES = 1 << 20  # of an all-reduce that is counted
 _TEXT_BYTES = 512  # of options that ranks compare
 _OWN_HOOK = "the script registers a communication hook of its own"
 _OWN_CALL = "the script calls tersor.torch.compress itself"
+_LIBRARIES = ("torch", "tersor")
 
 Handle = HookState | ShardedHandle
-
-
-class Place:
-    """The one communication hook that a DDP takes: it hands on to the last that was registered."""
-
-    def __init__(self, state: Any, hook: Callable[..., Any]) -> None:
-        self.state, self.hook = state, hook
-
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """As of a ``HookState``: DDP calls no hook of a copy."""
-        return CopiedHookState, ()
-
-
-def hand_on(place: Place, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook that DDP calls."""
-    found: torch.futures.Future[torch.Tensor] = place.hook(place.state, bucket)
-    return found
 
 
 @dataclass
@@ -73,7 +57,6 @@ class Seen:
     handle: Handle | None = None
     reason: str = ""
     plan: list[Planned] = field(default_factory=list)
-    place: Place | None = None
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     def leave(self, reason: str) -> None:
@@ -95,7 +78,7 @@ class Seen:
     def end(self) -> None:
         """The model is gone."""
         self.count()
-        self.handle = self.place = None
+        self.handle = None
 
 
 class Constructors:
@@ -110,180 +93,148 @@ class Constructors:
         self, options: ReducerOptions, unsupported: Unsupported = "warn", *, dry: bool = False
     ) -> None:
         self.models: list[Seen] = []
-        self.all_reduces: dict[str, list[int]] = {}
+        self.all_reduces: dict[str, tuple[int, int]] = {}
         self.rank = rank()
         self.dry = dry
         self._options, self._unsupported = options, unsupported
         self._scaler = Scalers() if has_feedback(options) else None
-        self._of_ddp = weakref.WeakKeyDictionary[nn.Module, Seen]()
-        self._sharded = weakref.WeakKeyDictionary[nn.Module, Seen]()
+        self._seen = weakref.WeakKeyDictionary[nn.Module, Seen]()
         self._waiting = weakref.WeakKeyDictionary[nn.Module, Any]()  # until the first forward pass
         self._compress_sharded = fsdp.compress
 
     def install(self) -> None:
         """From now on, in all modules that are or will be loaded; not to be undone."""
+        methods: list[tuple[Any, str, Callable[..., Any]]] = [
+            (DistributedDataParallel, "__init__", self._make_ddp),
+            (DistributedDataParallel, "register_comm_hook", self._register),
+            (FSDPModule, "unshard", self._unshard),
+        ]
         if self._scaler is not None:
-            _wrap(torch.amp.GradScaler, "__init__", self._scaler.made)
-        _wrap(DistributedDataParallel, "__init__", self._made_ddp)
-        _wrap(DistributedDataParallel, "register_comm_hook", self._registered)
-        _wrap(FSDPModule, "unshard", self._unsharding)
-        replace(
-            {
-                fully_shard: self._sharding(fully_shard),
-                fsdp.compress: self._giving_way(fsdp.compress),
-                dist.all_reduce: self._counting(dist.all_reduce),
-            }
-        )
-
-    def _seen(self, model: nn.Module, way: str) -> Seen:
-        self.rank = rank()
-        self.models.append(Seen(type(model).__name__, way))
-        return self.models[-1]
-
-    def _compress_options(self) -> dict[str, Any]:
-        return {**self._options, "scaler": self._scaler, "unsupported": self._unsupported}
-
-    def _made_ddp(self, construct: Any, model: Any, *arguments: Any, **options: Any) -> None:
-        construct(model, *arguments, **options)
-        seen = self._seen(model.module, "DistributedDataParallel")
-        self._of_ddp[model] = seen
-        try:
-            parameters = ddp.compressible(model)
-        except InvalidArgument as refusal:
-            return seen.leave(str(refusal))
-        if self.dry:
-            seen.plan = planned_of_ddp(parameters, self._options, model.process_group)
-            return None
-        agree(model.process_group, repr((self._options, self._unsupported)))
-        seen.place = Place(None, ddp.hook)  # register_comm_hook fills it
-        seen.handle = ddp.compress(model, **self._compress_options())
-        weakref.finalize(model, seen.end).atexit = False
-        return None
-
-    def _registered(self, register: Any, model: Any, state: Any, hook: Any) -> None:
-        """A hook comes: ours, which stands at its place then, or the program's."""
-        seen = self._of_ddp.get(model)
-        if seen is None or seen.reason:
-            register(model, state, hook)
-            return
-        if seen.place is not None and seen.handle is None:
-            seen.place.state, seen.place.hook = state, hook
-            register(model, seen.place, hand_on)
-            return
-        if seen.place is None:  # nothing was to change
-            register(model, state, hook)
-        else:
-            model._check_comm_hook(hook)
-            seen.place.state, seen.place.hook = state, hook
-        seen.leave(_OWN_CALL if isinstance(state, HookState) else _OWN_HOOK)
+            methods.append((torch.amp.GradScaler, "__init__", self._scaler.make))
+        for of, name, instead in methods:
+            setattr(of, name, _around(getattr(of, name), instead))
+        functions: dict[Any, Callable[..., Any]] = {
+            fully_shard: self._shard,
+            fsdp.compress: self._give_way,
+            dist.all_reduce: self._all_reduce,
+        }
+        replace({one: _around(one, instead) for one, instead in functions.items()})
 
     def finish(self) -> list[Seen]:
         """All models, in the end."""
         for root in list(self._waiting):
-            self._waiting.pop(root).remove()
-            self._seen(root, "fully_shard").reason = "its forward pass was never called"
+            self._stop_waiting(root)
+            self._add(root, "fully_shard").reason = "its forward pass was never called"
         return self.models
 
-    def _sharding(self, shard: Any) -> Any:
-        @functools.wraps(shard)
-        def fully_shard(module: Any, *args: Any, **options: Any) -> Any:
-            found = shard(module, *args, **options)
-            for one in module if isinstance(module, list | tuple) else [module]:
-                self._await(one)
-            return found
+    def _add(self, model: nn.Module, way: str) -> Seen:
+        self.rank = rank()
+        self._seen[model] = seen = Seen(type(wrapped_in(model)).__name__, way)
+        self.models.append(seen)
+        return seen
 
-        return fully_shard
-
-    def _await(self, module: nn.Module) -> None:
-        """It is the outermost one so far."""
-        for inner in module.modules():
-            if (hook := self._waiting.pop(inner, None)) is not None:
-                hook.remove()
-        before = torch.compiler.disable(lambda one, _: self._first_use(one))  # type: ignore[no-untyped-call]
-        # Before FSDP's own, which has the parameters unsharded.
-        self._waiting[module] = module.register_forward_pre_hook(before, prepend=True)
-
-    def _unsharding(self, unshard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
-        self._first_use(module)
-        return unshard(module, *arguments, **options)
-
-    def _first_use(self, module: nn.Module) -> None:
-        for root in list(self._waiting):
-            if any(one is module for one in root.modules()):
-                self._waiting.pop(root).remove()
-                self._take_sharded(root)
-
-    def _take_sharded(self, model: nn.Module) -> None:
-        seen = self._sharded[model] = self._seen(model, "fully_shard")
+    def _take(
+        self, seen: Seen, model: Any, plan: Callable[..., Plan], compress: Callable[..., Handle]
+    ) -> None:
+        """Compresses a model that was seen, unless nothing is to change or it cannot be."""
         try:
-            _, _, exchanges = fsdp.prepared(model, self._options)  # type: ignore[arg-type]
+            planned, groups = plan(model, self._options)
         except InvalidArgument as refusal:
             return seen.leave(str(refusal))
         if self.dry:
-            seen.plan = planned_of_shards(exchanges.values())
+            seen.plan = list(planned)
             return None
-        known = [one for one in exchanges.values() if one.layout.known]
-        groups = [group for one in known for group in (one.group, one.layout.replicas) if group]
-        for group in dict.fromkeys(groups):  # in one order on all ranks
+        for group in groups:
             agree(group, repr((self._options, self._unsupported)))
-        seen.handle = self._compress_sharded(model, **self._compress_options())
-        seen.handle._loss_scale.follow(seen.handle)  # its own hook comes too late for this pass
+        seen.handle = compress(
+            model, scaler=self._scaler, unsupported=self._unsupported, **self._options
+        )
+        weakref.finalize(model, seen.end).atexit = False
         return None
 
-    def _giving_way(self, compress: Callable[..., ShardedHandle]) -> Callable[..., ShardedHandle]:
+    def _make_ddp(self, construct: Any, model: Any, *arguments: Any, **options: Any) -> None:
+        construct(model, *arguments, **options)
+        seen = self._add(model, "DistributedDataParallel")
+        self._take(seen, model, plan_of_ddp, ddp.compress)
+
+    def _register(self, register: Any, model: Any, state: Any, hook: Any) -> None:
+        """A hook comes: ours, or the program's, which ours calls from now on."""
+        seen = self._seen.get(model)
+        if seen is not None and isinstance(seen.handle, HookState):
+            model._check_comm_hook(hook)
+            seen.handle.instead = functools.partial(hook, state)
+        else:  # it is ours, or ours is not there
+            register(model, state, hook)
+        if seen is not None and (seen.handle is not None or seen.plan):
+            seen.leave(_OWN_CALL if isinstance(state, HookState) else _OWN_HOOK)
+
+    def _shard(self, shard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
+        """It is the outermost module so far."""
+        found = shard(module, *arguments, **options)
+        for one in module if isinstance(module, list | tuple) else [module]:
+            for inner in one.modules():
+                self._stop_waiting(inner)
+            use = torch.compiler.disable(lambda used, _: self._use(used))  # type: ignore[no-untyped-call]
+            # Before FSDP's own, which has the parameters unsharded.
+            self._waiting[one] = one.register_forward_pre_hook(use, prepend=True)
+        return found
+
+    def _stop_waiting(self, module: nn.Module) -> bool:
+        """Whether its first forward pass was waited for."""
+        if (hook := self._waiting.pop(module, None)) is not None:
+            hook.remove()
+        return hook is not None
+
+    def _unshard(self, unshard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
+        self._use(module)
+        return unshard(module, *arguments, **options)
+
+    def _use(self, module: nn.Module) -> None:
+        """The first time that of a model a module is used."""
+        for root in list(self._waiting):
+            if any(one is module for one in root.modules()) and self._stop_waiting(root):
+                seen = self._add(root, "fully_shard")
+                self._take(seen, root, plan_of_shards, self._compress_sharded)
+                if isinstance(seen.handle, ShardedHandle):  # its own hook is too late for this pass
+                    seen.handle._loss_scale.follow(seen.handle)
+
+    def _give_way(self, compress: Any, model: Any, **options: Any) -> ShardedHandle:
         """Of a model that the program compresses itself ours goes first."""
+        for one in model.modules() if isinstance(model, nn.Module) else ():
+            if self._stop_waiting(one):
+                self._add(one, "fully_shard").leave(_OWN_CALL)
+            elif (seen := self._seen.get(one)) is not None and not seen.reason:
+                seen.leave(_OWN_CALL)
+        found: ShardedHandle = compress(model, **options)
+        return found
 
-        @functools.wraps(compress)
-        def wrapper(model: nn.Module, **options: Any) -> ShardedHandle:
-            for one in model.modules() if isinstance(model, nn.Module) else ():
-                if (hook := self._waiting.pop(one, None)) is not None:
-                    hook.remove()
-                    self._seen(one, "fully_shard").leave(_OWN_CALL)
-                elif (seen := self._sharded.get(one)) is not None and not seen.reason:
-                    seen.leave(_OWN_CALL)
-            return compress(model, **options)
-
-        return wrapper
-
-    def _counting(self, all_reduce: Any) -> Any:
-        @functools.wraps(all_reduce)
-        def wrapper(tensor: Any, *args: Any, **options: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self._count(tensor, sys._getframe(1))
-            return all_reduce(tensor, *args, **options)
-
-        return wrapper
-
-    def _count(self, tensor: Any, caller: Any) -> None:
-        """What the program itself calls, not PyTorch or Tersor."""
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            return
-        from_outside = caller.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES
-        if from_outside and tensor.nbytes >= LEAST_BYTES:
-            line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-            counted = self.all_reduces.setdefault(line, [0, 0])
-            counted[0] += 1
-            counted[1] += tensor.nbytes
-
-
-_LIBRARIES = ("torch", "tersor")
+    def _all_reduce(self, all_reduce: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
+        """Counts what the program itself calls, not PyTorch or Tersor."""
+        is_large = isinstance(tensor, torch.Tensor) and tensor.nbytes >= LEAST_BYTES
+        if not torch.compiler.is_compiling() and is_large and tensor.is_floating_point():
+            caller = sys._getframe(2)
+            if caller.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+                line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+                calls, size = self.all_reduces.get(line, (0, 0))
+                self.all_reduces[line] = (calls + 1, size + tensor.nbytes)
+        return all_reduce(tensor, *arguments, **options)
 
 
 class Scalers:
     """The program's ``GradScaler``, which may be made after the model."""
 
     def __init__(self) -> None:
-        self._made: list[weakref.ref[Any]] = []
+        self._made = weakref.WeakSet[Any]()
 
-    def made(self, construct: Any, scaler: Any, *arguments: Any, **options: Any) -> None:
+    def make(self, construct: Any, scaler: Any, *arguments: Any, **options: Any) -> None:
         """Called in place of a constructor."""
         construct(scaler, *arguments, **options)
         if scaler.is_enabled():
-            self._made.append(weakref.ref(scaler))
+            self._made.add(scaler)
 
     def __getattr__(self, name: str) -> Any:
         """Of the one there is; without, of one that scales nothing."""
-        alive = [one for reference in self._made if (one := reference()) is not None]
+        alive = list(self._made)
         if len(alive) > 1:
             raise InvalidArgument(
                 f"the script has {len(alive)} GradScalers, and residuals follow one: call "
@@ -292,15 +243,14 @@ class Scalers:
         return getattr(alive[0] if alive else torch.amp.GradScaler(enabled=False), name)
 
 
-def _wrap(of: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Has ``instead(method, object, …)`` called for a method, in the class itself."""
-    method = getattr(of, name)
+def _around(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls ``instead(function, …)`` in its place."""
 
-    @functools.wraps(method)
+    @functools.wraps(function)
     def wrapper(*arguments: Any, **options: Any) -> Any:
-        return instead(method, *arguments, **options)
+        return instead(function, *arguments, **options)
 
-    setattr(of, name, wrapper)
+    return wrapper
 
 
 def replace(functions: Mapping[Any, Any]) -> None:
@@ -314,19 +264,19 @@ def replace(functions: Mapping[Any, Any]) -> None:
 
 def agree(group: dist.ProcessGroup, text: str) -> None:
     """Raises InvalidArgument where ranks were started with other options; a collective call."""
-    said = hashlib.sha256(text.encode()).hexdigest().encode() + text.encode()
-    own = torch.frombuffer(bytearray(said[:_TEXT_BYTES].ljust(_TEXT_BYTES)), dtype=torch.uint8)
-    ranks = transport(group).channel()
-    every = torch.empty(ranks.ranks, _TEXT_BYTES, device="cpu")
-    collectives.allgather(
-        ranks, own.float(), every.view(-1), codec="none", timeout=seconds_of(group)
-    )
-    told = [bytes(one.byte().tolist()).decode(errors="replace").rstrip() for one in every]
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    said = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
+    own, every = zeros(_TEXT_BYTES), zeros(group.size(), _TEXT_BYTES)
+    own[: len(said)] = torch.frombuffer(said, dtype=torch.uint8)
+    ranks = transport(group).channel()  # on hosts, as the program may not have chosen its device
+    collectives.allgather(ranks, own, every.view(-1), codec="none", timeout=seconds_of(group))
+    told = [bytes(one.byte().tolist()).rstrip(b"\0") for one in every]
     for number, other in enumerate(told):
         if other != told[0]:
+            wrong, first = (one[len(digest) :].decode(errors="replace") for one in (other, told[0]))
             raise InvalidArgument(
-                f"rank {number} was started with {other[64:]}, rank 0 with {told[0][64:]}: give "
-                "all ranks the same --codec, --rules and --unsupported"
+                f"rank {number} was started with {wrong}, rank 0 with {first}: give all ranks the "
+                "same --codec, --rules and --unsupported"
             )
 
 

@@ -4,7 +4,7 @@ DDP looks at the annotations of ``hook`` themselves, so their evaluation is not 
 """
 
 import concurrent.futures
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,13 +77,14 @@ class HookState(ReducerReporting):
         self._exchange: TensorExchange | None = None
         self._parameters: Mapping[str, torch.Tensor] = {}
         self._backward: Backward | None = None
-        self._layout: dict[int, list[str]] = {}
         self._buckets: dict[int, BucketParameters] = {}
         self._rebuilt = False
         self._removed = False
         self._unsupported: dict[str, str] = {}
         self._reported = False
         self._loaded: Mapping[str, Any] | None = None
+        #: What takes a bucket in this one's place: a hook that came later.
+        self.instead: Callable[[GradBucket], Future] | None = None
 
     @property
     def skipped_steps(self) -> int:
@@ -141,21 +142,20 @@ class HookState(ReducerReporting):
 
     def bind(self, model: DistributedDataParallel) -> None:
         """Makes everything now, for the parameters that this DDP reduces; a collective call."""
-        ignored = model.parameters_to_ignore
-        parameters, self._frozen = split_parameters(model.module, ignored)
+        parameters, self._frozen = split_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
         self._names = Names(parameters)
         self._unsupported = unsupported_parameters(model.module, parameters)
         self._report_unsupported()
-        exchange = self._hold(
-            {name: one for name, one in parameters.items() if name not in self._unsupported}
-        )
+        exchange = self._hold(compressible(model))
         if self._loss_scale.scaler is not None and exchange.stream is not None:
             model.register_forward_pre_hook(ReadAhead(self._loss_scale))
 
     def reduce(self, bucket: GradBucket) -> Future:
         """What ``hook`` does: takes a bucket of DDP's, whose future gets the mean over ranks."""
-        _check_bucket(bucket)
+        if self.instead is not None:
+            return self.instead(bucket)
+        _check_reducer(isinstance(bucket, GradBucket))
         if self._backward is None:
             self._backward = self._begin()
         compressed = is_supported(bucket.buffer()) and self._known(bucket).supported
@@ -185,7 +185,6 @@ class HookState(ReducerReporting):
             if known.names is None:
                 known.names = self._names.of(known.parameters)
             taken.names = known.names
-            self._notice_layout(bucket.index(), taken.names)
             if self._exchange is not None and backward.error is None:
                 self._relearn_once(backward)
                 self._send(self._exchange, taken)
@@ -196,6 +195,8 @@ class HookState(ReducerReporting):
         parameters = bucket.parameters()
         known = self._buckets.get(bucket.index())
         if known is None or not known.are(parameters):
+            # DDP rebuilds its buckets after the first steps, in the order in which gradients came.
+            self._rebuilt |= known is not None
             # A complex parameter has a bucket of real numbers, so parameters are looked at.
             known = BucketParameters(parameters, all(map(is_supported, parameters)))
             self._buckets[bucket.index()] = known
@@ -258,11 +259,6 @@ class HookState(ReducerReporting):
         bucket.sent = exchange.reducer.ready_flat(
             bucket.names, bucket.gradients, "gradient-unless-zero"
         )
-
-    def _notice_layout(self, index: int, names: list[str]) -> None:
-        """DDP rebuilds its buckets after the first steps, in the order in which gradients came."""
-        self._rebuilt |= self._layout.get(index, names) != names
-        self._layout[index] = names
 
     def _relearn_once(self, backward: Backward) -> None:
         """Rebuilt buckets come in another order; it can be learnt again where a step begins."""
@@ -360,17 +356,13 @@ def _checked(model: nn.Module) -> DistributedDataParallel:
             "an optimizer in the backward pass has DDP's communication hook for itself; step the "
             "optimizer after backward()"
         )
-    if torch._dynamo.config.optimize_ddp == "python_reducer":
-        raise InvalidArgument(_PYTHON_REDUCER)
+    _check_reducer(torch._dynamo.config.optimize_ddp != "python_reducer")
     return ddp
 
 
-_PYTHON_REDUCER = (
-    'torch._dynamo.config.optimize_ddp = "python_reducer" hands over no buckets; set it to True or '
-    '"ddp_optimizer" before DistributedDataParallel is made'
-)
-
-
-def _check_bucket(bucket: object) -> None:
-    if not isinstance(bucket, GradBucket):
-        raise InvalidArgument(_PYTHON_REDUCER)
+def _check_reducer(hands_over_buckets: bool) -> None:
+    if not hands_over_buckets:
+        raise InvalidArgument(
+            'torch._dynamo.config.optimize_ddp = "python_reducer" hands over no buckets; set it to '
+            'True or "ddp_optimizer" before DistributedDataParallel is made'
+        )

@@ -91,13 +91,6 @@ class ShardedHandle(Reporting):
         return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        """A dict for each parameter that was sent: codec, bytes, seconds.
-
-        With ``residual_norms`` that of its residual, too, for which all residuals are read.
-
-        Another, with ``" (replicas)"`` behind the name, for its shard between replicas.
-        Bytes and seconds are sums over ``steps`` steps, of this rank.
-        """
         return [
             one
             for reducer in self._reducers
@@ -105,10 +98,8 @@ class ShardedHandle(Reporting):
         ]
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
-        """The same of all parameters together."""
         found = super().totals(residual_norms=residual_norms)
-        if reducers := self._reducers:  # which do not count overflows by parameter
-            every = [one.core.statistics() for one in reducers]
+        if every := [one.statistics() for one in self._cores()]:  # not known by parameter
             found["overflows"] = sum(one.overflows for one in every)
             found["codec_changes"] = sum(one.codec_changes for one in every)
         return found
@@ -118,25 +109,19 @@ class ShardedHandle(Reporting):
             return None
         return add_up(one.totals(residual_norm=residual_norm) for one in reducers)
 
-    def write_trace(self) -> None:
-        """Writes the files of ``trace=`` now, of each reducer one; without, at the end."""
-        for reducer in self._reducers:
-            reducer.core.write_trace()
+    def _cores(self) -> Sequence[_core.GradientReducer]:
+        return [one.core for one in self._reducers]
 
     def explain(self) -> str:
         """What was decided and why, a line a parameter; after the first step."""
         lines = [f"{one['name']}: {one['codec']} ({one['reason']})" for one in self.statistics()]
-        chosen = [text for one in self._reducers if (text := one.core.explain_choice().strip())]
-        return "\n".join([*lines, *self._notes, *chosen])
-
-    def settled(self) -> bool:
-        """Whether ``"auto"`` tries nothing, for now."""
-        return all(one.core.settled() for one in self._reducers)
+        chosen = [one.explain_choice().strip() for one in self._cores()]
+        return "\n".join([*lines, *self._notes, *filter(None, chosen)])
 
     def scale_residuals(self, factor: float) -> None:
         """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
-        for reducer in self._reducers:
-            reducer.core.scale_residuals(factor)
+        for core in self._cores():
+            core.scale_residuals(factor)
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
@@ -188,13 +173,9 @@ class ShardedHandle(Reporting):
 
     def follow(self, scaler: Scaler, model: nn.Module) -> None:
         """Keeps residuals in the units of a scaler, which may change its scale between passes."""
-        loss_scale = LossScale(scaler, self._sender.options.transactional)
-        self._loss_scale = loss_scale
-
-        def before_forward(*_: object) -> None:
-            loss_scale.follow(self)
-
-        self._hooks.append(model.register_forward_pre_hook(before_forward))
+        self._loss_scale = scale = LossScale(scaler, self._sender.options.transactional)
+        hook = model.register_forward_pre_hook(lambda *_: scale.follow(self))
+        self._hooks.append(hook)
 
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass (``transactional=True`` only)."""
@@ -319,7 +300,8 @@ def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) ->
     """Raises InvalidArgument where a module's collective is somebody else's, or ours."""
     for name, module in modules.items():
         for exchange in exchanges_of(module, collective):
-            if not (is_pytorchs(exchange) or (isinstance(exchange, Exchange) and exchange.removed)):
+            given_up = isinstance(exchange, Exchange) and not exchange.active
+            if not (given_up or is_pytorchs(exchange)):
                 raise InvalidArgument(
                     f"module {name or '(root)'} has a custom {collective} already, a "
                     f"{type(exchange).__name__}: remove it, or compress once"

@@ -27,16 +27,6 @@ from tersor.collectives import CollectiveOptions
 from tersor.reducer import ReducerOptions
 from tersor.torch.meeting import Meeting, Store
 
-__all__ = [
-    "checked",
-    "close",
-    "close_all",
-    "seconds_of",
-    "transport",
-    "with_message_sizes",
-    "with_timeout",
-]
-
 # What says where this rank listens, best first: TcpOptions::address, but gloo's may be a list.
 _ADDRESS_VARIABLES = ("TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME")
 
@@ -110,7 +100,15 @@ def transport(
     where the memory lies that will be sent.
     Raises InvalidArgument where this process is not a member, or there is no group.
     """
-    return _connection(checked(process_group)).of(torch.device(device or "cpu"))
+    group = checked(process_group)
+    if group not in _connections:
+        for gone in [one for one in _connections if not _is_alive(one)]:  # the trainer's doing
+            _connections.pop(gone).close()
+        members = Members(
+            _store_of(group), group.rank(), group.size(), seconds_of(group), _uses_nccl(group)
+        )
+        _connections[group] = Connection(members)
+    return _connections[group].of(torch.device(device or "cpu"))
 
 
 def ranks_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
@@ -163,22 +161,8 @@ def close(process_group: dist.ProcessGroup | None = None) -> None:
     The next ``transport`` of the group makes another one. What is not closed ends with the
     interpreter.
     """
-    _close([one for one in _connections if one is checked(process_group)])
-
-
-def _close(groups: Iterable[dist.ProcessGroup]) -> None:
-    for group in groups:
+    if (group := checked(process_group)) in _connections:
         _connections.pop(group).close()
-
-
-def _connection(group: dist.ProcessGroup) -> Connection:
-    if group not in _connections:
-        _close([one for one in _connections if not _is_alive(one)])  # the trainer destroyed them
-        members = Members(
-            _store_of(group), group.rank(), group.size(), seconds_of(group), _uses_nccl(group)
-        )
-        _connections[group] = Connection(members)
-    return _connections[group]
 
 
 def _is_alive(group: dist.ProcessGroup) -> bool:

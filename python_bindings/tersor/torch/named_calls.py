@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,31 +67,19 @@ class Call:
             if value != _NOTHING.get(other):
                 raise InvalidArgument(f"{self.what} takes no {other}: use {ADVICE[other]}")
 
-    def agree(self, *like: object, own: Sequence[int] = ()) -> list[list[int]]:
-        """``own`` of each rank, a number more than ranks at most, with zeros behind.
-
-        Raises TransportError on all where one calls something else.
-        """
+    def agree(self, *like: object, own: Sequence[int] = ()) -> list[Sequence[int]]:
+        """``own`` of each rank. Raises TransportError on all where one calls something else."""
         named = [f"name={self._name!r}"] if self._name else []
         here = f"{self.what}({', '.join([*named, *map(str, like)])})"
-        ranks, digest = dist.get_world_size(), hashlib.blake2b(here.encode(), digest_size=7)
-        padded = [int(digest.hexdigest(), 16), *own, *[0] * (ranks + 1 - len(own))]
-        numbers = torch.tensor(padded, device="cpu" if "cpu" in _devices() else "cuda")
-        every = numbers.new_empty(ranks * len(numbers))
-        self.ask(dist.all_gather_into_tensor, every, numbers)
-        found = every.view(ranks, -1).tolist()
-        if any(one[0] != found[0][0] for one in found):
-            self._refuse(here)
-        return [one[1:] for one in found]
-
-    def _refuse(self, here: str) -> None:
         told: list[Any] = [None] * dist.get_world_size()
-        self.ask(dist.all_gather_object, told, here)
-        other = next(rank for rank, call in enumerate(told) if call != told[0])
-        raise TransportError(
-            f"rank 0 calls {told[0]}, and rank {other} {told[other]}: all ranks make the same "
-            "calls in the same order"
-        )
+        self.ask(dist.all_gather_object, told, (here, own))
+        for rank, (call, _) in enumerate(told):
+            if call != told[0][0]:
+                raise TransportError(
+                    f"rank 0 calls {told[0][0]}, and rank {rank} {call}: all ranks make the same "
+                    "calls in the same order"
+                )
+        return [numbers for _, numbers in told]
 
     def ask(self, function: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
         """A function of PyTorch's, whose errors become Tersor's."""

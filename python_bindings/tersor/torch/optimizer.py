@@ -7,6 +7,7 @@ In the manner of Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799): the tra
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -170,7 +171,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         within ``skip_synchronize`` while gradients are under way.
         """
         if closure is not None:
-            return self.optimizer.step(self._reduced(closure))
+            return self.optimizer.step(functools.partial(self._evaluate, closure))
         if self._skip and self._ready:
             raise InvalidArgument(
                 "step() within skip_synchronize() while gradients are being sent: call "
@@ -210,19 +211,11 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._share()
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """The residuals, for a checkpoint, between two steps.
-
-        ``"exact"``: each rank's own, from which the same run goes on bit for bit; ``"portable"``
-        (a collective call): their sum over ranks, for any number of ranks.
-        """
+        """The residuals, for a checkpoint, between two steps, as :meth:`HookState.state_dict`."""
         return save_reducer(self.reducer, self._process_group(), mode)
 
     def load_residual_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Brings back what ``residual_state_dict`` gave, in either mode; None: they are zero.
-
-        Raises InvalidArgument, which names the parameter, where it belongs to another model or
-        codec.
-        """
+        """Brings back what ``residual_state_dict`` gave, as :meth:`HookState.load_state_dict`."""
         load_reducer(self.reducer, self._process_group(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -244,7 +237,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._uncompressed.update(found)
         for name, parameter in newcomers.items():
             if parameter.requires_grad:  # a rank may have it frozen still
-                watch = _watch(weakref.ref(self), name)
+                watch = functools.partial(_accumulated, weakref.ref(self), name)
                 parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
     def _end_exchange(self, *, discards: bool) -> list[str]:
@@ -365,21 +358,16 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
             if name in names:
                 reduce_uncompressed(self._parameters[name].grad, self._group, reduction)
 
-    def _reduced(self, closure: Closure) -> Closure:
-        def evaluate() -> Any:
-            loss = closure()
-            self.synchronize()
-            self._synchronized = False
-            return loss
-
-        return evaluate
+    def _evaluate(self, closure: Closure) -> Any:
+        loss = closure()
+        self.synchronize()
+        self._synchronized = False
+        return loss
 
 
-def _watch(watcher: weakref.ref[DistributedOptimizer], name: str) -> Callable[[torch.Tensor], None]:
+def _accumulated(
+    watcher: weakref.ref[DistributedOptimizer], name: str, parameter: torch.Tensor
+) -> None:
     """A hook of autograd's, which does not keep the optimizer alive."""
-
-    def accumulated(parameter: torch.Tensor) -> None:
-        if (optimizer := watcher()) is not None:
-            optimizer._accumulated(name, parameter)
-
-    return accumulated
+    if (optimizer := watcher()) is not None:
+        optimizer._accumulated(name, parameter)

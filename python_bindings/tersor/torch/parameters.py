@@ -196,11 +196,10 @@ def reduce_uncompressed(
 
 def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None:
     """Raises InvalidArgument, with names, for those that no codec takes."""
-    if refused := [
-        f"{name} ({reason_of(one)})" for name, one in parameters.items() if not is_supported(one)
-    ]:
+    refused = {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
+    if refused:
         raise InvalidArgument(
-            f"{who} takes parameters of float32, bfloat16 and float16, not {', '.join(refused)}"
+            f"{who} takes parameters of float32, bfloat16 and float16, not {_listed(refused)}"
         )
 
 
@@ -245,13 +244,17 @@ def report_unsupported(found: Mapping[str, str], how: Unsupported) -> None:
     """Lists parameters that travel uncompressed, with the reason of each; an error if asked."""
     if not found:
         return
-    listed = ", ".join(f"{name} ({reason})" for name, reason in found.items())
+    listed = _listed(found)
     if how == "error":
         raise InvalidArgument(
             f"these gradients cannot be compressed: {listed}; tersor takes dense gradients of "
             'float32, bfloat16 and float16. With unsupported="warn" they travel uncompressed'
         )
     warnings.warn(f"these gradients travel uncompressed: {listed}", stacklevel=4)
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({reason})" for name, reason in found.items())
 
 
 class Names:
@@ -273,17 +276,13 @@ class Names:
         return {name: one for name, one in self._known.values() if name in wanted}
 
     def _name(self, parameter: torch.Tensor) -> str:
-        if id(parameter) not in self._known:
-            self._add(parameter)
-        return self._known[id(parameter)][0]
-
-    def _add(self, parameter: torch.Tensor) -> None:
-        if self._complete:
+        if self._complete and id(parameter) not in self._known:
             raise InvalidArgument(
                 f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not in the "
                 "model which tersor was given: give it the model that DDP wraps, as it is trained"
             )
-        self._known[id(parameter)] = (f"parameter.{len(self._known)}", parameter)
+        numbered = (f"parameter.{len(self._known)}", parameter)
+        return self._known.setdefault(id(parameter), numbered)[0]
 
 
 def literal_pattern(name: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from tersor import _core
 from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer
 from tersor.torch.exchange import TensorExchange
@@ -22,10 +24,15 @@ class Reporting(ABC):
 
     @abstractmethod
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter; for norms all residuals are read."""
+        """What was sent, a dict for each parameter that was, in the model's order.
+
+        With ``residual_norms`` that of each residual, too, for which all are read. Of a model of
+        ``fully_shard`` on a 2-D mesh another, with ``" (replicas)"`` behind the name, for the shard
+        between replicas.
+        """
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
-        """The same of all parameters together."""
+        """The same of all parameters together, headers of the transport included."""
         return add_up(self.statistics(residual_norms=residual_norms))
 
     def scalars(self, *, residual_norm: bool = False) -> dict[str, float]:
@@ -48,8 +55,18 @@ class Reporting(ABC):
         return self.totals(residual_norms=residual_norm)
 
     @abstractmethod
+    def _cores(self) -> Sequence[_core.GradientReducer]:
+        """What reduces."""
+
     def write_trace(self) -> None:
-        """Writes the file of ``trace=`` now; without, it is written at the end."""
+        """Writes the file of ``trace=`` now, of each reducer one; without, it is written at the
+        end."""
+        for one in self._cores():
+            one.write_trace()
+
+    def settled(self) -> bool:
+        """Whether ``"auto"`` tries nothing, for now."""
+        return all(one.settled() for one in self._cores())
 
     def table(self) -> str:
         """A line for each parameter, and one for all; bytes and times of a step."""
@@ -85,17 +102,12 @@ class ReducerReporting(Reporting):
         return self._exchange.reducer
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter that is compressed, in the model's order.
-
-        With ``residual_norms`` that of each residual, too, for which all are read.
-        """
         every = self.reducer.parameter_statistics()
         norms = self.reducer.residual_norms() if residual_norms else [None] * len(every)
         ranks = self._ranks()
         return [of_parameter(one, ranks, norm) for one, norm in zip(every, norms, strict=True)]
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
-        """The same of all parameters together, headers of the transport included."""
         norm = math.hypot(*self.reducer.residual_norms()) if residual_norms else None
         return of_parameter(self.reducer.statistics(), self._ranks(), norm)
 
@@ -106,17 +118,12 @@ class ReducerReporting(Reporting):
             return self.totals(residual_norms=True)
         return of_parameter(made.reducer.statistics_so_far(), made.transport.ranks)
 
-    def write_trace(self) -> None:
-        """Writes the file of ``trace=`` now; without, it is written at the end."""
-        self.reducer.write_trace()
-
     def explain(self) -> str:
         """Which codec each parameter travels by, and why."""
         return self.reducer.explain()
 
-    def settled(self) -> bool:
-        """Whether ``"auto"`` tries nothing, for now."""
-        return self.reducer.settled()
+    def _cores(self) -> Sequence[_core.GradientReducer]:
+        return [self.reducer]
 
     def _ranks(self) -> int:
         made = self._exchange

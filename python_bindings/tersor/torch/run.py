@@ -12,14 +12,17 @@ import argparse
 import atexit
 import importlib.util
 import os
+import re
 import runpy
 import sys
+import textwrap
 from typing import Any
 
 from tersor import _core, _text
 from tersor._core import InvalidArgument
 from tersor._options import fill
 from tersor.torch.constructors import Constructors, Seen
+from tersor.torch.planned import Planned
 
 _PROGRAM = "tersor.torch.run"
 _RULES = """a file of rules, one a line: `pattern codec [from_step]`, as in `*.bias bf16` or
@@ -33,7 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _check_script(options.script, options.module)
         _check_report(options.report)
-        made = Constructors(_reducer_options(options), options.unsupported, dry=options.dry)
+        made = Constructors(
+            _reducer_options(options.codec, options.rules), options.unsupported, dry=options.dry
+        )
     except (InvalidArgument, OSError) as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
@@ -69,17 +74,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_script(script: str, is_module: bool) -> None:
+    found, kind = os.path.exists(script), "file"
     if is_module:
+        kind = "module"
         try:
             found = importlib.util.find_spec(script) is not None
         except (ImportError, ValueError):
             found = False
-    else:
-        found = os.path.exists(script)
     if not found:
         raise InvalidArgument(
-            f"there is no {'module' if is_module else 'file'} {script!r}: give the script's path, "
-            "or -m and a module's name, behind the options of this program"
+            f"there is no {kind} {script!r}: give the script's path, or -m and a module's name, "
+            "behind the options of this program"
         )
 
 
@@ -92,44 +97,38 @@ def _check_report(path: str | None) -> None:
         raise InvalidArgument(f"--report {path}: its folder is not there, or not to be written to")
 
 
-def _reducer_options(options: argparse.Namespace) -> Any:
+def _reducer_options(codec: str | None, file: str | None) -> Any:
     """Those of compress(). Raises InvalidArgument for a codec or a rule that is wrong."""
-    codec = options.codec or "bf16"
-    _check_codec(codec)
-    if options.rules is None:
-        return {"codec": codec}
-    rules = read_rules(options.rules)
-    if options.codec is not None:
-        rules.append(("*", codec))
+    default = ("*", codec or "bf16")
+    _check_rules([default])
+    if file is None:
+        return {"codec": default[1]}
+    rules = read_rules(file) + ([] if codec is None else [default])
     _check_rules([*rules, ("any", "bf16")])
     return {"rules": rules}
 
 
 def read_rules(path: str) -> list[Any]:
     """The rules of a file. Raises InvalidArgument with a line's number, and OSError."""
-    rules = []
+    rules: list[Any] = []
     with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if (words := line.split()) and not words[0].startswith("#"):
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if line and not line.startswith("#"):
                 try:
-                    rules.append(_rule(words))
-                except (InvalidArgument, ValueError) as error:
-                    raise InvalidArgument(f"{path}:{number}: {line.strip()!r}: {error}") from None
+                    rules.append(_rule(line))
+                except InvalidArgument as error:
+                    raise InvalidArgument(f"{path}:{number}: {line!r}: {error}") from None
     if not rules:
         raise InvalidArgument(f"{path} has no rule: write lines of `pattern codec [from_step]`")
     return rules
 
 
-def _rule(words: list[str]) -> Any:
-    pattern, codec, *step = words if len(words) > 1 else [*words, ""]
-    if not codec or len(step) > 1 or not all(one.isdigit() for one in step):
+def _rule(line: str) -> Any:
+    if (found := re.fullmatch(r"(\S+)\s+(\S+)(?:\s+(\d+))?", line)) is None:
         raise InvalidArgument("a rule is `pattern codec [from_step]`, the step a whole number")
-    _check_codec(codec)
-    return (pattern, codec, *map(int, step))
-
-
-def _check_codec(codec: str) -> None:
+    pattern, codec, step = found.groups("0")
     _check_rules([("*", codec)])
+    return (pattern, codec, int(step))
 
 
 def _check_rules(rules: list[Any]) -> None:
@@ -159,17 +158,14 @@ def _end(made: Constructors, process: int, report: str | None) -> None:
 
 def paragraph(made: Constructors) -> str:
     """What became of the models of a script, and what it sent besides."""
-    models = made.finish()
-    count = len(models)
+    count = len(made.finish())
     lines = [f"tersor: {count} model{' was' if count == 1 else 's were'} seen"]
     if not count:
         lines[0] += (
             ": this process called neither DistributedDataParallel nor fully_shard (processes that "
             "a script starts by itself are not seen: start it by torchrun)"
         )
-    for seen in models:
-        lines.append(f"  {seen.name} ({seen.way}): {_told(seen)}")
-        lines.extend(f"    {line}" for line in _planned(seen))
+    lines += [f"  {seen.name} ({seen.way}): {_told(seen)}" for seen in made.models]
     for place, (calls, size) in made.all_reduces.items():
         lines.append(
             f"  dist.all_reduce at {place}: {calls} calls, {_text.byte_count(size)}, as they are "
@@ -182,11 +178,7 @@ def _told(seen: Seen) -> str:
     if seen.reason:
         return f"left alone: {seen.reason}"
     if seen.plan:
-        known = [one.sent_bytes for one in seen.plan if one.sent_bytes is not None]
-        auto = "" if len(known) == len(seen.plan) else ", and what auto makes of the others"
-        known_bytes = f"{_text.byte_count(sum(known))}{auto}"
-        whole = _text.byte_count(sum(one.uncompressed_bytes for one in seen.plan))
-        return f"would send about {known_bytes} a step instead of {whole}"
+        return _planned(seen.plan)
     found = seen.count()
     if not (steps := found.get("tersor/steps")):
         return "compressed, but no backward pass came to its end"
@@ -198,14 +190,17 @@ def _told(seen: Seen) -> str:
     )
 
 
-def _planned(seen: Seen) -> list[str]:
-    if not seen.plan:
-        return []
+def _planned(plan: list[Planned]) -> str:
+    known = [one.sent_bytes for one in plan if one.sent_bytes is not None]
+    auto = "" if len(known) == len(plan) else ", and what auto makes of the others"
+    whole = _text.byte_count(sum(one.uncompressed_bytes for one in plan))
     rows = [
         [one.name, *map(_text.byte_count, (one.sent_bytes, one.uncompressed_bytes)), one.codec]
-        for one in seen.plan
+        for one in plan
     ]
-    return _text.table(["parameter", "sent", "instead of", "codec"], rows).splitlines()
+    table = _text.table(["parameter", "sent", "instead of", "codec"], rows)
+    head = f"would send about {_text.byte_count(sum(known))}{auto} a step instead of {whole}"
+    return f"{head}\n{textwrap.indent(table, '    ')}"
 
 
 if __name__ == "__main__":

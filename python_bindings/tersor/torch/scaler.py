@@ -64,13 +64,15 @@ class LossScale:
             return
         coming, self._coming = self._coming, None
         scale = self.scaler.get_scale() if coming is None else coming.wait()
-        before = self._scale
-        self._scale = scale
+        before, self._scale = self._scale, scale
         discarded, self._discarded = self._discarded, False
         if before is None or scale == before:
             return
         if scale < before:
-            self._skipped(residuals, discarded)
+            self.skipped_steps += 1
+            if self._transactional and not discarded:
+                residuals.discard_step()
+                self._discarded = False
         residuals.scale_residuals(scale / before)
 
     def discarded(self) -> None:
@@ -88,12 +90,6 @@ class LossScale:
         if self.scaler is not None:
             self._scale = state.get("loss_scale")
             self.skipped_steps = state.get("skipped_steps", 0)
-
-    def _skipped(self, residuals: Residuals, discarded: bool) -> None:
-        self.skipped_steps += 1
-        if self._transactional and not discarded:
-            residuals.discard_step()
-            self._discarded = False
 
 
 class _HostCopy:

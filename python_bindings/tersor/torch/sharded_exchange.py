@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +29,9 @@ from tersor.torch.parameters import Unsupported, is_supported, reason_of, report
 from tersor.torch.sharded_reducer import Kind, Reducers, ReplicaReducer, ShardedReducer
 from tersor.torch.sharding import ModuleLayout, ShardedParameter, follow_passes
 
+# PyTorch's own, by the name that this version has for it.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class Sender:
     """What the exchanges of all modules of a model share: reducers, and the pass under way."""
@@ -44,7 +46,7 @@ class Sender:
         self._channels: dict[dist.ProcessGroup, Transport] = {}
         self._late: list[Tensor] = []
         self._last: list[ShardedReducer] = []
-        self._error: Exception | None = None
+        self.error: Exception | None = None  #: what backward() will raise, as far as is known
         self._passes = Passes(self._end)
         self._follows = False
 
@@ -66,11 +68,6 @@ class Sender:
         """Makes the reducers that steps to come will need, as far as that can be told."""
         self.reducers.prepare()
         self.replicas.prepare()
-
-    @property
-    def error(self) -> Exception | None:
-        """What ``backward()`` will raise, as far as is known."""
-        return self._error
 
     def end_steps(self) -> None:
         """Waits for all that was sent, also where some of it fails; raises the first error then."""
@@ -106,7 +103,7 @@ class Sender:
             output.fill_(math.nan)
             if not self.begin():
                 raise
-            self._error = self._error or error
+            self.error = self.error or error
 
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass."""
@@ -146,8 +143,8 @@ class Sender:
         try:
             self.end_steps()
         except Exception as found:  # also what is not ours
-            self._error = self._error or found
-        error, self._error = self._error, None
+            self.error = self.error or found
+        error, self.error = self.error, None
         if error is not None:
             for output in late:
                 output.fill_(math.nan)
@@ -159,51 +156,55 @@ class Exchange:
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self._active = True
+        self.active = True
+        self._undo = contextlib.ExitStack()  # of what was put in PyTorch's places
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for what FSDP hands over or gets back."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def remove(self) -> None:
-        """From now on the calls are PyTorch's own."""
-        self._active = False
-
-    @property
-    def removed(self) -> bool:
-        return not self._active
+        """From now on all is PyTorch's own."""
+        self.active = False
+        self._undo.close()
 
     def _takes(self, values: Tensor) -> bool:
-        return self._active and is_supported(values)
+        return self.active and is_supported(values)
 
 
-class ModuleExchange(Exchange, ABC):
+class ModuleExchange(Exchange):
     """What the reduce-scatter and the all-reduce of one ``FSDPModule`` have in common."""
 
     def __init__(
-        self, name: str, layout: ModuleLayout, sender: Sender, reducers: Reducers[Any]
+        self,
+        name: str,
+        layout: ModuleLayout,
+        sender: Sender,
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
+        """``replicas``: who all-reduces; None: it is the reduce-scatter."""
         super().__init__(sender)
         self.name = name or "(root)"
         self.layout = layout
-        self._reducers = reducers
-        reducers.exchanges.append(self)
+        self._replicas = replicas
+        self._reducers: Reducers[Any] = sender.reducers if replicas is None else sender.replicas
+        self._reducers.exchanges.append(self)
 
     @property
-    @abstractmethod
     def group(self) -> dist.ProcessGroup:
         """Whose ranks exchange, as far as can be told before they do."""
+        return self._replicas or self.layout.scatter_group
 
     def expected_kind(self) -> Kind:
         """What FSDP will ask for, as far as can be told before it does."""
-        averages = self.layout.averages(replicas=isinstance(self, ReplicaExchange))
+        averages = self.layout.averages(replicas=self._replicas is not None)
         reduction: Reduction = "mean" if averages else "sum"
         return Kind(self.group, self.layout.device, self.layout.dtype, reduction)
 
     @property
     def is_expected(self) -> bool:
         """Whether it can be told what will be asked for."""
-        return self.layout.known and not self.removed
+        return self.layout.known and self.active
 
     def _exchange(self, rows: Tensor, output: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """Reduces ``rows`` (ranks, shards), of which this rank's go to ``output``."""
@@ -212,7 +213,8 @@ class ModuleExchange(Exchange, ABC):
         in_pass = sender.begin()
         reduction, factor = reduction_of(op)
         reducer, names = self._reducer(rows, Kind(group, rows.device, rows.dtype, reduction))
-        late = in_pass and factor == 1.0 and not rows.is_cuda and self._is_last
+        is_last = self._replicas is not None or self.layout.replicas is None
+        late = in_pass and factor == 1.0 and not rows.is_cuda and is_last
         late = late and self.layout.leaves_views(rows.dtype)  # before there is a gradient
         sent = reducer.send(names, rows, output)
         if late:
@@ -222,11 +224,6 @@ class ModuleExchange(Exchange, ABC):
             sender.end_steps()
         if factor != 1.0:
             output.mul_(factor)
-
-    @property
-    def _is_last(self) -> bool:
-        """Whether the result goes through no other exchange."""
-        return True
 
     def _reducer(self, rows: Tensor, kind: Kind) -> tuple[ShardedReducer, list[str]]:
         """What reduces them, and what they are called there."""
@@ -247,26 +244,17 @@ class GradientExchange(ModuleExchange):
     """The reduce-scatter of one ``FSDPModule``."""
 
     def __init__(self, name: str, layout: ModuleLayout, sender: Sender) -> None:
-        super().__init__(name, layout, sender, sender.reducers)
+        super().__init__(name, layout, sender)
         self.calls = 0
         self._reported = False
-        self._gathers_ahead = False
-        self._unfollow: Callable[[], None] | None = None
 
     def install(self, module: FSDPModule) -> None:
         """Takes the place of the module's reduce-scatter, and lets its weights come ahead."""
         module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
-        self._unfollow = self._sender.follow(module)
-        self._gathers_ahead = self.layout.gather_ahead(True)
-
-    def remove(self) -> None:
-        """From now on all is PyTorch's own."""
-        super().remove()
-        if self._gathers_ahead:
-            self.layout.gather_ahead(False)
-        unfollow, self._unfollow = self._unfollow, None
-        if unfollow is not None:
-            unfollow()
+        if (unfollow := self._sender.follow(module)) is not None:
+            self._undo.callback(unfollow)
+        if self.layout.gather_ahead(True):
+            self._undo.callback(self.layout.gather_ahead, False)
 
     def expected(self) -> list[tuple[ShardedParameter, _core.CodecChoice]]:
         """How each parameter will travel as f32. Raises InvalidArgument where no rule matches."""
@@ -274,11 +262,6 @@ class GradientExchange(ModuleExchange):
             (one, _core.choose_codec(self._sender.options, one.name, list(one.shape), "f32"))
             for one in self.layout.expected()
         ]
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """Among whose ranks parameters are sharded."""
-        return self.layout.scatter_group
 
     def __call__(
         self,
@@ -299,16 +282,12 @@ class GradientExchange(ModuleExchange):
                 self._exchange(input_tensor.view(group.size(), -1), output_tensor, group, op)
             else:
                 self._report_once(input_tensor)
-                plain_reduce_scatter(output_tensor, input_tensor, group, op)
+                _reduce_scatter(output_tensor, input_tensor, group=group, op=op)
 
     def _report_once(self, values: Tensor) -> None:
-        if self._active and not self._reported:
+        if self.active and not self._reported:
             self._reported = True
             report_unsupported({self.name: reason_of(values)}, self._sender.unsupported)
-
-    @property
-    def _is_last(self) -> bool:
-        return self.layout.replicas is None
 
 
 class ReplicaExchange(ModuleExchange):
@@ -318,21 +297,9 @@ class ReplicaExchange(ModuleExchange):
     """
 
     def __init__(self, gradients: GradientExchange, group: dist.ProcessGroup) -> None:
-        sender = gradients._sender
-        super().__init__(gradients.name, gradients.layout, sender, sender.replicas)
-        self._group = group
+        super().__init__(gradients.name, gradients.layout, gradients._sender, group)
         self.layout.replace_replicas(ReplicaGroup(self))
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """PyTorch's own, of the replicas."""
-        return self._group
-
-    def remove(self) -> None:
-        """From now on FSDP calls PyTorch's group again."""
-        if self._active:
-            self.layout.replace_replicas(self._group)
-        super().remove()
+        self._undo.callback(self.layout.replace_replicas, group)
 
     def __call__(self, shards: Tensor, op: Any) -> None:
         """Reduces this rank's shards in place, by ``op``.
@@ -364,16 +331,8 @@ class ReplicaGroup(dist.ProcessGroup):
 def reduction_of(op: Any) -> tuple[Reduction, float]:
     """How a reduction of PyTorch's is asked for, and the factor that the sum is multiplied by."""
     kind, factor = (op, None) if isinstance(op, dist.ReduceOp.RedOpType) else op.__getstate__()
-    if kind == dist.ReduceOp.AVG:
-        return "mean", 1.0
-    if kind == dist.ReduceOp.SUM:
-        return "sum", 1.0
+    if kind in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+        return "mean" if kind == dist.ReduceOp.AVG else "sum", 1.0
     if str(kind).endswith("PREMUL_SUM") and isinstance(factor, float):
         return "sum", factor
     raise InvalidArgument(f"gradients are summed or averaged, but FSDP asks for {kind}")
-
-
-def plain_reduce_scatter(output: Tensor, values: Tensor, group: dist.ProcessGroup, op: Any) -> None:
-    """PyTorch's own, by the name that this version has for it."""
-    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    call(output, values, group=group, op=op)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,8 +30,11 @@ from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import hosts_of
 from tersor.torch.parameters import literal_pattern
 from tersor.torch.residuals import Kept
-from tersor.torch.sharding import ModuleLayout, ShardedParameter
+from tersor.torch.sharding import ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
+
+if TYPE_CHECKING:
+    from tersor.torch.sharded_exchange import ModuleExchange
 
 
 @dataclass(frozen=True)
@@ -42,19 +45,6 @@ class Kind:
     device: torch.device
     dtype: torch.dtype
     reduction: Reduction
-
-
-class Reduced(Protocol):
-    """What one module's gradients go through, as far as reducers ask."""
-
-    layout: ModuleLayout
-
-    @property
-    def is_expected(self) -> bool:
-        """Whether it can be told what will be asked for."""
-
-    def expected_kind(self) -> Kind:
-        """What FSDP will ask for, as far as can be told before it does."""
 
 
 class ShardedReducer:
@@ -140,7 +130,11 @@ class ShardedReducer:
 
     def totals(self, *, residual_norm: bool) -> ParameterStatistics:
         """Of all of them together, in the steps that are complete."""
-        norm = math.hypot(*self.core.residual_norms()) if residual_norm else None
+        norm = None
+        if residual_norm:  # of those that did not move to another
+            names = [one.name for one in self.core.parameter_statistics()]
+            norms = zip(names, self.core.residual_norms(), strict=True)
+            norm = math.hypot(*(one for name, one in norms if name in self.parameters))
         return self._counted(self.core.statistics_so_far(), norm)
 
     def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
@@ -316,10 +310,10 @@ class Reducers(Generic[Made]):
 
     def __init__(self, options: ReducerOptions, make: type[Made]) -> None:
         """``make``: their class."""
-        self.exchanges: list[Reduced] = []
+        self.exchanges: list[ModuleExchange] = []
         self._options = options
         self._class = make
-        self._of: dict[Reduced, Made] = {}
+        self._of: dict[ModuleExchange, Made] = {}
         self._odd: dict[tuple[int, str, Kind], Made] = {}
 
     def all(self) -> list[Made]:
@@ -333,7 +327,7 @@ class Reducers(Generic[Made]):
             if exchange.is_expected and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchange)
 
-    def of(self, exchange: Reduced, kind: Kind) -> Made:
+    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
         """The one for all parameters of a module that want a gradient."""
         made = self._of.get(exchange)
         if made is None or made.kind != kind:
@@ -344,7 +338,7 @@ class Reducers(Generic[Made]):
 
     def odd(
         self,
-        exchange: Reduced,
+        exchange: ModuleExchange,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
@@ -363,10 +357,10 @@ class Reducers(Generic[Made]):
         self._of.clear()
         self._odd.clear()
 
-    def _alike(self, kind: Kind, certain: Reduced) -> list[Reduced]:
+    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
         """Those of which this is asked, or expected; no others that are in a step."""
 
-        def is_alike(one: Reduced) -> bool:
+        def is_alike(one: ModuleExchange) -> bool:
             made = self._of.get(one)
             if made is None:
                 return one.is_expected and one.expected_kind() == kind
@@ -374,7 +368,7 @@ class Reducers(Generic[Made]):
 
         return [one for one in self.exchanges if one is certain or is_alike(one)]
 
-    def _make(self, kind: Kind, certain: Reduced) -> Made:
+    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
         alike = self._alike(kind, certain)
         before = {self._of[one]: None for one in alike if one in self._of}
         kept = {name for old in before for name in old.parameters}  # frozen ones, too

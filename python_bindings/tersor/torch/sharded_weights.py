@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from tersor.collectives import Algorithm, CollectiveOptions
 from tersor.torch.group import hosts_of
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, Sender
 from tersor.torch.sharding import ShardedParameter
+
+# PyTorch's own, by the name that this version has for it.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class WeightExchange(Exchange):
         self._gradients = gradients
         self._plans: dict[tuple[torch.dtype, int], list[Message]] = {}
         self._workspaces: dict[tuple[object, ...], Workspace] = {}
+        self._undo.callback(self._workspaces.clear)
         rules = fill(_core.ReducerOptions(), {"rules": [("*", codec)]})
         if codec == "auto" or _core.choose_codec(rules, "weights", [1], "f32").feedback:
             raise InvalidArgument(f"weights={codec!r}: name a codec without feedback, such as int8")
@@ -71,15 +75,13 @@ class WeightExchange(Exchange):
     ) -> dist.Work | None:
         """Every rank's ``input_tensor``, which may lie in ``output_tensor``, decoded alike."""
         if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
-            return plain_all_gather(output_tensor, input_tensor, group, async_op)
+            work: dist.Work | None = _all_gather(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+            return work
         with self._sender.guard(output_tensor, group):
             self._gather(output_tensor.view(group.size(), -1), input_tensor, group)
         return None
-
-    def remove(self) -> None:
-        """From now on the calls are PyTorch's own; nothing is kept for them."""
-        super().remove()
-        self._workspaces.clear()
 
     def _gather(self, rows: Tensor, values: Tensor, group: dist.ProcessGroup) -> None:
         for message in self._messages(values):
@@ -136,20 +138,9 @@ def plan_messages(
         columns = slice(start, start + one.shard_count)
         start = columns.stop
         choice = _core.choose_codec(options, one.name, list(one.shape), dtype)
-        message = Message(one.name, choice.codec, [columns])
-        if not choice.by_value:
-            alone.append(message)
-        elif choice.codec in shared:
-            shared[choice.codec].columns.append(columns)
+        if choice.by_value:
+            message = shared.setdefault(choice.codec, Message(one.name, choice.codec, []))
         else:
-            shared[choice.codec] = message
-    return alone + list(shared.values())
-
-
-def plain_all_gather(
-    output: Tensor, shard: Tensor, group: dist.ProcessGroup, async_op: bool
-) -> dist.Work | None:
-    """PyTorch's own, by the name that this version has for it."""
-    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work: dist.Work | None = call(output, shard, group=group, async_op=async_op)
-    return work
+            alone.append(message := Message(one.name, choice.codec, []))
+        message.columns.append(columns)
+    return [*alone, *shared.values()]

@@ -14,6 +14,7 @@ are ranks, each padded with zeros to the length of the first.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -49,9 +50,23 @@ class ModuleLayout:
 
     def __init__(self, module: FSDPModule, names: dict[int, str]) -> None:
         """``names``: of the model's parameters, by ``id``, while they are sharded."""
-        self._group = _only_group(module)
-        entries = () if self._group is None else self._group.fsdp_params
-        self._names = {id(entry): names[id(entry.sharded_param)] for entry in entries}
+        groups = _groups(module)
+        self._find = weakref.ref(groups[0]) if len(groups) == 1 else lambda: None
+        self._names = {id(one): names[id(one.sharded_param)] for one in self._entries}
+
+    @property
+    def _group(self) -> Any:
+        """FSDP's, whose life is that of the model: whoever keeps this does not keep the model."""
+        return self._find()
+
+    @property
+    def _entries(self) -> Sequence[Any]:
+        found: Sequence[Any] = getattr(self._group, "fsdp_params", ())
+        return found
+
+    @property
+    def _mesh(self) -> Any:
+        return getattr(self._group, "mesh_info", None)
 
     @property
     def known(self) -> bool:
@@ -61,24 +76,20 @@ class ModuleLayout:
     @property
     def mesh_ranks(self) -> frozenset[int]:
         """Those of the mesh that the module was given."""
-        return (
-            frozenset()
-            if self._group is None
-            else frozenset(self._group.mesh_info.mesh.mesh.flatten().tolist())
-        )
+        mesh = self._mesh
+        return frozenset(mesh.mesh.mesh.flatten().tolist() if mesh else ())
 
     @property
     def ranks(self) -> int:
         """Among how many a parameter is sharded."""
-        return 1 if self._group is None else int(self._group.mesh_info.shard_mesh_size)
+        return int(getattr(self._mesh, "shard_mesh_size", 1))
 
     @property
     def scatter_group(self) -> dist.ProcessGroup:
         """Among whose ranks parameters are sharded: that which gradients go through, which may be
         another than weights do from 2.15 on."""
-        shards = self._group.mesh_info.shard_process_group  # type: ignore[union-attr]
-        found: dist.ProcessGroup = getattr(self._group, "_reduce_scatter_process_group", shards)
-        return found
+        shards: dist.ProcessGroup = self._mesh.shard_process_group
+        return getattr(self._group, "_reduce_scatter_process_group", shards)
 
     def averages(self, *, replicas: bool) -> bool:
         """Whether FSDP will ask for means, of shards or of ``replicas``; else it asks for sums."""
@@ -94,26 +105,24 @@ class ModuleLayout:
     @property
     def dtype(self) -> torch.dtype:
         """In which gradients will be reduced, as far as can be told before the first step."""
-        if self._group is None or not self._group.fsdp_params:
+        if not (entries := self._entries):
             return torch.float32
-        first = self._group.fsdp_params[0]
-        policy = getattr(first, "mp_policy", None)
+        policy = getattr(entries[0], "mp_policy", None)
         asked = policy and (policy.reduce_dtype or policy.param_dtype)
-        found: torch.dtype = asked or first.sharded_param.dtype
+        found: torch.dtype = asked or entries[0].sharded_param.dtype
         return found
 
     @property
     def replicas(self) -> dist.ProcessGroup | None:
         """Among whose ranks shards are all-reduced, where there are replicas."""
-        info = None if self._group is None else self._group.mesh_info
-        return getattr(info, "replicate_process_group", None)
+        return getattr(self._mesh, "replicate_process_group", None)
 
     def replace_replicas(self, group: dist.ProcessGroup) -> None:
         """Lets FSDP all-reduce by this group, of the same ranks."""
         # Other modules may have the same object, and it stands for other ways to gather weights.
-        info = copy.copy(self._group.mesh_info)  # type: ignore[union-attr]
-        info.replicate_process_group = group
-        self._group.mesh_info = info  # type: ignore[union-attr]
+        if self._group is not None:
+            self._group.mesh_info = info = copy.copy(self._mesh)
+            info.replicate_process_group = group
 
     def gather_ahead(self, wanted: bool) -> bool:
         """Lets the module's all-gather of weights travel while the backward pass computes, or not.
@@ -124,7 +133,7 @@ class ModuleLayout:
         """
         if self.device.type != "cpu" or getattr(self._group, "unshard_async_op", wanted) == wanted:
             return False
-        self._group.unshard_async_op = wanted  # type: ignore[union-attr]
+        self._group.unshard_async_op = wanted
         return True
 
     def leaves_views(self, dtype: torch.dtype) -> bool:
@@ -135,16 +144,15 @@ class ModuleLayout:
         group = self._group
         if group is None or dtype not in (torch.float32, torch.bfloat16):  # f16 is divided after
             return False
-        changed = group._all_reduce_hook is not None or getattr(
-            group, "force_sum_reduction_for_comms", False
-        )
-        trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
-        return not changed and all(_takes_view(one, dtype) for one in trained)
+        if group._all_reduce_hook or getattr(group, "force_sum_reduction_for_comms", False):
+            return False
+        trained = (one for one in self._entries if one.sharded_param.requires_grad)
+        return all(_takes_view(one, dtype) for one in trained)
 
     @property
     def device(self) -> torch.device:
         """Where gradients lie."""
-        return torch.device("cpu") if self._group is None else self._group.device
+        return getattr(self._group, "device", torch.device("cpu"))
 
     def parameters(self, shard_count: int) -> list[ShardedParameter] | None:
         """Those of a message of which each rank keeps ``shard_count`` values.
@@ -152,23 +160,31 @@ class ModuleLayout:
         FSDP leaves out parameters that want no gradient, and those that had none in this step. The
         first are known; None where the message has other parameters than all that want a gradient.
         """
-        entries = self.expected()
-        whole = self.known and sum(entry.shard_count for entry in entries) == shard_count
-        return entries if whole else None
+        return self._if_whole(self.expected(), shard_count)
 
     def gathered(self, shard_count: int) -> list[ShardedParameter] | None:
         """Those of an all-gather of ``shard_count`` values of each rank; None: other values."""
-        entries = [] if self._group is None else list(map(self._describe, self._group.fsdp_params))
-        whole = self.known and sum(entry.shard_count for entry in entries) == shard_count
-        return entries if whole else None
+        return self._if_whole(list(map(self._describe, self._entries)), shard_count)
+
+    def _if_whole(
+        self, found: list[ShardedParameter], shard_count: int
+    ) -> list[ShardedParameter] | None:
+        whole = self.known and sum(one.shard_count for one in found) == shard_count
+        return found if whole else None
 
     def expected(self, also: Collection[str] = ()) -> list[ShardedParameter]:
         """Those of a message in which all have gradients that want one; and ``also`` these."""
         return [
             self._describe(one)
-            for one in (() if self._group is None else _in_order(self._group))
+            for one in self._in_order()
             if one.sharded_param.requires_grad or self._names[id(one)] in also
         ]
+
+    def _in_order(self) -> list[Any]:
+        """The entries. From 2.15 on they are sorted by dtype at the first step."""
+        entries = self._entries
+        order = getattr(self._group, "_reduce_scatter_param_indices", None)
+        return [entries[index] for index in order or range(len(entries))]
 
     def _describe(self, entry: Any) -> ShardedParameter:
         return ShardedParameter(
@@ -182,7 +198,7 @@ class ModuleLayout:
 def exchanges_of(module: FSDPModule, collective: Collective) -> list[Any]:
     """What does the module's collective now; empty where PyTorch does not show it."""
     attribute = f"_{collective.replace('-', '_')}_comm"
-    found = [getattr(group, attribute, None) for group in _groups(module) or []]
+    found = [getattr(group, attribute, None) for group in _groups(module)]
     return [one for one in found if one is not None]
 
 
@@ -204,7 +220,8 @@ def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[],
             began()
 
     setattr(state, name, registered)
-    return lambda: delattr(state, name)
+    kept = weakref.ref(state)
+    return lambda: None if (alive := kept()) is None else delattr(alive, name)
 
 
 def is_pytorchs(exchange: object) -> bool:
@@ -212,19 +229,16 @@ def is_pytorchs(exchange: object) -> bool:
     return type(exchange).__module__.startswith("torch.")
 
 
-def _groups(module: FSDPModule) -> list[Any] | None:
-    """FSDP's own groups of parameters; None where PyTorch keeps them elsewhere."""
+def _groups(module: FSDPModule) -> list[Any]:
+    """FSDP's own groups of parameters; none where PyTorch keeps them elsewhere."""
     state = module._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    if hasattr(state, "_fsdp_param_group"):
-        return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-    return None
+    only = getattr(state, "_fsdp_param_group", None)
+    return list(getattr(state, "_fsdp_param_groups", [] if only is None else [only]))
 
 
 def refuse_meshes(name: str, module: FSDPModule) -> None:
     """Raises InvalidArgument for a module whose gradients no reduce-scatter of one mesh takes."""
-    groups = _groups(module) or []
+    groups = _groups(module)
     backend = (
         'or take the back end, which encodes without feedback: init_process_group("tersor"), '
         "PyTorch 2.15 or newer"
@@ -241,17 +255,6 @@ def refuse_meshes(name: str, module: FSDPModule) -> None:
             "DistributedDataParallel; or fully_shard on a mesh of (ranks, 1), of names "
             f'("replicate", "shard"), which replicates, too; {backend}'
         )
-
-
-def _only_group(module: FSDPModule) -> Any | None:
-    groups = _groups(module)
-    return groups[0] if groups is not None and len(groups) == 1 else None
-
-
-def _in_order(group: Any) -> Sequence[Any]:
-    """The entries. From 2.15 on they are sorted by dtype at the first step."""
-    order = getattr(group, "_reduce_scatter_param_indices", None) or range(len(group.fsdp_params))
-    return [group.fsdp_params[index] for index in order]
 
 
 def _takes_view(entry: Any, dtype: torch.dtype) -> bool:

@@ -8,7 +8,7 @@ ranks sends 2 (n - 1) / n of it, a reduce-scatter (n - 1) / n.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
 from tersor import _core, _text
@@ -16,6 +16,8 @@ from tersor._options import described
 
 if TYPE_CHECKING:
     from typing_extensions import Required
+
+    from tersor.torch.reporting import Reporting
 
 
 SEVERAL = "several codecs"
@@ -29,43 +31,26 @@ class ParameterStatistics(TypedDict, total=False):
 
     name: Required[str]
     codec: Required[str]
-    reason: Required[str]
-    """Why this codec."""
+    reason: Required[str]  #: why this codec
     algorithm: str
     steps: Required[int]
-    gradient_bytes: Required[float]
-    """Of the gradients themselves."""
-    uncompressed_bytes: Required[float]
-    """What would have been sent without a codec."""
+    gradient_bytes: Required[float]  #: of the gradients themselves
+    uncompressed_bytes: Required[float]  #: what would have been sent without a codec
+    #: of a parameter its payloads with their headers, of all whatever the transport sent
     sent_bytes: Required[float]
-    """Of a parameter: its payloads with their headers. Of all: whatever the transport sent."""
     encode_seconds: Required[float]
     decode_seconds: Required[float]
+    #: while something was on its way; shared out among parameters by bytes
     wire_seconds: Required[float]
-    """While something was on its way; shared out among parameters by bytes."""
-    hidden_seconds: float
-    """Of these, while the trainer computed."""
-    exposed_seconds: float
-    """While the trainer waited."""
+    hidden_seconds: float  #: of these, while the trainer computed
+    exposed_seconds: float  #: while the trainer waited
+    #: |gradient - decoded| / |gradient| of the last step; None: not measured
     relative_error: float | None
-    """|gradient - decoded| / |gradient| of the last step; None: not measured."""
+    #: Euclidean; of what error feedback keeps for later, where it was asked for
     residual_norm: float
-    """Euclidean; of what error feedback keeps for later, where it was asked for."""
     steps_discarded: int
-    codec_changes: int
-    """Times that ``"auto"`` went another way; of all together only."""
-    overflows: float
-    """Values that were finite and left the range of the wire's type."""
-
-
-class Counting(Protocol):
-    """What counts what it sends: every handle."""
-
-    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        """Of each parameter."""
-
-    def scalars(self, *, residual_norm: bool = False) -> dict[str, float]:
-        """Of all together, a step."""
+    codec_changes: int  #: times that ``"auto"`` went another way; of all together only
+    overflows: float  #: values that were finite and left the range of the wire's type
 
 
 class Writer(Protocol):
@@ -77,9 +62,8 @@ class Writer(Protocol):
 
 _BYTES = ("gradient_bytes", "uncompressed_bytes", "sent_bytes")
 _SECONDS = ("encode_seconds", "wire_seconds", "decode_seconds", "hidden_seconds", "exposed_seconds")
-_SUMS = (*_BYTES, *_SECONDS, "overflows", "codec_changes")
 _KNOWN_OF_ALL = ("relative_error", "residual_norm", "overflows", "codec_changes", "steps_discarded")
-_NOT_ALWAYS_KNOWN = ("hidden_seconds", "exposed_seconds", "overflows", "codec_changes")
+_LOGGED_OF_EACH = ("sent_bytes", "ratio", "residual_norm", "relative_error")
 
 
 def of_parameter(
@@ -103,27 +87,23 @@ def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
     What no entry knows is not there. A step that was discarded was one of all of them.
     """
     entries: list[Any] = list(parameters)
-
-    def known(field: str) -> list[Any]:
-        return [one[field] for one in entries if field in one]
-
-    codecs = set(known("codec"))
-    added: Any = {
-        "name": "",
-        "codec": codecs.pop() if len(codecs) == 1 else SEVERAL,
-        "reason": "",
-        "steps": max(known("steps"), default=0),
-    }
-    for field in _SUMS:
-        if known(field) or field not in _NOT_ALWAYS_KNOWN:
-            added[field] = sum(known(field))
-    if norms := known("residual_norm"):
-        added["residual_norm"] = math.hypot(*norms)
-    if discarded := known("steps_discarded"):
-        added["steps_discarded"] = max(discarded)
-    if errors := known("relative_error"):
-        added["relative_error"] = max(filter(None, errors), default=None)
+    codecs = {one["codec"] for one in entries}
+    added: Any = {"name": "", "codec": codecs.pop() if len(codecs) == 1 else SEVERAL, "reason": ""}
+    for field, add in _ADDED.items():
+        known = [one[field] for one in entries if field in one]
+        if known or field in _ALWAYS_KNOWN:
+            added[field] = add(known)
     return cast(ParameterStatistics, added)
+
+
+_ALWAYS_KNOWN = ("steps", *_BYTES, *_SECONDS[:3])
+_ADDED: dict[str, Callable[[list[Any]], Any]] = {
+    "steps": lambda steps: max(steps, default=0),
+    **dict.fromkeys((*_BYTES, *_SECONDS, "overflows", "codec_changes"), sum),
+    "residual_norm": lambda norms: math.hypot(*norms),
+    "steps_discarded": max,
+    "relative_error": lambda errors: max(filter(None, errors), default=None),
+}
 
 
 def ratio(one: ParameterStatistics) -> float:
@@ -172,7 +152,7 @@ def _cells(one: ParameterStatistics) -> list[str]:
 
 
 def log_statistics(
-    writer: Writer, handle: Counting, step: int, *, residual_norms: bool = False
+    writer: Writer, handle: Reporting, step: int, *, residual_norms: bool = False
 ) -> None:
     """Writes what ``handle`` counted to TensorBoard: its ``scalars()``, and of each parameter.
 
@@ -186,16 +166,7 @@ def log_statistics(
     for name, value in handle.scalars(residual_norm=residual_norms).items():
         writer.add_scalar(name, value, step)
     for one in handle.statistics(residual_norms=residual_norms):
-        _log_parameter(writer, one, step)
-
-
-def _log_parameter(writer: Writer, one: ParameterStatistics, step: int) -> None:
-    values = {
-        "sent_bytes": per_step(one, "sent_bytes"),
-        "ratio": ratio(one) if one["sent_bytes"] else None,
-        "residual_norm": one.get("residual_norm"),
-        "relative_error": one.get("relative_error"),
-    }
-    for name, value in values.items():
-        if value is not None:
-            writer.add_scalar(f"tersor parameters/{one['name']}/{name}", value, step)
+        told = scalars(one, 0)
+        for field in _LOGGED_OF_EACH:
+            if (found := told.get(f"tersor/{field}")) is not None:
+                writer.add_scalar(f"tersor parameters/{one['name']}/{field}", found, step)

@@ -98,19 +98,13 @@ def place() -> tuple[int, int]:
 
 
 def _make_group() -> None:
-    """The process group of all ranks that a launcher started, else of this process alone.
-
-    ``MASTER_ADDR`` and ``MASTER_PORT`` say where rank 0 waits for the others; srun says it in its
-    own words. Raises InvalidArgument where they are missing, or no number is one; TransportError
-    where ranks do not come.
-    """
+    """Of all ranks that a launcher started, else of this process alone."""
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
     launcher, (rank, ranks, _) = _told_place()
     if ranks == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-        return
+        return dist.init_process_group(backend, store=store, rank=0, world_size=1)
     where = _meeting_point(launcher, ranks)
     try:
         dist.init_process_group(backend, rank=rank, world_size=ranks)
