@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,15 @@ def test_mistakes_are_named_before_training(rank: int, count: int) -> None:
     fsdp.compress(model)
     with pytest.raises(tersor.InvalidArgument, match="remove"):
         fsdp.compress(model)
+
+
+@ranks.on(1)
+def test_a_handle_whose_model_is_gone_says_so(rank: int, count: int) -> None:
+    handle = fsdp.compress(sharded_model(count), codec="int4+ef")
+    gc.collect()
+    with pytest.raises(tersor.InvalidArgument, match="the model that was compressed is gone"):
+        handle.state_dict()
+    handle.remove()
 
 
 class Foreign:
@@ -93,7 +103,8 @@ def test_ranks_with_different_codecs_all_raise_and_go_on() -> None:
 
 def fails_alone(rank: int, count: int, weights: bool) -> str:
     """The last rank raises before it sends anything: the others must not wait for it."""
-    gradients = fsdp.compress(sharded_model(count), codec="int8")._gradients[0]
+    kept_model = sharded_model(count)
+    gradients = fsdp.compress(kept_model, codec="int8")._gradients[0]
     failing = rank == count - 1
     long, short, world = (
         torch.ones(150 if failing and weights else 200),

@@ -69,7 +69,8 @@ def test_an_exact_state_goes_on_bit_for_bit(rank: int, count: int) -> None:
     assert torch.equal(weights(first), weights(second))
     kept = handle.feedback["0.weight"]
     assert len(kept.residual) == kept.longest == 2 * kept.parameter.shard_count
-    other = fsdp.compress(sharded_model(count), **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
+    other_model = sharded_model(count)
+    other = fsdp.compress(other_model, **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
     with pytest.raises(tersor.InvalidArgument, match="grouped by host in another way"):
         other.load_state_dict(handle.state_dict())
 
@@ -84,7 +85,8 @@ def saves(rank: int, count: int) -> dict[str, Any]:
 def owes(rank: int, count: int, state: dict[str, Any], hosts: list[int]) -> dict[str, Any]:
     """What the residuals add to the mean."""
     way = {"algorithm": "hierarchical" if len(set(hosts)) < count else "auto", "hosts": hosts}
-    handle = fsdp.compress(sharded_model(count), **{**BY_HOSTS, **way})
+    kept_model = sharded_model(count)
+    handle = fsdp.compress(kept_model, **{**BY_HOSTS, **way})
     handle.load_state_dict(state)
     totals = handle.state_dict("portable")["residuals"]
     return {name: total / count for name, total in totals.items()}

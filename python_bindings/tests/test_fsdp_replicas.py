@@ -270,8 +270,10 @@ def test_an_exact_state_goes_on_bit_for_bit(
 
 @ranks.on(4)
 def test_an_exact_state_of_another_mesh_is_refused(rank: int, count: int) -> None:
-    handle = fsdp.compress(replicated(count), **FEEDBACK)
-    whole = fsdp.compress(sharded_model(count), **FEEDBACK)
+    kept_model = replicated(count)
+    handle = fsdp.compress(kept_model, **FEEDBACK)
+    whole_model = sharded_model(count)
+    whole = fsdp.compress(whole_model, **FEEDBACK)
     with pytest.raises(tersor.InvalidArgument, match=r"only this model keeps .* \(replicas"):
         handle.load_state_dict(whole.state_dict())
     with pytest.warns(UserWarning, match="those of 4 parameters start at zero"):

@@ -46,7 +46,8 @@ def test_a_schedule_without_residuals_goes_on_where_it_was(rank: int, count: int
     model = sharded_model(count)
     handle = fsdp.compress(model, **options)
     train(model, rank, range(3))
-    resumed = fsdp.compress(copy_of(model, count), **options)
+    resumed_model = copy_of(model, count)
+    resumed = fsdp.compress(resumed_model, **options)
     resumed.load_state_dict(handle.state_dict())
     assert resumed.state_dict()["step"] == 3
 
@@ -84,7 +85,8 @@ def saves_portably(rank: int, count: int, folder: str) -> None:
 
 def loads_portably(rank: int, count: int, folder: str) -> dict[str, torch.Tensor]:
     """What the residuals add to the mean, which does not depend on the number of ranks."""
-    handle = fsdp.compress(sharded_model(count), **FEEDBACK)
+    kept_model = sharded_model(count)
+    handle = fsdp.compress(kept_model, **FEEDBACK)
     load_checkpoint(handle, folder)
     state = handle.state_dict("portable")
     return {name: total / count for name, total in state["residuals"].items()}
@@ -103,12 +105,14 @@ def test_a_portable_state_adds_the_same_to_the_mean_of_any_ranks(tmp_path: pathl
 
 
 def saves_for_others(rank: int, count: int, folder: str) -> None:
-    handle = fsdp.compress(sharded_model(count), **FEEDBACK)
+    kept_model = sharded_model(count)
+    handle = fsdp.compress(kept_model, **FEEDBACK)
     dcp.save({"tersor": handle.state_dict()}, checkpoint_id=folder)
 
 
 def refuses_others(rank: int, count: int, folder: str) -> None:
-    handle = fsdp.compress(sharded_model(count), **FEEDBACK)
+    kept_model = sharded_model(count)
+    handle = fsdp.compress(kept_model, **FEEDBACK)
     with pytest.raises(tersor.InvalidArgument, match="exact state of 2 ranks, these are 3"):
         load_checkpoint(handle, folder)
     state = handle.state_dict()

@@ -98,7 +98,8 @@ def test_weights_are_rounded_with_other_noise_in_each_step(rank: int, count: int
 
 @ranks.on(2)
 def test_gathers_of_bytes_pass_through(rank: int, count: int) -> None:
-    gradients = fsdp.compress(sharded_model(count))._gradients[0]
+    kept_model = sharded_model(count)
+    gradients = fsdp.compress(kept_model)._gradients[0]
     gather = sharded_weights.WeightExchange("int8", gradients._sender, gradients)
     output = torch.zeros(5 * count, dtype=torch.uint8)
     own = output[5 * rank : 5 * rank + 5]  # as FSDP does: the input lies in the output

@@ -204,7 +204,7 @@ class ModuleExchange(Exchange):
     @property
     def is_expected(self) -> bool:
         """Whether it can be told what will be asked for."""
-        return self.layout.known and self.active
+        return self.active and self.layout.known
 
     def _exchange(self, rows: Tensor, output: Tensor, group: dist.ProcessGroup, op: Any) -> None:
         """Reduces ``rows`` (ranks, shards), of which this rank's go to ``output``."""

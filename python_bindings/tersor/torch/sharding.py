@@ -51,13 +51,13 @@ class ModuleLayout:
     def __init__(self, module: FSDPModule, names: dict[int, str]) -> None:
         """``names``: of the model's parameters, by ``id``, while they are sharded."""
         groups = _groups(module)
-        self._find = weakref.ref(groups[0]) if len(groups) == 1 else lambda: None
+        self._find = weakref.ref(groups[0]) if len(groups) == 1 else None
         self._names = {id(one): names[id(one.sharded_param)] for one in self._entries}
 
     @property
     def _group(self) -> Any:
         """FSDP's, whose life is that of the model: whoever keeps this does not keep the model."""
-        return self._find()
+        return self._find and self._find()
 
     @property
     def _entries(self) -> Sequence[Any]:
@@ -70,8 +70,10 @@ class ModuleLayout:
 
     @property
     def known(self) -> bool:
-        """Whether PyTorch shows the borders at all."""
-        return self._group is not None
+        """Whether PyTorch shows the borders at all. Raises InvalidArgument without the model."""
+        if self._find is not None and self._group is None:
+            raise InvalidArgument("the model that was compressed is gone: keep it with its handle")
+        return self._find is not None
 
     @property
     def mesh_ranks(self) -> frozenset[int]:
@@ -232,8 +234,10 @@ def is_pytorchs(exchange: object) -> bool:
 def _groups(module: FSDPModule) -> list[Any]:
     """FSDP's own groups of parameters; none where PyTorch keeps them elsewhere."""
     state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
     only = getattr(state, "_fsdp_param_group", None)
-    return list(getattr(state, "_fsdp_param_groups", [] if only is None else [only]))
+    return [] if only is None else [only]
 
 
 def refuse_meshes(name: str, module: FSDPModule) -> None:
