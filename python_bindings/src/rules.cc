@@ -1,6 +1,7 @@
 // The reducer's rules, for those who choose a codec without a reducer: reduce-scatters of FSDP.
 #include "comm/reducer/rules.h"
 
+#include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 
