@@ -138,6 +138,7 @@ LEARNS: dict[str, list[str]] = {
     "FSDP2": ["int8", "int4+ef", "topk:density=0.05+ef"],
     "DistributedOptimizer": ["bf16", "int8", "topk:density=0.05+ef", "auto"],
     "CompressedAdamW": ["hadamard:bits=1+ef", "topk:density=0.02+ef"],
+    "CompressedMuon": ["hadamard:bits=1+ef", "topk:density=0.02+ef"],
     "DiLoCo": ["none", "int8", "int4+ef"],
 }
 

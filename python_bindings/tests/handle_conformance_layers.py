@@ -59,7 +59,9 @@ def test_a_layer_that_is_unfrozen_is_exchanged(rank: int, count: int, name: str)
     assert equal_on_ranks(training.weights())
 
 
-@pytest.mark.parametrize("name", ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"])
+@pytest.mark.parametrize(
+    "name", ["DistributedOptimizer", "CompressedAdamW", "CompressedMuon", "DiLoCo"]
+)
 @ranks.on(2)
 def test_a_layer_may_be_unfrozen_on_one_rank_before_the_others(
     rank: int, count: int, name: str
@@ -141,7 +143,12 @@ def test_a_gradient_that_is_thrown_away_leaves_no_trace(
 
 @pytest.mark.parametrize(
     ("name", "wrapped"),
-    [("DistributedOptimizer", False), ("DistributedOptimizer", True), ("CompressedAdamW", False)],
+    [
+        ("DistributedOptimizer", False),
+        ("DistributedOptimizer", True),
+        ("CompressedAdamW", False),
+        ("CompressedMuon", False),
+    ],
 )
 @ranks.on(2)
 def test_parameters_of_a_group_that_is_added_are_exchanged(
@@ -162,7 +169,7 @@ def test_parameters_of_a_group_that_is_added_are_exchanged(
     assert [one["name"] for one in training.handle.statistics()][-2:] == ["weight", "bias"]
 
 
-ACROSS_HOSTS = ["DistributedOptimizer", "CompressedAdamW", "DiLoCo"]
+ACROSS_HOSTS = ["DistributedOptimizer", "CompressedAdamW", "CompressedMuon", "DiLoCo"]
 
 
 def of_two_hosts(rank: int, count: int) -> list[dict[str, torch.Tensor]]:
@@ -232,6 +239,7 @@ def test_parameters_that_no_codec_takes_are_refused_before_anything_is_touched(
     for make in (
         lambda: tersor.torch.DiLoCo(model),
         lambda: tersor.torch.CompressedAdamW(model.named_parameters()),
+        lambda: tersor.torch.CompressedMuon(model.named_parameters()),
     ):
         with pytest.raises(tersor.InvalidArgument, match=r"second \(float64\)"):
             make()

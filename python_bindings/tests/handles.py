@@ -1,4 +1,4 @@
-"""The five handles over PyTorch, each as a training of one small model, for handle_conformance.py.
+"""The six handles over PyTorch, each as a training of one small model, for handle_conformance.py.
 
 A training has a model of two layers, on each rank other data, and an optimizer that moves what has
 no gradient no more: it has momentum and decay.
@@ -218,6 +218,15 @@ class Compressed(Training):
         return found
 
 
+class Muon(Compressed):
+    """Of which the first weight is the hidden matrix, as the test's rules are for it."""
+
+    def wrap(self, options: dict[str, Any]) -> None:
+        self.optimizer = self.handle = tersor.torch.CompressedMuon(
+            self.layers.named_parameters(), lr=0.02, **{"hidden": "^0", **options}
+        )
+
+
 class Local(Training):
     """DiLoCo, which exchanges after each step here."""
 
@@ -250,6 +259,7 @@ HANDLES: dict[str, type[Training]] = {
     "FSDP2": Fsdp,
     "DistributedOptimizer": Distributed,
     "CompressedAdamW": Compressed,
+    "CompressedMuon": Muon,
     "DiLoCo": Local,
 }
 

@@ -201,6 +201,11 @@ def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
         "adamw=50:int8+ef",
         "diloco=20:int4+ef",
         "diloco=20,rate=1,momentum=.5,residual=0.95:blocktopk:density=0.03+ef",
+        "diloco=20,muon=0.9:int4+ef",
+        "muon",
+        "muon,momentum=0.9",
+        "muon:hadamard:bits=1+ef",
+        "muon=50,momentum=.8:hadamard:bits=1+ef",
     ],
 )
 def test_hooks_that_there_are(name: str) -> None:
@@ -222,6 +227,9 @@ def test_hooks_that_there_are(name: str) -> None:
         "diloco=20",
         "diloco=20,speed=1:int8+ef",
         "diloco=20,rate=:int8+ef",
+        "muon:",
+        "muon=50",
+        "muon,momentum=:int8+ef",
     ],
 )
 def test_hooks_that_there_are_not(name: str) -> None:
@@ -229,7 +237,9 @@ def test_hooks_that_there_are_not(name: str) -> None:
         hooks.check(name)
 
 
-@pytest.mark.parametrize("name", ["adamw:int8+ef", "diloco=2:int8+ef"])
+@pytest.mark.parametrize(
+    "name", ["adamw:int8+ef", "diloco=2:int8+ef", "muon", "muon,momentum=.9:int8+ef"]
+)
 def test_an_optimizer_has_no_backward_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backward", "--hooks", name]) == 2
     assert "of train only" in capsys.readouterr().err

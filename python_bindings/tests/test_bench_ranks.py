@@ -62,6 +62,7 @@ def text(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.long
 def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "tersor:none", "torch:powersgd", "int8", "adamw=3:hadamard:bits=1+ef"]
+    names += ["muon", "muon=3,momentum=0.9:hadamard:bits=1+ef", "diloco=4,muon=0.9:int8"]
     names += ["diloco=4,rate=1,momentum=0,residual=0.95:int4+ef"]
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 2, "--steps", 12, "--batch", 2, "--json", path]
@@ -80,6 +81,8 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
     assert 3 < sent["none"] / sent["int8"] < 4
     assert sent["torch:powersgd"] < sent["int8"]
     assert sent["adamw=3:hadamard:bits=1+ef"] < sent["int8"] / 4
+    assert sent["muon=3,momentum=0.9:hadamard:bits=1+ef"] == sent["adamw=3:hadamard:bits=1+ef"]
+    assert sent["muon"] == sent["none"]
     assert 1.7 < sent["int8"] / (4 * sent[names[-1]]) < 2
     assert len(load_for_report(path)) == 2 * len(names)
 

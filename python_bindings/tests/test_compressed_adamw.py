@@ -1,4 +1,7 @@
-"""CompressedAdamW over gloo processes: its arithmetic, and what trainers do around it."""
+"""CompressedAdamW over gloo processes: its arithmetic, and what trainers do around it.
+
+What holds for CompressedMuon and CompressedSGD too is asked of all.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,14 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks
-from tersor.torch import CompressedAdamW
+from tersor.torch import CompressedAdamW, CompressedMuon, CompressedSGD
 
 FEW_BITS = ["hadamard:bits=1+ef", "topk:density=0.02+ef"]
 EXACT = [("0.weight", "none+ef"), ("*", "none")]  # nothing is lost
+
+
+Kind = type[CompressedAdamW] | type[CompressedMuon] | type[CompressedSGD]
+every_kind = pytest.mark.parametrize("kind", [CompressedAdamW, CompressedMuon, CompressedSGD])
 
 
 def make_model() -> torch.nn.Sequential:
@@ -33,11 +40,19 @@ def loss_of(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
     return mse_loss(model(inputs), torch.sin(inputs[:, :3] * 2))
 
 
-def wrap(model: torch.nn.Module, codec: str = FEW_BITS[0], **options: Any) -> CompressedAdamW:
-    return CompressedAdamW(model.named_parameters(), lr=0.01, codec=codec, **options)
+def wrap(
+    model: torch.nn.Module,
+    codec: str = FEW_BITS[0],
+    kind: Kind = CompressedAdamW,
+    **options: Any,
+) -> Any:
+    """Of Muon the first matrix is the hidden one, as it is the one with feedback."""
+    if kind is CompressedMuon:
+        options.setdefault("hidden", "^0")
+    return kind(model.named_parameters(), lr=0.01, codec=codec, **options)
 
 
-def train(model: torch.nn.Module, optimizer: CompressedAdamW, rank: int, steps: range) -> None:
+def train(model: torch.nn.Module, optimizer: Any, rank: int, steps: range) -> None:
     for step in steps:
         loss_of(model, rank, step).backward()
         optimizer.step()
@@ -48,8 +63,11 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([one.detach().reshape(-1) for one in model.parameters()])
 
 
-def own_variances(optimizer: CompressedAdamW) -> torch.Tensor:
-    return torch.cat([state["exp_avg_sq"].reshape(-1) for state in optimizer.state.values()])
+def own_moments(optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """And those of parameters without feedback, which are common."""
+    entries = [("momentum_buffer" in one, one) for one in optimizer.state.values()]
+    moments = [one["momentum_buffer" if muon else "exp_avg_sq"] for muon, one in entries]
+    return torch.cat([one.reshape(-1) for one in moments])
 
 
 def mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
@@ -179,11 +197,11 @@ def test_training_learns_and_ranks_stay_equal(codec: str, options: dict[str, Any
         assert totals["steps"] == 80
 
 
-def starts_dense(rank: int, count: int) -> tuple[list[float], list[str]]:
+def starts_dense(rank: int, count: int, kind: Kind) -> tuple[list[float], list[str]]:
     model, dense = make_model(), make_model()
     rules = [("0.weight", "hadamard:bits=1+ef"), ("*", "none")]
-    optimizer = wrap(model, rules=rules, dense_steps=3, dense_codec="none")
-    reference = wrap(dense, rules=EXACT)
+    optimizer = wrap(model, kind=kind, rules=rules, dense_steps=3, dense_codec="none")
+    reference = wrap(dense, kind=kind, rules=EXACT)
     sent = []
     for step in range(6):
         train(model, optimizer, rank, range(step, step + 1))
@@ -195,31 +213,32 @@ def starts_dense(rank: int, count: int) -> tuple[list[float], list[str]]:
     return each, optimizer.explain().splitlines()
 
 
-def test_first_steps_go_by_the_dense_codec() -> None:
-    for each, explained in ranks.run(starts_dense, 2):
+@every_kind
+def test_first_steps_go_by_the_dense_codec(kind: Kind) -> None:
+    for each, explained in ranks.run(starts_dense, 2, kind):
         assert each[1] == each[2] > 8 * each[4]
         assert each[4] == each[5]
         assert "hadamard:bits=1+ef" in explained[0]
 
 
-def skips(rank: int, count: int, unscaled: bool) -> tuple[float, int]:
+def skips(rank: int, count: int, kind: Kind, way: str) -> tuple[float, int]:
     """A step whose gradient overflows on one rank leaves no trace on any."""
     model, quiet = make_model(), make_model()
-    optimizer, reference = wrap(model), wrap(quiet)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer, reference = wrap(model, kind=kind), wrap(quiet, kind=kind)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=way != "without a scaler")
     train(quiet, reference, rank, range(4))
     for step in [0, 1, -1, 2, 3]:
         loss = loss_of(model, rank, step)
         if step < 0 and rank == 1:
             loss = loss * math.inf
         scaler.scale(loss).backward()
-        if unscaled:
+        if way == "unscaled":
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
     assert torch.equal(flat(model), flat(quiet))
-    assert torch.equal(own_variances(optimizer), own_variances(reference))
+    assert torch.equal(own_moments(optimizer), own_moments(reference))
     kept, wanted = (one.state_dict()["param_groups"][0] for one in (optimizer, reference))
     for key, saved in wanted["tersor"]["residuals"].items():
         found = kept["tersor"]["residuals"][key]
@@ -227,9 +246,33 @@ def skips(rank: int, count: int, unscaled: bool) -> tuple[float, int]:
     return scaler.get_scale(), optimizer.skipped_steps
 
 
-@pytest.mark.parametrize("unscaled", [False, True])
-def test_an_overflow_on_one_rank_leaves_no_trace_on_any(unscaled: bool) -> None:
-    assert ranks.run(skips, 2, unscaled) == [(1024.0, 1), (512.0, 1)]
+@every_kind
+@pytest.mark.parametrize(
+    ("way", "scales"),
+    [("scaled", (1024, 512)), ("unscaled", (1024, 512)), ("without a scaler", (1, 1))],
+)
+def test_an_overflow_on_one_rank_leaves_no_trace_on_any(
+    kind: Kind, way: str, scales: tuple[int, int]
+) -> None:
+    assert ranks.run(skips, 2, kind, way) == [(one, 1) for one in scales]
+
+
+@every_kind
+@ranks.on(1)
+def test_who_has_a_gradient_that_is_not_finite_names_it(rank: int, count: int, kind: Kind) -> None:
+    """Also among finite ones whose sum is not."""
+    model = make_model()
+    optimizer = wrap(model, kind=kind)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e38)
+    optimizer.step()
+    assert optimizer.skipped_steps == 0
+    model[2].weight.grad[0, 1] = math.nan
+    before = flat(model)
+    with pytest.warns(UserWarning, match=r"gradient of 2.weight is not finite: all ranks skip"):
+        optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert torch.equal(flat(model), before)
 
 
 def scales_in_float64(rank: int, count: int) -> int:
@@ -250,9 +293,9 @@ def test_a_scaler_works_under_another_default_dtype() -> None:
     assert ranks.run(scales_in_float64, 2) == [0, 0]
 
 
-def trained_around(rank: int, count: int, wrapped: str) -> torch.Tensor:
+def trained_around(rank: int, count: int, kind: Kind, wrapped: str) -> torch.Tensor:
     model = make_model()
-    optimizer = wrap(model)
+    optimizer = wrap(model, kind=kind)
     if wrapped == "ddp":
         ddp = DistributedDataParallel(model)
         for step in range(3):
@@ -266,19 +309,21 @@ def trained_around(rank: int, count: int, wrapped: str) -> torch.Tensor:
     return flat(model)
 
 
-def test_ddp_without_sync_and_compiled_models_train_as_plain_ones() -> None:
-    wanted = ranks.run(trained_around, 2, "plain")
+@every_kind
+def test_ddp_without_sync_and_compiled_models_train_as_plain_ones(kind: Kind) -> None:
+    wanted = ranks.run(trained_around, 2, kind, "plain")
     for wrapped in ("ddp", "compiled"):
-        for found, of_plain in zip(ranks.run(trained_around, 2, wrapped), wanted, strict=True):
+        again = ranks.run(trained_around, 2, kind, wrapped)
+        for found, of_plain in zip(again, wanted, strict=True):
             assert torch.equal(found, of_plain)
 
 
-def goes_without_gradients(rank: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def goes_without_gradients(rank: int, count: int, kind: Kind) -> tuple[torch.Tensor, torch.Tensor]:
     """Rank 0 does not use the first layer in odd steps; or its gradient is zero there."""
     weights = []
     for zeros in (False, True):
         model = make_model()
-        optimizer = wrap(model)
+        optimizer = wrap(model, kind=kind)
         for step in range(4):
             loss = loss_of(model, rank, step)
             if rank == 0 and step % 2:
@@ -291,16 +336,17 @@ def goes_without_gradients(rank: int, count: int) -> tuple[torch.Tensor, torch.T
     return weights[0], weights[1]
 
 
-def test_no_gradient_is_a_gradient_of_zeros() -> None:
-    found = ranks.run(goes_without_gradients, 2)
+@every_kind
+def test_no_gradient_is_a_gradient_of_zeros(kind: Kind) -> None:
+    found = ranks.run(goes_without_gradients, 2, kind)
     for missing, zeros in found:
         assert torch.equal(missing, zeros)
         assert torch.equal(missing, found[0][0])
 
 
-def trains_bfloat16(rank: int, count: int) -> tuple[torch.Tensor, set[torch.dtype]]:
+def trains_bfloat16(rank: int, count: int, kind: Kind) -> tuple[torch.Tensor, set[torch.dtype]]:
     model = make_model().to(torch.bfloat16)
-    optimizer = wrap(model)
+    optimizer = wrap(model, kind=kind)
     for step in range(40):
         inputs = torch.randn(16, 90, generator=torch.Generator().manual_seed(step % 4))
         loss = mse_loss(model(inputs.bfloat16()).float(), torch.sin(inputs[:, :3]))
@@ -308,11 +354,12 @@ def trains_bfloat16(rank: int, count: int) -> tuple[torch.Tensor, set[torch.dtyp
         optimizer.step()
         optimizer.zero_grad()
     assert float(loss.detach()) < 0.2
-    return flat(model), {optimizer.state[model[0].weight]["exp_avg"].dtype}
+    return flat(model), {one.dtype for one in optimizer.state[model[0].weight].values()}
 
 
-def test_moments_of_16_bit_parameters_are_float32() -> None:
-    (first, dtypes), (second, _) = ranks.run(trains_bfloat16, 2)
+@every_kind
+def test_moments_of_16_bit_parameters_are_float32(kind: Kind) -> None:
+    (first, dtypes), (second, _) = ranks.run(trains_bfloat16, 2, kind)
     assert torch.equal(first, second)
     assert dtypes == {torch.float32}
 

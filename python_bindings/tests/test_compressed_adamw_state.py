@@ -1,4 +1,4 @@
-"""CompressedAdamW's checkpoints over gloo processes."""
+"""Checkpoints of CompressedAdamW, CompressedMuon and CompressedSGD over gloo processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from test_compressed_adamw import FEW_BITS, flat, make_model, own_variances, train, wrap
+from test_compressed_adamw import (
+    FEW_BITS,
+    Kind,
+    every_kind,
+    flat,
+    make_model,
+    own_moments,
+    train,
+    wrap,
+)
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -20,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import ranks
 import tersor
-from tersor.torch import CompressedAdamW, load_checkpoint
+from tersor.torch import CompressedAdamW, CompressedMuon, CompressedSGD, load_checkpoint
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "few bits": {"codec": FEW_BITS[0]},
@@ -77,19 +86,20 @@ def resumes(rank: int, count: int, options: dict[str, Any], folder: str) -> list
     return found
 
 
-def test_a_run_goes_on_bit_for_bit_from_its_dense_start(tmp_path: pathlib.Path) -> None:
-    options = OPTIONS["in the dense start"]
+@every_kind
+def test_a_run_goes_on_bit_for_bit_from_its_dense_start(kind: Kind, tmp_path: pathlib.Path) -> None:
+    options = {**OPTIONS["in the dense start"], "kind": kind}
     wanted = ranks.run(saves, 3, options, str(tmp_path))
     found = ranks.run(resumes, 3, options, str(tmp_path))
     for of_rank in found:
         assert [torch.equal(one, wanted[0]) for one in of_rank] == [True] * 3
 
 
-def resumes_by_pytorch(rank: int, count: int, folder: str, full: bool) -> None:
+def resumes_by_pytorch(rank: int, count: int, kind: Kind, folder: str, full: bool) -> None:
     """By ``get_state_dict`` and ``set_state_dict``, also through a distributed checkpoint."""
     options = StateDictOptions(full_state_dict=full)
     model, other = make_model(), make_model()
-    optimizer, again = wrap(model), wrap(other)
+    optimizer, again = wrap(model, kind=kind), wrap(other, kind=kind)
     train(model, optimizer, rank, range(3))
     model_state, state = get_state_dict(model, optimizer, options=options)
     model_state = copy.deepcopy(model_state)
@@ -105,40 +115,51 @@ def resumes_by_pytorch(rank: int, count: int, folder: str, full: bool) -> None:
     assert torch.equal(flat(model), flat(other))
 
 
+@every_kind
 @pytest.mark.parametrize("full", [False, True])
-def test_pytorchs_functions_for_states_take_it(full: bool, tmp_path: pathlib.Path) -> None:
-    ranks.run(resumes_by_pytorch, 2, str(tmp_path), full)
+def test_pytorchs_functions_for_states_take_it(
+    kind: Kind, full: bool, tmp_path: pathlib.Path
+) -> None:
+    ranks.run(resumes_by_pytorch, 2, kind, str(tmp_path), full)
 
 
 def resumes_elsewhere(
     rank: int, count: int, options: dict[str, Any], folder: str
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Variances and momenta as loaded, and weights after a step; by each way of loading."""
+    """The first matrix's moments as loaded, its own and the common, and all weights after a step;
+    by each way of loading."""
     found = []
     for way in ("torch.load", "load_checkpoint"):
         model, optimizer = resumed(rank, options, folder, "portable", way, 0)
-        momenta = torch.cat([one["exp_avg"].flatten() for one in optimizer.state.values()])
-        variances = own_variances(optimizer)
+        state = {
+            key: one.flatten().clone() for key, one in optimizer.state[model[0].weight].items()
+        }
+        common = state.get("exp_avg", torch.zeros(0))
         train(model, optimizer, rank, range(3, 4))
-        found.append((variances, momenta, flat(model)))
+        found.append((state.get("momentum_buffer", state.get("exp_avg_sq")), common, flat(model)))
     dist.barrier()
     return found
 
 
+@every_kind
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_mean_of_variances_goes_to_any_number_of_ranks(
-    count: int, tmp_path: pathlib.Path
+def test_the_mean_of_own_moments_goes_to_any_number_of_ranks(
+    kind: Kind, count: int, tmp_path: pathlib.Path
 ) -> None:
-    options = OPTIONS["few bits"]
+    options = {**OPTIONS["few bits"], "kind": kind}
     ranks.run(saves, 2, options, str(tmp_path))
     exact = [torch.load(tmp_path / f"exact{rank}.pt")["optimizer"] for rank in range(2)]
-    whole = [own_part(one)["variances"]["0.weight"].to_local()[0] for one in exact]
-    assert not torch.equal(whole[0], whole[1])
-    momentum = exact[0]["state"]["0.weight"]["exp_avg"].flatten()
+    if kind is CompressedSGD:  # all is common
+        whole = [one["state"]["0.weight"]["momentum_buffer"].flatten() for one in exact]
+    else:
+        entry = "momenta" if kind is CompressedMuon else "variances"
+        whole = [own_part(one)[entry]["0.weight"].to_local()[0] for one in exact]
+    assert torch.equal(whole[0], whole[1]) == (kind is CompressedSGD)
+    momentum = exact[0]["state"]["0.weight"].get("exp_avg", torch.zeros(0)).flatten()
     for of_rank in ranks.run(resumes_elsewhere, count, options, str(tmp_path)):
-        for variances, momenta, weights in of_rank:
-            torch.testing.assert_close(variances[: 65 * 90], (whole[0] + whole[1]) / 2)
-            assert torch.equal(momenta[: 65 * 90], momentum)
+        for own, common, weights in of_rank:
+            torch.testing.assert_close(own, (whole[0] + whole[1]) / 2)
+            assert torch.equal(common, momentum)
             assert weights.isfinite().all()
 
 
@@ -151,6 +172,7 @@ def refuses(rank: int, count: int, folder: str) -> None:
     saved = torch.load(f"{folder}/exact0.pt", weights_only=True)["optimizer"]
     other = CompressedAdamW(torch.nn.Linear(70, 80).named_parameters(), lr=0.01)
     adam = torch.optim.AdamW(model.parameters())
+    muon, sgd = (wrap(make_model(), kind=kind) for kind in (CompressedMuon, CompressedSGD))
     topk = wrap(make_model(), FEW_BITS[1]).state_dict()
     plain = wrap(make_model(), rules=[("none", "int8+ef"), ("*", "none")]).state_dict()
     two = [{"params": [one]} for one in make_model().named_parameters()]
@@ -159,16 +181,20 @@ def refuses(rank: int, count: int, folder: str) -> None:
         "exact one of 3 ranks, these are 2.*portable": saved,
         "other parameters: 0.bias, 0.weight, 2.bias, 2.weight, bias, weight": other.state_dict(),
         "not that of a CompressedAdamW": adam.state_dict(),
+        "that of a CompressedMuon, not of a CompressedAdamW": muon.state_dict(),
+        "that of a CompressedSGD, not of a CompressedAdamW": sgd.state_dict(),
         "0.weight.*topk": topk,
         "0.weight.*another codec": plain,
         "other parameter groups": halves,
     }.items():
         with pytest.raises(tersor.InvalidArgument, match=message):
             optimizer.load_state_dict(state)
+    with pytest.raises(tersor.InvalidArgument, match="of a CompressedAdamW, not of a CompressedM"):
+        muon.load_state_dict(before)
     with pytest.raises(tersor.InvalidArgument, match="exact, portable"):
         optimizer.state_dict("whole")  # type: ignore[arg-type]
     after = optimizer.state_dict()
-    assert torch.equal(own_variances(optimizer), own_variances(wrap_loaded(before)))
+    assert torch.equal(own_moments(optimizer), own_moments(wrap_loaded(before)))
     for key, row in own_part(before)["residuals"].items():
         assert torch.equal(row.to_local(), own_part(after)["residuals"][key].to_local())
 

@@ -122,6 +122,7 @@ def handles(count: int) -> dict[str, Any]:
         "ShardedHandle": tersor.torch.compress(shard(make_model(), count)),
         "DistributedOptimizer": tersor.torch.DistributedOptimizer(sgd),
         "CompressedAdamW": tersor.torch.CompressedAdamW(mlp().named_parameters()),
+        "CompressedMuon": tersor.torch.CompressedMuon(mlp().named_parameters()),
         "DiLoCo": tersor.torch.DiLoCo(mlp()),
     }
 

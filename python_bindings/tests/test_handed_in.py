@@ -43,6 +43,7 @@ def test_what_is_no_model_optimizer_or_option_is_named(rank: int, count: int) ->
         ],
         r"takes model.named_parameters\(\), not Sequential": [
             lambda: tersor.torch.CompressedAdamW(model),  # type: ignore[arg-type]
+            lambda: tersor.torch.CompressedMuon(model),  # type: ignore[arg-type]
         ],
         r"takes the model, not SGD": [
             lambda: tersor.torch.DiLoCo(optimizer),  # type: ignore[arg-type]

@@ -2,9 +2,11 @@
 
 ``none`` is DDP without a hook; ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
 PyTorch's hooks; ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` without DDP, after so many steps of
-bf16; ``onebit-adam[=STEPS]`` is 1-bit Adam after so many steps (100) of f32,
-``diloco=EVERY[,rate=R][,momentum=M][,residual=B]:CODEC`` is `DiLoCo`, both without DDP too; any
-other word is a codec of ours, also ``tersor:none``.
+bf16, ``sgd[=STEPS]:CODEC`` `CompressedSGD` likewise; ``onebit-adam[=STEPS]`` is 1-bit Adam after
+so many steps (100) of f32,
+``diloco=EVERY[,rate=R][,momentum=M][,residual=B][,muon=M]:CODEC`` is `DiLoCo`, both without DDP
+too; ``muon[=STEPS][,momentum=M]:CODEC`` is `CompressedMuon`, ``muon[,momentum=M]`` PyTorch's Muon
+under DDP; any other word is a codec of ours, also ``tersor:none``.
 """
 
 import abc
@@ -12,7 +14,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,31 +26,41 @@ from torch.nn.parallel import DistributedDataParallel
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import Batch, scores_of
+from tersor.bench.muon import MuonBesideAdamW
 from tersor.bench.onebit_adam import OneBitAdamW
 from tersor.bench.records import Record
 from tersor.bench.timing import Mark, Span
 from tersor.bench.world import World
 from tersor.torch import HookState, ShardedHandle
+from tersor.torch.compressed_optimizer import CompressedOptimizer
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 OURS = "tersor:"
 THEIRS = "torch:"
 POWERSGD = THEIRS + "powersgd"
 ADAMW = "adamw"
+SGD = "sgd"
 ONEBIT = "onebit-adam"
 DILOCO = "diloco"
+MUON = "muon"
+MOMENTUM = r"(?:,momentum=((?:\d*\.)?\d+))?"
 OUTER_DEFAULTS = {"rate": 0.7, "momentum": 0.9, "residual": 1.0}  # the DiLoCo paper's
-OUTER_OPTION = rf"(,({'|'.join(OUTER_DEFAULTS)})=(\d*\.)?\d+)"
+OUTER_OPTION = rf"(,({'|'.join([*OUTER_DEFAULTS, MUON])})=(\d*\.)?\d+)"
 CASTS = {
     THEIRS + "bf16": default_hooks.bf16_compress_hook,
     THEIRS + "fp16": default_hooks.fp16_compress_hook,
 }
 POWERSGD_START = 10  # steps without compression; it needs 2 at least
+MUON_MOMENTUM, COMPRESSED_MUON_MOMENTUM = 0.95, 0.8  # the defaults of PyTorch and of ours
 ONEBIT_START = 100  # likewise: a fifth of the GPT's; the paper has 15 to 25 %
 ONE_BUCKET_MIB = 1 << 20
 SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
-    "(CompressedAdamW), onebit-adam[=STEPS], "
-    "diloco=EVERY[,rate=R][,momentum=M][,residual=B]:CODEC (DiLoCo), or a codec of ours"
+    "(CompressedAdamW), sgd[=STEPS]:CODEC (CompressedSGD), onebit-adam[=STEPS], "
+    "muon[=STEPS][,momentum=M]:CODEC (CompressedMuon), muon[,momentum=M] (PyTorch's, under DDP), "
+    "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,muon=M]:CODEC (DiLoCo, of AdamWs or Muons), "
+    "or a codec of ours"
 )
 
 
@@ -169,7 +181,7 @@ class CountedHook(Hook):
     def __init__(
         self,
         model: nn.Module,
-        handle: HookState | ShardedHandle | tersor.torch.CompressedAdamW | tersor.torch.DiLoCo,
+        handle: HookState | ShardedHandle | CompressedOptimizer | tersor.torch.DiLoCo,
         end: Callable[[], None] = lambda: None,
     ) -> None:
         """``end``: of the handle."""
@@ -188,28 +200,45 @@ class CountedHook(Hook):
         self._end()
 
 
-class AdamWHook(CountedHook):
+class OptimizerHook(CountedHook):
     """Ours, in the optimizer: gradients stay each rank's own."""
 
-    def __init__(self, module: nn.Module, codec: str, dense_steps: int) -> None:
-        self._own = tersor.torch.CompressedAdamW(
-            module.named_parameters(), codec=codec, dense_steps=dense_steps
-        )
-        super().__init__(module, self._own)
+    def __init__(
+        self,
+        module: nn.Module,
+        own: CompressedOptimizer,
+        stands_for: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    ) -> None:
+        super().__init__(module, own)
+        self._own, self._stands_for = own, stands_for
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Raises BenchmarkError where ``plain`` is another than it stands for."""
+        defaults = _expected(plain, self._stands_for, type(self._own).__name__).defaults
+        for group in self._own.param_groups:
+            group.update({key: defaults[key] for key in defaults.keys() & group.keys()})
+        return self._own
+
+
+class MuonHook(PyTorchHook):
+    """DDP itself, whose mean gradients PyTorch's Muon takes."""
+
+    def __init__(self, model: DistributedDataParallel, momentum: float) -> None:
+        count = parameter_count(model)
+        super().__init__(model, ring_bytes(4 * count, dist.get_world_size()))
+        self._momentum = momentum
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Raises BenchmarkError where ``plain`` is no AdamW."""
-        defaults = _adamw(plain, ADAMW).defaults
-        for group in self._own.param_groups:
-            group.update({key: defaults[key] for key in self._own.defaults})
-        return self._own
+        return MuonBesideAdamW(self.model, _adamw(plain, MUON), self._momentum)
 
 
 class DiLoCoHook(CountedHook):
     """Ours: every rank's own optimizer moves the weights, and every so many steps they meet."""
 
     def __init__(self, module: nn.Module, codec: str, every: int, outer: dict[str, float]) -> None:
-        """``outer``: as `OUTER_DEFAULTS`, of SGD (Nesterov's, with momentum), and of +ef."""
+        """``outer``: as `OUTER_DEFAULTS`, of SGD (Nesterov's, with momentum), and of +ef; ``muon``:
+        momentum of a Muon that is inside, in place of AdamW."""
         momentum = outer["momentum"]
         sgd = functools.partial(
             torch.optim.SGD, lr=outer["rate"], momentum=momentum, nesterov=momentum > 0
@@ -218,12 +247,14 @@ class DiLoCoHook(CountedHook):
             module, every=every, outer_optimizer=sgd, residual_factor=outer["residual"], codec=codec
         )
         super().__init__(module, self._own)
-        self.period = every
+        self.period, self._muon = every, outer.get(MUON)
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         def exchange(*_: object) -> None:
             self._own.step()
 
+        if self._muon is not None:
+            plain = MuonBesideAdamW(self.model, _adamw(plain, DILOCO), self._muon)
         plain.register_step_post_hook(exchange)
         return plain
 
@@ -248,10 +279,15 @@ class OneBitAdamHook(Hook):
         return Traffic(dense_bytes + self._own.exchange.sent_bytes)
 
 
-def _adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
-    if not isinstance(plain, torch.optim.AdamW):
-        raise BenchmarkError(f"{name}: stands for AdamW, and this model has another optimizer")
+def _expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind:
+    if not isinstance(plain, kind):
+        wanted = kind.__name__
+        raise BenchmarkError(f"{name}: stands for {wanted}, and this model has another optimizer")
     return plain
+
+
+def _adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
+    return _expected(plain, torch.optim.AdamW, name)
 
 
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:
@@ -268,7 +304,9 @@ def check(name: str) -> None:
     """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
     if in_optimizer(name):
         known = re.fullmatch(
-            rf"{ADAMW}(=\d+)?:.+|{ONEBIT}(=0*[1-9]\d*)?|{DILOCO}=0*[1-9]\d*{OUTER_OPTION}*:.+", name
+            rf"({ADAMW}|{SGD})(=\d+)?:.+|{ONEBIT}(=0*[1-9]\d*)?|{DILOCO}=0*[1-9]\d*{OUTER_OPTION}*:.+"
+            rf"|{MUON}((=\d+)?{MOMENTUM}:.+|{MOMENTUM})",
+            name,
         )
     elif name.startswith(THEIRS) and name not in CASTS:
         known = re.fullmatch(rf"{POWERSGD}(=0*[1-9]\d*)?", name)
@@ -279,8 +317,8 @@ def check(name: str) -> None:
 
 
 def in_optimizer(name: str) -> bool:
-    """Whether it exchanges in the optimizer's step: `CompressedAdamW`, 1-bit Adam or `DiLoCo`."""
-    return name.partition(":")[0].partition("=")[0] in (ADAMW, ONEBIT, DILOCO)
+    """Whether it is an optimizer of its own, or around one, and has no backward pass by itself."""
+    return re.split("[:=,]", name)[0] in (ADAMW, SGD, ONEBIT, DILOCO, MUON)
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
@@ -290,7 +328,7 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
         rank = int(name.partition("=")[2] or 1)
         return PowerSgdHook(distributed(module, ONE_BUCKET_MIB), rank)
     if in_optimizer(name):
-        return _attach_optimizer(module, name)
+        return _attach_optimizer(module, name, bucket_mib)
     model = distributed(module, bucket_mib)
     if name == "none":
         return _ring(model, value_bytes=4)
@@ -301,11 +339,34 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     return CountedHook(model, handle, handle.close)
 
 
-def _attach_optimizer(module: nn.Module, name: str) -> Hook:
+def _attach_optimizer(module: nn.Module, name: str, bucket_mib: float | None) -> Hook:
     head, _, codec = name.partition(":")
+    if found := re.fullmatch(rf"{MUON}(?:=(\d+))?{MOMENTUM}", head):
+        steps, momentum = found.groups()
+        if not codec:
+            return MuonHook(distributed(module, bucket_mib), float(momentum or MUON_MOMENTUM))
+        return OptimizerHook(
+            module,
+            tersor.torch.CompressedMuon(
+                module.named_parameters(),
+                codec=codec,
+                momentum=float(momentum or COMPRESSED_MUON_MOMENTUM),
+                dense_steps=int(steps or 0),
+            ),
+        )
     kind, _, options = head.partition("=")
     if kind == ADAMW:
-        return AdamWHook(module, codec, int(options or 0))
+        return OptimizerHook(
+            module,
+            tersor.torch.CompressedAdamW(
+                module.named_parameters(), codec=codec, dense_steps=int(options or 0)
+            ),
+        )
+    if kind == SGD:
+        own = tersor.torch.CompressedSGD(
+            module.named_parameters(), codec=codec, dense_steps=int(options or 0)
+        )
+        return OptimizerHook(module, own, torch.optim.SGD)
     if kind == ONEBIT:
         return OneBitAdamHook(module, int(options or ONEBIT_START))
     every, *given = options.split(",")

@@ -40,6 +40,8 @@ from tersor.torch.collectives import (
     scatter,
 )
 from tersor.torch.compressed_adamw import CompressedAdamW
+from tersor.torch.compressed_muon import CompressedMuon
+from tersor.torch.compressed_sgd import CompressedSGD
 from tersor.torch.ddp import HookState, hook
 from tersor.torch.diloco import DiLoCo
 from tersor.torch.distributed_checkpoint import load_checkpoint
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompressedAdamW",
+    "CompressedMuon",
+    "CompressedSGD",
     "DiLoCo",
     "DistributedOptimizer",
     "FeedbackState",

@@ -1,8 +1,8 @@
-"""The state of a ``CompressedAdamW``: common moments as AdamW's, what is each rank's own beside.
+"""The state of a ``CompressedOptimizer``: common moments as PyTorch's, each rank's own beside.
 
 What is each rank's own stands under ``"tersor"`` in the first parameter group, where PyTorch's
-``get_optimizer_state_dict`` leaves it: variances, with the residuals of
-``tersor.torch.checkpoint``, and in the same two modes.
+``get_optimizer_state_dict`` leaves it: moments, with the residuals of ``tersor.torch.checkpoint``,
+and in the same two modes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tersor.torch.checkpoint import Mode, load_reducer, own_row, save_reducer, s
 from tersor.torch.exchange import TensorExchange
 from tersor.torch.parameters import local_shard
 
-OWN = "exp_avg_sq"  # is each rank's, where the momentum is exchanged
+# What may be each rank's own: a moment, and the entry that has those of all parameters.
+OWN = {"exp_avg_sq": "variances", "momentum_buffer": "momenta"}
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,16 @@ class Kept:
     Attributes:
         moments: of each parameter, by its name; changed in place.
         groups: the names of the parameters in each parameter group, frozen ones too.
-        own_variance: whose variance is each rank's own.
+        own: which moment of a parameter is each rank's own, for those that have one.
+        who: the optimizer's class.
     """
 
     moments: Mapping[str, dict[str, Tensor]]
     groups: Sequence[Sequence[str]]
-    own_variance: frozenset[str]
+    own: Mapping[str, str]
     exchange: TensorExchange
     group: dist.ProcessGroup
-
-    def is_own(self, name: str) -> bool:
-        """Whether the variance of this parameter is each rank's own."""
-        return name in self.own_variance
+    who: str
 
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
@@ -51,11 +50,13 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     own = save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     common = {
-        name: {key: value for key, value in moments.items() if key != OWN or not kept.is_own(name)}
+        name: {key: value for key, value in moments.items() if key != kept.own.get(name)}
         for name, moments in kept.moments.items()
     }
     (first, *others) = packed["param_groups"]
-    first = {**first, "tersor": {**own, "variances": dict(_variances(kept, mode))}}
+    for name, value in _own_moments(kept, mode):
+        own.setdefault(OWN[kept.own[name]], {})[name] = value
+    first = {**first, "tersor": own}
     return {**packed, "state": common, "param_groups": [first, *others]}
 
 
@@ -83,13 +84,13 @@ def load(kept: Kept, saved: Mapping[str, Any]) -> None:
         target.copy_(value.reshape(target.shape))
 
 
-def _variances(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
+def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
     """Each rank's side by side, or the mean; in the same order on all ranks."""
     ranks, seconds = kept.exchange.transport, kept.exchange.options["timeout"]
     mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
     for name, moments in kept.moments.items():
-        if kept.is_own(name):
-            own = local_shard(moments[OWN]).detach().flatten()
+        if name in kept.own:
+            own = local_shard(moments[kept.own[name]]).detach().flatten()
             if mesh is not None:
                 yield name, side_by_side(own.cpu().clone(), mesh)
                 continue
@@ -103,8 +104,10 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
     own = _own(saved)
     if "parameters" not in own:
         raise InvalidArgument(
-            'the state is not that of a CompressedAdamW: it has no parameters under "tersor"'
+            f'the state is not that of a {kept.who}: it has no parameters under "tersor"'
         )
+    if (found := _class_of(saved)) != kept.who:
+        raise InvalidArgument(f"the state is that of a {found}, not of a {kept.who}")
     if others := sorted(set(own["parameters"]) ^ set(kept.moments)):
         raise InvalidArgument(f"the state is of other parameters: {', '.join(others)}")
     if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
@@ -116,6 +119,13 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
         )
 
 
+def _class_of(saved: Mapping[str, Any]) -> str:
+    options = {key for group in saved["param_groups"] for key in group}
+    if "use_muon" in options:
+        return "CompressedMuon"
+    return "CompressedSGD" if "sent_momentum" in options else "CompressedAdamW"
+
+
 def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """Where it goes, and what was saved."""
     state = saved["state"]
@@ -124,8 +134,8 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
         state = {names[int(key)]: one for key, one in state.items() if str(key).isdecimal()}
     for name, moments in kept.moments.items():
         entry = dict(state.get(name, {}))
-        if kept.is_own(name):
-            entry[OWN] = _saved_variance(_own(saved), name, dist.get_rank(kept.group))
+        if key := kept.own.get(name):
+            entry[key] = _saved_moment(_own(saved), OWN[key], name, dist.get_rank(kept.group))
         for key, target in moments.items():
             own, value = local_shard(target), entry.get(key)
             value = None if value is None else local_shard(value)
@@ -138,7 +148,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
             yield own, value
 
 
-def _saved_variance(own: Mapping[str, Any], name: str, rank: int) -> Tensor | None:
+def _saved_moment(own: Mapping[str, Any], entry: str, name: str, rank: int) -> Tensor | None:
     """None where it was saved with a codec without feedback."""
-    saved: Tensor | None = own.get("variances", {}).get(name)
+    saved: Tensor | None = own.get(entry, {}).get(name)
     return own_row(saved, rank) if own["mode"] == "exact" and saved is not None else saved

@@ -1,0 +1,143 @@
+"""CompressedSGD over gloo processes: its arithmetic, and how much momentum it sends.
+
+What it has in common with CompressedAdamW is asked in the tests of that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from test_compressed_adamw import EXACT, evaluated, flat, loss_of, make_model, mean_of_ranks, train
+
+import ranks
+import tersor
+from tersor.torch import CompressedSGD
+from tersor.torch.compressed_sgd import share_of
+
+
+@pytest.mark.parametrize(
+    ("codec", "share"),
+    [
+        ("hadamard:bits=1+ef", 2 / math.pi),  # of the signs, times the mean of what they stand for
+        ("int8+ef", 1.0),
+        ("none+ef", 1.0),
+        ("blocktopk:density=0.03+ef", 0.19),
+        ("topk:density=0.01+ef", 0.084),  # the part of a normal variable beyond 2.58 deviations
+    ],
+)
+def test_a_codec_brings_a_share_of_what_waits(codec: str, share: float) -> None:
+    assert share_of(codec) == pytest.approx(share, abs=0.005)
+
+
+def test_momentum_before_and_in_feedback_is_what_was_asked_for() -> None:
+    """A step of the gradient arrives as by a momentum of 0.9, whatever share a step brings."""
+    for codec in ("int8+ef", "hadamard:bits=1+ef", "blocktopk:density=0.03+ef"):
+        share = share_of(codec)
+        sent_momentum = max(0.0, 1 - (1 - 0.9) / share)
+        waits = common = 0.0
+        for step in range(1, 30):
+            proposed = sent_momentum * common + (1 - sent_momentum) * 1.0 + waits
+            common = share * proposed
+            waits = proposed - common
+            assert common == pytest.approx(1 - 0.9**step, abs=1e-3)
+
+
+class ByHand:
+    """The recipe as the module's text says it, in float64, with exact means."""
+
+    def __init__(self, model: torch.nn.Module, decay: float) -> None:
+        self.momenta = [torch.zeros_like(one, dtype=torch.float64) for one in model.parameters()]
+        self.model, self.decay = model, decay
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for weights, momentum in zip(self.model.parameters(), self.momenta, strict=True):
+            gradient = mean_of_ranks(weights.grad.double()) + self.decay * weights
+            momentum.mul_(0.9).add_(0.1 * gradient)
+            weights.sub_(0.02 / (1 - 0.9) * momentum)
+
+
+def follows_the_recipe(rank: int, count: int, decay: float) -> float:
+    ours, reference = make_model(), make_model()
+    optimizer = CompressedSGD(
+        ours.named_parameters(), lr=0.02, momentum=0.9, weight_decay=decay, rules=EXACT
+    )
+    by_hand = ByHand(reference, decay)
+    for step in range(6):
+        for model, one in ((ours, optimizer), (reference, by_hand)):
+            model.zero_grad()
+            loss_of(model, rank, step).backward()
+            one.step()
+    return float((flat(ours) - flat(reference)).abs().max())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_it_follows_the_recipe(count: int, decay: float) -> None:
+    """Of which SGD is the same, so that one text does for parameters without feedback, too."""
+    assert max(ranks.run(follows_the_recipe, count, decay)) < 1e-5
+
+
+@ranks.on(2)
+def test_without_feedback_it_is_sgd_on_the_mean(rank: int, count: int) -> None:
+    ours, reference = make_model(), make_model()
+    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.3}
+    rules = [("no such", "none+ef"), ("*", "none")]
+    optimizer = CompressedSGD(ours.named_parameters(), rules=rules, **options)
+    by_hand = torch.optim.SGD(reference.parameters(), **options)
+    for step in range(5):
+        train(ours, optimizer, rank, range(step, step + 1))
+        evaluated(reference, by_hand, rank, step)
+        for one in reference.parameters():
+            one.grad = mean_of_ranks(one.grad)
+        by_hand.step()
+        assert torch.equal(flat(ours), flat(reference))
+
+
+def distance(rank: int, count: int, ours: bool) -> tuple[float, torch.Tensor]:
+    """From the least of 2 · |weights - wanted|², of 1: by steps that are small to SGD."""
+    wanted = torch.randn(80, 80, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(80, 80, bias=False)
+    options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
+    named, codec = model.named_parameters(), "hadamard:bits=1+ef"
+    optimizer: torch.optim.Optimizer
+    if ours:
+        optimizer = CompressedSGD(named, codec=codec, **options)
+    else:
+        behind = torch.optim.SGD(model.parameters(), **options)
+        optimizer = tersor.torch.DistributedOptimizer(behind, named, codec=codec)
+    for _ in range(200):
+        optimizer.zero_grad()
+        (2 * (model.weight - wanted).square().sum()).backward()
+        optimizer.step()
+    off = (model.weight.detach() - wanted).norm() / wanted.norm()
+    return float(off), flat(model)
+
+
+def test_steps_stay_stable_that_are_not_with_momentum_behind_feedback() -> None:
+    (found, first), (_, second) = ranks.run(distance, 2, True)
+    assert torch.equal(first, second)
+    assert found < 0.1
+    assert not ranks.run(distance, 2, False)[0][0] < 1
+
+
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("add [+]ef", {"codec": "hadamard:bits=1"}),
+        ("lowrank.*: what share", {"codec": "lowrank:rank=4+ef"}),
+        ("momentum=1", {"momentum": 1.0}),
+        ("sent_momentum=1.5", {"sent_momentum": 1.5}),
+        ("lr=-1", {"lr": -1.0}),
+    ],
+)
+@ranks.on(1)
+def test_wrong_options_are_named(
+    rank: int, count: int, message: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(tersor.InvalidArgument, match=message):
+        CompressedSGD(make_model().named_parameters(), **options)
