@@ -45,6 +45,29 @@ def test_momentum_before_and_in_feedback_is_what_was_asked_for() -> None:
             assert common == pytest.approx(1 - 0.9**step, abs=1e-3)
 
 
+def sent_of_ones(optimizer: CompressedSGD) -> float:
+    """What a rank sends of a gradient of ones in a step whose common momentum is 0."""
+    (part,) = optimizer._parts({"0.weight": torch.ones(65, 90)})
+    (sent,) = part.rule.sent(part)
+    assert sent.min() == sent.max()
+    return float(sent[0, 0])
+
+
+@ranks.on(1)
+def test_codecs_and_options_tell_what_is_sent_of_the_momentum(rank: int, count: int) -> None:
+    for codec, options, sent in (
+        ("hadamard:bits=1+ef", {}, 0.1 / share_of("hadamard:bits=1+ef")),
+        ("blocktopk:density=0.01+ef", {}, 1.0),
+        ("hadamard:bits=1+ef", {"sent_momentum": 0.3}, 0.7),
+    ):
+        model = make_model()
+        named = model.named_parameters()
+        optimizer = CompressedSGD(named, momentum=0.9, codec=codec, dense_steps=1, **options)
+        assert sent_of_ones(optimizer) == pytest.approx(0.1)  # a dense step
+        optimizer.state[model[0].weight]["step"] += 1
+        assert sent_of_ones(optimizer) == pytest.approx(sent)
+
+
 class ByHand:
     """The recipe as the module's text says it, in float64, with exact means."""
 
