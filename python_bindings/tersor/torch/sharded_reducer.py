@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,8 @@ from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import hosts_of
 from tersor.torch.parameters import literal_pattern
 from tersor.torch.residuals import Kept
-from tersor.torch.sharding import ShardedParameter
+from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
-
-if TYPE_CHECKING:
-    from tersor.torch.sharded_exchange import ModuleExchange
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,19 @@ class Kind:
     device: torch.device
     dtype: torch.dtype
     reduction: Reduction
+
+
+class Reduced(Protocol):
+    """What one module's gradients go through, as far as reducers ask."""
+
+    layout: ModuleLayout
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it can be told what will be asked for."""
+
+    def expected_kind(self) -> Kind:
+        """What FSDP will ask for, as far as can be told before it does."""
 
 
 class ShardedReducer:
@@ -310,10 +320,10 @@ class Reducers(Generic[Made]):
 
     def __init__(self, options: ReducerOptions, make: type[Made]) -> None:
         """``make``: their class."""
-        self.exchanges: list[ModuleExchange] = []
+        self.exchanges: list[Reduced] = []
         self._options = options
         self._class = make
-        self._of: dict[ModuleExchange, Made] = {}
+        self._of: dict[Reduced, Made] = {}
         self._odd: dict[tuple[int, str, Kind], Made] = {}
 
     def all(self) -> list[Made]:
@@ -327,7 +337,7 @@ class Reducers(Generic[Made]):
             if exchange.is_expected and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchange)
 
-    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
+    def of(self, exchange: Reduced, kind: Kind) -> Made:
         """The one for all parameters of a module that want a gradient."""
         made = self._of.get(exchange)
         if made is None or made.kind != kind:
@@ -338,7 +348,7 @@ class Reducers(Generic[Made]):
 
     def odd(
         self,
-        exchange: ModuleExchange,
+        exchange: Reduced,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
@@ -357,10 +367,10 @@ class Reducers(Generic[Made]):
         self._of.clear()
         self._odd.clear()
 
-    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
+    def _alike(self, kind: Kind, certain: Reduced) -> list[Reduced]:
         """Those of which this is asked, or expected; no others that are in a step."""
 
-        def is_alike(one: ModuleExchange) -> bool:
+        def is_alike(one: Reduced) -> bool:
             made = self._of.get(one)
             if made is None:
                 return one.is_expected and one.expected_kind() == kind
@@ -368,7 +378,7 @@ class Reducers(Generic[Made]):
 
         return [one for one in self.exchanges if one is certain or is_alike(one)]
 
-    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
+    def _make(self, kind: Kind, certain: Reduced) -> Made:
         alike = self._alike(kind, certain)
         before = {self._of[one]: None for one in alike if one in self._of}
         kept = {name for old in before for name in old.parameters}  # frozen ones, too

@@ -17,8 +17,6 @@ from tersor._options import described
 if TYPE_CHECKING:
     from typing_extensions import Required
 
-    from tersor.torch.reporting import Reporting
-
 
 SEVERAL = "several codecs"
 
@@ -51,6 +49,16 @@ class ParameterStatistics(TypedDict, total=False):
     steps_discarded: int
     codec_changes: int  #: times that ``"auto"`` went another way; of all together only
     overflows: float  #: values that were finite and left the range of the wire's type
+
+
+class Counting(Protocol):
+    """What counts what it sends: every handle."""
+
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        """Of each parameter."""
+
+    def scalars(self, *, residual_norm: bool = False) -> dict[str, float]:
+        """Of all together, a step."""
 
 
 class Writer(Protocol):
@@ -152,7 +160,7 @@ def _cells(one: ParameterStatistics) -> list[str]:
 
 
 def log_statistics(
-    writer: Writer, handle: Reporting, step: int, *, residual_norms: bool = False
+    writer: Writer, handle: Counting, step: int, *, residual_norms: bool = False
 ) -> None:
     """Writes what ``handle`` counted to TensorBoard: its ``scalars()``, and of each parameter.
 
