@@ -447,7 +447,7 @@ def test_the_pages_command_runs(tmp_path: pathlib.Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=180,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tersor: 1 model was seen") == 1
