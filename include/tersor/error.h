@@ -2,6 +2,7 @@
 #pragma once
 
 #include <stdexcept>
+#include <string>
 
 namespace tersor {
 
@@ -27,6 +28,18 @@ class WireError : public Error {
 class TransportError : public Error {
  public:
   using Error::Error;
+};
+
+/// A rank that is gone or late: what waited for it on a lifeline (Transport::lifeline) ended, and
+/// nothing else.
+class PeerLost : public TransportError {
+ public:
+  PeerLost(const std::string& what, int rank) : TransportError(what), rank_(rank) {}
+  /// Of the lifeline; -1 where several are late, or all that any message might have come from gone.
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
 };
 
 /// The CUDA runtime reported an error, or CUDA is asked for where there is none.
