@@ -285,7 +285,7 @@ Transport& GradientReducer::Impl::control() {
 }
 
 ReducerState GradientReducer::Impl::exact_state() {
-  LockedStep step = between_steps();
+  LockedStep step = stopped();
   finalize(step);
   return {.form = ReducerState::Form::kExact,
           .reduction = options_.reduction,

@@ -59,6 +59,8 @@ struct GradientReducer::Impl {
     finish_steps();
     return step_.lock();
   }
+  /// The same for who changes nothing: after an error, as that left the step.
+  LockedStep stopped();
 
   // Checkpoints (between_steps.cc).
   ReducerState exact_state();

@@ -188,6 +188,16 @@ void GradientReducer::Impl::finish_steps() {
   wait_for_closed(step);
 }
 
+// What ended an exchange is no hindrance: then one asks most.
+LockedStep GradientReducer::Impl::stopped() {
+  try {
+    finish_steps();
+  } catch (const Error&) {
+    if (!step_.lock()->failed()) throw;
+  }
+  return step_.lock();
+}
+
 void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t parameter) const {
   if (step->closed()) return;
   const std::string& name = parameters_.all[parameter].name;

@@ -240,7 +240,9 @@ class GradientReducer {
   /// step or an error.
   void discard_step();
 
-  /// State of this rank: the same run goes on bit for bit from it, on as many ranks.
+  /// State of this rank: the same run goes on bit for bit from it, on as many ranks. After an error
+  /// too, as `statistics`, `explain` and all that asks: residuals are those of the last complete
+  /// step with Transactions::kOn, else with what the broken one had changed by then.
   std::vector<std::byte> save_state() const;
   /// The sum over ranks (a collective call): for any number of ranks.
   std::vector<std::byte> save_portable_state() const;
