@@ -1,4 +1,5 @@
 // What is done to residuals between steps: checkpoints, steps that are thrown away.
+#include "comm/collectives/fold.h"
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 
@@ -36,56 +37,6 @@ void check_place(const ReducerState::Parameter& found, const Slot& slot) {
                         std::to_string(found.residual_first) + ", this rank's at " +
                         std::to_string(slot.residual_first) +
                         ": the ranks were on other hosts; save the portable state for that");
-}
-
-/// Where a rank's residual of so many values lies in the parameter, one range behind the other.
-std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
-  if (slot.encoded_shards.empty()) return {{slot.residual_first, count}};
-  const std::size_t shard = count / slot.encoded_shards.size();
-  std::vector<Range> ranges;
-  for (const int owner : slot.encoded_shards)
-    ranges.push_back({static_cast<std::size_t>(owner) * shard, shard});
-  return ranges;
-}
-
-/// Calls `take(values, residuals, count)` for each part of a residual of so many values that lies
-/// in the first `known` values of its parameter: where it lies there, and in the residual.
-template <typename Take>
-void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const Take& take) {
-  std::size_t offset = 0;
-  for (const Range& range : residual_ranges(slot, count)) {
-    const std::size_t first = std::min(range.first, known);
-    take(first, offset, std::min(range.count, known - first));
-    offset += range.count;
-  }
-}
-
-/// A rank's own residuals, in units of the ranks' sum, at their places in the whole parameter, the
-/// rest 0; no padding.
-std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot, const Owed& owed) {
-  std::vector<float> whole(slot.codec->has_feedback() ? own.count : 0);
-  for_each_part(slot, own.residual.size(), whole.size(),
-                [&](std::size_t first, std::size_t kept, std::size_t count) {
-                  for (std::size_t i = 0; i < count; ++i)
-                    whole[first + i] = owed.sender * own.residual[kept + i];
-                });
-  auto value = own.owner.begin();
-  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
-    const Range& range = slot.owned.stages[stage];
-    for (std::size_t i = 0; i < range.count; ++i)
-      whole[range.first + i] += owed.owner[stage] * *value++;
-  }
-  return whole;
-}
-
-/// This rank's part of a residual of the whole parameter; padding has none.
-std::vector<float> own_part(const std::vector<float>& whole, const Slot& slot, std::size_t count) {
-  std::vector<float> part(count);
-  for_each_part(slot, count, whole.size(),
-                [&](std::size_t first, std::size_t kept, std::size_t known) {
-                  std::copy_n(whole.data() + first, known, part.data() + kept);
-                });
-  return part;
 }
 
 /// Of the ranks that encode a parameter the first: others may never have seen its codec's memory.
@@ -184,7 +135,7 @@ void load_parameter(const ReducerState& state, std::size_t i, Parameters& parame
   } else {
     const NewRun run{encoding_ranks(context, slot), context.ranks};
     const float factor = portable_factor(state, state.reduction, run) / owed(context, slot).sender;
-    from_floats(own_part(found.residual, slot, residual.count()), factor, residual, stream);
+    from_floats(residual_part(found.residual, slot, residual.count()), factor, residual, stream);
   }
   if (found.codec == slot.codec->spec().text())
     from_floats(found.memory, 1.0f, parameters.residuals.current_memory(i, memory_count(slot)),
@@ -211,7 +162,9 @@ void make_portable(ReducerState& state, const Parameters& parameters, const Sum&
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     const Slot& slot = parameters.slots[i];
     ReducerState::Parameter& parameter = state.parameters[i];
-    parameter.residual = spread(parameter, slot, owed(context, slot));
+    const std::size_t count = slot.codec->has_feedback() ? parameter.count : 0;
+    parameter.residual =
+        folded({parameter.residual, parameter.owner}, slot, owed(context, slot), count);
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();

@@ -2,6 +2,7 @@
 
 #include "comm/collectives/bind.h"
 #include "comm/collectives/choose.h"
+#include "comm/collectives/fold.h"
 #include "comm/collectives/host_copy.h"
 
 #include <algorithm>
@@ -150,12 +151,7 @@ void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   std::vector<float> sum = to_floats(sender, stream);
   const std::vector<float> more = to_floats(owner, stream);
   const Owed owed = tersor::owed(context_, slot);
-  auto value = more.begin();
-  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
-    const Range& range = slot.owned.stages[stage];
-    for (std::size_t i = 0; i < range.count; ++i)
-      sum[range.first - slot.residual_first + i] += owed.owner[stage] / owed.sender * *value++;
-  }
+  fold_owner(more, slot, owed, {sum, slot.residual_first, owed.sender});
   from_floats(sum, 1.0f, sender, stream);
   residuals.clear_owner(parameter);
 }
