@@ -152,6 +152,10 @@ class World {
     std::uint64_t channel;
     Wire::Payload payload;
   };
+  struct Telling {
+    int peer;
+    std::shared_ptr<const Wire::Job> job;
+  };
   struct Loss {
     std::string cause;
     Clock::time_point told_at;  // to ordinary families
@@ -245,16 +249,16 @@ class World {
   std::set<int> gone_;           // who left all channels, by rank of the world
   std::map<int, Loss> lost_;     // who went without a word, likewise
   std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};  // when it is told
-  std::map<const Wire::Job*, Outstanding> sends_;       // that batches count, under way
-  std::vector<Flow> flows_;                             // by rank of the world
-  std::map<Number, Held> held_;                         // until the peer asks for it
-  std::map<Number, Letter*> coming_;                    // whose body has not come
-  std::uint32_t asked_ = 0;                             // questions of our own
-  std::map<std::uint32_t, Awaited> answers_;            // as they came, by question
-  std::vector<std::pair<Head, int>> questions_;         // of others, by rank of the world
-  std::atomic<bool> questioned_{false};                 // there are some, and nobody was here
-  std::atomic<int> waiting_{0};                         // threads
-  std::vector<std::shared_ptr<const Wire::Job>> told_;  // messages of faults
+  std::map<const Wire::Job*, Outstanding> sends_;  // that batches count, under way
+  std::vector<Flow> flows_;                        // by rank of the world
+  std::map<Number, Held> held_;                    // until the peer asks for it
+  std::map<Number, Letter*> coming_;               // whose body has not come
+  std::uint32_t asked_ = 0;                        // questions of our own
+  std::map<std::uint32_t, Awaited> answers_;       // as they came, by question
+  std::vector<std::pair<Head, int>> questions_;    // of others, by rank of the world
+  std::atomic<bool> questioned_{false};            // there are some, and nobody was here
+  std::atomic<int> waiting_{0};                    // threads
+  std::vector<Telling> told_;                      // messages of faults
   bool deaf_ = false;       // all families are faulty: nothing that comes is wanted
   bool lifelines_ = false;  // there are some, or were
   bool closed_ = false;
