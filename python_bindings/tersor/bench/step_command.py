@@ -27,11 +27,11 @@ from tersor.torch.update_rules import Part
 class _Alone(CompressedOptimizer):
     """What was made arrives as it is, at once."""
 
-    def _exchanged(self, parts: Sequence[Part]) -> list[list[Tensor]]:
+    def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         return [[one.contiguous() for one in part.rule.sent(part)] for part in parts]
 
-    def _somewhere(self) -> list[str] | None:
-        return list(self._parameters) if self._is_finite() else None
+    def _somewhere(self) -> tuple[list[str] | None, float]:
+        return list(self._parameters) if self._is_finite() else None, 1.0
 
 
 class _AdamWAlone(_Alone, tersor.torch.CompressedAdamW):

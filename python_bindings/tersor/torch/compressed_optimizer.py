@@ -73,6 +73,10 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._begin(self._parameters)
         self._hold()
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
+        #: Of how many samples this rank's gradient in the next step is the mean, so that what
+        #: arrives is the mean over all samples; None: of as many as on the other ranks. 0 is right
+        #: for a rank that has none left.
+        self.samples: float | None = None
 
     @abstractmethod
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
@@ -91,7 +95,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        somewhere = self._somewhere()
+        somewhere, weight = self._somewhere()
         if somewhere is None:
             self.skipped_steps += 1
             return loss
@@ -100,7 +104,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
         self._unscale(list(gradients.values()))
         parts = list(self._parts(gradients))
-        for part, arrived in zip(parts, self._exchanged(parts), strict=True):
+        for part, arrived in zip(parts, self._exchanged(parts, weight), strict=True):
             part.rule.move(part, arrived)
         return loss
 
@@ -185,12 +189,13 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
             type(self).__name__,
         )
 
-    def _somewhere(self) -> list[str] | None:
-        """Those of all parameters that some rank has a gradient of; None where a gradient is not
-        finite on some rank. A collective call."""
-        present = self._optimized.with_gradients()
-        somewhere, [skips] = self._presence.somewhere(present, [not self._is_finite()])
-        return None if skips > 0 else somewhere
+    def _somewhere(self) -> tuple[list[str] | None, float]:
+        """Those of all parameters that some rank has a gradient of, None where a gradient is not
+        finite on some rank; and this rank's weight. A collective call."""
+        samples, self.samples = self.samples, None
+        flags = self._optimized.with_gradients(), [not self._is_finite()]
+        somewhere, [skips], weight = self._presence.weighted(*flags, samples)
+        return None if skips > 0 else somewhere, weight
 
     def _is_finite(self) -> bool:
         """Of this rank's gradients; a scaler has looked already. Where parameters are sharded a
@@ -216,11 +221,13 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if scale is not None and gradients:
             torch._foreach_div_(gradients, scale.to(gradients[0].device))
 
-    def _exchanged(self, parts: Sequence[Part]) -> list[list[Tensor]]:
+    def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         """What arrived of each part. What is made is sent while the rest is made."""
         arrived = []
         for part in parts:
             arrived.append([one.contiguous() for one in part.rule.sent(part)])
+            if weight != 1:
+                torch._foreach_mul_(arrived[-1], weight)
             self._exchange.take_over()
             for name, one in zip(part.names, arrived[-1], strict=True):
                 self.reducer.ready(name, one)
