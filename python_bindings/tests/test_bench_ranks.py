@@ -63,6 +63,7 @@ def text(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "tersor:none", "torch:powersgd", "int8", "adamw=3:hadamard:bits=1+ef"]
     names += ["muon", "muon=3,momentum=0.9:hadamard:bits=1+ef", "diloco=4,muon=0.9:int8"]
+    names += ["diloco=4,fragments=2,delay=1,momentum=0,rate=1:int4"]
     names += ["diloco=4,rate=1,momentum=0,residual=0.95:int4+ef"]
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 2, "--steps", 12, "--batch", 2, "--json", path]
@@ -84,6 +85,7 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
     assert sent["muon=3,momentum=0.9:hadamard:bits=1+ef"] == sent["adamw=3:hadamard:bits=1+ef"]
     assert sent["muon"] == sent["none"]
     assert 1.7 < sent["int8"] / (4 * sent[names[-1]]) < 2
+    assert sent[names[-2]] == pytest.approx(sent[names[-1]], rel=0.02)
     assert len(load_for_report(path)) == 2 * len(names)
 
 
