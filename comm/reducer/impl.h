@@ -60,9 +60,10 @@ struct GradientReducer::Impl {
     return step_.lock();
   }
 
-  // Checkpoints (between_steps.cc).
+  // Checkpoints, and other work on residuals (between_steps.cc).
   ReducerState exact_state();
   void load(const ReducerState& state);
+  void scale_residuals(float factor, std::span<const std::size_t> parameters);
   Transport& control();
 
   // Parameters that go other ways than before (learning.cc).

@@ -62,6 +62,7 @@ def text(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.long
 def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Path) -> None:
     names = ["none", "tersor:none", "torch:powersgd", "int8", "adamw=3:hadamard:bits=1+ef"]
+    names += ["diloco=4,fragments=2,delay=1,momentum=0,rate=1:int4"]
     names += ["diloco=4,rate=1,momentum=0,residual=0.95:int4+ef"]
     path = tmp_path / "train.json"
     options = ["--data", text, "--epochs", 2, "--steps", 12, "--batch", 2, "--json", path]
@@ -81,6 +82,7 @@ def test_training_learns_by_every_hook(tmp_path: pathlib.Path, text: pathlib.Pat
     assert sent["torch:powersgd"] < sent["int8"]
     assert sent["adamw=3:hadamard:bits=1+ef"] < sent["int8"] / 4
     assert 1.7 < sent["int8"] / (4 * sent[names[-1]]) < 2
+    assert sent[names[-2]] == pytest.approx(sent[names[-1]], rel=0.02)
     assert len(load_for_report(path)) == 2 * len(names)
 
 
