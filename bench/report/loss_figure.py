@@ -1,6 +1,7 @@
-"""Training loss against bytes, of one model at one learning rate or at several."""
+"""Loss against bytes, of one model; of several learning rates each codec's best, between the others."""
 
 import dataclasses
+import statistics
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,29 +13,34 @@ from palette import Palette
 
 WIDE = 12.0  # inches: labels name a rate, too
 ROW_HEIGHT = 0.31  # inches of a line in the legend
+DENSE = ("none", "muon")  # what an optimizer learns from all bytes is a line across, too
+OF_BF16 = 0.5  # of the bytes of `none`
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A codec at a learning rate."""
+    """A codec at its best learning rate."""
 
-    runs: summary.CodecRuns
+    codec: str
     sent: float  # bytes
     loss: summary.Spread
     label: str
-    variant: int  # of the codec's style: which of its learning rates
+    others: list[float]  # losses at other rates
 
 
 def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
     """`trainings` differ in their learning rate alone, and all tell their losses."""
-    points = _points(trainings)
+    tested = all(runs.test_loss for one in trainings for runs in one.codecs.values())
+    found = points(trainings, "test_loss" if tested else "loss")
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for point in points:
+        for point in found:
             _paint_point(axes, point, palette)
+        _paint_bf16(axes, found, palette)
         axes.set_xlabel("bytes that a rank sends in a step, mean of all steps (logarithmic)")
-        axes.set_ylabel("training loss, mean of the last epoch")
+        told = "test loss at the end" if tested else "training loss, mean of the last epoch"
+        axes.set_ylabel(told + (" (small: other rates)" if any(p.others for p in found) else ""))
         drawing.log_axis(axes.xaxis, units.short_bytes, 2)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.06, y=0.08)
@@ -42,31 +48,56 @@ def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
         drawing.legend_right(axes)
 
     width = drawing.WIDTH if len(trainings) == 1 else WIDE
-    return drawing.figure(palette, (width, max(4.8, ROW_HEIGHT * len(points))), paint)
+    return drawing.figure(palette, (width, max(4.8, ROW_HEIGHT * len(found))), paint)
 
 
-def _points(trainings: list[summary.Training]) -> list[Point]:
-    """By rising bytes."""
-    every = [(runs, one) for one in trainings for runs in one.codecs.values()]
-    seeds = max(len(runs.runs) for runs, _ in every)
-    points = []
-    for runs, training in every:
-        rates = [one.learning_rate for one in trainings if runs.codec in one.codecs]
-        label = (
-            f"{runs.codec}, rate {training.learning_rate:g}" if len(trainings) > 1 else runs.codec
-        )
-        if len(runs.runs) < seeds:
-            label += f" ({len(runs.runs)} of {seeds} seeds)"
-        variant = rates.index(training.learning_rate)
-        points.append(Point(runs, runs.step_mean("wire_bytes"), runs.loss, label, variant))
-    return sorted(points, key=lambda point: point.sent)
+def points(trainings: list[summary.Training], told: str) -> list[Point]:
+    """By rising bytes; `told`: "loss" or "test_loss"."""
+    codecs = {codec for one in trainings for codec in one.codecs}
+    found = [_point(codec, trainings, told) for codec in codecs]
+    return sorted(found, key=lambda point: (point.sent, point.codec))
+
+
+def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
+    """The best of the rates that were trained with most seeds."""
+    tried = [(one.codecs[codec], one.learning_rate) for one in trainings if codec in one.codecs]
+    seeds = max(len(runs.runs) for runs, _ in tried)
+    most = [(runs, rate) for runs, rate in tried if len(runs.runs) == seeds]
+    best, best_rate = min(most, key=lambda pair: getattr(pair[0], told).mean)
+    loss = getattr(best, told)
+    others = [loss.mean + _above(best, runs, told) for runs, _ in tried if runs is not best]
+    label = f"{codec}, rate {best_rate:g}" if len(trainings) > 1 else codec
+    if others:
+        label += f", best of {len(tried)}"
+    every = max(len(runs.runs) for one in trainings for runs in one.codecs.values())
+    if seeds < every:
+        label += f" ({seeds} of {every} seeds)"
+    return Point(codec, best.step_mean("wire_bytes"), loss, label, others)
+
+
+def _above(best: summary.CodecRuns, other: summary.CodecRuns, told: str) -> float:
+    """By the seeds that both have; where there are none, of the means."""
+    own = {run.seed: getattr(run, told) for run in best.runs}
+    pairs = [getattr(run, told) - own[run.seed] for run in other.runs if run.seed in own]
+    means = getattr(other, told).mean - getattr(best, told).mean
+    return statistics.fmean(pairs) if pairs else means
 
 
 def _paint_point(axes: Axes, point: Point, palette: Palette) -> None:
-    """What DDP itself learns is a line across, too."""
-    style = drawing.line_style(palette, point.runs.codec, point.variant)
-    if point.runs.codec == "none":
-        dashes = drawing.DASHES[1 + point.variant]
-        axes.axhline(point.loss.mean, color=style["color"], linestyle=dashes, linewidth=1.2)
+    style = drawing.line_style(palette, point.codec, 0)
+    if point.codec in DENSE:
+        axes.axhline(point.loss.mean, color=style["color"], linestyle="--", linewidth=1.2)
+    small = {**style, "linestyle": "none", "markersize": 4, "alpha": 0.45}
+    axes.plot([point.sent] * len(point.others), point.others, zorder=2, **small)
     at, style["markersize"] = (point.sent, point.loss.mean), 9
     drawing.point(axes, point.label, at, style, point.loss.known_deviation)
+
+
+def _paint_bf16(axes: Axes, points: list[Point], palette: Palette) -> None:
+    """What mixed precision sends without a codec."""
+    for sent in [OF_BF16 * point.sent for point in points if point.codec == "none"]:
+        axes.axvline(sent, color=palette.theme.quiet, linestyle=":", linewidth=1.2)
+        ends = axes.get_xaxis_transform()
+        axes.text(
+            sent, 1.0, "bf16 ", transform=ends, ha="right", va="top", color=palette.theme.quiet
+        )

@@ -31,9 +31,10 @@ train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 
            decode and exposed seconds are of one step, mean over the ranks; exposed is communication
            that the backward pass did not hide. Encode, wire and decode are null where nobody can
            tell; of a model in stages, waiting that the pipeline's bubble needs is exposed too.
-           `accuracy`: on the test set, 0 to 1. `hidden_seconds`: if absent, encode + wire +
-           decode - exposed, at least 0. `model`: what was trained, where there are several;
-           `learning_rate`: the highest, where it was chosen.
+           `accuracy`: on the test set, 0 to 1; `test_loss`: the mean loss on it, where it was
+           measured. `hidden_seconds`: if absent, encode + wire + decode - exposed, at least 0.
+           `model`: what was trained, where there are several; `learning_rate`: the highest, where
+           it was chosen.
 backward   A bare backward pass under PyTorch. `parallel`: "ddp" (DistributedDataParallel), as where
            it is absent, "fsdp" (FSDP2), or "experts", whose times are of a whole step, and where
            `codec` is how rows travel. `weights`: the codec of FSDP2's all-gathers, where
@@ -154,6 +155,7 @@ class TrainRecord(Record):
     seconds: float = _range()
     accuracy: float = _range(high=1.0)
     loss: float | None = _range(low=-math.inf)
+    test_loss: float | None = None
     wire_bytes: float = _range()
     compute_seconds: float = _range()
     encode_seconds: float | None = _range()

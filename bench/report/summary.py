@@ -34,6 +34,13 @@ class Spread:
         deviation = statistics.stdev(known) if len(known) > 1 else math.nan
         return Spread(statistics.fmean(known), deviation, len(known))
 
+    @staticmethod
+    def of_known(values: typing.Iterable[float | None]) -> "Spread | None":
+        """None where one is unknown."""
+        every = list(values)
+        known = [value for value in every if value is not None]
+        return Spread.of(known) if len(known) == len(every) else None
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -47,6 +54,10 @@ class Run:
     @property
     def loss(self) -> float | None:
         return self.epochs[-1].loss
+
+    @property
+    def test_loss(self) -> float | None:
+        return self.epochs[-1].test_loss
 
     @property
     def epoch_seconds(self) -> float:
@@ -71,9 +82,12 @@ class CodecRuns:
     @property
     def loss(self) -> Spread | None:
         """None where a run does not tell."""
-        losses = [run.loss for run in self.runs]
-        known = [loss for loss in losses if loss is not None]
-        return Spread.of(known) if len(known) == len(losses) else None
+        return Spread.of_known(run.loss for run in self.runs)
+
+    @property
+    def test_loss(self) -> Spread | None:
+        """Likewise."""
+        return Spread.of_known(run.test_loss for run in self.runs)
 
     @property
     def epoch_seconds(self) -> float:

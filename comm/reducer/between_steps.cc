@@ -4,6 +4,7 @@
 #include "comm/reducer/impl.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tersor {
 namespace {
@@ -262,13 +263,27 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   if (exact && !state.order.empty() && !of_ready()) sender_->adopt_order(step, state.order);
 }
 
+// Parameters that were added since the last step have none yet.
+void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::size_t> parameters) {
+  const auto lock = between_steps();
+  if (residence_ == nullptr) return;
+  const Residence::Entry entry(*residence_);
+  for (const std::size_t one : parameters)
+    if (one < parameters_.residuals.parameters()) parameters_.residuals.scale(one, factor);
+}
+
 void GradientReducer::relearn_order() { impl_->between_steps()->forget_order(); }
 
 void GradientReducer::scale_residuals(float factor) {
-  const auto lock = impl_->between_steps();
-  if (impl_->residence_ == nullptr) return;
-  const Residence::Entry entry(*impl_->residence_);
-  impl_->parameters_.residuals.scale(factor);
+  std::vector<std::size_t> all(impl_->parameters_.count());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  impl_->scale_residuals(factor, all);
+}
+
+void GradientReducer::scale_residuals(float factor, std::span<const std::string> names) {
+  std::vector<std::size_t> some;
+  for (const std::string& name : names) some.push_back(impl_->parameters_.index_of(name));
+  impl_->scale_residuals(factor, some);
 }
 
 void GradientReducer::discard_step() {

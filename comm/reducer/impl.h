@@ -62,9 +62,10 @@ struct GradientReducer::Impl {
   /// The same for who changes nothing: after an error, as that left the step.
   LockedStep stopped();
 
-  // Checkpoints (between_steps.cc).
+  // Checkpoints, and other work on residuals (between_steps.cc).
   ReducerState exact_state();
   void load(const ReducerState& state);
+  void scale_residuals(float factor, std::span<const std::size_t> parameters);
   Transport& control();
 
   // Parameters that go other ways than before (learning.cc).

@@ -128,14 +128,12 @@ void Residuals::clear_memory(std::size_t parameter) {
   }
 }
 
-void Residuals::scale(float factor) {
-  for (std::size_t i = 0; i < entries_.size(); ++i)
-    for (unsigned generation = 0; generation < generations_; ++generation) {
-      const Entry& entry = entries_[i];
-      if (entry.count == 0) continue;
-      residence_->scale(values(i, generation, {0, sender_room(entry.count) + entry.owned_count}),
-                        factor);
-    }
+void Residuals::scale(std::size_t parameter, float factor) {
+  const Entry& entry = entries_[parameter];
+  if (entry.count == 0) return;
+  const Range kept = {0, sender_room(entry.count) + entry.owned_count};
+  for (unsigned generation = 0; generation < generations_; ++generation)
+    residence_->scale(values(parameter, generation, kept), factor);
 }
 
 void Residuals::clear() {

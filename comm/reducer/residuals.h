@@ -54,7 +54,7 @@ class Residuals {
   /// In all generations.
   void clear_owner(std::size_t parameter);
   void clear_memory(std::size_t parameter);
-  void scale(float factor);
+  void scale(std::size_t parameter, float factor);
   void clear();
 
  private:

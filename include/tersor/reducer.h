@@ -236,6 +236,9 @@ class GradientReducer {
 
   /// When a loss scale changes by `factor`: residuals are in the gradient's units.
   void scale_residuals(float factor);
+  /// Those of these parameters alone, as of a part of a model that is exchanged by itself. Throws
+  /// InvalidArgument, and scales nothing, where one of them was never added.
+  void scale_residuals(float factor, std::span<const std::string> names);
   /// Brings back the residuals from before the last step (Transactions::kOn only), after a skipped
   /// step or an error.
   void discard_step();

@@ -4,12 +4,14 @@
 #include "python_bindings/src/gradient_reducer.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 #include <tersor/reducer.h>
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -124,10 +126,15 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def(
           "scale_residuals",
-          [](const ArrayReducer& self, float factor) {
-            without_gil([&] { self.reducer().scale_residuals(factor); });
+          [](const ArrayReducer& self, float factor,
+             const std::optional<std::vector<std::string>>& names) {
+            without_gil([&] {
+              if (names.has_value()) return self.reducer().scale_residuals(factor, *names);
+              self.reducer().scale_residuals(factor);
+            });
           },
-          "factor"_a, "When a loss scale changes by `factor`.")
+          "factor"_a, "names"_a = nb::none(),
+          "When a loss scale changes by `factor`; of all parameters, or of these alone.")
       .def("discard_step", &waiting<&GradientReducer::discard_step>,
            "Brings back the residuals from before the last step (transactional=True only).")
       .def("save_state", &saved<&GradientReducer::save_state>,

@@ -222,6 +222,25 @@ def test_fsdp_shards_within_hosts_are_exchanged_between_them() -> None:
             torch.testing.assert_close(first_exact[name], one, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["CompressedAdamW", "CompressedMuon"])
+@ranks.on(4)
+def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all(
+    rank: int, count: int, name: str
+) -> None:
+    names = f"hosts of {name}", f"shards of {name}"  # DTensor keeps meshes, by value and names
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    training = HANDLES[name](shards=mesh[names[1]], group=mesh[names[0]].get_group())
+    training.step(rank, 0)
+    before = training.weights()
+    training.optimizer.zero_grad()
+    training.backward(rank, 1)
+    if rank == 3:
+        training.gradients()["0.weight"][0, 0] = torch.inf
+    training.end_step()
+    assert training.handle.skipped_steps == 1
+    assert equal(training.weights(), before)
+
+
 class Double(torch.nn.Module):
     """A parameter that no codec takes, beside one that any does."""
 

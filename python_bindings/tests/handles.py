@@ -235,7 +235,8 @@ class Local(Training):
         self.handle = tersor.torch.DiLoCo(self.layers, **{"every": 1, **options})
 
     def die_in_the_next_step(self) -> None:
-        die_in_the_middle(self.handle.reducer)
+        """All is handed over at once."""
+        self.handle.reducer.ready_flat = lambda *_: os.kill(os.getpid(), SIGKILL)
 
     def compute(self, rank: int, step: int) -> None:
         self.optimizer.zero_grad()

@@ -164,3 +164,46 @@ def test_wrong_options_are_named(
 ) -> None:
     with pytest.raises(tersor.InvalidArgument, match=message):
         CompressedSGD(make_model().named_parameters(), **options)
+
+
+def by_samples(counts: list[int], rank: int) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A model that a rank's samples and those of others have moved a step, and one that all moved
+    on one machine."""
+    torch.manual_seed(7)
+    inputs, model, alone = torch.randn(sum(counts), 90), make_model(), make_model()
+    own = inputs.split(counts)[rank]
+    exact: dict[str, Any] = {"rules": [("*", "int8+ef")], "dense_codec": "none", "dense_steps": 9}
+    optimizer = CompressedSGD(model.named_parameters(), lr=0.1, momentum=0.0, **exact)
+    if len(own):
+        model(own).square().mean().backward()
+    optimizer.samples = len(own)
+    optimizer.step()
+    assert optimizer.samples is None
+    alone(inputs).square().mean().backward()
+    torch.optim.SGD(alone.parameters(), lr=0.1).step()
+    return model, alone
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 5], [4, 0, 3], [2, 2, 2]])
+@ranks.on(3)
+def test_means_are_over_samples(rank: int, count: int, counts: list[int]) -> None:
+    model, alone = by_samples(counts, rank)
+    for own, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"), [([3, None], "1 of 2 ranks tell"), ([0, 0], "of 0.0 samples together")]
+)
+@ranks.on(2)
+def test_samples_that_mean_nothing_are_refused(
+    rank: int, count: int, told: list[int | None], message: str
+) -> None:
+    model = make_model()
+    optimizer = CompressedSGD(model.named_parameters(), codec="int8+ef")
+    before = flat(model)
+    optimizer.samples = told[rank]
+    with pytest.raises(tersor.InvalidArgument, match=message):
+        optimizer.step()
+    assert torch.equal(flat(model), before)
+    optimizer.step()  # and go on

@@ -6,41 +6,12 @@ import functools
 
 import pytest
 import torch
-import torch.distributed as dist
+from diloco_models import equal_on_ranks, flat, make_model, mean_of_ranks, move, quantised
 
 import ranks
 import tersor
 import tersor.torch
 from tersor.torch.diloco import DiLoCo, averaging, nesterov
-
-
-def make_model(seed: int = 0) -> torch.nn.Sequential:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(80, 70), torch.nn.Tanh(), torch.nn.Linear(70, 3))
-
-
-def move(model: torch.nn.Module, seed: int) -> None:
-    """As an inner step would: every parameter moves a little, differently on each rank."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-
-
-def mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
-    mean = values / dist.get_world_size()
-    dist.all_reduce(mean)
-    return mean
-
-
-def equal_on_ranks(values: torch.Tensor) -> bool:
-    first = values.clone()
-    dist.broadcast(first, 0)
-    return torch.equal(first, values)
 
 
 def begins_equal(rank: int, count: int) -> bool:
@@ -90,12 +61,6 @@ def test_the_outer_optimizer_sees_the_mean_difference(rank: int, count: int) -> 
         outer.step()
         for start, now in zip(reference, model.parameters(), strict=True):
             torch.testing.assert_close(now, start, rtol=0, atol=1e-7)
-
-
-def quantised(codec: tersor.Codec, values: torch.Tensor) -> torch.Tensor:
-    found = torch.empty_like(values)
-    codec.decode(codec.encode(values), out=found)
-    return found
 
 
 @ranks.on(2)

@@ -17,6 +17,7 @@ CELL_SECONDS = 180
 # Run after the last cell, where the notebook's variables still are.
 LESSONS = """
 assert "int8: loss" in done.stdout, done.stdout
+assert float(done.stdout.split("by Muon: loss ")[1].split()[0]) < 1, done.stdout
 losses = {codec: run[0][-1] for codec, run in runs.items()}
 sent = {codec: run[1] for codec, run in runs.items()}
 assert abs(losses["int8"] - losses["none"]) < 0.02 * losses["none"], losses

@@ -290,6 +290,28 @@ def test_residuals_follow_a_loss_scale() -> None:
         assert after == pytest.approx(before / 2)
 
 
+def test_residuals_are_scaled_by_name() -> None:
+    def norms(transport: tersor.Transport) -> list[float]:
+        reducer = make(transport, codec="int4+ef", transactional=True)
+        for step in range(2):
+            train(reducer, transport.rank, range(step, step + 1))
+        names = [one.name for one in reducer.parameter_statistics()]
+        before = reducer.residual_norms()
+        kept = [name for name, norm in zip(names, before, strict=True) if norm > 0]
+        with pytest.raises(tersor.InvalidArgument, match='no parameter "nobody" was added'):
+            reducer.scale_residuals(0.5, [kept[0], "nobody"])
+        assert reducer.residual_norms() == before
+        reducer.scale_residuals(0.5, [kept[0]])
+        reducer.scale_residuals(0.5, ())
+        assert len(kept) > 1
+        after = reducer.residual_norms()
+        return [new / old for new, old in zip(after, before, strict=True) if old > 0]
+
+    for first, *others in tersor.local.run(2, norms):
+        assert first == pytest.approx(0.5)
+        assert set(others) == {1.0}
+
+
 def test_nothing_but_zeros_keeps_the_residual() -> None:
     def norms(transport: tersor.Transport) -> list[float]:
         reducer = make(transport, codec="topk:density=0.01+ef")

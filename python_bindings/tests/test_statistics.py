@@ -144,7 +144,7 @@ def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (one, *_) = counted(2, codec="int8+ef")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
-        statistics.log_statistics(writer, one, 7, residual_norms=True)
+        statistics.log_statistics(writer, one, 7, residual_norms=True, parameters_every=7)
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
 
     def value(tag: str) -> float:
@@ -160,6 +160,19 @@ def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
     assert value(f"{folder}/residual_norm") == pytest.approx(weight["residual_norm"])
     assert value(f"{folder}/sent_bytes") == pytest.approx(weight["sent_bytes"] / STEPS)
     assert f"{folder}/relative_error" not in events.Tags()["scalars"]
+
+
+def test_of_each_parameter_tensorboard_hears_every_so_many_steps() -> None:
+    class Tags(list[tuple[str, int]]):
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            self.append((tag, step))
+
+    (one, *_), tags = counted(2, codec="int8"), Tags()
+    for step in range(201):
+        statistics.log_statistics(tags, one, step)
+    assert tags.count(("tersor/ratio", 1)) == 1
+    of_weight = [step for tag, step in tags if tag == "tersor parameters/head.weight/ratio"]
+    assert of_weight == [0, 100, 200]
 
 
 def test_scalars_are_means_of_a_step_with_what_was_counted() -> None:

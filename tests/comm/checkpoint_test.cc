@@ -105,6 +105,36 @@ TEST_P(Checkpoint, ResidualsFollowTheLossScale) {
   });
 }
 
+/// A training of two parameters, of equal gradients.
+struct Pair : Training {
+  Pair(Transport& transport, const ReducerOptions& options) : Training(transport, options) {
+    reducer.add("v", second, 100, 200);
+  }
+
+  void step_both(const Values& values) {
+    gradient = second = values;
+    reducer.ready("w");
+    reducer.ready("v");
+    reducer.wait();
+  }
+
+  Values second = Values(kCount);
+};
+
+TEST_P(Checkpoint, ResidualsAreScaledByName) {
+  run_ranks(2, {}, [](Transport& transport) {
+    Pair run(transport, {.codec = GetParam()}), scaled(transport, {.codec = GetParam()});
+    for (Pair* one : {&run, &scaled}) one->step_both(gaussian(kCount, 1));
+    const std::string some[] = {"v"}, unknown[] = {"v", "nobody"};
+    EXPECT_THROW(scaled.reducer.scale_residuals(4.0f, unknown), InvalidArgument);
+    scaled.reducer.scale_residuals(4.0f, some);
+    for (Pair* one : {&run, &scaled}) one->step_both(Values(kCount));
+    EXPECT_EQ(scaled.gradient, run.gradient);
+    EXPECT_NE(run.second, Values(kCount));
+    for (std::size_t i = 0; i < kCount; ++i) ASSERT_EQ(scaled.second[i], 4.0f * run.second[i]) << i;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Codecs, Checkpoint,
                          ::testing::Values("int8+ef", "int4:rounding=stochastic+ef",
                                            "hadamard:bits=1+ef", "blocktopk:density=0.05+ef",

@@ -224,6 +224,26 @@ class Numbers(Folder):
         self.assertIsNone(found.codecs["int8"].loss)
         self.assertFalse(found.tells_losses)
 
+    @unittest.skipUnless(HAS_MATPLOTLIB, "no matplotlib")
+    def test_a_picture_shows_each_codec_at_its_best_rate(self) -> None:
+        import loss_figure
+
+        def points(*runs: tuple[str, float, int, float]) -> list[loss_figure.Point]:
+            every = [
+                training(codec, [0.8], learning_rate=rate, seed=seed, loss=9.0, test_loss=loss)
+                for codec, rate, seed, loss in runs
+            ]
+            found = records.select(self.load(sum(every, [])), records.TrainRecord)
+            return loss_figure.points(summary.trainings(found), "test_loss")
+
+        seeds = ("none", 0.2, 1, 1.4), ("none", 0.2, 2, 1.6)
+        ((none),) = points(("none", 0.1, 1, 1.7), ("none", 0.4, 1, 1.2), *seeds)
+        self.assertEqual(none.label, "none, rate 0.2, best of 3")  # of those with both seeds
+        self.assertAlmostEqual(none.loss.mean, 1.5)
+        self.assertEqual([round(loss, 6) for loss in none.others], [1.8, 1.3])  # beside seed 1
+        only, _ = points(("int8", 0.1, 1, 1.7), *seeds)
+        self.assertEqual(only.label, "int8, rate 0.1 (1 of 2 seeds)")
+
     def test_only_learning_rates_may_differ_in_a_picture(self) -> None:
         def may(*changes: dict[str, typing.Any]) -> bool:
             every = [record for one in changes for record in training("none", [0.8], **one)]

@@ -4,14 +4,14 @@
 PyTorch's hooks; ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` without DDP, after so many steps of
 bf16, ``sgd[=STEPS]:CODEC`` `CompressedSGD` likewise; ``onebit-adam[=STEPS]`` is 1-bit Adam after
 so many steps (100) of f32,
-``diloco=EVERY[,rate=R][,momentum=M][,residual=B][,muon=M]:CODEC`` is `DiLoCo`, both without DDP
-too; ``muon[=STEPS][,momentum=M]:CODEC`` is `CompressedMuon`, ``muon[,momentum=M]`` PyTorch's Muon
-under DDP; any other word is a codec of ours, also ``tersor:none``.
+``diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]:CODEC``
+is `DiLoCo`, both without DDP too; ``muon[=STEPS][,momentum=M]:CODEC`` is `CompressedMuon`,
+``muon[,momentum=M]`` PyTorch's Muon under DDP; any other word is a codec of ours, also
+``tersor:none``.
 """
 
 import abc
 import dataclasses
-import functools
 import re
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -24,6 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
+from tersor.bench import local_training
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import Batch, scores_of
 from tersor.bench.muon import MuonBesideAdamW
@@ -45,8 +46,6 @@ ONEBIT = "onebit-adam"
 DILOCO = "diloco"
 MUON = "muon"
 MOMENTUM = r"(?:,momentum=((?:\d*\.)?\d+))?"
-OUTER_DEFAULTS = {"rate": 0.7, "momentum": 0.9, "residual": 1.0}  # the DiLoCo paper's
-OUTER_OPTION = rf"(,({'|'.join([*OUTER_DEFAULTS, MUON])})=(\d*\.)?\d+)"
 CASTS = {
     THEIRS + "bf16": default_hooks.bf16_compress_hook,
     THEIRS + "fp16": default_hooks.fp16_compress_hook,
@@ -59,7 +58,8 @@ SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
     "(CompressedAdamW), sgd[=STEPS]:CODEC (CompressedSGD), onebit-adam[=STEPS], "
     "muon[=STEPS][,momentum=M]:CODEC (CompressedMuon), muon[,momentum=M] (PyTorch's, under DDP), "
-    "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,muon=M]:CODEC (DiLoCo, of AdamWs or Muons), "
+    "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
+    ":CODEC (DiLoCo, of AdamWs or Muons), "
     "or a codec of ours"
 )
 
@@ -236,27 +236,28 @@ class MuonHook(PyTorchHook):
 class DiLoCoHook(CountedHook):
     """Ours: every rank's own optimizer moves the weights, and every so many steps they meet."""
 
-    def __init__(self, module: nn.Module, codec: str, every: int, outer: dict[str, float]) -> None:
-        """``outer``: as `OUTER_DEFAULTS`, of SGD (Nesterov's, with momentum), and of +ef; ``muon``:
-        momentum of a Muon that is inside, in place of AdamW."""
-        momentum = outer["momentum"]
-        sgd = functools.partial(
-            torch.optim.SGD, lr=outer["rate"], momentum=momentum, nesterov=momentum > 0
-        )
-        self._own = tersor.torch.DiLoCo(
-            module, every=every, outer_optimizer=sgd, residual_factor=outer["residual"], codec=codec
-        )
-        super().__init__(module, self._own)
-        self.period, self._muon = every, outer.get(MUON)
+    def __init__(self, module: nn.Module, local: local_training.LocalTraining) -> None:
+        super().__init__(module, local.outer)
+        self._local = local
+        self.period = local.outer.every
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        def exchange(*_: object) -> None:
-            self._own.step()
-
-        if self._muon is not None:
-            plain = MuonBesideAdamW(self.model, _adamw(plain, DILOCO), self._muon)
-        plain.register_step_post_hook(exchange)
+        if self._local.muon is not None:
+            plain = MuonBesideAdamW(self.model, _adamw(plain, DILOCO), self._local.muon)
+        plain.register_step_post_hook(self._local.exchange)
         return plain
+
+    def learn(self, batch: Batch) -> Tensor:
+        self._local.go_on()
+        return super().learn(batch)
+
+    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
+        """All that is DiLoCo's, its outer optimizer's step too."""
+        return [self._local.span]
+
+    def gather(self, what: Literal["data", "grad"] = "data") -> None:
+        """What all ranks have in common; no exchange, and the next step goes on from their own."""
+        self._local.show_common()
 
 
 class OneBitAdamHook(Hook):
@@ -304,7 +305,7 @@ def check(name: str) -> None:
     """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
     if in_optimizer(name):
         known = re.fullmatch(
-            rf"({ADAMW}|{SGD})(=\d+)?:.+|{ONEBIT}(=0*[1-9]\d*)?|{DILOCO}=0*[1-9]\d*{OUTER_OPTION}*:.+"
+            rf"({ADAMW}|{SGD})(=\d+)?:.+|{ONEBIT}(=0*[1-9]\d*)?|{DILOCO}={local_training.PATTERN}:.+"
             rf"|{MUON}((=\d+)?{MOMENTUM}:.+|{MOMENTUM})",
             name,
         )
@@ -369,10 +370,7 @@ def _attach_optimizer(module: nn.Module, name: str, bucket_mib: float | None) ->
         return OptimizerHook(module, own, torch.optim.SGD)
     if kind == ONEBIT:
         return OneBitAdamHook(module, int(options or ONEBIT_START))
-    every, *given = options.split(",")
-    pairs = (one.split("=") for one in given)
-    chosen = OUTER_DEFAULTS | {key: float(value) for key, value in pairs}
-    return DiLoCoHook(module, codec, int(every), chosen)
+    return DiLoCoHook(module, local_training.LocalTraining(module, options, codec))
 
 
 def _ring(model: DistributedDataParallel, value_bytes: int) -> PyTorchHook:

@@ -1,9 +1,11 @@
-"""``train``: accuracy against bytes and time, once for each hook and seed.
+"""``train``: accuracy against bytes and time, once for each hook, learning rate and seed.
 
 All hooks of a seed begin with the same weights and see the same batches in the same order.
 """
 
 import argparse
+import dataclasses
+import itertools
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -33,9 +35,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate",
         type=options.positive_number,
-        default=1.0,
+        nargs="+",
+        default=[1.0],
         metavar="FACTOR",
-        help="times the model's learning rate (1)",
+        help="times the model's learning rate (1); of several, the summary marks each hook's best",
     )
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     options.add_records(parser)
@@ -52,14 +55,15 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _train_all(chosen: argparse.Namespace, world: World) -> None:
     sizes = (chosen.batch, chosen.epochs, chosen.steps)
-    told = TaskOptions(chosen.data, *sizes, world.device, world.ranks, chosen.rate)
-    task = TASKS[chosen.model](told)
+    told = TaskOptions(chosen.data, *sizes, world.device, world.ranks)
+    tasks = [TASKS[chosen.model](dataclasses.replace(told, rate=rate)) for rate in chosen.rate]
     records = RecordFile(chosen.json if world.leads else None)
-    Training(task, "none", 0, world).warm_up()
-    last: dict[str, list[Record]] = {name: [] for name in chosen.hooks}
+    Training(tasks[0], "none", 0, world).warm_up()
+    ways = list(itertools.product(chosen.hooks, tasks))
+    last: list[list[Record]] = [[] for _ in ways]
     for seed in chosen.seed:
-        for name in last:
-            last[name].append(_train_once(Training(task, name, seed, world), records, chosen.link))
+        for runs, (name, task) in zip(last, ways, strict=True):
+            runs.append(_train_once(Training(task, name, seed, world), records, chosen.link))
     if world.leads:
         _print_summary(last)
 
@@ -101,34 +105,43 @@ def _setting(training: Training, link: str) -> Record:
 def _print_epoch(epoch: Epoch) -> None:
     print(
         f"  epoch {epoch.epoch}  accuracy {100 * epoch.accuracy:.2f} %  loss {epoch.loss:.4f}  "
-        f"step {_text.seconds(epoch.step_seconds)}  {_text.seconds(epoch.seconds)} of training",
+        f"tested {epoch.test_loss:.4f}  step {_text.seconds(epoch.step_seconds)}  "
+        f"{_text.seconds(epoch.seconds)} of training",
         flush=True,
     )
 
 
-def _print_summary(last: dict[str, list[Record]]) -> None:
-    head = ["hook", "accuracy", "loss", "sent a step", "interface", "step", "exposed", "training"]
+def _print_summary(last: Sequence[Sequence[Record]]) -> None:
+    head = ["hook", "rate", "accuracy", "loss", "test loss", "sent a step", "interface", "step"]
+    best: dict[Any, float] = {}
+    for runs in last:
+        name, loss = runs[0]["codec"], _mean(runs, "test_loss")
+        best[name] = min(loss, best.get(name, loss))
+    rows = [_summary_row(runs, best[runs[0]["codec"]]) for runs in last]
     print()
-    print(_text.table(head, [_summary_row(name, runs) for name, runs in last.items()]), flush=True)
+    print(_text.table([*head, "exposed", "training"], rows), flush=True)
     print(
         "\nsent: by one rank; computed for PyTorch's ways, counted for ours. interface: counted "
-        "by the kernel, with headers and whatever else went there"
+        "by the kernel, with headers and whatever else went there. *: the best of the hook's rates"
     )
 
 
-def _summary_row(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _summary_row(runs: Sequence[Mapping[str, Any]], best_loss: float) -> list[str]:
     """Means over the seeds, of the last epoch."""
-
-    def mean(field: str) -> float:
-        return statistics.fmean(run[field] for run in runs)
-
+    test_loss = _mean(runs, "test_loss")
     return [
-        name,
-        f"{100 * mean('accuracy'):.2f} %",
-        f"{mean('loss'):.4f}",
-        _text.byte_count(mean("wire_bytes")),
-        _text.byte_count(mean("interface_bytes")),
-        _text.seconds(mean("step_seconds")),
-        _text.seconds(mean("exposed_seconds")),
-        _text.seconds(mean("seconds")),
+        runs[0]["codec"],
+        f"{runs[0]['learning_rate']:g}",
+        f"{100 * _mean(runs, 'accuracy'):.2f} %",
+        f"{_mean(runs, 'loss'):.4f}",
+        f"{test_loss:.4f}{' *' if test_loss == best_loss else ''}",
+        _text.byte_count(_mean(runs, "wire_bytes")),
+        _text.byte_count(_mean(runs, "interface_bytes")),
+        _text.seconds(_mean(runs, "step_seconds")),
+        _text.seconds(_mean(runs, "exposed_seconds")),
+        _text.seconds(_mean(runs, "seconds")),
     ]
+
+
+def _mean(runs: Sequence[Mapping[str, Any]], field: str) -> float:
+    return statistics.fmean(run[field] for run in runs)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from tersor.bench import hooks
@@ -24,6 +25,7 @@ class Epoch:
     seconds: float  # of training, from its start to the end of this epoch; no evaluation
     loss: float  # mean over the epoch's batches of all ranks
     accuracy: float  # on the test data, of 1
+    test_loss: float  # mean over the test data
     step_seconds: float
     exposed_seconds: float  # in which a rank waited for others
     interface_bytes: float  # what the kernel counted, of whatever was sent
@@ -57,7 +59,7 @@ class Training:
     def warm_up(self) -> None:
         """A few steps and an evaluation, lest the first hook pay for what a process does once."""
         self._steps(range(WARMUP_STEPS))
-        self._accuracy()
+        self._test()
 
     def _epoch(self, number: int, seconds_before: float) -> Epoch:
         steps = self.task.recipe.steps
@@ -70,11 +72,13 @@ class Training:
         interface_bytes = (self._interface.sent_bytes() - sent_before) / self.world.ranks_here
         totals = [*map(_seconds, spans), interface_bytes]
         means = self.world.mean([float(loss), *(total / steps for total in totals)])
+        accuracy, test_loss = self._test()
         return Epoch(
             epoch=number,
             seconds=seconds_before + seconds,
             loss=means[0],
-            accuracy=self._accuracy(),
+            accuracy=accuracy,
+            test_loss=test_loss,
             step_seconds=means[1],
             exposed_seconds=means[2],
             interface_bytes=means[3],
@@ -106,16 +110,17 @@ class Training:
         self._optimizer.step()
 
     @torch.no_grad()
-    def _accuracy(self) -> float:
-        """Of the test data, of which each rank looks at a part."""
+    def _test(self) -> tuple[float, float]:
+        """Accuracy and mean loss on the test data, of which each rank looks at a part."""
         self.hook.gather()
-        right = count = 0.0
+        right = loss = count = 0.0
         for batch in self.task.test_batches(self._share):
             scores, classes = scores_of(self._module, batch)
             right += float((scores.argmax(dim=1) == classes).sum())
+            loss += float(functional.cross_entropy(scores, classes, reduction="sum"))
             count += len(classes)
-        right, count = self.world.total([right, count])
-        return right / count
+        right, loss, count = self.world.total([right, loss, count])
+        return right / count, loss / count
 
     def _check_steps(self) -> None:
         """Ranks that train alone must have met by the end."""

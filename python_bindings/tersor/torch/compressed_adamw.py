@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
 from tersor.reducer import ReducerOptions
-from tersor.torch.compressed_optimizer import CompressedOptimizer, Part, Rule
+from tersor.torch.compressed_optimizer import CompressedOptimizer
+from tersor.torch.update_rules import Part, Rule, number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -79,14 +79,8 @@ class CompressedAdamW(CompressedOptimizer):
         default ``"hadamard:bits=1+ef"``. Raises InvalidArgument for options that are wrong, and for
         parameters that no codec takes or that are sharded over ranks of ``group``.
         """
-        super().__init__(
-            params,
-            {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay},
-            dense_codec=dense_codec,
-            dense_steps=dense_steps,
-            group=group,
-            **options,
-        )
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, (dense_codec, dense_steps), group, options)
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         return adamw_rule(codec)
@@ -102,23 +96,26 @@ class _OwnVariance(Rule):
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments[key] for key in self.moments)
         gradients, correction = part.float_gradients(), 1 - beta2 ** (part.steps + 1)
-        made = list(torch._foreach_mul(variances, beta2 / correction))
+        made = list(torch._foreach_mul(variances, number(beta2 / correction, variances)))
         torch._foreach_addcmul_(made, gradients, gradients, (1 - beta2) / correction)
         torch._foreach_sqrt_(made)
-        torch._foreach_add_(made, part.group["eps"])
+        torch._foreach_add_(made, number(part.group["eps"], made))
         _divide(gradients, made)
-        torch._foreach_mul_(made, 1 - beta1)
-        torch._foreach_add_(made, averages, alpha=beta1)
+        torch._foreach_lerp_(made, averages, beta1)
         return made
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments[key] for key in self.moments)
-        gradients = part.float_gradients()
-        torch._foreach_mul_(variances, beta2)
-        torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
+        _follow_squares(variances, part.float_gradients(), beta2)
         torch._foreach_copy_(averages, arrived)
-        part.end_step(arrived, -float(part.group["lr"]) / (1 - beta1 ** (part.steps + 1)))
+        rate = float(part.group["lr"]) / (1 - beta1 ** (part.steps + 1))
+        torch._foreach_add_(part.decayed_weights(), arrived, alpha=-rate)
+
+
+def _follow_squares(variances: list[Tensor], gradients: list[Tensor], beta2: float) -> None:
+    torch._foreach_mul_(variances, number(beta2, variances))
+    torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
 
 
 def _divide(numerators: list[Tensor], denominators: list[Tensor]) -> None:
@@ -131,7 +128,7 @@ def _divide(numerators: list[Tensor], denominators: list[Tensor]) -> None:
 
 
 class _MeanGradient(Rule):
-    """AdamW on the mean gradient, as PyTorch does."""
+    """AdamW on the mean gradient, to the bits of PyTorch's."""
 
     moments = ("exp_avg", "exp_avg_sq")
 
@@ -143,22 +140,14 @@ class _MeanGradient(Rule):
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
-        adamw(
-            part.weights,
-            arrived,
-            part.moments["exp_avg"],
-            part.moments["exp_avg_sq"],
-            [],
-            part.counters,
-            foreach=True,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=part.group["lr"],
-            weight_decay=part.group["weight_decay"],
-            eps=part.group["eps"],
-            maximize=False,
-        )
+        averages, variances = (part.moments[key] for key in self.moments)
+        torch._foreach_lerp_(averages, arrived, 1 - beta1)
+        _follow_squares(variances, arrived, beta2)
+        roots = torch._foreach_sqrt(variances)
+        torch._foreach_div_(roots, number((1 - beta2 ** (part.steps + 1)) ** 0.5, roots))
+        torch._foreach_add_(roots, number(part.group["eps"], roots))
+        rate = float(part.group["lr"]) / (1 - beta1 ** (part.steps + 1))
+        torch._foreach_addcdiv_(part.decayed_weights(), averages, roots, -rate)
 
 
 _OWN_VARIANCE, _MEAN_GRADIENT = _OwnVariance(), _MeanGradient()

@@ -17,7 +17,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,8 @@ from torch.optim.optimizer import ParamsT
 from tersor._core import InvalidArgument
 from tersor.reducer import ReducerOptions
 from tersor.torch.compressed_adamw import adamw_rule
-from tersor.torch.compressed_optimizer import CompressedOptimizer, Part, Rule
+from tersor.torch.compressed_optimizer import CompressedOptimizer
+from tersor.torch.update_rules import Part, Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,16 +41,6 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's, of the polynomial a·x + 
 _SMALLEST_NORM = 1e-7
 
 Hidden = str | re.Pattern[str] | Callable[[str, Tensor], bool]
-
-
-class AdamWOptions(TypedDict, total=False):
-    """Of the parameters that are no hidden matrices; ``lr`` and ``weight_decay`` are Muon's where
-    they are not told."""
-
-    lr: float
-    betas: tuple[float, float]
-    eps: float
-    weight_decay: float
 
 
 class CompressedMuon(CompressedOptimizer):
@@ -86,7 +77,7 @@ class CompressedMuon(CompressedOptimizer):
         nesterov: bool = True,
         ns_steps: int = 5,
         hidden: Hidden | None = None,
-        adamw: AdamWOptions | None = None,
+        adamw: Mapping[str, Any] | None = None,
         dense_codec: str = "bf16",
         dense_steps: int = 0,
         group: dist.ProcessGroup | None = None,
@@ -97,8 +88,8 @@ class CompressedMuon(CompressedOptimizer):
 
         ``hidden``: which of the matrices are, a regular expression that is searched for in names,
         or a function of name and parameter. Or parameter groups say so, by ``use_muon``. ``adamw``:
-        options of the rest; ``betas`` are (0.9, 0.95) where nothing is said. All else is as in
-        :class:`CompressedAdamW`.
+        ``betas`` (0.9, 0.95) and ``eps`` of the rest, and ``lr`` and ``weight_decay`` where they
+        are others than Muon's. All else is as in :class:`CompressedAdamW`.
 
         A collective call, of equal ``hidden`` on all ranks. Raises InvalidArgument as
         :class:`CompressedAdamW`, and where no parameter is a hidden matrix, a group with
@@ -107,18 +98,12 @@ class CompressedMuon(CompressedOptimizer):
         self._is_hidden = _chosen_by(hidden)
         plain = {"lr": lr, "weight_decay": weight_decay}
         self._muon = {**plain, "momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
-        self._adamw = {**plain, "betas": (0.9, 0.95), "eps": 1e-8, **(adamw or {})}
-        if unknown := self._adamw.keys() - AdamWOptions.__annotations__.keys():
-            known = ", ".join(AdamWOptions.__annotations__)
+        self._adamw = {**plain, "betas": (0.9, 0.95), "eps": 1e-8}
+        if unknown := (adamw or {}).keys() - self._adamw.keys():
+            known = ", ".join(self._adamw)
             raise InvalidArgument(f"adamw= has no option {min(unknown)!r}; there are: {known}")
-        super().__init__(
-            params,
-            {},
-            dense_codec=dense_codec,
-            dense_steps=dense_steps,
-            group=group,
-            **options,
-        )
+        self._adamw.update(adamw or {})
+        super().__init__(params, {}, (dense_codec, dense_steps), group, options)
         if not any(one["use_muon"] for one in self.param_groups):
             raise InvalidArgument(
                 "no parameter is a hidden matrix: say which are, by hidden= or groups with "
@@ -190,7 +175,7 @@ class _Orthogonal(Rule):
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         weight = 1 - part.group["momentum"]
         torch._foreach_lerp_(part.moments["momentum_buffer"], part.float_gradients(), weight)
-        part.end_step(arrived, -float(part.group["lr"]))
+        torch._foreach_add_(part.decayed_weights(), arrived, alpha=-float(part.group["lr"]))
 
 
 _ORTHOGONAL = _Orthogonal()
@@ -208,7 +193,8 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         squares = torch.bmm(x, x.mT) if wide else torch.bmm(x.mT, x)
         factors = torch.baddbmm(squares, squares, squares, beta=b, alpha=c)
-        x = torch.baddbmm(x, *((factors, x) if wide else (x, factors)), beta=a)
+        first, second = (factors, x) if wide else (x, factors)
+        x = torch.baddbmm(x, first, second, beta=a)
     return x.float()
 
 

@@ -1,15 +1,12 @@
-"""What optimizers have in common that exchange what a rank made of its own gradients.
-
-How parameters move say *rules*: what a rank sends of them, and what it does with what arrives.
-"""
+"""What optimizers have in common that exchange what a rank made of its own gradients."""
 
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -38,77 +35,9 @@ from tersor.torch.parameters import (
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ReducerReporting
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from tersor.torch.update_rules import Part, Rule
 
 _TOGETHER = 1 << 20  # values, of which there may be temporary copies
-
-Group = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Parameters that move alike: by a rule, by the options of a group, after so many steps.
-
-    Attributes:
-        parameters: as the model has them; weights, gradients and moments are what this rank has.
-        moments: by their names, those of all parameters.
-        counters: of steps, of which there were so many.
-    """
-
-    rule: Rule
-    group: Group
-    steps: int
-    counters: list[Tensor]
-    names: list[str]
-    parameters: list[Tensor]
-    gradients: list[Tensor]
-    moments: Mapping[str, list[Tensor]]
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """Written in place."""
-        return [local_shard(one) for one in self.parameters]
-
-    def float_gradients(self) -> list[Tensor]:
-        """Those of 16 bits as copies."""
-        return [one.float() for one in self.gradients]
-
-    def end_step(self, arrived: list[Tensor], factor: float) -> None:
-        """Weights decay, and move by so much of what arrived."""
-        weights = self.weights
-        torch._foreach_mul_(weights, 1 - float(self.group["lr"]) * self.group["weight_decay"])
-        torch._foreach_add_(weights, arrived, alpha=factor)
-        torch._foreach_add_(self.counters, 1)
-
-
-class Rule(ABC):
-    """How parameters move.
-
-    Attributes:
-        moments: the names of those that it keeps; the first is like what is sent.
-        own: that of each rank's own; None: all are common.
-    """
-
-    moments: ClassVar[tuple[str, ...]]
-    own: ClassVar[str | None] = None
-
-    def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The moments before the first step."""
-        return {key: torch.zeros_like(parameter, dtype=torch.float32) for key in self.moments}
-
-    def likeness(self, parameter: Tensor) -> object:
-        """Parameters of another one are no part of the same ``Part``."""
-        return None
-
-    @abstractmethod
-    def sent(self, part: Part) -> list[Tensor]:
-        """Of this rank, in memory of its own or that of gradients. Moments stay as they are."""
-
-    @abstractmethod
-    def move(self, part: Part, arrived: list[Tensor]) -> None:
-        """Moves the weights by the mean of what ranks sent; moments and counters move on."""
 
 
 class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
@@ -122,21 +51,20 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self,
         params: ParamsT,
         defaults: dict[str, Any],
-        *,
-        dense_codec: str,
-        dense_steps: int,
+        dense: tuple[str, int],
         group: dist.ProcessGroup | None,
-        **options: Unpack[ReducerOptions],
+        options: ReducerOptions,
     ) -> None:
+        """``dense``: a codec, and how many steps it has first."""
         who = type(self).__name__
         if isinstance(params, (torch.nn.Module, torch.optim.Optimizer)):
             raise TypeError(f"{who} takes model.named_parameters(), not {described(params)}")
         super().__init__(params, defaults)
         self._group = group
         options = with_default_codec(options, who)
-        self._dense_codec, self._dense_steps = dense_codec, dense_steps
-        if dense_steps != 0:
-            check_schedule(options, dense_steps)
+        self._dense_codec, self._dense_steps = dense
+        if self._dense_steps != 0:
+            check_schedule(options, self._dense_steps)
         self._optimized = OptimizedParameters(self, None)
         self._exchange = TensorExchange(group, only_device(self._parameters), options)
         self._presence = Presence(group, self._exchange.options)
@@ -145,6 +73,10 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._begin(self._parameters)
         self._hold()
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
+        #: Of how many samples this rank's gradient in the next step is the mean, so that what
+        #: arrives is the mean over all samples; None: of as many as on the other ranks. 0 is right
+        #: for a rank that has none left.
+        self.samples: float | None = None
 
     @abstractmethod
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
@@ -163,15 +95,16 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        somewhere = self._somewhere()
+        somewhere, weight = self._somewhere()
         if somewhere is None:
             self.skipped_steps += 1
             return loss
         self._take_in([name for name in somewhere if name not in self._parameters])
-        gradients = {name: self._gradient(name) for name in somewhere}
+        parameters = self._parameters
+        gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
         self._unscale(list(gradients.values()))
         parts = list(self._parts(gradients))
-        for part, arrived in zip(parts, self._exchanged(parts), strict=True):
+        for part, arrived in zip(parts, self._exchanged(parts, weight), strict=True):
             part.rule.move(part, arrived)
         return loss
 
@@ -256,12 +189,13 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
             type(self).__name__,
         )
 
-    def _somewhere(self) -> list[str] | None:
-        """Those of all parameters that some rank has a gradient of; None where a gradient is not
-        finite on some rank. A collective call."""
-        present = self._optimized.with_gradients()
-        somewhere, [skips] = self._presence.somewhere(present, [not self._is_finite()])
-        return None if skips > 0 else somewhere
+    def _somewhere(self) -> tuple[list[str] | None, float]:
+        """Those of all parameters that some rank has a gradient of, None where a gradient is not
+        finite on some rank; and this rank's weight. A collective call."""
+        samples, self.samples = self.samples, None
+        flags = self._optimized.with_gradients(), [not self._is_finite()]
+        somewhere, [skips], weight = self._presence.weighted(*flags, samples)
+        return None if skips > 0 else somewhere, weight
 
     def _is_finite(self) -> bool:
         """Of this rank's gradients; a scaler has looked already. Where parameters are sharded a
@@ -271,23 +205,29 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         parameters = self._optimized.all
         grads = {name: one.grad for name, one in parameters.items() if one.grad is not None}
         own = {name: local_shard(one) for name, one in grads.items() if is_supported(one)}
-        if not (fine := _are_finite(list(own.values()))):
+        found = torch.zeros((), device=self._exchange.device, dtype=torch.float32)
+        for dtype in {one.dtype for one in own.values()}:
+            alike = [one for one in own.values() if one.dtype == dtype]
+            torch._amp_foreach_non_finite_check_and_unscale_(alike, found, torch.ones_like(found))
+        if found:
             bad = next(name for name, one in own.items() if not one.isfinite().all())
             warnings.warn(
                 f"the gradient of {bad} is not finite: all ranks skip the step", stacklevel=4
             )
-        return not _somewhere_in(not fine, parameters.values())
+        return not _somewhere_in(bool(found), parameters.values())
 
     def _unscale(self, gradients: list[Tensor]) -> None:
         scale = getattr(self, "grad_scale", None)
         if scale is not None and gradients:
             torch._foreach_div_(gradients, scale.to(gradients[0].device))
 
-    def _exchanged(self, parts: Sequence[Part]) -> list[list[Tensor]]:
+    def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         """What arrived of each part. What is made is sent while the rest is made."""
         arrived = []
         for part in parts:
             arrived.append([one.contiguous() for one in part.rule.sent(part)])
+            if weight != 1:
+                torch._foreach_mul_(arrived[-1], weight)
             self._exchange.take_over()
             for name, one in zip(part.names, arrived[-1], strict=True):
                 self.reducer.ready(name, one)
@@ -299,64 +239,42 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         return arrived
 
     def _parts(self, gradients: Mapping[str, Tensor]) -> Iterator[Part]:
+        """Of few values each, or one parameter: temporary copies are small."""
         groups = {id(one): group for group in self.param_groups for one in group["params"]}
-        alike: dict[Any, list[str]] = {}
-        for name in gradients:
-            parameter, rule = self._parameters[name], self._rules[name]
-            group, steps = groups[id(parameter)], int(self.state[parameter]["step"])
-            key = (id(group), id(rule), steps, rule.likeness(parameter))
-            alike.setdefault(key, []).append(name)
-        for (_, _, steps, _), names in alike.items():
-            rule, group = self._rules[names[0]], groups[id(self._parameters[names[0]])]
-            for some in _in_chunks(names, gradients):
-                parameters = [self._parameters[name] for name in some]
-                states = [self.state[one] for one in parameters]
-                yield Part(
-                    rule,
-                    group,
-                    steps,
-                    [one["step"] for one in states],
-                    some,
-                    parameters,
-                    [gradients[name] for name in some],
-                    {key: [local_shard(one[key]) for one in states] for key in rule.moments},
-                )
+        alike: dict[Any, list[tuple[str, Tensor, dict[str, Tensor]]]] = {}
+        counts: Counter[Any] = Counter()
+        parameters = self._parameters
+        for name, gradient in gradients.items():
+            parameter, rule = parameters[name], self._rules[name]
+            state = self.state[parameter]
+            likeness = rule.likeness(parameter)
+            key = (int(state["step"]), id(groups[id(parameter)]), id(rule), likeness)
+            alike.setdefault((*key, counts[key] // _TOGETHER), []).append((name, parameter, state))
+            counts[key] += gradient.numel()
+        for (steps, *_), some in alike.items():
+            names, own, states = (list(each) for each in zip(*some, strict=True))
+            rule = self._rules[names[0]]
+            yield Part(
+                rule,
+                groups[id(own[0])],
+                steps,
+                [one["step"] for one in states],
+                names,
+                own,
+                [gradients[name] for name in names],
+                {key: [local_shard(one[key]) for one in states] for key in rule.moments},
+            )
 
-    def _gradient(self, name: str) -> Tensor:
+    def _gradient(self, name: str, parameter: Tensor) -> Tensor:
         """This rank's own, which is made where there is none."""
-        parameter = self._parameters[name]
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.layout != torch.strided:
+        if (gradient := parameter.grad) is None:
+            gradient = parameter.grad = torch.zeros_like(parameter)
+        if gradient.layout != torch.strided:
             raise InvalidArgument(
                 f"the gradient of {name} is sparse: {type(self).__name__} takes dense ones; make "
                 "the embedding with sparse=False"
             )
-        return local_shard(parameter.grad)
-
-
-def _in_chunks(names: Sequence[str], sizes: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Of few values, or one parameter, so that temporary copies are small."""
-    chunk: list[str] = []
-    count = 0
-    for name in names:
-        if chunk and count + sizes[name].numel() > _TOGETHER:
-            yield chunk
-            chunk, count = [], 0
-        chunk.append(name)
-        count += sizes[name].numel()
-    yield chunk
-
-
-def _are_finite(gradients: Sequence[Tensor]) -> bool:
-    """As a scaler looks, all at once."""
-    if not gradients:
-        return True
-    found = torch.zeros((), dtype=torch.float32, device=gradients[0].device)
-    for dtype in dict.fromkeys(one.dtype for one in gradients):
-        alike = [one for one in gradients if one.dtype == dtype]
-        torch._amp_foreach_non_finite_check_and_unscale_(alike, found, torch.ones_like(found))
-    return not bool(found)
+        return local_shard(gradient)
 
 
 def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:

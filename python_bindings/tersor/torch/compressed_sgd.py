@@ -21,13 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
-from torch.optim.sgd import sgd
 
 from tersor import Codec
 from tersor._core import InvalidArgument
 from tersor.reducer import ReducerOptions
-from tersor.torch.compressed_optimizer import CompressedOptimizer, Part, Rule
-from tersor.torch.parameters import local_shard
+from tersor.torch.compressed_optimizer import CompressedOptimizer
+from tersor.torch.update_rules import Part, Rule, number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,19 +71,9 @@ class CompressedSGD(CompressedOptimizer):
         """``lr``, ``momentum``, ``weight_decay``: as of ``torch.optim.SGD``. ``sent_momentum``: β',
         where it is not to follow from the codec. All else is as in :class:`CompressedAdamW`.
         """
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "momentum": momentum,
-                "weight_decay": weight_decay,
-                "sent_momentum": sent_momentum,
-            },
-            dense_codec=dense_codec,
-            dense_steps=dense_steps,
-            group=group,
-            **options,
-        )
+        defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        defaults["sent_momentum"] = sent_momentum
+        super().__init__(params, defaults, (dense_codec, dense_steps), group, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Between two steps, on all ranks alike."""
@@ -115,19 +104,14 @@ class _CommonMomentum(Rule):
         self._share, self._dense_steps = share, dense_steps
 
     def sent(self, part: Part) -> list[Tensor]:
+        made = _with_decay(part, part.float_gradients())
         weight = 1 - self._sent_momentum(part)
-        made = part.float_gradients()
-        if decay := part.group["weight_decay"]:
-            weights = [local_shard(one) for one in part.parameters]
-            made = list(torch._foreach_add(made, weights, alpha=decay))
         return list(torch._foreach_lerp(part.moments["momentum_buffer"], made, weight))
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         torch._foreach_copy_(part.moments["momentum_buffer"], arrived)
-        weights = [local_shard(one) for one in part.parameters]
-        factor = -float(part.group["lr"]) / (1 - part.group["momentum"])
-        torch._foreach_add_(weights, arrived, alpha=factor)
-        torch._foreach_add_(part.counters, 1)
+        rate = float(part.group["lr"]) / (1 - part.group["momentum"])
+        torch._foreach_add_(part.moving_weights(), arrived, alpha=-rate)
 
     def _sent_momentum(self, part: Part) -> float:
         wanted: float = part.group["momentum"]
@@ -138,7 +122,7 @@ class _CommonMomentum(Rule):
 
 
 class _MeanGradient(Rule):
-    """SGD on the mean gradient, as PyTorch does."""
+    """SGD on the mean gradient, to the bits of PyTorch's."""
 
     moments = ("momentum_buffer",)
 
@@ -149,19 +133,16 @@ class _MeanGradient(Rule):
         return part.gradients
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
-        sgd(
-            [local_shard(one) for one in part.parameters],
-            arrived,
-            list[Tensor | None](part.moments["momentum_buffer"]),
-            foreach=True,
-            weight_decay=part.group["weight_decay"],
-            momentum=part.group["momentum"],
-            lr=float(part.group["lr"]),
-            dampening=0,
-            nesterov=False,
-            maximize=False,
-        )
-        torch._foreach_add_(part.counters, 1)
+        momenta = part.moments["momentum_buffer"]
+        torch._foreach_mul_(momenta, number(part.group["momentum"], momenta))
+        torch._foreach_add_(momenta, _with_decay(part, arrived))
+        torch._foreach_add_(part.moving_weights(), momenta, alpha=-float(part.group["lr"]))
+
+
+def _with_decay(part: Part, gradients: list[Tensor]) -> list[Tensor]:
+    if decay := part.group["weight_decay"]:
+        return list(torch._foreach_add(gradients, part.weights, alpha=decay))
+    return gradients
 
 
 _MEAN_GRADIENT = _MeanGradient()

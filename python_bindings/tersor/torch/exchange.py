@@ -26,6 +26,7 @@ class TensorExchange:
         options: as the caller gave them, with a time limit.
         stream: on which the reducer takes gradients and gives results; None for host memory, or
             where the caller chose one for the reducer.
+        device: on which the tensors lie.
         reducer: of what was held last.
     """
 
@@ -37,7 +38,7 @@ class TensorExchange:
         self.options = groups.with_timeout(lasting(options), group)
         self.transport = groups.transport(group, device)
         self.stream: torch.cuda.Stream | None = None
-        self._device = device
+        self.device = device
         if device.type == "cuda" and "stream" not in options:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -75,12 +76,12 @@ class TensorExchange:
     def take_over(self) -> None:
         """What follows on the stream waits for what the caller's current stream has queued."""
         if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(self._device))
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def give_back(self) -> None:
         """What follows on the caller's current stream waits for what this one has queued."""
         if self.stream is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self.stream)
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def leave_out(self, name: str, like: Tensor) -> None:
         """No rank has anything of this tensor, and all say so."""

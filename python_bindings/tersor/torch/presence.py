@@ -7,11 +7,13 @@ others lack, so every step asks: a few bits a parameter, in one message of its o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
+from tersor._core import InvalidArgument
 from tersor.collectives import CollectiveOptions, allreduce
 from tersor.reducer import ReducerOptions
 from tersor.torch.group import transport
@@ -38,19 +40,43 @@ class Presence:
         self, present: Mapping[str, bool], also: Sequence[bool] = ()
     ) -> tuple[list[str], list[int]]:
         """The names that are present on some rank, and on how many each of ``also`` is set."""
-        counts = self.counts([*present.values(), *also])
-        return [name for name, n in zip(present, counts, strict=False) if n], counts[len(present) :]
+        return _told_apart(present, self.counts([*present.values(), *also]))
+
+    def weighted(
+        self, present: Mapping[str, bool], also: Sequence[bool], samples: float | None
+    ) -> tuple[list[str], list[int], float]:
+        """As ``somewhere``, and this rank's weight in a mean over the samples of all ranks: 1 where
+        no rank tells of any. Raises InvalidArgument, on all ranks, where only some tell, or all
+        have none."""
+        flags = [*present.values(), *also, samples is not None]
+        (*counts, told), total = self._sums(flags, samples or 0.0)
+        if 0 < told < self._ranks.ranks:
+            raise InvalidArgument(
+                f"{told} of {self._ranks.ranks} ranks tell of how many samples their gradient is: "
+                "set samples before a step on all ranks, or on none"
+            )
+        if told and not 0 < total < math.inf:
+            raise InvalidArgument(f"the ranks' gradients are of {total} samples together")
+        weight = (samples or 0.0) * told / total if told else 1.0
+        return (*_told_apart(present, counts), weight)
 
     def counts(self, flags: Sequence[bool]) -> list[int]:
-        """On how many ranks each flag is set. A collective call, of as many flags on each.
+        """On how many ranks each flag is set. A collective call, of as many flags on each."""
+        return self._sums(flags, 0.0)[0]
 
-        Several counts share a number: each is a digit of it, and no sum of digits carries.
-        """
+    def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
+        """Over the ranks. Several counts share a number: each is a digit of it, and no sum of
+        digits carries."""
         digits = len(self._places)
         padded = [*flags, *[False] * (-len(flags) % digits)]
         own = torch.tensor(padded, dtype=torch.int64, device="cpu").view(-1, digits)
-        numbers = (own * self._places).sum(1).to(torch.float32)
-        allreduce(self._ranks, numbers, **self._options)
-        found = numbers.to(torch.int64).unsqueeze(1) // self._places % self._base
+        last = torch.tensor([value], dtype=torch.float32, device="cpu")
+        sums = torch.cat([(own * self._places).sum(1).to(torch.float32), last])
+        allreduce(self._ranks, sums, **self._options)
+        found = sums[:-1].to(torch.int64).unsqueeze(1) // self._places % self._base
         counts: list[int] = found.flatten()[: len(flags)].tolist()
-        return counts
+        return counts, float(sums[-1])
+
+
+def _told_apart(present: Mapping[str, bool], counts: list[int]) -> tuple[list[str], list[int]]:
+    return [name for name, n in zip(present, counts, strict=False) if n], counts[len(present) :]

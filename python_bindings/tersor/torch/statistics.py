@@ -160,11 +160,17 @@ def _cells(one: ParameterStatistics) -> list[str]:
 
 
 def log_statistics(
-    writer: Writer, handle: Counting, step: int, *, residual_norms: bool = False
+    writer: Writer,
+    handle: Counting,
+    step: int,
+    *,
+    residual_norms: bool = False,
+    parameters_every: int = 100,
 ) -> None:
-    """Writes what ``handle`` counted to TensorBoard: its ``scalars()``, and of each parameter.
+    """Writes what ``handle`` counted to TensorBoard: its ``scalars()``, cheap enough for each step.
 
-    These are bytes sent, ratio, the error where it is measured, and with ``residual_norms`` the
+    In steps that are multiples of ``parameters_every`` (0: none), of each parameter, too, which
+    takes longer: bytes sent, ratio, the error where it is measured, and with ``residual_norms`` the
     residual's norm, for which all residuals are read.
     """
     if not hasattr(writer, "add_scalar"):
@@ -173,6 +179,8 @@ def log_statistics(
         raise TypeError(f"log_statistics takes what compress returned, not {described(handle)}")
     for name, value in handle.scalars(residual_norm=residual_norms).items():
         writer.add_scalar(name, value, step)
+    if not parameters_every or step % parameters_every:
+        return
     for one in handle.statistics(residual_norms=residual_norms):
         told = scalars(one, 0)
         for field in _LOGGED_OF_EACH:

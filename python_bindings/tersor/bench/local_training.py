@@ -1,0 +1,70 @@
+"""`DiLoCo` in a training, as a hook's name has it: ``EVERY[,rate=R][,…]``."""
+
+import functools
+
+import torch
+from torch import nn
+
+import tersor.torch
+from tersor.bench.timing import Mark, Span, mark_of
+
+SGD_DEFAULTS = {"rate": 0.7, "momentum": 0.9}  # the DiLoCo paper's, outside
+OPTIONS = r"(?:,(?:rate|momentum|residual|mix|muon)=(?:\d*\.)?\d+|,(?:fragments|delay)=\d+)*"
+PATTERN = rf"0*[1-9]\d*{OPTIONS}"
+
+
+class LocalTraining:
+    """What is exchanged, how long that held a step up, and which weights are evaluated.
+
+    Attributes:
+        muon: momentum of a Muon that is to be inside, in place of AdamW; None: AdamW.
+        span: of the last step what was not the inner optimizer's.
+    """
+
+    span: Span
+
+    def __init__(self, module: nn.Module, options: str, codec: str) -> None:
+        """``options``: they match `PATTERN`. Raises InvalidArgument where they do not go
+        together."""
+        every, *given = options.split(",")
+        told = {key: float(value) for key, value in (one.split("=") for one in given)}
+        self.muon = told.pop("muon", None)
+        sgd = {key: told.pop(key, default) for key, default in SGD_DEFAULTS.items()}
+        self.outer = tersor.torch.DiLoCo(
+            module,
+            every=int(every),
+            fragments=int(told.get("fragments", 1)),
+            delay=int(told.get("delay", 0)),
+            mix=told.get("mix"),
+            outer_optimizer=functools.partial(
+                torch.optim.SGD,
+                lr=sgd["rate"],
+                momentum=sgd["momentum"],
+                nesterov=sgd["momentum"] > 0,
+            ),
+            residual_factor=told.get("residual", 1.0),
+            codec=codec,
+        )
+        self._named = dict(module.named_parameters())
+        self._mark = mark_of(next(module.parameters()).device)
+        self._aside: list[torch.Tensor] = []
+
+    def exchange(self, *_: object) -> None:
+        """After a step of the inner optimizer."""
+        start: Mark = self._mark()
+        self.outer.step()
+        self.span = (start, self._mark())
+
+    @torch.no_grad()
+    def show_common(self) -> None:
+        """Until `go_on` the model has what all ranks have in common."""
+        self._aside = [one.clone() for one in self._named.values()]
+        for name, common in self.outer.common_parameters().items():
+            self._named[name].copy_(common)
+
+    @torch.no_grad()
+    def go_on(self) -> None:
+        """Training continues, from where this rank was."""
+        for one, kept in zip(self._named.values(), self._aside, strict=False):
+            one.copy_(kept)
+        self._aside = []

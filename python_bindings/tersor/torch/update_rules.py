@@ -1,0 +1,96 @@
+"""How the parameters of a ``CompressedOptimizer`` move: what a rank sends of them, and what it does
+with what arrives."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tersor.torch.parameters import local_shard
+
+Group = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Parameters that move alike: by a rule, by the options of a group, after so many steps.
+
+    Attributes:
+        parameters: as the model has them; weights, gradients and moments are what this rank has.
+        moments: by their names, those of all parameters.
+        counters: of steps, of which there were so many.
+    """
+
+    rule: Rule
+    group: Group
+    steps: int
+    counters: list[Tensor]
+    names: list[str]
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    moments: Mapping[str, list[Tensor]]
+
+    def float_gradients(self) -> list[Tensor]:
+        """Those of 16 bits as copies."""
+        return [one.float() for one in self.gradients]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """What this rank has of them."""
+        return [local_shard(one) for one in self.parameters]
+
+    def moving_weights(self) -> list[Tensor]:
+        """To be moved in place by a step, which is counted."""
+        torch._foreach_add_(self.counters, number(1, self.counters))
+        return self.weights
+
+    def decayed_weights(self) -> list[Tensor]:
+        """The same, after they decayed by themselves."""
+        weights = self.moving_weights()
+        remaining = 1 - float(self.group["lr"]) * self.group["weight_decay"]
+        torch._foreach_mul_(weights, number(remaining, weights))
+        return weights
+
+
+def number(value: float, tensors: Sequence[Tensor]) -> Any:
+    """For ``torch._foreach_…``, which on hosts takes a tensor in less time; not to be written."""
+    return _number(value) if tensors[0].device.type == "cpu" else value
+
+
+@functools.lru_cache(maxsize=64)
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
+
+
+class Rule(ABC):
+    """How parameters move.
+
+    Attributes:
+        moments: the names of those that it keeps; the first is like what is sent.
+        own: that of each rank's own; None: all are common.
+    """
+
+    moments: ClassVar[tuple[str, ...]]
+    own: ClassVar[str | None] = None
+
+    def begin(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The moments before the first step."""
+        return {key: torch.zeros_like(parameter, dtype=torch.float32) for key in self.moments}
+
+    def likeness(self, parameter: Tensor) -> object:
+        """Parameters of another one are no part of the same ``Part``."""
+        return None
+
+    @abstractmethod
+    def sent(self, part: Part) -> list[Tensor]:
+        """Of this rank, in memory of its own or that of gradients. Moments stay as they are."""
+
+    @abstractmethod
+    def move(self, part: Part, arrived: list[Tensor]) -> None:
+        """Moves the weights by the mean of what ranks sent; moments and counters move on."""
