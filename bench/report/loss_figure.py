@@ -40,11 +40,12 @@ def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
         _paint_bf16(axes, found, palette)
         axes.set_xlabel("bytes that a rank sends in a step, mean of all steps (logarithmic)")
         told = "test loss at the end" if tested else "training loss, mean of the last epoch"
-        axes.set_ylabel(told + (" (small: other rates)" if any(p.others for p in found) else ""))
+        axes.set_ylabel(told)
         drawing.log_axis(axes.xaxis, units.short_bytes, 2)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.06, y=0.08)
-        drawing.note(axes, "loss axis does not start at zero", palette.theme)
+        small = "small: other rates; " if any(point.others for point in found) else ""
+        drawing.note(axes, f"{small}loss axis does not start at zero", palette.theme)
         drawing.legend_right(axes)
 
     width = drawing.WIDTH if len(trainings) == 1 else WIDE

@@ -19,6 +19,7 @@ import multiprocessing.managers
 import os
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ from tersor.reducer import GradientReducer, ReducerOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+if not tf.__version__.startswith("2.21."):
+    warnings.warn(f"TensorFlow {tf.__version__}: only 2.21 was tried", stacklevel=2)
 
 __all__ = [
     "CrossDeviceOps",

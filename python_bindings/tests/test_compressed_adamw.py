@@ -138,20 +138,24 @@ class ByHand:
             weights.mul_(1 - 0.01 * 0.01).sub_(0.01 * moved / (1 - 0.9**self.steps))
 
 
+def parted(rank: int, passes: int, *trainings: tuple[torch.nn.Module, Any]) -> float:
+    """How far two models are apart whose optimizers took six steps, of accumulated gradients that
+    are clipped."""
+    for step in range(6):
+        for model, optimizer in trainings:
+            for part in range(passes):
+                loss_of(model, rank, passes * step + part).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            model.zero_grad()
+    ours, reference = (flat(model) for model, _ in trainings)
+    return float((ours - reference).abs().max())
+
+
 def follows_the_recipe(rank: int, count: int, passes: int) -> float:
     ours, reference = make_model(), make_model()
     optimizer, by_hand = wrap(ours, rules=EXACT), ByHand(reference)
-    for step in range(6):
-        for part in range(passes):
-            for model in (ours, reference):
-                loss_of(model, rank, passes * step + part).backward()
-        for model in (ours, reference):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        by_hand.step()
-        optimizer.zero_grad()
-        reference.zero_grad()
-    return float((flat(ours) - flat(reference)).abs().max())
+    return parted(rank, passes, (ours, optimizer), (reference, by_hand))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -16,10 +16,10 @@ from test_compressed_adamw import (
     EXACT,
     ByHand,
     flat,
-    loss_of,
     make_model,
     mean_of_ranks,
     own_moments,
+    parted,
     train,
     wrap,
 )
@@ -78,17 +78,8 @@ def follows_the_recipe(rank: int, count: int, passes: int) -> tuple[float, torch
     optimizer = wrap(ours, kind=CompressedMuon, rules=EXACT, adamw=AS_BY_HAND)
     by_hand = MuonByHand(reference)
     with IN_FLOAT32:
-        for step in range(6):
-            for part in range(passes):
-                for model in (ours, reference):
-                    loss_of(model, rank, passes * step + part).backward()
-            for model in (ours, reference):
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            by_hand.step()
-            optimizer.zero_grad()
-            reference.zero_grad()
-    return float((flat(ours) - flat(reference)).abs().max()), own_moments(optimizer)
+        error = parted(rank, passes, (ours, optimizer), (reference, by_hand))
+    return error, own_moments(optimizer)
 
 
 @pytest.mark.parametrize(("count", "passes"), [(1, 1), (2, 2), (3, 1)])

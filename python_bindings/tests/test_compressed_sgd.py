@@ -202,6 +202,10 @@ def test_samples_that_mean_nothing_are_refused(
     model = make_model()
     optimizer = CompressedSGD(model.named_parameters(), codec="int8+ef")
     before = flat(model)
+    for wrong in (-1, math.nan, math.inf):
+        optimizer.samples = wrong
+        with pytest.raises(tersor.InvalidArgument, match=f"samples={wrong}"):
+            optimizer.step()
     optimizer.samples = told[rank]
     with pytest.raises(tersor.InvalidArgument, match=message):
         optimizer.step()

@@ -261,6 +261,13 @@ def test_sums_within_a_machine(tmp_path: pathlib.Path) -> None:
     assert int8 == pytest.approx(plain, rel=1e-3)
 
 
+def test_another_version_is_told_of(tmp_path: pathlib.Path) -> None:
+    script = "import tensorflow as tf\ntf.__version__ = '2.99.0'\nimport tersor.tensorflow"
+    ((status, _, errors),) = run(tmp_path, script)
+    assert status == 0
+    assert errors.count("TensorFlow 2.99.0: only 2.21 was tried") == 1
+
+
 @pytest.mark.parametrize(
     ("environment", "error"),
     [

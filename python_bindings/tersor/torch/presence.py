@@ -46,8 +46,10 @@ class Presence:
         self, present: Mapping[str, bool], also: Sequence[bool], samples: float | None
     ) -> tuple[list[str], list[int], float]:
         """As ``somewhere``, and this rank's weight in a mean over the samples of all ranks: 1 where
-        no rank tells of any. Raises InvalidArgument, on all ranks, where only some tell, or all
-        have none."""
+        no rank tells of any. Raises InvalidArgument for less than none, before anything is sent;
+        and on all ranks where only some tell, or all have none."""
+        if samples is not None and not 0 <= samples < math.inf:
+            raise InvalidArgument(f"samples={samples}: a number of samples, 0 or more")
         flags = [*present.values(), *also, samples is not None]
         (*counts, told), total = self._sums(flags, samples or 0.0)
         if 0 < told < self._ranks.ranks:
