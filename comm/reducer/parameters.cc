@@ -13,7 +13,8 @@ namespace tersor {
 namespace {
 
 unsigned generations(const ReducerOptions& options) {
-  return options.transactions == Transactions::kOn ? 2 : 1;
+  const bool two = options.transactions == Transactions::kOn || options.elastic == Elastic::kOn;
+  return two ? 2 : 1;
 }
 
 }  // namespace
@@ -102,6 +103,16 @@ Slot Parameters::make_slot(const std::string& name, const GradientShape& shape,
             .output = gradient};
   if (slot.collective == Collective::kReduceScatter) shape_shards(name, shape, slot);
   return slot;
+}
+
+GradientShape Parameters::shape(std::size_t parameter) const {
+  const Slot& slot = slots[parameter];
+  return {.count = slot.count,
+          .dtype = slot.dtype,
+          .memory = memory_,
+          .rows = slot.rows,
+          .columns = slot.columns,
+          .order = all[parameter].order};
 }
 
 void Parameters::add(ReducerParameter own, Slot slot) {
@@ -196,6 +207,7 @@ Fields Parameters::fields(bool learns) const {
   if (options_.order == SendingOrder::kOfReady)
     fields.add("order of sending", std::string_view("of ready"));
   if (learns) fields.add("learning", std::string_view("learns"));
+  if (options_.elastic == Elastic::kOn) fields.add("elastic", std::string_view("yes"));
   if (context_.on_device()) fields.add("memory", std::string_view("device"));
   add_grid(fields, context_.grid);
   if (context_.hierarchy != nullptr)

@@ -80,6 +80,7 @@ std::string GradientReducer::explain() const {
             counted(impl.sender_->messages(), "message") +
             (impl.of_ready() ? ", in the order in which they are ready\n"
                              : ", in rank 0's order of the first step\n");
+  if (impl.survivors_ != nullptr) text += impl.survivors_->explain();
   return text + impl.ways_.explain();
 }
 

@@ -1,8 +1,11 @@
 // What Tersor throws. The library never prints, never aborts and never swallows an error.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tersor {
 
@@ -40,6 +43,23 @@ class PeerLost : public TransportError {
 
  private:
   int rank_;
+};
+
+/// Ranks of an elastic reducer (ReducerOptions::elastic) are gone. The step under way is void, on
+/// all who are left: what its gradients hold is undefined; the steps before it stand.
+/// GradientReducer::resume() goes on without those who are gone.
+class RanksLost : public TransportError {
+ public:
+  RanksLost(const std::string& what, std::vector<int> members, std::uint32_t last_step)
+      : TransportError(what), members_(std::move(members)), last_step_(last_step) {}
+  /// Who is left, ascending: ranks of the transport that the first reducer was made with. The same
+  /// on all of them, as is the number of the last step that stands: complete ones since then.
+  const std::vector<int>& members() const { return members_; }
+  std::uint32_t last_step() const { return last_step_; }
+
+ private:
+  std::vector<int> members_;
+  std::uint32_t last_step_;
 };
 
 /// The CUDA runtime reported an error, or CUDA is asked for where there is none.
