@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ranks
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.onebit_adam import SignExchange, decoded, packed_signs
+from tersor.bench.onebit_adam import BETA2, SignExchange, decoded, packed_signs
 
 SIZES = [3, 17, 1, 8]  # borders of tensors within bytes and within ranks' parts
 
@@ -92,7 +92,7 @@ def train(rank: int, world: int, dense_steps: int, steps: int) -> list[float]:
 def train_adamw(rank: int, world: int, steps: int) -> list[float]:
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(size)) for size in SIZES]
-    optimizer = torch.optim.AdamW(weights, lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(weights, lr=0.01, betas=(0.9, BETA2), weight_decay=0.1)
     for step in range(steps):
         mean = own_values(rank, step)
         dist.all_reduce(mean)
@@ -114,10 +114,29 @@ def test_it_goes_on_by_signs_with_the_variance_as_it_was() -> None:
     assert torch.equal(after[0], after[1])
     decayed = before[0] * (1 - 0.01 * 0.1)
     means = [torch.stack([own_values(r, step) for r in range(2)]).mean(0) for step in range(5)]
-    variance = sum(0.05 * 0.95 ** (4 - step) * mean**2 for step, mean in enumerate(means))
-    scale = (decayed - after[0]) * (variance / (1 - 0.95**5)).sqrt() * (1 - 0.9**6) / 0.01
+    variance = sum((1 - BETA2) * BETA2 ** (4 - n) * mean**2 for n, mean in enumerate(means))
+    scale = (decayed - after[0]) * (variance / (1 - BETA2**5)).sqrt() * (1 - 0.9**6) / 0.01
     for piece in scale[:16].split([3, 13]):  # the first owner's
         torch.testing.assert_close(piece.abs(), piece.abs()[:1].expand_as(piece), rtol=1e-3, atol=0)
+
+
+def train_late(rank: int, world: int) -> list[list[float]]:
+    """Two values, of which the second has a gradient after the dense steps alone."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    hook = hooks.attach(torch.nn.ParameterList([weight]), "onebit-adam=3")
+    optimizer = hook.optimizer(torch.optim.AdamW([weight], lr=0.01, weight_decay=0))
+    seen = []
+    for step in range(6):
+        weight.grad = torch.tensor([1.0, float(step >= 3)])
+        optimizer.step()
+        seen.append(weight.tolist())
+    return seen
+
+
+def test_a_value_without_a_variance_stays() -> None:
+    (*_, last), _ = ranks.run(train_late, 2)
+    assert last[0] < 0.96
+    assert last[1] == 1  # a gradient for which nothing was learnt to divide by
 
 
 @pytest.mark.parametrize("name", ["onebit-adam", "onebit-adam=50"])
