@@ -78,9 +78,7 @@ class Training {
 
   // Who has seen the last step complete must not go before the others have: all of those have who
   // begin another one.
-  void stay_for_the_others() try {
-    reduce(plan_.steps);
-  } catch (const TransportError&) {
+  void stay_for_the_others() try { reduce(plan_.steps); } catch (const TransportError&) {
   }
 
   void update() {
@@ -233,7 +231,9 @@ ElasticReport run_elastic(const ElasticPlan& plan, Transport& transport, const D
          ? trap->set_in_recovery(victim->operations, [&, victim] { strike(*victim, doom); })
          : trap->set(victim->operations, [&, victim] { strike(*victim, doom); }));
   try {
-    Training(plan, faulty).run(report);
+    Training training(plan, faulty);
+    transport.barrier({.name = "meeting", .tag = transport.reserve_tags(1)}).wait_synchronize();
+    training.run(report);
     report.ending = ElasticReport::Ending::kTrained;
   } catch (const InvalidArgument& error) {
     report.ending = ElasticReport::Ending::kTooFew;

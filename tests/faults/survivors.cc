@@ -54,8 +54,11 @@ bool adds_up(Transport& transport) {
 
 }  // namespace
 
+// A rank that begins late must not find it poisoned already.
 std::unique_ptr<Transport> lifeline_of(Transport& transport) try {
-  return transport.lifeline();
+  std::unique_ptr<Transport> lifeline = transport.lifeline();
+  for (auto& [peer, word] : begin_words({}, *lifeline)) word.wait_synchronize();
+  return lifeline;
 } catch (const InvalidArgument&) {
   return nullptr;
 }
