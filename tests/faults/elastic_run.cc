@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "tests/faults/faulty_transport.h"
+#include "tests/faults/survivors.h"
 
 namespace tersor::faults {
 namespace {
@@ -232,7 +233,7 @@ ElasticReport run_elastic(const ElasticPlan& plan, Transport& transport, const D
          : trap->set(victim->operations, [&, victim] { strike(*victim, doom); }));
   try {
     Training training(plan, faulty);
-    transport.barrier({.name = "meeting", .tag = transport.reserve_tags(1)}).wait_synchronize();
+    const auto meeting = lifeline_of(transport);
     training.run(report);
     report.ending = ElasticReport::Ending::kTrained;
   } catch (const InvalidArgument& error) {
