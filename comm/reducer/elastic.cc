@@ -71,6 +71,12 @@ void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<
   throw;
 }
 
+void GradientReducer::Impl::hear_fault() {
+  LockedStep step = step_.lock();
+  finalize(step);
+  fail_together(step, [this] { transport_.wait_activity(Clock::now()); });
+}
+
 void GradientReducer::Impl::check_resumable() const {
   if (resumable_ == Resumable::kNo)
     throw InvalidArgument("resume() goes on after a RanksLost, and there was none");

@@ -75,6 +75,7 @@ struct GradientReducer::Impl {
   void sum(std::vector<float>& values);
 
   // Ranks that are gone (elastic.cc).
+  void hear_fault();
   std::exception_ptr lost(const TransportError& cause);
   std::exception_ptr agree_on_members(const std::string& cause);
   void give_up(const std::exception& cause);

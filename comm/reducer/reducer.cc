@@ -147,6 +147,7 @@ void GradientReducer::flush() { impl_->flush(); }
 void GradientReducer::wait() { impl_->wait(); }
 void GradientReducer::progress() { impl_->progress(); }
 void GradientReducer::resume() { impl_ = impl_->resumed(); }
+void GradientReducer::hear_fault() { impl_->hear_fault(); }
 Transport& GradientReducer::transport() const { return impl_->transport_; }
 
 bool GradientReducer::settled() const {

@@ -259,6 +259,10 @@ class GradientReducer {
   /// InvalidArgument where too few are left, where no rank was lost, and where dims or hosts of the
   /// ranks of before were given.
   void resume();
+  /// After a TransportError on another channel of the ranks that it reduces over, of the trainer's
+  /// own: throws this reducer's error, once it has one: of an elastic one RanksLost, or what
+  /// `resume` throws. Returns where no fault is known.
+  void hear_fault();
   /// Of the ranks that it reduces over: the one it was made with, after `resume` one of its own.
   Transport& transport() const;
 

@@ -3,12 +3,14 @@
 #include "python_bindings/src/bindings.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 #include <tersor/error.h>
 
 #include <cstddef>
 #include <exception>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tersor::python {
 namespace {
@@ -21,6 +23,9 @@ constexpr Words kWords[] = {
     {"set ReducerOptions::learning to kOff", "pass auto_learning=False"},
     {"set ReducerOptions::transactions to kOff", "pass transactional=False"},
     {"ReducerOptions::transactions = kOn", "transactional=True"},
+    {"ReducerOptions::least_ranks", "least_ranks"},
+    {"ReducerOptions::dims", "dims"},
+    {"ReducerOptions::hosts", "hosts"},
     {"set ReducerOptions::trace to a file", "name a file by trace="},
     {"set ReducerOptions::missing to kInactive",
      "say contribution=\"none\" for one that has no gradient"},
@@ -51,6 +56,19 @@ void translate(const std::exception_ptr& error, void* type) {
   }
 }
 
+/// With who is left, and how many steps stand.
+void translate_loss(const std::exception_ptr& error, void* type) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RanksLost& lost) {
+    const nb::handle made(static_cast<PyObject*>(type));
+    nb::object told = made(in_python(lost.what()));
+    told.attr("members") = nb::cast(lost.members());
+    told.attr("last_step") = lost.last_step();
+    PyErr_SetObject(made.ptr(), told.ptr());
+  }
+}
+
 /// Translators are asked newest first, so the root of all errors has to be bound first.
 template <typename Exception>
 nb::object bind_error(nb::module_& module, const char* name, nb::handle bases, const char* text) {
@@ -75,6 +93,14 @@ void bind_errors(nb::module_& module) {
   bind_error<TransportError>(
       module, "TransportError", error,
       "A rank that is gone, late, or calls something else; the transport is poisoned afterwards.");
+  nb::object loss = bind_error<RanksLost>(module, "RanksLost", module.attr("TransportError"),
+                                          "Ranks of an elastic reducer are gone: `members` are "
+                                          "left, of the ranks that it was made with, "
+                                          "and `last_step` steps stand, the same on all of them. "
+                                          "`resume()` goes on without the others.");
+  loss.attr("members") = nb::cast(std::vector<int>());
+  loss.attr("last_step") = 0;
+  nb::register_exception_translator(&translate_loss, loss.ptr());
   bind_error<CudaError>(
       module, "CudaError", error,
       "CUDA reported an error, or is asked for where this build or machine has none.");

@@ -2,11 +2,13 @@
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/gradient_reducer.h"
+#include "python_bindings/src/patient_transport.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 #include <tersor/reducer.h>
 
@@ -121,6 +123,31 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "The next step learns the order of sending again, from rank 0.");
 }
 
+/// Of elastic reducers.
+void bind_losses(nb::class_<ArrayReducer>& reducer) {
+  reducer
+      .def("resume", &waiting<&GradientReducer::resume>,
+           "After RanksLost: goes on with those who are left, who all call it, with what they owe "
+           "by "
+           "error feedback. The step under way begins anew. Raises RanksLost where one more was "
+           "lost "
+           "meanwhile, InvalidArgument where too few are left.")
+      .def("hear_fault", &waiting<&GradientReducer::hear_fault>,
+           "After a TransportError on another channel of its ranks: raises this reducer's, of an "
+           "elastic one RanksLost. Returns where no fault is known.")
+      .def_prop_ro(
+          "ranks", [](const ArrayReducer& self) { return self.reducer().transport().ranks(); },
+          "How many it reduces over: after `resume` those who are left.")
+      .def(
+          "channel",
+          [](const ArrayReducer& self) {
+            return make_patient([&] { return self.reducer().transport().channel(); });
+          },
+          nb::keep_alive<0, 1>(),
+          "These ranks, with messages of their own; a collective call. After a later `resume` make "
+          "another one.");
+}
+
 void bind_state(nb::class_<ArrayReducer>& reducer) {
   using namespace nb::literals;
   reducer
@@ -157,6 +184,7 @@ void bind_reducer(nb::module_& module) {
               nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());  // the options keep the Tuner
   bind_steps(reducer);
   bind_state(reducer);
+  bind_losses(reducer);
   reducer.def("statistics", &waiting<&GradientReducer::statistics>, "Of all parameters together.")
       .def("statistics_so_far", &waiting<&GradientReducer::statistics_so_far>,
            "The same of the steps that are complete. From any thread; waits for no step.")

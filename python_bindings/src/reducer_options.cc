@@ -87,6 +87,7 @@ void bind_reducer_options(nb::module_& module) {
       .def_rw("bucket_bytes", &ReducerOptions::bucket_bytes)
       .def_rw("chunk_count", &ReducerOptions::chunk_count)
       .def_rw("seed", &ReducerOptions::seed)
+      .def_rw("least_ranks", &ReducerOptions::least_ranks)
       .def_rw("trace", &ReducerOptions::trace)
       .def_prop_rw(
           "threads", [](const ReducerOptions& o) { return o.threads; }, &set_threads)
@@ -102,6 +103,7 @@ void bind_reducer_options(nb::module_& module) {
   def_choice<&ReducerOptions::progress>(options, "progress");
   def_flag<&ReducerOptions::transactions, Transactions::kOff, Transactions::kOn>(options,
                                                                                  "transactional");
+  def_flag<&ReducerOptions::elastic, Elastic::kOff, Elastic::kOn>(options, "elastic");
   def_flag<&ReducerOptions::measure_error, MeasureError::kOff, MeasureError::kOn>(options,
                                                                                   "measure_error");
   def_flag<&ReducerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");

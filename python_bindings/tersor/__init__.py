@@ -10,6 +10,7 @@ from tersor._core import (
     Error,
     InvalidArgument,
     OutOfMemory,
+    RanksLost,
     ReducerStatistics,
     Transport,
     TransportError,
@@ -42,6 +43,7 @@ __all__ = [
     "GradientReducer",
     "InvalidArgument",
     "OutOfMemory",
+    "RanksLost",
     "ReducerStatistics",
     "Transport",
     "TransportError",
@@ -60,5 +62,13 @@ __all__ = [
 ]
 
 # As tracebacks and pickles name them.
-for _error in (Error, CudaError, InvalidArgument, OutOfMemory, TransportError, WireError):
+for _error in (
+    Error,
+    CudaError,
+    InvalidArgument,
+    OutOfMemory,
+    RanksLost,
+    TransportError,
+    WireError,
+):
     _error.__module__ = __name__

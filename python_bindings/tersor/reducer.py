@@ -43,6 +43,12 @@ class GradientOptions(CommonOptions, total=False):
     groups of other backends 512 Ki for each rank, from 1 Mi to 4 Mi."""
     residual_dtype: Literal["f32", "bf16"]
     """Default ``"f32"``."""
+    elastic: bool
+    """Whether the others go on when a rank dies (docs/elastic.md): ``RanksLost`` is raised then,
+    and ``resume()`` goes on without it. In process and over TCP. Default False."""
+    least_ranks: int
+    """How many ranks may go on without the others. Default 0: more than half, or half with the
+    lowest."""
     transactional: bool
     """Whether the residuals from before the last step are kept, for ``discard_step``: twice the
     memory. Default False."""

@@ -201,6 +201,26 @@ TEST(Elastic, AParameterAddedJustBeforeALossIsThere) {
   });
 }
 
+// The trainer's own messages end first: who asks the reducer is told who is lost.
+TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
+  for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
+    run_mortal([progress](Transport& transport) {
+      const auto own = transport.channel();
+      ReducerOptions options = elastic();
+      options.progress = progress;
+      Training run(transport, options);
+      run.step(0);
+      run.reducer.hear_fault();  // there is none
+      if (run.rank == kVictim) return;
+      EXPECT_THROW(own->barrier({.name = "own"}).wait_synchronize(), TransportError);
+      const RanksLost lost = expect_lost([&] { run.reducer.hear_fault(); });
+      EXPECT_EQ(lost.members(), (std::vector<int>{0, 1, 3}));
+      run.reducer.resume();
+      run.reducer.hear_fault();
+      run.step(1);
+    });
+}
+
 TEST(Elastic, AHandleOfBeforeIsValid) {
   run_mortal([](Transport& transport) {
     Training run(transport, elastic());

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
-from tersor.reducer import ReducerOptions
 from tersor.torch.compressed_optimizer import CompressedOptimizer
+from tersor.torch.exchange import ElasticOptions
 from tersor.torch.update_rules import Part, Rule, number
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CompressedAdamW(CompressedOptimizer):
         dense_codec: str = "bf16",
         dense_steps: int = 0,
         group: dist.ProcessGroup | None = None,
-        **options: Unpack[ReducerOptions],
+        **options: Unpack[ElasticOptions],
     ) -> None:
         """``params``, ``lr``, ``betas``, ``eps``, ``weight_decay``: as of ``torch.optim.AdamW``.
 

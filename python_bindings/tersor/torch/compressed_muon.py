@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor._core import InvalidArgument
-from tersor.reducer import ReducerOptions
 from tersor.torch.compressed_adamw import adamw_rule
 from tersor.torch.compressed_optimizer import CompressedOptimizer
+from tersor.torch.exchange import ElasticOptions
 from tersor.torch.update_rules import Part, Rule
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class CompressedMuon(CompressedOptimizer):
         dense_codec: str = "bf16",
         dense_steps: int = 0,
         group: dist.ProcessGroup | None = None,
-        **options: Unpack[ReducerOptions],
+        **options: Unpack[ElasticOptions],
     ) -> None:
         """``lr``: the size of a step is AdamW's (Liu et al. 2025, arXiv:2502.16982), and so are
         rates. ``momentum``: fewer bits want a smaller one. ``ns_steps``: of Newton-Schulz.

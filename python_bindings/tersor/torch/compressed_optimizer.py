@@ -22,7 +22,7 @@ from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode
 from tersor.torch.compressed_options import check_group, check_schedule, with_default_codec
 from tersor.torch.compressed_state import Kept, load, plain_groups, save
-from tersor.torch.exchange import TensorExchange
+from tersor.torch.exchange import ElasticOptions, TensorExchange
 from tersor.torch.parameters import (
     OptimizedParameters,
     is_supported,
@@ -34,13 +34,13 @@ from tersor.torch.parameters import (
     shards_of,
 )
 from tersor.torch.presence import Presence
-from tersor.torch.reporting import ReducerReporting
+from tersor.torch.reporting import ElasticReporting
 from tersor.torch.update_rules import Part, Rule
 
 _TOGETHER = 1 << 20  # values, of which there may be temporary copies
 
 
-class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
+class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
     """An optimizer that exchanges in its steps, by a codec with feedback."""
 
     _exchange: TensorExchange
@@ -53,7 +53,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         defaults: dict[str, Any],
         dense: tuple[str, int],
         group: dist.ProcessGroup | None,
-        options: ReducerOptions,
+        options: ElasticOptions,
     ) -> None:
         """``dense``: a codec, and how many steps it has first."""
         who = type(self).__name__
@@ -67,11 +67,11 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
             check_schedule(options, self._dense_steps)
         self._optimized = OptimizedParameters(self, None)
         self._exchange = TensorExchange(group, only_device(self._parameters), options)
-        self._presence = Presence(group, self._exchange.options)
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._begin(self._parameters)
         self._hold()
+        self._presence = Presence(self._exchange)
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
         #: Of how many samples this rank's gradient in the next step is the mean, so that what
         #: arrives is the mean over all samples; None: of as many as on the other ranks. 0 is right
@@ -89,24 +89,35 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         A gradient that is not finite on one rank skips the step on all. Raises InvalidArgument for
         a sparse gradient, and what ended the exchange: TransportError where a rank is gone or does
         something else, WireError where a message is damaged. Weights and moments then are as they
-        were.
+        were. With ``elastic=True`` RanksLost where ranks are gone: ``resume``, and step again.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        somewhere, weight = self._somewhere()
-        if somewhere is None:
+        is_finite = self._is_finite()
+        made = self._exchange.together(lambda: self._exchange_step(is_finite))
+        self.samples = None
+        if made is None:
             self.skipped_steps += 1
             return loss
+        for part, arrived in made:
+            part.rule.move(part, arrived)
+        return loss
+
+    def _exchange_step(self, is_finite: bool) -> list[tuple[Part, list[Tensor]]] | None:
+        """What moves, and what arrived of it; None where a gradient is not finite on some rank."""
+        somewhere, weight = self._somewhere(is_finite)
+        if somewhere is None:
+            return None
         self._take_in([name for name in somewhere if name not in self._parameters])
         parameters = self._parameters
         gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
+        if self._exchange.elastic:  # the step may be done again
+            gradients = {name: one.clone() for name, one in gradients.items()}
         self._unscale(list(gradients.values()))
         parts = list(self._parts(gradients))
-        for part, arrived in zip(parts, self._exchanged(parts, weight), strict=True):
-            part.rule.move(part, arrived)
-        return loss
+        return list(zip(parts, self._exchanged(parts, weight), strict=True))
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """What a run goes on from: parameter groups, common moments by parameter's name, and under
@@ -116,7 +127,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
         checkpoint. ``"portable"`` (a collective call): the own moments' mean and the residuals'
         sum, for any number of ranks.
         """
-        return save(self._kept(), super().state_dict(), mode)
+        return save(self._kept(), super().state_dict(), self._check_exact(mode))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Brings back what ``state_dict`` gave, in either mode.
@@ -189,12 +200,11 @@ class CompressedOptimizer(torch.optim.Optimizer, ReducerReporting):
             type(self).__name__,
         )
 
-    def _somewhere(self) -> tuple[list[str] | None, float]:
+    def _somewhere(self, is_finite: bool) -> tuple[list[str] | None, float]:
         """Those of all parameters that some rank has a gradient of, None where a gradient is not
         finite on some rank; and this rank's weight. A collective call."""
-        samples, self.samples = self.samples, None
-        flags = self._optimized.with_gradients(), [not self._is_finite()]
-        somewhere, [skips], weight = self._presence.weighted(*flags, samples)
+        flags = self._optimized.with_gradients(), [not is_finite]
+        somewhere, [skips], weight = self._presence.weighted(*flags, self.samples)
         return None if skips > 0 else somewhere, weight
 
     def _is_finite(self) -> bool:

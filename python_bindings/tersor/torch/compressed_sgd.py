@@ -24,8 +24,8 @@ from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
 from tersor._core import InvalidArgument
-from tersor.reducer import ReducerOptions
 from tersor.torch.compressed_optimizer import CompressedOptimizer
+from tersor.torch.exchange import ElasticOptions
 from tersor.torch.update_rules import Part, Rule, number
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class CompressedSGD(CompressedOptimizer):
         dense_codec: str = "bf16",
         dense_steps: int = 0,
         group: dist.ProcessGroup | None = None,
-        **options: Unpack[ReducerOptions],
+        **options: Unpack[ElasticOptions],
     ) -> None:
         """``lr``, ``momentum``, ``weight_decay``: as of ``torch.optim.SGD``. ``sent_momentum``: β',
         where it is not to follow from the codec. All else is as in :class:`CompressedAdamW`.

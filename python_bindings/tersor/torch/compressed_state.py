@@ -86,7 +86,8 @@ def load(kept: Kept, saved: Mapping[str, Any]) -> None:
 
 def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
     """Each rank's side by side, or the mean; in the same order on all ranks."""
-    ranks, seconds = kept.exchange.transport, kept.exchange.options["timeout"]
+    seconds = kept.exchange.options["timeout"]
+    ranks = kept.exchange.channel() if kept.exchange.elastic else kept.exchange.transport
     mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
     for name, moments in kept.moments.items():
         if name in kept.own:

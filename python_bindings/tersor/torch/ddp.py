@@ -21,7 +21,7 @@ from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, BucketParameters, Future
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.copied import CopiedHookState, ReadAhead
-from tersor.torch.exchange import TensorExchange
+from tersor.torch.exchange import TensorExchange, refuse_elastic
 from tersor.torch.layout import as_it_lies
 from tersor.torch.parameters import (
     Names,
@@ -69,6 +69,7 @@ class HookState(ReducerReporting):
             trained, self._frozen = split_parameters(wrapped_in(model))
             self._names = Names(trained)
         self._group = process_group
+        refuse_elastic(options, "DistributedDataParallel")
         self._options = lasting(options)
         self._unsupported_means: Unsupported = unsupported
         self._loss_scale = LossScale(scaler, options.get("transactional", False))

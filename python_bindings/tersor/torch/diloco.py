@@ -11,6 +11,7 @@ arXiv:2501.18512).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 from tersor import _text
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgument, RanksLost, TransportError
 from tersor._options import described, expect
-from tersor.reducer import ReducerOptions
+from tersor.collectives import allreduce
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
-from tersor.torch.collectives import allreduce, broadcast
-from tersor.torch.exchange import TensorExchange
+from tersor.torch.collectives import broadcast
+from tersor.torch.exchange import ElasticOptions, Result, TensorExchange
 from tersor.torch.fragments import Timetable, UnderWay, differences, divide
 from tersor.torch.parameters import (
     local_shard,
@@ -35,7 +36,7 @@ from tersor.torch.parameters import (
     unwrapped,
 )
 from tersor.torch.presence import Presence
-from tersor.torch.reporting import ReducerReporting
+from tersor.torch.reporting import ElasticReporting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,7 +55,7 @@ def averaging(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
 
 
-class DiLoCo(ReducerReporting):
+class DiLoCo(ElasticReporting):
     """Averages compressed differences of a model's parameters every so many steps.
 
     ::
@@ -91,7 +92,7 @@ class DiLoCo(ReducerReporting):
         outer_optimizer: OuterOptimizer = nesterov,
         residual_factor: float = 1.0,
         group: dist.ProcessGroup | None = None,
-        **options: Unpack[ReducerOptions],
+        **options: Unpack[ElasticOptions],
     ) -> None:
         """All ranks begin with rank 0's parameters, which this hands to the others.
 
@@ -132,7 +133,7 @@ class DiLoCo(ReducerReporting):
         self._group = group
         self._check(self._parameters)
         self._fragments = self._divided()
-        told: ReducerOptions = {**options, "order": "of-ready"}
+        told: ElasticOptions = {**options, "order": "of-ready"}
         if fragments > 1 or delay > 0:
             told["auto_learning"] = False
         self._exchange = TensorExchange(group, only_device(self._parameters), told)
@@ -142,7 +143,7 @@ class DiLoCo(ReducerReporting):
         self._take_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
         self._exchange.hold(shards_of(self._start))
-        self._presence = Presence(group, self._exchange.options)
+        self._presence = Presence(self._exchange)
         self._somewhere: list[str] = []
         self._under_way: UnderWay | None = None
 
@@ -154,6 +155,21 @@ class DiLoCo(ReducerReporting):
         Raises what ``synchronize`` does.
         """
         self.steps += 1
+        return self._together(self._step)
+
+    def _together(self, work: Callable[[], Result]) -> Result:
+        """Where ranks are lost, what is under way is left out: the next exchange has it."""
+
+        def attempt() -> Result:
+            try:
+                return work()
+            except TransportError:
+                self._under_way = None
+                raise
+
+        return self._exchange.together(attempt)
+
+    def _step(self) -> bool:
         turn = self._timetable.turn_of(self.steps)
         arrived = self._settle(self.steps if turn is None else math.inf)
         if turn is None:
@@ -169,7 +185,12 @@ class DiLoCo(ReducerReporting):
 
         Waits for a fragment under way before; nothing of a rank's own weights is mixed in. Raises
         TransportError where a rank is gone or does something else; the model then is as it was.
+        With ``elastic=True`` RanksLost: ``resume``, and go on; what was under way is left out, and
+        the next exchange has it.
         """
+        self._together(self._synchronize)
+
+    def _synchronize(self) -> None:
         self._settle(math.inf)
         self._look()
         self._send(list(self._start), 0, 0.0)
@@ -210,7 +231,7 @@ class DiLoCo(ReducerReporting):
             "steps": self.steps,
             "start": {name: start.detach().clone() for name, start in self._start.items()},
             "outer_optimizer": self.outer_optimizer.state_dict(),
-            "residuals": save_reducer(self.reducer, self._process_group(), mode),
+            "residuals": save_reducer(self.reducer, self._process_group(), self._check_exact(mode)),
             "somewhere": list(self._somewhere),
             **under_way,
         }
@@ -279,7 +300,8 @@ class DiLoCo(ReducerReporting):
         if self._under_way is None:
             return False
         if self._under_way.due > step:
-            self.reducer.progress()
+            with contextlib.suppress(RanksLost):  # what is complete already stands
+                self.reducer.progress()
             return False
         self._fetch()
         mean, mix, self._under_way = self._under_way.mean, self._under_way.mix, None
@@ -300,9 +322,11 @@ class DiLoCo(ReducerReporting):
         every = self._every()
         new = {name: every[name] for name in newcomers}
         self._check(new)
-        limit = self._exchange.options["timeout"]
+        ranks, limit = self._exchange.channel(), self._exchange.options["timeout"]
         for shard in shards_of(new).values():
-            allreduce(shard, codec="none", reduction="mean", group=self._group, timeout=limit)
+            mean = shard.contiguous()
+            allreduce(ranks, mean, codec="none", reduction="mean", timeout=limit)
+            shard.copy_(mean)
         self._parameters = {
             name: one for name, one in every.items() if name in self._start or name in newcomers
         }

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tersor._core import InvalidArgument, RanksLost, Transport, TransportError
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch import group as groups
 from tersor.torch.checkpoint import move_residuals
 from tersor.torch.layout import in_order
 from tersor.torch.parameters import local_shard
+
+OnLoss = Literal["raise", "go on"]
+Result = TypeVar("Result")
+
+
+class ElasticOptions(ReducerOptions, total=False):
+    """Options of what exchanges by a reducer over connections of its own."""
+
+    on_loss: OnLoss
+    """What a rank that dies means to the others, with ``elastic=True``. Default ``"raise"``:
+    ``RanksLost``, and ``resume()`` goes on. ``"go on"``: a warning; what was under way is done
+    again by those who are left, or left out where it cannot be."""
+
+
+def refuse_elastic(options: Mapping[str, Any], who: str) -> None:
+    """Raises InvalidArgument for ``elastic=True`` where PyTorch's own group is needed."""
+    if options.get("elastic"):
+        raise InvalidArgument(
+            f"elastic=True: {who}'s own process group does not survive a rank that dies. Take "
+            "DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD or DiLoCo, or "
+            "torchft around your training"
+        )
 
 
 class TensorExchange:
@@ -28,15 +53,29 @@ class TensorExchange:
             where the caller chose one for the reducer.
         device: on which the tensors lie.
         reducer: of what was held last.
+        transport: of all ranks, whoever was lost since.
+        members: those who are left, as the group numbers them.
+        losses: how often ranks were lost.
     """
 
     reducer: GradientReducer
 
     def __init__(
-        self, group: dist.ProcessGroup | None, device: torch.device, options: ReducerOptions
+        self, group: dist.ProcessGroup | None, device: torch.device, options: ElasticOptions
     ) -> None:
-        self.options = groups.with_timeout(lasting(options), group)
-        self.transport = groups.transport(group, device)
+        self.on_loss: OnLoss = options.get("on_loss", "raise")
+        self.elastic = options.get("elastic", False)
+        if self.on_loss not in ("raise", "go on"):
+            raise InvalidArgument(f'on_loss={self.on_loss!r}: "raise" or "go on"')
+        if self.on_loss == "go on" and not self.elastic:
+            raise InvalidArgument('on_loss="go on" needs elastic=True')
+        told = {key: value for key, value in options.items() if key != "on_loss"}
+        self.options = groups.with_timeout(lasting(cast(ReducerOptions, told)), group)
+        self.group = groups.checked(group)
+        self.transport = groups.transport(group, None if self.elastic else device)
+        self.members = list(range(self.transport.ranks))
+        self._reducer_members = self.members  # when it was made
+        self.losses = 0
         self.stream: torch.cuda.Stream | None = None
         self.device = device
         if device.type == "cuda" and "stream" not in options:
@@ -50,7 +89,7 @@ class TensorExchange:
         if "trace" in told and self.transport.ranks != dist.get_world_size():
             path = pathlib.PurePath(told["trace"])  # other groups have ranks of these numbers, too
             told["trace"] = str(path.with_stem(f"{path.stem}.of{dist.get_rank()}"))
-        return GradientReducer(self.transport, **told)
+        return GradientReducer(self.transport if not self.losses else self.channel(), **told)
 
     def hold(
         self,
@@ -72,6 +111,54 @@ class TensorExchange:
         if hasattr(self, "reducer"):
             move_residuals(self.reducer, made, steps_back)
         self.reducer = made
+        self._reducer_members = self.members
+
+    @property
+    def ranks(self) -> int:
+        """How many exchange: those who are left."""
+        return len(self.members)
+
+    def channel(self) -> Transport:
+        """Of these, for host memory; a collective call. Good until ranks are lost."""
+        if self.elastic and hasattr(self, "reducer"):
+            return self.reducer.channel()
+        return groups.transport(self.group).channel()
+
+    def together(self, work: Callable[[], Result], *, again: bool = True) -> Result:
+        """Returns what ``work`` does, exchanges with the other ranks.
+
+        Where it ends since ranks are lost, raises RanksLost, whoever noticed; with ``"go on"``
+        resumes, and does it ``again``.
+        """
+        while True:
+            try:
+                return self._heard(work)
+            except RanksLost as lost:
+                lost.members = self.members = [self._reducer_members[one] for one in lost.members]
+                if self.on_loss == "raise" or not again:
+                    raise
+                warnings.warn(f"{lost}: what was under way is done again", stacklevel=4)
+                self.resume()
+
+    def _heard(self, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except RanksLost:
+            raise
+        except TransportError:
+            if self.elastic:
+                self.reducer.hear_fault()
+            raise
+
+    def resume(self) -> None:
+        """After RanksLost, by all who are left. Others may be lost meanwhile: they are left out."""
+        while True:
+            try:
+                self.reducer.resume()
+                break
+            except RanksLost as lost:
+                self.members = [self._reducer_members[one] for one in lost.members]
+        self.losses += 1
 
     def take_over(self) -> None:
         """What follows on the stream waits for what the caller's current stream has queued."""

@@ -23,6 +23,7 @@ from tersor._options import expect, fill
 from tersor.reducer import GradientOptions, ReducerOptions, lasting
 from tersor.torch.adam_warning import last_codec, watch
 from tersor.torch.checkpoint import Mode
+from tersor.torch.exchange import refuse_elastic
 from tersor.torch.parameters import Unsupported, unwrapped
 from tersor.torch.reporting import Reporting
 from tersor.torch.residuals import Kept, residual_count
@@ -273,6 +274,7 @@ def _install(
 
 def _checked(options: ShardedOptions) -> ReducerOptions:
     """As the reducer takes them: those that mean something here."""
+    refuse_elastic(options, "FSDP2")
     known = ShardedOptions.__annotations__
     for name in options:
         if name not in known:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgument, RanksLost
 from tersor._options import expect
-from tersor.reducer import ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
-from tersor.torch.exchange import TensorExchange
+from tersor.torch.exchange import ElasticOptions, TensorExchange
 from tersor.torch.layout import Straight
 from tersor.torch.parameters import (
     OptimizedParameters,
@@ -35,7 +34,7 @@ from tersor.torch.parameters import (
     shards_of,
 )
 from tersor.torch.presence import Presence
-from tersor.torch.reporting import ReducerReporting
+from tersor.torch.reporting import ElasticReporting
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,7 +47,7 @@ _LEFT_OVER = (
 )
 
 
-class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
+class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
     """Wraps an optimizer: before each step, gradients become their mean over ranks.
 
     ::
@@ -89,7 +88,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         group: dist.ProcessGroup | None = None,
         backward_passes_per_step: int = 1,
         unsupported: Unsupported = "warn",
-        **options: Unpack[ReducerOptions],
+        **options: Unpack[ElasticOptions],
     ) -> None:
         """``named_parameters``: as ``model.named_parameters()``; rules look at these names.
 
@@ -130,12 +129,12 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = False
         self._skip = False
-        self._take_part(self._parameters)
         device = next(iter(self._optimized.all.values())).device
         self._exchange = TensorExchange(group, device, options)
         self._options = self._exchange.options
+        self._take_part(self._parameters)
         self._exchange.hold(self._compressed())
-        self._presence = Presence(group, self._options)
+        self._presence = Presence(self._exchange)
         warn_of(optimizer, chosen_codecs(self._options, self._compressed()))
 
     def synchronize(self) -> None:
@@ -143,16 +142,37 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
 
         ``step`` does so itself where it was not done. Raises what ended the exchange:
         TransportError where a rank is gone or does something else, WireError where a message is
-        damaged; InvalidArgument where a gradient was changed while it was being sent.
+        damaged; InvalidArgument where a gradient was changed while it was being sent. With
+        ``elastic=True`` RanksLost: gradients are undefined then; ``resume``, and compute them
+        again. With ``on_loss="go on"`` there are none then, and ``step`` moves nothing.
         """
         changed = self._changed()
-        somewhere = self._end_exchange(discards=False)
-        self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
+        try:
+            self._exchange.together(self._exchange_gradients, again=False)
+        except RanksLost as lost:
+            if self._exchange.on_loss == "raise":
+                raise
+            return self._leave_out_step(lost)
         if changed:
             raise InvalidArgument(
                 f"the gradient of {changed[0]} was changed while it was being sent: call "
                 "synchronize() before clipping, and before a scaler's unscale_"
             )
+        self._synchronized = True
+
+    def _exchange_gradients(self) -> None:
+        somewhere = self._end_exchange(discards=False)
+        self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
+
+    def resume(self) -> None:
+        super().resume()
+        self._straight = Straight()
+
+    def _leave_out_step(self, lost: RanksLost) -> None:
+        """Gradients hold anything: this step has none."""
+        warnings.warn(f"{lost}: the step is left out", stacklevel=4)
+        self.resume()
+        self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True
 
     @contextlib.contextmanager
@@ -212,7 +232,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, for a checkpoint, between two steps, as :meth:`HookState.state_dict`."""
-        return save_reducer(self.reducer, self._process_group(), mode)
+        return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))
 
     def load_residual_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Brings back what ``residual_state_dict`` gave, as :meth:`HookState.load_state_dict`."""
@@ -233,7 +253,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
     def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
         refuse_sharded(newcomers, self._process_group(), "use tersor.torch.compress")
         found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
-        report_unsupported(found, self._unsupported)
+        report_unsupported(found, "error" if self._exchange.elastic else self._unsupported)
         self._uncompressed.update(found)
         for name, parameter in newcomers.items():
             if parameter.requires_grad:  # a rank may have it frozen still
@@ -333,7 +353,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ReducerReporting):
         if name not in self._uncompressed:
             gradient = self._straight.of(local_shard(parameter.grad))
             self._exchange.take_over()
-            self.reducer.ready(name, gradient, "none" if missing else "gradient")
+            with contextlib.suppress(RanksLost):  # step() raises it, not the backward pass
+                self.reducer.ready(name, gradient, "none" if missing else "gradient")
         self._ready[name] = parameter.grad, local_shard(parameter.grad)._version
 
     def _changed(self) -> list[str]:

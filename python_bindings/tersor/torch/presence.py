@@ -11,25 +11,25 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 
 from tersor._core import InvalidArgument
 from tersor.collectives import CollectiveOptions, allreduce
-from tersor.reducer import ReducerOptions
-from tersor.torch.group import transport
+from tersor.torch.exchange import TensorExchange
 
 _EXACT = 1 << 24  # below it a float32 is any whole number
 
 
 class Presence:
-    """Counts over the ranks of a process group. All make the same calls in the same order."""
+    """Counts over the ranks that exchange. All make the same calls in the same order."""
 
-    def __init__(self, group: dist.ProcessGroup | None, options: ReducerOptions) -> None:
-        """``options``: of the reducer beside it, whose time limit it has. A collective call."""
-        self._ranks = transport(group).channel()
-        self._options: CollectiveOptions = {"codec": "none"}
-        if "timeout" in options:
-            self._options["timeout"] = options["timeout"]
+    def __init__(self, exchange: TensorExchange) -> None:
+        """``exchange``: whose reducer is there; it has its time limit. A collective call."""
+        self._exchange = exchange
+        self._ranks, self._losses = exchange.channel(), exchange.losses
+        self._options: CollectiveOptions = {
+            "codec": "none",
+            "timeout": exchange.options["timeout"],
+        }
         base, digits = self._ranks.ranks + 1, 1
         while base ** (digits + 1) <= _EXACT:
             digits += 1
@@ -52,10 +52,10 @@ class Presence:
             raise InvalidArgument(f"samples={samples}: a number of samples, 0 or more")
         flags = [*present.values(), *also, samples is not None]
         (*counts, told), total = self._sums(flags, samples or 0.0)
-        if 0 < told < self._ranks.ranks:
+        if 0 < told < self._exchange.ranks:
             raise InvalidArgument(
-                f"{told} of {self._ranks.ranks} ranks tell of how many samples their gradient is: "
-                "set samples before a step on all ranks, or on none"
+                f"{told} of {self._exchange.ranks} ranks tell of how many samples their gradient "
+                "is: set samples before a step on all ranks, or on none"
             )
         if told and not 0 < total < math.inf:
             raise InvalidArgument(f"the ranks' gradients are of {total} samples together")
@@ -69,6 +69,8 @@ class Presence:
     def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
         """Over the ranks. Several counts share a number: each is a digit of it, and no sum of
         digits carries."""
+        if self._losses != self._exchange.losses:
+            self._ranks, self._losses = self._exchange.channel(), self._exchange.losses
         digits = len(self._places)
         padded = [*flags, *[False] * (-len(flags) % digits)]
         own = torch.tensor(padded, dtype=torch.int64, device="cpu").view(-1, digits)

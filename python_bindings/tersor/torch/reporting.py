@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tersor import _core
 from tersor._core import InvalidArgument
 from tersor.reducer import GradientReducer
+from tersor.torch.checkpoint import Mode, check_mode
 from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import checked
 from tersor.torch.report import draw
@@ -116,7 +117,7 @@ class ReducerReporting(Reporting):
             return None
         if residual_norm:
             return self.totals(residual_norms=True)
-        return of_parameter(made.reducer.statistics_so_far(), made.transport.ranks)
+        return of_parameter(made.reducer.statistics_so_far(), made.ranks)
 
     def explain(self) -> str:
         """Which codec each parameter travels by, and why."""
@@ -127,7 +128,34 @@ class ReducerReporting(Reporting):
 
     def _ranks(self) -> int:
         made = self._exchange
-        return dist.get_world_size(self._group) if made is None else made.transport.ranks
+        return dist.get_world_size(self._group) if made is None else made.ranks
 
     def _process_group(self) -> dist.ProcessGroup:
         return checked(self._group)
+
+
+class ElasticReporting(ReducerReporting):
+    """What handles can tell and do whose ranks may be lost (``elastic=True``)."""
+
+    _exchange: TensorExchange
+
+    def resume(self) -> None:
+        """After ``RanksLost`` (``elastic=True``): goes on with those who are left, who all call it.
+
+        What ranks owe by error feedback goes on, too. Raises InvalidArgument where too few are
+        left, or none was lost.
+        """
+        self._exchange.resume()
+
+    @property
+    def members(self) -> list[int]:
+        """Who is left, as the group numbers them."""
+        return list(self._exchange.members)
+
+    def _check_exact(self, mode: Mode) -> Mode:
+        """Raises InvalidArgument where ranks were lost: files of all ranks would have a gap."""
+        if self._exchange.losses and check_mode(mode) == "exact":
+            raise InvalidArgument(
+                'ranks were lost: save with mode="portable", which is good for any number of ranks'
+            )
+        return mode

@@ -1,0 +1,262 @@
+"""Ranks that are killed while others train by an optimizer or DiLoCo, and these go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import ranks
+import tersor
+import tersor.torch
+
+RANKS, STEPS, LOST_STEP = 4, 6, 3
+RATE = 0.1
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def named_weights() -> dict[str, torch.nn.Parameter]:
+    torch.manual_seed(0)
+    shapes = {"matrix": (64, 96), "vector": (50,), "late": (7,)}
+    weights = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+    weights["late"].requires_grad_(False)
+    return weights
+
+
+def gradient_of(rank: int, step: int) -> float:
+    return (rank + 1.0) * (step + 1.0) / 100
+
+
+def backward(weights: Mapping[str, torch.nn.Parameter], rank: int, step: int) -> None:
+    """To every value as much."""
+    if step == STEPS - 1:
+        weights["late"].requires_grad_(True)
+    trained = [one for one in weights.values() if one.requires_grad]
+    (gradient_of(rank, step) * sum(one.sum() for one in trained)).backward()
+
+
+def zero(weights: Mapping[str, torch.nn.Parameter]) -> None:
+    for one in weights.values():
+        one.grad = None
+
+
+def flat(weights: Mapping[str, torch.Tensor]) -> list[float]:
+    return torch.cat([one.detach().flatten() for one in weights.values()]).tolist()
+
+
+def survivors(body: Callable[..., Any], victim: int, *args: Any) -> list[Any]:
+    """What the others return."""
+    found = ranks.outcomes(body, RANKS, victim, *args)
+    others = [one for rank, one in enumerate(found) if rank != victim]
+    for one in others:
+        assert one.error is None, one.traceback
+    assert found[victim].value is None
+    return [one.value for one in others]
+
+
+def train(
+    optimizer: Any, weights: dict[str, torch.nn.Parameter], rank: int, victim: int, dies: str
+) -> list[int]:
+    """Steps that RanksLost voided, each done again; `dies`: "before" or "after" its backward."""
+    voided = []
+    step = 0
+    while step < STEPS:
+        if (rank, step, dies) == (victim, LOST_STEP, "before"):
+            killed()
+        zero(weights)
+        backward(weights, rank, step)
+        if (rank, step) == (victim, LOST_STEP):
+            killed()
+        try:
+            optimizer.step()
+        except tersor.RanksLost as lost:
+            voided.append((step, lost.last_step, lost.members))
+            optimizer.resume()
+            continue
+        step += 1
+    left = [one for one in range(RANKS) if one != victim]
+    assert optimizer.members == left
+    assert voided in ([], [(LOST_STEP, LOST_STEP, left)])
+    return [step for step, *_ in voided]
+
+
+def by_sgd(rank: int, _: int, victim: int, dies: str) -> list[float]:
+    weights = named_weights()
+    optimizer = tersor.torch.DistributedOptimizer(
+        torch.optim.SGD(weights.values(), lr=RATE), weights.items(), codec="none", elastic=True
+    )
+    assert train(optimizer, weights, rank, victim, dies) == [LOST_STEP]
+    assert optimizer.totals()["steps"] >= STEPS
+    with pytest.raises(tersor.InvalidArgument, match="portable"):
+        optimizer.residual_state_dict()
+    assert optimizer.residual_state_dict("portable")["ranks"] == RANKS - 1
+    return flat(weights)
+
+
+def mean_of(step: int, victim: int) -> float:
+    left = [one for one in range(RANKS) if step < LOST_STEP or one != victim]
+    return sum(gradient_of(one, step) for one in left) / len(left)
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_sgd_goes_on_by_the_mean_of_those_left(victim: int, dies: str) -> None:
+    found = survivors(by_sgd, victim, dies)
+    assert all(one == found[0] for one in found)
+    moved = torch.tensor(flat(named_weights())) - torch.tensor(found[0])
+    *before, last = (RATE * mean_of(step, victim) for step in range(STEPS))
+    expected = torch.full_like(moved, sum(before) + last)
+    expected[-7:] = last  # what was unfrozen for the last step
+    torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)
+
+
+def by_compressed(rank: int, _: int, victim: int, kind: str, on_loss: str) -> list[float]:
+    weights = named_weights()
+    make = getattr(tersor.torch, kind)
+    optimizer = make(
+        weights.items(), lr=0.01, codec="hadamard:bits=1+ef", elastic=True, on_loss=on_loss
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        voided = train(optimizer, weights, rank, victim, "after")
+    assert voided == ([LOST_STEP] if on_loss == "raise" else [])
+    assert any("done again" in str(one.message) for one in told) == (on_loss == "go on")
+    assert int(optimizer.state[weights["matrix"]]["step"]) == STEPS
+    with pytest.raises(tersor.InvalidArgument, match="portable"):
+        optimizer.state_dict()
+    state = optimizer.state_dict("portable")
+    optimizer.load_state_dict(state)
+    return flat(weights)
+
+
+@pytest.mark.parametrize("on_loss", ["raise", "go on"])
+@pytest.mark.parametrize("kind", ["CompressedAdamW", "CompressedMuon", "CompressedSGD"])
+def test_what_compresses_goes_on_alike(kind: str, on_loss: str) -> None:
+    found = survivors(by_compressed, 1, kind, on_loss)
+    assert all(one == found[0] for one in found)
+
+
+def by_sgd_that_goes_on(rank: int, _: int, victim: int) -> list[float]:
+    weights = named_weights()
+    optimizer = tersor.torch.DistributedOptimizer(
+        torch.optim.SGD(weights.values(), lr=RATE),
+        weights.items(),
+        codec="none",
+        elastic=True,
+        on_loss="go on",
+    )
+    with pytest.warns(UserWarning, match="the step is left out"):
+        assert train(optimizer, weights, rank, victim, "after") == []
+    return flat(weights)
+
+
+def test_sgd_that_goes_on_leaves_the_step_out() -> None:
+    found = survivors(by_sgd_that_goes_on, 1)
+    assert all(one == found[0] for one in found)
+    moved = torch.tensor(flat(named_weights())) - torch.tensor(found[0])
+    taken = [step for step in range(STEPS) if step != LOST_STEP]
+    expected = sum(RATE * mean_of(step, 1) for step in taken)
+    assert float(moved[0]) == pytest.approx(expected, rel=1e-4)
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name, one in named_weights().items():
+            self.register_parameter(name, one)
+
+
+def by_diloco(
+    rank: int, _: int, victim: int, options: dict[str, Any], on_loss: str
+) -> tuple[int, list[float]]:
+    model = Model()
+    weights = dict(model.named_parameters())
+    outer = tersor.torch.DiLoCo(
+        model, every=4, codec="int8+ef", elastic=True, on_loss=on_loss, **options
+    )
+    losses = 0
+    for step in range(24):
+        if step == 17:
+            weights["late"].requires_grad_(True)
+        with torch.no_grad():
+            for one in weights.values():
+                if one.requires_grad:
+                    one.sub_(gradient_of(rank, step))
+        if rank == victim and step == 9:
+            killed()
+        try:
+            outer.step()
+        except tersor.RanksLost as lost:
+            losses += victim not in lost.members
+            outer.resume()
+    outer.synchronize()
+    assert len(outer.members) == RANKS - 1
+    with pytest.raises(tersor.InvalidArgument, match="portable"):
+        outer.state_dict()
+    outer.load_state_dict(outer.state_dict("portable"))
+    assert flat(outer.common_parameters()) == flat(weights)
+    return losses, flat(weights)
+
+
+@pytest.mark.filterwarnings("ignore:.*done again")
+@pytest.mark.parametrize("on_loss", ["raise", "go on"])
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}])
+def test_diloco_goes_on_alike(options: dict[str, Any], on_loss: str) -> None:
+    found = survivors(by_diloco, 1, options, on_loss)
+    assert all(one == found[0] for one in found)
+    assert found[0][0] == (on_loss == "raise")
+
+
+def too_few(rank: int, _: int) -> str:
+    weights = named_weights()
+    optimizer = tersor.torch.CompressedAdamW(weights.items(), elastic=True)
+    for step in range(2):
+        backward(weights, rank, step)
+        if step == 1 and rank in (0, 2, 3):
+            killed()
+        try:
+            optimizer.step()
+        except tersor.RanksLost as lost:
+            with pytest.raises(tersor.InvalidArgument, match="least_ranks"):
+                optimizer.resume()
+            return str(lost)
+    return ""
+
+
+def test_one_of_four_does_not_go_on() -> None:
+    found = ranks.outcomes(too_few, RANKS)
+    assert found[1].error is None, found[1].traceback
+    assert "too few" in found[1].value
+
+
+def wrong_options(rank: int, count: int) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    weights = named_weights()
+    with pytest.raises(tersor.InvalidArgument, match="needs elastic=True"):
+        tersor.torch.CompressedAdamW(weights.items(), on_loss="go on")
+    with pytest.raises(tersor.InvalidArgument, match='"raise" or "go on"'):
+        tersor.torch.CompressedAdamW(weights.items(), elastic=True, on_loss="stop")
+    optimizer = tersor.torch.CompressedAdamW(weights.items(), elastic=True)
+    with pytest.raises(tersor.InvalidArgument, match="there was none"):
+        optimizer.resume()
+    double = {"double": torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))}
+    with pytest.raises(tersor.InvalidArgument, match="float64"):
+        tersor.torch.DistributedOptimizer(
+            torch.optim.SGD(double.values(), lr=RATE), double.items(), elastic=True
+        )
+    model = DistributedDataParallel(torch.nn.Linear(3, 3))
+    with pytest.raises(tersor.InvalidArgument, match="torchft"):
+        tersor.torch.compress(model, codec="int8", elastic=True)
+
+
+def test_what_cannot_be_elastic_is_refused() -> None:
+    ranks.run(wrong_options, 2)
