@@ -16,6 +16,7 @@
 
 #include "bench/allreduce_options.h"
 #include "bench/commands.h"
+#include "bench/loss.h"
 #include "comm/collectives/grid.h"
 
 #if TERSOR_HAS_NCCL
@@ -150,6 +151,7 @@ void run_allreduce(const AllreduceOptions& options) {
     return run_nccl_allreduce(options);
   }
 #endif
+  if (!options.kill.empty()) return run_loss(options);
   const std::vector<std::size_t> sizes = byte_counts(options);
   const auto fleet = make_fleet(options.fleet);
   const std::vector<CodecWay> ways = all_ways(options, *fleet);
@@ -208,6 +210,15 @@ void add_reducer_options(Command& command, AllreduceOptions& options) {
           .transform(above_zero())
           .excludes("--collective")
           .type_name("N");
+  command
+      .add_option("--kill", options.kill,
+                  "Kill a rank after so many steps of an elastic reducer, and time the others: one "
+                  "codec, one size, over tcp")
+      .transform([](const std::string& text) {
+        parse_kill(text);
+        return text;
+      })
+      .takes("RANK@STEP");
   command
       .add_option("--backward", options.backward,
                   "Time of the backward pass, a sleep, e.g. 0.5 or 500ms; wire: as the wire takes")

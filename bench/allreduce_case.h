@@ -4,6 +4,7 @@
 
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
+#include <tersor/reducer.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,7 @@ struct AllreduceCase {
   std::vector<int> dims = {};   ///< of two-shot
   std::vector<int> hosts = {};  ///< of each rank, for hierarchical; empty: as the transport says
   Collective collective = Collective::kAllreduce;
+  Elastic elastic = Elastic::kOff;  ///< of the reducer
 };
 
 /// A backward pass that is a sleep, during which one parameter after the other is ready.

@@ -18,6 +18,7 @@ struct AllreduceOptions : SweepOptions {
   std::string backward = "wire";
   std::vector<std::string> allowed = AutoOptions{}.codecs;
   bool explain = false;
+  std::string kill = {};  // RANK@STEP; empty: nobody
   bool graph = false;  // NCCL only: replays of a captured call
 
   bool through_reducer() const { return parameters != 0; }

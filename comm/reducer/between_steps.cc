@@ -1,4 +1,5 @@
 // What is done to residuals between steps: checkpoints, steps that are thrown away.
+#include "comm/collectives/fold.h"
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 
@@ -16,17 +17,20 @@ void check_count(std::string_view name, std::string_view what, std::size_t found
                         std::to_string(wanted));
 }
 
-/// By how many ranks a new run encodes each value, and divides a mean.
+/// Of a residual that is one rank's no more: who owed it, all ranks together or this one alone.
+enum class OwedBy : std::uint8_t { kAll, kThisRank };
+
+/// Among how many ranks of a new run a residual is shared, and by how many a mean is divided.
 struct NewRun {
-  int encoding_ranks;
+  int sharing_ranks;
   int ranks;
 };
 
 // What a residual must be multiplied by so that its contribution to the result stays the same: the
-// equal shares of it, one on each rank that encodes it, must add up to what the old run would have
-// added.
+// equal shares of it, one on each rank that encodes it where all owed it, must add up to what the
+// old run would have added.
 float portable_factor(const ReducerState& state, Reduction reduction, const NewRun& run) {
-  const double shares = run.encoding_ranks;
+  const double shares = run.sharing_ranks;
   if (reduction == Reduction::kSum) return static_cast<float>(1.0 / shares);
   return static_cast<float>(run.ranks / (shares * state.ranks));
 }
@@ -37,56 +41,6 @@ void check_place(const ReducerState::Parameter& found, const Slot& slot) {
                         std::to_string(found.residual_first) + ", this rank's at " +
                         std::to_string(slot.residual_first) +
                         ": the ranks were on other hosts; save the portable state for that");
-}
-
-/// Where a rank's residual of so many values lies in the parameter, one range behind the other.
-std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
-  if (slot.encoded_shards.empty()) return {{slot.residual_first, count}};
-  const std::size_t shard = count / slot.encoded_shards.size();
-  std::vector<Range> ranges;
-  for (const int owner : slot.encoded_shards)
-    ranges.push_back({static_cast<std::size_t>(owner) * shard, shard});
-  return ranges;
-}
-
-/// Calls `take(values, residuals, count)` for each part of a residual of so many values that lies
-/// in the first `known` values of its parameter: where it lies there, and in the residual.
-template <typename Take>
-void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const Take& take) {
-  std::size_t offset = 0;
-  for (const Range& range : residual_ranges(slot, count)) {
-    const std::size_t first = std::min(range.first, known);
-    take(first, offset, std::min(range.count, known - first));
-    offset += range.count;
-  }
-}
-
-/// A rank's own residuals, in units of the ranks' sum, at their places in the whole parameter, the
-/// rest 0; no padding.
-std::vector<float> spread(const ReducerState::Parameter& own, const Slot& slot, const Owed& owed) {
-  std::vector<float> whole(slot.codec->has_feedback() ? own.count : 0);
-  for_each_part(slot, own.residual.size(), whole.size(),
-                [&](std::size_t first, std::size_t kept, std::size_t count) {
-                  for (std::size_t i = 0; i < count; ++i)
-                    whole[first + i] = owed.sender * own.residual[kept + i];
-                });
-  auto value = own.owner.begin();
-  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
-    const Range& range = slot.owned.stages[stage];
-    for (std::size_t i = 0; i < range.count; ++i)
-      whole[range.first + i] += owed.owner[stage] * *value++;
-  }
-  return whole;
-}
-
-/// This rank's part of a residual of the whole parameter; padding has none.
-std::vector<float> own_part(const std::vector<float>& whole, const Slot& slot, std::size_t count) {
-  std::vector<float> part(count);
-  for_each_part(slot, count, whole.size(),
-                [&](std::size_t first, std::size_t kept, std::size_t known) {
-                  std::copy_n(whole.data() + first, known, part.data() + kept);
-                });
-  return part;
 }
 
 /// Of the ranks that encode a parameter the first: others may never have seen its codec's memory.
@@ -173,7 +127,7 @@ void check_run(const ReducerState& state, const Parameters& parameters) {
 }
 
 // What ranks owe as owners is in the portable state's one residual.
-void load_parameter(const ReducerState& state, std::size_t i, Parameters& parameters,
+void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Parameters& parameters,
                     StreamView stream) {
   const ReducerState::Parameter& found = state.parameters[i];
   const ExchangeContext& context = parameters.context();
@@ -183,9 +137,10 @@ void load_parameter(const ReducerState& state, std::size_t i, Parameters& parame
     from_floats(found.residual, 1.0f, residual, stream);
     from_floats(found.owner, 1.0f, parameters.residuals.current_owner(i), stream);
   } else {
-    const NewRun run{encoding_ranks(context, slot), context.ranks};
+    const int sharing = whom == OwedBy::kAll ? encoding_ranks(context, slot) : 1;
+    const NewRun run{sharing, context.ranks};
     const float factor = portable_factor(state, state.reduction, run) / owed(context, slot).sender;
-    from_floats(own_part(found.residual, slot, residual.count()), factor, residual, stream);
+    from_floats(residual_part(found.residual, slot, residual.count()), factor, residual, stream);
   }
   if (found.codec == slot.codec->spec().text())
     from_floats(found.memory, 1.0f, parameters.residuals.current_memory(i, memory_count(slot)),
@@ -201,31 +156,47 @@ std::vector<ReducerState::Parameter> exact_state(const Parameters& parameters, c
   return states;
 }
 
-/// Makes the exact state one that fits other ranks: the sum over ranks of all senders' and owners'
-/// residuals, which would still be added some day. Of the codecs' memories, which are equal, one
-/// rank's. `sum` replaces values by their sum over all ranks.
-template <typename Sum>
-void make_portable(ReducerState& state, const Parameters& parameters, const Sum& sum) {
+/// Makes the exact state one of residuals of whole parameters, the owner's among them: what this
+/// rank would still add some day.
+void fold(ReducerState& state, const Parameters& parameters) {
   state.form = ReducerState::Form::kPortable;
   const ExchangeContext& context = parameters.context();
-  std::vector<float> all;
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     const Slot& slot = parameters.slots[i];
     ReducerState::Parameter& parameter = state.parameters[i];
-    parameter.residual = spread(parameter, slot, owed(context, slot));
+    const std::size_t count = slot.codec->has_feedback() ? parameter.count : 0;
+    parameter.residual =
+        folded({parameter.residual, parameter.owner}, slot, owed(context, slot), count);
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
     parameter.longest_owner = 0;
-    if (!tells_memory(context, slot)) std::ranges::fill(parameter.memory, 0.0f);
+  }
+}
+
+/// What all ranks keep, where each has what it owes: `sum` replaces values by their sum over them.
+template <typename Sum>
+void add_up(ReducerState& state, const Sum& sum) {
+  std::vector<float> all;
+  for (const ReducerState::Parameter& parameter : state.parameters)
     for (const std::vector<float>* values : {&parameter.residual, &parameter.memory})
       all.insert(all.end(), values->begin(), values->end());
-  }
   sum(all);
   auto next = all.begin();
   for (ReducerState::Parameter& parameter : state.parameters)
     for (std::vector<float>* values : {&parameter.residual, &parameter.memory})
       for (float& value : *values) value = *next++;
+}
+
+/// Makes the exact state one that fits other ranks: the sum over ranks of all senders' and owners'
+/// residuals. Of the codecs' memories, which are equal, one rank's.
+template <typename Sum>
+void make_portable(ReducerState& state, const Parameters& parameters, const Sum& sum) {
+  fold(state, parameters);
+  for (std::size_t i = 0; i < state.parameters.size(); ++i)
+    if (!tells_memory(parameters.context(), parameters.slots[i]))
+      std::ranges::fill(state.parameters[i].memory, 0.0f);
+  add_up(state, sum);
 }
 
 /// Throws InvalidArgument where it is another model's, or other ranks' own.
@@ -247,9 +218,11 @@ void check_state(const ReducerState& state, const Parameters& parameters) {
 }
 
 /// Of a state that was checked, whose codecs the parameters have by now, where "auto" chose them.
-void load_residuals(const ReducerState& state, Parameters& parameters, StreamView stream) {
+void load_residuals(const ReducerState& state, OwedBy whom, Parameters& parameters,
+                    StreamView stream) {
   parameters.residuals.clear();
-  for (std::size_t i = 0; i < parameters.count(); ++i) load_parameter(state, i, parameters, stream);
+  for (std::size_t i = 0; i < parameters.count(); ++i)
+    load_parameter(state, whom, i, parameters, stream);
   parameters.hand_over(stream);
 }
 
@@ -285,8 +258,12 @@ Transport& GradientReducer::Impl::control() {
   return *control_;
 }
 
+void GradientReducer::Impl::sum(std::vector<float>& values) {
+  sum_over_ranks(control(), context_, parameters_.memory(), stream(), values);
+}
+
 ReducerState GradientReducer::Impl::exact_state() {
-  LockedStep step = between_steps();
+  LockedStep step = stopped();
   finalize(step);
   return {.form = ReducerState::Form::kExact,
           .reduction = options_.reduction,
@@ -304,10 +281,23 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   steps_before_ = state.step - step->number();
   follow_phases(step);
   adopt_ways(step, state);
-  load_residuals(state, parameters_, stream());
+  load_residuals(state, OwedBy::kAll, parameters_, stream());
   residence_->set_step(state.step);
   const bool exact = state.form == ReducerState::Form::kExact;
   if (exact && !state.order.empty() && !of_ready()) sender_->adopt_order(step, state.order);
+}
+
+// The state is the exact one of a reducer over more ranks. By hosts a rank has a part of what its
+// host owes, and another part from now on: then all who are left add up what they have, and codecs
+// begin without memory.
+void GradientReducer::Impl::take_over(LockedStep& step, ReducerState& state, const Impl& before) {
+  fold(state, before.parameters_);
+  const bool by_hosts = before.hierarchy_ != nullptr;
+  if (by_hosts) {
+    for (ReducerState::Parameter& one : state.parameters) std::ranges::fill(one.memory, 0.0f);
+    fail_together(step, [&] { add_up(state, [&](std::vector<float>& values) { sum(values); }); });
+  }
+  load_residuals(state, by_hosts ? OwedBy::kAll : OwedBy::kThisRank, parameters_, stream());
 }
 
 // Parameters that were added since the last step have none yet.
@@ -335,12 +325,9 @@ void GradientReducer::scale_residuals(float factor, std::span<const std::string>
 
 void GradientReducer::discard_step() {
   Impl& impl = *impl_;
-  try {
-    impl.finish_steps();
-  } catch (const Error&) {
-    return;  // the step never became current: the residuals from before it stand
-  }
-  const auto lock = impl.step_.lock();
+  const LockedStep step = impl.stopped();
+  // A step that an error ended never became current: the residuals from before it stand.
+  if (step->failed() && !step->untouched()) return;
   if (impl.options_.transactions != Transactions::kOn)
     throw InvalidArgument("discard_step() needs ReducerOptions::transactions = kOn");
   if (!impl.parameters_.residuals.discard())
@@ -358,9 +345,7 @@ std::vector<std::byte> GradientReducer::save_state() const {
 std::vector<std::byte> GradientReducer::save_portable_state() const {
   Impl& impl = *impl_;
   ReducerState state = impl.exact_state();
-  make_portable(state, impl.parameters_, [&](std::vector<float>& values) {
-    sum_over_ranks(impl.control(), impl.context_, impl.parameters_.memory(), impl.stream(), values);
-  });
+  make_portable(state, impl.parameters_, [&](std::vector<float>& values) { impl.sum(values); });
   return write_state(state);
 }
 

@@ -13,6 +13,7 @@
 #include "comm/reducer/sender.h"
 #include "comm/reducer/state.h"
 #include "comm/reducer/step.h"
+#include "comm/reducer/survivors.h"
 #include "comm/reducer/totals.h"
 #include "comm/reducer/trace.h"
 #include "comm/reducer/ways.h"
@@ -20,11 +21,13 @@
 #include <tersor/reducer.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace tersor {
 
@@ -59,12 +62,27 @@ struct GradientReducer::Impl {
     finish_steps();
     return step_.lock();
   }
+  /// The same for who changes nothing: after an error, as that left the step.
+  LockedStep stopped();
 
   // Checkpoints, and other work on residuals (between_steps.cc).
   ReducerState exact_state();
   void load(const ReducerState& state);
   void scale_residuals(float factor, std::span<const std::size_t> parameters);
+  void take_over(LockedStep& step, ReducerState& state, const Impl& before);
   Transport& control();
+  /// Over ranks.
+  void sum(std::vector<float>& values);
+
+  // Ranks that are gone (elastic.cc).
+  std::exception_ptr lost(const TransportError& cause);
+  std::exception_ptr agree_on_members(const std::string& cause);
+  void give_up(const std::exception& cause);
+  void check_resumable() const;
+  /// What takes the place of this one, over the ranks that are left.
+  std::unique_ptr<Impl> resumed();
+  std::unique_ptr<Impl> over_members();
+  void go_on_from(Impl& before);
 
   // Parameters that go other ways than before (learning.cc).
   std::uint32_t training_step(LockedStep& step) const { return step->number() + steps_before_; }
@@ -75,6 +93,8 @@ struct GradientReducer::Impl {
   void take_ways(LockedStep& step);
   void adopt_ways(LockedStep& step, const ReducerState& state);
   void note_waited();
+  /// What fails there fails on all ranks, and they hear of it.
+  void fail_together(LockedStep& step, const std::function<void()>& work);
 
   // Before a step (setup.cc).
   void finalize(LockedStep& step);
@@ -101,12 +121,16 @@ struct GradientReducer::Impl {
   void note_exposed(std::uint32_t step, Clock::time_point begin);
   StreamView stream() const { return residence_ == nullptr ? StreamView{} : residence_->stream(); }
 
+  std::shared_ptr<Survivors> survivors_;      ///< of an elastic one
+  std::unique_ptr<Transport> own_transport_;  ///< of those who are left
+  enum class Resumable : std::uint8_t { kNo, kTooFew, kYes };
+  Resumable resumable_ = Resumable::kNo;
   const ReducerOptions options_;
   ExchangeContext context_;
   Parameters parameters_;
   Ways ways_;  ///< before the channel, a collective call: wrong rules are found without it
   std::unique_ptr<ReducerTrace> trace_;  ///< where one is asked for
-  Transport& transport_;                 ///< the trainer's
+  Transport& transport_;                 ///< the trainer's, or its own
   std::unique_ptr<Transport> channel_;   ///< of the driving thread
   std::unique_ptr<Transport>
       control_;  ///< of the trainer's thread: what "auto" agrees on, checkpoints

@@ -8,29 +8,13 @@
 #include <vector>
 
 namespace tersor {
-namespace {
-
-// What fails here fails on all ranks, and they hear of it.
-template <typename Work>
-void fail_together(LockedStep& step, Transport& channel, const Work& work) try {
-  work();
-} catch (const TransportError&) {
-  step->fail(std::current_exception());
-  throw;
-} catch (const std::exception& error) {
-  channel.poison(error.what());
-  step->fail(std::current_exception());
-  throw;
-}
-
-}  // namespace
 
 // Between two steps.
 void GradientReducer::Impl::follow_phases(LockedStep& step) {
   if (!ways_.scheduled()) return;
   if (residence_->captured()) ways_.check_capture(training_step(step));
   if (!ways_.enters_phase(training_step(step))) return;
-  fail_together(step, *channel_, [&] { change_ways(step); });
+  fail_together(step, [&] { change_ways(step); });
 }
 
 // Another codec has no use for the memory of the one before.
@@ -51,7 +35,7 @@ void GradientReducer::Impl::change_ways(LockedStep& step) {
 }
 
 void GradientReducer::Impl::agree_on_ways(LockedStep& step) {
-  fail_together(step, *channel_, [&] {
+  fail_together(step, [&] {
     const Residence::Entry entry(*residence_);
     auto slowest = static_cast<float>(ways_.seconds());
     agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature);

@@ -2,6 +2,7 @@
 
 #include "comm/collectives/bind.h"
 #include "comm/collectives/choose.h"
+#include "comm/collectives/fold.h"
 #include "comm/collectives/host_copy.h"
 
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace tersor {
 namespace {
 
 unsigned generations(const ReducerOptions& options) {
-  return options.transactions == Transactions::kOn ? 2 : 1;
+  const bool two = options.transactions == Transactions::kOn || options.elastic == Elastic::kOn;
+  return two ? 2 : 1;
 }
 
 }  // namespace
@@ -103,6 +105,16 @@ Slot Parameters::make_slot(const std::string& name, const GradientShape& shape,
   return slot;
 }
 
+GradientShape Parameters::shape(std::size_t parameter) const {
+  const Slot& slot = slots[parameter];
+  return {.count = slot.count,
+          .dtype = slot.dtype,
+          .memory = memory_,
+          .rows = slot.rows,
+          .columns = slot.columns,
+          .order = all[parameter].order};
+}
+
 void Parameters::add(ReducerParameter own, Slot slot) {
   if (!names_.emplace(own.name, slot.parameter).second)
     throw InvalidArgument("a parameter \"" + own.name + "\" was added already");
@@ -150,12 +162,7 @@ void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   std::vector<float> sum = to_floats(sender, stream);
   const std::vector<float> more = to_floats(owner, stream);
   const Owed owed = tersor::owed(context_, slot);
-  auto value = more.begin();
-  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
-    const Range& range = slot.owned.stages[stage];
-    for (std::size_t i = 0; i < range.count; ++i)
-      sum[range.first - slot.residual_first + i] += owed.owner[stage] / owed.sender * *value++;
-  }
+  fold_owner(more, slot, owed, {sum, slot.residual_first, owed.sender});
   from_floats(sum, 1.0f, sender, stream);
   residuals.clear_owner(parameter);
 }
@@ -200,6 +207,7 @@ Fields Parameters::fields(bool learns) const {
   if (options_.order == SendingOrder::kOfReady)
     fields.add("order of sending", std::string_view("of ready"));
   if (learns) fields.add("learning", std::string_view("learns"));
+  fields.add_unless_zero("elastic", static_cast<std::uint32_t>(options_.elastic), "elastic");
   if (context_.on_device()) fields.add("memory", std::string_view("device"));
   add_grid(fields, context_.grid);
   if (context_.hierarchy != nullptr)

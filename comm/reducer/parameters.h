@@ -72,6 +72,8 @@ class Parameters {
   /// The slot of one that is about to be added; its codec is not chosen yet. Throws InvalidArgument
   /// where its gradient lies elsewhere than those of others, or its shards do not hold it.
   Slot make_slot(const std::string& name, const GradientShape& shape, ValueSpan gradient);
+  /// Of one that is all-reduced, as it was added.
+  GradientShape shape(std::size_t parameter) const;
   /// Throws InvalidArgument where another has its name.
   void add(ReducerParameter own, Slot slot);
   /// Residuals of those that were added since the last call, and the flags of all.

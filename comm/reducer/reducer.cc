@@ -1,5 +1,5 @@
 // The GradientReducer's face. The rest stands in setup.cc, steps.cc (the trainer's side),
-// between_steps.cc, learning.cc and statistics.cc.
+// between_steps.cc, learning.cc, elastic.cc and statistics.cc.
 #include "comm/reducer/impl.h"
 
 #include <tersor/reducer.h>
@@ -13,6 +13,10 @@ void check_options(const ReducerOptions& options) {
   if (options.residual_dtype != Dtype::kF32 && options.residual_dtype != Dtype::kBf16)
     throw InvalidArgument("residuals are f32 or bf16, not " +
                           std::string(dtype_name(options.residual_dtype)));
+  if (options.elastic == Elastic::kOn && options.tuner != nullptr)
+    throw InvalidArgument(
+        "an elastic reducer has a Tuner of its own, since another would stay with the ranks of "
+        "before: leave ReducerOptions::tuner out");
 }
 
 // On one host all that goes is the host's own sum; hosts of one rank each are ranks as any.
@@ -78,8 +82,12 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
   if (ways_.was_captured())
     throw InvalidArgument("add \"" + name +
                           "\" before a step is captured: a graph goes on as it was");
-  Slot slot = parameters_.make_slot(name, shape, gradient);
   const bool scatters = shape.collective == Collective::kReduceScatter;
+  if (scatters && options_.elastic == Elastic::kOn)
+    throw InvalidArgument("add \"" + name +
+                          "\" to an elastic reducer to be all-reduced: ranks that are left "
+                          "would have other shards");
+  Slot slot = parameters_.make_slot(name, shape, gradient);
   ReducerParameter own{.name = std::move(name),
                        .count = shape.count,
                        .order = shape.order,
@@ -93,7 +101,11 @@ bool ReducerHandle::test() const { return shared_->reducer->test(parameter_, ste
 void ReducerHandle::wait() const { shared_->reducer->wait_for(parameter_, step_); }
 
 GradientReducer::GradientReducer(Transport& transport, ReducerOptions options)
-    : impl_(std::make_unique<Impl>(transport, std::move(options))) {}
+    : impl_(std::make_unique<Impl>(transport, std::move(options))) {
+  const ReducerOptions& own = impl_->options_;
+  if (own.elastic == Elastic::kOn)
+    impl_->survivors_ = std::make_shared<Survivors>(transport, own.least_ranks);
+}
 GradientReducer::~GradientReducer() = default;
 
 void GradientReducer::add(std::string name, ValueSpan gradient, std::size_t rows,
@@ -134,6 +146,8 @@ std::vector<ReducerHandle> GradientReducer::ready(std::span<const ReadyGradient>
 void GradientReducer::flush() { impl_->flush(); }
 void GradientReducer::wait() { impl_->wait(); }
 void GradientReducer::progress() { impl_->progress(); }
+void GradientReducer::resume() { impl_ = impl_->resumed(); }
+Transport& GradientReducer::transport() const { return impl_->transport_; }
 
 bool GradientReducer::settled() const {
   const auto lock = impl_->step_.lock();

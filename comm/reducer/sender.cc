@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace tersor {
 namespace {
@@ -34,13 +35,13 @@ bool Sender::advance() {
     step.unlock();
     submit(*index, message);
   }
-  return pipeline_.advance();
+  return vote() || pipeline_.advance();
 }
 
 // A fault that is heard of while nothing is under way is told in the reducer's name.
 void Sender::advance_or_wait() {
   if (advance()) return;
-  const bool idle = pipeline_.idle() && !order_handle_.valid();
+  const bool idle = pipeline_.idle() && !order_handle_.valid() && !vote_.valid();
   try {
     pipeline_.wait_activity(Clock::now() + kIdleWait);
   } catch (const TransportError& error) {
@@ -60,7 +61,26 @@ void Sender::chunk_done(std::uint32_t index, Message& message) {
   message.chunks_left = message.bucket.chunks.size();
   LockedStep step = step_.lock();
   step->set_back(index);
-  if (step->all_back()) reducer_.complete(step);
+  if (step->all_back() && !reducer_.votes) reducer_.complete(step);
+}
+
+// Whoever hears that all have all of a step knows that it stands, whatever happens next. True where
+// that went on.
+bool Sender::vote() {
+  if (!reducer_.votes) return false;
+  if (vote_.valid() && !vote_.test()) return false;
+  LockedStep step = step_.lock();
+  if (!step->all_back()) return false;
+  if (std::exchange(vote_, {}).valid()) {
+    reducer_.complete(step);
+    return true;
+  }
+  step.unlock();
+  vote_ = transport().barrier({.name = "gradient reducer (vote)",
+                               .signature = context_.signature,
+                               .tag = transport().reserve_tags(1),
+                               .timeout = context_.timeout});
+  return true;
 }
 
 void Sender::ask_for_order() {
@@ -131,12 +151,13 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
 void Sender::fail(std::exception_ptr error) {
   pipeline_.drop();
   order_handle_ = {};
+  vote_ = {};
   try {
     std::rethrow_exception(error);
   } catch (const TransportError& cause) {
-    error = std::make_exception_ptr(TransportError(reducer_.explain(cause.what())));
+    error = reducer_.lost(cause);
   } catch (const std::exception& cause) {
-    transport().poison(cause.what());  // the others would wait for us
+    reducer_.gave_up(cause);  // the others would wait for us
   }
   step_.lock()->fail(std::move(error));
 }

@@ -22,7 +22,10 @@ class Sender {
   struct Reducer {
     std::function<std::vector<Bucket>(const ReducerStep::Order& order)> make_buckets;
     std::function<void(LockedStep& step)> complete;
-    std::function<std::string(const std::string&)> explain;  ///< the text of an error
+    /// What is thrown for an error of the transport, or for this rank's own.
+    std::function<std::exception_ptr(const TransportError&)> lost;
+    std::function<void(const std::exception&)> gave_up;
+    bool votes = false;  ///< a step is complete once all ranks say that they have all of it
   };
 
   /// All of them outlive the sender.
@@ -78,6 +81,7 @@ class Sender {
   };
 
   void ask_for_order();
+  bool vote();
   void submit(std::uint32_t index, Message& message);
   void chunk_done(std::uint32_t index, Message& message);
   std::uint32_t add_message(Bucket bucket);
@@ -92,6 +96,7 @@ class Sender {
   Pipeline pipeline_;
   Handle order_handle_;
   ReducerStep::Order order_;
+  Handle vote_;
 };
 
 }  // namespace tersor

@@ -72,9 +72,9 @@ void GradientReducer::Impl::make_sender() {
                         return make_buckets(Planner(context_), order, limits);
                       },
                       [this](LockedStep& step) { complete_step(step); },
-                      [this](const std::string& text) {
-                        return explained(text, parameters_.fields(ways_.learns()));
-                      }});
+                      [this](const TransportError& cause) { return lost(cause); },
+                      [this](const std::exception& cause) { give_up(cause); },
+                      options_.elastic == Elastic::kOn});
   driver_ = make_driver(driving_of(options_, context_), *sender);
   sender_ = std::move(sender);
 }

@@ -32,7 +32,7 @@ void GradientReducer::reset_statistics() {
 
 ReducerStatistics GradientReducer::statistics() const {
   {
-    const auto lock = impl_->between_steps();
+    const auto lock = impl_->stopped();
     if (impl_->residence_ != nullptr) impl_->residence_->synchronize();
   }
   return statistics_so_far();
@@ -47,12 +47,12 @@ ReducerStatistics GradientReducer::statistics_so_far() const {
 }
 
 std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
-  const auto lock = impl_->between_steps();
+  const auto lock = impl_->stopped();
   return impl_->totals_.of_each(impl_->parameters_);
 }
 
 std::vector<double> GradientReducer::residual_norms() const {
-  const auto lock = impl_->between_steps();
+  const auto lock = impl_->stopped();
   if (impl_->residence_ == nullptr) return {};
   const Residence::Entry entry(*impl_->residence_);
   return impl_->parameters_.residuals.norms();
@@ -68,7 +68,7 @@ void GradientReducer::write_trace() const {
 
 std::string GradientReducer::explain() const {
   const Impl& impl = *impl_;
-  const LockedStep step = impl_->between_steps();
+  const LockedStep step = impl_->stopped();
   std::string text;
   for (std::size_t i = 0; i < impl.parameters_.count(); ++i)
     text += line_of(impl.parameters_.all[i], impl.parameters_.slots[i]);
@@ -80,11 +80,12 @@ std::string GradientReducer::explain() const {
             counted(impl.sender_->messages(), "message") +
             (impl.of_ready() ? ", in the order in which they are ready\n"
                              : ", in rank 0's order of the first step\n");
+  if (impl.survivors_ != nullptr) text += impl.survivors_->explain();
   return text + impl.ways_.explain();
 }
 
 std::string GradientReducer::explain_choice() const {
-  const auto lock = impl_->between_steps();
+  const auto lock = impl_->stopped();
   return impl_->ways_.explain();
 }
 

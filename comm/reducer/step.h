@@ -29,6 +29,8 @@ class ReducerStep {
   /// Before all else, and where there are more from the next step on, which learns the order
   /// anew. With kOfReady there is nothing to learn: `request` takes the place of `ready`.
   void set_parameters(std::size_t count, SendingOrder sending);
+  /// Before that: goes on where another reducer had come to.
+  void go_on_from(std::uint32_t number) { number_ = number; }
   /// Nothing is ready yet, and the step before is complete.
   bool untouched() const;
   SendingOrder sending() const { return sending_; }
@@ -44,6 +46,8 @@ class ReducerStep {
 
   /// Whether closing it would end a step: `wait` after `flush` ends none.
   bool ends() const { return !closed_ && awaited_; }
+  /// The last step was closed and is complete, and nobody has waited for it yet.
+  bool is_over() const { return !closed_ && !awaited_; }
   /// Somebody waited for the last step: the next `close` ends another.
   void set_awaited() { awaited_ = true; }
 
@@ -85,6 +89,8 @@ class ReducerStep {
 
   /// No step is completed any more; the first error stays.
   void fail(std::exception_ptr error);
+  /// In the place of one before.
+  void fail_anew(std::exception_ptr error) { error_ = std::move(error); }
   bool failed() const { return error_ != nullptr; }
   void rethrow() const;
 

@@ -136,7 +136,9 @@ void GradientReducer::Impl::fail_missing(LockedStep& step, const std::string& na
   step->rethrow();
 }
 
+// What went wrong since the last step was complete is told to the next one.
 void GradientReducer::Impl::close_step(LockedStep& step) {
+  if (step->is_over()) return;
   step->rethrow();
   finalize(step);
   if (!step->ends()) return;
@@ -145,10 +147,11 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   if (residence_->captured()) ways_.note_captured();
   const bool requested = mark_missing(step);
   step->close();
-  if (context_.ranks == 1 || parameters_.count() == 0 || step->all_back())
+  const bool votes = step->all_back() && options_.elastic == Elastic::kOn;
+  if (context_.ranks == 1 || parameters_.count() == 0 || (step->all_back() && !votes))
     return complete_step(step);
   if (requested) residence_->follow_trainer();
-  if (requested || !step->order_known()) driver_->wake(step);
+  if (requested || votes || !step->order_known()) driver_->wake(step);
 }
 
 void GradientReducer::Impl::flush() {
@@ -186,6 +189,16 @@ void GradientReducer::Impl::finish_steps() {
   LockedStep step = step_.lock();
   step->rethrow();
   wait_for_closed(step);
+}
+
+// What ended an exchange is no hindrance: then one asks most.
+LockedStep GradientReducer::Impl::stopped() {
+  try {
+    finish_steps();
+  } catch (const Error&) {
+    if (!step_.lock()->failed()) throw;
+  }
+  return step_.lock();
 }
 
 void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t parameter) const {

@@ -22,6 +22,14 @@ void Totals::note_step(const ExchangeContext& context, double wire_seconds,
     if (took_part(i)) slot_steps_[i] += 1;
 }
 
+void Totals::go_on_from(const Totals& before, ExchangeContext& context) {
+  *this = before;
+  sent_before_ = tersor::sent_bytes(context) - before.sent_bytes_;
+  wire_before_ = -before.wire_seconds_;
+  context.overflows = before.overflows_;
+  context.counters = before.slots_;
+}
+
 void Totals::reset(ExchangeContext& context, double wire_seconds) {
   const std::size_t count = slots_.size();
   *this = {};

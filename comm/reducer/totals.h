@@ -25,6 +25,8 @@ class Totals {
   void note_discarded() { discarded_ += 1; }
   /// "auto" goes another way.
   void note_codec_change() { codec_changes_ += 1; }
+  /// What another reducer counted counts here, too, as it does in the context.
+  void go_on_from(const Totals& before, ExchangeContext& context);
   /// Counts anew, and so does the context.
   void reset(ExchangeContext& context, double wire_seconds);
 

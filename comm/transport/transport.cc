@@ -1,4 +1,5 @@
 // Implements what <tersor/transport.h> says of operations that are another one.
+#include <tersor/error.h>
 #include <tersor/network.h>
 #include <tersor/transport.h>
 
@@ -7,6 +8,12 @@
 namespace tersor {
 
 Block Transport::block(std::size_t) { return {}; }
+
+std::unique_ptr<Transport> Transport::lifeline() {
+  throw InvalidArgument(
+      "lifeline: this transport hears of no rank that is gone (over MPI and NCCL none does): take "
+      "TcpTransport");
+}
 
 // The next rank first, so that not all ranks send to the same one at the same time.
 Handle Transport::all_to_all(Operation operation, std::span<const ConstByteSpan> sends,

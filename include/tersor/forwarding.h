@@ -40,6 +40,7 @@ class ForwardingTransport : public Transport {
   std::unique_ptr<Transport> split(std::span<const int> members) override {
     return inner_->split(members);
   }
+  std::unique_ptr<Transport> lifeline() override { return inner_->lifeline(); }
 
   void begin(const Operation& operation) override { inner_->begin(operation); }
   void end(const Operation& operation) override { inner_->end(operation); }

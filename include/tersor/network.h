@@ -13,6 +13,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,8 @@ class Wire {
     bool rests = false;       ///< a thread that waits may sleep in `rest`
     bool yields = false;      ///< `poll` lends the core to others where it finds nothing
     bool comes_soon = false;  ///< such a thread lends its core for some microseconds before
+    /// No peer goes without a goodbye or a word to Events::lost: there may be lifelines.
+    bool tells_losses = false;
     bool keeps_sent = false;  ///< what was sent comes, though its sender has ended: no goodbyes
     /// Takes memory of others; else payloads lie in blocks, but for the copied ones.
     bool sends_in_place = true;
@@ -128,6 +131,8 @@ class Wire {
   struct Events {
     /// For each head, in the order in which its peer sent them.
     std::function<void(Arrival arrival)> take;
+    /// Nothing more comes from a peer that said no goodbye: behind all that did come, once.
+    std::function<void(int peer, const std::string& cause)> lost = {};
   };
 
   /// Whether all other ranks said goodbye before this one ends.
@@ -187,7 +192,7 @@ class Wire {
   /// Whether a peer sees by itself when this rank goes: a connection that ends. Of a fault of
   /// others it is told before that, so that it does not take the first who goes for the cause.
   virtual bool shows_its_end_to(int /*peer*/) const { return false; }
-  /// A fault was found: the network may now wait for the dead.
+  /// Nothing that comes is wanted any more, after a fault: the network may now wait for the dead.
   virtual void note_poisoned() {}
 
   Shared& shared() const { return *shared_; }

@@ -71,6 +71,11 @@ enum class MeasureError : std::uint8_t { kOff, kOn };
 /// same run goes the same way again. Reducers that learn become ready in one order on all ranks.
 enum class Learning : std::uint8_t { kOff, kOn };
 
+/// Whether the others may go on when a rank dies: every step then ends with a word of all, and
+/// residuals are kept in two generations, as for transactions. What is all-reduced alone, over
+/// TcpTransport or in process, with a Tuner of the reducer's own.
+enum class Elastic : std::uint8_t { kOff, kOn };
+
 /// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
 struct ReducerOptions {
   /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but
@@ -99,6 +104,10 @@ struct ReducerOptions {
   MissingGradient missing = MissingGradient::kError;  ///< of a learned order
   Transactions transactions = Transactions::kOff;
   ProgressBy progress = ProgressBy::kThread;
+  Elastic elastic = Elastic::kOff;
+  /// Of an elastic reducer: so many ranks may go on without the others. 0: more than half, or half
+  /// with the lowest rank, so that of two parts that have lost each other one goes on at most.
+  int least_ranks = 0;
   MeasureError measure_error = MeasureError::kOff;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
@@ -243,7 +252,19 @@ class GradientReducer {
   /// step or an error.
   void discard_step();
 
-  /// State of this rank: the same run goes on bit for bit from it, on as many ranks.
+  /// After a RanksLost (ReducerOptions::elastic): goes on with those who are left, who all call it.
+  /// What ranks owe by error feedback goes on as well, but for what was kept where a rank is gone;
+  /// the step under way begins anew, and learns the order of sending. Handles stay valid. "auto"
+  /// measures again. Throws RanksLost where one more was lost meanwhile: call it again; and
+  /// InvalidArgument where too few are left, where no rank was lost, and where dims or hosts of the
+  /// ranks of before were given.
+  void resume();
+  /// Of the ranks that it reduces over: the one it was made with, after `resume` one of its own.
+  Transport& transport() const;
+
+  /// State of this rank: the same run goes on bit for bit from it, on as many ranks. After an error
+  /// too, as `statistics`, `explain` and all that asks: residuals are those of the last complete
+  /// step with Transactions::kOn, else with what the broken one had changed by then.
   std::vector<std::byte> save_state() const;
   /// The sum over ranks (a collective call): for any number of ranks.
   std::vector<std::byte> save_portable_state() const;

@@ -150,8 +150,9 @@ struct TransferCounters {
 };
 
 /// Ranks and the movement of bytes. A fault (a peer gone, late, or calling something else) ends in
-/// TransportError on every rank and poisons the transport: every later call says so at once.
-/// Handles end before the transport that they came from.
+/// TransportError on every rank and poisons the transport with all its channels and splits, but for
+/// lifelines: every later call says so at once. Handles end before the transport that they came
+/// from.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -209,6 +210,15 @@ class Transport {
   /// The ranks of `members` (ascending, this rank among them), numbered anew from 0. Called by all
   /// members with the same list.
   virtual std::unique_ptr<Transport> split(std::span<const int> members) = 0;
+  /// The same ranks with messages of their own, of which each operation ends alone: who waits for a
+  /// rank that is gone or late gets PeerLost; nothing else ends, and faults elsewhere do not reach
+  /// it. What an exchange sends to the others goes all the same; who is late is not marked, and may
+  /// come later. Host memory by exchange, all_to_all, send, receive and receive_any alone; `poison`
+  /// is refused. A split of it is an ordinary transport that faults before and outside of it do not
+  /// reach, a channel is a lifeline. All ranks make it, in the order of their channels, before a
+  /// fault. Throws InvalidArgument where the network promises nothing once a rank is gone (MPI) and
+  /// where the transport queues (NCCL): take TcpTransport.
+  virtual std::unique_ptr<Transport> lifeline();
 
   /// Device memory: between both, operations with this signature and stream are parts of one
   /// collective, which begins after whatever this channel queued before, on any stream, and whose
@@ -231,8 +241,8 @@ class Transport {
   virtual void wake() = 0;
 
   /// Tells every peer that this rank gives up, and why; every call of theirs and ours, on all
-  /// channels and splits, then throws TransportError with this cause. May be called from any
-  /// thread.
+  /// channels and splits but lifelines, then throws TransportError with this cause. May be called
+  /// from any thread.
   virtual void poison(std::string_view cause) = 0;
 };
 

@@ -53,6 +53,19 @@ TEST_F(Allreduce, NoneAndBf16StandBesideEveryCodec) {
   EXPECT_EQ(seen.size(), 10u);
 }
 
+TEST_F(Allreduce, WhoCannotBeKilledIsSaid) {
+  const auto said = [](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"allreduce", "--codec", "int8"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome outcome = run(arguments);
+    EXPECT_NE(outcome.code, 0);
+    return outcome.error;
+  };
+  EXPECT_NE(said({"--kill", "2@5"}).find("take --transport tcp"), std::string::npos);
+  for (const char* text : {"2", "2@", "@5", "2@0", "2@5x", "two@5"})
+    EXPECT_NE(said({"--kill", text}).find("is no RANK@STEP"), std::string::npos) << text;
+}
+
 // What is sent in bf16 and added in f32 is beside what is added in bf16, once, also where asked
 // for.
 TEST_F(Allreduce, Bf16SummedInF32IsNearerToTheSum) {

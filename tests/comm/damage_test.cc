@@ -52,7 +52,7 @@ std::vector<std::string> errors_of(int ranks, int damager, int exchange,
     Flipping flipping(transport, transport.rank() == damager ? exchange : -1);
     try {
       call(flipping);
-      transport.barrier({.name = "meeting"}).wait_synchronize();
+      transport.barrier({.name = "meeting", .tag = transport.reserve_tags(1)}).wait_synchronize();
     } catch (const Error& error) {
       errors[static_cast<std::size_t>(transport.rank())] = error.what();
     }

@@ -11,6 +11,11 @@ void Trap::set(unsigned operations, Action action) {
   action_ = std::move(action);
 }
 
+void Trap::set_in_recovery(unsigned operations, Action action) {
+  set(operations, std::move(action));
+  waits_for_lifeline_ = true;
+}
+
 void Trap::spring() {
   Action action;
   {
@@ -25,10 +30,11 @@ void Trap::damage_next(std::uint32_t bit) {
   bit_ = bit;
 }
 
-void Trap::count_operation() {
+void Trap::count_operation(bool on_lifeline) {
   {
     const std::lock_guard lock(mutex_);
-    if (!action_ || --left_ != 0) return;
+    waits_for_lifeline_ &= !on_lifeline;
+    if (!action_ || waits_for_lifeline_ || --left_ != 0) return;
   }
   spring();
 }
@@ -43,7 +49,7 @@ ConstByteSpan Trap::pass(ConstByteSpan bytes) {
 }
 
 Handle FaultyTransport::started(Handle handle) {
-  trap_->count_operation();
+  trap_->count_operation(is_lifeline_);
   return handle;
 }
 
@@ -60,11 +66,15 @@ Handle FaultyTransport::all_gather(const Operation& operation, ConstByteSpan sen
 }
 
 std::unique_ptr<Transport> FaultyTransport::channel() {
-  return std::make_unique<FaultyTransport>(inner().channel(), trap_);
+  return std::make_unique<FaultyTransport>(inner().channel(), trap_, is_lifeline_);
 }
 
 std::unique_ptr<Transport> FaultyTransport::split(std::span<const int> members) {
   return std::make_unique<FaultyTransport>(inner().split(members), trap_);
+}
+
+std::unique_ptr<Transport> FaultyTransport::lifeline() {
+  return std::make_unique<FaultyTransport>(inner().lifeline(), trap_, true);
 }
 
 }  // namespace tersor::faults

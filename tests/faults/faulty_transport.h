@@ -20,18 +20,21 @@ class Trap {
 
   /// `action` as soon as `operations` more have been started.
   void set(unsigned operations, Action action);
+  /// The same, counted from the first one on a lifeline on.
+  void set_in_recovery(unsigned operations, Action action);
   /// Does at once what was set and has not happened.
   void spring();
   /// One bit of the next message of an all_gather or exchange that is not empty changes.
   void damage_next(std::uint32_t bit);
 
-  void count_operation();
+  void count_operation(bool on_lifeline);
   /// `bytes`, or a copy that is damaged; the copy lives as long as the trap.
   ConstByteSpan pass(ConstByteSpan bytes);
 
  private:
   std::mutex mutex_;
   unsigned left_ = 0;
+  bool waits_for_lifeline_ = false;
   Action action_;
   std::optional<std::uint32_t> bit_;
   std::list<std::vector<std::byte>> damaged_;
@@ -40,8 +43,9 @@ class Trap {
 class FaultyTransport final : public ForwardingTransport {
  public:
   /// Wraps `inner`, which it owns or which outlives it.
-  FaultyTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Trap> trap)
-      : ForwardingTransport(std::move(inner)), trap_(std::move(trap)) {}
+  FaultyTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Trap> trap,
+                  bool is_lifeline = false)
+      : ForwardingTransport(std::move(inner)), trap_(std::move(trap)), is_lifeline_(is_lifeline) {}
 
   Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                   std::span<const ReceiveFrom> receives) override;
@@ -55,11 +59,13 @@ class FaultyTransport final : public ForwardingTransport {
 
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;
+  std::unique_ptr<Transport> lifeline() override;
 
  private:
   Handle started(Handle handle);
 
   std::shared_ptr<Trap> trap_;
+  const bool is_lifeline_;
 };
 
 }  // namespace tersor::faults

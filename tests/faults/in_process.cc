@@ -7,6 +7,7 @@
 #include <atomic>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "tests/faults/thread_count.h"
@@ -20,11 +21,11 @@ using namespace std::chrono_literals;
 /// Counts the ranks whose part is over; transports stay until all are.
 class Gathering {
  public:
-  explicit Gathering(int ranks) : ranks_(ranks) {}
+  explicit Gathering(int ranks, int stalled = 1) : ranks_(ranks), stalled_(stalled) {}
 
   void arrive() { ++arrived_; }
   void wait_for_all() const { wait_for(ranks_); }
-  void wait_for_others() const { wait_for(ranks_ - 1); }
+  void wait_for_others() const { wait_for(ranks_ - stalled_); }
 
  private:
   void wait_for(int count) const {
@@ -32,6 +33,7 @@ class Gathering {
   }
 
   const int ranks_;
+  const int stalled_;
   std::atomic<int> arrived_{0};
 };
 
@@ -81,6 +83,10 @@ std::vector<std::unique_ptr<Transport>> world_of_threads(const Scenario& scenari
   return transports;
 }
 
+std::vector<std::unique_ptr<Transport>> elastic_world(const ElasticPlan& plan) {
+  return world_of_threads(Scenario{.ranks = plan.ranks});
+}
+
 Digests sound_digests(const Scenario& scenario, std::vector<std::string>& complaints) {
   const Scenario sound = scenario.sound();
   Digests digests(static_cast<std::size_t>(sound.ranks));
@@ -112,6 +118,26 @@ std::vector<std::string> complaints_in_process(const Scenario& scenario, const M
   const auto left = threads_left(before);
   if (left > before) complaints.push_back(std::to_string(left - before) + " threads stay behind");
   return complaints;
+}
+
+// Who is lost goes away at once, or stands still until all others are over.
+std::vector<std::string> complaints_in_process(const ElasticPlan& plan,
+                                               const MakeElasticWorld& make) {
+  Gathering gathering(plan.ranks, static_cast<int>(plan.victims.size()));
+  std::vector<std::optional<ElasticReport>> reports(static_cast<std::size_t>(plan.ranks));
+  std::vector<std::unique_ptr<Transport>> transports = make();
+  std::vector<std::jthread> threads;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank)
+    threads.emplace_back([&, rank] {
+      const Doom doom{.stall = [&] { gathering.wait_for_others(); }, .kill = {}, .suspend = {}};
+      reports[rank] = run_elastic(plan, *transports[rank], doom);
+      if (plan.victim(static_cast<int>(rank)) != nullptr) transports[rank].reset();
+      gathering.arrive();
+      gathering.wait_for_all();
+      transports[rank].reset();
+    });
+  threads.clear();
+  return judge(plan, reports);
 }
 
 }  // namespace tersor::faults

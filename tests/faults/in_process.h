@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/faults/elastic_run.h"
 #include "tests/faults/rank_run.h"
 
 namespace tersor::faults {
@@ -17,6 +18,12 @@ using MakeWorld = std::function<std::vector<std::unique_ptr<Transport>>(const Sc
 
 /// Over the emulated link that the scenario asks for.
 std::vector<std::unique_ptr<Transport>> world_of_threads(const Scenario& scenario);
+
+/// The same of a plan of losses.
+using MakeElasticWorld = std::function<std::vector<std::unique_ptr<Transport>>()>;
+std::vector<std::unique_ptr<Transport>> elastic_world(const ElasticPlan& plan);
+std::vector<std::string> complaints_in_process(const ElasticPlan& plan,
+                                               const MakeElasticWorld& make);
 
 /// Runs a scenario, each rank on a thread of its own, and judges it: its ranks, what they held
 /// before, that no thread stays behind, and that a fresh world works afterwards. Every complaint is

@@ -28,5 +28,14 @@ TEST_P(FaultsInProcess, EndInTimeOnAllRanks) {
                   << " tersor_faults_test";
 }
 
+TEST_P(FaultsInProcess, ElasticReducersGoOn) {
+  const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kThreads);
+  for (const std::string& complaint :
+       complaints_in_process(plan, [&] { return elastic_world(plan); }))
+    ADD_FAILURE() << complaint << "\n"
+                  << plan.text() << "\nrepeat with: " << kVariable << "=" << plan.seed
+                  << " tersor_faults_test";
+}
+
 }  // namespace
 }  // namespace tersor::faults

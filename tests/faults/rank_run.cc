@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "tests/faults/faulty_transport.h"
+#include "tests/faults/survivors.h"
 
 namespace tersor::faults {
 namespace {
@@ -41,10 +42,12 @@ class RankRun {
   Mistake mistake() const;
   void finish(Ending ending, const std::exception& error);
   void call_once_more();
+  void go_on();
 
   const Scenario& scenario_;
   const Doom& doom_;
   Transport& transport_;
+  std::unique_ptr<Transport> lifeline_ = lifeline_of(transport_);
   std::shared_ptr<Trap> trap_ = std::make_shared<Trap>();
   FaultyTransport faulty_{borrowed(transport_), trap_};
   RankReport report_;
@@ -64,7 +67,16 @@ RankReport RankRun::run() {
   } catch (const std::exception& error) {
     finish(Ending::kOther, error);
   }
+  go_on();
   return report_;
+}
+
+// Who stood still wakes up when the others are over.
+void RankRun::go_on() {
+  const bool late =
+      scenario_.fault.kind == FaultKind::kStop && scenario_.fault.rank == transport_.rank();
+  if (lifeline_ != nullptr && report_.ending != Ending::kLeft && !late)
+    report_.complaints = faults::go_on(scenario_, *lifeline_);
 }
 
 void RankRun::finish(Ending ending, const std::exception& error) {

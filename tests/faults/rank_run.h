@@ -28,12 +28,13 @@ std::string_view ending_name(Ending ending);
 struct RankReport {
   std::vector<std::uint64_t> digests;  ///< of the results of the steps that it completed
   Ending ending = Ending::kCompleted;
-  std::string message;         ///< of the error
-  Clock::time_point begun;     ///< the last step that it called
-  Clock::time_point ended;     ///< with the error
-  Clock::time_point fault_at;  ///< when its own fault befell it
-  std::string later;           ///< the error of one more call; empty where that had none
-  double later_seconds = 0;    ///< until it came
+  std::string message;                  ///< of the error
+  Clock::time_point begun;              ///< the last step that it called
+  Clock::time_point ended;              ///< with the error
+  Clock::time_point fault_at;           ///< when its own fault befell it
+  std::string later;                    ///< the error of one more call; empty where that had none
+  double later_seconds = 0;             ///< until it came
+  std::vector<std::string> complaints;  ///< of how ranks that are left went on
 };
 
 /// What a home provides for the faults of its ranks.

@@ -1,24 +1,23 @@
 // Ranks over TCP, and one of them fails, is killed or stopped: nobody hangs, nobody gets a wrong
 // sum, everybody is told. As threads of one process, and as processes that this one forks.
 #include <gtest/gtest.h>
-#include <stdlib.h>
-#include <sys/wait.h>
 #include <tersor/tcp.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <map>
+#include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "tests/faults/elastic_run.h"
 #include "tests/faults/in_process.h"
+#include "tests/faults/processes.h"
 #include "tests/faults/thread_count.h"
 #include "tests/faults/verdict.h"
 #include "tests/support/seeds.h"
@@ -32,14 +31,31 @@ namespace fs = std::filesystem;
 
 constexpr const char* kVariable = "TERSOR_FAULT_SEEDS";  // "17" or "1-1000"
 constexpr const char* kSeeds = "1-50";
-constexpr auto kScenarioEndsWithin = 60s;
 
 /// One connection of each pair of ranks, or several.
-int connections_of(const Scenario& scenario) { return 1 + static_cast<int>(scenario.seed % 3); }
+template <typename Plan>
+int connections_of(const Plan& plan) {
+  return 1 + static_cast<int>(plan.seed % 3);
+}
 
-std::string repeat(const Scenario& scenario) {
-  return "\n" + scenario.text() + "\nrepeat with: " + kVariable + "=" +
-         std::to_string(scenario.seed) + " tersor_tcp_faults_test";
+template <typename Plan>
+std::unique_ptr<Transport> meet(const Plan& plan, const fs::path& folder, int rank) {
+  return std::make_unique<TcpTransport>(
+      folder / "meeting", rank, plan.ranks,
+      TcpOptions{.address = "127.0.0.1", .connections = connections_of(plan)});
+}
+
+/// What befalls a process; who stands still by itself does so for so long.
+Doom doom_of(std::chrono::milliseconds stall) {
+  return {.stall = [stall] { std::this_thread::sleep_for(stall); },
+          .kill = [] { std::raise(SIGKILL); },
+          .suspend = [] { std::raise(SIGSTOP); }};
+}
+
+template <typename Plan>
+std::string repeat(const Plan& plan) {
+  return "\n" + plan.text() + "\nrepeat with: " + kVariable + "=" + std::to_string(plan.seed) +
+         " tersor_tcp_faults_test";
 }
 
 class TcpFaults : public ::testing::TestWithParam<std::uint64_t> {};
@@ -56,112 +72,58 @@ TEST_P(TcpFaults, EndInTimeOnAllThreads) {
     ADD_FAILURE() << complaint << repeat(scenario);
 }
 
-/// Ranks of a scenario as processes, and the files in which they meet and tell how they ended.
-class Processes {
- public:
-  explicit Processes(const Scenario& scenario) : scenario_(scenario) {
-    std::string name = (fs::temp_directory_path() / "tersor-tcp-faults-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder");
-    folder_ = name;
-    for (int rank = 0; rank < scenario.ranks; ++rank) start(rank);
-  }
-  ~Processes() {
-    for (const auto& [rank, process] : processes_) kill(process, SIGKILL);
-    for (const auto& [rank, process] : processes_) waitpid(process, nullptr, 0);
-    fs::remove_all(folder_);
-  }
-  Processes(const Processes&) = delete;
-  Processes& operator=(const Processes&) = delete;
-
-  /// Waits until all have told that are able to.
-  void wait() {
-    const auto until = Clock::now() + kScenarioEndsWithin;
-    while (!all_told() && Clock::now() < until) std::this_thread::sleep_for(5ms);
-  }
-
-  std::vector<std::string> complaints() const {
-    std::vector<std::string> all;
-    for (int rank = 0; rank < scenario_.ranks; ++rank) {
-      if (!tells(rank)) continue;
-      std::ifstream stream(report(rank));
-      if (!stream) all.push_back("rank " + std::to_string(rank) + " never reported");
-      for (std::string line; std::getline(stream, line);) all.push_back(line);
-    }
-    return all;
-  }
-
- private:
-  fs::path report(int rank) const { return folder_ / ("report-" + std::to_string(rank)); }
-  bool tells(int rank) const {
-    return !is_fatal(scenario_.fault.kind) || rank != scenario_.fault.rank;
-  }
-  bool all_told() const {
-    for (int rank = 0; rank < scenario_.ranks; ++rank)
-      if (tells(rank) && !fs::exists(report(rank))) return false;
-    return true;
-  }
-
-  void start(int rank) {
-    const pid_t process = fork();
-    if (process < 0) throw std::runtime_error("cannot fork");
-    if (process == 0) be(rank);
-    processes_[rank] = process;
-  }
-
-  // A forked process, of which nothing else of the test may run.
-  [[noreturn]] void be(int rank) const {
-    try {
-      tell(rank, run(rank));
-      _exit(0);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-    } catch (...) {
-      std::fprintf(stderr, "rank %d: something else was thrown\n", rank);
-    }
-    _exit(1);
-  }
-
-  // Of a forked process.
-  std::vector<std::string> run(int rank) const {
-    const auto longer = 2 * scenario_.timeout + 1s;
-    const Doom doom{.stall = [longer] { std::this_thread::sleep_for(longer); },
-                    .kill = [] { std::raise(SIGKILL); },
-                    .suspend = [] { std::raise(SIGSTOP); }};
-    const auto before = count_threads();
-    auto transport = std::make_unique<TcpTransport>(
-        folder_ / "meeting", rank, scenario_.ranks,
-        TcpOptions{.address = "127.0.0.1", .connections = connections_of(scenario_)});
-    const RankReport ended = run_rank(scenario_, *transport, doom);
-    transport.reset();
-    std::vector<std::string> complaints;
-    const auto sound = sound_digests(scenario_, complaints)[static_cast<std::size_t>(rank)];
-    for (std::string& complaint :
-         judge(scenario_, rank, ended, sound, Clock::time_point::min(), Ends::kHeard))
-      complaints.push_back(std::move(complaint));
-    if (threads_left(before) > 0) complaints.push_back("threads stay behind");
-    return complaints;
-  }
-
-  void tell(int rank, const std::vector<std::string>& complaints) const {
-    const fs::path part = report(rank).string() + ".part";
-    {
-      std::ofstream stream(part);
-      for (const std::string& complaint : complaints) stream << complaint << "\n";
-    }
-    fs::rename(part, report(rank));
-  }
-
-  const Scenario& scenario_;
-  fs::path folder_;
-  std::map<int, pid_t> processes_;
-};
+/// Of a forked process.
+std::vector<std::string> complaints_of(const Scenario& scenario, int rank, const fs::path& folder) {
+  const auto before = count_threads();
+  auto transport = meet(scenario, folder, rank);
+  const RankReport ended = run_rank(scenario, *transport, doom_of(2 * scenario.timeout + 1s));
+  transport.reset();
+  std::vector<std::string> complaints;
+  const auto sound = sound_digests(scenario, complaints)[static_cast<std::size_t>(rank)];
+  for (std::string& complaint :
+       judge(scenario, rank, ended, sound, Clock::time_point::min(), Ends::kHeard))
+    complaints.push_back(std::move(complaint));
+  if (threads_left(before) > 0) complaints.push_back("threads stay behind");
+  return complaints;
+}
 
 TEST_P(TcpFaults, EndInTimeOnAllProcesses) {
   const Scenario scenario = draw_scenario(GetParam(), Home::kProcesses);
-  Processes processes(scenario);
-  processes.wait();
-  for (const std::string& complaint : processes.complaints())
-    ADD_FAILURE() << complaint << repeat(scenario);
+  Processes processes(scenario.ranks, [&](int rank, const fs::path& folder) {
+    return complaints_of(scenario, rank, folder);
+  });
+  std::set<int> fatal;
+  if (is_fatal(scenario.fault.kind)) fatal.insert(scenario.fault.rank);
+  const auto told = processes.wait(fatal);
+  for (int rank = 0; rank < scenario.ranks; ++rank) {
+    if (fatal.contains(rank)) continue;
+    const auto& complaints = told[static_cast<std::size_t>(rank)];
+    if (!complaints) ADD_FAILURE() << "rank " << rank << " never reported" << repeat(scenario);
+    for (const std::string& complaint : complaints.value_or(std::vector<std::string>{}))
+      ADD_FAILURE() << complaint << repeat(scenario);
+  }
+}
+
+TEST_P(TcpFaults, ElasticThreadsGoOn) {
+  const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kThreads);
+  const auto make = [&] { return test::tcp_transports(plan.ranks, connections_of(plan)); };
+  for (const std::string& complaint : complaints_in_process(plan, make))
+    ADD_FAILURE() << complaint << repeat(plan);
+}
+
+TEST_P(TcpFaults, ElasticProcessesGoOn) {
+  const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kProcesses);
+  Processes processes(plan.ranks, [&](int rank, const fs::path& folder) {
+    const auto transport = meet(plan, folder, rank);
+    return run_elastic(plan, *transport, doom_of(0ms)).lines();
+  });
+  std::set<int> fatal;
+  for (const Victim& one : plan.victims) fatal.insert(one.rank);
+  std::vector<std::optional<ElasticReport>> reports;
+  for (const auto& lines : processes.wait(fatal))
+    reports.push_back(lines ? std::optional(ElasticReport::of(*lines)) : std::nullopt);
+  for (const std::string& complaint : judge(plan, reports))
+    ADD_FAILURE() << complaint << repeat(plan);
 }
 
 }  // namespace

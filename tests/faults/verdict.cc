@@ -13,6 +13,9 @@ class Judge {
   Judge(const Scenario& scenario, int rank, const RankReport& report, Ends ends)
       : scenario_(scenario), rank_(rank), report_(report), ends_(ends) {}
 
+  void check_survival() {
+    for (const std::string& complaint : report_.complaints) complain(complaint);
+  }
   void check_results(const std::vector<std::uint64_t>& sound);
   void check_ending();
   void check_message();
@@ -191,6 +194,7 @@ std::vector<std::string> judge(const Scenario& scenario, int rank, const RankRep
                                const std::vector<std::uint64_t>& sound, Clock::time_point fault_at,
                                Ends ends) {
   Judge judge(scenario, rank, report, ends);
+  judge.check_survival();
   judge.check_results(sound);
   judge.check_ending();
   if (report.ending == Ending::kLeft) return judge.take();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs a build into a folder of its own and builds user programs against the copy: the project in
-the folder consumer by find_package, the same source and every program of the README, of docs/adam.md
-and of docs/gpu.md by pkg-config.
+the folder consumer by find_package, the same source and every program of the README, of docs/adam.md,
+docs/elastic.md and docs/gpu.md by pkg-config.
 With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --tcp the
 processes of the folder tcp, which must sum, and need no library beside the system's; with --nccl the
 program of docs/gpu.md that uses NCCL, which must start, and say what is missing where there is no GPU.
@@ -78,7 +78,7 @@ def check_programs(build, compiler):
     prefix = install(build, work)
     run(build_project(FOLDER / "consumer", prefix, work, compiler) / "consumer")
     programs = [(FOLDER / "consumer" / "main.cc").read_text()]
-    for page in ("README.md", "docs/adam.md", "docs/gpu.md"):
+    for page in ("README.md", "docs/adam.md", "docs/elastic.md", "docs/gpu.md"):
         programs += [text for text in programs_in(page) if not needs_nccl(text)]
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"

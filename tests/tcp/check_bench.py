@@ -55,6 +55,20 @@ class Bench(unittest.TestCase):
                 for field in ("codec", "algorithm", "count", "ranks", "relative_error"):
                     self.assertEqual(record[field], other[field])
 
+    def test_a_rank_is_killed_and_the_others_go_on(self):
+        file = self.folder / "records.json"
+        output = self.end(self.start([
+            "allreduce", "--transport", "tcp", "--codec", "int8+ef", "--min", "64K", "--ranks", str(RANKS),
+            "--kill", "1@3", "--json", str(file),
+        ]))  # fmt: skip
+        self.assertIn("2 of 3 ranks are left", output)
+        [record] = json.loads(file.read_text())
+        self.assertEqual((record["benchmark"], record["ranks"], record["ranks_left"]), ("loss", 3, 2))
+        self.assertLess(record["told_seconds"], record["resumed_seconds"])
+        self.assertLess(record["resumed_seconds"], record["next_step_seconds"])
+        for field in ("step_seconds", "elastic_step_seconds", "told_seconds", "later_step_seconds"):
+            self.assertGreater(record[field], 0)
+
     def test_ranks_that_a_launcher_started(self):
         for rank_name, ranks_name in (
             ("TERSOR_RANK", "TERSOR_RANKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <list>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -36,13 +37,39 @@ class LateNetwork {
 
   void post(Letter letter) {
     const std::lock_guard lock(mutex_);
-    if (!gone_.contains(letter.to)) letters_.push_back(std::move(letter));
+    if (gone_.contains(letter.to) || killed_.contains(letter.from)) return;
+    if (letter.payload.job != nullptr) letter.payload.job->open = 1;
+    letters_.push_back(std::move(letter));
+  }
+
+  /// It does nothing any more. Of what it sent and is not yet read so many letters come to each
+  /// rank, which then hears that it is lost.
+  void kill(int rank, std::size_t letters) {
+    const std::lock_guard lock(mutex_);
+    gone_.insert(rank);
+    killed_.insert(rank);
+    std::map<int, std::size_t> come;
+    letters_.remove_if([&](const Letter& letter) {
+      if (letter.read) return false;
+      return letter.to == rank || (letter.from == rank && ++come[letter.to] > letters);
+    });
+  }
+
+  /// Ranks that were killed, once nothing comes from them any more.
+  std::vector<int> find_lost(int rank) {
+    const std::lock_guard lock(mutex_);
+    std::vector<int> lost;
+    for (const int peer : killed_)
+      if (peer != rank && !has_unread(peer, rank) && told_.emplace(rank, peer).second)
+        lost.push_back(peer);
+    return lost;
   }
 
   /// Takes some of what was sent to a rank, of each sender in order.
   std::vector<Letter> read_some(int rank) {
     const std::lock_guard lock(mutex_);
     std::vector<Letter> taken;
+    if (killed_.contains(rank)) return taken;
     std::set<int> late;
     for (Letter& letter : letters_) {
       if (letter.read || letter.to != rank || late.contains(letter.from)) continue;
@@ -91,10 +118,18 @@ class LateNetwork {
   }
 
  private:
+  bool has_unread(int from, int to) const {
+    return std::ranges::any_of(letters_, [&](const Letter& letter) {
+      return !letter.read && letter.from == from && letter.to == to;
+    });
+  }
+
   mutable std::mutex mutex_;
   std::mt19937 random_{12345};
   std::list<Letter> letters_;
   std::set<int> gone_;
+  std::set<int> killed_;
+  std::set<std::pair<int, int>> told_;  // who heard of whom that it is lost
 };
 
 class LateWire final : public Wire {
@@ -103,7 +138,8 @@ class LateWire final : public Wire {
       : network_(std::move(network)), rank_(rank), ranks_(ranks) {}
 
   Traits traits() const override {
-    return {.most_unasked_bytes = 4000, .copied_bytes = LateNetwork::kShortBytes};
+    return {
+        .tells_losses = true, .most_unasked_bytes = 4000, .copied_bytes = LateNetwork::kShortBytes};
   }
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
@@ -121,7 +157,6 @@ class LateWire final : public Wire {
 
   void send(int peer, MessageHead head, Payload payload) override {
     LateNetwork::Letter letter{rank_, peer, head, std::move(payload)};
-    if (letter.payload.job != nullptr) letter.payload.job->open = 1;
     if (!letter.is_long()) {
       letter.came.assign(letter.payload.bytes.begin(), letter.payload.bytes.end());
       letter.payload = {.bytes = letter.came, .job = std::move(letter.payload.job)};
@@ -141,7 +176,9 @@ class LateWire final : public Wire {
       job->open = 0;
       if (job->done) job->done(*job);
     }
-    return !letters.empty() || !jobs.empty();
+    const auto lost = network_->find_lost(rank_);
+    for (const int peer : lost) events_.lost(peer, "the queues say so");
+    return !letters.empty() || !jobs.empty() || !lost.empty();
   }
   bool quiet() const override { return network_->all_left(rank_); }
 
@@ -153,8 +190,8 @@ class LateWire final : public Wire {
 };
 
 /// The transports of all ranks.
-inline std::vector<std::unique_ptr<Transport>> late_transports(int ranks) {
-  const auto network = std::make_shared<LateNetwork>();
+inline std::vector<std::unique_ptr<Transport>> late_transports(
+    int ranks, const std::shared_ptr<LateNetwork>& network = std::make_shared<LateNetwork>()) {
   std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < ranks; ++rank)
     transports.push_back(make_transport(std::make_unique<LateWire>(network, rank, ranks)));

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -56,6 +57,9 @@ struct Batch {
   std::shared_ptr<const void> keep_alive;  ///< owner of the payloads that are sent, or null
   Block block = {};                        ///< in which they lie, all or some, or none
   BlockPool* pool = nullptr;               ///< a wish where payloads that come should lie, or null
+
+  /// Why it ended alone, on a lifeline; set before it is closed.
+  std::exception_ptr error = {};
 
   /// Messages still under way; set by `post`. Nobody but its owner touches a batch after
   /// this is 0.

@@ -24,6 +24,10 @@ std::string names(const Channel& channel, const std::vector<int>& ranks) {
   return text;
 }
 
+std::string within(const HostTransfer& transfer) {
+  return " within " + std::to_string(transfer.operation().timeout.count()) + " ms";
+}
+
 }  // namespace
 
 HostTransfer::HostTransfer(const Start& start)
@@ -44,11 +48,15 @@ int HostTransfer::source() const {
   throw InvalidArgument(std::string(operation_.name) + ": only receive_any has a source");
 }
 
+std::string HostTransfer::cause(std::string_view why) const {
+  return std::string(operation_.name) + " on " + channel_->name(channel_->rank()) + ": " +
+         std::string(why);
+}
+
 std::string HostTransfer::raise(std::string_view why) const {
-  const std::string cause = std::string(operation_.name) + " on " +
-                            channel_->name(channel_->rank()) + ": " + std::string(why);
-  channel_->world().raise(cause);
-  return cause;
+  std::string text = cause(why);
+  channel_->world().raise(channel_->box(), text);
+  return text;
 }
 
 void HostTransfer::require_done() const {
@@ -78,9 +86,9 @@ void Channel::poll() {
 }
 
 void Channel::check(std::string_view name) {
-  if (!world_->faulty()) return;
+  if (!box_.faulty()) return;
   poll();  // the others may not have heard of it yet
-  throw TransportError(std::string(name) + ": the transport is poisoned: " + world_->fault());
+  throw TransportError(std::string(name) + ": the transport is poisoned: " + fault());
 }
 
 Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
@@ -128,23 +136,34 @@ void Channel::progress() {
   move();
 }
 
-bool Channel::test(HostTransfer& transfer) {
+// True once it is done.
+bool Channel::advance(HostTransfer& transfer) {
   if (transfer.done_ || step(transfer)) return true;
   poll();
   if (step(transfer)) return true;
   check(transfer.operation_.name);
-  if (Clock::now() >= transfer.deadline_) fail_late(transfer);
-  return false;
+  if (Clock::now() < transfer.deadline_) return false;
+  end_late(transfer);
+  return step(transfer);
+}
+
+bool Channel::test(HostTransfer& transfer) {
+  const bool done = advance(transfer);
+  if (done) transfer.check();
+  return done;
 }
 
 void Channel::wait(HostTransfer& transfer) {
   while (!transfer.done_) {
     step_all();
-    if (transfer.done_) return;
+    if (transfer.done_) break;
     check(transfer.operation_.name);
-    if (Clock::now() >= transfer.deadline_) fail_late(transfer);
-    sleep(sleep_until(transfer.deadline_));
+    if (Clock::now() >= transfer.deadline_)
+      end_late(transfer);
+    else
+      sleep(sleep_until(transfer.deadline_));
   }
+  transfer.check();
 }
 
 void Channel::wait_activity(Clock::time_point until) {
@@ -152,7 +171,7 @@ void Channel::wait_activity(Clock::time_point until) {
     move();
     const auto now = Clock::now();
     HostTransfer* urgent = most_urgent();
-    if (urgent != nullptr && now >= urgent->deadline_) fail_late(*urgent);
+    if (urgent != nullptr && now >= urgent->deadline_) end_late(*urgent);
     if (woken_.exchange(false) || completions_ != reported_ || now >= until) break;
     sleep(sleep_until(urgent == nullptr ? until : std::min(until, urgent->deadline_)));
   }
@@ -180,19 +199,26 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
 // Whom it waits for in vain; or how one of those differs from whom it holds up.
 std::string Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
-  const std::string within = " within " + std::to_string(operation.timeout.count()) + " ms";
-  if (transfer.copying()) return "the operation's stream has not come to its copies" + within;
+  if (transfer.copying())
+    return "the operation's stream has not come to its copies" + within(transfer);
   const Question question{.name = operation.name,
                           .tag = operation.tag,
                           .patience = std::min(operation.timeout / 2, kLongestQuestion)};
   const Culprits culprits = world_->culprits(box_, question, transfer.missing());
   if (!culprits.difference.empty()) return culprits.difference;
-  return "no message from " + names(*this, culprits.ranks) + within;
+  return "no message from " + names(*this, culprits.ranks) + within(transfer);
 }
 
-void Channel::fail_late(const HostTransfer& transfer) {
+// On a lifeline it ends alone, and nobody is asked: who is late may be as good as gone.
+void Channel::end_late(HostTransfer& transfer) {
+  if (box_.is_lifeline()) {
+    const std::vector<int> late = transfer.missing();
+    const int who = late.size() == 1 ? late.front() : kAnyRank;
+    return transfer.end(std::make_exception_ptr(
+        PeerLost(transfer.cause("no message from " + names(*this, late) + within(transfer)), who)));
+  }
   const std::string cause = transfer.raise(why_late(transfer));
-  if (world_->fault() != cause) check(transfer.operation_.name);  // there was another one meanwhile
+  if (fault() != cause) check(transfer.operation_.name);  // there was another one meanwhile
   throw TransportError(cause);
 }
 

@@ -44,12 +44,17 @@ class HostTransfer : public Transfer {
   virtual std::vector<int> missing() const = 0;
   /// Whether it waits for copies of a device, of whose end nobody tells.
   virtual bool copying() const { return false; }
+  /// On a lifeline: ends it, unless it is done, with what `check` then throws.
+  virtual void end(std::exception_ptr /*error*/) {}
+  virtual void check() const {}
 
   const Operation& operation() const { return operation_; }
   Clock::time_point deadline() const { return deadline_; }
   bool done() const { return done_; }
   Channel& channel() const { return *channel_; }
-  /// Ends it on all ranks: "allreduce on rank 2: …". The cause.
+  /// "allreduce on rank 2: …"
+  std::string cause(std::string_view why) const;
+  /// Ends it on all ranks. The cause.
   std::string raise(std::string_view why) const;
 
  protected:
@@ -92,12 +97,13 @@ class Channel {
   /// never arrives: it ends in a fault.
   void post(Batch& batch) { world_->post(box_, batch); }
   /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.
-  std::shared_ptr<Channel> join(std::span<const int> members) {
-    return std::make_shared<Channel>(world_, world_->join(box_, members));
+  std::shared_ptr<Channel> join(std::span<const int> members, Family::Kind kind) {
+    return std::make_shared<Channel>(world_, world_->join(box_, members, kind));
   }
 
   /// Throws TransportError where the transport is poisoned.
   void check(std::string_view name);
+  std::string fault() const { return world_->fault(box_); }
   Handle start(std::unique_ptr<HostTransfer> transfer);
   bool test(HostTransfer& transfer);
   void wait(HostTransfer& transfer);
@@ -118,7 +124,8 @@ class Channel {
   bool step_ready();
   /// Steps one that is under way; true where that ended it.
   bool step(HostTransfer& transfer);
-  [[noreturn]] void fail_late(const HostTransfer& transfer);
+  bool advance(HostTransfer& transfer);
+  void end_late(HostTransfer& transfer);
   std::string why_late(const HostTransfer& transfer);
   HostTransfer* most_urgent() const;
   Clock::time_point sleep_until(Clock::time_point until) const;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
+#include <utility>
 #include <vector>
 
 #include "comm/transport/host/channel.h"
@@ -24,6 +26,12 @@ class HostExchange : public HostTransfer {
 
   void begin() override;
   bool step() override { return batch_.closed(); }
+  void end(std::exception_ptr error) override {
+    channel().world().end_late(channel().box(), batch_, std::move(error));
+  }
+  void check() const override {
+    if (batch_.error != nullptr) std::rethrow_exception(batch_.error);
+  }
   std::vector<int> missing() const override;
   ConstByteSpan received(int rank) const override;
   int source() const override;

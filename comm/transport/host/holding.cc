@@ -10,7 +10,7 @@ namespace tersor::host {
 // What is announced takes memory too, at the peer.
 void World::check_room(const Box& box, const Batch& batch) const {
   for (const Outgoing& outgoing : batch.outgoing) {
-    const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
+    const int peer = box.member(outgoing.peer);
     if (flow(peer).waiting < Flow::kMostWaiting) continue;
     throw InvalidArgument(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
                           std::to_string(Flow::kMostWaiting) + " messages to " +
@@ -39,45 +39,52 @@ void World::take_request(const Head& head, int peer) {
   send(peer, {.part = head.part, .kind = Kind::kBody}, std::move(found.mapped().payload));
 }
 
-// Whose it was may have gone since, in an error. Of rank `peer` of the world, which left a channel
+// Whose it was may have gone since, in an error. For rank `peer` of the world, which left a channel
 // or, null, all.
 void World::drop_held(int peer, const Box* box) {
   for (auto held = held_.lower_bound({peer, 0});
        held != held_.end() && held->first.first == peer;) {
-    const auto sending = sends_.find(held->second.payload.job.get());
     if (box != nullptr && held->second.channel != box->id) {
       ++held;
-    } else if (sending == sends_.end()) {
-      held = held_.erase(held);
-    } else {
-      const Outstanding& late = sending->second;
-      return raise_left(late.batch->name, *late.box, late.peer);
+      continue;
     }
+    const auto [number, dropped] = *held;
+    held = held_.erase(held);
+    --flow(peer).waiting;
+    const auto sending = sends_.find(dropped.payload.job.get());
+    if (sending == sends_.end()) continue;
+    const Outstanding late = sending->second;
+    if (gone_from(*late.box, late.peer)) abandon(*late.box, *late.batch, late.peer);
+    held = held_.upper_bound(number);
   }
 }
 
-// What it announced goes with it.
-void World::check_announced(int peer) {
-  for (auto letter = coming_.lower_bound({peer, 0}); letter != coming_.end(); ++letter) {
-    if (letter->first.first != peer) return;
-    const Letter& late = *letter->second;
-    if (late.batch != nullptr) return raise_left(late.batch->name, *late.box, late.from);
+// What it announced goes with it; what waits for that waits for another one, or in vain.
+void World::drop_announced(int peer) {
+  std::vector<Letter*> letters;
+  for (const auto& [number, letter] : coming_)
+    if (number.first == peer) letters.push_back(letter);
+  for (Letter* letter : letters) {
+    Box* const box = letter->box;
+    Batch* const batch = letter->batch;
+    Incoming* const incoming = letter->incoming;
+    if (box != nullptr) box->letters.reject(*letter);
+    letter->asked = false;  // it never comes
+    drop(*letter);
+    if (batch != nullptr) seek_letter(*box, *batch, *incoming);
   }
 }
 
 // Nothing of the letter is touched after that: it may be here, and gone.
 void World::ask_for(Letter& letter) {
   if (std::exchange(letter.asked, true)) return;
-  if (gone_.contains(letter.arrival.peer))
-    return raise_left(letter.batch->name, *letter.box, letter.from);
   send(letter.arrival.peer, {.part = letter.number, .kind = Kind::kRequest});
 }
 
 void World::take_body(const Head& head, Wire::Arrival arrival) {
   const auto found = coming_.extract({arrival.peer, head.part});
   if (!found || found.mapped()->envelope.bytes != head.envelope.bytes)
-    return raise_locked("rank " + std::to_string(arrival.peer) +
-                        " sends what it has not announced");
+    return raise_all("rank " + std::to_string(arrival.peer) + " sends what it has not announced");
   Letter& letter = *found.mapped();
   letter.announced = false;
   letter.there = arrival.whole;
@@ -92,7 +99,7 @@ void World::take_body(const Head& head, Wire::Arrival arrival) {
 void World::make_room(Letter& letter) {
   const int peer = letter.arrival.peer;
   const std::size_t room = flow(peer).asked_for(std::exchange(letter.cost, 0));
-  if (room == 0 || faulty() || gone_.contains(peer) || !wire_->right_thread()) return;
+  if (room == 0 || deaf_ || gone_.contains(peer) || !wire_->right_thread()) return;
   send(peer, {.envelope = {.count = room}, .kind = Kind::kRoom});
 }
 

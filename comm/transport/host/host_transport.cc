@@ -41,7 +41,8 @@ std::size_t count_of(std::span<const ValueSpan> parts) {
 }  // namespace
 
 HostTransport::HostTransport(std::shared_ptr<Channel> channel)
-    : traits_{.any_thread = channel->world().traits().any_thread, .device = kernels::has_cuda()},
+    : traits_{.any_thread = channel->world().traits().any_thread,
+              .device = kernels::has_cuda() && !channel->box().is_lifeline()},
       channel_(std::move(channel)) {}
 
 // Memory that a device that is stuck, or broken, may still write to is left to it.
@@ -96,6 +97,7 @@ std::unique_ptr<HostExchange> HostTransport::make_exchange(const Start& start,
 
 Handle HostTransport::exchange(const Operation& operation, std::span<const SendTo> sends,
                                std::span<const ReceiveFrom> receives) {
+  if (operation.memory != Memory::kHost) refuse_on_lifeline(operation, "device memory");
   check_messages(operation, *this, sends, receives);
   auto exchange = make_exchange(start(operation, operation.calling), receives.size());
   for (const SendTo& message : sends) exchange->add_send(message.peer, message.bytes);
@@ -106,6 +108,7 @@ Handle HostTransport::exchange(const Operation& operation, std::span<const SendT
 
 Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                  std::size_t capacity) {
+  refuse_on_lifeline(operation, "all_gather and barrier");
   const RoundsTuning tuning;
   if (operation.memory == Memory::kHost && ranks() >= tuning.least_ranks &&
       capacity <= tuning.most_bytes)
@@ -120,6 +123,7 @@ Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
 
 Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
                              Calling call) {
+  refuse_on_lifeline(operation, "sum and maximum");
   check_entries(operation, parts.size(), ranks());
   Start start = this->start(operation, call);
   Envelope& envelope = start.envelope;
@@ -137,20 +141,33 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
   return channel_->start(make_staged_reduction(staging_for(operation), start, work));
 }
 
-std::unique_ptr<Transport> HostTransport::channel() { return join(all_ranks(ranks())); }
+std::unique_ptr<Transport> HostTransport::channel() {
+  return join(all_ranks(ranks()), channel_->box().family->kind);
+}
 
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
   check_members(members, rank(), ranks());
-  return join(members);
+  return join(members, Family::Kind::kOrdinary);
 }
 
-std::unique_ptr<Transport> HostTransport::join(std::span<const int> members) {
+std::unique_ptr<Transport> HostTransport::lifeline() {
+  if (!world().traits().tells_losses) return Transport::lifeline();
+  return join(all_ranks(ranks()), Family::Kind::kLifeline);
+}
+
+std::unique_ptr<Transport> HostTransport::join(std::span<const int> members, Family::Kind kind) {
   channel_->check("channel");
-  return std::make_unique<HostTransport>(channel_->join(members));
+  return std::make_unique<HostTransport>(channel_->join(members, kind));
+}
+
+void HostTransport::refuse_on_lifeline(const Operation& operation, std::string_view what) const {
+  if (!channel_->box().is_lifeline()) return;
+  refuse(operation, "a lifeline has no " + std::string(what) + ": take a split of it");
 }
 
 void HostTransport::poison(std::string_view cause) {
-  world().raise(channel_->name(rank()) + " gave up: " + std::string(cause));
+  refuse_on_lifeline({.name = "poison"}, "fault that all share");
+  world().raise(channel_->box(), channel_->name(rank()) + " gave up: " + std::string(cause));
 }
 
 }  // namespace tersor::host

@@ -23,7 +23,7 @@ Expectation expectation_of(const Letter& letter) {
 
 }  // namespace
 
-bool Letterbox::claim(Letter& letter) {
+bool Letterbox::find_batch(Letter& letter) {
   for (Batch* batch : open_) {
     if (!(batch->key == letter.key)) continue;
     for (Incoming& incoming : batch->incoming) {
@@ -32,6 +32,11 @@ bool Letterbox::claim(Letter& letter) {
       return true;
     }
   }
+  return false;
+}
+
+bool Letterbox::claim(Letter& letter) {
+  if (find_batch(letter)) return true;
   unclaimed_.push_back(&letter);
   return false;
 }
@@ -69,15 +74,22 @@ const Letter* Letterbox::unclaimed(const MessageKey& key) const {
 }
 
 // They were sent before all that nobody claimed yet.
-void Letterbox::cancel(Batch& batch) {
+std::vector<Letter*> Letterbox::cancel(Batch& batch) {
   std::erase(open_, &batch);
-  std::vector<Letter*> parted;
+  std::vector<Letter*> taken, left;
   for (Incoming& incoming : batch.incoming) {
     if (incoming.ticket == nullptr) continue;
-    parted.push_back(static_cast<Letter*>(incoming.ticket));
-    part(*parted.back());
+    Letter& letter = *static_cast<Letter*>(incoming.ticket);
+    part(letter);
+    (find_batch(letter) ? taken : left).push_back(&letter);
   }
-  unclaimed_.insert(unclaimed_.begin(), parted.begin(), parted.end());
+  unclaimed_.insert(unclaimed_.begin(), left.begin(), left.end());
+  return taken;
+}
+
+void Letterbox::reject(Letter& letter) {
+  if (letter.incoming != nullptr) part(letter);
+  std::erase(unclaimed_, &letter);
 }
 
 bool Letterbox::fits(const Letter& letter) {

@@ -64,8 +64,10 @@ class Letterbox {
   const Letter* unclaimed(const MessageKey& key) const;
   /// The letter that came before it was waited for, now paired with it; null where there is none.
   Letter* seek(Batch& batch, Incoming& incoming);
-  /// Parts a batch from its letters, which then wait for another one.
-  void cancel(Batch& batch);
+  /// Parts a batch from its letters, which then wait for another one. Those that found one at once.
+  std::vector<Letter*> cancel(Batch& batch);
+  /// Nobody gets the letter: neither who waits for it nor who might.
+  void reject(Letter& letter);
 
   /// Whether a paired letter is what is waited for.
   static bool fits(const Letter& letter);
@@ -81,14 +83,14 @@ class Letterbox {
 
   /// What waits for somebody of whom `gone(rank)` is true (a rank, or kAnyRank).
   struct InVain {
-    std::string_view operation;
+    Batch* batch;
     int peer;
   };
   template <typename Gone>
   std::optional<InVain> in_vain(Gone&& gone) const {
-    for (const Batch* batch : open_)
+    for (Batch* batch : open_)
       for (const Incoming& incoming : batch->incoming)
-        if (waits(incoming) && gone(incoming.peer)) return InVain{batch->name, incoming.peer};
+        if (waits(incoming) && gone(incoming.peer)) return InVain{batch, incoming.peer};
     return std::nullopt;
   }
 
@@ -96,6 +98,8 @@ class Letterbox {
   Awaited awaited(std::uint32_t tag) const;
 
  private:
+  bool find_batch(Letter& letter);
+
   /// A call of which nothing is left but what it was.
   struct Begun {
     bool any = false;

@@ -50,16 +50,22 @@ void World::post(Box& box, Batch& batch) {
   pack(batch);
   const std::lock_guard lock(gate_);
   if (batch.incoming.empty()) poll();  // who left should be known: nothing else tells
-  if (faulty()) return;
+  if (box.faulty()) return;
   check_room(box, batch);
   if (!batch.incoming.empty()) box.letters.open(batch);
   try {
     for (Outgoing& outgoing : batch.outgoing) send(box, batch, outgoing);
+    for (const Outgoing& outgoing : batch.outgoing)
+      if (!is_over(box, batch) && gone_from(box, outgoing.peer)) abandon(box, batch, outgoing.peer);
     for (Incoming& incoming : batch.incoming) seek_letter(box, batch, incoming);
     if (batch.takes_all) take_last(box, batch);
   } catch (const std::exception& error) {
-    raise_locked(error.what());
+    raise_all(error.what());
   }
+}
+
+bool World::is_over(const Box& box, const Batch& batch) {
+  return box.faulty() || batch.error != nullptr;
 }
 
 void World::take_last(Box& box, const Batch& batch) {
@@ -67,12 +73,13 @@ void World::take_last(Box& box, const Batch& batch) {
   if (const Letter* letter = box.letters.unclaimed(batch.key)) check_stray(box, *letter);
 }
 
-// Nobody will ever wait for it: its sender calls something else.
+// Nobody will ever wait for it: its sender calls something else. On lifelines that ends nothing.
 void World::check_stray(Box& box, const Letter& letter) {
-  if (box.members.empty() || faulty()) return;  // nobody here has joined it yet
+  if (box.members.empty() || box.faulty()) return;  // nobody here has joined it yet
+  if (box.is_lifeline()) return;
   if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
   const std::string what = box.letters.stray(letter, box.name(box.rank), box.name(letter.from));
-  if (!what.empty()) raise_locked(what);
+  if (!what.empty()) raise_locked(*box.family, what);
 }
 
 void World::send(int peer, Head head, Wire::Payload payload) {
@@ -80,9 +87,9 @@ void World::send(int peer, Head head, Wire::Payload payload) {
   wire_->send(peer, to_message_head(head), std::move(payload));
 }
 
+// Whoever is there gets it, whether others are gone or not.
 void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
-  if (faulty()) return;
-  if (gone_from(box, outgoing.peer)) return raise_left(batch.name, box, outgoing.peer);
+  if (is_over(box, batch) || gone_from(box, outgoing.peer)) return;
   Head head = head_in(box, Kind::kMessage);
   head.envelope = batch.envelope;
   head.tag = batch.key.tag;
@@ -92,7 +99,7 @@ void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
   Wire::Payload payload{.bytes = outgoing.payload, .block = std::move(outgoing.block)};
   if (payload.block) payload.bytes = payload.block.bytes();
   const bool lent = !payload.block && payload.bytes.size() > traits_.copied_bytes;
-  const int peer = box.members[static_cast<std::size_t>(outgoing.peer)];
+  const int peer = box.member(outgoing.peer);
   const bool goes = flow(peer).run_ahead(unasked_cost(payload.bytes.size()));
   if (lent || must_leave(batch) || !goes) payload.job = count_send(box, batch, outgoing.peer);
   goes ? send(peer, head, std::move(payload)) : hold(peer, head, std::move(payload));
@@ -119,7 +126,7 @@ std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch, int peer) {
 }
 
 void World::seek_letter(Box& box, Batch& batch, Incoming& incoming) {
-  if (faulty()) return;
+  if (is_over(box, batch)) return;
   if (Letter* letter = box.letters.seek(batch, incoming))
     paired(box, *letter);
   else if (gone(box, incoming.peer))
@@ -128,8 +135,15 @@ void World::seek_letter(Box& box, Batch& batch, Incoming& incoming) {
 
 void World::cancel(Box& box, Batch& batch) {
   const std::lock_guard lock(gate_);
-  box.letters.cancel(batch);
+  take_back(box, batch);
+}
+
+// What came for it waits for another one from now on.
+void World::take_back(Box& box, Batch& batch) {
   std::erase_if(sends_, [&](const auto& send) { return send.second.batch == &batch; });
+  const std::vector<Letter*> taken = box.letters.cancel(batch);
+  if (box.faulty()) return drop_unclaimed(box);
+  for (Letter* letter : taken) paired(box, *letter);
 }
 
 std::vector<int> World::unsent(const Batch& batch) const {
@@ -141,7 +155,7 @@ std::vector<int> World::unsent(const Batch& batch) const {
 }
 
 void World::take(Wire::Arrival arrival) {
-  if (faulty()) return;
+  if (deaf_) return;
   const Head head = head_of(arrival.head);
   switch (head.kind) {
     case Kind::kMessage:
@@ -154,7 +168,7 @@ void World::take(Wire::Arrival arrival) {
     case Kind::kRoom:
       return flow(arrival.peer).take_room(head.envelope.count);
     case Kind::kFault:
-      return hear_fault(arrival);
+      return hear_fault(head, arrival);
     case Kind::kLeave:
       return take_leave(head, arrival.peer);
     case Kind::kQuestion:
@@ -183,6 +197,7 @@ void World::take_message(const Head& head, Wire::Arrival arrival) {
   } else {
     letter.cost = unasked_cost(head.envelope.bytes);
   }
+  if (box.faulty()) return drop(letter);
   box.letters.claim(letter) ? paired(box, letter) : check_stray(box, letter);
 }
 
@@ -194,16 +209,24 @@ bool World::is_sender(const Box& box, int from, int peer) const {
 }
 
 void World::refuse(int peer) {
-  raise_locked("rank " + std::to_string(peer) + " sends in the name of another rank");
+  raise_all("rank " + std::to_string(peer) + " sends in the name of another rank");
 }
 
 // What does not fit is never received.
+void World::fail_misfit(Box& box, Letter& letter) {
+  Batch& batch = *letter.batch;
+  const std::string cause = std::string(batch.name) + " on " + box.name(box.rank) + ": " +
+                            Letterbox::misfit(letter, box.name(letter.from));
+  if (!box.is_lifeline()) return raise_locked(*box.family, cause);
+  box.letters.reject(letter);
+  drop(letter);
+  end(box, batch, std::make_exception_ptr(TransportError(cause)));
+}
+
 void World::paired(Box& box, Letter& letter) {
   if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
   const Batch& batch = *letter.batch;
-  if (!Letterbox::fits(letter))
-    return raise_locked(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
-                        Letterbox::misfit(letter, box.name(letter.from)));
+  if (!Letterbox::fits(letter)) return fail_misfit(box, letter);
   make_room(letter);
   if (letter.there) return deliver(box, letter);
   if (letter.announced) return ask_for(letter);
@@ -257,6 +280,14 @@ void World::drop(Letter& letter) {
   if (!letter.there && (letter.receiving || letter.asked)) return;
   if (letter.announced) coming_.erase({letter.arrival.peer, letter.number});
   state_->free_letters.push_back(&letter);
+}
+
+void World::drop_unclaimed(Box& box) {
+  while (!box.letters.unclaimed().empty()) {
+    Letter& letter = *box.letters.unclaimed().back();
+    box.letters.reject(letter);
+    drop(letter);
+  }
 }
 
 // A thread that sleeps until its next batch can be closed at the earliest is woken by what closes

@@ -45,9 +45,9 @@ void World::answer_questions() {
                       .part = question.part,
                       .kind = Kind::kAnswer};
       const Block ranks = in_block(std::as_bytes(std::span(awaited.ranks)));
-      if (!faulty()) send(peer, head, {ranks.bytes(), ranks});
+      if (!deaf_) send(peer, head, {ranks.bytes(), ranks});
     } catch (const std::exception& error) {
-      raise_locked(error.what());
+      raise_all(error.what());
     }
 }
 
@@ -111,7 +111,7 @@ class World::Inquiry {
     for (const Wait& wait : waits_)
       if (!answers_.contains(wait.asked)) put(wait.asked);
     const auto start = Clock::now();
-    while (!world_.faulty()) {
+    while (!box_.faulty()) {
       take_answers();
       const auto until = start + question_.patience * (open_.size() > 1 ? kMorePatience : 1);
       if (open_.empty() || Clock::now() >= until) break;
@@ -180,11 +180,11 @@ Culprits World::culprits(Box& box, const Question& question, std::span<const int
 
 // The question's number, unless nobody can be asked now.
 std::optional<std::uint32_t> World::put(Box& box, int rank, std::uint32_t tag) try {
-  if (faulty() || !wire_->right_thread() || !wire_->running()) return std::nullopt;
+  if (box.faulty() || !wire_->right_thread() || !wire_->running()) return std::nullopt;
   Head head = head_in(box, Kind::kQuestion);
   head.tag = tag;
   head.part = ++asked_;
-  send(box.members[static_cast<std::size_t>(rank)], head);
+  send(box.member(rank), head);
   return head.part;
 } catch (const std::exception&) {
   return std::nullopt;  // it is as silent as can be

@@ -1,5 +1,5 @@
-// Implements world.h: who is there, faults, and waiting. Messages: messages.cc; questions:
-// questions.cc.
+// Implements world.h: who is there, and waiting. Messages: messages.cc; faults: faults.cc;
+// questions: questions.cc.
 #include "comm/transport/host/world.h"
 
 #include <tersor/wire.h>
@@ -16,10 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kShortRest = 1ms;     // of who has other things to look after, too
-constexpr auto kToldWithin = 200ms;  // a fault reaches whoever listens, if nothing is queued
 constexpr auto kGoodbyeWithin = 1s;  // for the others to say theirs
 constexpr auto kLeavesWithin = 10s;  // for what was sent to leave
-constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of its text
 
 /// The same number on all ranks that make the same channel.
 std::uint64_t channel_id(const Box& parent, std::span<const int> members, int ordinal) {
@@ -45,7 +43,10 @@ World::World(std::unique_ptr<Wire> wire)
   }
   everybody_->members = all_ranks(wire_->ranks());
   everybody_->rank = wire_->rank();
-  wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); }});
+  everybody_->family = std::make_shared<Family>(everybody_->id, Family::Kind::kOrdinary);
+  everybody_->family->members = everybody_->members;
+  wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); },
+                .lost = [this](int peer, const std::string& cause) { lose(peer, cause); }});
 }
 
 World::~World() {
@@ -62,7 +63,8 @@ void World::close() {
   leave(*everybody_);
   const Wire::Parting agreed = parting();
   const std::lock_guard lock(gate_);
-  poison_locked("rank " + std::to_string(wire_->rank()) + " closed the transport");
+  for (const auto& family : families())
+    poison(*family, "rank " + std::to_string(wire_->rank()) + " closed the transport");
   ended_ = wire_->end(agreed);
 }
 
@@ -79,8 +81,10 @@ bool World::said_goodbye() {
   if (!wire_->right_thread()) return false;
   const auto start = Clock::now();
   const auto over = [this] {
-    return static_cast<int>(gone_.size()) == wire_->ranks() - 1 && wire_->quiet();
+    const auto away = static_cast<int>(gone_.size() + lost_.size());
+    return away == wire_->ranks() - 1 && wire_->quiet();
   };
+  const auto faulty = [this] { return everybody_->faulty(); };
   while (!faulty() && !over() &&
          Clock::now() <
              start + (wire_->quiet() ? Clock::duration(kGoodbyeWithin) : kLeavesWithin)) {
@@ -103,20 +107,29 @@ Head World::head_in(const Box& box, Kind kind) const {
   return {.channel = box.id, .from = box.rank, .kind = kind};
 }
 
-Box& World::join(Box& box, std::span<const int> members) {
+Box& World::join(Box& box, std::span<const int> members, Family::Kind kind) {
   const std::lock_guard lock(gate_);
   std::vector<int> of_all;
-  for (const int member : members) of_all.push_back(box.members[static_cast<std::size_t>(member)]);
+  for (const int member : members) of_all.push_back(box.member(member));
   Box& joined = box_of(channel_id(box, of_all, box.joined[of_all]++));
   joined.whole = box.whole && members.size() == box.members.size();
   joined.rank =
       static_cast<int>(std::find(members.begin(), members.end(), box.rank) - members.begin());
+  if (kind == box.family->kind) {
+    joined.family = box.family;
+  } else {
+    if (joined.family == nullptr) joined.family = std::make_shared<Family>(joined.id, kind);
+    joined.family->members = of_all;
+  }
   joined.members = std::move(of_all);
+  lifelines_ = lifelines_ || kind == Family::Kind::kLifeline;
   ++present_;
   return joined;
 }
 
-// Without a running network there is nobody left to tell.
+// Without a running network there is nobody left to tell. After a fault nobody needs to know,
+// unless there are lifelines: then the network goes on, and boxes go as soon as nobody sends to
+// them.
 void World::leave(Box& box) {
   if (!wire_->running()) return;
   wire_->note_use();
@@ -124,9 +137,9 @@ void World::leave(Box& box) {
   --present_;
   if (present_ == 0) held_.clear();
   if (!wire_->right_thread()) return;
-  if (faulty()) return tell_more();
   Head head = head_in(box, Kind::kLeave);
   head.part = present_ == 0 ? 1 : 0;
+  if (ended_ || (box.faulty() && !lifelines_)) return tell_more();
   try {
     for (int peer = 0; peer < wire_->ranks(); ++peer) {
       const bool member = std::binary_search(box.members.begin(), box.members.end(), peer);
@@ -134,24 +147,33 @@ void World::leave(Box& box) {
     }
     poll();
   } catch (const std::exception& error) {
-    raise_locked(error.what());
+    raise_all(error.what());
   }
 }
 
 void World::take_leave(const Head& head, int peer) {
   Box& box = box_of(head.channel);
   box.left.insert(peer);
-  std::vector<Box*> concerned{&box};
   if (head.part == 1) {
     gone_.insert(peer);
-    check_announced(peer);
-    concerned.clear();
-    for (auto& [id, other] : state_->boxes) concerned.push_back(other.get());
+    return part_with(peer);
   }
-  drop_held(peer, head.part == 1 ? nullptr : &box);
-  for (Box* each : concerned) {
-    check_abandoned(*each);
-    drop_if_over(*each);
+  drop_held(peer, &box);
+  check_abandoned(box);
+  drop_if_over(box);
+}
+
+// Ends what waits for a rank that is gone. While others are told of that, boxes may go.
+void World::part_with(int peer) {
+  drop_announced(peer);
+  drop_held(peer, nullptr);
+  std::vector<std::uint64_t> channels;
+  for (const auto& [id, box] : state_->boxes) channels.push_back(id);
+  for (const std::uint64_t id : channels) {
+    const auto found = state_->boxes.find(id);
+    if (found == state_->boxes.end()) continue;
+    check_abandoned(*found->second);
+    drop_if_over(*found->second);
   }
 }
 
@@ -163,22 +185,25 @@ void World::release(Box& box) {
   try {
     drop_if_over(box);
   } catch (const std::exception& error) {
-    raise_locked(error.what());
+    raise_all(error.what());
   }
 }
 
 // Once all have left, or after a fault, no message for it is taken any more.
 void World::drop_if_over(Box& box) {
-  if (!box.released || !(faulty() || gone(box, kAnyRank))) return;
-  for (Letter* letter : box.letters.unclaimed()) drop(*letter);
+  const bool over = gone(box, kAnyRank) || (box.faulty() && !lifelines_);
+  if (!box.released || !over) return;
+  drop_unclaimed(box);
   gate_.give_back(box.bell);
   state_->boxes.erase(box.id);
 }
 
-// A rank is gone from a channel when it left it, or when its process left all.
+// A rank is gone from a channel when it left it, or when its process left all, or was lost.
 bool World::gone_from(const Box& box, int rank) const {
-  const int peer = box.members[static_cast<std::size_t>(rank)];
-  return box.left.contains(peer) || gone_.contains(peer);
+  const int peer = box.member(rank);
+  if (box.left.contains(peer) || gone_.contains(peer)) return true;
+  const auto loss = lost_.find(peer);
+  return loss != lost_.end() && (loss->second.told || box.is_lifeline());
 }
 
 bool World::gone(const Box& box, int peer) const {
@@ -188,105 +213,11 @@ bool World::gone(const Box& box, int peer) const {
   return true;
 }
 
-void World::check_abandoned(Box& box) {
-  if (box.members.empty()) return;  // nobody here has joined it yet
-  const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
-  if (!found.has_value()) return;
-  raise_left(found->operation, box, found->peer);
-}
-
-void World::raise_left(std::string_view operation, const Box& box, int who) {
-  const std::string name = who == kAnyRank ? "every other rank" : box.name(who);
-  raise_locked(std::string(operation) + " on " + box.name(box.rank) + ": " + name + " left");
-}
-
-void World::raise(const std::string& cause) {
-  const std::lock_guard lock(gate_);
-  raise_locked(cause);
-}
-
-void World::raise_locked(const std::string& cause) {
-  if (faulty()) return;
-  poison_locked(cause);
-  announce();
-}
-
-void World::poison_locked(const std::string& cause) {
-  if (faulty()) return;
-  wire_->note_poisoned();
-  fault_ = cause;
-  faulty_.store(true, std::memory_order_release);
-  held_.clear();
-  ring_all();
-}
-
-void World::ring_all() {
-  for (auto& [id, box] : state_->boxes) gate_.ring(box->bell);
-}
-
-std::string World::fault() const {
-  const std::lock_guard lock(gate_);
-  return fault_;
-}
-
-// Tells everybody, on a thread that the network lets in; those who are gone cannot hold it up for
-// long, and keep nobody else from hearing of it.
-void World::announce() {
-  unannounced_ = !wire_->right_thread();
-  if (unannounced_ || !wire_->running()) return;
-  const auto bytes = std::as_bytes(std::span(fault_));
-  const Block text = in_block(bytes.first(std::min(bytes.size(), kMostFaultBytes)));
-  for (int peer = 0; peer < wire_->ranks(); ++peer)
-    if (peer != wire_->rank()) tell_fault(peer, text);
-  tell_until(Clock::now() + kToldWithin);
-}
-
-// Passed on to those who would see this rank go, perhaps before they hear of it.
-void World::hear_fault(const Wire::Arrival& arrival) {
-  const ConstByteSpan bytes = arrival.payload.bytes();
-  poison_locked({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  for (int peer = 0; peer < wire_->ranks(); ++peer)
-    if (peer != wire_->rank() && peer != arrival.peer && wire_->shows_its_end_to(peer))
-      tell_fault(peer, arrival.payload);
-}
-
-void World::tell_fault(int peer, const Block& text) try {
-  auto job = std::make_shared<Wire::Job>();
-  told_.push_back(job);
-  send(peer, head_in(*everybody_, Kind::kFault), {text.bytes(), text, job});
-} catch (const std::exception&) {
-  // This one will find out at its deadline.
-}
-
 void World::pause() const {
   if (traits_.rests)
     wire_->rest(-1, Clock::now() + kShortRest);
   else
     wire_->pause();
-}
-
-bool World::told() const {
-  return std::all_of(told_.begin(), told_.end(), [](const auto& job) { return job->open == 0; });
-}
-
-// A fault may stand in line behind much that was sent before: it moves while anybody calls.
-void World::tell_more() {
-  if (!wire_->right_thread()) return;
-  if (unannounced_) return announce();
-  if (told()) return;
-  try {
-    wire_->poll();
-  } catch (const std::exception&) {
-    // The fault is known here; who cannot be told finds out at the deadline.
-  }
-}
-
-void World::tell_until(Clock::time_point until) {
-  if (unannounced_) announce();
-  while (!told() && Clock::now() < until) {
-    tell_more();
-    pause();
-  }
 }
 
 std::vector<int> World::hosts(const Box& box) const {
@@ -307,16 +238,17 @@ bool World::poll() {
   return poll_wire();
 }
 
-// True where something moved. An error of the network is a fault like any other.
+// True where something moved. An error of the network ends all.
 bool World::poll_wire() {
-  if (faulty()) {
+  if (deaf_) {
     tell_more();
     return false;
   }
   try {
-    return wire_->poll();
+    const bool moved = wire_->poll();
+    return tell_losses() || moved;
   } catch (const std::exception& error) {
-    raise_locked(error.what());
+    raise_all(error.what());
     return true;
   }
 }
@@ -334,6 +266,7 @@ void World::progress(Box& box) {
 void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
   wire_->check_thread();
   const Waiting here(waiting_);
+  until = std::min(until, next_loss_.load());
   if (!traits_.moves_alone) return poll_until(box, seen, until);
   if (traits_.polled) until = std::min(until, fall_asleep(box));
   box.bell.wait(seen, until, traits_.comes_soon ? Bell::Patience::kShort : Bell::Patience::kLong);

@@ -6,10 +6,12 @@
 
 #include <tersor/network.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,14 +28,29 @@
 
 namespace tersor::host {
 
-struct Box;
+/// Channels that end together: a fault of one is a fault of all. Those of all ranks and what is
+/// made of them; those of a split of a lifeline. On lifelines operations end alone, and nothing but
+/// the end of this rank's own wire ends all.
+struct Family {
+  enum class Kind { kOrdinary, kLifeline };
+
+  const std::uint64_t id;  ///< of its first channel, the same on all its ranks
+  const Kind kind;
+  std::vector<int> members;  ///< ranks of the world, ascending; none until one here has joined it
+  std::string fault;
+  std::atomic<bool> faulty{false};
+
+  Family(std::uint64_t channel, Kind what) : id(channel), kind(what) {}
+  bool has(int peer) const { return std::ranges::binary_search(members, peer); }
+};
 
 /// One channel, as this rank sees it. Made by the first message for it or by `join`.
 struct Box {
   static constexpr Clock::time_point kAwake = Clock::time_point::min();
 
-  const std::uint64_t id;    ///< of the channel, the same on all its ranks
-  std::vector<int> members;  ///< ranks of the world; empty until joined
+  const std::uint64_t id;          ///< of the channel, the same on all its ranks
+  std::vector<int> members;        ///< ranks of the world; empty until joined
+  std::shared_ptr<Family> family;  ///< none until joined, or until a fault of it is heard of
   int rank = 0;
   bool whole = true;
   bool released = false;  ///< nobody here uses it any more
@@ -47,9 +64,12 @@ struct Box {
   Bell& bell;
 
   Box(std::uint64_t number, Bell& own) : id(number), bell(own) {}
-  std::string name(int of) const {
-    return rank_name(of, members[static_cast<std::size_t>(of)], whole);
+  std::string name(int of) const { return rank_name(of, member(of), whole); }
+  int member(int of) const { return members[static_cast<std::size_t>(of)]; }
+  bool faulty() const {
+    return family != nullptr && family->faulty.load(std::memory_order_acquire);
   }
+  bool is_lifeline() const { return family != nullptr && family->kind == Family::Kind::kLifeline; }
 };
 
 /// Whom do others wait for, in the call of this name and tag?
@@ -93,18 +113,21 @@ class World {
   Box& everybody() { return *everybody_; }
   BlockPools& pools() { return wire_->shared().pools; }
 
-  Box& join(Box& box, std::span<const int> members);
+  /// Of another kind than the box: the first of a family of its own.
+  Box& join(Box& box, std::span<const int> members, Family::Kind kind);
   void leave(Box& box);
   /// Nobody here uses a box any more, which was left before: it goes as soon as all have left it.
   void release(Box& box);
   void post(Box& box, Batch& batch);
   void cancel(Box& box, Batch& batch);
+  /// On a lifeline: ends one that is not closed yet, alone.
+  void end_late(Box& box, Batch& batch, std::exception_ptr error);
   void progress(Box& box);
   void wait(Box& box, std::uint32_t seen, Clock::time_point until);
 
-  void raise(const std::string& cause);
-  bool faulty() const { return faulty_.load(std::memory_order_acquire); }
-  std::string fault() const;
+  /// Of the box's family, which is no lifeline's.
+  void raise(Box& box, const std::string& cause);
+  std::string fault(const Box& box) const;
   /// Asks those who are late, and along who waits for whom, up to all who wait for nobody or are
   /// silent, or one who calls something else. Those who are late where all wait for each other.
   Culprits culprits(Box& box, const Question& question, std::span<const int> late);
@@ -129,6 +152,15 @@ class World {
     std::uint64_t channel;
     Wire::Payload payload;
   };
+  struct Telling {
+    int peer;
+    std::shared_ptr<const Wire::Job> job;
+  };
+  struct Loss {
+    std::string cause;
+    Clock::time_point told_at;  // to ordinary families
+    bool told = false;
+  };
   using Number = std::pair<int, std::uint32_t>;  // of a message that was announced, and its peer
 
   Wire::Parting parting();
@@ -149,6 +181,7 @@ class World {
   void take(Wire::Arrival arrival);
   void take_message(const Head& head, Wire::Arrival arrival);
   void take_leave(const Head& head, int peer);
+  void part_with(int peer);
   void take_question(const Head& head, int peer);
   void take_answer(const Head& head, ConstByteSpan ranks);
   void answer_questions();
@@ -164,7 +197,7 @@ class World {
   void hold(int peer, Head head, Wire::Payload payload);
   void take_request(const Head& head, int peer);
   void drop_held(int peer, const Box* box);
-  void check_announced(int peer);
+  void drop_announced(int peer);
   void ask_for(Letter& letter);
   void take_body(const Head& head, Wire::Arrival arrival);
   void make_room(Letter& letter);
@@ -172,23 +205,34 @@ class World {
   bool is_sender(const Box& box, int from, int peer) const;
   void refuse(int peer);
   void paired(Box& box, Letter& letter);
+  void fail_misfit(Box& box, Letter& letter);
+  void take_back(Box& box, Batch& batch);
+  static bool is_over(const Box& box, const Batch& batch);
+  void end(Box& box, Batch& batch, std::exception_ptr error);
   void receive_rest(Letter& letter);
   void came(Letter& letter);
   void deliver(Box& box, Letter& letter);
   Letter& new_letter();
   void drop(Letter& letter);
+  void drop_unclaimed(Box& box);
   void wake_for(Box& box, const Batch& batch);
   Clock::time_point completion(const Batch& batch) const;
   bool gone(const Box& box, int peer) const;
   bool gone_from(const Box& box, int rank) const;
   void check_abandoned(Box& box);
-  void raise_left(std::string_view operation, const Box& box, int who);
-  void raise_locked(const std::string& cause);
-  void poison_locked(const std::string& cause);
+  void abandon(Box& box, Batch& batch, int who);
+  std::vector<std::shared_ptr<Family>> families() const;
+  Family& family_of(std::uint64_t id);
+  void raise_locked(Family& family, const std::string& cause);
+  void raise_all(const std::string& cause);
+  void poison(Family& family, const std::string& cause);
+  void lose(int peer, const std::string& cause);
+  void end_sends(int peer);
+  bool tell_losses();
   void ring_all();
-  void announce();
-  void hear_fault(const Wire::Arrival& arrival);
-  void tell_fault(int peer, const Block& text);
+  void announce(const Family& family);
+  void hear_fault(const Head& head, const Wire::Arrival& arrival);
+  void tell_fault(const Family& family, int peer, const Block& text);
   bool told() const;
   void tell_more();
   void tell_until(Clock::time_point until);
@@ -200,9 +244,11 @@ class World {
   Gate& gate_;  // the wire's
   const Wire::Traits traits_;
   Box* everybody_ = nullptr;
-  std::vector<int> host_names_;                    // by rank of the world
-  int present_ = 1;                                // channels that are not left
-  std::set<int> gone_;                             // who left all channels, by rank of the world
+  std::vector<int> host_names_;  // by rank of the world
+  int present_ = 1;              // channels that are not left
+  std::set<int> gone_;           // who left all channels, by rank of the world
+  std::map<int, Loss> lost_;     // who went without a word, likewise
+  std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};  // when it is told
   std::map<const Wire::Job*, Outstanding> sends_;  // that batches count, under way
   std::vector<Flow> flows_;                        // by rank of the world
   std::map<Number, Held> held_;                    // until the peer asks for it
@@ -212,12 +258,13 @@ class World {
   std::vector<std::pair<Head, int>> questions_;    // of others, by rank of the world
   std::atomic<bool> questioned_{false};            // there are some, and nobody was here
   std::atomic<int> waiting_{0};                    // threads
-  std::string fault_;
-  std::atomic<bool> faulty_{false};
-  std::vector<std::shared_ptr<const Wire::Job>> told_;  // messages of the fault
+  std::vector<Telling> told_;                      // messages of faults
+  bool deaf_ = false;       // all families are faulty: nothing that comes is wanted
+  bool lifelines_ = false;  // there are some, or were
   bool closed_ = false;
   std::optional<bool> ended_;  // whether the wire gave all back; nothing before it was asked
-  bool unannounced_ = false;   // the fault is not yet told: raised on a thread that is kept out
+  // The fault is not yet told: raised on a thread that is kept out, where there are no lifelines.
+  bool unannounced_ = false;
 };
 
 }  // namespace tersor::host

@@ -111,6 +111,7 @@ Wire::Traits InProcessWire::traits() const {
   return {.polled = network_->emulated(),
           .moves_alone = true,
           .comes_soon = !network_->emulated(),
+          .tells_losses = true,
           .keeps_sent = true,
           .sends_in_place = false};
 }

@@ -12,8 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kFlushedWithin = 1s;       // what was sent, before connections are closed
-constexpr auto kExplainedWithin = 250ms;  // a connection that broke, by who knows the reason
+constexpr auto kFlushedWithin = 1s;  // what was sent, before connections are closed
 
 std::atomic<unsigned> forks{0};  // from the program's start to this process
 
@@ -92,9 +91,7 @@ void TcpWire::read_rest(Peer& peer) {
   }
 }
 
-// Who has said goodbye may go; what is still sent to it is dropped. Who goes without a word has
-// often heard of another one's fault, which then comes here too: that is waited for, so that nobody
-// is named who only was the first to go.
+// Who has said goodbye may go; what is still sent to it is dropped.
 void TcpWire::lose(Peer& peer, const std::string& cause) {
   if (peer.over()) return;
   peer.lost = "the connection to rank " + std::to_string(peer.rank) + " broke: " + cause;
@@ -103,13 +100,7 @@ void TcpWire::lose(Peer& peer, const std::string& cause) {
   if (peer.inbox.ended())
     done_.insert(done_.end(), dropped.begin(), dropped.end());
   else
-    note_loss({Clock::now() + kExplainedWithin, peer.lost});
-}
-
-void TcpWire::note_loss(Loss loss) {
-  losses_.push_back(std::move(loss));
-  next_loss_ = losses_.front().at;
-  reactor_.interrupt();  // who sleeps is to come back by then
+    losses_.push_back({peer.rank, std::move(dropped)});
 }
 
 void TcpWire::send(int to, MessageHead head, Payload payload) {
@@ -163,22 +154,21 @@ void TcpWire::tell_done() {
 }
 
 bool TcpWire::tell_news() {
-  const bool any = !news_.empty();
+  const bool any = !news_.empty() || !losses_.empty();
   while (!news_.empty()) {
     Arrival arrival = std::move(news_.front());
     news_.pop_front();
     events_.take(std::move(arrival));
   }
-  if (losses_.empty() || Clock::now() < losses_.front().at) return any;
-  const Loss loss = std::move(losses_.front());
-  losses_.pop_front();
-  next_loss_ = losses_.empty() ? Clock::time_point::max() : losses_.front().at;
-  throw TransportError(loss.cause);
+  while (!losses_.empty()) {
+    const Loss loss = std::move(losses_.front());
+    losses_.pop_front();
+    events_.lost(loss.peer, peer(loss.peer).lost);
+  }
+  return any;
 }
 
-void TcpWire::rest(int alarm, Clock::time_point until) const {
-  reactor_.sleep(std::min(until, next_loss_.load()), alarm);
-}
+void TcpWire::rest(int alarm, Clock::time_point until) const { reactor_.sleep(until, alarm); }
 
 bool TcpWire::quiet() const {
   bool empty = true;

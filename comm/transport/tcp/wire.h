@@ -6,7 +6,6 @@
 
 #include <tersor/network.h>
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <string>
@@ -37,7 +36,9 @@ class TcpWire final : public Wire {
   explicit TcpWire(Place place);
   ~TcpWire() override;
 
-  Traits traits() const override { return {.rests = true, .copied_bytes = kCopiedBytes}; }
+  Traits traits() const override {
+    return {.rests = true, .tells_losses = true, .copied_bytes = kCopiedBytes};
+  }
   int rank() const override { return place_.rank; }
   int ranks() const override { return static_cast<int>(place_.endpoints.size()); }
   std::vector<int> host_names() const override { return place_.host_names; }
@@ -64,8 +65,8 @@ class TcpWire final : public Wire {
  private:
   struct Peer;
   struct Loss {
-    Clock::time_point at;  ///< when it is told
-    std::string cause;
+    int peer;
+    std::vector<std::shared_ptr<Job>> dropped;  ///< what was under way to it
   };
 
   std::unique_ptr<Peer> make_peer(int rank);
@@ -73,7 +74,6 @@ class TcpWire final : public Wire {
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }
   static void read_rest(Peer& peer);
   void lose(Peer& peer, const std::string& cause);
-  void note_loss(Loss loss);
   void post(Peer& peer, const MessageHead& head, Payload payload);
   bool move();
   void take_connections();
@@ -88,10 +88,9 @@ class TcpWire final : public Wire {
   Events events_;
   Reactor reactor_;
   std::unique_ptr<Switchboard> switchboard_;
-  std::vector<std::shared_ptr<Job>> done_;                              // not yet told
-  std::deque<Arrival> news_;                                            // not yet told, in order
-  std::deque<Loss> losses_;                                             // likewise
-  std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};  // when that is told
+  std::vector<std::shared_ptr<Job>> done_;    // not yet told
+  std::deque<Arrival> news_;                  // not yet told, in order
+  std::deque<Loss> losses_;                   // likewise, behind all news
   std::vector<std::unique_ptr<Peer>> peers_;  // by rank; of this one: null
 };
 

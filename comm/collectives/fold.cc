@@ -1,0 +1,65 @@
+#include "comm/collectives/fold.h"
+
+#include <algorithm>
+
+namespace tersor {
+namespace {
+
+/// Where a rank's residual of so many values lies in the parameter, one range behind the other.
+std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
+  if (slot.encoded_shards.empty()) return {{slot.residual_first, count}};
+  const std::size_t shard = count / slot.encoded_shards.size();
+  std::vector<Range> ranges;
+  for (const int owner : slot.encoded_shards)
+    ranges.push_back({static_cast<std::size_t>(owner) * shard, shard});
+  return ranges;
+}
+
+/// Calls `take(values, residuals, count)` for each part of a residual of so many values that lies
+/// in the first `known` values of its parameter: where it lies there, and in the residual.
+template <typename Take>
+void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const Take& take) {
+  std::size_t offset = 0;
+  for (const Range& range : residual_ranges(slot, count)) {
+    const std::size_t first = std::min(range.first, known);
+    take(first, offset, std::min(range.count, known - first));
+    offset += range.count;
+  }
+}
+
+}  // namespace
+
+void fold_owner(std::span<const float> owner, const Slot& slot, const Owed& owed,
+                const FoldInto& into) {
+  if (owner.empty()) return;
+  auto value = owner.begin();
+  for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
+    const Range& range = slot.owned.stages[stage];
+    for (std::size_t i = 0; i < range.count; ++i)
+      into.values[range.first - into.first + i] += owed.owner[stage] / into.unit * *value++;
+  }
+}
+
+std::vector<float> folded(const KeptResiduals& own, const Slot& slot, const Owed& owed,
+                          std::size_t count) {
+  std::vector<float> whole(count);
+  for_each_part(slot, own.sender.size(), count,
+                [&](std::size_t first, std::size_t kept, std::size_t known) {
+                  for (std::size_t i = 0; i < known; ++i)
+                    whole[first + i] = owed.sender * own.sender[kept + i];
+                });
+  fold_owner(own.owner, slot, owed, {whole});
+  return whole;
+}
+
+std::vector<float> residual_part(std::span<const float> whole, const Slot& slot,
+                                 std::size_t count) {
+  std::vector<float> part(count);
+  for_each_part(slot, count, whole.size(),
+                [&](std::size_t first, std::size_t kept, std::size_t known) {
+                  std::copy_n(whole.data() + first, known, part.data() + kept);
+                });
+  return part;
+}
+
+}  // namespace tersor

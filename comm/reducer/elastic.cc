@@ -1,0 +1,127 @@
+// Reducers that go on without ranks that are gone: who is left is agreed on, the step under way is
+// void or stands on all of them, and another reducer over those takes the place of this one.
+#include "comm/reducer/impl.h"
+
+#include <tersor/error.h>
+
+#include <string>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed) {
+  std::string text = cause + "; ";
+  for (const int rank : agreed.lost) text += "rank " + std::to_string(rank) + ", ";
+  text += "of those that the reducer was made with, gone; " +
+          std::to_string(agreed.members.size()) + " left, with all steps up to " +
+          std::to_string(agreed.steps) + ": ";
+  if (agreed.enough) return text + "resume() goes on with them";
+  return text + "too few to go on, since the others might do so, too (ReducerOptions::least_ranks)";
+}
+
+void check_same_ranks(bool given, const std::string& what) {
+  if (given)
+    throw InvalidArgument("resume() cannot go on with ReducerOptions::" + what +
+                          ", which are of the ranks of before: leave them empty");
+}
+
+}  // namespace
+
+// In the thread that sends, while the trainer computes.
+std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
+  const std::string text = explained(cause.what(), parameters_.fields(ways_.learns()));
+  if (survivors_ == nullptr) return std::make_exception_ptr(TransportError(text));
+  try {
+    return agree_on_members(text);
+  } catch (const TransportError& error) {
+    return std::make_exception_ptr(TransportError(text + "; " + error.what()));
+  } catch (const std::exception& error) {
+    give_up(error);
+    return std::current_exception();
+  }
+}
+
+// Where all are there nobody is to be left out, and what went wrong is told as it is.
+std::exception_ptr GradientReducer::Impl::agree_on_members(const std::string& cause) {
+  const std::uint32_t steps = step_.lock()->number();
+  const Survivors::Agreed agreed = survivors_->agree(steps);
+  LockedStep step = step_.lock();
+  if (agreed.steps > step->number() && step->all_back()) complete_step(step);
+  if (agreed.lost.empty()) return std::make_exception_ptr(TransportError(cause));
+  resumable_ = agreed.enough ? Resumable::kYes : Resumable::kTooFew;
+  return std::make_exception_ptr(RanksLost(lost_text(cause, agreed), agreed.members, agreed.steps));
+}
+
+void GradientReducer::Impl::give_up(const std::exception& cause) {
+  channel_->poison(cause.what());
+  if (survivors_ != nullptr) survivors_->give_up();
+}
+
+// Who is left is the sender's to find out.
+void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<void()>& work) try {
+  work();
+} catch (const TransportError&) {
+  if (survivors_ != nullptr) wait_until(step, [] { return false; });
+  step->fail(std::current_exception());
+  throw;
+} catch (const std::exception& error) {
+  channel_->poison(error.what());
+  step->fail(std::current_exception());
+  throw;
+}
+
+void GradientReducer::Impl::check_resumable() const {
+  if (resumable_ == Resumable::kNo)
+    throw InvalidArgument("resume() goes on after a RanksLost, and there was none");
+  if (resumable_ == Resumable::kTooFew)
+    throw InvalidArgument(
+        "resume() needs more ranks than are left: " + std::to_string(survivors_->members().size()) +
+        " (ReducerOptions::least_ranks)");
+  check_same_ranks(!options_.dims.empty(), "dims");
+  check_same_ranks(!options_.hosts.empty(), "hosts");
+}
+
+// Another one may be lost meanwhile: then this reducer stays, and there are fewer ranks.
+std::unique_ptr<GradientReducer::Impl> GradientReducer::Impl::resumed() {
+  check_resumable();
+  driver_.reset();  // it has ended with the error
+  std::unique_ptr<Impl> next = over_members();
+  try {
+    next->go_on_from(*this);
+  } catch (const TransportError&) {  // who is left then, its sender has agreed on
+    resumable_ = next->resumable_;
+    step_.lock()->fail_anew(std::current_exception());
+    throw;
+  }
+  return next;
+}
+
+std::unique_ptr<GradientReducer::Impl> GradientReducer::Impl::over_members() try {
+  std::unique_ptr<Transport> members = survivors_->transport();
+  auto next = std::make_unique<Impl>(*members, options_);
+  next->own_transport_ = std::move(members);
+  next->survivors_ = survivors_;
+  for (std::size_t i = 0; i < parameters_.count(); ++i)
+    next->add(parameters_.all[i].name, parameters_.shape(i), parameters_.all[i].gradient);
+  return next;
+} catch (const TransportError& cause) {
+  const std::exception_ptr error = lost(cause);
+  step_.lock()->fail_anew(error);
+  std::rethrow_exception(error);
+}
+
+void GradientReducer::Impl::go_on_from(Impl& before) {
+  ReducerState state = before.exact_state();
+  LockedStep step = step_.lock();
+  step->go_on_from(before.step_.lock()->number());
+  steps_before_ = before.steps_before_;
+  finalize(step);
+  take_over(step, state, before);
+  residence_->set_step(state.step);
+  totals_.go_on_from(before.totals_, context_);
+  handle_ = std::move(before.handle_);
+  handle_->reducer = this;
+}
+
+}  // namespace tersor

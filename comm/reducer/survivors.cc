@@ -1,0 +1,208 @@
+#include "comm/reducer/survivors.h"
+
+#include <tersor/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Longer than a rank that waits for another takes to find out, and to tell the others of it.
+constexpr std::chrono::milliseconds kPatience = 4s;
+constexpr std::chrono::milliseconds kNap = 50ms;
+constexpr auto kForEver = std::chrono::hours(24 * 365);
+
+Operation word_operation() {
+  return {.name = "who is left", .tag = kUnorderedTag, .timeout = kForEver};
+}
+
+std::string text_of(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+Survivors::Survivors(Transport& transport, int least)
+    : rank_(transport.rank()),
+      least_(least),
+      lifeline_(transport.lifeline()),
+      members_(static_cast<std::size_t>(transport.ranks())),
+      set_(members_.size(), true),
+      ears_(members_.size()),
+      answers_(members_.size()) {
+  std::iota(members_.begin(), members_.end(), 0);
+  base_ = members_;
+}
+
+void Survivors::give_up() {
+  ears_.clear();
+  sent_.clear();
+  lifeline_.reset();
+}
+
+std::vector<int> Survivors::ranks_of(const Set& set) {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < set.size(); ++rank)
+    if (set[rank]) ranks.push_back(static_cast<int>(rank));
+  return ranks;
+}
+
+// Little-endian: steps u32, then a bit for each rank, the lowest first.
+std::vector<std::byte> Survivors::written(const Word& word) const {
+  std::vector<std::byte> bytes(word_bytes());
+  std::memcpy(bytes.data(), &word.steps, sizeof(word.steps));
+  for (std::size_t rank = 0; rank < word.set.size(); ++rank)
+    if (word.set[rank]) bytes[sizeof(word.steps) + rank / 8] |= std::byte{1} << (rank % 8);
+  return bytes;
+}
+
+Survivors::Word Survivors::read(ConstByteSpan bytes) const {
+  if (bytes.size() != word_bytes())
+    throw WireError("who is left: a message of " + std::to_string(bytes.size()) + " bytes, not " +
+                    std::to_string(word_bytes()));
+  Word word{.set = Set(set_.size())};
+  std::memcpy(&word.steps, bytes.data(), sizeof(word.steps));
+  for (std::size_t rank = 0; rank < word.set.size(); ++rank)
+    word.set[rank] =
+        (bytes[sizeof(word.steps) + rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0};
+  return word;
+}
+
+Survivors::Agreed Survivors::agree(std::uint32_t steps) {
+  set_.assign(set_.size(), false);
+  for (const int member : members_) set_[static_cast<std::size_t>(member)] = true;
+  std::ranges::fill(answers_, std::nullopt);
+  changed_ = true;
+  while (changed_ || !all_have_answered()) {
+    if (std::exchange(changed_, false)) tell(steps);
+    if (hear_all()) continue;
+    if (Clock::now() >= until_)
+      leave_out_silent();
+    else
+      lifeline_->wait_activity(std::min(until_, Clock::now() + kNap));
+  }
+  send_rest();
+  return conclude(steps);
+}
+
+// Those who are left out are told, too: one that is only slow must not go on.
+void Survivors::tell(std::uint32_t steps) {
+  until_ = Clock::now() + kPatience;
+  const auto word = written({steps, set_});
+  for (const int peer : members_)
+    if (peer != rank_) tell(peer, word);
+}
+
+void Survivors::tell(int peer, const std::vector<std::byte>& word) try {
+  Sent& sent = sent_.emplace_back(Sent{peer, word, {}});
+  sent.handle = lifeline_->send(word_operation(), peer, sent.bytes);
+} catch (const PeerLost&) {
+  sent_.pop_back();
+}
+
+void Survivors::forget_sent() {
+  std::erase_if(sent_, [](Sent& sent) {
+    try {
+      return sent.handle.test();
+    } catch (const PeerLost&) {
+      return true;
+    }
+  });
+}
+
+// Whoever is left may go away at once, and what is still to leave would go with it.
+void Survivors::send_rest() {
+  const auto is_left = [this](const Sent& sent) {
+    return set_[static_cast<std::size_t>(sent.peer)];
+  };
+  for (forget_sent(); std::ranges::any_of(sent_, is_left) && Clock::now() < until_; forget_sent())
+    lifeline_->wait_activity(std::min(until_, Clock::now() + kNap));
+}
+
+// Who has answered may be over and gone: its word stands.
+bool Survivors::hear_all() {
+  forget_sent();
+  bool heard = false;
+  for (const int peer : members_)
+    if (set_[static_cast<std::size_t>(peer)] && !has_answered(peer)) heard |= hear(peer);
+  return heard;
+}
+
+// True where there was something.
+bool Survivors::hear(int peer) try {
+  Handle& ear = ears_[static_cast<std::size_t>(peer)];
+  if (!ear.valid()) ear = lifeline_->receive(word_operation(), peer, word_bytes());
+  if (!ear.test()) return false;
+  const Word word = read(ear.received(peer));
+  ear = {};
+  take(peer, word);
+  return true;
+} catch (const PeerLost&) {
+  leave_out(peer);
+  return true;
+}
+
+void Survivors::take(int peer, const Word& word) {
+  if (!word.set[static_cast<std::size_t>(rank_)])
+    throw TransportError("rank " + std::to_string(rank_) + " was left out by rank " +
+                         std::to_string(peer) + ", which did not hear from it within " +
+                         std::to_string(kPatience.count()) + " ms: the others go on without it");
+  answers_[static_cast<std::size_t>(peer)] = word;
+  for (std::size_t other = 0; other < set_.size(); ++other)
+    if (set_[other] && !word.set[other]) leave_out(static_cast<int>(other));
+}
+
+void Survivors::leave_out(int peer) {
+  set_[static_cast<std::size_t>(peer)] = false;
+  changed_ = true;
+}
+
+bool Survivors::has_answered(int peer) const {
+  const auto& answer = answers_[static_cast<std::size_t>(peer)];
+  return peer == rank_ || (answer.has_value() && answer->set == set_);
+}
+
+bool Survivors::all_have_answered() const {
+  return std::ranges::all_of(ranks_of(set_), [this](int peer) { return has_answered(peer); });
+}
+
+void Survivors::leave_out_silent() {
+  Set answered = set_;
+  for (const int peer : ranks_of(set_))
+    answered[static_cast<std::size_t>(peer)] = has_answered(peer);
+  set_ = std::move(answered);
+  changed_ = true;
+}
+
+// Of two halves at most one may go on.
+bool Survivors::enough() const {
+  const std::size_t left = members_.size();
+  if (least_ > 0) return left >= static_cast<std::size_t>(least_);
+  return 2 * left > base_.size() || (2 * left == base_.size() && members_.front() == base_.front());
+}
+
+// Where a step was complete, all had it whole, and so had become members before.
+Survivors::Agreed Survivors::conclude(std::uint32_t steps) {
+  for (const int peer : ranks_of(set_))
+    if (peer != rank_) steps = std::max(steps, answers_[static_cast<std::size_t>(peer)]->steps);
+  if (steps > base_steps_) base_ = members_;
+  base_steps_ = steps;
+  Agreed agreed{.steps = steps, .lost = {}, .members = ranks_of(set_), .enough = false};
+  std::ranges::set_difference(members_, agreed.members, std::back_inserter(agreed.lost));
+  members_ = agreed.members;
+  agreed.enough = enough();
+  if (!agreed.lost.empty())
+    losses_ += text_of(agreed.lost) + " lost after step " + std::to_string(steps) +
+               ", with what was kept there by error feedback\n";
+  return agreed;
+}
+
+}  // namespace tersor

@@ -1,0 +1,218 @@
+// The faults of a world: who is in vain waited for, what ends then, and who is told.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "comm/transport/host/world.h"
+
+namespace tersor::host {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kToldWithin = 1s;  // a fault reaches whoever is there, on a busy machine, too
+constexpr auto kExplainedWithin = 250ms;  // that a rank went without a word, by who knows why
+constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of its text
+
+}  // namespace
+
+void World::check_abandoned(Box& box) {
+  while (!box.members.empty() && !box.faulty()) {  // else nobody here has joined it yet
+    const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
+    if (!found.has_value()) return;
+    abandon(box, *found->batch, found->peer);
+  }
+}
+
+// Who waits for one that is gone ends alone on a lifeline, and else with all of the family.
+void World::abandon(Box& box, Batch& batch, int who) {
+  std::string why = who == kAnyRank ? "every other rank" : box.name(who);
+  const auto loss = who == kAnyRank ? lost_.end() : lost_.find(box.member(who));
+  why += loss == lost_.end() ? " left" : " is lost: " + loss->second.cause;
+  const std::string cause = std::string(batch.name) + " on " + box.name(box.rank) + ": " + why;
+  if (!box.is_lifeline()) return raise_locked(*box.family, cause);
+  end(box, batch, std::make_exception_ptr(PeerLost(cause, who)));
+}
+
+void World::end(Box& box, Batch& batch, std::exception_ptr error) {
+  take_back(box, batch);
+  batch.error = std::move(error);
+  batch.open.store(0, std::memory_order_release);
+  gate_.ring(box.bell);
+}
+
+void World::end_late(Box& box, Batch& batch, std::exception_ptr error) {
+  const std::lock_guard lock(gate_);
+  if (!batch.closed()) end(box, batch, std::move(error));
+}
+
+// Lifelines hear at once that a rank went without a word. It has often heard of another one's
+// fault, which then comes here too: ordinary families wait for that, so that nobody is named who
+// only was the first to go.
+void World::lose(int peer, const std::string& cause) {
+  if (gone_.contains(peer)) return;
+  const auto [loss, is_new] = lost_.try_emplace(peer, Loss{cause, Clock::now() + kExplainedWithin});
+  if (!is_new) return;
+  next_loss_ = std::min(next_loss_.load(), loss->second.told_at);
+  end_sends(peer);
+  part_with(peer);
+  ring_all();  // who sleeps is to come back by then
+}
+
+/// On lifelines: what is under way to a rank never leaves.
+void World::end_sends(int peer) {
+  const auto is_vain = [peer](const auto& send) {
+    const Outstanding& each = send.second;
+    return each.box->is_lifeline() && each.box->member(each.peer) == peer;
+  };
+  for (;;) {
+    const auto vain = std::ranges::find_if(sends_, is_vain);
+    if (vain == sends_.end()) return;
+    const Outstanding each = vain->second;
+    abandon(*each.box, *each.batch, each.peer);
+  }
+}
+
+// True where something was told.
+bool World::tell_losses() {
+  const Clock::time_point due = next_loss_.load(std::memory_order_relaxed);
+  if (due == Clock::time_point::max() || Clock::now() < due) return false;
+  next_loss_ = Clock::time_point::max();
+  for (auto& [peer, loss] : lost_) {
+    if (loss.told) continue;
+    if (loss.told_at > due) {
+      next_loss_ = std::min(next_loss_.load(), loss.told_at);
+      continue;
+    }
+    loss.told = true;
+    for (const auto& family : families())
+      if (family->kind == Family::Kind::kOrdinary && family->has(peer))
+        raise_locked(*family, loss.cause);
+  }
+  return true;
+}
+
+std::vector<std::shared_ptr<Family>> World::families() const {
+  std::vector<std::shared_ptr<Family>> all;
+  for (const auto& [id, box] : state_->boxes)
+    if (box->family != nullptr && std::ranges::find(all, box->family) == all.end())
+      all.push_back(box->family);
+  return all;
+}
+
+// Of one that nobody here has joined yet, too: who joins it finds it faulty.
+Family& World::family_of(std::uint64_t id) {
+  for (const auto& family : families())
+    if (family->id == id) return *family;
+  Box& first = box_of(id);
+  if (first.family == nullptr) first.family = std::make_shared<Family>(id, Family::Kind::kOrdinary);
+  return *first.family;
+}
+
+void World::raise(Box& box, const std::string& cause) {
+  const std::lock_guard lock(gate_);
+  raise_locked(*box.family, cause);
+}
+
+void World::raise_locked(Family& family, const std::string& cause) {
+  if (family.faulty) return;
+  poison(family, cause);
+  announce(family);
+}
+
+/// Of the wire, or of somebody who uses it wrongly.
+void World::raise_all(const std::string& cause) {
+  for (const auto& family : families()) raise_locked(*family, cause);
+}
+
+// What nobody will take any more gives its room back: other families go on.
+void World::poison(Family& family, const std::string& cause) {
+  if (family.faulty) return;
+  family.fault = cause;
+  family.faulty.store(true, std::memory_order_release);
+  deaf_ = std::ranges::none_of(state_->boxes, [](const auto& entry) {
+    const Box& box = *entry.second;
+    return box.family != nullptr && !box.released && !box.faulty();
+  });
+  if (deaf_) wire_->note_poisoned();
+  for (const auto& [id, box] : state_->boxes) {
+    if (box->family.get() != &family) continue;
+    drop_unclaimed(*box);
+    std::erase_if(held_, [&](const auto& held) {
+      if (held.second.channel != box->id) return false;
+      --flow(held.first.first).waiting;
+      return true;
+    });
+  }
+  ring_all();
+}
+
+void World::ring_all() {
+  for (auto& [id, box] : state_->boxes) gate_.ring(box->bell);
+}
+
+std::string World::fault(const Box& box) const {
+  const std::lock_guard lock(gate_);
+  return box.family->fault;
+}
+
+// Tells all of a family, on a thread that the network lets in; those who are gone cannot hold it up
+// for long, and keep nobody else from hearing of it. On lifelines nobody else is concerned.
+void World::announce(const Family& family) {
+  if (family.kind == Family::Kind::kLifeline) return;
+  unannounced_ = !wire_->right_thread();
+  if (unannounced_ || !wire_->running()) return;
+  std::erase_if(told_, [](const Telling& one) { return one.job->open == 0; });
+  const auto bytes = std::as_bytes(std::span(family.fault));
+  const Block text = in_block(bytes.first(std::min(bytes.size(), kMostFaultBytes)));
+  for (const int peer : family.members)
+    if (peer != wire_->rank()) tell_fault(family, peer, text);
+  tell_until(Clock::now() + kToldWithin);
+}
+
+// Passed on to those who would see this rank go, perhaps before they hear of it.
+void World::hear_fault(const Head& head, const Wire::Arrival& arrival) {
+  const ConstByteSpan bytes = arrival.payload.bytes();
+  Family& family = family_of(head.channel);
+  if (family.faulty) return;
+  poison(family, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  for (const int peer : family.members)
+    if (peer != wire_->rank() && peer != arrival.peer && wire_->shows_its_end_to(peer))
+      tell_fault(family, peer, arrival.payload);
+}
+
+void World::tell_fault(const Family& family, int peer, const Block& text) try {
+  auto job = std::make_shared<Wire::Job>();
+  told_.push_back({.peer = peer, .job = job});
+  send(peer, {.channel = family.id, .kind = Kind::kFault}, {text.bytes(), text, job});
+} catch (const std::exception&) {
+  // This one will find out at its deadline.
+}
+
+bool World::told() const {
+  return std::ranges::all_of(told_, [this](const Telling& one) {
+    return one.job->open == 0 || gone_.contains(one.peer) || lost_.contains(one.peer);
+  });
+}
+
+// A fault may stand in line behind much that was sent before: it moves while anybody calls.
+void World::tell_more() {
+  if (!wire_->right_thread()) return;
+  if (unannounced_) return announce(*everybody_->family);
+  if (told()) return;
+  try {
+    wire_->poll();
+  } catch (const std::exception&) {
+    // The fault is known here; who cannot be told finds out at the deadline.
+  }
+}
+
+void World::tell_until(Clock::time_point until) {
+  if (unannounced_) announce(*everybody_->family);
+  while (!told() && Clock::now() < until) {
+    tell_more();
+    pause();
+  }
+}
+
+}  // namespace tersor::host

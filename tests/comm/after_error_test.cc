@@ -1,0 +1,71 @@
+// A reducer whose step was ended by an error: it answers what it is asked, and its residuals can be
+// had.
+#include "comm/reducer/state.h"
+#include "tests/comm/training.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace tersor::testing {
+namespace {
+
+class AfterError : public ::testing::TestWithParam<ProgressBy> {};
+
+INSTANTIATE_TEST_SUITE_P(Progress, AfterError,
+                         ::testing::Values(ProgressBy::kThread, ProgressBy::kCaller),
+                         [](const auto& by) {
+                           return by.param == ProgressBy::kThread ? "Thread" : "Caller";
+                         });
+
+/// Two steps, then one that rank 2 leaves all alone with. The state from before that.
+std::vector<std::byte> train_until_error(Training& run, Transport& transport) {
+  for (int step = 0; step < 2; ++step) run.step(step);
+  std::vector<std::byte> state = run.reducer.save_state();
+  transport.barrier({.tag = transport.reserve_tags(1)}).wait_synchronize();
+  if (run.rank == 2) transport.poison("out of cheese");
+  EXPECT_THROW(run.step(2), TransportError);
+  return state;
+}
+
+TEST_P(AfterError, TheReducerAnswers) {
+  run_ranks(3, {}, [](Transport& transport) {
+    Training run(transport, {.codec = "int8+ef", .progress = GetParam()});
+    train_until_error(run, transport);
+    EXPECT_EQ(run.reducer.statistics().steps, 2u);
+    EXPECT_EQ(run.reducer.parameter_statistics().at(0).steps, 2u);
+    EXPECT_EQ(run.reducer.explain().substr(0, 3), "w: ");
+    EXPECT_EQ(run.reducer.explain_choice(), "");
+    EXPECT_GT(run.reducer.residual_norms().at(0), 0.0);
+    const ReducerState state = read_state(run.reducer.save_state());
+    EXPECT_EQ(state.step, 2u);
+    EXPECT_EQ(state.parameters.at(0).residual.size(), kCount);
+  });
+}
+
+TEST_P(AfterError, ResidualsAreThoseOfTheLastCompleteStepWhereTheyAreKept) {
+  run_ranks(3, {}, [](Transport& transport) {
+    Training run(transport,
+                 {.codec = "int8+ef", .transactions = Transactions::kOn, .progress = GetParam()});
+    const auto state = train_until_error(run, transport);
+    EXPECT_EQ(run.reducer.save_state(), state);
+    run.reducer.discard_step();
+    EXPECT_EQ(run.reducer.save_state(), state);
+  });
+}
+
+TEST_P(AfterError, WhatChangesItOrNeedsTheOthersThrows) {
+  run_ranks(3, {}, [](Transport& transport) {
+    Training run(transport, {.codec = "int8+ef", .progress = GetParam()});
+    const auto state = train_until_error(run, transport);
+    EXPECT_THROW(run.reducer.load_state(state), TransportError);
+    EXPECT_THROW(run.reducer.save_portable_state(), TransportError);
+    EXPECT_THROW(run.reducer.scale_residuals(2.0f), TransportError);
+    EXPECT_THROW(run.reducer.wait(), TransportError);
+    Values more(10);
+    EXPECT_THROW(run.reducer.add("more", more), TransportError);
+  });
+}
+
+}  // namespace
+}  // namespace tersor::testing

@@ -1,0 +1,323 @@
+// Elastic reducers: which step stands when a rank is lost, what is owed afterwards and by whom, and
+// what is refused. tests/faults/ loses ranks at any message.
+#include <tersor/tersor.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <latch>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/collectives/fold.h"
+#include "comm/reducer/state.h"
+#include "tests/comm/training.h"
+
+namespace tersor::testing {
+namespace {
+
+constexpr int kElasticRanks = 4;
+constexpr int kVictim = 2;
+
+ReducerOptions elastic(const std::string& codec = "int8+ef") {
+  return {.codec = codec, .elastic = Elastic::kOn};
+}
+
+/// Runs `body` on each rank; a rank whose body is over goes away at once.
+void run_mortal(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
+  InProcessWorld world(ranks, link);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&world, &body, rank] { body(*world.transport(rank)); });
+}
+
+void run_mortal(const std::function<void(Transport&)>& body) {
+  run_mortal(kElasticRanks, {}, body);
+}
+
+/// The next step, which ranks are lost in.
+template <typename Step>
+RanksLost expect_lost(const Step& step) {
+  try {
+    step();
+  } catch (const RanksLost& lost) {
+    return lost;
+  }
+  ADD_FAILURE() << "no rank is lost";
+  return {"", {}, 0};
+}
+
+/// Two steps, then the victims are gone: none of the others has more.
+RanksLost lose(Training& run, const std::vector<int>& victims = {kVictim}) {
+  for (int step = 0; step < 2; ++step) run.step(step);
+  if (std::ranges::count(victims, run.rank) != 0) return {"", {}, 0};
+  return expect_lost([&] { run.step(2); });
+}
+
+bool is_gone(const RanksLost& lost) { return lost.members().empty(); }
+
+TEST(Elastic, ThoseLeftGoOnAndAgree) {
+  std::mutex mutex;
+  std::vector<Values> results;
+  run_mortal([&](Transport& transport) {
+    Training run(transport, elastic());
+    const RanksLost lost = lose(run);
+    if (is_gone(lost)) return;
+    EXPECT_EQ(lost.members(), (std::vector<int>{0, 1, 3}));
+    EXPECT_EQ(lost.last_step(), 2u);
+    run.reducer.resume();
+    EXPECT_EQ(run.reducer.transport().ranks(), 3);
+    EXPECT_EQ(run.reducer.transport().rank(), run.rank == 3 ? 2 : run.rank);
+    for (int step = 2; step < 4; ++step) run.step(step);
+    EXPECT_EQ(run.reducer.statistics().steps, 4u);
+    EXPECT_NE(run.reducer.explain().find("rank 2 lost after step 2"), std::string::npos);
+    const std::lock_guard lock(mutex);
+    results.push_back(run.gradient);
+  });
+  ASSERT_EQ(results.size(), 3u);
+  EXPECT_EQ(results[1], results[0]);
+  EXPECT_EQ(results[2], results[0]);
+}
+
+// The victim's part of the step has come, and whether the others' have come to the victim nobody
+// can know: without a vote the step would be complete on the others.
+TEST(Elastic, AStepThatOneRankMayNotHaveIsVoid) {
+  std::latch is_sent(1);
+  run_mortal([&](Transport& transport) {
+    ReducerOptions options = elastic();
+    options.algorithm = Algorithm::kOneShot;
+    options.progress = ProgressBy::kCaller;
+    Training run(transport, options);
+    for (int step = 0; step < 2; ++step) run.step(step);
+    if (run.rank == kVictim) {
+      run.reducer.ready("w");
+      for (int i = 0; i < 10; ++i) run.reducer.progress();
+      return is_sent.count_down();
+    }
+    is_sent.wait();
+    EXPECT_EQ(expect_lost([&] { run.step(2); }).last_step(), 2u);
+    EXPECT_EQ(run.reducer.statistics().steps, 2u);
+  });
+}
+
+/// The gradient of Training::step.
+Values given(int step, int rank) {
+  return gaussian(kCount, static_cast<std::uint64_t>(step * 100 + rank));
+}
+
+void add(std::vector<double>& sums, std::span<const float> values) {
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
+}
+
+/// What a rank owes of all values, with one codec and a sum, on a grid of one dimension.
+std::vector<float> owed_by(const GradientReducer& reducer, const Transport& transport) {
+  const auto own = read_state(reducer.save_state()).parameters.at(0);
+  const std::shared_ptr<const Codec> codec = make_codec("int8+ef");
+  const Slot slot = {
+      .count = kCount,
+      .codec = codec,
+      .owned =
+          Grid(transport.ranks()).owned({0, kCount}, transport.rank(), 0, unit_of(*codec, kCount))};
+  return folded({own.residual, own.owner}, slot, Owed{}, kCount);
+}
+
+TEST(Elastic, WhatThoseLeftOweGoesOn) {
+  for (const Algorithm algorithm : {Algorithm::kOneShot, Algorithm::kTwoShot}) {
+    std::vector<double> before(kCount), after(kCount);
+    std::mutex mutex;
+    run_mortal([&](Transport& transport) {
+      ReducerOptions options = elastic();
+      options.algorithm = algorithm;
+      options.reduction = Reduction::kSum;
+      Training run(transport, options);
+      if (is_gone(lose(run))) return;
+      const auto owed_before = owed_by(run.reducer, transport);
+      run.reducer.resume();
+      const auto owed_after = owed_by(run.reducer, run.reducer.transport());
+      {
+        const std::lock_guard lock(mutex);
+        add(before, owed_before);
+        add(after, owed_after);
+      }
+      run.step(2);
+    });
+    double energy = 0;
+    for (std::size_t i = 0; i < kCount; ++i) {
+      energy += before[i] * before[i];
+      ASSERT_NEAR(after[i], before[i], 1e-5) << i;
+    }
+    EXPECT_GT(energy, 0.01);
+  }
+}
+
+// Of each host's residual a rank keeps a part; that of the first of a host is half, the first one,
+// and nothing of the other half is lost with it: what was given of that arrives in the end.
+TEST(Elastic, ByHostsWhatIsOwedGoesOn) {
+  const std::size_t half = 10'240;  // of kCount, to the codec's units
+  run_mortal(6, {.ranks_per_host = 2}, [&](Transport& transport) {
+    ReducerOptions options = elastic();
+    options.algorithm = Algorithm::kHierarchical;
+    options.reduction = Reduction::kSum;
+    Training run(transport, options);
+    std::vector<double> owed(kCount);
+    for (int step = 0; step < 2; ++step) {
+      const Values& arrived = run.step(step);
+      for (int rank = 0; rank < 6; ++rank) add(owed, given(step, rank));
+      for (std::size_t i = 0; i < kCount; ++i) owed[i] -= arrived[i];
+    }
+    if (run.rank == kVictim) return;
+    expect_lost([&] { run.step(2); });
+    run.reducer.resume();
+    EXPECT_EQ(run.reducer.transport().hosts(), (Hosts{0, 0, 1, 2, 2}));
+    const std::vector<double> rest = drain(run);
+    double energy = 0;
+    for (std::size_t i = half; i < kCount; ++i) {
+      energy += rest[i] * rest[i];
+      ASSERT_NEAR(rest[i], owed[i], 1e-3) << i;
+    }
+    EXPECT_GT(energy, 0.1);
+  });
+}
+
+TEST(Elastic, AParameterAddedJustBeforeALossIsThere) {
+  run_mortal([](Transport& transport) {
+    Training run(transport, elastic());
+    Values more(1'000, 1.0f);
+    run.step(0);
+    if (run.rank == kVictim) return;
+    run.reducer.add("more", more);
+    run.reducer.ready("more");
+    const RanksLost lost = expect_lost([&] { run.step(1); });
+    EXPECT_EQ(lost.last_step(), 1u);
+    run.reducer.resume();
+    std::ranges::fill(more, static_cast<float>(run.rank));
+    run.reducer.ready("more");
+    run.step(1);
+    EXPECT_NEAR(more.at(0), 4.0f / 3, 0.02);
+    EXPECT_EQ(run.reducer.parameter_statistics().at(1).steps, 1u);
+  });
+}
+
+TEST(Elastic, AHandleOfBeforeIsValid) {
+  run_mortal([](Transport& transport) {
+    Training run(transport, elastic());
+    const ReducerHandle handle = run.reducer.ready("w");
+    run.reducer.wait();
+    if (is_gone(lose(run))) return;
+    run.reducer.resume();
+    run.step(3);
+    EXPECT_TRUE(handle.test());
+    handle.wait();
+  });
+}
+
+TEST(Elastic, AReducerThatLostRanksAnswers) {
+  run_mortal([](Transport& transport) {
+    Training run(transport, elastic());
+    if (is_gone(lose(run))) return;
+    EXPECT_EQ(run.reducer.statistics().steps, 2u);
+    EXPECT_EQ(read_state(run.reducer.save_state()).step, 2u);
+    EXPECT_EQ(run.reducer.explain().substr(0, 3), "w: ");
+    EXPECT_GT(run.reducer.residual_norms().at(0), 0.0);
+    EXPECT_THROW(run.step(2), RanksLost);  // still
+    run.reducer.resume();
+  });
+}
+
+// One loss may be found after the other.
+void go_on(Training& run) {
+  for (bool again = true; again;) try {
+      run.reducer.resume();
+      run.step(2);
+      again = false;
+    } catch (const RanksLost&) {
+    }
+}
+
+// Two of four: those with rank 0 may go on, whoever is left of the others may not.
+TEST(Elastic, OfTwoHalvesTheOneWithTheLowestRankGoesOn) {
+  for (const bool lowest_is_left : {true, false})
+    run_mortal([&](Transport& transport) {
+      Training run(transport, elastic());
+      if (is_gone(lose(run, {lowest_is_left ? 1 : 0, 2}))) return;
+      if (lowest_is_left)
+        EXPECT_NO_THROW(go_on(run));
+      else
+        EXPECT_THROW(go_on(run), InvalidArgument);
+    });
+}
+
+TEST(Elastic, OneRankAloneGoesOnWhereSoFewMay) {
+  run_mortal(2, {}, [](Transport& transport) {
+    ReducerOptions options = elastic();
+    options.least_ranks = 1;
+    Training run(transport, options);
+    if (is_gone(lose(run, {0}))) return;
+    run.reducer.resume();
+    const Values own = given(2, 1);
+    EXPECT_EQ(run.reducer.transport().ranks(), 1);
+    EXPECT_LT(squared_error(run.step(2), {own.begin(), own.end()}), 1e-3);
+  });
+}
+
+/// The text of the InvalidArgument that a call throws.
+template <typename Call>
+std::string refusal(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "not refused";
+}
+
+bool says(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Elastic, WhatCannotGoOnIsRefused) {
+  run_ranks(2, {}, [](Transport& transport) {
+    ReducerOptions options = elastic();
+    Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = 1e-8}});
+    options.tuner = &tuner;
+    EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "Tuner of its own"));
+    GradientReducer reducer(transport, elastic());
+    GradientShape shape{.count = 100};
+    shape.collective = Collective::kReduceScatter;
+    EXPECT_TRUE(says(refusal([&] { reducer.add("w", shape); }), "all-reduced"));
+    EXPECT_TRUE(says(refusal([&] { reducer.resume(); }), "there was none"));
+    GradientReducer plain(transport, {.codec = "int8"});
+    EXPECT_TRUE(says(refusal([&] { plain.resume(); }), "RanksLost"));
+  });
+}
+
+TEST(Elastic, DimsOfTheRanksOfBeforeAreRefused) {
+  run_mortal([](Transport& transport) {
+    ReducerOptions options = elastic();
+    options.dims = {2, 2};
+    Training run(transport, options);
+    if (is_gone(lose(run))) return;
+    EXPECT_TRUE(says(refusal([&] { run.reducer.resume(); }), "dims"));
+  });
+}
+
+TEST(Elastic, OnSomeRanksOnlyIsSaid) {
+  run_ranks(2, {}, [](Transport& transport) {
+    ReducerOptions options = elastic();
+    if (transport.rank() == 1) options.elastic = Elastic::kOff;
+    try {
+      Training run(transport, options);
+      run.step(0);
+      ADD_FAILURE() << "one rank is elastic";
+    } catch (const TransportError& error) {
+      const char* other = transport.rank() == 0 ? "elastic is 0 there, 1" : "elastic is 1 there, 0";
+      EXPECT_TRUE(says(error.what(), other)) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tersor::testing

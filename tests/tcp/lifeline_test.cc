@@ -1,0 +1,133 @@
+// Processes over TCP, one of which is killed or stands still: the others hear it on a lifeline,
+// agree on who is left, and go on there and on a split of it, whatever became of the transport.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <tersor/error.h>
+#include <tersor/tcp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "comm/transport/arguments.h"
+#include "tests/transport/calls.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+
+constexpr int kLifelineRanks = 4, kVictim = 2;
+
+/// Those of whom a word comes, and this rank.
+std::vector<int> find_alive(Transport& lifeline, std::chrono::milliseconds patience) {
+  std::vector<Handle> words;
+  for (const int peer : peers_of(lifeline)) {
+    const SendTo to{peer, {}};
+    const ReceiveFrom from{peer, 0};
+    words.push_back(
+        lifeline.exchange({.name = "alive", .tag = 1, .timeout = patience}, {&to, 1}, {&from, 1}));
+  }
+  std::vector<int> alive = all_ranks(lifeline.ranks());
+  for (Handle& word : words) try {
+      word.wait_synchronize();
+    } catch (const PeerLost& lost) {
+      std::erase(alive, lost.rank());
+    }
+  return alive;
+}
+
+void require_sum(Transport& transport, std::chrono::milliseconds timeout = 20s) {
+  constexpr std::size_t kCount = 500'000;
+  std::vector<float> values(kCount, 1.0f);
+  Operation operation = operation_of(transport);
+  operation.timeout = timeout;
+  transport.sum(operation, cut(values, even_counts(kCount, transport.ranks()))).wait_synchronize();
+  const auto sum = static_cast<float>(transport.ranks());
+  if (values != std::vector<float>(kCount, sum)) throw std::runtime_error("wrong sum");
+}
+
+/// The error that sums end with.
+std::string sum_until_error(Transport& transport, std::chrono::milliseconds timeout) {
+  try {
+    for (;;) require_sum(transport, timeout);
+  } catch (const TransportError& error) {
+    return error.what();
+  }
+}
+
+void require_survivors(const std::vector<int>& alive) {
+  if (alive != std::vector{0, 1, 3}) throw std::runtime_error("others are lost");
+}
+
+/// One rank's part, which ends with an error where something is not as it should be.
+void go_on_without(int signal, const fs::path& meeting, int rank, int connections) {
+  const bool is_silent = signal == SIGSTOP;
+  const std::chrono::milliseconds patience = is_silent ? 2s : 20s;
+  TcpTransport transport(meeting, rank, kLifelineRanks,
+                         {.address = "127.0.0.1", .connections = connections});
+  const auto lifeline = transport.lifeline();
+  if (rank == kVictim) require_sum(transport);
+  if (rank == kVictim) std::raise(signal);
+  const std::string error = sum_until_error(transport, patience);
+  if (!contains(error, "rank 2")) throw std::runtime_error(error);
+  const auto alive = find_alive(*lifeline, patience);
+  require_survivors(alive);
+  const auto survivors = lifeline->split(alive);
+  for (int step = 0; step < 10; ++step) require_sum(*survivors);
+  require_sum(*survivors->channel());
+  require_survivors(find_alive(*lifeline->channel(), patience));
+}
+
+pid_t fork_one(int signal, const fs::path& meeting, int rank, int connections) {
+  const pid_t process = fork();
+  if (process < 0) throw std::runtime_error("cannot fork");
+  if (process != 0) return process;
+  try {
+    go_on_without(signal, meeting, rank, connections);
+    _exit(0);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+  } catch (...) {
+    std::fprintf(stderr, "rank %d: something else was thrown\n", rank);
+  }
+  _exit(1);
+}
+
+class TcpLifelines : public ::testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Signals, TcpLifelines, ::testing::Values(SIGKILL, SIGSTOP),
+                         [](const auto& signal) {
+                           return std::string(signal.param == SIGKILL ? "killed" : "stopped");
+                         });
+
+TEST_P(TcpLifelines, GoOnWithoutAProcess) {
+  std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
+  ASSERT_NE(mkdtemp(name.data()), nullptr);
+  for (const int connections : {1, 3}) {
+    std::vector<pid_t> processes;
+    for (int rank = 0; rank < kLifelineRanks; ++rank)
+      processes.push_back(
+          fork_one(GetParam(), fs::path(name) / std::to_string(connections), rank, connections));
+    for (int rank = 0; rank < kLifelineRanks; ++rank) {
+      if (rank == kVictim) continue;
+      int ended = 0;
+      EXPECT_EQ(waitpid(processes[static_cast<std::size_t>(rank)], &ended, 0),
+                processes[static_cast<std::size_t>(rank)]);
+      EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << "rank " << rank;
+    }
+    kill(processes[kVictim], SIGKILL);
+    waitpid(processes[kVictim], nullptr, 0);
+  }
+  fs::remove_all(name);
+}
+
+}  // namespace
+}  // namespace tersor::test

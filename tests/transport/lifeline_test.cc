@@ -1,0 +1,193 @@
+// What every transport that has lifelines promises of them: whoever waits for a rank that is gone
+// or late is told so, and nothing else ends; and no fault of another family comes in.
+#include <tersor/error.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/transport/calls.h"
+#include "tests/transport/late_wire.h"
+
+namespace tersor::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// None where a transport refuses it.
+std::unique_ptr<Transport> lifeline_of(Transport& transport) try {
+  return transport.lifeline();
+} catch (const InvalidArgument& error) {
+  EXPECT_TRUE(contains(error.what(), "take TcpTransport")) << error.what();
+  return nullptr;
+}
+
+class TransportLifelines : public OnFabric {
+ protected:
+  /// A body that gets a lifeline, too, on as many ranks.
+  void on_lifelines(int ranks, const std::function<void(Transport&, Transport&)>& body) const {
+    run(ranks, [&](Transport& transport) {
+      const auto lifeline = lifeline_of(transport);
+      if (lifeline != nullptr) body(transport, *lifeline);
+    });
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Fabrics, TransportLifelines, ::testing::ValuesIn(fabrics()), fabric_name);
+INSTANTIATE_TEST_SUITE_P(Late, TransportLifelines, ::testing::Values(late_fabric()), fabric_name);
+
+/// Everybody sends to everybody.
+void greet(Transport& transport, std::size_t bytes = 0) {
+  exchange_all(transport, operation_of(transport, "meeting"), pattern(bytes, transport.rank(), 0));
+}
+
+/// Expects that a rank was lost: its number, and how the error says it.
+template <typename Call>
+void expect_lost(int rank, const std::string& how, const Call& call) {
+  try {
+    call();
+    ADD_FAILURE() << "no error, where rank " << rank << " is lost";
+  } catch (const PeerLost& lost) {
+    EXPECT_EQ(lost.rank(), rank) << lost.what();
+    EXPECT_TRUE(contains(lost.what(), how)) << lost.what();
+  }
+}
+
+void expect_sum(Transport& transport) {
+  std::vector<float> values(10'000, 1.0f);
+  transport.sum(operation_of(transport), cut(values, even_counts(values.size(), transport.ranks())))
+      .wait_synchronize();
+  EXPECT_EQ(values, std::vector<float>(10'000, static_cast<float>(transport.ranks())));
+}
+
+TEST_P(TransportLifelines, ExchangeMessagesAndRefuseTheRest) {
+  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
+    const auto channel = lifeline.channel();
+    for (Transport* each : {&lifeline, channel.get()}) {
+      for (const std::size_t bytes : {0u, 100u, 100'000u}) greet(*each, bytes);
+      EXPECT_THROW(each->barrier({}), InvalidArgument);
+      EXPECT_THROW(each->poison("no"), InvalidArgument);
+      std::vector<float> values(3);
+      EXPECT_THROW(each->sum({}, cut(values, {1, 1, 1})), InvalidArgument);
+      EXPECT_THROW(each->maximum({}, cut(values, {1, 1, 1})), InvalidArgument);
+    }
+    expect_sum(*lifeline.split(std::vector{0, 1, 2}));
+    expect_sum(transport);
+  });
+}
+
+TEST_P(TransportLifelines, WhoIsLateEndsOneOperationAndMayComeYet) {
+  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
+    const Operation late{.name = "late", .tag = 100, .timeout = 30ms};
+    if (lifeline.rank() == 0) {
+      Handle open = lifeline.receive({.name = "open", .tag = 101}, 2, 8);
+      Handle given_up = lifeline.receive({.name = "given up", .tag = 102, .timeout = 10ms}, 2, 8);
+      expect_lost(2, "late on rank 0: no message from rank 2 within 30 ms",
+                  [&] { lifeline.receive(late, 2, 8).wait_synchronize(); });
+      expect_lost(2, "given up", [&] { given_up.test(); });
+      expect_lost(2, "given up", [&] { given_up.wait_synchronize(); });
+      lifeline.send({.name = "go", .tag = 99}, 2, {}).wait_synchronize();
+      while (!open.test()) lifeline.wait_activity(Clock::now() + 10s);
+      lifeline.receive({.name = "again", .tag = 100}, 2, 8).wait_synchronize();
+    } else if (lifeline.rank() == 2) {
+      lifeline.receive({.name = "go", .tag = 99}, 0, 0).wait_synchronize();
+      for (const std::uint32_t tag : {100u, 101u})
+        lifeline.send({.name = "send", .tag = tag}, 0, pattern(8, 2, 0)).wait_synchronize();
+    }
+    greet(lifeline);
+    expect_sum(transport);
+  });
+}
+
+// A receive_any waits as long as there is anybody.
+TEST_P(TransportLifelines, WhoLeavesEndsWhatWaitsForItAlone) {
+  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
+    auto own = lifeline.channel();
+    if (own->rank() == 0) {
+      Handle any = own->receive_any({.name = "any", .tag = 7}, 8);
+      Handle long_one = own->receive({.name = "long", .tag = 8}, 2, 100'000);
+      expect_lost(2, "rank 2 left",
+                  [&] { own->receive({.name = "gone"}, 2, 8).wait_synchronize(); });
+      long_one.wait_synchronize();  // was sent before
+      EXPECT_TRUE(equal_bytes(long_one.received(2), pattern(100'000, 2, 0)));
+      const SendTo sends[] = {{2, {}}, {1, {}}};
+      const ReceiveFrom receives[] = {{1, 0}};
+      expect_lost(2, "exchange on rank 0: rank 2 left", [&] {
+        own->exchange({.name = "exchange", .tag = 9}, sends, receives).wait_synchronize();
+      });
+      any.wait_synchronize();
+      EXPECT_EQ(any.source(), 1);
+      expect_lost(-1, "every other rank left",
+                  [&] { own->receive_any({.name = "any", .tag = 7}, 8).wait_synchronize(); });
+    } else if (own->rank() == 2) {
+      own->send({.name = "send", .tag = 8}, 0, pattern(100'000, 2, 0)).wait_synchronize();
+    } else {
+      const SendTo to{0, {}};
+      const ReceiveFrom from{0, 0};
+      own->exchange({.name = "exchange", .tag = 9}, {&to, 1}, {&from, 1}).wait_synchronize();
+      own->send({.name = "send", .tag = 7}, 0, {}).wait_synchronize();
+    }
+    own.reset();
+    greet(transport);
+  });
+}
+
+TEST_P(TransportLifelines, AMessageThatDoesNotFitEndsItsOperationAlone) {
+  on_lifelines(2, [](Transport& transport, Transport& lifeline) {
+    const int peer = 1 - lifeline.rank();
+    for (const std::size_t bytes : {9u, 1'000u}) {
+      Handle sent = lifeline.send({.name = "send", .tag = 1}, peer, pattern(bytes, 0, 0));
+      Handle fits = lifeline.send({.name = "send", .tag = 1}, peer, pattern(8, 0, 1));
+      try {
+        lifeline.receive({.name = "short", .tag = 1}, peer, 8).wait_synchronize();
+        ADD_FAILURE() << "no error";
+      } catch (const PeerLost& lost) {
+        ADD_FAILURE() << lost.what();
+      } catch (const TransportError& error) {
+        EXPECT_TRUE(contains(error.what(), "where this rank takes at most 8")) << error.what();
+      }
+      Handle taken = lifeline.receive({.name = "short", .tag = 1}, peer, 8);
+      taken.wait_synchronize();
+      EXPECT_TRUE(equal_bytes(taken.received(peer), pattern(8, 0, 1)));
+      sent.wait_synchronize();
+      fits.wait_synchronize();
+      greet(lifeline);
+    }
+    expect_sum(transport);
+  });
+}
+
+/// All ranks get the cause, whichever call they are in.
+void expect_poisoned(Transport& transport, const std::string& cause) {
+  try {
+    for (;;) greet(transport);
+  } catch (const TransportError& error) {
+    EXPECT_TRUE(contains(error.what(), cause)) << error.what();
+  }
+}
+
+// What was under way in the other family, long messages too, takes no room from those who go on.
+TEST_P(TransportLifelines, FaultsStayInTheirFamily) {
+  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
+    const auto before = lifeline.split(std::vector{0, 1, 2});
+    const auto bytes = pattern(3'000, transport.rank(), 0);
+    Handle unread =
+        transport.send({.name = "unread", .tag = 50}, (transport.rank() + 1) % 3, bytes);
+    greet(lifeline);
+    if (transport.rank() == 1) transport.poison("out of cheese");
+    expect_poisoned(transport, "rank 1 gave up: out of cheese");
+    EXPECT_THROW(transport.lifeline(), TransportError);
+    for (int round = 0; round < 10; ++round) greet(lifeline, 3'000);
+    expect_sum(*before);
+    {
+      const auto other = lifeline.split(std::vector{0, 1, 2});
+      if (other->rank() == 2) other->poison("no tea");
+      expect_poisoned(*other, "rank 2 gave up: no tea");
+    }
+    expect_sum(*before->channel());
+    expect_sum(*lifeline.split(std::vector{0, 1, 2}));
+    greet(lifeline, 100'000);
+  });
+}
+
+}  // namespace
+}  // namespace tersor::test
