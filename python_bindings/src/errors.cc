@@ -21,9 +21,6 @@ constexpr Words kWords[] = {
     {"set ReducerOptions::learning to kOff", "pass auto_learning=False"},
     {"set ReducerOptions::transactions to kOff", "pass transactional=False"},
     {"ReducerOptions::transactions = kOn", "transactional=True"},
-    {"ReducerOptions::least_ranks", "least_ranks"},
-    {"ReducerOptions::dims", "dims"},
-    {"ReducerOptions::hosts", "hosts"},
     {"set ReducerOptions::trace to a file", "name a file by trace="},
     {"set ReducerOptions::missing to kInactive",
      "say contribution=\"none\" for one that has no gradient"},
@@ -33,6 +30,7 @@ constexpr Words kWords[] = {
     {"Codec::plan", "Codec.max_payload_bytes"},
     {"GradientReducer::", "GradientReducer."},
     {"Tuner::", "Tuner."},
+    {"ReducerOptions::", ""},
     {"TcpOptions::", ""},
     {"Splits::", ""},
 };
