@@ -35,6 +35,7 @@ constexpr Words kWords[] = {
     {"Codec::plan", "Codec.max_payload_bytes"},
     {"GradientReducer::", "GradientReducer."},
     {"Tuner::", "Tuner."},
+    {"ReducerOptions::", ""},
     {"TcpOptions::", ""},
     {"Splits::", ""},
 };
