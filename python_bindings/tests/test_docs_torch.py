@@ -12,7 +12,7 @@ import ranks
 
 torch = pytest.importorskip("torch")
 
-PAGES = ("docs/python.md", "docs/adopt.md", "docs/diloco.md", "docs/muon.md")
+PAGES = ("docs/python.md", "docs/adopt.md", "docs/diloco.md", "docs/elastic.md", "docs/muon.md")
 RANKS = 2
 
 

@@ -94,7 +94,6 @@ def by_sgd(rank: int, _: int, victim: int, dies: str) -> list[float]:
         torch.optim.SGD(weights.values(), lr=RATE), weights.items(), codec="none", elastic=True
     )
     assert train(optimizer, weights, rank, victim, dies) == [LOST_STEP]
-    assert optimizer.totals()["steps"] >= STEPS
     with pytest.raises(tersor.InvalidArgument, match="portable"):
         optimizer.residual_state_dict()
     assert optimizer.residual_state_dict("portable")["ranks"] == RANKS - 1

@@ -30,8 +30,8 @@ class _Alone(CompressedOptimizer):
     def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         return [[one.contiguous() for one in part.rule.sent(part)] for part in parts]
 
-    def _somewhere(self) -> tuple[list[str] | None, float]:
-        return list(self._parameters) if self._is_finite() else None, 1.0
+    def _somewhere(self, is_finite: bool) -> tuple[list[str] | None, float]:
+        return list(self._parameters) if is_finite else None, 1.0
 
 
 class _AdamWAlone(_Alone, tersor.torch.CompressedAdamW):

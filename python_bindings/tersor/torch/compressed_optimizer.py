@@ -61,17 +61,17 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             raise TypeError(f"{who} takes model.named_parameters(), not {described(params)}")
         super().__init__(params, defaults)
         self._group = group
-        options = with_default_codec(options, who)
+        told = with_default_codec(options, who)
         self._dense_codec, self._dense_steps = dense
         if self._dense_steps != 0:
-            check_schedule(options, self._dense_steps)
+            check_schedule(told, self._dense_steps)
         self._optimized = OptimizedParameters(self, None)
-        self._exchange = TensorExchange(group, only_device(self._parameters), options)
+        self._exchange = TensorExchange(group, only_device(self._parameters), told)
+        self._presence = Presence(self._exchange)
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._begin(self._parameters)
         self._hold()
-        self._presence = Presence(self._exchange)
         self.skipped_steps = 0  #: because a gradient was not finite on some rank
         #: Of how many samples this rank's gradient in the next step is the mean, so that what
         #: arrives is the mean over all samples; None: of as many as on the other ranks. 0 is right

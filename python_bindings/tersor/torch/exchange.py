@@ -61,9 +61,12 @@ class TensorExchange:
     reducer: GradientReducer
 
     def __init__(
-        self, group: dist.ProcessGroup | None, device: torch.device, options: ElasticOptions
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        options: ElasticOptions | ReducerOptions,
     ) -> None:
-        self.on_loss: OnLoss = options.get("on_loss", "raise")
+        self.on_loss: OnLoss = cast(ElasticOptions, options).get("on_loss", "raise")
         self.elastic = options.get("elastic", False)
         if self.on_loss not in ("raise", "go on"):
             raise InvalidArgument(f'on_loss={self.on_loss!r}: "raise" or "go on"')

@@ -23,7 +23,7 @@ class Presence:
     """Counts over the ranks that exchange. All make the same calls in the same order."""
 
     def __init__(self, exchange: TensorExchange) -> None:
-        """``exchange``: whose reducer is there; it has its time limit. A collective call."""
+        """``exchange``: whose ranks and time limit it has. A collective call."""
         self._exchange = exchange
         self._ranks, self._losses = exchange.channel(), exchange.losses
         self._options: CollectiveOptions = {
