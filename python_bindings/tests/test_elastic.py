@@ -237,6 +237,8 @@ def test_one_of_four_does_not_go_on() -> None:
 
 
 def wrong_options(rank: int, count: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
     from torch.nn.parallel import DistributedDataParallel
 
     weights = named_weights()
@@ -252,6 +254,11 @@ def wrong_options(rank: int, count: int) -> None:
         tersor.torch.DistributedOptimizer(
             torch.optim.SGD(double.values(), lr=RATE), double.items(), elastic=True
         )
+    mesh = init_device_mesh("cpu", (1, count), mesh_dim_names=("between", "within"))
+    shards = {"sharded": torch.nn.Parameter(distribute_tensor(torch.zeros(8, 8), mesh["within"]))}
+    alone = mesh["between"].get_group()
+    with pytest.raises(tersor.InvalidArgument, match="sharded is sharded"):
+        tersor.torch.CompressedAdamW(shards.items(), group=alone, elastic=True)
     model = DistributedDataParallel(torch.nn.Linear(3, 3))
     with pytest.raises(tersor.InvalidArgument, match="torchft"):
         tersor.torch.compress(model, codec="int8", elastic=True)

@@ -22,7 +22,7 @@ from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode
 from tersor.torch.compressed_options import check_group, check_schedule, with_default_codec
 from tersor.torch.compressed_state import Kept, load, plain_groups, save
-from tersor.torch.exchange import ElasticOptions, TensorExchange
+from tersor.torch.exchange import ElasticOptions, TensorExchange, refuse_elastic_shards
 from tersor.torch.parameters import (
     OptimizedParameters,
     is_supported,
@@ -66,6 +66,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         if self._dense_steps != 0:
             check_schedule(told, self._dense_steps)
         self._optimized = OptimizedParameters(self, None)
+        refuse_elastic_shards(told, self._parameters)
         self._exchange = TensorExchange(group, only_device(self._parameters), told)
         self._presence = Presence(self._exchange)
         self._codecs: dict[str, str] = {}

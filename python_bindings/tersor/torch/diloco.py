@@ -25,7 +25,7 @@ from tersor._options import described, expect
 from tersor.collectives import allreduce
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.collectives import broadcast
-from tersor.torch.exchange import ElasticOptions, Result, TensorExchange
+from tersor.torch.exchange import ElasticOptions, Result, TensorExchange, refuse_elastic_shards
 from tersor.torch.fragments import Timetable, UnderWay, differences, divide
 from tersor.torch.parameters import (
     local_shard,
@@ -132,6 +132,7 @@ class DiLoCo(ElasticReporting):
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
         self._check(self._parameters)
+        refuse_elastic_shards(options, self._parameters)
         self._fragments = self._divided()
         told: ElasticOptions = {**options, "order": "of-ready"}
         if fragments > 1 or delay > 0:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgument, RanksLost, Transport, TransportError
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
@@ -38,6 +39,16 @@ def refuse_elastic(options: Mapping[str, Any], who: str) -> None:
             f"elastic=True: {who}'s own process group does not survive a rank that dies. Take "
             "DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD or DiLoCo, or "
             "torchft around your training"
+        )
+
+
+def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
+    """The same of ``elastic=True`` where a parameter is sharded over a mesh of PyTorch's."""
+    sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
+    if options.get("elastic") and sharded:
+        raise InvalidArgument(
+            f"elastic=True: {sharded[0]} is sharded, and whoever has the other shards may be lost; "
+            "take whole parameters, or torchft around your training"
         )
 
 

@@ -20,7 +20,7 @@ from tersor._core import InvalidArgument, RanksLost
 from tersor._options import expect
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
-from tersor.torch.exchange import ElasticOptions, TensorExchange
+from tersor.torch.exchange import ElasticOptions, TensorExchange, refuse_elastic_shards
 from tersor.torch.layout import Straight
 from tersor.torch.parameters import (
     OptimizedParameters,
@@ -129,6 +129,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = False
         self._skip = False
+        refuse_elastic_shards(options, self._optimized.all)
         device = next(iter(self._optimized.all.values())).device
         self._exchange = TensorExchange(group, device, options)
         self._options = self._exchange.options
