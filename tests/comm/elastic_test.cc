@@ -183,13 +183,15 @@ TEST(Elastic, ByHostsWhatIsOwedGoesOn) {
 }
 
 TEST(Elastic, AParameterAddedJustBeforeALossIsThere) {
-  run_mortal([](Transport& transport) {
+  std::latch is_added(kElasticRanks - 1);
+  run_mortal([&](Transport& transport) {
     Training run(transport, elastic());
     Values more(1'000, 1.0f);
     run.step(0);
-    if (run.rank == kVictim) return;
+    if (run.rank == kVictim) return is_added.wait();
     run.reducer.add("more", more);
     run.reducer.ready("more");
+    is_added.count_down();
     const RanksLost lost = expect_lost([&] { run.step(1); });
     EXPECT_EQ(lost.last_step(), 1u);
     run.reducer.resume();
@@ -214,9 +216,12 @@ TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
       const auto meet = [&] {
         own->barrier({.name = "own", .tag = own->reserve_tags(1)}).wait_synchronize();
       };
-      meet();
-      if (run.rank == kVictim) return;
-      EXPECT_THROW(meet(), TransportError);
+      if (run.rank == kVictim) return meet();
+      const auto meet_twice = [&] {
+        meet();
+        meet();
+      };
+      EXPECT_THROW(meet_twice(), TransportError);
       const RanksLost lost = expect_lost([&] { run.reducer.hear_fault(); });
       EXPECT_EQ(lost.members(), (std::vector<int>{0, 1, 3}));
       run.reducer.resume();

@@ -30,7 +30,7 @@ class _Alone(CompressedOptimizer):
     def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         return [[one.contiguous() for one in part.rule.sent(part)] for part in parts]
 
-    def _somewhere(self, is_finite: bool) -> tuple[list[str] | None, float]:
+    def _somewhere(self, is_finite: bool, samples: float | None) -> tuple[list[str] | None, float]:
         return list(self._parameters) if is_finite else None, 1.0
 
 

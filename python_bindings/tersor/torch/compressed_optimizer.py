@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgument, RanksLost
 from tersor._options import described
 from tersor.reducer import ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
@@ -97,8 +97,12 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             with torch.enable_grad():
                 loss = closure()
         is_finite = self._is_finite()
-        made = self._exchange.together(lambda: self._exchange_step(is_finite))
-        self.samples = None
+        samples, self.samples = self.samples, None
+        try:
+            made = self._exchange.together(lambda: self._exchange_step(is_finite, samples))
+        except RanksLost:  # the step may be called again
+            self.samples = samples
+            raise
         if made is None:
             self.skipped_steps += 1
             return loss
@@ -106,9 +110,11 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             part.rule.move(part, arrived)
         return loss
 
-    def _exchange_step(self, is_finite: bool) -> list[tuple[Part, list[Tensor]]] | None:
+    def _exchange_step(
+        self, is_finite: bool, samples: float | None
+    ) -> list[tuple[Part, list[Tensor]]] | None:
         """What moves, and what arrived of it; None where a gradient is not finite on some rank."""
-        somewhere, weight = self._somewhere(is_finite)
+        somewhere, weight = self._somewhere(is_finite, samples)
         if somewhere is None:
             return None
         self._take_in([name for name in somewhere if name not in self._parameters])
@@ -201,11 +207,11 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             type(self).__name__,
         )
 
-    def _somewhere(self, is_finite: bool) -> tuple[list[str] | None, float]:
+    def _somewhere(self, is_finite: bool, samples: float | None) -> tuple[list[str] | None, float]:
         """Those of all parameters that some rank has a gradient of, None where a gradient is not
         finite on some rank; and this rank's weight. A collective call."""
         flags = self._optimized.with_gradients(), [not is_finite]
-        somewhere, [skips], weight = self._presence.weighted(*flags, self.samples)
+        somewhere, [skips], weight = self._presence.weighted(*flags, samples)
         return None if skips > 0 else somewhere, weight
 
     def _is_finite(self) -> bool:
