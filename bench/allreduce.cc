@@ -218,12 +218,16 @@ void add_reducer_options(Command& command, AllreduceOptions& options) {
         parse_kill(text);
         return text;
       })
+      .excludes("--collective")
+      .excludes("--dims")
+      .excludes("--iterations")
       .takes("RANK@STEP");
   command
       .add_option("--backward", options.backward,
                   "Time of the backward pass, a sleep, e.g. 0.5 or 500ms; wire: as the wire takes")
       .transform(checked_backward)
       .needs(parameters)
+      .excludes("--kill")
       .takes("TIME");
 }
 

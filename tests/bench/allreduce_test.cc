@@ -62,6 +62,7 @@ TEST_F(Allreduce, WhoCannotBeKilledIsSaid) {
     return outcome.error;
   };
   EXPECT_NE(said({"--kill", "2@5"}).find("take --transport tcp"), std::string::npos);
+  EXPECT_NE(said({"--kill", "2@5", "--dims", "2,2"}).find("excludes"), std::string::npos);
   for (const char* text : {"2", "2@", "@5", "2@0", "2@5x", "two@5"})
     EXPECT_NE(said({"--kill", text}).find("is no RANK@STEP"), std::string::npos) << text;
 }
