@@ -33,6 +33,14 @@ Schedule without_empty(Schedule schedule, const Lanes& lanes) {
 
 }  // namespace
 
+Owed owed_over(const Grid& grid, float adds, float sender) {
+  const Shares shares = grid.shares(adds);
+  Owed owed{.sender = sender};
+  float share = sender;
+  for (std::size_t i = 0; i < owed.owner.size(); ++i) owed.owner[i] = share *= shares[i];
+  return owed;
+}
+
 // Shards of a reduce-scatter are the ranks' own: there are as many as ranks.
 Grid Planner::grid(const Slot& slot) const {
   if (climbs(slot)) return groups().grid();
@@ -63,11 +71,7 @@ PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
 
 Owed Planner::owed(const Slot& slot) const {
   const PlanContext context = encoded_context(0, slot);
-  const Shares shares = context.grid.shares(context.adds);
-  Owed owed{.sender = climbs(slot) ? host_share() : 1.0f};
-  float share = owed.sender;
-  for (std::size_t i = 0; i < owed.owner.size(); ++i) owed.owner[i] = share *= shares[i];
-  return owed;
+  return owed_over(context.grid, context.adds, climbs(slot) ? host_share() : 1.0f);
 }
 
 // What is added within a host goes on between them; what comes back is a mean already.

@@ -20,6 +20,10 @@ struct Owed {
   std::array<float, OwnedRanges::kMostStages> owner = {1, 1, 1};  ///< by stage
 };
 
+/// What places of a grid owe that add a mean of so many, whose senders' values count `sender`
+/// times.
+Owed owed_over(const Grid& grid, float adds, float sender = 1);
+
 class Planner {
  public:
   /// The context outlives the planner and its chunks.

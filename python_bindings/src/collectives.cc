@@ -1,4 +1,5 @@
 // The collectives on arrays. The GIL is released while a call is under way.
+#include "comm/collectives/fold.h"
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
@@ -266,8 +267,14 @@ void make_feedback(FeedbackState* state, const Transport& transport, nb::handle 
   new (state) FeedbackState(counts, parse_choice<Dtype>(dtype), values.memory);
 }
 
-void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle words) {
+void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle words,
+                      nb::handle owner) {
   const auto values = write_values(residual, {.name = "residual"});
+  Array<ValueSpan> owned;
+  if (!owner.is_none()) {
+    owned = write_values(owner, {.name = "owner"});
+    check_same_device(values, owned, "owner");
+  }
   const auto bytes = write_bytes(words, {.name = "words"});
   if (bytes.span.size() != sizeof(StateWords))
     throw InvalidArgument("words: " + std::to_string(bytes.span.size()) + " bytes, not " +
@@ -275,7 +282,39 @@ void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle word
   check_same_device(values, bytes, "words");
   if (reinterpret_cast<std::uintptr_t>(bytes.span.data()) % alignof(StateWords) != 0)
     throw InvalidArgument("words are not as aligned as an int64");
-  new (state) FeedbackState(values.span, reinterpret_cast<StateWords*>(bytes.span.data()));
+  new (state)
+      FeedbackState(values.span, owned.span, reinterpret_cast<StateWords*>(bytes.span.data()));
+}
+
+std::size_t owned_by(std::size_t count, int rank, int ranks, const CallOptions& options) {
+  return owned_count(count, rank, ranks, options.parameter,
+                     make_codec(options.codec)->traits().unit, options.grid, options.error_growth);
+}
+
+template <typename Float, typename Span>
+std::span<Float> floats_of(const Array<Span>& values, const char* name) {
+  if (values.memory != Memory::kHost || values.span.dtype() != Dtype::kF32)
+    throw InvalidArgument(std::string(name) + ": float32 on the host is needed");
+  return values.span.template as<float>();
+}
+
+/// Both are f32 on the host.
+void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
+                     const CallOptions& options) {
+  const auto owned = read_values(owner, {.name = "owner"});
+  const auto values = write_values(residual, {.name = "residual"});
+  const auto from = floats_of<const float>(owned, "owner");
+  const auto into = floats_of<float>(values, "residual");
+  const std::size_t expected = owned_by(into.size(), rank, ranks, options);
+  if (from.size() != expected)
+    throw InvalidArgument("owner: " + std::to_string(from.size()) + " values, but of " +
+                          std::to_string(into.size()) + " rank " + std::to_string(rank) + " of " +
+                          std::to_string(ranks) + " owns " + std::to_string(expected));
+  const Grid grid = Grid::of(options.grid, ranks, options.error_growth);
+  const Slot slot{.owned = grid.owned({0, into.size()}, rank, options.parameter,
+                                      make_codec(options.codec)->traits().unit)};
+  const float adds = options.reduction == Reduction::kMean ? static_cast<float>(ranks) : 1.0f;
+  fold_owner(from, slot, owed_over(grid, adds), {into});
 }
 
 void bind_feedback(nb::module_& module) {
@@ -284,11 +323,17 @@ void bind_feedback(nb::module_& module) {
   state
       .def("__init__", &make_feedback, "transport"_a, "like"_a, "options"_a, "dtype"_a,
            "collective"_a)
-      .def("__init__", &make_feedback_of, "residual"_a, "words"_a, nb::keep_alive<1, 2>(),
-           nb::keep_alive<1, 3>(),
-           "Over arrays of the caller's: one residual for each value that this rank sends, for "
-           "reduce_scatter, allgather and one-shot; and, as aligned as an int64, the words.")
+      .def("__init__", &make_feedback_of, "residual"_a, "words"_a, "owner"_a = nb::none(),
+           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+           "Over arrays of the caller's: one residual for each value that this rank sends; as "
+           "aligned as an int64, the words; and, for two-shot, as many as owned_count says.")
       .def_prop_ro("bytes", &FeedbackState::bytes, "Memory that it holds.");
+  module.def("owned_count", &owned_by, "count"_a, "rank"_a, "ranks"_a, "options"_a,
+             "Of a two-shot allreduce of so many values, what a rank reduces for others.");
+  module.def("fold_owner", &fold_owner_into, "owner"_a, "residual"_a, "rank"_a, "ranks"_a,
+             "options"_a,
+             "Adds what a rank owes as an owner to what it owes as a sender, after a two-shot "
+             "allreduce among so many ranks: for an exchange among others.");
   const StateWords fresh;
   module.attr("FRESH_STATE_WORDS") = nb::bytes(&fresh, sizeof fresh);
 }

@@ -43,7 +43,7 @@ FeedbackState::FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory)
   clear_on_device(residuals_, device_words_);
 }
 
-FeedbackState::FeedbackState(const ValueSpan& residual, StateWords* words)
-    : state_{.residual = residual, .words = words} {}
+FeedbackState::FeedbackState(const ValueSpan& residual, const ValueSpan& owner, StateWords* words)
+    : state_{.residual = residual, .owner_residual = owner, .words = words} {}
 
 }  // namespace tersor::python

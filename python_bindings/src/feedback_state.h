@@ -19,8 +19,9 @@ class FeedbackState {
   /// Zeros, on the host or on the current device, for which it then waits once.
   FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory);
 
-  /// In the caller's memory, which outlives it: of what this rank sends alone, with no owner's.
-  FeedbackState(const ValueSpan& residual, StateWords* words);
+  /// In the caller's memory, which outlives it. `owner`: of what this rank reduces for others;
+  /// empty for collectives in which it does not.
+  FeedbackState(const ValueSpan& residual, const ValueSpan& owner, StateWords* words);
   FeedbackState(const FeedbackState&) = delete;  // its state points into itself
   FeedbackState& operator=(const FeedbackState&) = delete;
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import Work
 
 from tersor import collectives
-from tersor._core import TcpTransport, Transport, TransportError, Workspace
+from tersor._core import TcpTransport, TransportError, Workspace
 from tersor.torch.group import Connection, Members, chunk_count
 from tersor.torch.layout import straightened
 
@@ -54,6 +54,7 @@ class Call(Work):
                     caller.run(self._entry, (*values, output), self._way)
             except BaseException as error:
                 self._error = error
+                caller.error = caller.error or error
             self._inputs = ()
             caller.made += 1  # who waits for it may end the caller at once
             self._ended.set()
@@ -119,6 +120,8 @@ class Caller:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.taken = self.made = 0  # calls
+        self.error: BaseException | None = None  #: what the first call that failed raised
+        self.gradient_bytes = self.sent_bytes = 0
         self._ended = ""  # why
 
     def take(self, call: Call) -> Call:
@@ -136,22 +139,27 @@ class Caller:
     def run(self, entry: Callable[..., Any], tensors: tuple[Tensor, ...], way: Way) -> None:
         """One collective, whose buffers are known again by its values, or those of its rows."""
         like = tensors[0]
-        transport = self._transport(like.device)
+        transport = self.connect().of(like.device)
         count = way.get("columns", like.numel())
         same = entry, like.device, like.dtype, count, way["codec"], way["reduction"]
         told = {**way, "workspace": self._workspace(*same)}
         if entry is collectives.allreduce:
-            told["algorithm"] = "two-shot"  # sums in f32, whatever the values are
+            told.setdefault("algorithm", "two-shot")  # sums in f32, whatever the values are
+        if "feedback" in told:
+            told["state"] = told.pop("feedback")()
         if isinstance(transport, TcpTransport):
             told["chunk_count"] = chunk_count(transport.ranks)
-        entry(transport, *tensors, **told)
+        done = entry(transport, *tensors, **told)
+        self.gradient_bytes += done.gradient_bytes
+        self.sent_bytes += done.sent_bytes
 
-    def _transport(self, device: torch.device) -> Transport:
+    def connect(self) -> Connection:
+        """Before the first call, which does it else; collective."""
         if self._connection is None:
             self._connection = Connection(self._members)
             if self._store.cause:
                 self._connection.poison(self._store.cause)
-        return self._connection.of(device)
+        return self._connection
 
     @contextlib.contextmanager
     def behind(self, queued: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -171,17 +179,18 @@ class Caller:
         """Makes what was taken, then ends."""
         self._end("the process group was shut down")
 
-    def abort(self) -> None:
-        """Ends with what was taken, on all ranks, by TransportError."""
-        self._store.cause = "the process group was aborted on this rank, or its process ended"
+    def abort(self, why: str = "") -> None:
+        """Ends with what was taken, on all ranks, by TransportError that says why."""
+        aborted = "the process group was aborted on this rank, or its process ended"
+        self._store.cause = why or aborted
         if self._connection is not None:  # before its thread closes it, so that others hear why
             self._connection.poison(self._store.cause)
         self._end(self._store.cause, _ABORT_SECONDS)
 
-    def leave(self) -> None:
+    def leave(self, why: str = "") -> None:
         """Ends as the process does: nobody else hears of it but those who wait for its calls."""
         if self.taken > self.made:
-            self.abort()
+            self.abort(why)
         else:
             self.finish()
 

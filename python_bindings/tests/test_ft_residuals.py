@@ -1,0 +1,119 @@
+"""What a group of torchft keeps by error feedback: through void steps, other ranks, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tersor
+from tersor import _core, collectives
+from tersor.torch.ft_residuals import Places, World
+
+COUNT = 5000
+WAYS = [("int4+ef", "two-shot"), ("topk:density=0.1+ef", "one-shot")]
+
+
+class Replica:
+    """One rank's steps, of one tensor each."""
+
+    def __init__(self, codec: str, algorithm: str, fragments: int = 1) -> None:
+        self.own = {"codec": codec, "algorithm": algorithm}
+        self.step = 0
+        self.places = Places(self.own, fragments, lambda: self.step)
+
+    def exchange(self, transport: Any, seed: int, commits: bool = True) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 * transport.rank + seed)
+        values = torch.randn(COUNT, generator=generator)
+        state = self.places.take(values, World(transport.rank, transport.ranks), "sum")()
+        collectives.allreduce(transport, values, reduction="sum", state=state, **self.own)
+        self.places.end_step()
+        self.step += commits
+        return values
+
+    def owed(self, key: str = "0.0") -> torch.Tensor:
+        return self.places.state_dict()[key]
+
+
+@pytest.mark.parametrize(("codec", "algorithm"), WAYS)
+def test_a_void_step_leaves_all_as_it_was(codec: str, algorithm: str) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        with_void, without = Replica(codec, algorithm), Replica(codec, algorithm)
+        for seed in range(3):
+            with_void.exchange(transport, seed)
+            without.exchange(transport, seed)
+        with_void.exchange(transport, 50, commits=False)
+        assert not torch.equal(with_void.owed(), without.owed())
+        with_void.exchange(transport, 51, commits=False)
+        found = with_void.exchange(transport, 3), without.exchange(transport, 3)
+        assert torch.equal(*found)
+        assert torch.equal(with_void.owed(), without.owed())
+
+    tersor.local.run(3, rank)
+
+
+@pytest.mark.parametrize(("codec", "algorithm"), WAYS)
+def test_who_goes_on_with_fewer_owes_what_it_owed(codec: str, algorithm: str) -> None:
+    replicas = [Replica(codec, algorithm) for _ in range(4)]
+    tersor.local.run(4, lambda ranks: [replicas[ranks.rank].exchange(ranks, i) for i in range(3)])
+    owed = torch.stack([one.owed() for one in replicas[:3]]).sum(0)
+    assert owed.norm() > 0
+    found = tersor.local.run(3, lambda ranks: replicas[ranks.rank].exchange(ranks, 3))
+    sent = sum(
+        torch.randn(COUNT, generator=torch.Generator().manual_seed(100 * rank + 3))
+        for rank in range(3)
+    )
+    left = torch.stack([one.owed() for one in replicas[:3]]).sum(0)
+    torch.testing.assert_close(found[0] + left, sent + owed, atol=1e-4, rtol=1e-4)
+
+
+def test_each_fragment_has_places_of_its_own() -> None:
+    def rank(transport: tersor.Transport) -> list[str]:
+        replica = Replica("int4+ef", "two-shot", fragments=2)
+        for seed in range(5):
+            replica.exchange(transport, seed)
+        return sorted(replica.places.state_dict())
+
+    assert tersor.local.run(2, rank) == [["0.0", "1.0"]] * 2
+
+
+def test_a_checkpoint_brings_back_what_was_owed() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        first, again = Replica("int4+ef", "two-shot"), Replica("int4+ef", "two-shot")
+        for seed in range(3):
+            first.exchange(transport, seed)
+        again.places.load_state_dict(first.places.state_dict())
+        torch.testing.assert_close(again.owed(), first.owed())
+        once_more = Replica("int4+ef", "two-shot")
+        once_more.places.load_state_dict(again.places.state_dict())
+        assert torch.equal(again.exchange(transport, 3), once_more.exchange(transport, 3))
+        again.places.forget()
+        assert again.places.state_dict() == {}
+
+    tersor.local.run(2, rank)
+
+
+def test_another_tensor_in_a_place_begins_anew() -> None:
+    places = Places({"codec": "int4+ef", "algorithm": "two-shot"}, 1, lambda: 0)
+    places.take(torch.zeros(COUNT), World(0, 2), "sum")()
+    places.end_step()
+    with pytest.warns(UserWarning, match="had 5000 values on cpu and has 4999"):
+        places.take(torch.zeros(COUNT - 1), World(0, 2), "sum")
+    assert len(places.state_dict()["0.0"]) == COUNT - 1
+
+
+def test_an_owners_residual_is_folded_where_it_lies() -> None:
+    options = _core.CallOptions()
+    options.codec = "int8+ef"
+    count = _core.owned_count(COUNT, 1, 2, options)
+    residual = torch.zeros(COUNT)
+    _core.fold_owner(torch.ones(count), residual, 1, 2, options)
+    assert residual.sum() == count
+    assert residual[-count:].sum() == count
+    with pytest.raises(tersor.InvalidArgument, match=f"rank 1 of 2 owns {count}"):
+        _core.fold_owner(torch.ones(count + 1), residual, 1, 2, options)
+    with pytest.raises(tersor.InvalidArgument, match="float32 on the host"):
+        _core.fold_owner(torch.ones(count, dtype=torch.bfloat16), residual, 1, 2, options)
+    with pytest.raises(tersor.InvalidArgument):
+        _core.fold_owner(torch.ones(count), residual, 2, 2, options)
