@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tersor
+import tersor.local
 from tersor import _core, collectives
 from tersor.torch.ft_residuals import Places, World
 
