@@ -90,7 +90,21 @@ Survivors::Agreed Survivors::agree(std::uint32_t steps) {
       lifeline_->wait_activity(std::min(until_, Clock::now() + kNap));
   }
   send_rest();
+  if (ranks_of(set_) == members_) hear_later_words();
   return conclude(steps);
+}
+
+// Whoever is late finds first words of all of them, and behind these what they agreed on without
+// it. Nobody agrees on anything again where all are there.
+void Survivors::hear_later_words() {
+  lifeline_->wait_activity(Clock::now());
+  for (const int peer : members_)
+    if (peer != rank_) hear_later_words(peer);
+}
+
+void Survivors::hear_later_words(int peer) try {
+  while (heard(peer)) continue;
+} catch (const PeerLost&) {  // has told all that it had to say
 }
 
 // Those who are left out are told, too: one that is only slow must not go on.
@@ -138,23 +152,29 @@ bool Survivors::hear_all() {
 
 // True where there was something.
 bool Survivors::hear(int peer) try {
-  Handle& ear = ears_[static_cast<std::size_t>(peer)];
-  if (!ear.valid()) ear = lifeline_->receive(word_operation(), peer, word_bytes());
-  if (!ear.test()) return false;
-  const Word word = read(ear.received(peer));
-  ear = {};
-  take(peer, word);
-  return true;
+  const std::optional<Word> word = heard(peer);
+  if (word.has_value()) take(peer, *word);
+  return word.has_value();
 } catch (const PeerLost&) {
   leave_out(peer);
   return true;
 }
 
-void Survivors::take(int peer, const Word& word) {
+// Throws where it says that this rank is not among them.
+std::optional<Survivors::Word> Survivors::heard(int peer) {
+  Handle& ear = ears_[static_cast<std::size_t>(peer)];
+  if (!ear.valid()) ear = lifeline_->receive(word_operation(), peer, word_bytes());
+  if (!ear.test()) return std::nullopt;
+  Word word = read(ear.received(peer));
+  ear = {};
   if (!word.set[static_cast<std::size_t>(rank_)])
     throw TransportError("rank " + std::to_string(rank_) + " was left out by rank " +
                          std::to_string(peer) + ", which did not hear from it within " +
                          std::to_string(kPatience.count()) + " ms: the others go on without it");
+  return word;
+}
+
+void Survivors::take(int peer, const Word& word) {
   answers_[static_cast<std::size_t>(peer)] = word;
   for (std::size_t other = 0; other < set_.size(); ++other)
     if (set_[other] && !word.set[other]) leave_out(static_cast<int>(other));

@@ -67,6 +67,9 @@ class Survivors {
   void forget_sent();
   void send_rest();
   bool hear(int peer);
+  std::optional<Word> heard(int peer);
+  void hear_later_words();
+  void hear_later_words(int peer);
   bool hear_all();
   void take(int peer, const Word& word);
   void leave_out(int peer);

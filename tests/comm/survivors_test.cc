@@ -1,0 +1,38 @@
+// Who is left, agreed on by ranks of which one is late.
+#include "comm/reducer/survivors.h"
+
+#include <gtest/gtest.h>
+#include <tersor/tersor.h>
+
+#include <latch>
+#include <string>
+#include <vector>
+
+namespace tersor::testing {
+namespace {
+
+TEST(Survivors, ALateRankIsToldThatItWasLeftOut) {
+  std::latch agreed(2), over(3);
+  run_ranks(3, {}, [&](Transport& transport) {
+    Survivors survivors(transport, 0);
+    if (transport.rank() < 2) {
+      const Survivors::Agreed found = survivors.agree(3);
+      EXPECT_EQ(found.members, (std::vector<int>{0, 1}));
+      EXPECT_EQ(found.lost, std::vector<int>{2});
+      agreed.count_down();
+    } else {
+      agreed.wait();  // they have waited for it as long as they do
+      try {
+        survivors.agree(3);
+        ADD_FAILURE() << "it takes itself for one of them";
+      } catch (const TransportError& error) {
+        EXPECT_NE(std::string(error.what()).find("rank 2 was left out by rank"), std::string::npos)
+            << error.what();
+      }
+    }
+    over.arrive_and_wait();
+  });
+}
+
+}  // namespace
+}  // namespace tersor::testing
