@@ -241,6 +241,11 @@ def test_hooks_that_there_are_not(name: str) -> None:
         hooks.check(name)
 
 
+def test_fragments_that_meet_are_refused_before_ranks_start() -> None:
+    with pytest.raises(BenchmarkError, match="delay=2.*at most 1"):
+        hooks.check("diloco=5,fragments=4,delay=2:int8")
+
+
 @pytest.mark.parametrize(
     "name", ["adamw:int8+ef", "diloco=2:int8+ef", "muon", "muon,momentum=.9:int8+ef"]
 )

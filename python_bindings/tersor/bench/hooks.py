@@ -315,6 +315,8 @@ def check(name: str) -> None:
         return
     if known is None:
         raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
+    if name.startswith(DILOCO):
+        local_training.check(name.partition("=")[2].partition(":")[0])
 
 
 def in_optimizer(name: str) -> bool:

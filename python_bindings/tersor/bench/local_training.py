@@ -6,11 +6,29 @@ import torch
 from torch import nn
 
 import tersor.torch
+from tersor.bench.errors import BenchmarkError
 from tersor.bench.timing import Mark, Span, mark_of
+from tersor.torch.fragments import Timetable
 
 SGD_DEFAULTS = {"rate": 0.7, "momentum": 0.9}  # the DiLoCo paper's, outside
 OPTIONS = r"(?:,(?:rate|momentum|residual|mix|muon)=(?:\d*\.)?\d+|,(?:fragments|delay)=\d+)*"
 PATTERN = rf"0*[1-9]\d*{OPTIONS}"
+
+
+def _told(options: str) -> tuple[Timetable, dict[str, float]]:
+    """When what is exchanged, and what else is said. Raises InvalidArgument."""
+    every, *given = options.split(",")
+    told = {key: float(value) for key, value in (one.split("=") for one in given)}
+    parts, delay = (int(told.pop(key, least)) for key, least in (("fragments", 1), ("delay", 0)))
+    return Timetable(int(every), parts, delay), told
+
+
+def check(options: str) -> None:
+    """``options``: they match `PATTERN`. Raises BenchmarkError where they do not go together."""
+    try:
+        _told(options)
+    except tersor.InvalidArgument as error:
+        raise BenchmarkError(f"diloco={options}: {error}") from error
 
 
 class LocalTraining:
@@ -26,15 +44,14 @@ class LocalTraining:
     def __init__(self, module: nn.Module, options: str, codec: str) -> None:
         """``options``: they match `PATTERN`. Raises InvalidArgument where they do not go
         together."""
-        every, *given = options.split(",")
-        told = {key: float(value) for key, value in (one.split("=") for one in given)}
+        table, told = _told(options)
         self.muon = told.pop("muon", None)
         sgd = {key: told.pop(key, default) for key, default in SGD_DEFAULTS.items()}
         self.outer = tersor.torch.DiLoCo(
             module,
-            every=int(every),
-            fragments=int(told.get("fragments", 1)),
-            delay=int(told.get("delay", 0)),
+            every=table.every,
+            fragments=table.fragments,
+            delay=table.delay,
             mix=told.get("mix"),
             outer_optimizer=functools.partial(
                 torch.optim.SGD,
