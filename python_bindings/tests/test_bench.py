@@ -22,6 +22,7 @@ from tersor.bench.errors import BenchmarkError  # noqa: E402
 from tersor.bench.models import Gpt, GptShape, convolutional_net, normalised_net  # noqa: E402
 from tersor.bench.records import RecordFile  # noqa: E402
 from tersor.bench.tasks import TASKS, Recipe, Share, TaskOptions, TextTask  # noqa: E402
+from tersor.bench.traffic import parameter_count, ring_bytes  # noqa: E402
 
 
 def write_idx(path: pathlib.Path, values: np.ndarray) -> None:
@@ -151,7 +152,7 @@ def test_the_gpt_sees_nothing_of_what_it_predicts() -> None:
 
 @pytest.mark.parametrize("net", [convolutional_net, normalised_net])
 def test_a_convolutional_net_has_the_parameters_that_it_says(net: Callable[..., Any]) -> None:
-    count = hooks.parameter_count(net(classes=10))
+    count = parameter_count(net(classes=10))
     assert f"{count:,} parameters" in (net.__doc__ or "")
 
 
@@ -186,7 +187,7 @@ def test_networks_learn_from_images(name: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, 0.0), (2, 100.0), (4, 150.0)])
 def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
-    assert hooks.ring_bytes(100, ranks) == expected
+    assert ring_bytes(100, ranks) == expected
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,8 @@ def test_bytes_of_a_ring(ranks: int, expected: float) -> None:
         "diloco=20,rate=1,momentum=.5,residual=0.95:blocktopk:density=0.03+ef",
         "diloco=20,muon=0.9:int4+ef",
         "diloco=20,fragments=4,delay=4:int4+ef",
+        "torchft=20",
+        "torchft=20,fragments=4,delay=4:int4+ef",
         "diloco=20,fragments=4,delay=0,mix=0.25,rate=1:int4+ef",
         "muon",
         "muon,momentum=0.9",
@@ -227,6 +230,8 @@ def test_hooks_that_there_are(name: str) -> None:
         "diloco:int8+ef",
         "diloco=0:int8+ef",
         "diloco=20",
+        "torchft=0",
+        "torchft=20,mix=0.5",
         "diloco=20,speed=1:int8+ef",
         "diloco=20,rate=:int8+ef",
         "diloco=20,fragments=1.5:int8+ef",
@@ -242,7 +247,7 @@ def test_hooks_that_there_are_not(name: str) -> None:
 
 
 def test_fragments_that_meet_are_refused_before_ranks_start() -> None:
-    with pytest.raises(BenchmarkError, match="delay=2.*at most 1"):
+    with pytest.raises(BenchmarkError, match=r"delay=2.*at most 1"):
         hooks.check("diloco=5,fragments=4,delay=2:int8")
 
 

@@ -18,6 +18,7 @@ from tersor.bench.mixture import MixtureOfExperts  # noqa: E402
 from tersor.bench.models import Gpt, GptShape  # noqa: E402
 from tersor.bench.stage_hooks import StageHook  # noqa: E402
 from tersor.bench.tasks import ExpertTask, StageTask, TaskOptions  # noqa: E402
+from tersor.bench.traffic import Traffic  # noqa: E402
 
 CHARACTERS, CONTEXT, BATCH = 11, 8, 8
 
@@ -156,8 +157,8 @@ class Whole(hooks.Hook):
 
     bytes_are = "counted"
 
-    def total(self, steps: int) -> hooks.Traffic:
-        return hooks.Traffic(0.0)
+    def total(self, steps: int) -> Traffic:
+        return Traffic(0.0)
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:

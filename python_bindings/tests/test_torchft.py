@@ -134,6 +134,16 @@ def test_weights_and_differences_of_local_training(trainer: str, fragments: int)
     assert found[0]["owed"] == [f"{i}.{j}" for i in range(fragments) for j in range(places)]
 
 
+def test_the_benchmark_has_it_beside_ours(tmp_path: pathlib.Path) -> None:
+    records = tmp_path / "records.json"
+    hooks = ["diloco=4,fragments=2,delay=1:int8+ef", "torchft=4,fragments=2,delay=1:int8+ef"]
+    told = ["train", "--model", "gpt", "--threads", "1", "--epochs", "1", "--steps", "8"]
+    command = [sys.executable, "-m", "tersor.bench", *told, "--json", str(records), "--hooks"]
+    done = subprocess.run([*command, *hooks], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [one["codec"] for one in json.loads(records.read_text())] == hooks
+
+
 def test_what_is_wrong_is_told_in_our_words() -> None:
     import torch
     import torch.distributed as dist

@@ -17,6 +17,7 @@ from tersor.bench import expert_hooks, hooks, sharded_hooks
 from tersor.bench.errors import BenchmarkError, check_error
 from tersor.bench.mixture import MixtureOfExperts
 from tersor.bench.timing import mark_of
+from tersor.bench.traffic import Traffic, parameter_count
 from tersor.bench.world import NetworkInterface, World
 
 WIDTH = 1024
@@ -78,7 +79,7 @@ class Result:
     relative_error: float
     interface_bytes: float
     wire_bytes_are: str
-    traffic: hooks.Traffic
+    traffic: Traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Case:
         steps = len(self._samples)
         return Result(
             codec=self.name,
-            count=hooks.parameter_count(self._hook.model),
+            count=parameter_count(self._hook.model),
             seconds=statistics.median(sample.seconds for sample in self._samples),
             step_seconds=statistics.median(sample.step_seconds for sample in self._samples),
             relative_error=self.relative_error,

@@ -13,6 +13,7 @@ from tersor.bench import hooks, launch, options, sharded_hooks, split_hooks
 from tersor.bench.backward import EXPERTS, Result, Shape, measure
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
+from tersor.bench.traffic import fields_of
 from tersor.bench.world import World
 
 GRADIENT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
@@ -70,7 +71,7 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
         return
     for result in results:
         setting = _setting(chosen, world, shape)
-        records.add(setting | hooks.fields_of(result) | {"compute_seconds": compute_seconds})
+        records.add(setting | fields_of(result) | {"compute_seconds": compute_seconds})
     print(
         f"{_title(shape)}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
         f"over {world.backend}, link {chosen.link}; without communication "

@@ -18,6 +18,7 @@ from tersor.bench.errors import BenchmarkError
 from tersor.bench.mixture import Carrier, MixtureOfExperts
 from tersor.bench.split_hooks import CASTS, SplitHook, Waits
 from tersor.bench.timing import Mark, Span, mark_of
+from tersor.bench.traffic import Traffic
 from tersor.torch import group
 
 
@@ -127,8 +128,8 @@ class ExpertHook(SplitHook):
         ranks = range(self._rows.ranks)
         return [(mixture.experts_of(rank), rank) for mixture in self._mixtures for rank in ranks]
 
-    def total(self, steps: int) -> hooks.Traffic:
-        return hooks.Traffic(self._rows.sent_bytes())
+    def total(self, steps: int) -> Traffic:
+        return Traffic(self._rows.sent_bytes())
 
     def close(self) -> None:
         self._rows.close()

@@ -24,14 +24,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
-from tersor.bench import local_training
+from tersor.bench import local_training, torchft_training
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import Batch, scores_of
 from tersor.bench.muon import MuonBesideAdamW
 from tersor.bench.onebit_adam import OneBitAdamW
-from tersor.bench.records import Record
 from tersor.bench.timing import Mark, Span
-from tersor.bench.world import World
+from tersor.bench.traffic import Traffic, parameter_count, ring_bytes
 from tersor.torch import HookState, ShardedHandle
 from tersor.torch.compressed_optimizer import CompressedOptimizer
 
@@ -45,6 +44,7 @@ SGD = "sgd"
 ONEBIT = "onebit-adam"
 DILOCO = "diloco"
 MUON = "muon"
+TORCHFT = "torchft"
 MOMENTUM = r"(?:,momentum=((?:\d*\.)?\d+))?"
 CASTS = {
     THEIRS + "bf16": default_hooks.bf16_compress_hook,
@@ -60,36 +60,9 @@ SUMMARY = (
     "muon[=STEPS][,momentum=M]:CODEC (CompressedMuon), muon[,momentum=M] (PyTorch's, under DDP), "
     "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
     ":CODEC (DiLoCo, of AdamWs or Muons), "
+    "torchft=EVERY[,fragments=P][,delay=T][:CODEC] (torchft's DiLoCo), "
     "or a codec of ours"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """What one rank sent, and how long that took; None: PyTorch does not tell."""
-
-    sent_bytes: float | None
-    encode_seconds: float | None = None
-    wire_seconds: float | None = None
-    decode_seconds: float | None = None
-
-    def since(self, before: "Traffic") -> "Traffic":
-        """What came to it."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
-        return Traffic(*(None if now is None else now - (was or 0) for now, was in pairs))
-
-    def mean(self, steps: int, world: World) -> "Traffic":
-        """Of one step, over the ranks. All of them call it."""
-        own = dataclasses.astuple(self)
-        means = iter(world.mean([value / steps for value in own if value is not None]))
-        return Traffic(*(None if value is None else next(means) for value in own))
-
-
-def fields_of(measured: Any) -> Record:
-    """What was measured, `traffic` among it, as records have it."""
-    own = dict(vars(measured))
-    parts = dict(vars(own.pop("traffic")))
-    return {**own, "wire_bytes": parts.pop("sent_bytes"), **parts}
 
 
 class Hook(abc.ABC):
@@ -233,33 +206,6 @@ class MuonHook(PyTorchHook):
         return MuonBesideAdamW(self.model, _adamw(plain, MUON), self._momentum)
 
 
-class DiLoCoHook(CountedHook):
-    """Ours: every rank's own optimizer moves the weights, and every so many steps they meet."""
-
-    def __init__(self, module: nn.Module, local: local_training.LocalTraining) -> None:
-        super().__init__(module, local.outer)
-        self._local = local
-        self.period = local.outer.every
-
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        if self._local.muon is not None:
-            plain = MuonBesideAdamW(self.model, _adamw(plain, DILOCO), self._local.muon)
-        plain.register_step_post_hook(self._local.exchange)
-        return plain
-
-    def learn(self, batch: Batch) -> Tensor:
-        self._local.go_on()
-        return super().learn(batch)
-
-    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        """All that is DiLoCo's, its outer optimizer's step too."""
-        return [self._local.span]
-
-    def gather(self, what: Literal["data", "grad"] = "data") -> None:
-        """What all ranks have in common; no exchange, and the next step goes on from their own."""
-        self._local.show_common()
-
-
 class OneBitAdamHook(Hook):
     """1-bit Adam, in the optimizer: gradients stay each rank's own."""
 
@@ -280,6 +226,53 @@ class OneBitAdamHook(Hook):
         return Traffic(dense_bytes + self._own.exchange.sent_bytes)
 
 
+class LocalHook(Hook):
+    """Every rank's own optimizer moves the weights, and every so many steps they meet."""
+
+    _local: local_training.LocalTraining | torchft_training.TorchftTraining
+
+    def learn(self, batch: Batch) -> Tensor:
+        self._local.go_on()
+        return super().learn(batch)
+
+    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
+        """All that is DiLoCo's, its outer optimizer's step too."""
+        return [self._local.span]
+
+    def gather(self, what: Literal["data", "grad"] = "data") -> None:
+        """What all ranks have in common; no exchange, and the next step goes on from their own."""
+        self._local.show_common()
+
+
+class DiLoCoHook(LocalHook, CountedHook):
+    """Ours."""
+
+    def __init__(self, module: nn.Module, local: local_training.LocalTraining) -> None:
+        super().__init__(module, local.outer)
+        self._local = self._ours = local
+        self.period = local.outer.every
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        if self._ours.muon is not None:
+            plain = MuonBesideAdamW(self.model, _adamw(plain, DILOCO), self._ours.muon)
+        plain.register_step_post_hook(self._ours.exchange)
+        return plain
+
+
+class TorchftHook(LocalHook, PyTorchHook):
+    """torchft's DiLoCo, whose bytes are computed: with a codec those of the interface are right."""
+
+    def __init__(self, module: nn.Module, local: torchft_training.TorchftTraining) -> None:
+        count = parameter_count(module) / local.every
+        super().__init__(module, ring_bytes(4 * count, dist.get_world_size()))
+        self._local = self._theirs = local
+        self.period = local.every
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        self._theirs.around(plain)
+        return plain
+
+
 def _expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind:
     if not isinstance(plain, kind):
         wanted = kind.__name__
@@ -291,22 +284,13 @@ def _adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
     return _expected(plain, torch.optim.AdamW, name)
 
 
-def ring_bytes(reduced_bytes: float, ranks: int) -> float:
-    """What each rank sends in a ring allreduce (Patarasuk and Yuan 2009)."""
-    return 2 * (ranks - 1) / ranks * reduced_bytes
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Values of all parameters that are trained."""
-    return sum(values.numel() for values in model.parameters() if values.requires_grad)
-
-
 def check(name: str) -> None:
     """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
     if in_optimizer(name):
         known = re.fullmatch(
             rf"({ADAMW}|{SGD})(=\d+)?:.+|{ONEBIT}(=0*[1-9]\d*)?|{DILOCO}={local_training.PATTERN}:.+"
-            rf"|{MUON}((=\d+)?{MOMENTUM}:.+|{MOMENTUM})",
+            rf"|{MUON}((=\d+)?{MOMENTUM}:.+|{MOMENTUM})"
+            rf"|{TORCHFT}={torchft_training.PATTERN}(:.+)?",
             name,
         )
     elif name.startswith(THEIRS) and name not in CASTS:
@@ -321,7 +305,7 @@ def check(name: str) -> None:
 
 def in_optimizer(name: str) -> bool:
     """Whether it is an optimizer of its own, or around one, and has no backward pass by itself."""
-    return re.split("[:=,]", name)[0] in (ADAMW, SGD, ONEBIT, DILOCO, MUON)
+    return re.split("[:=,]", name)[0] in (ADAMW, SGD, ONEBIT, DILOCO, MUON, TORCHFT)
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
@@ -372,6 +356,8 @@ def _attach_optimizer(module: nn.Module, name: str, bucket_mib: float | None) ->
         return OptimizerHook(module, own, torch.optim.SGD)
     if kind == ONEBIT:
         return OneBitAdamHook(module, int(options or ONEBIT_START))
+    if kind == TORCHFT:
+        return TorchftHook(module, torchft_training.TorchftTraining(module, options, codec))
     return DiLoCoHook(module, local_training.LocalTraining(module, options, codec))
 
 

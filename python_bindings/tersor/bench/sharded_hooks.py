@@ -20,10 +20,9 @@ from tersor.bench.hooks import (
     CountedHook,
     Hook,
     PyTorchHook,
-    parameter_count,
-    ring_bytes,
 )
 from tersor.bench.split_hooks import CASTS
+from tersor.bench.traffic import parameter_count, ring_bytes
 from tersor.torch import fsdp
 
 REDUCE_DTYPES = {**CASTS, THEIRS + "ahead": torch.float32}

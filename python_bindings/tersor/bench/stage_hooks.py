@@ -14,10 +14,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import tersor.torch
 from tersor.bench import split_hooks
-from tersor.bench.hooks import Traffic
 from tersor.bench.models import Batch, Gpt, GptStage
 from tersor.bench.split_hooks import CASTS, SplitHook, Waits
 from tersor.bench.timing import mark_of
+from tersor.bench.traffic import Traffic
 
 MICROBATCHES = 4  # of a step
 

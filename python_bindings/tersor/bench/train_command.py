@@ -15,6 +15,7 @@ from tersor import _text
 from tersor.bench import hooks, launch, options, split_hooks
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.tasks import TASKS, TaskOptions
+from tersor.bench.traffic import fields_of, parameter_count
 from tersor.bench.training import Epoch, Training
 from tersor.bench.world import World
 
@@ -77,7 +78,7 @@ def _train_once(training: Training, records: RecordFile, link: str) -> Record:
     record: Record = {}
     for epoch in training.epochs():
         compute_seconds = epoch.step_seconds - epoch.exposed_seconds
-        record = {**setting, **hooks.fields_of(epoch), "compute_seconds": compute_seconds}
+        record = {**setting, **fields_of(epoch), "compute_seconds": compute_seconds}
         if world.leads:
             records.add(record)
             _print_epoch(epoch)
@@ -94,7 +95,7 @@ def _setting(training: Training, link: str) -> Record:
         "codec": training.name,
         "seed": training.seed,
         **training.world.described(link),
-        "parameters": hooks.parameter_count(training.hook.model),
+        "parameters": parameter_count(training.hook.model),
         "epochs": recipe.epochs,
         "batch": recipe.batch,
         "learning_rate": recipe.learning_rate,

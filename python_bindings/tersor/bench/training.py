@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import scores_of
 from tersor.bench.tasks import Share, Task
 from tersor.bench.timing import LastGradient, Span, mark_of
+from tersor.bench.traffic import Traffic
 from tersor.bench.world import NetworkInterface, World
 
 WARMUP_STEPS = 10
@@ -29,7 +29,7 @@ class Epoch:
     step_seconds: float
     exposed_seconds: float  # in which a rank waited for others
     interface_bytes: float  # what the kernel counted, of whatever was sent
-    traffic: hooks.Traffic
+    traffic: Traffic
 
 
 class Training:
