@@ -72,6 +72,8 @@ def train(
         if (rank, step, dies) == (victim, LOST_STEP, "before"):
             killed()
         zero(weights)
+        if hasattr(optimizer, "_samples") and optimizer._samples.weighted:
+            optimizer.samples = rank + 1
         backward(weights, rank, step)
         if (rank, step) == (victim, LOST_STEP):
             killed()
@@ -88,10 +90,14 @@ def train(
     return [step for step, *_ in voided]
 
 
-def by_sgd(rank: int, _: int, victim: int, dies: str) -> list[float]:
+def by_sgd(rank: int, _: int, victim: int, dies: str, weighted: bool) -> list[float]:
     weights = named_weights()
     optimizer = tersor.torch.DistributedOptimizer(
-        torch.optim.SGD(weights.values(), lr=RATE), weights.items(), codec="none", elastic=True
+        torch.optim.SGD(weights.values(), lr=RATE),
+        weights.items(),
+        codec="none",
+        elastic=True,
+        weighted=weighted,
     )
     assert train(optimizer, weights, rank, victim, dies) == [LOST_STEP]
     with pytest.raises(tersor.InvalidArgument, match="portable"):
@@ -100,18 +106,20 @@ def by_sgd(rank: int, _: int, victim: int, dies: str) -> list[float]:
     return flat(weights)
 
 
-def mean_of(step: int, victim: int) -> float:
+def mean_of(step: int, victim: int, weighted: bool = False) -> float:
     left = [one for one in range(RANKS) if step < LOST_STEP or one != victim]
-    return sum(gradient_of(one, step) for one in left) / len(left)
+    samples = {one: one + 1 if weighted else 1 for one in left}
+    return sum(samples[one] * gradient_of(one, step) for one in left) / sum(samples.values())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dies", ["before", "after"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_sgd_goes_on_by_the_mean_of_those_left(victim: int, dies: str) -> None:
-    found = survivors(by_sgd, victim, dies)
+def test_sgd_goes_on_by_the_mean_of_those_left(victim: int, dies: str, weighted: bool) -> None:
+    found = survivors(by_sgd, victim, dies, weighted)
     assert all(one == found[0] for one in found)
     moved = torch.tensor(flat(named_weights())) - torch.tensor(found[0])
-    *before, last = (RATE * mean_of(step, victim) for step in range(STEPS))
+    *before, last = (RATE * mean_of(step, victim, weighted) for step in range(STEPS))
     expected = torch.full_like(moved, sum(before) + last)
     expected[-7:] = last  # what was unfrozen for the last step
     torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-6)

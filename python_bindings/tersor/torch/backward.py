@@ -142,6 +142,11 @@ class _End:
     """Of a pass: what autograd calls keeps it, and is given up where the pass fails."""
 
 
+def in_pass() -> bool:
+    """Whether autograd is within a backward pass, on this thread."""
+    return after_pass(lambda: None)
+
+
 def after_pass(callback: Callable[[], None]) -> bool:
     """Has autograd call ``callback`` at the end of the innermost pass, behind what is queued there.
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 from tersor import Codec
 from tersor._core import InvalidArgument
 from tersor.reducer import ReducerOptions
+from tersor.torch.samples import refuse_weighted
 
 DEFAULT_CODEC = "hadamard:bits=1+ef"
 
@@ -39,6 +40,7 @@ def with_default_codec(options: ReducerOptions, who: str) -> ReducerOptions:
             f"{listed}: {who} is for codecs with error feedback: add +ef, or average gradients for "
             "an ordinary optimizer (tersor.torch.compress, DistributedOptimizer)"
         )
+    refuse_weighted(options, who, "needs no option: set samples before step(), on all ranks")
     if (reduction := found.get("reduction", "mean")) != "mean":
         raise InvalidArgument(f"reduction={reduction!r}: {who} takes the mean")
     return {**found, "rules": rules}

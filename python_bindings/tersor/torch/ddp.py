@@ -4,6 +4,7 @@ DDP looks at the annotations of ``hook`` themselves, so their evaluation is not 
 """
 
 import concurrent.futures
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from tersor._options import expect
 from tersor.reducer import ReducerOptions, lasting
 from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
-from tersor.torch.backward import Backward, Bucket, BucketParameters, Future
+from tersor.torch.backward import Backward, Bucket, BucketParameters, Future, in_pass
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.copied import CopiedHookState, ReadAhead
 from tersor.torch.exchange import TensorExchange, refuse_elastic
@@ -35,13 +36,14 @@ from tersor.torch.parameters import (
     wrapped_in,
 )
 from tersor.torch.reporting import ReducerReporting
+from tersor.torch.samples import Samples, UnevenInputs, Weighed, scale
 from tersor.torch.scaler import LossScale, Scaler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class HookState(ReducerReporting):
+class HookState(ReducerReporting, Weighed):
     """What ``hook`` works with: for those who leave it to others to build DDP.
 
     ::
@@ -71,6 +73,8 @@ class HookState(ReducerReporting):
         self._group = process_group
         refuse_elastic(options, "DistributedDataParallel")
         self._options = lasting(options)
+        self._samples = Samples(options)
+        self._uneven = UnevenInputs(self)
         self._unsupported_means: Unsupported = unsupported
         self._loss_scale = LossScale(scaler, options.get("transactional", False))
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "tersor")
@@ -145,6 +149,7 @@ class HookState(ReducerReporting):
         """Makes everything now, for the parameters that this DDP reduces; a collective call."""
         parameters, self._frozen = split_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
+        self._uneven.of(model)
         self._names = Names(parameters)
         self._unsupported = unsupported_parameters(model.module, parameters)
         self._report_unsupported()
@@ -161,7 +166,8 @@ class HookState(ReducerReporting):
             self._backward = self._begin()
         compressed = is_supported(bucket.buffer()) and self._known(bucket).supported
         compressed = compressed and not self._removed
-        future = self._take(self._backward, bucket) if compressed else self._pass_on(bucket)
+        take = self._take if compressed else self._pass_on
+        future = take(self._backward, bucket)
         if bucket.is_last():
             self._end(self._backward)
         return future
@@ -173,6 +179,9 @@ class HookState(ReducerReporting):
     def _begin(self) -> Backward:
         backward = Backward(None if self._exchange is None else self._exchange.stream)
         with backward.guard():
+            if not self._samples.weighted:
+                self._uneven.check()
+            self._samples.begin(is_done=not in_pass())
             if not self._removed:
                 _refuse_unfrozen(self._frozen)
             if self._exchange is not None:
@@ -203,14 +212,17 @@ class HookState(ReducerReporting):
             self._buckets[bucket.index()] = known
         return known
 
-    def _pass_on(self, bucket: GradBucket) -> Future:
+    def _pass_on(self, backward: Backward, bucket: GradBucket) -> Future:
         """As DDP does without a hook. Of no bucket is a collective started in a callback."""
         if self._exchange is None and not self._removed:
             parameters = bucket.parameters()
             for name, parameter in zip(self._names.of(parameters), parameters, strict=True):
                 found = bucket.buffer() if is_supported(parameter) else parameter
                 self._unsupported[name] = reason_of(found)
-        gradients = bucket.buffer().mul_(1.0 / self._ranks())
+        share = math.nan
+        with backward.guard():
+            share = self._samples.share(bucket.buffer(), self._group)
+        gradients = scale(bucket.buffer(), share)
         work = dist.all_reduce(gradients, group=self._group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
@@ -221,6 +233,7 @@ class HookState(ReducerReporting):
             self._report_unsupported()
         if backward.buckets:
             self._reduce_all(backward)
+        self._samples.end()
         backward.end()
 
     def _report_unsupported(self) -> None:
@@ -257,6 +270,7 @@ class HookState(ReducerReporting):
         residual had added. On a device nobody looks, and residuals are lost so.
         """
         exchange.take_over()
+        self._samples.weigh_once(exchange.reducer)
         bucket.sent = exchange.reducer.ready_flat(
             bucket.names, bucket.gradients, "gradient-unless-zero"
         )

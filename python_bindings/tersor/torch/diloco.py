@@ -37,6 +37,7 @@ from tersor.torch.parameters import (
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ElasticReporting
+from tersor.torch.samples import refuse_weighted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -133,6 +134,7 @@ class DiLoCo(ElasticReporting):
         self._group = group
         self._check(self._parameters)
         refuse_elastic_shards(options, self._parameters)
+        refuse_weighted(options, "DiLoCo", "takes the mean over ranks")
         self._fragments = self._divided()
         told: ElasticOptions = {**options, "order": "of-ready"}
         if fragments > 1 or delay > 0:

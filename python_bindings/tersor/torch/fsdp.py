@@ -27,6 +27,7 @@ from tersor.torch.exchange import refuse_elastic
 from tersor.torch.parameters import Unsupported, unwrapped
 from tersor.torch.reporting import Reporting
 from tersor.torch.residuals import Kept, residual_count
+from tersor.torch.samples import Weighed, refuse_weighted
 from tersor.torch.scaler import LossScale, Scaler
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, ReplicaExchange, Sender
 from tersor.torch.sharded_reducer import ShardedReducer
@@ -60,7 +61,7 @@ class ShardedOptions(GradientOptions, total=False):
     the default. Not with codec ``"auto"``."""
 
 
-class ShardedHandle(Reporting):
+class ShardedHandle(Reporting, Weighed):
     """What :func:`compress` returns: how gradients travel, and what was sent."""
 
     def __init__(
@@ -70,7 +71,7 @@ class ShardedHandle(Reporting):
         group: dist.ProcessGroup,
         notes: Sequence[str],
     ) -> None:
-        self._sender = sender
+        self._sender, self._samples = sender, sender.samples
         self._exchanges = exchanges
         self._gradients = [one for one in exchanges if isinstance(one, GradientExchange)]
         self._group = group
@@ -208,6 +209,9 @@ def compress(
     """
     expect(model, nn.Module, "compress() takes a model that went through fully_shard")
     sender, modules, reduces = prepared(model, options, unsupported)
+    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
+    if _mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):
+        refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
     gathers = {
         name: WeightExchange(weights, sender, reduce)
         for name, reduce in reduces.items()

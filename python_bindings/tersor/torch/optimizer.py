@@ -35,6 +35,7 @@ from tersor.torch.parameters import (
 )
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ElasticReporting
+from tersor.torch.samples import Samples, Weighed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,7 +48,7 @@ _LEFT_OVER = (
 )
 
 
-class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
+class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
     """Wraps an optimizer: before each step, gradients become their mean over ranks.
 
     ::
@@ -120,15 +121,14 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
         if not self._optimized.all:
             raise InvalidArgument("the optimizer has no parameters")
         self._group = group
-        self._unsupported = unsupported
+        self._unsupported, self._samples = unsupported, Samples(options)
         self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step
         self._passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]] = {}
         self._ready: dict[str, tuple[torch.Tensor, int]] = {}  # what is being sent, its version
         self._straight = Straight()
         self._dense: set[str] = set()  # whose gradients were sparse
-        self._synchronized = False
-        self._skip = False
+        self._synchronized = self._skip = False
         refuse_elastic_shards(options, self._optimized.all)
         device = next(iter(self._optimized.all.values())).device
         self._exchange = TensorExchange(group, device, options)
@@ -164,10 +164,12 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
     def _exchange_gradients(self) -> None:
         somewhere = self._end_exchange(discards=False)
         self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
+        self._samples.end()
 
     def resume(self) -> None:
         super().resume()
         self._straight = Straight()
+        self._samples.end()
 
     def _leave_out_step(self, lost: RanksLost) -> None:
         """Gradients hold anything: this step has none."""
@@ -266,6 +268,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
         try:
             present = self._optimized.with_gradients()
             somewhere, [discarding] = self._presence.somewhere(present, [discards])
+            self._samples.weigh_once(self.reducer)
             self._send_rest(self._parameters, [] if discards else somewhere)
         finally:  # nor is zero_grad refused after an error
             self._passes.clear()
@@ -291,6 +294,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
             warnings.warn(f"averaged gradients were thrown away: {_LEFT_OVER}", stacklevel=3)
         if self._ready:
             self._end_exchange(discards=True)
+            self._samples.end()
         self._synchronized = False
         if transactional:
             self.reducer.discard_step()
@@ -314,6 +318,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
         self._optimized.join(newcomers)
         self._take_part({name: self._parameters[name] for name in newcomers})
         self._exchange.hold(self._compressed(), steps_back=1)
+        self._samples.weigh(self.reducer)
         self._send_rest(self._parameters, newcomers)
         self._ready.clear()
         self._exchange.wait()
@@ -355,6 +360,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
             gradient = self._straight.of(local_shard(parameter.grad))
             self._exchange.take_over()
             with contextlib.suppress(RanksLost):  # step() raises it, not the backward pass
+                self._samples.weigh_once(self.reducer)
                 self.reducer.ready(name, gradient, "none" if missing else "gradient")
         self._ready[name] = parameter.grad, local_shard(parameter.grad)._version
 
@@ -375,10 +381,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting):
 
     def _reduce_uncompressed(self, names: Collection[str]) -> None:
         """Those that travel uncompressed."""
-        reduction = self._options.get("reduction", "mean")
-        for name in self._uncompressed:
-            if name in names:
-                reduce_uncompressed(self._parameters[name].grad, self._group, reduction)
+        for name in filter(names.__contains__, self._uncompressed):
+            reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
 
     def _evaluate(self, closure: Closure) -> Any:
         loss = closure()

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
 from tersor._options import described
-from tersor.collectives import Reduction
 from tersor.torch.layout import straightened
+from tersor.torch.samples import Samples, scale
 
 Unsupported = Literal["warn", "error"]
 
@@ -184,13 +184,12 @@ def local_shard(values: torch.Tensor) -> torch.Tensor:
 
 
 def reduce_uncompressed(
-    gradient: torch.Tensor | None, group: dist.ProcessGroup | None, reduction: Reduction
+    gradient: torch.Tensor | None, group: dist.ProcessGroup | None, samples: Samples
 ) -> None:
     """By the trainer's own group, as DistributedDataParallel would; its mean, or the sum."""
     assert gradient is not None  # whoever asks saw to it
     with straightened(local_shard(gradient)) as values:
-        if reduction == "mean":
-            values.mul_(1 / dist.get_world_size(group))
+        scale(values, samples.share(values, group))
         dist.all_reduce(values, group=group)
 
 

@@ -9,6 +9,7 @@ the current stream.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from tersor.reducer import ReducerOptions
 from tersor.torch.backward import Passes, after_pass
 from tersor.torch.group import close, seconds_of, transport
 from tersor.torch.parameters import Unsupported, is_supported, reason_of, report_unsupported
+from tersor.torch.samples import Samples
 from tersor.torch.sharded_reducer import Kind, Reducers, ReplicaReducer, ShardedReducer
 from tersor.torch.sharding import ModuleLayout, ShardedParameter, follow_passes
 
@@ -40,7 +42,8 @@ class Sender:
         self.options = fill(_core.ReducerOptions(), options)
         self._timeout = options.get("timeout")
         self.unsupported = unsupported
-        self.reducers = Reducers(options, ShardedReducer)
+        self.samples = Samples(options)
+        self.reducers = Reducers(options, functools.partial(ShardedReducer, samples=self.samples))
         self.replicas = Reducers(options, ReplicaReducer)
         self.groups: set[dist.ProcessGroup] = set()
         self._channels: dict[dist.ProcessGroup, Transport] = {}
@@ -139,6 +142,7 @@ class Sender:
         self._channels.clear()
 
     def _end(self) -> None:
+        self.samples.end()
         late, self._late = self._late, []
         try:
             self.end_steps()
@@ -212,6 +216,11 @@ class ModuleExchange(Exchange):
         sender.groups.add(group)
         in_pass = sender.begin()
         reduction, factor = reduction_of(op)
+        if sender.samples.weighted and reduction == "sum":
+            raise InvalidArgument(
+                "weighted=True needs FSDP to average, but it asks for a sum: reduce in float32 or "
+                "bfloat16, and without set_gradient_divide_factor"
+            )
         reducer, names = self._reducer(rows, Kind(group, rows.device, rows.dtype, reduction))
         is_last = self._replicas is not None or self.layout.replicas is None
         late = in_pass and factor == 1.0 and not rows.is_cuda and is_last
@@ -285,6 +294,11 @@ class GradientExchange(ModuleExchange):
                 _reduce_scatter(output_tensor, input_tensor, group=group, op=op)
 
     def _report_once(self, values: Tensor) -> None:
+        if self.active and self._sender.samples.weighted:
+            raise InvalidArgument(
+                f"weighted=True: the gradients of {self.name} travel uncompressed, "
+                f"{reason_of(values)}"
+            )
         if self.active and not self._reported:
             self._reported = True
             report_unsupported({self.name: reason_of(values)}, self._sender.unsupported)

@@ -12,7 +12,7 @@ residual of the part whose sum it sends on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -30,6 +30,7 @@ from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import hosts_of
 from tersor.torch.parameters import literal_pattern
 from tersor.torch.residuals import Kept
+from tersor.torch.samples import Samples
 from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
 
@@ -73,9 +74,10 @@ class ShardedReducer:
         parameters: Iterable[ShardedParameter],
         options: ReducerOptions,
         reason: str | None = None,
+        samples: Samples | None = None,
     ) -> None:
-        """``reason``: instead of the rules', in statistics."""
-        self.kind = kind
+        """``reason``: instead of the rules', in statistics. ``samples``: of the passes."""
+        self.kind, self._samples = kind, samples
         self.parameters = {one.name: one for one in parameters}
         self._reason = reason
         self._ready: set[str] = set()
@@ -109,6 +111,8 @@ class ShardedReducer:
     def _begin(self, names: Sequence[str]) -> None:
         if self._ready.intersection(names):
             self.finish()
+        if self._samples is not None and not self._ready:
+            self._samples.weigh(self.core)
         self._ready.update(names)
         self._exchange.take_over()
 
@@ -318,11 +322,11 @@ class Reducers(Generic[Made]):
         exchanges: of all modules, in their order.
     """
 
-    def __init__(self, options: ReducerOptions, make: type[Made]) -> None:
-        """``make``: their class."""
+    def __init__(self, options: ReducerOptions, make: Callable[..., Made]) -> None:
+        """``make``: of their kind, parameters, options and reason."""
         self.exchanges: list[Reduced] = []
         self._options = options
-        self._class = make
+        self._new = make
         self._of: dict[Reduced, Made] = {}
         self._odd: dict[tuple[int, str, Kind], Made] = {}
 
@@ -360,7 +364,7 @@ class Reducers(Generic[Made]):
         """
         key = (self.exchanges.index(exchange), message.name, kind)
         if key not in self._odd:
-            self._odd[key] = self._class(kind, [message], {**self._options, **options}, reason)
+            self._odd[key] = self._new(kind, [message], {**self._options, **options}, reason)
         return self._odd[key]
 
     def reset(self) -> None:
@@ -383,7 +387,7 @@ class Reducers(Generic[Made]):
         before = {self._of[one]: None for one in alike if one in self._of}
         kept = {name for old in before for name in old.parameters}  # frozen ones, too
         parameters = [one for other in alike for one in other.layout.expected(kept)]
-        made = self._class(kind, parameters, self._options)
+        made = self._new(kind, parameters, self._options)
         if before:
             made.take_from(list(before))
         self._of.update(dict.fromkeys(alike, made))
