@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kWeighed = 20'000;
 const std::vector<double> kSamples = {12, 0, 3, 1};  // their sum is a power of two
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr double kInfiniteSamples = std::numeric_limits<double>::infinity();
 
 ReducerOptions weighed(const std::string& codec = "none") {
   return {.codec = codec, .weights = Weights::kOn};
@@ -226,7 +226,7 @@ TEST(Weights, BadOnesAreRefusedAndChangeNothing) {
     EXPECT_TRUE(mentions(text([&] { plain.reducer.weigh(1); }), "weights = kOn"));
     EXPECT_TRUE(mentions(text([&] { run.reducer.ready("w"); }), "weigh() the step before"));
     EXPECT_TRUE(mentions(text([&] { run.reducer.wait(); }), "weigh() the step before"));
-    for (const double bad : {-1.0, kInfinite, std::nan("")})
+    for (const double bad : {-1.0, kInfiniteSamples, std::nan("")})
       EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(bad); }), "0 or more, not"));
     run.reducer.weigh(1 + 2 * transport.rank());
     EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(5); }), "once in a step"));
