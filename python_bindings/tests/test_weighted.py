@@ -83,7 +83,7 @@ def gives_the_mean(rank: int, count: int, name: str, sizes: list[int]) -> None:
 def test_samples_that_are_forgotten_are_an_error_on_all_ranks(
     rank: int, count: int, name: str
 ) -> None:
-    training = HANDLES[name](FEW_BITS, weighted=True, timeout=20)
+    training = HANDLES[name](FEW_BITS, weighted=True)
     for step in range(2):
         training.handle.samples = 1
         training.step(rank, step)
