@@ -118,7 +118,7 @@ class QueueingDriver final : public Driver {
   // A mistake that is found before anything is queued fails the call alone: the next one queues
   // what was requested.
   void begin() try {
-    while (sender_.learn_order()) {
+    while (sender_.agree()) {
     }
     sender_.transport().begin(sender_.bracket());
   } catch (const InvalidArgument&) {

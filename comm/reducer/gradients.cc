@@ -80,8 +80,8 @@ void Gradients::take(std::uint32_t parameter, const std::optional<Given>& given,
     leave_alone(parameter);
   else if (!contributes(parameter, contribution))
     leave_out(parameter);
-  else if (left_out_)
-    residence_->set_active(parameter, true);
+  else
+    weigh(parameter);
   if (parameters_.options().measure_error == MeasureError::kOn) measure_error(parameter);
 }
 
@@ -93,7 +93,16 @@ void Gradients::bind(std::uint32_t parameter, const Given& given) {
   if (!slot.encoded_shards.empty()) slot.host_sum = given.gradient;
 }
 
+void Gradients::weigh(std::uint32_t parameter) {
+  if (left_out_) residence_->set_active(parameter, true);
+  if (weights_.factor() == 1) return;
+  const ValueSpan& gradient = parameters_.all[parameter].gradient;
+  residence_->scale(gradient, weights_.factor(), residence_->trainer());
+}
+
+// A gradient of no samples may hold anything.
 bool Gradients::contributes(std::uint32_t parameter, Contribution contribution) const {
+  if (weights_.factor() == 0) return false;
   if (contribution != Contribution::kGradientUnlessZero)
     return contribution == Contribution::kGradient;
   return !residence_->all_zero(parameters_.slots[parameter].input);

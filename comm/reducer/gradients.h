@@ -3,6 +3,7 @@
 #pragma once
 
 #include "comm/reducer/parameters.h"
+#include "comm/reducer/weights.h"
 
 #include <tersor/reducer.h>
 
@@ -20,8 +21,9 @@ class Gradients {
     ValueSpan gradient, shard;
   };
 
-  /// The parameters outlive it.
-  explicit Gradients(Parameters& parameters) : parameters_(parameters) {}
+  /// Both outlive it.
+  Gradients(Parameters& parameters, const StepWeights& weights)
+      : parameters_(parameters), weights_(weights) {}
 
   /// Before the first step, and where parameters were added.
   void place(Residence& residence);
@@ -50,9 +52,11 @@ class Gradients {
   void bind(std::uint32_t parameter, const Given& given);
   bool contributes(std::uint32_t parameter, Contribution contribution) const;
   void leave_alone(std::uint32_t parameter);
+  void weigh(std::uint32_t parameter);
   void measure_error(std::uint32_t parameter);
 
   Parameters& parameters_;
+  const StepWeights& weights_;
   Residence* residence_ = nullptr;
   bool left_out_ = false;  ///< in this step some parameter is inactive
   std::vector<bool> nowhere_;

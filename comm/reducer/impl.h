@@ -17,6 +17,7 @@
 #include "comm/reducer/totals.h"
 #include "comm/reducer/trace.h"
 #include "comm/reducer/ways.h"
+#include "comm/reducer/weights.h"
 
 #include <tersor/reducer.h>
 
@@ -97,6 +98,10 @@ struct GradientReducer::Impl {
   /// What fails there fails on all ranks, and they hear of it.
   void fail_together(LockedStep& step, const std::function<void()>& work);
 
+  // Ranks with unequal numbers of samples (weights.cc).
+  void weigh(double samples);
+  void find_weights(LockedStep& step);
+
   // Before a step (setup.cc).
   void finalize(LockedStep& step);
   void begin(LockedStep& step);
@@ -138,6 +143,7 @@ struct GradientReducer::Impl {
   Threads threads_;
   std::unique_ptr<Hierarchy> hierarchy_;  ///< null: all ranks exchange with all
   std::size_t taken_in_ = 0;              ///< so many parameters are part of steps
+  StepWeights weights_;
   Gradients gradients_;
   Totals totals_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();

@@ -207,7 +207,8 @@ Fields Parameters::fields(bool learns) const {
   if (options_.order == SendingOrder::kOfReady)
     fields.add("order of sending", std::string_view("of ready"));
   if (learns) fields.add("learning", std::string_view("learns"));
-  fields.add_unless_zero("elastic", static_cast<std::uint32_t>(options_.elastic), "elastic");
+  fields.add_unless_zero("elastic", static_cast<std::uint32_t>(options_.elastic), "elastic")
+      .add_unless_zero("weights", static_cast<std::uint32_t>(options_.weights), "weights");
   if (context_.on_device()) fields.add("memory", std::string_view("device"));
   add_grid(fields, context_.grid);
   if (context_.hierarchy != nullptr)

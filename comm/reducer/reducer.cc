@@ -1,5 +1,5 @@
 // The GradientReducer's face. The rest stands in setup.cc, steps.cc (the trainer's side),
-// between_steps.cc, learning.cc, elastic.cc and statistics.cc.
+// between_steps.cc, learning.cc, elastic.cc, weights.cc and statistics.cc.
 #include "comm/reducer/impl.h"
 
 #include <tersor/reducer.h>
@@ -13,6 +13,10 @@ void check_options(const ReducerOptions& options) {
   if (options.residual_dtype != Dtype::kF32 && options.residual_dtype != Dtype::kBf16)
     throw InvalidArgument("residuals are f32 or bf16, not " +
                           std::string(dtype_name(options.residual_dtype)));
+  if (options.weights == Weights::kOn && options.reduction == Reduction::kSum)
+    throw InvalidArgument(
+        "ReducerOptions::weights = kOn is of a mean over samples: set ReducerOptions::reduction to "
+        "kMean");
   if (options.elastic == Elastic::kOn && options.tuner != nullptr)
     throw InvalidArgument(
         "an elastic reducer has a Tuner of its own, since another would stay with the ranks of "
@@ -54,7 +58,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
       transport_(transport),
       channel_(transport.channel()),
       threads_(options_.threads),
-      gradients_(parameters_) {
+      gradients_(parameters_, weights_) {
   check_options(options_);
   ways_.find_tuner(transport);
   if (ways_.automatic() && !channel_->traits().queues) control_ = transport.channel();

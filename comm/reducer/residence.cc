@@ -35,7 +35,7 @@ class HostResidence final : public Residence {
   void copy(ConstValueSpan from, ValueSpan to) const override {
     if (from.bytes() != 0) std::memmove(to.pointer(), from.pointer(), from.bytes());
   }
-  void scale(ValueSpan values, float factor) const override {
+  void scale(ValueSpan values, float factor, StreamView) const override {
     kernels::scale_values(values.pointer(), values.dtype(), values.count(), factor);
   }
   std::vector<double> norms(std::span<const ConstValueSpan> all) const override {
@@ -140,7 +140,7 @@ class DeviceResidence final : public Residence {
   }
 
   // By the codec that changes nothing: its bare values are the values, times a factor.
-  void scale(ValueSpan values, float factor) const override {
+  void scale(ValueSpan values, float factor, StreamView stream) const override {
     const auto codec = make_codec("none");
     const Segment segment{.count = values.count()};
     const ConstValueSpan gradients[] = {values};
@@ -148,7 +148,7 @@ class DeviceResidence final : public Residence {
         {.segments = {&segment, 1}, .dtype = values.dtype(), .memory = Memory::kDevice});
     const Buffer workspace(plan.workspace_bytes, Memory::kDevice);
     Execution execution;
-    execution.stream = stream();
+    execution.stream = stream;
     execution.workspace = workspace.span();
     codec->encode_native(
         {.segments = {&segment, 1}, .gradients = gradients, .execution = execution}, factor,

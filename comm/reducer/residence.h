@@ -47,8 +47,8 @@ class Residence {
   virtual void clear(ByteSpan bytes, StreamView stream) const = 0;
   /// Queues a copy between the trainer's gradients.
   virtual void copy(ConstValueSpan from, ValueSpan to) const = 0;
-  /// Queues a product of residuals.
-  virtual void scale(ValueSpan values, float factor) const = 0;
+  /// Queues a product; a gradient's where the trainer queues.
+  virtual void scale(ValueSpan values, float factor, StreamView stream) const = 0;
   /// The Euclidean norm of each; waits for what is queued.
   virtual std::vector<double> norms(std::span<const ConstValueSpan> all) const = 0;
   /// Whether all bits are 0. False where a look would have to wait.

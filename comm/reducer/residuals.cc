@@ -133,7 +133,7 @@ void Residuals::scale(std::size_t parameter, float factor) {
   if (entry.count == 0) return;
   const Range kept = {0, sender_room(entry.count) + entry.owned_count};
   for (unsigned generation = 0; generation < generations_; ++generation)
-    residence_->scale(values(parameter, generation, kept), factor);
+    residence_->scale(values(parameter, generation, kept), factor, residence_->stream());
 }
 
 void Residuals::clear() {

@@ -1,6 +1,7 @@
 #include "comm/reducer/sender.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -23,10 +24,18 @@ ReducerStep::Order parse_order(ConstByteSpan bytes, std::size_t parameters) {
   return order;
 }
 
+double parse_samples(ConstByteSpan bytes, int rank) {
+  double samples = -1;
+  if (bytes.size() == sizeof samples) std::memcpy(&samples, bytes.data(), sizeof samples);
+  if (std::isfinite(samples) && samples >= 0) return samples;
+  throw WireError("gradient reducer: rank " + std::to_string(rank) +
+                  "'s number of samples is none");
+}
+
 }  // namespace
 
 bool Sender::advance() {
-  if (learn_order()) return true;
+  if (agree()) return true;
   while (true) {
     LockedStep step = step_.lock();
     const auto index = step->take_requested();
@@ -41,7 +50,8 @@ bool Sender::advance() {
 // A fault that is heard of while nothing is under way is told in the reducer's name.
 void Sender::advance_or_wait() {
   if (advance()) return;
-  const bool idle = pipeline_.idle() && !order_handle_.valid() && !vote_.valid();
+  const bool idle =
+      pipeline_.idle() && !weights_handle_.valid() && !order_handle_.valid() && !vote_.valid();
   try {
     pipeline_.wait_activity(Clock::now() + kIdleWait);
   } catch (const TransportError& error) {
@@ -80,6 +90,35 @@ bool Sender::vote() {
                                .signature = context_.signature,
                                .tag = transport().reserve_tags(1),
                                .timeout = context_.timeout});
+  return true;
+}
+
+// The steps before are complete then, so that all ranks ask at the same place among messages.
+void Sender::ask_for_weights() {
+  const LockedStep step = step_.lock();
+  const auto samples = step->closed() ? std::nullopt : weights_.take_wanted();
+  if (!samples.has_value()) return;
+  samples_ = *samples;
+  weights_handle_ = transport().all_gather({.name = "gradient reducer (weights)",
+                                            .signature = context_.signature,
+                                            .tag = transport().reserve_tags(1),
+                                            .timeout = context_.timeout},
+                                           std::as_bytes(std::span(&samples_, 1)), sizeof samples_);
+}
+
+bool Sender::learn_weights() {
+  if (!weights_handle_.valid()) ask_for_weights();
+  if (!weights_handle_.valid()) return false;
+  if (context_.queues()) weights_handle_.wait_synchronize();
+  if (!weights_handle_.test()) return false;
+  std::vector<double> samples;
+  for (int rank = 0; rank < context_.ranks; ++rank)
+    samples.push_back(rank == context_.rank ? samples_
+                                            : parse_samples(weights_handle_.received(rank), rank));
+  weights_handle_ = {};
+  const LockedStep step = step_.lock();
+  weights_.learn(context_.rank, samples);
+  step->set_changed();
   return true;
 }
 
@@ -150,6 +189,7 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
 
 void Sender::fail(std::exception_ptr error) {
   pipeline_.drop();
+  weights_handle_ = {};
   order_handle_ = {};
   vote_ = {};
   try {

@@ -6,6 +6,7 @@
 #include "comm/reducer/buckets.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/step.h"
+#include "comm/reducer/weights.h"
 
 #include <cstdint>
 #include <deque>
@@ -29,10 +30,12 @@ class Sender {
   };
 
   /// All of them outlive the sender.
-  Sender(SharedStep& step, ExchangeContext& context, Residence& residence, Reducer reducer)
+  Sender(SharedStep& step, ExchangeContext& context, Residence& residence, StepWeights& weights,
+         Reducer reducer)
       : step_(step),
         context_(context),
         residence_(residence),
+        weights_(weights),
         reducer_(std::move(reducer)),
         pipeline_(context) {}
 
@@ -42,8 +45,9 @@ class Sender {
   void advance_or_wait();
   /// To the end of what was requested.
   void finish() { pipeline_.finish(); }
-  /// Learns the order, where that is asked for. True where it is known now.
-  bool learn_order();
+  /// What is agreed on beside values, where that is asked for: a step's weights, and in which order
+  /// gradients go. True where one of them is known now.
+  bool agree() { return learn_weights() || learn_order(); }
 
   /// Messages and buffers for an order. True where some are requested.
   bool adopt_order(LockedStep& step, ReducerStep::Order order);
@@ -80,6 +84,9 @@ class Sender {
     std::size_t chunks_left;
   };
 
+  bool learn_weights();
+  void ask_for_weights();
+  bool learn_order();
   void ask_for_order();
   bool vote();
   void submit(std::uint32_t index, Message& message);
@@ -89,11 +96,14 @@ class Sender {
   SharedStep& step_;
   ExchangeContext& context_;
   Residence& residence_;
+  StepWeights& weights_;
   Reducer reducer_;
   std::deque<Message>
       messages_;  ///< grows with the step's lock held; its elements are the driver's
   std::map<ReducerStep::Order, std::vector<std::uint32_t>> together_;
   Pipeline pipeline_;
+  Handle weights_handle_;
+  double samples_ = 0;  ///< of this rank
   Handle order_handle_;
   ReducerStep::Order order_;
   Handle vote_;

@@ -67,7 +67,7 @@ void GradientReducer::Impl::place_added(LockedStep& step) {
 void GradientReducer::Impl::make_sender() {
   const BucketOptions limits{ways_.algorithm(), options_.bucket_bytes, options_.chunk_count};
   auto sender = std::make_unique<Sender>(
-      step_, context_, *residence_,
+      step_, context_, *residence_, weights_,
       Sender::Reducer{[this, limits](const ReducerStep::Order& order) {
                         return make_buckets(Planner(context_), order, limits);
                       },

@@ -87,6 +87,9 @@ class ReducerStep {
   /// The next step is open.
   void complete();
 
+  /// Something beside it that others wait for.
+  void set_changed() { changed_ = true; }
+
   /// No step is completed any more; the first error stays.
   void fail(std::exception_ptr error);
   /// In the place of one before.

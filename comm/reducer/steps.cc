@@ -45,6 +45,7 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
   step->rethrow();
   finalize(step);
   wait_for_closed(step);
+  find_weights(step);
   follow_phases(step);
   learn(step);
   if (options_.transactions == Transactions::kOn && residence_->captured())
@@ -142,11 +143,13 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   step->rethrow();
   finalize(step);
   if (!step->ends()) return;
+  find_weights(step);
   follow_phases(step);
   learn(step);
   if (residence_->captured()) ways_.note_captured();
   const bool requested = mark_missing(step);
   step->close();
+  weights_.end();
   const bool votes = step->all_back() && options_.elastic == Elastic::kOn;
   if (context_.ranks == 1 || parameters_.count() == 0 || (step->all_back() && !votes))
     return complete_step(step);

@@ -76,6 +76,10 @@ enum class Learning : std::uint8_t { kOff, kOn };
 /// TcpTransport or in process, with a Tuner of the reducer's own.
 enum class Elastic : std::uint8_t { kOff, kOn };
 
+/// Whether each step's gradients are means over as many samples as each rank tells: see
+/// GradientReducer::weigh.
+enum class Weights : std::uint8_t { kOff, kOn };
+
 /// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
 struct ReducerOptions {
   /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but
@@ -108,6 +112,7 @@ struct ReducerOptions {
   /// Of an elastic reducer: so many ranks may go on without the others. 0: more than half, or half
   /// with the lowest rank, so that of two parts that have lost each other one goes on at most.
   int least_ranks = 0;
+  Weights weights = Weights::kOff;  ///< with Reduction::kMean
   MeasureError measure_error = MeasureError::kOff;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
@@ -217,6 +222,17 @@ class GradientReducer {
   /// step in which it is not ready is an error, whatever ReducerOptions::missing says: its result
   /// would have no place. Contribution::kNone says that it has no gradient.
   void add(std::string name, const GradientShape& shape);
+
+  /// Before a step's first gradient is ready, on all ranks in each step (ReducerOptions::weights):
+  /// this rank's gradients are means over so many samples, which need not be a whole number. What
+  /// arrives is the mean over all samples, Σ samples · gradient / Σ samples: a gradient is scaled
+  /// in its own dtype, by at most the number of ranks, before it is sent. One of 0 samples is not
+  /// looked at (Contribution::kNone). Does not wait; the first `ready` does, for the slowest rank's
+  /// call. After `resume` the step that begins anew is weighed again. Throws InvalidArgument, as
+  /// `ready` of a step that was not weighed; that throws it too, on all ranks, where all samples
+  /// together are 0 or not finite: then the step may be weighed again. A step of a captured graph
+  /// cannot be weighed.
+  void weigh(double samples);
 
   /// The gradient of this step is there: it may be sent from now on, and must be left alone until
   /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument.

@@ -37,6 +37,10 @@ ReadyGradients ready_flat(ArrayReducer& self, const std::vector<std::string>& na
   return self.ready_flat(names, gradients, parse_choice<Contribution>(contribution));
 }
 
+void weigh(const ArrayReducer& self, double samples) {
+  without_gil([&] { self.reducer().weigh(samples); });
+}
+
 /// A member of the reducer that may wait, as a function of ours.
 template <auto kMember>
 decltype(auto) waiting(const ArrayReducer& self) {
@@ -96,6 +100,12 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "Adds a parameter whose gradients will be arrays like this one, which itself is used "
            "for nothing but its shape, strides, dtype and place. All ranks add the same, in the "
            "same order, before the first step or between the same two.")
+      .def(
+          "weigh", &weigh, "samples"_a,
+          "Before a step's first gradient is ready, on all ranks in each step (weighted=True): "
+          "this "
+          "rank's gradients are means over so many samples, and what arrives is the mean over all. "
+          "0: they are not looked at. Does not wait; the first `ready` does.")
       .def("ready", &ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
            "The gradient is there, flat or with shape and strides of what was added: it may be "

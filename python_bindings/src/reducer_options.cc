@@ -104,6 +104,7 @@ void bind_reducer_options(nb::module_& module) {
   def_flag<&ReducerOptions::transactions, Transactions::kOff, Transactions::kOn>(options,
                                                                                  "transactional");
   def_flag<&ReducerOptions::elastic, Elastic::kOff, Elastic::kOn>(options, "elastic");
+  def_flag<&ReducerOptions::weights, Weights::kOff, Weights::kOn>(options, "weighted");
   def_flag<&ReducerOptions::measure_error, MeasureError::kOff, MeasureError::kOn>(options,
                                                                                   "measure_error");
   def_flag<&ReducerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");

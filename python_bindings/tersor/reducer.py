@@ -49,6 +49,10 @@ class GradientOptions(CommonOptions, total=False):
     least_ranks: int
     """How many ranks may go on without the others. Default 0: more than half, or half with the
     lowest."""
+    weighted: bool
+    """Whether each step's gradients are means over as many samples as each rank tells, by
+    ``weigh(samples)`` or a handle's ``samples``: what arrives is the mean over all samples. Default
+    False: the mean over ranks."""
     transactional: bool
     """Whether the residuals from before the last step are kept, for ``discard_step``: twice the
     memory. Default False."""

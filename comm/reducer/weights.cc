@@ -1,0 +1,81 @@
+#include "comm/reducer/weights.h"
+
+#include "comm/reducer/impl.h"
+
+#include <tersor/error.h>
+
+#include <cmath>
+#include <numeric>
+#include <string>
+
+namespace tersor {
+
+void StepWeights::tell(double samples) {
+  if (!std::isfinite(samples) || samples < 0)
+    throw InvalidArgument(
+        "weigh() takes how many samples a gradient is the mean over, 0 or more, not " +
+        std::to_string(samples));
+  if (told())
+    throw InvalidArgument(
+        "weigh() is for once in a step, before its first gradient is ready; wait() or flush() ends "
+        "a step");
+  state_ = State::kTold;
+  samples_ = samples;
+}
+
+std::optional<double> StepWeights::take_wanted() {
+  if (state_ != State::kTold) return std::nullopt;
+  state_ = State::kSent;
+  return samples_;
+}
+
+void StepWeights::learn(int rank, std::span<const double> samples) {
+  const double sum = std::accumulate(samples.begin(), samples.end(), 0.0);
+  const double share = samples[static_cast<std::size_t>(rank)] / sum;
+  factor_ = static_cast<float>(share * static_cast<double>(samples.size()));
+  samples_ = sum;
+  state_ = State::kKnown;
+}
+
+void StepWeights::check() {
+  const double sum = samples_;
+  if (std::isfinite(sum) && sum > 0) return;
+  end();
+  throw InvalidArgument("the gradients of all ranks together are means over " +
+                        std::to_string(sum) +
+                        " samples: weigh() the step again, on some rank with more than 0");
+}
+
+// Ranks tell each other once a step that was flushed is complete; the first time when a gradient is
+// ready, which says on which device there are any.
+void GradientReducer::Impl::weigh(double samples) {
+  if (options_.weights == Weights::kOff)
+    throw InvalidArgument("weigh() needs ReducerOptions::weights = kOn, on all ranks");
+  LockedStep step = step_.lock();
+  step->rethrow();
+  weights_.tell(samples);
+  if (context_.ranks == 1) weights_.learn(0, {&samples, 1});
+  if (driver_ == nullptr) return;
+  driver_->wake(step);
+  step.unlock();
+  driver_->send(Driver::Drain::kNo);
+}
+
+// Before anything of a step goes.
+void GradientReducer::Impl::find_weights(LockedStep& step) {
+  if (options_.weights == Weights::kOff) return;
+  if (residence_->captured())
+    throw InvalidArgument(
+        "a step cannot be captured where steps are weighed, since a graph would keep one step's "
+        "weights: set ReducerOptions::weights to kOff");
+  if (!weights_.told())
+    throw InvalidArgument(
+        "weigh() the step before its first gradient is ready: with ReducerOptions::weights = kOn "
+        "the result is the mean over all ranks' samples");
+  wait_until(step, [this] { return weights_.known(); });
+  weights_.check();
+}
+
+void GradientReducer::weigh(double samples) { impl_->weigh(samples); }
+
+}  // namespace tersor
