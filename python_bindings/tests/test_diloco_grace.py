@@ -24,6 +24,12 @@ def common(outer: DiLoCo) -> torch.Tensor:
     return torch.cat([one.reshape(-1) for one in outer.common_parameters().values()])
 
 
+def step_late(outer: DiLoCo, *, changes: bool = True) -> None:
+    """Once the thread is through with an exchange, in which the other ranks may have been first."""
+    common(outer)
+    assert outer.step() == changes
+
+
 def moved_by(seed: int) -> torch.Tensor:
     model = make_model()
     before = flat(model)
@@ -78,25 +84,27 @@ def test_differences_weigh_what_their_steps_do(
     outer.close()
 
 
-def late(
-    outer: DiLoCo, model: torch.nn.Module, rank: int, plan: list[bool]
-) -> tuple[list[torch.Tensor], list[bool]]:
-    """Rank 0 exchanges with grace 0 in each round; rank 1 is late where the plan says so, and then
-    makes its step after the exchange. What all have in common after each round."""
-    starts, changed = [], []
+def late(outer: DiLoCo, model: torch.nn.Module, rank: int, plan: list[bool]) -> list[torch.Tensor]:
+    """In a round in which rank 1 is late rank 0 makes two steps, and exchanges alone; rank 1 makes
+    its one step then. Else each makes one, and both synchronize. What all have in common after
+    each round, which is what rank 0 sees."""
+    starts = []
     for turn, is_late in enumerate(plan):
         move(model, seed=10 * turn + rank)
+        if rank == 0:
+            assert not outer.step()
+            if is_late:
+                move(model, seed=10 * turn + 2)
+                assert outer.step()
         dist.barrier()
-        if rank == 0 and is_late:
-            assert outer.step()
-        elif not is_late:
+        if rank == 1:
+            step_late(outer, changes=is_late)
+        dist.barrier()
+        if not is_late:
             outer.synchronize()
-        dist.barrier()
-        if rank == 1 and is_late:
-            changed.append(outer.step())
         starts.append(common(outer))
         dist.barrier()
-    return starts, changed
+    return starts
 
 
 @pytest.mark.parametrize("plan", [[True, False], [False, True, True, False], [True, True, True]])
@@ -105,21 +113,22 @@ def test_a_late_rank_has_what_all_have_and_loses_nothing(
     rank: int, count: int, plan: list[bool]
 ) -> None:
     model = make_model()
-    start = flat(model)
-    outer = DiLoCo(model, every=100 if rank else 1, grace=0, **EXACT)
-    starts, changed = late(outer, model, rank, plan)
-    assert changed == sum(plan) * [True]
-    assert all(equal_on_ranks(one) for one in starts)
-    expected, held, steps = start.clone(), torch.zeros_like(start), 0
-    for turn, is_late in enumerate(plan):  # rank 1's, by hand
+    expected = flat(model)
+    outer = DiLoCo(model, every=100 if rank else 2, grace=0, **EXACT)
+    starts = late(outer, model, rank, plan)
+    held, steps = torch.zeros_like(expected), 0  # rank 1's
+    for turn, is_late in enumerate(plan):
         held, steps = held + moved_by(10 * turn + 1), steps + 1
         if is_late:
-            expected += moved_by(10 * turn)
-            close_to(starts[turn], expected)
-    own = flat(model) - common(outer)
-    if rank == 1 and plan[-1]:
-        close_to(own, held)
+            expected += moved_by(10 * turn) + moved_by(10 * turn + 2)
+        else:
+            expected += (moved_by(10 * turn) + steps * held) / (1 + steps)
+            held, steps = torch.zeros_like(held), 0
+        close_to(starts[turn], expected)
+        assert equal_on_ranks(starts[turn])
+    close_to(flat(model) - common(outer), held if rank else torch.zeros_like(held))
     outer.synchronize()
+    close_to(flat(model), expected + held)
     assert torch.equal(flat(model), common(outer))
     assert equal_on_ranks(flat(model))
     outer.close()
@@ -128,14 +137,8 @@ def test_a_late_rank_has_what_all_have_and_loses_nothing(
 @ranks.on(2)
 def test_what_is_held_back_moves_for_those_alone_who_take_part(rank: int, count: int) -> None:
     model = make_model()
-    outer = DiLoCo(
-        model,
-        every=100 if rank else 1,
-        grace=0,
-        codec="int4+ef",
-        algorithm="one-shot",
-        residual_factor=0.5,
-    )
+    options: dict[str, Any] = {"codec": "int4+ef", "algorithm": "one-shot"}
+    outer = DiLoCo(model, every=100 if rank else 2, grace=0, residual_factor=0.5, **options)
     late(outer, model, rank, [False])
     before = outer.reducer.residual_norms()
     late(outer, model, rank, [True])
@@ -147,7 +150,7 @@ def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
     """Rank 1 is late in the second of four rounds; behind that the state is taken, where told."""
     model = make_model()
     options: dict[str, Any] = {
-        "every": 100 if rank else 1,
+        "every": 100 if rank else 1,  # rank 0 exchanges without rank 1
         "grace": 0,
         "codec": "int4+ef",
         "seed": 1,
@@ -156,9 +159,8 @@ def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
     move(model, seed=rank)
     outer.synchronize()
     move(model, seed=10 + rank)
-    dist.barrier()
     if rank == 0:
-        outer.step()
+        assert outer.step()
     dist.barrier()
     if mode:
         weights, state = flat(model), outer.state_dict(mode)
@@ -170,7 +172,7 @@ def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
         torch.nn.utils.vector_to_parameters(weights, model.parameters())
         outer.load_state_dict(state)
     if rank == 1:
-        outer.step()
+        step_late(outer)
     outer.synchronize()
     outer.close()
     return flat(model), outer.reducer.residual_norms()
@@ -219,7 +221,7 @@ def test_a_layer_is_frozen_and_unfrozen(rank: int, count: int) -> None:
     dist.barrier()
     assert len(outer.common_parameters()) == 2
     if rank == 1:
-        outer.step()
+        step_late(outer)
     assert torch.equal(own, torch.cat([one.detach().flatten() for one in model[2].parameters()]))
     outer.synchronize()
     assert len(outer.common_parameters()) == 4

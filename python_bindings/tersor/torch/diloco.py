@@ -323,7 +323,7 @@ class DiLoCo(LateReporting):
         shards, somewhere = self._weights(), set(self._somewhere)
         moving = {n: (self._start[n], shards[n]) for n in names if n in somewhere}
         self._under_way = UnderWay(self.steps + delay, mix, {})
-        if moving and self._grace is not None:
+        if self._grace is not None:
             self.reducer.weigh(self._part.samples)
         for flat, parts in differences(moving):
             self._exchange.take_over()

@@ -342,6 +342,11 @@ class LateReporting(ElasticReporting):
 
     _grace: Grace | None
 
+    @property
+    def held_steps(self) -> int:
+        """With ``grace``: inner steps of this rank that no exchange has had yet; else 0."""
+        return 0 if self._grace is None else self._grace.steps
+
     def close(self) -> None:
         """Ends what ``grace`` has going on, on all ranks, who all call it. Without it does nothing.
 
