@@ -122,7 +122,7 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
             for one in ranks.processes.values():
                 one.kill()  # none is to say goodbye to the others
             ranks.end()
-        steps = sum(int(one.read_text()) for one in folder.glob("counted.?*[0-9]"))
+        steps = sum(int(one.read_text()) for one in folder.glob("counted.*[0-9]"))
     most = round(chosen.ranks * chosen.seconds / chosen.step)
     told = ("ranks", "seed", "seconds", "step", "stall", "stall_every", "death_every", "codec")
     ours: Record = {} if way == "ddp" else {"every": chosen.every}
