@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import tersor.torch.ft
-
 SECONDS = timedelta(seconds=60)
 
 
@@ -29,7 +27,9 @@ def managed(
     import torchft
     from torchft.local_sgd import DiLoCo
 
-    group = tersor.torch.ft.ProcessGroupTersor(
+    from tersor.torch.ft import ProcessGroupTersor
+
+    group = ProcessGroupTersor(
         torchft.ProcessGroupGloo(timeout=SECONDS), chosen.codec, timeout=SECONDS
     )
     store = dist.TCPStore(  # type: ignore[attr-defined]
