@@ -18,7 +18,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_options(own)
         own.set_defaults(run=command.run)
     if importlib.util.find_spec("torch") is None:
-        parser.epilog = "train, backward and step need PyTorch: pip install 'tersor[torch]'"
+        parser.epilog = (
+            "train, backward, step and goodput need PyTorch: pip install 'tersor[torch]'"
+        )
     return parser
 
 
@@ -26,13 +28,14 @@ def _commands() -> dict[str, types.ModuleType]:
     """Those that can run here; each has options, and a function that returns the exit status."""
     if importlib.util.find_spec("torch") is None:
         return {"codec": codec_command}
-    from tersor.bench import backward_command, step_command, train_command
+    from tersor.bench import backward_command, goodput_command, step_command, train_command
 
     return {
         "codec": codec_command,
         "train": train_command,
         "backward": backward_command,
         "step": step_command,
+        "goodput": goodput_command,
     }
 
 

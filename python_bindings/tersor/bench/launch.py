@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch.distributed as dist
 
@@ -40,16 +40,16 @@ def run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
     )
     command = [sys.executable, "-m", "tersor.bench", *arguments]
     processes = [
-        subprocess.Popen(command, env={**os.environ, **_environment(rank, ranks, store.port)})
+        subprocess.Popen(command, env={**os.environ, **environment(rank, ranks, store.port)})
         for rank in range(ranks)
     ]
     try:
         return _wait(processes, time.monotonic() + timeout_seconds)
     finally:
-        _end(processes)
+        end(processes)
 
 
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun sets: torch.distributed reads it. The store is the launcher's."""
     return {
         "RANK": str(rank),
@@ -75,7 +75,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> int:
     return 124
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end(processes: Collection[subprocess.Popen[bytes]]) -> None:
     """None is left behind."""
     for process in processes:
         process.terminate()

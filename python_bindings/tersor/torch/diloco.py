@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tersor import _text
 from tersor._core import InvalidArgument, RanksLost, TransportError
-from tersor._options import described, expect
+from tersor._options import expect
 from tersor.collectives import allreduce
-from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.checkpoint import Mode, check_mode, load_reducer, save_reducer
 from tersor.torch.collectives import broadcast
 from tersor.torch.exchange import ElasticOptions, Result, TensorExchange, refuse_elastic_shards
-from tersor.torch.fragments import Timetable, UnderWay, differences, divide
+from tersor.torch.fragments import Timetable, UnderWay, differences, divide, hidden
+from tersor.torch.grace import Grace, LateReporting, Part, Tasks, check_grace, check_state
+from tersor.torch.outer import OuterOptimizer, averaging, check_outer, nesterov
 from tersor.torch.parameters import (
     local_shard,
     only_device,
@@ -36,27 +37,15 @@ from tersor.torch.parameters import (
     unwrapped,
 )
 from tersor.torch.presence import Presence
-from tersor.torch.reporting import ElasticReporting
 from tersor.torch.samples import refuse_weighted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-OuterOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-_HIDDEN_ENOUGH = 0.05  # of the exchange may be waited for
+__all__ = ["DiLoCo", "OuterOptimizer", "averaging", "nesterov"]
 
 
-def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The outer optimizer of the DiLoCo paper (section 3.1): rate 0.7, Nesterov momentum 0.9."""
-    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
-
-
-def averaging(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The outer optimizer of local SGD: every rank goes on from the mean of all."""
-    return torch.optim.SGD(parameters, lr=1.0)
-
-
-class DiLoCo(ElasticReporting):
+class DiLoCo(LateReporting):
     """Averages compressed differences of a model's parameters every so many steps.
 
     ::
@@ -78,6 +67,10 @@ class DiLoCo(ElasticReporting):
     steps after its last one; with a ``delay`` it travels during so many inner steps, while the
     ranks train on. Weights then are each rank's own until ``synchronize``, which ends a training;
     ``common_parameters`` has what ranks agree on. Who moves is asked once a round.
+
+    With ``grace`` any rank calls an exchange once its difference holds ``every`` inner steps, the
+    others join it after the step they are in, and a difference weighs as much as its steps, or
+    their ``samples``. All ranks then make the calls for checkpoints together, and last ``close``.
     """
 
     _exchange: TensorExchange
@@ -90,6 +83,7 @@ class DiLoCo(ElasticReporting):
         fragments: int = 1,
         delay: int = 0,
         mix: float | None = None,
+        grace: float | None = None,
         outer_optimizer: OuterOptimizer = nesterov,
         residual_factor: float = 1.0,
         group: dist.ProcessGroup | None = None,
@@ -101,23 +95,21 @@ class DiLoCo(ElasticReporting):
         ``every``, and the number of parameters. ``delay``: inner steps from sending a fragment to
         its new weights, below ``every / fragments``. ``mix``: what a rank keeps of its own weights
         then, from 0 to below 1; default 0.5 with a delay, as in the paper, else 0.
-        ``outer_optimizer``: makes it from the list of parameters, once; :func:`nesterov` or
-        :func:`averaging`, or any other. ``residual_factor``: from 0 to 1, what ``+ef`` held back of
-        a fragment is multiplied by before each exchange of it; 0.95 in SparseLoCo. ``group``: who
-        takes part, default the whole world. ``codec="auto"`` stays with what it predicts where
-        there are fragments or a delay, which hide what it would measure. Parameters that want no
-        gradient are left alone while they want none. Raises InvalidArgument for options that are
-        wrong, and for parameters that no codec takes or that are sharded over ranks of ``group``;
-        nothing was changed then.
+        ``grace``: seconds for which an exchange waits for ranks that are late, and goes on without
+        them (docs/diloco.md); default: for all, to the ``timeout``. ``outer_optimizer``: makes it
+        from the list of parameters, once; :func:`nesterov` or :func:`averaging`, or any other.
+        ``residual_factor``: from 0 to 1, what ``+ef`` held back of a fragment is multiplied by
+        before each exchange of it; 0.95 in SparseLoCo. ``group``: who takes part, default the whole
+        world. ``codec="auto"`` stays with what it predicts where there are fragments or a delay,
+        which hide what it would measure. Parameters that want no gradient are left alone while they
+        want none. Raises InvalidArgument for options that are wrong, and for parameters that no
+        codec takes or that are sharded over ranks of ``group``; nothing was changed then.
         """
         expect(model, torch.nn.Module, "DiLoCo takes the model")
-        if not callable(outer_optimizer):
-            raise TypeError(
-                "outer_optimizer makes an optimizer of a list of parameters, as nesterov or "
-                "functools.partial(torch.optim.SGD, lr=0.7) do; it is not "
-                f"{described(outer_optimizer)}"
-            )
+        check_outer(outer_optimizer)
         self._timetable = Timetable(every, fragments, delay)
+        if grace is not None:
+            check_grace(grace, fragments, delay)
         self.mix = (0.5 if delay else 0.0) if mix is None else mix
         expect(self.mix, (float, int), "mix is a number")
         if not 0 <= self.mix < 1:
@@ -127,6 +119,7 @@ class DiLoCo(ElasticReporting):
         self.every = every
         self.residual_factor = residual_factor
         self.steps = 0
+        self.samples = 1.0  #: of this rank's inner step, which weigh its difference with ``grace``
         self._model = model
         self._parameters = {n: one for n, one in self._every().items() if one.requires_grad}
         if not self._parameters:
@@ -139,6 +132,8 @@ class DiLoCo(ElasticReporting):
         told: ElasticOptions = {**options, "order": "of-ready"}
         if fragments > 1 or delay > 0:
             told["auto_learning"] = False
+        if grace is not None:
+            told["weighted"] = True
         self._exchange = TensorExchange(group, only_device(self._parameters), told)
         for shard in shards_of(self._parameters).values():
             broadcast(shard, group=group, timeout=self._exchange.options["timeout"])
@@ -149,6 +144,11 @@ class DiLoCo(ElasticReporting):
         self._presence = Presence(self._exchange)
         self._somewhere: list[str] = []
         self._under_way: UnderWay | None = None
+        self._part = Part()
+        self._grace: Grace | None = None
+        if grace is not None:
+            done = (self._exchange, self._presence, self._together, self._take_part)
+            self._grace = Grace(Tasks(*done, lambda: shards_of(self._parameters)), every, grace)
 
     @torch.no_grad()
     def step(self) -> bool:
@@ -157,7 +157,11 @@ class DiLoCo(ElasticReporting):
         Returns whether weights changed: by an exchange, or the fragment that arrived in this step.
         Raises what ``synchronize`` does.
         """
+        if not 0 <= self.samples < math.inf:
+            raise InvalidArgument(f"samples={self.samples}: a number of samples, 0 or more")
         self.steps += 1
+        if self._grace is not None:
+            return self._grace.step(self.samples)
         return self._together(self._step)
 
     def _together(self, work: Callable[[], Result]) -> Result:
@@ -191,6 +195,8 @@ class DiLoCo(ElasticReporting):
         With ``elastic=True`` RanksLost: ``resume``, and go on; what was under way is left out, and
         the next exchange has it.
         """
+        if self._grace is not None:
+            return self._grace.synchronize()
         self._together(self._synchronize)
 
     def _synchronize(self) -> None:
@@ -203,22 +209,17 @@ class DiLoCo(ElasticReporting):
         """What all ranks have in common: of each parameter what its last outer step made of it.
 
         For ``torch.func.functional_call``, or a model to keep. Not copied; of parameters that are
-        sharded this rank's shards.
+        sharded this rank's shards. With ``grace`` a copy, since late ranks' start moves any time.
         """
-        return {name: start.detach() for name, start in self._start.items()}
+        with self._alone():
+            starts = {name: start.detach() for name, start in self._start.items()}
+            return starts if self._grace is None else {n: one.clone() for n, one in starts.items()}
 
     def explain(self) -> str:
         """Which codec each parameter travels by, and why; and whether a delay hides it."""
-        told, delay = super().explain(), self._timetable.delay
-        sofar = self.reducer.statistics_so_far()
-        if not (delay and sofar.wire_seconds):
-            return told
-        waited = sofar.exposed_seconds / sofar.wire_seconds
-        hint = ": a longer delay hides more" if waited > _HIDDEN_ENOUGH else ""
-        spent = _text.seconds(sofar.wire_seconds)
-        return (
-            f"{told}delay={delay}: {100 * waited:.0f} % of {spent} of exchange waited for{hint}\n"
-        )
+        with self._alone():
+            told, delay = super().explain(), self._timetable.delay
+        return told + hidden(delay, self.reducer.statistics_so_far())
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """What a run goes on from: the last start, the outer optimizer, the residuals; and the mean
@@ -226,8 +227,14 @@ class DiLoCo(ElasticReporting):
 
         ``"exact"``: each rank's residuals; the same run goes on bit for bit if the model's own
         parameters are saved by rank too, or it is saved right after an exchange. ``"portable"`` (a
-        collective call): the residuals' sum, for any number of ranks.
+        collective call): the residuals' sum, for any number of ranks. With ``grace`` both are
+        collective calls, between two exchanges, and so is ``load_state_dict``.
         """
+        if self._grace is None:
+            return self._state(mode)
+        return self._grace.ask(f"{check_mode(mode)} state_dict", lambda: self._state(mode))
+
+    def _state(self, mode: Mode) -> dict[str, Any]:
         self._fetch()
         under_way = {} if self._under_way is None else {"under_way": self._under_way.state()}
         return {
@@ -237,6 +244,7 @@ class DiLoCo(ElasticReporting):
             "residuals": save_reducer(self.reducer, self._process_group(), self._check_exact(mode)),
             "somewhere": list(self._somewhere),
             **under_way,
+            **({} if self._grace is None else {"grace": self._grace.state()}),
         }
 
     @torch.no_grad()
@@ -245,9 +253,15 @@ class DiLoCo(ElasticReporting):
 
         Raises InvalidArgument that names what does not fit.
         """
+        if self._grace is None:
+            return self._load(state)
+        self._grace.ask("load_state_dict", lambda: self._load(state))
+
+    def _load(self, state: dict[str, Any]) -> None:
         if state["start"].keys() != self._start.keys():
             other = sorted(state["start"].keys() ^ self._start.keys())
             raise InvalidArgument(f"the state is of another model: {', '.join(other)}")
+        late = check_state(state.get("grace"), self._grace)
         self._fetch()
         load_reducer(self.reducer, self._process_group(), state["residuals"])
         self.outer_optimizer.load_state_dict(state["outer_optimizer"])
@@ -257,6 +271,8 @@ class DiLoCo(ElasticReporting):
         self._somewhere = list(state.get("somewhere", []))
         kept = state.get("under_way")
         self._under_way = kept and UnderWay.of(kept, self._start)
+        if self._grace is not None:
+            self._grace.load(late, self._start)
 
     def _every(self) -> dict[str, torch.nn.Parameter]:
         return unwrapped(dict(self._model.named_parameters()))
@@ -270,22 +286,47 @@ class DiLoCo(ElasticReporting):
         counts = {name: one.numel() for name, one in self._parameters.items()}  # of all shards
         return divide(counts, self._timetable.fragments)
 
-    def _look(self) -> None:
+    def _look(self, also: Sequence[bool] = ()) -> list[int]:
         """Finds the parameters that some rank has moved, and those that some rank trains and none
-        did at the last exchange; a collective call."""
-        shards = shards_of(self._parameters)
+        did at the last exchange; a collective call. Of a rank that is late, none. On how many ranks
+        each of ``also`` is set."""
+        shards, here = self._weights(), self._part.here
         moved = torch.stack([(start != shards[n]).any() for n, start in self._start.items()])
         own = dict(zip(self._start, moved.tolist(), strict=True))
-        present = {name: own.get(name, one.requires_grad) for name, one in self._every().items()}
-        self._somewhere = self._presence.somewhere(present)[0]
+        trained = {n: own.get(n, here and one.requires_grad) for n, one in self._every().items()}
+        self._somewhere, counts = self._presence.somewhere(trained, also)
+        return counts
+
+    def _weights(self) -> Mapping[str, torch.Tensor]:
+        return shards_of(self._parameters) if self._part.here else self._start
+
+    def _take_part(self, part: Part) -> bool:
+        """An exchange with ``grace``, on its thread; all ranks, some of them late.
+
+        Returns whether some rank had a difference. What is unfrozen waits until no rank is late.
+        """
+        self._part = part
+        if part.here and self._grace is not None:
+            self._grace.follow_now()
+        (weighing,) = self._look([part.samples > 0])
+        if not (weighing or part.everyone):
+            return False
+        if not weighing:
+            self._part = Part()  # nobody told of a step: what was moved counts alike
+        if not part.everyone:
+            self._somewhere = [name for name in self._somewhere if name in self._start]
+        self._send(list(self._start), 0, 0.0)
+        return self._settle(math.inf)
 
     def _send(self, names: Sequence[str], delay: int, mix: float) -> None:
         """Of these parameters those that some rank has moved; they count so many steps later."""
-        if self.residual_factor != 1:
+        if self.residual_factor != 1 and self._part.samples > 0:
             self.reducer.scale_residuals(self.residual_factor, names)
-        shards, somewhere = shards_of(self._parameters), set(self._somewhere)
+        shards, somewhere = self._weights(), set(self._somewhere)
         moving = {n: (self._start[n], shards[n]) for n in names if n in somewhere}
         self._under_way = UnderWay(self.steps + delay, mix, {})
+        if self._grace is not None:
+            self.reducer.weigh(self._part.samples)
         for flat, parts in differences(moving):
             self._exchange.take_over()
             self.reducer.ready_flat(list(parts), flat)
@@ -308,15 +349,23 @@ class DiLoCo(ElasticReporting):
             return False
         self._fetch()
         mean, mix, self._under_way = self._under_way.mean, self._under_way.mix, None
+        if self._part.here:
+            self._step_outside(mean)
+            for name in mean:
+                own, start = local_shard(self._parameters[name]), self._start[name]
+                own.lerp_(start, 1 - mix) if mix else own.copy_(start)
+        elif self._grace is not None:
+            before = {name: self._start[name].clone() for name in mean}
+            self._step_outside(mean)
+            self._grace.fall_behind({n: self._start[n] - one for n, one in before.items()})
+        self._take_in([name for name in self._somewhere if name not in self._start])
+        return True
+
+    def _step_outside(self, mean: Mapping[str, torch.Tensor]) -> None:
         for name, start in self._start.items():
             start.grad = mean.get(name)
         self.outer_optimizer.step()
         self.outer_optimizer.zero_grad()
-        for name in mean:
-            own, start = local_shard(self._parameters[name]), self._start[name]
-            own.lerp_(start, 1 - mix) if mix else own.copy_(start)
-        self._take_in([name for name in self._somewhere if name not in self._start])
-        return True
 
     def _take_in(self, newcomers: Collection[str]) -> None:
         """Parameters that were frozen at the last exchange: all ranks go on from their mean."""

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersor._core import InvalidArgument
+from tersor import _text
+from tersor._core import InvalidArgument, ReducerStatistics
 from tersor._options import expect
+
+_HIDDEN_ENOUGH = 0.05  # of the exchange may be waited for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,16 @@ def differences(
         for name, part in zip(names, parts, strict=True):
             torch.sub(*pairs[name], out=part)
         yield flat, dict(zip(names, parts, strict=True))
+
+
+def hidden(delay: int, sofar: ReducerStatistics) -> str:
+    """A line on whether so long a delay hides the exchange; empty where there is none."""
+    if not (delay and sofar.wire_seconds):
+        return ""
+    waited = sofar.exposed_seconds / sofar.wire_seconds
+    hint = ": a longer delay hides more" if waited > _HIDDEN_ENOUGH else ""
+    spent = _text.seconds(sofar.wire_seconds)
+    return f"delay={delay}: {100 * waited:.0f} % of {spent} of exchange waited for{hint}\n"
 
 
 @dataclasses.dataclass

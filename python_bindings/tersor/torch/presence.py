@@ -62,6 +62,10 @@ class Presence:
         weight = (samples or 0.0) * told / total if told else 1.0
         return (*_told_apart(present, counts), weight)
 
+    def poison(self, cause: str) -> None:
+        """Ends what these ranks have under way; any thread."""
+        self._ranks.poison(cause)
+
     def counts(self, flags: Sequence[bool]) -> list[int]:
         """On how many ranks each flag is set. A collective call, of as many flags on each."""
         return self._sums(flags, 0.0)[0]

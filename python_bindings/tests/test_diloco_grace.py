@@ -1,0 +1,316 @@
+"""DiLoCo among ranks that are late: nobody waits for them, and they lose nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from diloco_models import equal_on_ranks, flat, make_model, mean_of_ranks, move
+
+import ranks
+import tersor
+import tersor.torch
+from tersor.torch.diloco import DiLoCo, averaging
+
+LONG = 120.0  # nobody is late
+EXACT: dict[str, Any] = {"rules": [("*", "none")], "outer_optimizer": averaging}
+
+
+def common(outer: DiLoCo) -> torch.Tensor:
+    return torch.cat([one.reshape(-1) for one in outer.common_parameters().values()])
+
+
+def step_late(outer: DiLoCo, *, changes: bool = True) -> None:
+    """Once the thread is through with an exchange, in which the other ranks may have been first."""
+    common(outer)
+    assert outer.step() == changes
+
+
+def moved_by(seed: int) -> torch.Tensor:
+    model = make_model()
+    before = flat(model)
+    move(model, seed)
+    return flat(model) - before
+
+
+def close_to(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+@ranks.on(3)
+def test_ranks_in_step_have_the_bits_of_plain_diloco(rank: int, count: int) -> None:
+    found = []
+    for grace in (None, LONG):
+        model = make_model()
+        outer = DiLoCo(model, every=2, codec="int4+ef", residual_factor=0.9, grace=grace)
+        changed = []
+        for step in range(6):
+            move(model, seed=10 * step + rank)
+            dist.barrier()
+            changed.append(outer.step())
+        outer.synchronize()
+        assert changed == 3 * [False, True]
+        found.append((flat(model), common(outer), outer.reducer.residual_norms()))
+        outer.close()
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][2] == found[1][2]
+
+
+@pytest.mark.parametrize("samples", [None, 5.0])
+@ranks.on(2)
+def test_differences_weigh_what_their_steps_do(
+    rank: int, count: int, samples: float | None
+) -> None:
+    model = make_model()
+    start = flat(model)
+    outer = DiLoCo(model, every=3, grace=LONG, **EXACT)
+    if samples and rank == 1:
+        outer.samples = samples
+    steps = 3 if rank == 0 else 1  # rank 0 calls, rank 1 joins
+    moves = sum(moved_by(10 * step + rank) for step in range(steps))
+    for step in range(steps):
+        move(model, seed=10 * step + rank)
+        outer.step()
+    outer.synchronize()
+    weights = [3.0, samples or 1.0]
+    mean = count * mean_of_ranks(weights[rank] * moves) / sum(weights)
+    close_to(flat(model), start + mean)
+    assert torch.equal(flat(model), common(outer))
+    outer.close()
+
+
+def late(outer: DiLoCo, model: torch.nn.Module, rank: int, plan: list[bool]) -> list[torch.Tensor]:
+    """In a round in which rank 1 is late rank 0 makes two steps, and exchanges alone; rank 1 makes
+    its one step then. Else each makes one, and both synchronize. What all have in common after
+    each round, which is what rank 0 sees."""
+    starts = []
+    for turn, is_late in enumerate(plan):
+        move(model, seed=10 * turn + rank)
+        if rank == 0:
+            assert not outer.step()
+            if is_late:
+                move(model, seed=10 * turn + 2)
+                assert outer.step()
+        dist.barrier()
+        if rank == 1:
+            step_late(outer, changes=is_late)
+        dist.barrier()
+        if not is_late:
+            outer.synchronize()
+        starts.append(common(outer))
+        dist.barrier()
+    return starts
+
+
+@pytest.mark.parametrize("plan", [[True, False], [False, True, True, False], [True, True, True]])
+@ranks.on(2)
+def test_a_late_rank_has_what_all_have_and_loses_nothing(
+    rank: int, count: int, plan: list[bool]
+) -> None:
+    model = make_model()
+    expected = flat(model)
+    outer = DiLoCo(model, every=100 if rank else 2, grace=0, **EXACT)
+    starts = late(outer, model, rank, plan)
+    held, steps = torch.zeros_like(expected), 0  # rank 1's
+    for turn, is_late in enumerate(plan):
+        held, steps = held + moved_by(10 * turn + 1), steps + 1
+        if is_late:
+            expected += moved_by(10 * turn) + moved_by(10 * turn + 2)
+        else:
+            expected += (moved_by(10 * turn) + steps * held) / (1 + steps)
+            held, steps = torch.zeros_like(held), 0
+        close_to(starts[turn], expected)
+        assert equal_on_ranks(starts[turn])
+    close_to(flat(model) - common(outer), held if rank else torch.zeros_like(held))
+    outer.synchronize()
+    close_to(flat(model), expected + held)
+    assert torch.equal(flat(model), common(outer))
+    assert equal_on_ranks(flat(model))
+    outer.close()
+
+
+@ranks.on(2)
+def test_what_is_held_back_moves_for_those_alone_who_take_part(rank: int, count: int) -> None:
+    model = make_model()
+    options: dict[str, Any] = {"codec": "int4+ef", "algorithm": "one-shot"}
+    outer = DiLoCo(model, every=100 if rank else 2, grace=0, residual_factor=0.5, **options)
+    late(outer, model, rank, [False])
+    before = outer.reducer.residual_norms()
+    late(outer, model, rank, [True])
+    assert (outer.reducer.residual_norms() == before) == (rank == 1)
+    outer.close()
+
+
+def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
+    """Rank 1 is late in the second of four rounds; behind that the state is taken, where told."""
+    model = make_model()
+    options: dict[str, Any] = {
+        "every": 100 if rank else 1,  # rank 0 exchanges without rank 1
+        "grace": 0,
+        "codec": "int4+ef",
+        "seed": 1,
+    }
+    outer = DiLoCo(model, **options)
+    move(model, seed=rank)
+    outer.synchronize()
+    move(model, seed=10 + rank)
+    if rank == 0:
+        assert outer.step()
+    dist.barrier()
+    if mode:
+        weights, state = flat(model), outer.state_dict(mode)
+        assert torch.equal(flat(model), weights)
+        outer.close()
+        torch.nn.utils.vector_to_parameters(torch.zeros_like(weights), model.parameters())
+        model = make_model(seed=5)
+        outer = DiLoCo(model, **options)
+        torch.nn.utils.vector_to_parameters(weights, model.parameters())
+        outer.load_state_dict(state)
+    if rank == 1:
+        step_late(outer)
+    outer.synchronize()
+    outer.close()
+    return flat(model), outer.reducer.residual_norms()
+
+
+@ranks.on(2)
+def test_a_run_goes_on_from_the_state_of_a_late_rank(rank: int, count: int) -> None:
+    model, norms = resumed(rank, "")
+    again, norms_again = resumed(rank, "exact")
+    assert torch.equal(model, again)
+    assert norms == norms_again
+    portable, _ = resumed(rank, "portable")
+    torch.testing.assert_close(portable, model, rtol=0, atol=2e-2)
+    assert equal_on_ranks(portable)
+
+
+@ranks.on(2)
+def test_the_state_of_a_late_rank_needs_grace(rank: int, count: int) -> None:
+    outer = DiLoCo(make_model(), codec="none")
+    state = outer.state_dict()
+    moved = {"0.weight": torch.zeros(70, 80)}
+    with pytest.raises(tersor.InvalidArgument, match="load it with grace"):
+        outer.load_state_dict({**state, "grace": {"steps": 1, "samples": 1.0, "moved": moved}})
+    outer.load_state_dict({**state, "grace": {"steps": 0, "samples": 0.0, "moved": {}}})
+
+
+@ranks.on(2)
+def test_a_layer_is_frozen_and_unfrozen(rank: int, count: int) -> None:
+    model = make_model()
+    model[2].requires_grad_(False)
+    frozen = [one.clone() for one in model[2].parameters()]
+    outer = DiLoCo(model, every=100 if rank else 1, grace=0, **EXACT)
+
+    def trained(seed: int) -> None:
+        move(model if model[2].weight.requires_grad else model[0], seed)
+
+    trained(rank)
+    outer.synchronize()
+    assert all(map(torch.equal, frozen, model[2].parameters()))
+    model[2].requires_grad_(True)
+    trained(10 + rank)
+    own = torch.cat([one.detach().flatten() for one in model[2].parameters()])
+    dist.barrier()
+    if rank == 0:
+        outer.step()  # rank 1 is late: the layer stays each rank's own
+    dist.barrier()
+    assert len(outer.common_parameters()) == 2
+    if rank == 1:
+        step_late(outer)
+    assert torch.equal(own, torch.cat([one.detach().flatten() for one in model[2].parameters()]))
+    outer.synchronize()
+    assert len(outer.common_parameters()) == 4
+    found = torch.cat([one.detach().flatten() for one in model[2].parameters()])
+    close_to(found, mean_of_ranks(own))
+    assert equal_on_ranks(flat(model))
+    outer.close()
+
+
+def goes_on(rank: int, count: int, victim: int, on_loss: str) -> list[float]:
+    model = make_model()
+    outer = DiLoCo(
+        model, every=2, grace=LONG, elastic=True, on_loss=on_loss, codec="int8+ef", least_ranks=1
+    )
+    told = 0
+    for step in range(10):
+        move(model, seed=10 * step + rank)
+        if rank == victim and step == 5:  # the others wait for it
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            outer.step()
+        except tersor.RanksLost as lost:
+            told += lost.members == outer.members
+            outer.resume()
+    outer.synchronize()
+    assert outer.members == [one for one in range(count) if one != victim]
+    assert told == (on_loss == "raise")
+    assert torch.equal(flat(model), common(outer))
+    with pytest.raises(tersor.InvalidArgument, match="portable"):
+        outer.state_dict()
+    outer.load_state_dict(outer.state_dict("portable"))
+    outer.close()
+    return flat(model).tolist()
+
+
+@pytest.mark.parametrize(("victim", "on_loss"), [(0, "go on"), (2, "raise")])
+def test_a_rank_that_dies_is_left_out(victim: int, on_loss: str) -> None:
+    found = ranks.outcomes(goes_on, 3, victim, on_loss)
+    others = [one for rank, one in enumerate(found) if rank != victim]
+    for one in others:
+        assert one.error is None, one.traceback
+        assert one.value == others[0].value
+    assert found[victim].value is None
+
+
+def disagrees(rank: int, count: int) -> None:
+    outer = DiLoCo(make_model(), grace=LONG, codec="none")
+    with pytest.raises(tersor.InvalidArgument, match="other ranks call something else"):
+        outer.state_dict() if rank else outer.synchronize()
+    outer.synchronize()
+    outer.close()
+    outer.close()
+    outer.state_dict()
+    for call in (outer.step, outer.synchronize):
+        with pytest.raises(tersor.InvalidArgument, match="was closed"):
+            call()
+
+
+def test_ranks_that_call_something_else_are_told() -> None:
+    ranks.run(disagrees, 2)
+
+
+def ends_with_a_thread(rank: int, count: int) -> None:
+    outer = DiLoCo(make_model(), grace=LONG, codec="none")
+    outer.synchronize()
+
+
+def test_an_interpreter_ends_with_its_thread_alive() -> None:
+    for one in ranks.outcomes(ends_with_a_thread, 2, fresh=True, close=False):
+        assert one.error is None, one.traceback
+        assert one.exit_code == 0, one.output
+
+
+@ranks.on(1)
+def test_mistakes_are_named(rank: int, count: int) -> None:
+    for grace in (-0.1, float("inf"), float("nan")):
+        with pytest.raises(tersor.InvalidArgument, match="seconds, 0 or more"):
+            DiLoCo(make_model(), grace=grace)
+    for options in ({"fragments": 2}, {"delay": 1}):
+        with pytest.raises(tersor.InvalidArgument, match="take grace or these"):
+            DiLoCo(make_model(), grace=1, every=4, **options)
+    with pytest.raises(TypeError, match="grace is a number of seconds"):
+        DiLoCo(make_model(), grace="1")
+    outer = DiLoCo(make_model(), grace=1, codec="none")
+    outer.samples = -1
+    with pytest.raises(tersor.InvalidArgument, match="samples=-1"):
+        outer.step()
+    outer.samples = 1
+    with pytest.raises(tersor.InvalidArgument, match="there was none"):
+        outer.resume()
+    assert not outer.step()
+    outer.close()
