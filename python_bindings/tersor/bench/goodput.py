@@ -111,26 +111,10 @@ def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
             pace.count(chosen.every)
 
 
-def torchft(pace: Pace, chosen: argparse.Namespace) -> None:
-    """torchft's DiLoCo over our process group; who comes back takes the others' weights."""
-    from tersor.bench.goodput_torchft import managed
-
-    manager, around = managed(pace.model, pace.inner, pace.rank, chosen)
-    pace.begin()
-    with around:
-        while True:
-            pace.backward()
-            before = manager.current_step()
-            pace.inner.step()
-            if manager.current_step() > before:
-                pace.count(chosen.every)
-
-
 WAYS: dict[str, Callable[[Pace, Any], None]] = {
     "ddp": ddp,
     "diloco": functools.partial(diloco, grace=None),
     "diloco+grace": lambda pace, chosen: diloco(pace, chosen, chosen.grace),
-    "torchft": torchft,
 }
 
 

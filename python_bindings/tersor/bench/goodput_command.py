@@ -2,12 +2,11 @@
 
 Ranks of this host train a tiny model, each step of which sleeps. Stalls of a given length and
 deaths are drawn from a seed, exponentially, the same for all ways; a death is kill -9, and for
-good, but under torchft, where a replica is started again. Goodput: the steps of all ranks that went
-into the weights they have in common, of those that as many would make without a failure.
+good. Goodput: the steps of all ranks that went into the weights they have in common, of those that
+as many would make without a failure.
 """
 
 import argparse
-import importlib.util
 import os
 import pathlib
 import subprocess
@@ -18,7 +17,7 @@ import time
 import torch.distributed as dist
 
 from tersor import _text
-from tersor.bench import goodput, goodput_torchft, launch, options, world
+from tersor.bench import goodput, launch, options, world
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile, add_option
 
@@ -41,7 +40,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("seconds", 60.0, "that each way trains"),
         ("step", 0.1, "seconds of an inner step"),
         ("stall", 5.0, "seconds of a stall"),
-        ("restart", 5.0, "seconds from a death to the replica's new process, under torchft"),
     ):
         parser.add_argument(
             f"--{name}", type=options.positive_number, default=default, help=f"{text} ({default:g})"
@@ -63,13 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Measures each way, or is a rank of one. Returns the exit status."""
     if chosen.folder is not None:
-        rank = int(os.environ["RANK"])
-        if chosen.ways != ["torchft"]:
-            world.enter("cpu", 1, "gloo")
-        goodput.train(chosen, rank)
-    if "torchft" in chosen.ways and importlib.util.find_spec("torchft") is None:
-        chosen.ways.remove("torchft")
-        print("torchft is left out: it is not installed", file=sys.stderr)
+        world.enter("cpu", 1, "gloo")
+        goodput.train(chosen, int(os.environ["RANK"]))
     records, found = RecordFile(chosen.json), []
     for way in chosen.ways:
         found.append(_measure(way, chosen))
@@ -93,7 +86,6 @@ class _Ranks:
         self._store = dist.TCPStore(  # type: ignore[attr-defined]
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
         )
-        self._lighthouse = goodput_torchft.lighthouse() if way == "torchft" else None
         self._log = pathlib.Path(folder, "log").open("wb")  # noqa: SIM115
         self._ranks = chosen.ranks
         self.processes = {rank: self.start(rank) for rank in range(chosen.ranks)}
@@ -101,15 +93,11 @@ class _Ranks:
     def start(self, rank: int) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **launch.environment(rank, self._ranks, self._store.port)}
         environment |= {"TERSOR_TCP_ADDRESS": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-        if self._lighthouse is not None:
-            environment["TORCHFT_LIGHTHOUSE"] = self._lighthouse.address()
         return subprocess.Popen(self._command, env=environment, stdout=self._log, stderr=self._log)
 
     def end(self) -> None:
         launch.end(self.processes.values())
         self._log.close()
-        if self._lighthouse is not None:
-            self._lighthouse.shutdown()
 
 
 def _measure(way: str, chosen: argparse.Namespace) -> Record:
@@ -117,7 +105,7 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
         folder = pathlib.Path(name)
         ranks = _Ranks(way, chosen, name)
         try:
-            deaths = _train(ranks, chosen, folder, restarts=way == "torchft")
+            deaths = _train(ranks, chosen, folder)
         finally:
             for one in ranks.processes.values():
                 one.kill()  # none is to say goodbye to the others
@@ -127,7 +115,6 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
     told = ("ranks", "seed", "seconds", "step", "stall", "stall_every", "death_every", "codec")
     ours: Record = {} if way == "ddp" else {"every": chosen.every}
     ours |= {"grace": chosen.grace} if way == "diloco+grace" else {}
-    ours |= {"restart": chosen.restart} if way == "torchft" else {}
     return {
         "benchmark": "goodput",
         "way": way,
@@ -141,9 +128,7 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
     }
 
 
-def _train(
-    ranks: _Ranks, chosen: argparse.Namespace, folder: pathlib.Path, *, restarts: bool
-) -> int:
+def _train(ranks: _Ranks, chosen: argparse.Namespace, folder: pathlib.Path) -> int:
     """From when all ranks are there until the time is over. Returns how many died."""
     _wait_for_all(ranks, folder)
     start = time.time() + POLL_SECONDS
@@ -151,7 +136,6 @@ def _train(
     (folder / "go.new").rename(folder / "go")
     drawn = {rank: goodput.times(chosen, "death", rank) for rank in ranks.processes}
     due = sorted((at, rank) for rank, every in drawn.items() for at in every)
-    back: list[tuple[float, int]] = []
     deaths = 0
     while (now := time.time() - start) < chosen.seconds:
         while due and due[0][0] <= now:
@@ -159,11 +143,6 @@ def _train(
             if ranks.processes[rank].poll() is None:
                 ranks.processes[rank].kill()
                 deaths += 1
-                back.append((now + chosen.restart, rank))
-        while restarts and back and back[0][0] <= now:
-            rank = back.pop(0)[1]
-            ranks.processes[rank].wait()
-            ranks.processes[rank] = ranks.start(rank)
         time.sleep(POLL_SECONDS)
     return deaths
 
