@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from handles import EXACT, HANDLES, Training, batch, equal_on_ranks, make_model, whole
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
@@ -87,7 +88,7 @@ def test_samples_that_are_forgotten_are_an_error_on_all_ranks(
     for step in range(2):
         training.handle.samples = 1
         training.step(rank, step)
-    torch.distributed.barrier()  # who gives up ends what another has not got whole yet
+    dist.barrier()  # what ends the next step ends this one too, where it is under way still
     training.handle.samples = None if rank else 8
     if name == "DistributedOptimizer" and rank == 1:
         with pytest.raises(tersor.InvalidArgument, match="set samples before"):
