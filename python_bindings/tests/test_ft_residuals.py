@@ -21,13 +21,15 @@ class Replica:
 
     def __init__(self, codec: str, algorithm: str, fragments: int = 1) -> None:
         self.own = {"codec": codec, "algorithm": algorithm}
-        self.step = 0
+        self.step = self.quorum = 0
         self.places = Places(self.own, fragments, lambda: self.step)
 
     def exchange(self, transport: Any, seed: int, commits: bool = True) -> torch.Tensor:
         generator = torch.Generator().manual_seed(100 * transport.rank + seed)
         values = torch.randn(COUNT, generator=generator)
-        state = self.places.take(values, World(transport.rank, transport.ranks), "sum")()
+        state = self.places.take(
+            values, World(transport.rank, transport.ranks, self.quorum), "sum"
+        )()
         collectives.allreduce(transport, values, reduction="sum", state=state, **self.own)
         self.places.end_step()
         self.step += commits
@@ -69,6 +71,29 @@ def test_who_goes_on_with_fewer_owes_what_it_owed(codec: str, algorithm: str) ->
     torch.testing.assert_close(found[0] + left, sent + owed, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("codec", ["int4+ef", "hadamard:bits=1+ef"])
+def test_one_comes_back_as_the_rank_that_it_was(codec: str) -> None:
+    replicas = [Replica(codec, "two-shot") for _ in range(2)]
+
+    def rank(transport: tersor.Transport) -> list[torch.Tensor]:
+        return [replicas[transport.rank].exchange(transport, seed) for seed in range(5)]
+
+    tersor.local.run(2, rank)
+    owed, step = replicas[0].owed(), replicas[0].step
+    replicas[1] = Replica(codec, "two-shot")
+    replicas[1].step = step
+    for one in replicas:
+        one.quorum = 1
+    found = tersor.local.run(2, lambda ranks: replicas[ranks.rank].exchange(ranks, 9))
+    assert torch.equal(*found)
+    sent = sum(
+        torch.randn(COUNT, generator=torch.Generator().manual_seed(100 * rank + 9))
+        for rank in range(2)
+    )
+    left = replicas[0].owed() + replicas[1].owed()
+    torch.testing.assert_close(found[0] + left, sent + owed, atol=1e-4, rtol=1e-4)
+
+
 def test_each_fragment_has_places_of_its_own() -> None:
     def rank(transport: tersor.Transport) -> list[str]:
         replica = Replica("int4+ef", "two-shot", fragments=2)
@@ -97,10 +122,10 @@ def test_a_checkpoint_brings_back_what_was_owed() -> None:
 
 def test_another_tensor_in_a_place_begins_anew() -> None:
     places = Places({"codec": "int4+ef", "algorithm": "two-shot"}, 1, lambda: 0)
-    places.take(torch.zeros(COUNT), World(0, 2), "sum")()
+    places.take(torch.zeros(COUNT), World(0, 2, 0), "sum")()
     places.end_step()
     with pytest.warns(UserWarning, match="had 5000 values on cpu and has 4999"):
-        places.take(torch.zeros(COUNT - 1), World(0, 2), "sum")
+        places.take(torch.zeros(COUNT - 1), World(0, 2, 0), "sum")
     assert len(places.state_dict()["0.0"]) == COUNT - 1
 
 

@@ -86,7 +86,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         self._codec, self._algorithm = _way(codec)
         self._min_count = min_count
         self._caller: Caller | None = None
-        self._world = World(0, 1)
+        self._world = World(0, 1, 0)
         self._places: Places | None = None
         self._error: BaseException | None = None
         self.gradient_bytes = self.sent_bytes = 0
@@ -118,7 +118,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         """Connects the replicas of a quorum, as torchft's Manager asks. Raises TransportError with
         the rank that does not come."""
         self._end("a new quorum was called")
-        self._error, self._world = None, World(rank, world_size)
+        self._error, self._world = None, World(rank, world_size, self._world.quorum + 1)
         super().configure(store_addr, replica_id, rank, world_size, *more, **named)
         if world_size == 1:
             return

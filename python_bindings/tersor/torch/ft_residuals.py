@@ -28,6 +28,7 @@ class World(NamedTuple):
 
     rank: int
     ranks: int
+    quorum: int  #: of one replica's, in the order of its life
 
 
 @dataclasses.dataclass
@@ -66,7 +67,10 @@ class Place:
         return (self.count, self.device) == (like.numel(), like.device)
 
     def state(self, world: World, void: bool) -> _core.FeedbackState:
-        """For the next call among these ranks; ``void``: the call before was of a void step."""
+        """For the next call among these ranks; ``void``: the call before was of a void step.
+
+        Steps, which frames tell, are counted from each quorum on: who came back had none before.
+        """
         if void and self._before is not None:
             self._now.copy_(self._before)
         if self._state is None or self._world != world:
@@ -85,7 +89,7 @@ class Place:
         now = self._before if self.void and self._before is not None else self._now
         sender, owner = now.sender.cpu().clone(), now.owner.cpu()
         if self._world is not None:
-            _core.fold_owner(owner, sender, *self._world, self._options)
+            _core.fold_owner(owner, sender, *self._world[:2], self._options)
         return sender
 
     def restart(self, sender: Tensor) -> None:
@@ -94,7 +98,7 @@ class Place:
         self.void, self._state = False, None
 
     def _begun(self, sender: Tensor, world: World | None = None) -> _Owed:
-        count = _core.owned_count(self.count, *world, self._options) if world is not None else 0
+        count = _core.owned_count(self.count, *world[:2], self._options) if world is not None else 0
         words = torch.frombuffer(bytearray(_core.FRESH_STATE_WORDS), dtype=torch.int64)
         return _Owed(*(one.to(self.device) for one in (sender, zeros(count), words)))
 
