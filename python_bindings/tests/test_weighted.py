@@ -271,6 +271,24 @@ def weighs_all(rank: int, count: int, wrapped: str) -> None:
             assert torch.allclose(found.grad, one.grad, rtol=1e-5, atol=1e-7), (name, step)
 
 
+@pytest.mark.filterwarnings("ignore:.*uncompressed")
+@ranks.on(2)
+def test_a_sum_is_one_of_what_no_codec_takes_too(rank: int, count: int) -> None:
+    model = Mixed()
+    run = DistributedDataParallel(model)
+    tersor.torch.compress(run, codec="none", reduction="sum")
+    wanted = [torch.zeros_like(one) for one in model.parameters()]
+    for other in range(count):
+        alone, (inputs, targets) = Mixed(), part(other, 0, 8)
+        mse_loss(alone(inputs), targets.double()).backward()
+        for total, one in zip(wanted, alone.parameters(), strict=True):
+            total += one.grad
+    inputs, targets = part(rank, 0, 8)
+    mse_loss(run(inputs), targets.double()).backward()
+    for (name, found), total in zip(model.named_parameters(), wanted, strict=True):
+        assert torch.allclose(found.grad, total, rtol=1e-5, atol=1e-7), name
+
+
 @ranks.on(4)
 def test_a_mesh_of_two_dimensions_is_refused(rank: int, count: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
