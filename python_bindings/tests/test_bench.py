@@ -264,6 +264,18 @@ def test_ddp_gathers_no_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--parallel fsdp only" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--speeds", "1", "2", "3"], "--speeds has 3 numbers, of 2 ranks"),
+        (["--speeds", "1", "2"], "--speeds needs --row-seconds"),
+    ],
+)
+def test_wrong_speeds(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backward", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("codec", ["nonsense", "int8+ef", "auto"])
 def test_weights_by_a_wrong_codec(codec: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -289,6 +301,7 @@ def test_ways_that_fsdp_has_not(name: str) -> None:
     [
         (["--hooks", "none", "torch:powersgd=2"], 'no "torch:powersgd=2" with fsdp'),
         (["--bucket", "4"], "--bucket is DDP's"),
+        (["--hooks", "weighted:int8"], "weighted:CODEC is DDP's"),
     ],
 )
 def test_what_only_ddp_has_is_refused_before_anything_starts(

@@ -161,6 +161,20 @@ def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.long
+def test_backward_of_ranks_of_other_speeds(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "backward.json"
+    options = ["--mib", 4, "--iterations", 1, "--rows", 9, "--json", path]
+    options += ["--speeds", 1, 0.3333, "--row-seconds", 0.1]
+    bench("backward", "--hooks", "none", "weighted:none", "weighted:int8", *options)
+    none, exact, int8 = json.loads(path.read_text())
+    assert exact["relative_error"] < 1e-6 < int8["relative_error"] < 0.02
+    pauses = 9 * 0.1  # a sleep takes its time at least, on any machine
+    assert none["step_seconds"] > 3 * pauses
+    assert exact["step_seconds"] > pauses
+    assert none["speeds"] == exact["speeds"] == [1, 0.3333]
+
+
+@pytest.mark.long
 def test_backward_of_sharded_layers(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--parallel", "fsdp", "--mib", 8, "--iterations", 3, "--json", path]

@@ -2,11 +2,13 @@
 
 With few rows of input the layers' arithmetic is next to nothing beside their gradients: what is
 left is the reduction, overlapped as `DistributedDataParallel` overlaps it, or FSDP2, which gathers
-the weights too. Of a mixture of experts, whose rows travel, it is the whole step.
+the weights too. Of a mixture of experts, whose rows travel, it is the whole step. Ranks may have
+other speeds, which are pauses, and rows accordingly.
 """
 
 import dataclasses
 import statistics
+import time
 from typing import Literal
 
 import torch
@@ -38,6 +40,8 @@ class Shape:
     bucket_mib: float | None
     parallel: Parallel = "ddp"
     weights: str | None = None  # a codec for FSDP2's all-gathers, beside our codecs
+    speeds: tuple[float, ...] = ()  # of each rank; none: all have 1
+    row_seconds: float = 0.0  # that a step waits for each row, on a rank of speed 1
 
     @property
     def has_experts(self) -> bool:
@@ -48,6 +52,16 @@ class Shape:
     def layers(self) -> int:
         """4 MiB each."""
         return max(1, self.gradient_mib * 2**20 // LAYER_BYTES)
+
+    def speed(self, rank: int) -> float:
+        """Of this rank."""
+        return self.speeds[rank] if self.speeds else 1.0
+
+    def rows_of(self, name: str, rank: int) -> int:
+        """Of this rank's input, beside this hook."""
+        if not name.startswith(hooks.WEIGHTED):
+            return self.rows
+        return max(1, round(self.rows * self.speed(rank)))
 
     def chain(self, device: torch.device) -> nn.Sequential:
         """The layers, the same each time; experts as in a transformer, behind a norm."""
@@ -92,16 +106,26 @@ class Sample:
 
 
 class Pass:
-    """A forward and a backward pass of a model, of the same data each time."""
+    """A forward and a backward pass of a model, of the same data each time.
 
-    def __init__(self, model: nn.Module, shape: Shape, world: World) -> None:
-        self._model, self._world = model, world
+    Attributes:
+        rows: of this rank's input; the loss is their mean.
+    """
+
+    def __init__(
+        self, model: nn.Module, name: str, shape: Shape, world: World, hook: hooks.Hook | None
+    ) -> None:
+        """``hook``: the model's, if it has one, which is called ``name``."""
+        self._model, self._world, self._hook = model, world, hook
+        self.rows = shape.rows_of(name, world.rank)
+        self._pause = self.rows * shape.row_seconds / shape.speed(world.rank)
         self._counts_forward = shape.has_experts
         self._mark = mark_of(world.device)
         self._interface = NetworkInterface()
         draw = torch.Generator().manual_seed(1 + world.rank)
         self._inputs, self._weights = (
-            torch.randn(shape.rows, WIDTH, generator=draw).to(world.device) for _ in range(2)
+            torch.randn(shape.rows, WIDTH, generator=draw)[: self.rows].to(world.device)
+            for _ in range(2)
         )
 
     def run(self) -> Sample:
@@ -110,7 +134,10 @@ class Pass:
         self._world.meet()
         sent = self._interface.sent_bytes()
         start = self._mark()
-        loss: Tensor = (self._model(self._inputs) * self._weights).sum()
+        if self._hook is not None:
+            self._hook.samples_follow(self.rows)
+        time.sleep(self._pause)
+        loss: Tensor = (self._model(self._inputs) * self._weights).sum() / self.rows
         forward_end = self._mark()
         loss.backward()  # type: ignore[no-untyped-call]
         end = self._mark()
@@ -131,13 +158,22 @@ def _whole(values: Tensor) -> Tensor:
     return values.full_tensor() if isinstance(values, DTensor) else values
 
 
+def _exact(name: str, shape: Shape, world: World) -> Tensor:
+    """The mean gradient over all ranks' rows, in f64."""
+    alone = Pass(shape.chain(world.device), name, shape, world, None)
+    alone.run()
+    (rows,) = world.mean([alone.rows])
+    return world.mean_of(alone.gradients().double() * (alone.rows / rows))
+
+
 class Case:
     """A model with a hook, whose gradients were checked."""
 
-    def __init__(self, name: str, shape: Shape, exact: Tensor, world: World) -> None:
+    def __init__(self, name: str, shape: Shape, world: World) -> None:
+        exact = _exact(name, shape, world)
         self.name, self._world = name, world
         self._hook = shape.attach(name, world.device)
-        self._pass = Pass(self._hook.model, shape, world)
+        self._pass = Pass(self._hook.model, name, shape, world, self._hook)
         self._samples: list[Sample] = []
         self.relative_error = self._warm_up(exact)
 
@@ -196,15 +232,13 @@ def measure(
 
     Returns the seconds of a backward pass without communication, and the results in order.
     """
-    alone = Pass(shape.chain(world.device), shape, world)
-    alone.run()
-    exact = world.mean_of(alone.gradients().double())
-    cases = [Case(name, shape, exact, world) for name in names]
+    cases = [Case(name, shape, world) for name in names]
     for iteration in range(iterations):
         first = iteration % len(cases)
         for case in cases[first:] + cases[:first]:
             case.run()
     results = [case.result() for case in cases]
+    alone = Pass(shape.chain(world.device), "none", shape, world, None)
     compute_seconds = min(world.slowest([alone.run().seconds])[0] for _ in range(3))
     for case in cases:
         case.close()

@@ -3,10 +3,13 @@
 The median over iterations of the slowest rank, once DDP has made its buckets. More rows of input
 make the arithmetic longer, for hooks to hide behind. With --parallel fsdp each layer is sharded by
 FSDP2, whose steps gather the weights too. With --parallel experts there is a mixture of eight
-experts, spread over the ranks, and all times are of a whole step.
+experts, spread over the ranks, and all times are of a whole step. With --speeds a rank is as much
+slower as its number is below 1: a step waits --row-seconds for each row, the longer the slower it
+is; beside hooks weighted:CODEC it has as many rows fewer.
 """
 
 import argparse
+import os
 
 from tersor import _text
 from tersor.bench import hooks, launch, options, sharded_hooks, split_hooks
@@ -44,6 +47,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mib", type=options.positive, default=64, help="of gradients (64)")
     parser.add_argument("--rows", type=options.positive, default=2, help="of input (2)")
+    parser.add_argument(
+        "--speeds",
+        type=options.positive_number,
+        nargs="+",
+        default=[],
+        metavar="SPEED",
+        help="of each rank; default: 1",
+    )
+    parser.add_argument(
+        "--row-seconds",
+        type=options.positive_number,
+        default=0.0,
+        metavar="SECONDS",
+        help="that a step waits for each row, on a rank of speed 1; default: none",
+    )
     parser.add_argument("--bucket", type=float, metavar="MIB", help="of a bucket; default: DDP's")
     parser.add_argument("--iterations", type=options.positive, default=9, help="of each hook (9)")
     options.add_records(parser)
@@ -60,12 +78,32 @@ def run(chosen: argparse.Namespace) -> int:
         raise BenchmarkError("--weights are gathered with --parallel fsdp only")
     if chosen.bucket is not None and chosen.parallel != "ddp":
         raise BenchmarkError("--bucket is DDP's; elsewhere the gradients of a layer go together")
+    if chosen.speeds:
+        _check_speeds(chosen)
+    if chosen.parallel != "ddp" and any(name.startswith(hooks.WEIGHTED) for name in chosen.hooks):
+        raise BenchmarkError(f"{hooks.WEIGHTED}CODEC is DDP's, whose ranks have rows of their own")
     return launch.run_on_ranks(_measure_and_tell, chosen)
+
+
+def _check_speeds(chosen: argparse.Namespace) -> None:
+    ranks = int(os.environ.get("WORLD_SIZE", chosen.ranks))
+    if len(chosen.speeds) != ranks:
+        raise BenchmarkError(f"--speeds has {len(chosen.speeds)} numbers, of {ranks} ranks")
+    if not chosen.row_seconds:
+        raise BenchmarkError("--speeds needs --row-seconds, which a slower rank waits longer for")
 
 
 def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
     records = RecordFile(chosen.json if world.leads else None)
-    shape = Shape(chosen.mib, chosen.rows, chosen.bucket, chosen.parallel, chosen.weights)
+    shape = Shape(
+        chosen.mib,
+        chosen.rows,
+        chosen.bucket,
+        chosen.parallel,
+        chosen.weights,
+        tuple(chosen.speeds),
+        chosen.row_seconds,
+    )
     compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
     if not world.leads:
         return
@@ -93,6 +131,8 @@ def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
         **world.described(chosen.link),
         "dtype": "f32",
         "rows": shape.rows,
+        **({"speeds": list(shape.speeds)} if shape.speeds else {}),
+        **({"row_seconds": shape.row_seconds} if shape.row_seconds else {}),
         "iterations": chosen.iterations,
     }
 

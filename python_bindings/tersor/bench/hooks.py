@@ -6,8 +6,8 @@ bf16, ``sgd[=STEPS]:CODEC`` `CompressedSGD` likewise; ``onebit-adam[=STEPS]`` is
 so many steps (100) of f32,
 ``diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]:CODEC``
 is `DiLoCo`, both without DDP too; ``muon[=STEPS][,momentum=M]:CODEC`` is `CompressedMuon`,
-``muon[,momentum=M]`` PyTorch's Muon under DDP; any other word is a codec of ours, also
-``tersor:none``.
+``muon[,momentum=M]`` PyTorch's Muon under DDP; ``weighted:CODEC`` a codec of ours with gradients
+weighed by samples; any other word is a codec of ours, also ``tersor:none``.
 """
 
 import abc
@@ -45,6 +45,7 @@ ONEBIT = "onebit-adam"
 DILOCO = "diloco"
 MUON = "muon"
 TORCHFT = "torchft"
+WEIGHTED = "weighted:"
 MOMENTUM = r"(?:,momentum=((?:\d*\.)?\d+))?"
 CASTS = {
     THEIRS + "bf16": default_hooks.bf16_compress_hook,
@@ -61,7 +62,7 @@ SUMMARY = (
     "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
     ":CODEC (DiLoCo, of AdamWs or Muons), "
     "torchft=EVERY[,fragments=P][,delay=T][:CODEC] (torchft's DiLoCo), "
-    "or a codec of ours"
+    "weighted:CODEC (by samples), or a codec of ours"
 )
 
 
@@ -95,8 +96,12 @@ class Hook(abc.ABC):
         """What moves the weights, where ``plain`` does so if gradients were averaged."""
         return plain
 
+    def samples_follow(self, count: int) -> None:  # noqa: B027
+        """Before a backward pass whose loss is the mean of so many."""
+
     def learn(self, batch: Batch) -> Tensor:
         """A step's forward and backward pass, after which gradients are there. Returns the loss."""
+        self.samples_follow(len(batch[0]))
         loss = functional.cross_entropy(*scores_of(self.model, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -171,6 +176,17 @@ class CountedHook(Hook):
 
     def close(self) -> None:
         self._end()
+
+
+class WeightedHook(CountedHook):
+    """Ours under DDP; ranks' batches may differ in size."""
+
+    def __init__(self, model: DistributedDataParallel, codec: str) -> None:
+        self._state = tersor.torch.compress(model, codec=codec, weighted=True)
+        super().__init__(model, self._state, self._state.close)
+
+    def samples_follow(self, count: int) -> None:
+        self._state.samples = count
 
 
 class OptimizerHook(CountedHook):
@@ -322,6 +338,8 @@ def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hoo
     if name in CASTS:
         model.register_comm_hook(None, CASTS[name])
         return _ring(model, value_bytes=2)
+    if name.startswith(WEIGHTED):
+        return WeightedHook(model, name.removeprefix(WEIGHTED))
     handle = tersor.torch.compress(model, codec=name.removeprefix(OURS))
     return CountedHook(model, handle, handle.close)
 
