@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tersor.bench import goodput  # noqa: E402  torch comes first
+from tersor.bench import goodput_command, goodput_pace  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 
 
@@ -22,24 +22,56 @@ def told(**more: object) -> argparse.Namespace:
 
 
 def test_failures_come_of_the_seed_alone() -> None:
-    stalls = goodput.times(told(), "stall", 0)
-    assert stalls == goodput.times(told(death_every=5.0), "stall", 0) == sorted(stalls)
+    stalls = goodput_pace.times(told(), "stall", 0)
+    assert stalls == goodput_pace.times(told(death_every=5.0), "stall", 0) == sorted(stalls)
     assert stalls[0] > 0
     assert stalls[-1] < 1000
     assert len(stalls) == pytest.approx(100, abs=40)
-    assert stalls != goodput.times(told(), "stall", 1)
-    assert stalls != goodput.times(told(seed=2), "stall", 0)
-    assert goodput.times(told(), "death", 0) == []
-    assert goodput.times(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
+    assert stalls != goodput_pace.times(told(), "stall", 1)
+    assert stalls != goodput_pace.times(told(seed=2), "stall", 0)
+    assert goodput_pace.times(told(), "death", 0) == []
+    assert goodput_pace.times(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
 
 
 def test_steps_that_count_outlive_their_process(tmp_path: pathlib.Path) -> None:
-    more = {"step": 0.1, "stall": 1.0, "folder": str(tmp_path)}
-    goodput.Pace(told(**more), 3).count(5)
-    pace = goodput.Pace(told(**more), 3)  # started again
-    pace.count(2)
-    assert [one.name for one in tmp_path.iterdir()] == ["counted.3"]
-    assert (tmp_path / "counted.3").read_text() == "7"
+    (tmp_path / "go").write_text("0")
+    for steps in (5, 2):  # and is started again
+        pace = goodput_pace.Pace(told(step=0.1, stall=1.0, folder=str(tmp_path)), 3)
+        pace.begin()
+        pace.count(steps)
+    with (tmp_path / "counted.3").open("a") as half:
+        half.write("17.5")  # it was killed while it wrote
+    found = goodput_pace.counted(tmp_path, 3)
+    assert [steps for _, steps in found] == [5, 2]
+    assert found[0][0] <= found[1][0]
+    assert goodput_pace.counted(tmp_path, 4) == []
+
+
+def test_what_ranks_would_do_alone() -> None:
+    chosen = told(seed=3, seconds=100.0, stall=5.0, restart=20.0, death_every=30.0)
+    never = told(stall_every=0.0)
+    assert goodput_command._alive(0, "ddp", never) == 1000
+
+    stalls = goodput_pace.times(chosen, "stall", 2)
+    deaths = goodput_pace.times(chosen, "death", 2)
+    assert stalls
+    assert deaths
+    for way, gone in (("ddp", 100.0), ("torchft-ddp", 20.0)):
+        lost = [(at, at + 5) for at in stalls] + [(at, at + gone) for at in deaths]
+        cells = [(one + 0.5) / 100 for one in range(10_000)]
+        alive = sum(not any(start <= at < end for start, end in lost) for at in cells) / 100
+        assert goodput_command._alive(2, way, chosen) == pytest.approx(alive, abs=0.1)
+
+
+def test_the_pause_after_a_death() -> None:
+    made = [
+        [(1.0, 1), (2.0, 1), (6.0, 1), (7.0, 1)],  # learns of it in the step after
+        [(1.0, 1), (2.1, 1), (5.5, 1), (30.0, 1)],
+        [(1.0, 1)],  # dies
+    ]
+    assert goodput_command._pause(made, [(1.5, 2)], 1.0) == 4.0
+    assert goodput_command._pause(made, [(1.5, 2), (6.1, 1)], 1.0) == pytest.approx(2.5)
+    assert goodput_command._pause(made, [], 1.0) is None
 
 
 @pytest.mark.parametrize("option", ["--grace=-1", "--stall-every=nan", "--step=0", "--ways=fsdp"])
@@ -67,3 +99,4 @@ def test_each_way_is_a_record(tmp_path: pathlib.Path) -> None:
         assert 0 < one["steps"] <= 180
         assert one["goodput"] == one["steps"] / 180
         assert one["stalls"] > 0
+        assert one["goodput"] <= one["alone"] < 0.9

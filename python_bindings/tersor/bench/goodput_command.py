@@ -2,13 +2,18 @@
 
 Ranks of this host train a tiny model, each step of which sleeps. Stalls of a given length and
 deaths are drawn from a seed, exponentially, the same for all ways; a death is kill -9, and for
-good. Goodput: the steps of all ranks that went into the weights they have in common, of those that
-as many would make without a failure.
+good, but under torchft, where a replica is started again. Goodput: the steps of all ranks that went
+into the weights they have in common, of those that as many would make without a failure; alone:
+what ranks would make that wait for nobody. Pause: the median, over deaths, of the longest time
+between two such steps of a rank that lives.
 """
 
 import argparse
+import importlib.util
+import itertools
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,10 +24,22 @@ import torch.distributed as dist
 from tersor import _text
 from tersor.bench import goodput, launch, options, world
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.goodput_pace import counted, times
+from tersor.bench.goodput_torchft import Lighthouse
 from tersor.bench.records import Record, RecordFile, add_option
 
 START_SECONDS = 600.0  # for importing, on a machine that is busy
 POLL_SECONDS = 0.02
+
+
+def _ways() -> list[str]:
+    """Those that can run here."""
+    here = importlib.util.find_spec("torchft") is not None
+    return [way for way in goodput.WAYS if here or not _is_torchft(way)]
+
+
+def _is_torchft(way: str) -> bool:
+    return way.startswith("torchft")
 
 
 def _not_below_0(text: str) -> float:
@@ -33,13 +50,15 @@ def _not_below_0(text: str) -> float:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of the command line."""
-    parser.add_argument("--ways", nargs="+", choices=goodput.WAYS, default=list(goodput.WAYS))
+    parser.add_argument("--ways", nargs="+", choices=goodput.WAYS, default=_ways())
     parser.add_argument("--ranks", type=options.positive, default=4, help="(4)")
     parser.add_argument("--seed", type=int, default=1, help="of the failures (1)")
     for name, default, text in (
         ("seconds", 60.0, "that each way trains"),
         ("step", 0.1, "seconds of an inner step"),
         ("stall", 5.0, "seconds of a stall"),
+        ("heartbeat", 5.0, "seconds without one after which torchft holds a replica for dead"),
+        ("restart", 5.0, "seconds from a death to the replica's new process, under torchft"),
     ):
         parser.add_argument(
             f"--{name}", type=options.positive_number, default=default, help=f"{text} ({default:g})"
@@ -47,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, default, text in (
         ("stall-every", 20.0, "mean seconds between two stalls of a rank; 0: it has none"),
         ("death-every", 240.0, "mean seconds to the death of a rank; 0: it does not die"),
-        ("grace", 0.5, "seconds for which diloco+grace waits for who is late"),
+        ("grace", 0.2, "seconds for which diloco+grace and torchft's lighthouse wait for the late"),
     ):
         parser.add_argument(
             f"--{name}", type=_not_below_0, default=default, help=f"{text} ({default:g})"
@@ -61,20 +80,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Measures each way, or is a rank of one. Returns the exit status."""
     if chosen.folder is not None:
-        world.enter("cpu", 1, "gloo")
+        if not _is_torchft(chosen.ways[0]):
+            world.enter("cpu", 1, "gloo")
         goodput.train(chosen, int(os.environ["RANK"]))
+    for way in chosen.ways:
+        if way not in _ways():
+            raise BenchmarkError(f"{way}: pip install torchft")
     records, found = RecordFile(chosen.json), []
     for way in chosen.ways:
         found.append(_measure(way, chosen))
         records.add(found[-1])
-    head = ["way", "goodput", "steps", "without failures", "deaths", "stalls"]
+    head = ["way", "goodput", "alone", "steps", "without failures", "deaths", "stalls", "pause"]
     print(_text.table(head, [_row(record) for record in found]))
     return 0
 
 
 def _row(record: Record) -> list[str]:
+    shares = [f"{record[field]:.2f}" for field in ("goodput", "alone")]
     rest = [str(record[field]) for field in ("steps", "most_steps", "deaths", "stalls")]
-    return [str(record["way"]), f"{record['goodput']:.2f}", *rest]
+    pause = record["pause_seconds"]
+    rest += [_text.seconds(pause) if isinstance(pause, float) else "—"]
+    return [str(record["way"]), *shares, *rest]
 
 
 class _Ranks:
@@ -87,16 +113,23 @@ class _Ranks:
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
         )
         self._log = pathlib.Path(folder, "log").open("wb")  # noqa: SIM115
+        self._lighthouse = Lighthouse(chosen, self._log) if _is_torchft(way) else None
         self._ranks = chosen.ranks
         self.processes = {rank: self.start(rank) for rank in range(chosen.ranks)}
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **launch.environment(rank, self._ranks, self._store.port)}
         environment |= {"TERSOR_TCP_ADDRESS": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+        if self._lighthouse is not None:
+            environment["TORCHFT_LIGHTHOUSE"] = self._lighthouse.address
         return subprocess.Popen(self._command, env=environment, stdout=self._log, stderr=self._log)
 
     def end(self) -> None:
-        launch.end(self.processes.values())
+        for one in self.processes.values():
+            one.kill()  # none is to say goodbye to the others
+            one.wait()
+        if self._lighthouse is not None:
+            self._lighthouse.end()
         self._log.close()
 
 
@@ -105,45 +138,90 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
         folder = pathlib.Path(name)
         ranks = _Ranks(way, chosen, name)
         try:
-            deaths = _train(ranks, chosen, folder)
+            deaths = _train(ranks, chosen, folder, restarts=_is_torchft(way))
         finally:
-            for one in ranks.processes.values():
-                one.kill()  # none is to say goodbye to the others
             ranks.end()
-        steps = sum(int(one.read_text()) for one in folder.glob("counted.*[0-9]"))
-    most = round(chosen.ranks * chosen.seconds / chosen.step)
-    told = ("ranks", "seed", "seconds", "step", "stall", "stall_every", "death_every", "codec")
-    ours: Record = {} if way == "ddp" else {"every": chosen.every}
-    ours |= {"grace": chosen.grace} if way == "diloco+grace" else {}
+        made = [counted(folder, rank) for rank in range(chosen.ranks)]
+    steps = sum(steps for rank in made for at, steps in rank if at <= chosen.seconds)
+    available = chosen.ranks * chosen.seconds
+    most = round(available / chosen.step)
     return {
         "benchmark": "goodput",
         "way": way,
-        **{field: getattr(chosen, field) for field in told},
-        **ours,
-        "stalls": sum(len(goodput.times(chosen, "stall", one)) for one in range(chosen.ranks)),
-        "deaths": deaths,
+        **_setting(way, chosen),
+        "stalls": sum(len(times(chosen, "stall", one)) for one in range(chosen.ranks)),
+        "deaths": len(deaths),
         "steps": steps,
         "most_steps": most,
         "goodput": steps / most,
+        "alone": sum(_alive(one, way, chosen) for one in range(chosen.ranks)) / available,
+        "pause_seconds": _pause(made, deaths, chosen.step),
     }
 
 
-def _train(ranks: _Ranks, chosen: argparse.Namespace, folder: pathlib.Path) -> int:
-    """From when all ranks are there until the time is over. Returns how many died."""
+def _setting(way: str, chosen: argparse.Namespace) -> Record:
+    told = ["ranks", "seed", "seconds", "step", "stall", "stall_every", "death_every", "codec"]
+    told += ["every"] if "diloco" in way else []
+    told += ["grace"] if way in ("diloco+grace", "torchft-diloco", "torchft-ddp") else []
+    told += ["heartbeat", "restart"] if _is_torchft(way) else []
+    return {field: getattr(chosen, field) for field in told}
+
+
+def _alive(rank: int, way: str, chosen: argparse.Namespace) -> float:
+    """Seconds for which this rank neither stalls nor is dead."""
+    gone: float = chosen.restart if _is_torchft(way) else chosen.seconds
+    lost = [(at, at + chosen.stall) for at in times(chosen, "stall", rank)]
+    lost += [(at, at + gone) for at in times(chosen, "death", rank)]
+    alive, now = 0.0, 0.0
+    for start, end in sorted(lost):
+        alive += max(0.0, start - now)
+        now = max(now, end)
+    return alive + max(0.0, float(chosen.seconds) - now)
+
+
+def _pause(
+    made: list[list[tuple[float, int]]], deaths: list[tuple[float, int]], step: float
+) -> float | None:
+    """The median of what the others' longest pauses were, of those that hold a death or begin with
+    the two steps after it."""
+    found = []
+    for died, rank in deaths:
+        pauses = [
+            after - before
+            for other, told in enumerate(made)
+            if other != rank
+            for (before, _), (after, _) in itertools.pairwise(told)
+            if before <= died + 2 * step and died <= after
+        ]
+        found += [max(pauses)] if pauses else []
+    return statistics.median(found) if found else None
+
+
+def _train(
+    ranks: _Ranks, chosen: argparse.Namespace, folder: pathlib.Path, *, restarts: bool
+) -> list[tuple[float, int]]:
+    """From when all ranks are there until the time is over. Returns who died, and when."""
     _wait_for_all(ranks, folder)
     start = time.time() + POLL_SECONDS
     (folder / "go.new").write_text(str(start))
     (folder / "go.new").rename(folder / "go")
-    drawn = {rank: goodput.times(chosen, "death", rank) for rank in ranks.processes}
-    due = sorted((at, rank) for rank, every in drawn.items() for at in every)
-    deaths = 0
+    due = [(at, rank) for rank in ranks.processes for at in times(chosen, "death", rank)]
+    back: list[tuple[float, int]] = []
+    deaths = []
+    due.sort()
     while (now := time.time() - start) < chosen.seconds:
-        while due and due[0][0] <= now:
+        if due and due[0][0] <= now:
             _, rank = due.pop(0)
             if ranks.processes[rank].poll() is None:
                 ranks.processes[rank].kill()
-                deaths += 1
-        time.sleep(POLL_SECONDS)
+                deaths.append((now, rank))
+                back.append((now + chosen.restart, rank))
+        elif restarts and back and back[0][0] <= now:
+            rank = back.pop(0)[1]
+            ranks.processes[rank].wait()
+            ranks.processes[rank] = ranks.start(rank)
+        else:
+            time.sleep(POLL_SECONDS)
     return deaths
 
 

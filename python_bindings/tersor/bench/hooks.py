@@ -60,7 +60,7 @@ SUMMARY = (
     "(CompressedAdamW), sgd[=STEPS]:CODEC (CompressedSGD), onebit-adam[=STEPS], "
     "muon[=STEPS][,momentum=M]:CODEC (CompressedMuon), muon[,momentum=M] (PyTorch's, under DDP), "
     "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
-    ":CODEC (DiLoCo, of AdamWs or Muons), "
+    ":CODEC[/SMALL] (DiLoCo, of AdamWs or Muons), "
     "torchft=EVERY[,fragments=P][,delay=T][:CODEC] (torchft's DiLoCo), "
     "weighted:CODEC (by samples), or a codec of ours"
 )

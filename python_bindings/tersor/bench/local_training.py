@@ -1,6 +1,7 @@
 """`DiLoCo` in a training, as a hook's name has it: ``EVERY[,rate=R][,…]``."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from tersor.bench.timing import Mark, Span, mark_of
 from tersor.torch.fragments import Timetable
 
 SGD_DEFAULTS = {"rate": 0.7, "momentum": 0.9}  # the DiLoCo paper's, outside
+_LARGE = 4096  # values, from which on parameters of two dimensions go by the codec by themselves
 OPTIONS = r"(?:,(?:rate|momentum|residual|mix|muon)=(?:\d*\.)?\d+|,(?:fragments|delay)=\d+)*"
 PATTERN = rf"0*[1-9]\d*{OPTIONS}"
 
@@ -29,6 +31,15 @@ def check(options: str) -> None:
         _told(options)
     except tersor.InvalidArgument as error:
         raise BenchmarkError(f"diloco={options}: {error}") from error
+
+
+def _way(module: nn.Module, codec: str) -> dict[str, Any]:
+    """``CODEC`` as options of ours; ``CODEC/SMALL``: what would travel as bf16 goes by SMALL."""
+    codec, _, small = codec.partition("/")
+    if not small:
+        return {"codec": codec}
+    named = [n for n, one in module.named_parameters() if one.dim() == 1 or one.numel() < _LARGE]
+    return {"rules": [*((name, small) for name in named), ("*", codec)]}
 
 
 class LocalTraining:
@@ -60,7 +71,7 @@ class LocalTraining:
                 nesterov=sgd["momentum"] > 0,
             ),
             residual_factor=told.get("residual", 1.0),
-            codec=codec,
+            **_way(module, codec),
         )
         self._named = dict(module.named_parameters())
         self._mark = mark_of(next(module.parameters()).device)
