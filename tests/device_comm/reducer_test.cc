@@ -192,6 +192,22 @@ TEST_P(ReducerOnDevice, GoesOnFromAState) {
   });
 }
 
+// Who has no samples brings what nobody may look at.
+TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
+  expect_as_on_hosts(3, [](Transport& transport, const Place& place) {
+    ReducerOptions options = options_of(place);
+    options.weights = Weights::kOn;
+    Model model(transport, place, options);
+    Outcome outcome;
+    for (int step = 0; step < 4; ++step) {
+      model.reducer().weigh((transport.rank() + step) % 3);
+      append(outcome.values, model.step(step));
+    }
+    outcome.state = model.reducer().save_state();
+    return outcome;
+  });
+}
+
 // From a state on, so that residuals and the codec's memory go there and back.
 TEST_P(ReducerOnDevice, MatricesOfLowRankGoOnFromTheirMemory) {
   if (!GetParam().own_sums) GTEST_SKIP() << "bare values are added by the library below";

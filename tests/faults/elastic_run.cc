@@ -49,6 +49,7 @@ class Training {
                                                                     .chunk_count = 3'000,
                                                                     .progress = plan.progress,
                                                                     .elastic = Elastic::kOn,
+                                                                    .weights = plan.weights,
                                                                     .timeout = plan.timeout});
     for (std::size_t i = 0; i < gradients_.size(); ++i)
       reducer_->add("parameter " + std::to_string(i), gradients_[i]);
@@ -69,6 +70,7 @@ class Training {
 
  private:
   void reduce(int step) {
+    if (plan_.weights == Weights::kOn) reducer_->weigh((rank_ + step) % plan_.ranks + 0.5);
     for (std::size_t p = 0; p < gradients_.size(); ++p) {
       for (std::size_t i = 0; i < gradients_[p].size(); ++i)
         gradients_[p][i] = gradient_of(rank_, step, p, i);
@@ -154,7 +156,8 @@ std::string ElasticPlan::text() const {
   std::ostringstream text;
   text << "seed " << seed << ": " << ranks << " ranks, " << steps << " steps of " << counts.size()
        << " parameters by " << codec << ", " << algorithm_name(algorithm)
-       << (progress == ProgressBy::kCaller ? ", driven by the caller" : "");
+       << (progress == ProgressBy::kCaller ? ", driven by the caller" : "")
+       << (weights == Weights::kOn ? ", weighed" : "");
   for (const Victim& one : victims)
     text << "; rank " << one.rank << ": " << fault_name(one.kind) << " at operation "
          << one.operations << (one.in_recovery ? " of the recovery" : "");
@@ -196,6 +199,7 @@ ElasticPlan draw_elastic_plan(std::uint64_t seed, Home home) {
     if (one.in_recovery) one.operations = 1 + one.operations % 12;
     if (plan.victim(one.rank) == nullptr) plan.victims.push_back(one);
   }
+  if (below(3) == 0) plan.weights = Weights::kOn;
   return plan;
 }
 

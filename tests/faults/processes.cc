@@ -7,12 +7,12 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdio>
-#include <exception>
 #include <fstream>
 #include <stdexcept>
 #include <thread>
 #include <utility>
+
+#include "tests/support/children.h"
 
 namespace tersor::faults {
 namespace {
@@ -61,23 +61,7 @@ std::vector<std::optional<std::vector<std::string>>> Processes::wait(
 }
 
 void Processes::start(int rank) {
-  const pid_t process = fork();
-  if (process < 0) throw std::runtime_error("cannot fork");
-  if (process == 0) be(rank);
-  processes_.push_back(process);
-}
-
-// A forked process, of which nothing else of the test may run.
-void Processes::be(int rank) const {
-  try {
-    tell(rank, run_(rank, folder_));
-    _exit(0);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-  } catch (...) {
-    std::fprintf(stderr, "rank %d: something else was thrown\n", rank);
-  }
-  _exit(1);
+  processes_.push_back(test::fork_rank(rank, [&] { tell(rank, run_(rank, folder_)); }));
 }
 
 void Processes::tell(int rank, const std::vector<std::string>& lines) const {

@@ -33,7 +33,6 @@ class Processes {
   std::filesystem::path report(int rank) const;
   bool all_told(const std::set<int>& fatal) const;
   void start(int rank);
-  [[noreturn]] void be(int rank) const;
   void tell(int rank, const std::vector<std::string>& lines) const;
 
   Run run_;

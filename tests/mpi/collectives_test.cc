@@ -40,6 +40,31 @@ TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
       }
 }
 
+/// Steps of which ranks have other numbers of samples, one of them none.
+Values weighed_steps(Transport& transport, const Values& gradient) {
+  GradientReducer reducer(transport, {.codec = "int8+ef", .weights = Weights::kOn});
+  Values values = gradient, all;
+  reducer.add("w", values, 1, values.size());
+  for (int step = 0; step < 3; ++step) {
+    values = gradient;
+    reducer.weigh((transport.rank() + step) % transport.ranks());
+    reducer.ready("w");
+    reducer.wait();
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+TEST(MpiCollectives, WeighedStepsHaveTheBitsOfThreads) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  if (transport.ranks() < 2) GTEST_SKIP() << "on 2 or more ranks";
+  const auto inputs = gradients(transport.ranks(), 50'001);
+  const auto own = static_cast<std::size_t>(transport.rank());
+  const auto wanted = on_ranks(
+      inputs, [](Transport& threads, Values& values) { values = weighed_steps(threads, values); });
+  expect_same_bits(weighed_steps(transport, inputs[own]), wanted[own], "int8+ef");
+}
+
 TEST(MpiCollectives, WhoRunsAheadTakesLittleMemory) {
   MpiTransport transport(MPI_COMM_WORLD);
   if (transport.ranks() < 3) GTEST_SKIP() << "on 3 or more ranks";

@@ -9,13 +9,13 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "comm/transport/arguments.h"
+#include "tests/support/children.h"
 #include "tests/transport/calls.h"
 
 namespace tersor::test {
@@ -86,21 +86,6 @@ void go_on_without(int signal, const fs::path& meeting, int rank, int connection
   require_survivors(find_alive(*lifeline->channel(), patience));
 }
 
-pid_t fork_one(int signal, const fs::path& meeting, int rank, int connections) {
-  const pid_t process = fork();
-  if (process < 0) throw std::runtime_error("cannot fork");
-  if (process != 0) return process;
-  try {
-    go_on_without(signal, meeting, rank, connections);
-    _exit(0);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-  } catch (...) {
-    std::fprintf(stderr, "rank %d: something else was thrown\n", rank);
-  }
-  _exit(1);
-}
-
 class TcpLifelines : public ::testing::TestWithParam<int> {};
 
 INSTANTIATE_TEST_SUITE_P(Signals, TcpLifelines, ::testing::Values(SIGKILL, SIGSTOP),
@@ -114,14 +99,12 @@ TEST_P(TcpLifelines, GoOnWithoutAProcess) {
   for (const int connections : {1, 3}) {
     std::vector<pid_t> processes;
     for (int rank = 0; rank < kLifelineRanks; ++rank)
-      processes.push_back(
-          fork_one(GetParam(), fs::path(name) / std::to_string(connections), rank, connections));
+      processes.push_back(fork_rank(rank, [&] {
+        go_on_without(GetParam(), fs::path(name) / std::to_string(connections), rank, connections);
+      }));
     for (int rank = 0; rank < kLifelineRanks; ++rank) {
       if (rank == kVictim) continue;
-      int ended = 0;
-      EXPECT_EQ(waitpid(processes[static_cast<std::size_t>(rank)], &ended, 0),
-                processes[static_cast<std::size_t>(rank)]);
-      EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0) << "rank " << rank;
+      EXPECT_TRUE(ended_well(processes[static_cast<std::size_t>(rank)])) << "rank " << rank;
     }
     kill(processes[kVictim], SIGKILL);
     waitpid(processes[kVictim], nullptr, 0);

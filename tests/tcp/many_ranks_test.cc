@@ -3,7 +3,6 @@
 // TERSOR_TCP_RANKS=256 counts for another number of ranks, and prints what it found.
 #include <gtest/gtest.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <tersor/collectives.h>
 #include <tersor/tcp.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/children.h"
 #include "tests/transport/calls.h"
 
 namespace tersor::test {
@@ -89,21 +89,6 @@ void write(const fs::path& file, const Count& count) {
                       << count.kilobytes;
 }
 
-pid_t fork_rank(const fs::path& folder, int rank, int ranks) {
-  const pid_t process = fork();
-  if (process < 0) throw std::runtime_error("cannot fork");
-  if (process != 0) return process;
-  try {
-    write(folder / std::to_string(rank), take_part(folder / "meeting", rank, ranks));
-    _exit(0);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-  } catch (...) {
-    std::fprintf(stderr, "rank %d: something else was thrown\n", rank);
-  }
-  _exit(1);
-}
-
 int wanted_ranks() {
   const char* wish = std::getenv("TERSOR_TCP_RANKS");
   return wish == nullptr ? 64 : std::stoi(wish);
@@ -115,12 +100,12 @@ TEST(TcpManyRanks, FormAWorldAndReduce) {
   ASSERT_NE(mkdtemp(name.data()), nullptr);
   const fs::path folder = name;
   std::vector<pid_t> processes;
-  for (int rank = 0; rank < ranks; ++rank) processes.push_back(fork_rank(folder, rank, ranks));
-  for (const pid_t process : processes) {
-    int ended = 0;
-    ASSERT_EQ(waitpid(process, &ended, 0), process);
-    EXPECT_TRUE(WIFEXITED(ended) && WEXITSTATUS(ended) == 0);
+  for (int rank = 0; rank < ranks; ++rank) {
+    processes.push_back(fork_rank(rank, [&] {
+      write(folder / std::to_string(rank), take_part(folder / "meeting", rank, ranks));
+    }));
   }
+  for (const pid_t process : processes) EXPECT_TRUE(ended_well(process));
   Count most;
   for (int rank = 0; rank < ranks; ++rank) {
     Count count;
