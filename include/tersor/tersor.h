@@ -12,6 +12,7 @@
 #include <tersor/isa.h>
 #include <tersor/reducer.h>
 #include <tersor/sending.h>
+#include <tersor/server.h>
 #include <tersor/span.h>
 #include <tersor/stream.h>
 #include <tersor/threads.h>

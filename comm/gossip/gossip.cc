@@ -1,0 +1,312 @@
+#include <tersor/buffer.h>
+#include <tersor/codec.h>
+#include <tersor/error.h>
+#include <tersor/gossip.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+// Before each frame. Little-endian.
+struct Head {
+  std::uint32_t epoch = 0;  // how often the sender has begun anew
+  std::uint32_t step = 0;
+  std::uint64_t reserved = 0;
+};
+static_assert(sizeof(Head) == 16);
+
+Operation operation(std::chrono::milliseconds timeout) {
+  return {.name = "gossip", .tag = kUnorderedTag, .timeout = timeout};
+}
+
+std::shared_ptr<const Codec> codec_of(const std::string& spec) {
+  auto codec = make_codec(spec);
+  if (codec->has_feedback())
+    throw InvalidArgument("gossip by \"" + spec + "\": what is left out is left over by itself: without +ef");
+  return codec;
+}
+
+Plan plan_of(const Codec& codec, std::span<const Segment> segments) {
+  Plan plan = codec.plan({.segments = segments});
+  const auto& exchanges = plan.rounds.front().exchanges;
+  if (plan.rounds.size() != 1 ||
+      std::ranges::find(exchanges, Exchange::kGather) == exchanges.end())
+    throw InvalidArgument("gossip by \"" + codec.spec().text() +
+                          "\", which all ranks exchange together: take one that encodes by itself");
+  return plan;
+}
+
+// What is left of the energy of normal values.
+double kept_energy(const Codec& codec) {
+  constexpr std::size_t kCount = 1 << 14;
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(kCount), back(kCount);
+  for (float& one : values) one = normal(generator);
+  const Segment segment{.count = kCount};
+  const Plan plan = plan_of(codec, {&segment, 1});
+  Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
+  const ConstValueSpan in(values);
+  const ValueSpan out(back);
+  codec.encode({.segments = {&segment, 1},
+                .gradients = {&in, 1},
+                .execution = {.workspace = workspace.span()}},
+               frame.span());
+  const ConstByteSpan bytes = frame.span();
+  codec.decode({.segments = {&segment, 1},
+                .frames = {&bytes, 1},
+                .outputs = {&out, 1},
+                .execution = {.workspace = workspace.span()}});
+  double lost = 0, all = 0;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    lost += (values[i] - back[i]) * (values[i] - back[i]);
+    all += values[i] * values[i];
+  }
+  return 1 - lost / all;
+}
+
+double step_size_of(const GossipOptions& options, const Codec& codec) {
+  if (options.step_size != 0) {
+    if (!(options.step_size > 0 && options.step_size <= 1))
+      throw InvalidArgument("gossip: step_size is above 0 and at most 1, not " +
+                            std::to_string(options.step_size));
+    return options.step_size;
+  }
+  const double kept = kept_energy(codec);  // tried on rings of 8 and 16: docs/gossip.md
+  return kept > 0.6 ? 1.0 : std::max(kept / 2, 0.01);
+}
+
+}  // namespace
+
+// A neighbour, and what is under way to and from it.
+struct Link {
+  Edge edge;
+  Handle sending, receiving;
+  bool is_known = false;  // what it knows of us, and we of it, is of one epoch
+};
+
+struct Gossip::State {
+  State(Transport& transport, Topology graph, const GossipOptions& chosen)
+      : topology(std::move(graph)),
+        options(chosen),
+        codec(codec_of(chosen.codec)),
+        step_size(step_size_of(chosen, *codec)),
+        rank(transport.rank()),
+        everybody(transport.channel()),
+        lifeline(transport.lifeline()) {
+    if (topology.ranks() != transport.ranks())
+      throw InvalidArgument("gossip: a topology of " + std::to_string(topology.ranks()) +
+                            " ranks among " + std::to_string(transport.ranks()));
+    for (const Edge& edge : topology.edges(rank)) links.push_back({.edge = edge});
+  }
+
+  const Topology topology;
+  const GossipOptions options;
+  const std::shared_ptr<const Codec> codec;
+  const double step_size;
+  const int rank;
+  const std::unique_ptr<Transport> everybody, lifeline;
+  std::vector<Link> links;
+  std::vector<std::string> names;
+  std::vector<ValueSpan> weights;
+  std::vector<Segment> segments;
+  std::vector<std::vector<float>> known, around;  // x̂; Σ w x̂ of the neighbours that are known
+  Plan plan;
+  Buffer message, workspace;
+  std::uint32_t epoch = 0;
+  std::uint64_t signature = 0;
+  bool is_under_way = false;
+  GossipStatistics seen;
+
+  FrameIdentity identity() const { return {signature, options.checksum}; }
+  Execution execution() const { return {.workspace = workspace.span()}; }
+  ConstByteSpan own_frame() const {
+    const ByteSpan frame = message.span().subspan(sizeof(Head));
+    return frame.first(frame_bytes(frame));
+  }
+
+  // Before the first step.
+  void settle() {
+    if (!plan.rounds.empty()) return;
+    plan = plan_of(*codec, segments);
+    message = Buffer(sizeof(Head) + plan.frame_bytes);
+    workspace = Buffer(plan.workspace_bytes);
+    agree();
+    for (const ValueSpan& one : weights) {
+      known.emplace_back(one.count());
+      around.emplace_back(one.count());
+    }
+  }
+
+  // Throws on all ranks alike.
+  void agree() {
+    Signature own;
+    own.add(codec->spec().text()).add(options.checksum);
+    own.add(static_cast<std::uint64_t>(step_size * 1e9));
+    for (int one = 0; one < topology.ranks(); ++one)
+      for (const Edge& edge : topology.edges(one))
+        own.add(edge.rank).add(static_cast<std::uint64_t>(edge.weight * 1e12));
+    for (std::size_t i = 0; i < names.size(); ++i)
+      own.add(names[i]).add(static_cast<std::uint64_t>(weights[i].count()));
+    signature = own.value();
+    const auto bytes = std::as_bytes(std::span(&signature, 1));
+    Handle all = everybody->all_gather(
+        {.name = "gossip", .tag = everybody->reserve_tags(1), .timeout = options.timeout}, bytes,
+        bytes.size());
+    all.wait_synchronize();
+    std::string others;
+    std::vector<std::uint64_t> found(static_cast<std::size_t>(topology.ranks()), signature);
+    for (int one = 0; one < topology.ranks(); ++one)
+      if (one != rank)
+        std::memcpy(&found[static_cast<std::size_t>(one)], all.received(one).data(), bytes.size());
+    for (std::size_t one = 1; one < found.size(); ++one)
+      if (found[one] != found[0]) others += " " + std::to_string(one);
+    if (!others.empty())
+      throw InvalidArgument(
+          "gossip: another topology, codec, step size or other weights than on rank 0 have ranks" +
+          others);
+  }
+
+  void encode() {
+    std::vector<ConstValueSpan> changes;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const auto now = weights[i].as<float>();
+      scratch.resize(std::max(scratch.size(), weights.size()));
+      scratch[i].resize(now.size());
+      for (std::size_t j = 0; j < now.size(); ++j) scratch[i][j] = now[j] - known[i][j];
+      changes.emplace_back(scratch[i]);
+    }
+    const auto step = static_cast<std::uint32_t>(seen.steps);
+    const Head head{.epoch = epoch, .step = step};
+    std::memcpy(message.pointer(), &head, sizeof(head));
+    codec->encode({.segments = segments,
+                   .gradients = changes,
+                   .random = {.key = Signature().add(signature).add(rank).value(), .step = step},
+                   .identity = identity(),
+                   .execution = execution()},
+                  message.span().subspan(sizeof(Head)));
+  }
+  std::vector<std::vector<float>> scratch;
+
+  // Adds `factor` times what a frame says.
+  void add(std::vector<std::vector<float>>& to, ConstByteSpan frame, double factor) {
+    std::vector<ValueSpan> outputs(to.begin(), to.end());
+    codec->decode({.segments = segments,
+                   .frames = {&frame, 1},
+                   .outputs = outputs,
+                   .mode = DecodeMode::kAdd,
+                   .factor = static_cast<float>(factor),
+                   .identity = identity(),
+                   .execution = execution()});
+  }
+
+  void begin() {
+    settle();
+    encode();
+    const ConstByteSpan bytes = message.span().first(sizeof(Head) + own_frame().size());
+    const std::size_t capacity = message.bytes();
+    std::erase_if(links, [&](Link& link) {
+      return !tries(link, [&] {
+        link.sending = lifeline->send(operation(options.timeout), link.edge.rank, bytes);
+        link.receiving = lifeline->receive(operation(options.timeout), link.edge.rank, capacity);
+        seen.sent_bytes += bytes.size();
+      });
+    });
+    is_under_way = true;
+  }
+
+  // False where the neighbour is lost.
+  template <typename Work>
+  bool tries(Link& link, const Work& work) try {
+    work();
+    return true;
+  } catch (const PeerLost&) {
+    seen.lost.push_back(link.edge.rank);
+    return false;
+  }
+
+  void mix() {
+    if (!is_under_way) begin();
+    is_under_way = false;
+    std::uint32_t newest = epoch + (seen.lost.size() > lost_before ? 1 : 0);
+    std::erase_if(links, [&](Link& link) {
+      return !tries(link, [&] {
+        link.receiving.wait_synchronize();
+        link.sending.wait_synchronize();
+      });
+    });
+    if (seen.lost.size() > lost_before) newest = epoch + 1;
+    lost_before = seen.lost.size();
+    for (const Link& link : links) newest = std::max(newest, head_of(link).epoch);
+    const bool anew = newest != epoch;
+    if (anew) forget(newest);
+    take(anew);
+    ++seen.steps;
+  }
+  std::size_t lost_before = 0;
+
+  static Head head_of(const Link& link) {
+    Head head;
+    const ConstByteSpan bytes = link.receiving.received(link.edge.rank);
+    if (bytes.size() < sizeof(head)) throw WireError("gossip: a message too short");
+    std::memcpy(&head, bytes.data(), sizeof(head));
+    return head;
+  }
+
+  // What neighbours know of each other; they hear of it with the next message.
+  void forget(std::uint32_t newest) {
+    epoch = newest;
+    for (auto* all : {&known, &around})
+      for (auto& one : *all) std::ranges::fill(one, 0.0f);
+  }
+
+  // Those of this epoch count; where it has just begun, nothing moves yet.
+  void take(bool anew) {
+    double mass = 0;
+    if (!anew) add(known, own_frame(), 1);
+    for (Link& link : links) {
+      link.is_known = head_of(link).epoch == epoch;
+      if (link.is_known) {
+        add(around, link.receiving.received(link.edge.rank).subspan(sizeof(Head)),
+            link.edge.weight);
+        mass += link.edge.weight;
+      }
+      link.receiving = {};
+      link.sending = {};
+    }
+    if (anew) return;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const auto own = weights[i].as<float>();
+      for (std::size_t j = 0; j < own.size(); ++j)
+        own[j] += static_cast<float>(step_size * (around[i][j] - mass * known[i][j]));
+    }
+  }
+};
+
+Gossip::Gossip(Transport& transport, Topology topology, const GossipOptions& options)
+    : state_(std::make_unique<State>(transport, std::move(topology), options)) {}
+Gossip::~Gossip() = default;
+
+void Gossip::add(std::string name, ValueSpan weights) {
+  State& state = *state_;
+  if (!state.plan.rounds.empty())
+    throw InvalidArgument("gossip: add \"" + name + "\" before the first step");
+  (void)weights.as<float>();
+  state.segments.push_back({.count = weights.count(),
+                            .parameter = static_cast<std::uint32_t>(state.segments.size())});
+  state.names.push_back(std::move(name));
+  state.weights.push_back(weights);
+}
+
+void Gossip::begin() {
+  if (!state_->is_under_way) state_->begin();
+}
+void Gossip::mix() { state_->mix(); }
+double Gossip::step_size() const { return state_->step_size; }
+GossipStatistics Gossip::statistics() const { return state_->seen; }
+
+}  // namespace tersor

@@ -1,0 +1,130 @@
+#include <tersor/error.h>
+#include <tersor/gossip.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+using Edges = std::vector<std::vector<Edge>>;
+
+std::string named(std::size_t rank) { return "rank " + std::to_string(rank); }
+
+// Each joined to those at these distances, in both directions; all count alike, oneself too.
+Edges circulant(int ranks, const std::set<int>& distances) {
+  Edges edges(static_cast<std::size_t>(std::max(ranks, 0)));
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::set<int> others;
+    for (const int distance : distances)
+      for (const int signed_one : {distance, ranks - distance})
+        others.insert((rank + signed_one) % ranks);
+    others.erase(rank);
+    for (const int other : others)
+      edges[static_cast<std::size_t>(rank)].push_back(
+          {other, 1.0 / static_cast<double>(others.size() + 1)});
+  }
+  return edges;
+}
+
+double weight_of(const std::vector<Edge>& edges, std::size_t rank) {
+  const auto found = std::ranges::find(edges, static_cast<int>(rank), &Edge::rank);
+  return found == edges.end() ? 0.0 : found->weight;
+}
+
+void check_rank(const Edges& edges, std::size_t rank) {
+  double sum = 0;
+  std::set<int> seen = {static_cast<int>(rank)};
+  for (const Edge& edge : edges[rank]) {
+    if (edge.rank < 0 || static_cast<std::size_t>(edge.rank) >= edges.size() ||
+        !seen.insert(edge.rank).second)
+      throw InvalidArgument("topology: " + named(rank) + " cannot have rank " +
+                            std::to_string(edge.rank) + " as a neighbour, or not twice");
+    const double back = weight_of(edges[static_cast<std::size_t>(edge.rank)], rank);
+    if (!(edge.weight > 0) || back != edge.weight)
+      throw InvalidArgument("topology: " + named(rank) + " gives rank " +
+                            std::to_string(edge.rank) + " a weight of " +
+                            std::to_string(edge.weight) + ", and gets " + std::to_string(back) +
+                            ": weights are above 0, and the same both ways");
+    sum += edge.weight;
+  }
+  if (sum > 1 + 1e-9)
+    throw InvalidArgument("topology: the weights of " + named(rank) + "'s neighbours add up to " +
+                          std::to_string(sum) + ", which is more than 1");
+}
+
+std::set<int> component_of(const Edges& edges, int rank) {
+  std::set<int> found = {rank};
+  for (std::vector<int> left = {rank}; !left.empty();) {
+    const int next = left.back();
+    left.pop_back();
+    for (const Edge& edge : edges[static_cast<std::size_t>(next)])
+      if (found.insert(edge.rank).second) left.push_back(edge.rank);
+  }
+  return found;
+}
+
+void check_connected(const Edges& edges) {
+  std::string text;
+  std::set<int> seen;
+  for (int rank = 0; rank < static_cast<int>(edges.size()); ++rank) {
+    if (seen.contains(rank)) continue;
+    const std::set<int> component = component_of(edges, rank);
+    seen.insert(component.begin(), component.end());
+    text += text.empty() ? "{" : " {";
+    for (const int one : component) text += (one == *component.begin() ? "" : ", ") + std::to_string(one);
+    text += "}";
+  }
+  if (component_of(edges, 0).size() != edges.size())
+    throw InvalidArgument("topology: the ranks are not all joined: " + text);
+}
+
+}  // namespace
+
+Topology::Topology(std::vector<std::vector<Edge>> edges) : edges_(std::move(edges)) {
+  if (edges_.empty()) throw InvalidArgument("topology: of no ranks");
+  for (std::size_t rank = 0; rank < edges_.size(); ++rank) check_rank(edges_, rank);
+  check_connected(edges_);
+}
+
+Topology Topology::ring(int ranks) { return Topology(circulant(ranks, {1})); }
+
+Topology Topology::exponential(int ranks) {
+  std::set<int> distances;
+  for (int distance = 1; distance < ranks; distance *= 2) distances.insert(distance);
+  return Topology(circulant(ranks, distances));
+}
+
+Topology Topology::torus(int rows, int columns) {
+  Edges edges(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
+  for (int row = 0; row < rows; ++row)
+    for (int column = 0; column < columns; ++column) {
+      const auto at = [&](int r, int c) {
+        return (r + rows) % rows * columns + (c + columns) % columns;
+      };
+      std::set<int> others = {at(row - 1, column), at(row + 1, column), at(row, column - 1),
+                              at(row, column + 1)};
+      others.erase(at(row, column));
+      for (const int other : others)
+        edges[static_cast<std::size_t>(at(row, column))].push_back(
+            {other, 1.0 / static_cast<double>(others.size() + 1)});
+    }
+  return Topology(std::move(edges));
+}
+
+Topology Topology::named(std::string_view name, int ranks) {
+  if (name == "ring") return ring(ranks);
+  if (name == "exponential") return exponential(ranks);
+  if (name != "torus")
+    throw InvalidArgument("no topology \"" + std::string(name) +
+                          "\"; there are: ring, torus, exponential");
+  int rows = static_cast<int>(std::sqrt(static_cast<double>(ranks)));
+  while (rows > 1 && ranks % rows != 0) --rows;
+  return torus(rows, ranks / rows);
+}
+
+}  // namespace tersor

@@ -1,0 +1,245 @@
+#include <tersor/buffer.h>
+#include <tersor/error.h>
+#include <tersor/server.h>
+
+#include "comm/server/layout.h"
+#include "comm/server/notes.h"
+
+#include <algorithm>
+#include <deque>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kMostUnanswered = 2;
+
+}  // namespace
+
+// One server as a worker sees it.
+class ServerSeen {
+ public:
+  ServerSeen(const ServerAt& at, ServerLayout layout, const ServerOptions& options,
+             std::chrono::milliseconds timeout)
+      : at_(at),
+        layout_(std::move(layout)),
+        checksum_(options.checksum),
+        timeout_(timeout),
+        out_(*at.lifeline, at.rank),
+        workspace_(
+            std::max(layout_.push_plan.workspace_bytes, layout_.pull_plan.workspace_bytes)) {
+    if (layout_.push->has_feedback())
+      for (const Segment& part : layout_.segments) residuals_.emplace_back(part.count);
+    if (at_.own != nullptr) own_frame_ = Buffer(frame_capacity());
+  }
+
+  bool is_here() const { return at_.own != nullptr; }
+  int worker() const { return at_.lifeline->rank(); }
+
+  std::uint32_t clock() const { return clock_; }
+
+  void join() {
+    if (is_here()) {
+      if (at_.own->signature() != layout_.signature)
+        throw InvalidArgument("this rank serves another model, or with other options");
+      clock_ = at_.own->join(worker());
+      return;
+    }
+    send({.says = Says::kJoin, .signature = layout_.signature});
+    wait([&] { return joined_.has_value(); });
+    clock_ = *joined_;
+  }
+
+  void push(std::span<const ConstValueSpan> gradients) {
+    wait([&] { return unanswered() < kMostUnanswered; });
+    const auto fill = [&](ByteSpan space) { return encode(gradients, space); };
+    if (is_here()) {
+      at_.own->push(worker(), clock_, own_frame_.span().first(fill(own_frame_.span())));
+    } else {
+      guard([&] {
+        out_.send({.says = Says::kPush, .clock = clock_}, layout_.push_plan.frame_bytes, fill);
+      });
+      pushed_.push_back(clock_);
+    }
+    ++clock_;
+  }
+
+  void ask() {
+    if (!is_here()) send({.says = Says::kPull, .clock = clock_});
+  }
+
+  void pull(std::span<const ValueSpan> weights) {
+    if (is_here()) {
+      wait([&] { return at_.own->may_pull(worker(), clock_); });
+      return decode(own_frame_.span().first(at_.own->pull(worker(), clock_, own_frame_.span())),
+                    weights);
+    }
+    wait([&] { return weights_.valid(); });
+    const Handle message = std::exchange(weights_, {});
+    decode(read_note(message.received(at_.rank)).second, weights);
+  }
+
+  void leave() {
+    if (is_here()) return at_.own->leave(worker());
+    wait([&] { return pushed_.empty(); });
+    send({.says = Says::kLeave});
+    wait([&] { return out_.is_empty(); });
+  }
+
+ private:
+  std::size_t frame_capacity() const {
+    return std::max(layout_.push_plan.frame_bytes, layout_.pull_plan.frame_bytes);
+  }
+  std::size_t message_capacity() const { return sizeof(Note) + layout_.pull_plan.frame_bytes; }
+
+  std::size_t unanswered() const {
+    return is_here() ? at_.own->waiting(worker()) : pushed_.size();
+  }
+
+  std::size_t encode(std::span<const ConstValueSpan> gradients, ByteSpan frame) {
+    std::vector<ConstValueSpan> parts;
+    std::vector<SegmentState> states;
+    for (const Segment& part : layout_.segments)
+      parts.push_back(gradients[part.parameter].subspan(part.first_index, part.count));
+    for (std::vector<float>& one : residuals_) states.push_back({one, one});
+    const auto key = Signature().add(layout_.signature).add(worker()).value();
+    layout_.push->encode({.segments = layout_.segments,
+                          .gradients = parts,
+                          .states = states,
+                          .random = {.key = key, .step = clock_},
+                          .identity = layout_.identity(checksum_),
+                          .execution = {.workspace = workspace_.span()}},
+                         frame);
+    return frame_bytes(frame);
+  }
+
+  void decode(ConstByteSpan frame, std::span<const ValueSpan> weights) {
+    std::vector<ValueSpan> parts;
+    for (const Segment& part : layout_.segments)
+      parts.push_back(weights[part.parameter].subspan(part.first_index, part.count));
+    layout_.pull->decode({.segments = layout_.segments,
+                          .frames = {&frame, 1},
+                          .outputs = parts,
+                          .identity = layout_.identity(checksum_),
+                          .execution = {.workspace = workspace_.span()}});
+  }
+
+  void send(const Note& note) {
+    guard([&] { out_.send(note); });
+  }
+
+  // Until something is so; hears what the server says meanwhile.
+  template <typename Done>
+  void wait(const Done& done) {
+    const auto until = Clock::now() + timeout_;
+    if (is_here()) {
+      at_.own->wait(done, until);
+    } else {
+      guard([&] {
+        while (!done() && Clock::now() < until)
+          if (!hear()) at_.lifeline->wait_activity(std::min(until, Clock::now() + 1s));
+      });
+    }
+    if (!done())
+      throw TransportError("the server on rank " + std::to_string(at_.rank) +
+                           " did not answer within " + std::to_string(timeout_.count()) + " ms");
+  }
+
+  bool hear() {
+    if (!ear_.valid())
+      ear_ = at_.lifeline->receive(note_operation(), at_.rank, message_capacity());
+    if (!ear_.test()) return false;
+    Handle message = std::exchange(ear_, {});
+    const auto [note, rest] = read_note(message.received(at_.rank));
+    switch (note.says) {
+      case Says::kJoined: joined_ = note.clock; break;
+      case Says::kTaken: pushed_.pop_front(); break;
+      case Says::kWeights: weights_ = std::move(message); break;
+      case Says::kRefused:
+        throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +
+                              std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
+      default: throw WireError("parameter server: a message of another kind");
+    }
+    return true;
+  }
+
+  template <typename Work>
+  void guard(const Work& work) try {
+    work();
+  } catch (const PeerLost& lost) {
+    throw TransportError("the server on rank " + std::to_string(at_.rank) +
+                         " is gone: " + lost.what());
+  }
+
+  ServerAt at_;
+  ServerLayout layout_;
+  Checksum checksum_;
+  std::uint32_t clock_ = 0;
+  std::chrono::milliseconds timeout_;
+  Outbox out_;
+  Buffer workspace_, own_frame_;
+  std::vector<std::vector<float>> residuals_;
+  Handle ear_, weights_;
+  std::deque<std::uint32_t> pushed_;  // and not answered
+  std::optional<std::uint32_t> joined_;
+};
+
+struct ParameterClient::State {
+  std::deque<ServerSeen> servers;
+  std::vector<std::size_t> counts;
+  bool left = false;
+
+  template <typename Span>
+  void check(std::span<const Span> values, const char* what) const {
+    bool fits = values.size() == counts.size();
+    for (std::size_t i = 0; fits && i < counts.size(); ++i) fits = values[i].count() == counts[i];
+    if (!fits) throw InvalidArgument(std::string(what) + ": other parameters than it was made with");
+    if (left) throw InvalidArgument(std::string(what) + " after leave()");
+    for (const Span& one : values) (void)one.template as<float>();
+  }
+};
+
+ParameterClient::ParameterClient(std::vector<ServerAt> servers, std::span<const std::size_t> counts,
+                                 const ServerOptions& options, std::chrono::milliseconds timeout)
+    : state_(std::make_unique<State>()) {
+  State& state = *state_;
+  state.counts.assign(counts.begin(), counts.end());
+  const auto all = static_cast<int>(servers.size());
+  for (int server = 0; server < all; ++server)
+    state.servers.emplace_back(servers[static_cast<std::size_t>(server)],
+                               server_layout(counts, options, server, all), options, timeout);
+  for (ServerSeen& server : state.servers) server.join();
+}
+
+ParameterClient::~ParameterClient() {
+  if (state_->left || std::uncaught_exceptions() > 0) return;
+  try {
+    leave();
+  } catch (const Error&) {  // whoever is gone does not wait for us
+  }
+}
+
+std::uint32_t ParameterClient::clock() const { return state_->servers.front().clock(); }
+
+void ParameterClient::pull(std::span<const ValueSpan> weights) {
+  state_->check(weights, "pull");
+  for (ServerSeen& server : state_->servers) server.ask();
+  for (ServerSeen& server : state_->servers) server.pull(weights);
+}
+
+void ParameterClient::push(std::span<const ConstValueSpan> gradients) {
+  state_->check(gradients, "push");
+  for (ServerSeen& server : state_->servers) server.push(gradients);
+}
+
+void ParameterClient::leave() {
+  if (std::exchange(state_->left, true)) return;
+  for (ServerSeen& server : state_->servers) server.leave();
+}
+
+}  // namespace tersor

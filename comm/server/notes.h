@@ -1,0 +1,98 @@
+// What servers and workers say to each other on a lifeline: a note, then a frame behind some.
+#pragma once
+
+#include <tersor/buffer.h>
+#include <tersor/error.h>
+#include <tersor/transport.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace tersor {
+
+enum class Says : std::uint32_t {
+  kJoin = 1,  // a worker; signature
+  kPush,      // its clock, a frame
+  kPull,      // its clock
+  kLeave,
+  kJoined,   // a server; the clock to begin with
+  kTaken,    // a push's clock: the weights have moved by it
+  kWeights,  // the clock of the pull, a frame
+  kRefused,  // a text
+};
+
+/// Before each message's frame or text. Little-endian.
+struct Note {
+  Says says = Says::kJoin;
+  std::uint32_t clock = 0;
+  std::uint64_t signature = 0;
+  std::uint64_t bytes = 0;  ///< behind it
+  std::uint64_t reserved = 0;
+};
+static_assert(sizeof(Note) == 32);
+
+inline Operation note_operation() {
+  constexpr auto kForEver = std::chrono::hours(24 * 365);
+  return {.name = "parameter server", .tag = kUnorderedTag, .timeout = kForEver};
+}
+
+/// Throws WireError where that is no note with what it says is behind it.
+inline std::pair<Note, ConstByteSpan> read_note(ConstByteSpan message) {
+  Note note;
+  if (message.size() < sizeof(note)) throw WireError("parameter server: a message too short");
+  std::memcpy(&note, message.data(), sizeof(note));
+  if (note.bytes > message.size() - sizeof(note))
+    throw WireError("parameter server: a message that was cut");
+  return {note, message.subspan(sizeof(note), note.bytes)};
+}
+
+/// Messages that may still be on their way to a rank.
+class Outbox {
+ public:
+  Outbox(Transport& lifeline, int peer) : lifeline_(&lifeline), peer_(peer) {}
+
+  /// `fill` writes at most `capacity` bytes behind the note, and returns how many. Throws PeerLost.
+  template <typename Fill>
+  void send(Note note, std::size_t capacity, const Fill& fill) {
+    forget_sent();
+    Sent& sent = sent_.emplace_back(Sent{Buffer(sizeof(note) + capacity), {}});
+    note.bytes = fill(sent.bytes.span().subspan(sizeof(note)));
+    std::memcpy(sent.bytes.pointer(), &note, sizeof(note));
+    sent.handle = lifeline_->send(note_operation(), peer_,
+                                  sent.bytes.span().first(sizeof(note) + note.bytes));
+  }
+  void send(const Note& note, std::string_view text = {}) {
+    send(note, text.size(), [&](ByteSpan space) {
+      std::memcpy(space.data(), text.data(), text.size());
+      return text.size();
+    });
+  }
+
+  /// Whether all have left.
+  bool is_empty() {
+    forget_sent();
+    return sent_.empty();
+  }
+
+ private:
+  struct Sent {
+    Buffer bytes;
+    Handle handle;
+  };
+
+  void forget_sent() {
+    while (!sent_.empty() && (!sent_.front().handle.valid() || sent_.front().handle.test()))
+      sent_.pop_front();
+  }
+
+  Transport* lifeline_;
+  int peer_;
+  std::deque<Sent> sent_;
+};
+
+}  // namespace tersor

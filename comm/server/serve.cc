@@ -1,0 +1,129 @@
+#include <tersor/server.h>
+
+#include "comm/server/notes.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What a server knows of another rank.
+struct Peer {
+  Peer(Transport& lifeline, int number) : rank(number), out(lifeline, number) {}
+
+  int rank;
+  Outbox out;
+  Handle ear;
+  bool gone = false, joined = false;
+  std::deque<std::uint32_t> pushed;    // and not answered
+  std::optional<std::uint32_t> wants;  // the weights of this clock
+};
+
+class Serving {
+ public:
+  Serving(Transport& lifeline, ParameterShard& shard) : lifeline_(lifeline), shard_(shard) {
+    for (int rank = 0; rank < lifeline.ranks(); ++rank)
+      if (rank != lifeline.rank()) peers_.emplace_back(lifeline, rank);
+    shard.on_progress([&lifeline] { lifeline.wake(); });
+  }
+  ~Serving() { shard_.on_progress({}); }
+
+  void run(Clock::time_point first) {
+    while (!shard_.is_over() || !all_is_sent()) {
+      const bool heard = hear_all();
+      for (Peer& peer : peers_) attend(peer, [&] { answer(peer); });
+      if (!heard) lifeline_.wait_activity(Clock::now() + 1s);
+      if (Clock::now() > first && !shard_.has_begun())
+        throw TransportError("the parameter server on rank " + std::to_string(lifeline_.rank()) +
+                             " waits for workers that do not join");
+    }
+  }
+
+ private:
+  // A worker that is lost costs itself alone.
+  template <typename Work>
+  void attend(Peer& peer, const Work& work) try {
+    if (!peer.gone) work();
+  } catch (const PeerLost&) {
+    peer.gone = true;
+    shard_.leave(peer.rank, std::exchange(peer.joined, false));
+  }
+
+  bool hear_all() {
+    bool heard = false;
+    for (Peer& peer : peers_) attend(peer, [&] { heard |= hear(peer); });
+    return heard;
+  }
+
+  bool hear(Peer& peer) {
+    if (!peer.ear.valid())
+      peer.ear = lifeline_.receive(note_operation(), peer.rank,
+                                   sizeof(Note) + shard_.push_capacity());
+    if (!peer.ear.test()) return false;
+    const Handle message = std::exchange(peer.ear, {});
+    try {
+      const auto [note, frame] = read_note(message.received(peer.rank));
+      take(peer, note, frame);
+    } catch (const PeerLost&) {
+      throw;
+    } catch (const Error& error) {
+      peer.out.send({.says = Says::kRefused}, error.what());
+    }
+    return true;
+  }
+
+  void take(Peer& peer, const Note& note, ConstByteSpan frame) {
+    switch (note.says) {
+      case Says::kJoin: return join(peer, note.signature);
+      case Says::kPush:
+        shard_.push(peer.rank, note.clock, frame);
+        return peer.pushed.push_back(note.clock);
+      case Says::kPull: peer.wants = note.clock; return;
+      case Says::kLeave: peer.joined = false; return shard_.leave(peer.rank);
+      default: throw WireError("parameter server: a message of another kind");
+    }
+  }
+
+  void join(Peer& peer, std::uint64_t signature) {
+    if (signature != shard_.signature())
+      throw InvalidArgument("rank " + std::to_string(lifeline_.rank()) +
+                            " serves another model, or with other options");
+    const std::uint32_t clock = shard_.join(peer.rank);
+    peer.joined = true;
+    peer.out.send({.says = Says::kJoined, .clock = clock});
+  }
+
+  void answer(Peer& peer) {
+    while (peer.pushed.size() > shard_.waiting(peer.rank)) {
+      peer.out.send({.says = Says::kTaken, .clock = peer.pushed.front()});
+      peer.pushed.pop_front();
+    }
+    if (!peer.wants.has_value() || !shard_.may_pull(peer.rank, *peer.wants)) return;
+    const std::uint32_t clock = *std::exchange(peer.wants, std::nullopt);
+    peer.out.send({.says = Says::kWeights, .clock = clock}, shard_.pull_capacity(),
+                  [&](ByteSpan space) { return shard_.pull(peer.rank, clock, space); });
+  }
+
+  bool all_is_sent() {
+    bool sent = true;
+    for (Peer& peer : peers_) attend(peer, [&] { sent &= peer.out.is_empty(); });
+    return sent;
+  }
+
+  Transport& lifeline_;
+  ParameterShard& shard_;
+  std::deque<Peer> peers_;
+};
+
+}  // namespace
+
+void serve(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds timeout) {
+  Serving(lifeline, shard).run(Clock::now() + timeout);
+}
+
+}  // namespace tersor

@@ -1,0 +1,286 @@
+#include <tersor/buffer.h>
+#include <tersor/error.h>
+#include <tersor/server.h>
+
+#include "comm/server/layout.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+namespace tersor {
+namespace {
+
+// What frames are kept in: decoders want them aligned.
+class Frame {
+ public:
+  explicit Frame(ConstByteSpan bytes) : buffer_(bytes.size()) {
+    std::memcpy(buffer_.pointer(), bytes.data(), bytes.size());
+  }
+  ConstByteSpan span() const { return buffer_.span(); }
+
+ private:
+  Buffer buffer_;
+};
+
+struct Worker {
+  std::uint32_t clock = 0;  // pushes made, since the server's first clock
+  std::deque<Frame> kept;   // those that wait for the others' of their clock
+};
+
+std::string named(int worker) { return "worker " + std::to_string(worker); }
+
+std::vector<std::size_t> counts_of(std::span<const ConstValueSpan> parameters) {
+  std::vector<std::size_t> counts;
+  for (const ConstValueSpan& one : parameters) counts.push_back(one.count());
+  return counts;
+}
+
+}  // namespace
+
+Update sgd_update(float rate, float momentum) {
+  auto moments = std::make_shared<std::map<std::size_t, std::vector<float>>>();
+  return [rate, momentum, moments](std::size_t parameter, std::span<float> weights,
+                                   std::span<const float> gradient) {
+    if (momentum == 0) {
+      for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= rate * gradient[i];
+      return;
+    }
+    auto& moment = (*moments)[parameter];
+    moment.resize(weights.size());
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      moment[i] = momentum * moment[i] + gradient[i];
+      weights[i] -= rate * moment[i];
+    }
+  };
+}
+
+struct ParameterShard::State {
+  State(std::span<const ConstValueSpan> parameters, Update with, const ServerOptions& chosen,
+        int server, int servers)
+      : options(chosen),
+        layout(server_layout(counts_of(parameters), chosen, server, servers)),
+        update(std::move(with)),
+        workspace(std::max(layout.push_plan.workspace_bytes, layout.pull_plan.workspace_bytes)),
+        pulled(layout.pull_plan.frame_bytes) {
+    for (const Segment& part : layout.segments) {
+      const auto whole = parameters[part.parameter].as<float>();
+      const auto own = whole.subspan(part.first_index, part.count);
+      weights.emplace_back(own.begin(), own.end());
+      gradients.emplace_back(part.count);
+    }
+  }
+
+  const ServerOptions options;
+  const ServerLayout layout;
+  Update update;
+  Buffer workspace;
+  std::vector<std::vector<float>> weights, gradients;
+  std::map<int, Worker> workers;
+  std::set<int> come;  // at some time
+  std::uint32_t clock = 0;  // of who joins while nobody is there
+  Buffer pulled;            // the weights, encoded
+  std::size_t pulled_bytes = 0;  // 0: they have moved since
+  ServerStatistics seen;
+  mutable std::mutex mutex;
+  mutable std::condition_variable changed;
+  std::uint64_t changes = 0;
+  std::function<void()> progressed;
+
+  bool is_whole() const { return options.staleness == 0; }
+
+  Worker& at(int worker) {
+    const auto found = workers.find(worker);
+    if (found == workers.end()) throw refusal(named(worker) + " has not joined");
+    return found->second;
+  }
+  InvalidArgument refusal(const std::string& why) {
+    ++seen.refused;
+    return InvalidArgument(why);
+  }
+
+  std::uint32_t slowest() const {
+    std::uint32_t least = workers.empty() ? clock : kNoBound;
+    for (const auto& [rank, worker] : workers) least = std::min(least, worker.clock);
+    return least;
+  }
+
+  void decode(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
+    std::vector<ValueSpan> outputs(gradients.begin(), gradients.end());
+    const bool mean = options.reduction == Reduction::kMean;
+    layout.push->decode({.segments = layout.segments,
+                         .frames = frames,
+                         .outputs = outputs,
+                         .factor = mean ? 1.0f / static_cast<float>(workers_in_mean) : 1.0f,
+                         .identity = layout.identity(options.checksum),
+                         .execution = {.workspace = workspace.span()}});
+  }
+
+  void move_by(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
+    decode(frames, workers_in_mean);
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      if (!weights[i].empty()) update(i, weights[i], gradients[i]);
+    pulled_bytes = 0;
+    seen.pushes += frames.size();
+  }
+
+  // Whatever clocks are whole now: in the order of the workers, by one call.
+  void move_by_whole_clocks() {
+    const auto has = [](const auto& one) { return !one.second.kept.empty(); };
+    while (!workers.empty() && std::ranges::all_of(workers, has)) {
+      std::vector<ConstByteSpan> frames;
+      for (const auto& [rank, worker] : workers) frames.push_back(worker.kept.front().span());
+      move_by(frames, frames.size());
+      for (auto& [rank, worker] : workers) worker.kept.pop_front();
+    }
+  }
+
+  void tell(std::unique_lock<std::mutex>& lock) {
+    const auto call = progressed;
+    ++changes;
+    changed.notify_all();
+    lock.unlock();
+    if (call) call();
+  }
+};
+
+ParameterShard::ParameterShard(std::span<const ConstValueSpan> parameters, Update update,
+                               const ServerOptions& options, int server, int servers)
+    : state_(std::make_unique<State>(parameters, std::move(update), options, server, servers)) {}
+ParameterShard::~ParameterShard() = default;
+
+std::uint64_t ParameterShard::signature() const { return state_->layout.signature; }
+std::size_t ParameterShard::pull_capacity() const { return state_->layout.pull_plan.frame_bytes; }
+std::size_t ParameterShard::push_capacity() const { return state_->layout.push_plan.frame_bytes; }
+
+std::uint32_t ParameterShard::join(int worker) {
+  std::unique_lock lock(state_->mutex);
+  if (state_->workers.contains(worker)) throw state_->refusal(named(worker) + " has joined before");
+  const std::uint32_t clock = state_->slowest();
+  state_->workers[worker].clock = clock;
+  state_->come.insert(worker);
+  state_->tell(lock);
+  return clock;
+}
+
+void ParameterShard::leave(int worker, bool lost) {
+  std::unique_lock lock(state_->mutex);
+  State& state = *state_;
+  if (lost) state.seen.lost.push_back(worker);
+  state.come.insert(worker);
+  const std::uint32_t slowest = state.slowest();
+  if (state.workers.erase(worker) != 0) {
+    state.clock = state.workers.empty() ? slowest : state.slowest();
+    if (state.is_whole()) state.move_by_whole_clocks();
+  }
+  state.tell(lock);
+}
+
+void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) {
+  std::unique_lock lock(state_->mutex);
+  State& state = *state_;
+  Worker& from = state.at(worker);
+  if (clock != from.clock)
+    throw state.refusal(named(worker) + " pushes for clock " + std::to_string(clock) +
+                        ", and its next is " + std::to_string(from.clock));
+  try {
+    if (state.is_whole())  // the others never hear of one that is damaged
+      state.decode({&frame, 1}, 1);
+    else
+      state.move_by({&frame, 1}, state.workers.size());
+  } catch (const WireError&) {
+    ++state.seen.refused;
+    throw;
+  }
+  state.seen.pushed_bytes += frame_bytes(frame);
+  if (state.is_whole()) from.kept.emplace_back(frame.first(frame_bytes(frame)));
+  ++from.clock;
+  if (state.is_whole()) state.move_by_whole_clocks();
+  state.tell(lock);
+}
+
+std::size_t ParameterShard::waiting(int worker) const {
+  const std::lock_guard lock(state_->mutex);
+  const auto found = state_->workers.find(worker);
+  return found == state_->workers.end() ? 0 : found->second.kept.size();
+}
+
+bool ParameterShard::may_pull(int worker, std::uint32_t clock) const {
+  const std::lock_guard lock(state_->mutex);
+  const State& state = *state_;
+  const std::uint64_t slowest = state.slowest();
+  return state.workers.contains(worker) && state.come.size() >= state.options.workers &&
+         slowest + state.options.staleness >= clock;
+}
+
+std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame) {
+  if (!may_pull(worker, clock)) {
+    const std::lock_guard lock(state_->mutex);
+    throw state_->refusal(named(worker) + " at clock " + std::to_string(clock) +
+                          " is ahead of the others, or has not joined");
+  }
+  const std::lock_guard lock(state_->mutex);
+  State& state = *state_;
+  if (state.pulled_bytes == 0) {
+    std::vector<ConstValueSpan> weights(state.weights.begin(), state.weights.end());
+    state.layout.pull->encode({.segments = state.layout.segments,
+                               .gradients = weights,
+                               .random = {.key = state.layout.signature, .step = clock},
+                               .identity = state.layout.identity(state.options.checksum),
+                               .execution = {.workspace = state.workspace.span()}},
+                              state.pulled.span());
+    state.pulled_bytes = frame_bytes(state.pulled.span());
+  }
+  std::memcpy(frame.data(), state.pulled.pointer(), state.pulled_bytes);
+  ++state.seen.pulls;
+  state.seen.pulled_bytes += state.pulled_bytes;
+  return state.pulled_bytes;
+}
+
+bool ParameterShard::has_begun() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->come.size() >= state_->options.workers;
+}
+
+bool ParameterShard::is_over() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->come.size() >= state_->options.workers && state_->workers.empty();
+}
+
+Segment ParameterShard::part(std::size_t parameter) const {
+  return state_->layout.segments.at(parameter);
+}
+
+std::vector<float> ParameterShard::weights(std::size_t parameter) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->weights.at(parameter);
+}
+
+ServerStatistics ParameterShard::statistics() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->seen;
+}
+
+void ParameterShard::on_progress(std::function<void()> call) {
+  const std::lock_guard lock(state_->mutex);
+  state_->progressed = std::move(call);
+}
+
+void ParameterShard::wait(const std::function<bool()>& done, Clock::time_point until) const {
+  for (std::uint64_t seen = 0; Clock::now() < until;) {
+    {
+      const std::lock_guard lock(state_->mutex);
+      seen = state_->changes;
+    }
+    if (done()) return;
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait_until(lock, until, [&] { return state_->changes != seen; });
+  }
+}
+
+}  // namespace tersor

@@ -1,0 +1,210 @@
+// Averaging among neighbours: whom ranks may be joined to, how fast they agree, and what stays.
+#include "tests/comm/ranks.h"
+
+#include <tersor/gossip.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tersor::testing {
+namespace {
+
+constexpr std::size_t kMixed = 6'000;
+
+template <typename Call>
+std::string refusal_of(const Call& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return {};
+}
+
+bool says(const std::string& text, const char* words) {
+  return text.find(words) != std::string::npos;
+}
+
+TEST(Topologies, WeightsAreSymmetricAndRowsAddUp) {
+  for (const int ranks : {1, 2, 3, 4, 5, 8, 12, 16})
+    for (const char* name : {"ring", "torus", "exponential"}) {
+      const Topology made = Topology::named(name, ranks);
+      ASSERT_EQ(made.ranks(), ranks);
+      for (int rank = 0; rank < ranks; ++rank) {
+        double sum = 0;
+        for (const Edge& edge : made.edges(rank)) sum += edge.weight;
+        EXPECT_LT(sum, 1.0);
+        EXPECT_EQ(sum > 0, ranks > 1) << name << " " << ranks;
+      }
+    }
+  EXPECT_EQ(Topology::ring(16).edges(3).size(), 2u);
+  EXPECT_EQ(Topology::torus(4, 4).edges(3).size(), 4u);
+  EXPECT_EQ(Topology::exponential(16).edges(3).size(), 7u);
+}
+
+TEST(Topologies, WhatIsWrongIsNamed) {
+  using Edges = std::vector<std::vector<Edge>>;
+  const auto error = [](const Edges& edges) {
+    return refusal_of([&] { Topology made(edges); });
+  };
+  EXPECT_TRUE(says(error({{{1, 0.5}}, {{0, 0.4}}}), "the same both ways"));
+  EXPECT_TRUE(says(error({{{1, 0.5}}, {}}), "the same both ways"));
+  EXPECT_TRUE(says(error({{{1, -0.5}}, {{0, -0.5}}}), "above 0"));
+  EXPECT_TRUE(says(error({{{0, 0.5}}}), "as a neighbour"));
+  EXPECT_TRUE(says(error({{{7, 0.5}}}), "as a neighbour"));
+  EXPECT_TRUE(says(error({{{1, 0.6}, {2, 0.6}}, {{0, 0.6}}, {{0, 0.6}}}), "more than 1"));
+  EXPECT_TRUE(says(error({{{2, 0.5}}, {{3, 0.5}}, {{0, 0.5}}, {{1, 0.5}}}), "{0, 2} {1, 3}"));
+  EXPECT_TRUE(says(error({}), "no ranks"));
+  EXPECT_TRUE(says(refusal_of([] { Topology::named("star", 4); }), "ring, torus, exponential"));
+}
+
+/// How far ranks are from their mean, root of the sum of squares; and the mean.
+struct Consensus {
+  double distance = 0;
+  std::vector<double> mean = std::vector<double>(kMixed);
+
+  explicit Consensus(const std::vector<Values>& all) {
+    for (const Values& one : all)
+      for (std::size_t i = 0; i < kMixed; ++i)
+        mean[i] += one[i] / static_cast<double>(all.size());
+    for (const Values& one : all)
+      for (std::size_t i = 0; i < kMixed; ++i)
+        distance += (one[i] - mean[i]) * (one[i] - mean[i]);
+    distance = std::sqrt(distance);
+  }
+};
+
+/// The weights of all ranks after so many steps of nothing but mixing.
+std::vector<Values> mixed(const Topology& topology, const GossipOptions& options, int steps) {
+  return on_ranks(gradients(topology.ranks(), kMixed), [&](Transport& transport, Values& values) {
+    Gossip gossip(transport, topology, options);
+    gossip.add("all but the last", ValueSpan(values).subspan(0, kMixed - 1));
+    gossip.add("the last", ValueSpan(values).subspan(kMixed - 1, 1));
+    for (int step = 0; step < steps; ++step) {
+      if (step % 2 == 0) gossip.begin();
+      gossip.mix();
+    }
+    EXPECT_EQ(gossip.statistics().steps, static_cast<std::uint64_t>(steps));
+  });
+}
+
+/// The second largest magnitude of an eigenvalue of the weights, by powers of them.
+double second_eigenvalue(const Topology& topology) {
+  const auto ranks = static_cast<std::size_t>(topology.ranks());
+  std::vector<double> x(ranks);
+  for (std::size_t i = 0; i < ranks; ++i) x[i] = std::sin(1.0 + 3.7 * static_cast<double>(i * i));
+  double factor = 0;
+  for (int round = 0; round < 400; ++round) {
+    const double mean = std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(ranks);
+    std::vector<double> next(ranks);
+    double before = 0, after = 0;
+    for (double& one : x) one -= mean;
+    for (std::size_t i = 0; i < ranks; ++i) {
+      next[i] = x[i];
+      for (const Edge& edge : topology.edges(static_cast<int>(i)))
+        next[i] += edge.weight * (x[static_cast<std::size_t>(edge.rank)] - x[i]);
+      before += x[i] * x[i];
+      after += next[i] * next[i];
+    }
+    factor = std::sqrt(after / before);
+    for (std::size_t i = 0; i < ranks; ++i) x[i] = next[i] / std::sqrt(after);
+  }
+  return factor;
+}
+
+// Exact averaging brings ranks nearer by that eigenvalue in each step, in the long run.
+TEST(Gossips, RanksComeNearerByTheEigenvalueOfTheirGraph) {
+  for (const char* name : {"ring", "torus"})
+    for (const char* codec : {"none", "int8"}) {
+      const Topology topology = Topology::named(name, 16);
+      const double eigenvalue = second_eigenvalue(topology);
+      const double first = Consensus(mixed(topology, {.codec = codec}, 10)).distance;
+      const double later = Consensus(mixed(topology, {.codec = codec}, 20)).distance;
+      EXPECT_LT(later / first, std::pow(eigenvalue, 10) * 1.05) << name << " " << codec;
+    }
+}
+
+TEST(Gossips, TheMeanStays) {
+  for (const char* codec : {"none", "int8", "int4", "topk:density=0.1", "int8:rounding=stochastic"}) {
+    const auto inputs = gradients(8, kMixed);
+    const Consensus before(inputs);
+    const Consensus after(mixed(Topology::ring(8), {.codec = codec}, 25));
+    for (std::size_t i = 0; i < kMixed; ++i) ASSERT_NEAR(after.mean[i], before.mean[i], 1e-5) << codec;
+  }
+}
+
+// Codecs that lose much need smaller steps, and agree all the same.
+TEST(Gossips, WhatIsLeftOutComesLater) {
+  const double before = Consensus(gradients(8, kMixed)).distance;
+  for (const char* codec : {"int4", "topk:density=0.1", "blocktopk:density=0.03", "hadamard:bits=1"}) {
+    const double after = Consensus(mixed(Topology::ring(8), {.codec = codec}, 300)).distance;
+    EXPECT_LT(after, 1e-2 * before) << codec;
+  }
+}
+
+TEST(Gossips, WhoDiffersIsNamedOnAllRanks) {
+  on_ranks(gradients(3, kMixed), [](Transport& transport, Values& values) {
+    const double step_size = transport.rank() == 2 ? 0.4 : 0.5;
+    Gossip gossip(transport, Topology::ring(3), {.step_size = step_size});
+    gossip.add("w", values);
+    EXPECT_TRUE(says(refusal_of([&] { gossip.mix(); }), "have ranks 2"));
+  });
+}
+
+TEST(Gossips, WhatIsRefused) {
+  on_ranks(gradients(2, kMixed), [](Transport& transport, Values& values) {
+    const auto error = [&](const GossipOptions& options, int ranks = 2) {
+      return refusal_of([&] {
+        Gossip gossip(transport, Topology::ring(ranks), options);
+        gossip.add("w", values);
+        gossip.mix();
+      });
+    };
+    EXPECT_TRUE(says(error({.codec = "int8+ef"}), "without +ef"));
+    EXPECT_TRUE(says(error({.codec = "intsum"}), "exchange together"));
+    EXPECT_TRUE(says(error({.step_size = 1.5}), "at most 1"));
+    EXPECT_TRUE(says(error({}, 3), "among 2"));
+    Gossip gossip(transport, Topology::ring(2));
+    gossip.add("w", values);
+    gossip.mix();
+    EXPECT_TRUE(says(refusal_of([&] { gossip.add("v", values); }), "before the first step"));
+  });
+}
+
+// A ring of five becomes a chain of four; these agree on what they have.
+TEST(Gossips, ALostNeighbourCountsNoMore) {
+  constexpr int kRanks = 5, kGone = 2;
+  std::vector<Values> all = gradients(kRanks, kMixed);
+  InProcessWorld world(kRanks);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < kRanks; ++rank)
+    threads.emplace_back([&, rank] {
+      const auto transport = world.transport(rank);
+      Gossip gossip(*transport, Topology::ring(kRanks), {.codec = "int8"});
+      gossip.add("w", all[static_cast<std::size_t>(rank)]);
+      for (int step = 0; step < 200; ++step) {
+        if (rank == kGone && step == 7) return;
+        gossip.mix();
+      }
+      const bool is_neighbour = std::abs(rank - kGone) == 1;
+      EXPECT_EQ(gossip.statistics().lost,
+                is_neighbour ? std::vector<int>{kGone} : std::vector<int>{});
+    });
+  threads.clear();
+  all.erase(all.begin() + kGone);
+  const Consensus left(all);
+  EXPECT_LT(left.distance, 1e-2);
+  double size = 0;
+  for (const double one : left.mean) size += one * one;
+  EXPECT_GT(size, 0.5 * kMixed / kRanks) << "weights are not pulled towards zero";
+}
+
+}  // namespace
+}  // namespace tersor::testing
