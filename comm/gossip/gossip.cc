@@ -26,15 +26,15 @@ Operation operation(std::chrono::milliseconds timeout) {
 std::shared_ptr<const Codec> codec_of(const std::string& spec) {
   auto codec = make_codec(spec);
   if (codec->has_feedback())
-    throw InvalidArgument("gossip by \"" + spec + "\": what is left out is left over by itself: without +ef");
+    throw InvalidArgument("gossip by \"" + spec +
+                          "\": what is left out is left over by itself: without +ef");
   return codec;
 }
 
 Plan plan_of(const Codec& codec, std::span<const Segment> segments) {
   Plan plan = codec.plan({.segments = segments});
   const auto& exchanges = plan.rounds.front().exchanges;
-  if (plan.rounds.size() != 1 ||
-      std::ranges::find(exchanges, Exchange::kGather) == exchanges.end())
+  if (plan.rounds.size() != 1 || std::ranges::find(exchanges, Exchange::kGather) == exchanges.end())
     throw InvalidArgument("gossip by \"" + codec.spec().text() +
                           "\", which all ranks exchange together: take one that encodes by itself");
   return plan;
@@ -296,8 +296,8 @@ void Gossip::add(std::string name, ValueSpan weights) {
   if (!state.plan.rounds.empty())
     throw InvalidArgument("gossip: add \"" + name + "\" before the first step");
   (void)weights.as<float>();
-  state.segments.push_back({.count = weights.count(),
-                            .parameter = static_cast<std::uint32_t>(state.segments.size())});
+  state.segments.push_back(
+      {.count = weights.count(), .parameter = static_cast<std::uint32_t>(state.segments.size())});
   state.names.push_back(std::move(name));
   state.weights.push_back(weights);
 }

@@ -76,7 +76,8 @@ void check_connected(const Edges& edges) {
     const std::set<int> component = component_of(edges, rank);
     seen.insert(component.begin(), component.end());
     text += text.empty() ? "{" : " {";
-    for (const int one : component) text += (one == *component.begin() ? "" : ", ") + std::to_string(one);
+    for (const int one : component)
+      text += (one == *component.begin() ? "" : ", ") + std::to_string(one);
     text += "}";
   }
   if (component_of(edges, 0).size() != edges.size())

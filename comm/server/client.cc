@@ -31,8 +31,7 @@ class ServerSeen {
         checksum_(options.checksum),
         timeout_(timeout),
         out_(*at.lifeline, at.rank),
-        workspace_(
-            std::max(layout_.push_plan.workspace_bytes, layout_.pull_plan.workspace_bytes)) {
+        workspace_(std::max(layout_.push_plan.workspace_bytes, layout_.pull_plan.workspace_bytes)) {
     if (layout_.push->has_feedback())
       for (const Segment& part : layout_.segments) residuals_.emplace_back(part.count);
     if (at_.own != nullptr) own_frame_ = Buffer(frame_capacity());
@@ -97,9 +96,7 @@ class ServerSeen {
   }
   std::size_t message_capacity() const { return sizeof(Note) + layout_.pull_plan.frame_bytes; }
 
-  std::size_t unanswered() const {
-    return is_here() ? at_.own->waiting(worker()) : pushed_.size();
-  }
+  std::size_t unanswered() const { return is_here() ? at_.own->waiting(worker()) : pushed_.size(); }
 
   std::size_t encode(std::span<const ConstValueSpan> gradients, ByteSpan frame) {
     std::vector<ConstValueSpan> parts;
@@ -151,19 +148,25 @@ class ServerSeen {
   }
 
   bool hear() {
-    if (!ear_.valid())
-      ear_ = at_.lifeline->receive(note_operation(), at_.rank, message_capacity());
+    if (!ear_.valid()) ear_ = at_.lifeline->receive(note_operation(), at_.rank, message_capacity());
     if (!ear_.test()) return false;
     Handle message = std::exchange(ear_, {});
     const auto [note, rest] = read_note(message.received(at_.rank));
     switch (note.says) {
-      case Says::kJoined: joined_ = note.clock; break;
-      case Says::kTaken: pushed_.pop_front(); break;
-      case Says::kWeights: weights_ = std::move(message); break;
+      case Says::kJoined:
+        joined_ = note.clock;
+        break;
+      case Says::kTaken:
+        pushed_.pop_front();
+        break;
+      case Says::kWeights:
+        weights_ = std::move(message);
+        break;
       case Says::kRefused:
         throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +
                               std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
-      default: throw WireError("parameter server: a message of another kind");
+      default:
+        throw WireError("parameter server: a message of another kind");
     }
     return true;
   }
@@ -198,7 +201,8 @@ struct ParameterClient::State {
   void check(std::span<const Span> values, const char* what) const {
     bool fits = values.size() == counts.size();
     for (std::size_t i = 0; fits && i < counts.size(); ++i) fits = values[i].count() == counts[i];
-    if (!fits) throw InvalidArgument(std::string(what) + ": other parameters than it was made with");
+    if (!fits)
+      throw InvalidArgument(std::string(what) + ": other parameters than it was made with");
     if (left) throw InvalidArgument(std::string(what) + " after leave()");
     for (const Span& one : values) (void)one.template as<float>();
   }

@@ -1,5 +1,5 @@
-// What a server has of the parameters, and how gradients and weights travel: the same for it and for
-// all workers.
+// What a server has of the parameters, and how gradients and weights travel: the same for it and
+// for all workers.
 #pragma once
 
 #include <tersor/server.h>

@@ -62,8 +62,8 @@ class Serving {
 
   bool hear(Peer& peer) {
     if (!peer.ear.valid())
-      peer.ear = lifeline_.receive(note_operation(), peer.rank,
-                                   sizeof(Note) + shard_.push_capacity());
+      peer.ear =
+          lifeline_.receive(note_operation(), peer.rank, sizeof(Note) + shard_.push_capacity());
     if (!peer.ear.test()) return false;
     const Handle message = std::exchange(peer.ear, {});
     try {
@@ -79,13 +79,19 @@ class Serving {
 
   void take(Peer& peer, const Note& note, ConstByteSpan frame) {
     switch (note.says) {
-      case Says::kJoin: return join(peer, note.signature);
+      case Says::kJoin:
+        return join(peer, note.signature);
       case Says::kPush:
         shard_.push(peer.rank, note.clock, frame);
         return peer.pushed.push_back(note.clock);
-      case Says::kPull: peer.wants = note.clock; return;
-      case Says::kLeave: peer.joined = false; return shard_.leave(peer.rank);
-      default: throw WireError("parameter server: a message of another kind");
+      case Says::kPull:
+        peer.wants = note.clock;
+        return;
+      case Says::kLeave:
+        peer.joined = false;
+        return shard_.leave(peer.rank);
+      default:
+        throw WireError("parameter server: a message of another kind");
     }
   }
 

@@ -44,18 +44,15 @@ std::vector<std::size_t> counts_of(std::span<const ConstValueSpan> parameters) {
 }  // namespace
 
 Update sgd_update(float rate, float momentum) {
-  auto moments = std::make_shared<std::map<std::size_t, std::vector<float>>>();
-  return [rate, momentum, moments](std::size_t parameter, std::span<float> weights,
-                                   std::span<const float> gradient) {
-    if (momentum == 0) {
-      for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= rate * gradient[i];
-      return;
-    }
-    auto& moment = (*moments)[parameter];
-    moment.resize(weights.size());
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      moment[i] = momentum * moment[i] + gradient[i];
-      weights[i] -= rate * moment[i];
+  using Moments = std::map<std::size_t, std::vector<float>>;
+  return [rate, momentum, moments = Moments()](std::span<const UpdatePart> parts) mutable {
+    for (const UpdatePart& part : parts) {
+      std::vector<float>& moment = moments[part.parameter];
+      moment.resize(part.weights.size());
+      for (std::size_t i = 0; i < moment.size(); ++i) {
+        moment[i] = momentum * moment[i] + part.gradient[i];
+        part.weights[i] -= rate * moment[i];
+      }
     }
   };
 }
@@ -82,9 +79,9 @@ struct ParameterShard::State {
   Buffer workspace;
   std::vector<std::vector<float>> weights, gradients;
   std::map<int, Worker> workers;
-  std::set<int> come;  // at some time
-  std::uint32_t clock = 0;  // of who joins while nobody is there
-  Buffer pulled;            // the weights, encoded
+  std::set<int> come;            // at some time
+  std::uint32_t clock = 0;       // of who joins while nobody is there
+  Buffer pulled;                 // the weights, encoded
   std::size_t pulled_bytes = 0;  // 0: they have moved since
   ServerStatistics seen;
   mutable std::mutex mutex;
@@ -123,8 +120,10 @@ struct ParameterShard::State {
 
   void move_by(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
     decode(frames, workers_in_mean);
+    std::vector<UpdatePart> parts;
     for (std::size_t i = 0; i < weights.size(); ++i)
-      if (!weights[i].empty()) update(i, weights[i], gradients[i]);
+      if (!weights[i].empty()) parts.push_back({i, weights[i], gradients[i]});
+    update(parts);
     pulled_bytes = 0;
     seen.pushes += frames.size();
   }

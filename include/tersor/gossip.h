@@ -1,5 +1,5 @@
-// Averaging among neighbours: each rank keeps weights of its own, and moves them towards those of the
-// few ranks that it is joined to. docs/gossip.md says when not to use it.
+// Averaging among neighbours: each rank keeps weights of its own, and moves them towards those of
+// the few ranks that it is joined to. docs/gossip.md says when not to use it.
 #pragma once
 
 #include <tersor/span.h>
@@ -21,8 +21,8 @@ struct Edge {
   double weight = 0;
 };
 
-/// Of each rank its neighbours; what is left to 1 is its own. Weights are symmetric, above 0, and of
-/// a rank at most 1 together; all ranks are joined by some way.
+/// Of each rank its neighbours; what is left to 1 is its own. Weights are symmetric, above 0, and
+/// of a rank at most 1 together; all ranks are joined by some way.
 class Topology {
  public:
   /// Throws InvalidArgument that names the ranks where it is otherwise: of a graph that is not
@@ -45,8 +45,8 @@ class Topology {
 
 struct GossipOptions {
   std::string codec = "int8";  ///< without "+ef": what is left out is left over by itself
-  /// How far a step goes towards the neighbours, above 0 and at most 1. 0: 1 for codecs that keep 0.6
-  /// of a normal vector's energy and more (those that quantise), else half of what they keep.
+  /// How far a step goes towards the neighbours, above 0 and at most 1. 0: 1 for codecs that keep
+  /// 0.6 of a normal vector's energy and more (those that quantise), else half of what they keep.
   double step_size = 0;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;  ///< after which a neighbour is lost
@@ -60,7 +60,8 @@ struct GossipStatistics {
 
 /// CHOCO-SGD (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340): q = Q(x − x̂) goes to the
 /// neighbours, x̂ ← x̂ + q, x ← x + γ Σ w (x̂ⱼ − x̂). All know each other's x̂ by the same bits, since
-/// they decode the same frames; it takes two copies of the weights, whatever the number of neighbours.
+/// they decode the same frames; it takes two copies of the weights, whatever the number of
+/// neighbours.
 class Gossip {
  public:
   /// A collective call. Throws InvalidArgument where ranks' topologies, codecs or step sizes differ

@@ -19,15 +19,20 @@
 
 namespace tersor {
 
-/// Moves the weights of one parameter, or of the part that a server has, by a gradient; both f32, of
-/// equal counts. Called for every parameter in turn, on one thread at a time.
-using Update = std::function<void(std::size_t parameter, std::span<float> weights,
-                                  std::span<const float> gradient)>;
+/// What a server has of a parameter, and by what it moves: f32, of equal counts.
+struct UpdatePart {
+  std::size_t parameter = 0;
+  std::span<float> weights;
+  std::span<const float> gradient;
+};
+
+/// Moves the weights of all its parts, those of no values left out; on one thread at a time.
+using Update = std::function<void(std::span<const UpdatePart>)>;
 
 /// w ← w - rate · v with v ← momentum · v + g, from zeros on.
 Update sgd_update(float rate, float momentum = 0.0f);
 
-/// Of ShardOptions::staleness: nobody waits for anybody.
+/// Of ServerOptions::staleness: nobody waits for anybody.
 inline constexpr std::uint32_t kNoBound = std::numeric_limits<std::uint32_t>::max();
 
 /// Equal on all servers and workers.
@@ -61,7 +66,8 @@ struct ServerStatistics {
 class ParameterShard {
  public:
   /// `parameters`: the weights of all, f32 on the host, which this server's part is copied from;
-  /// `server` of `servers`. Throws InvalidArgument for a codec that needs more than a frame, and for
+  /// `server` of `servers`. Throws InvalidArgument for a codec that needs more than a frame, and
+  /// for
   /// "+ef" in `pull`.
   ParameterShard(std::span<const ConstValueSpan> parameters, Update update,
                  const ServerOptions& options = {}, int server = 0, int servers = 1);
@@ -111,17 +117,17 @@ class ParameterShard {
   std::unique_ptr<State> state_;
 };
 
-/// Answers workers until all of them have left or are lost, on the thread that calls it. `lifeline`:
-/// one of this server's own (Transport::lifeline), which all ranks made. Throws TransportError where
-/// no worker came within `timeout`.
+/// Answers workers until all of them have left or are lost, on the thread that calls it.
+/// `lifeline`: one of this server's own (Transport::lifeline), which all ranks made. Throws
+/// TransportError where no worker came within `timeout`.
 void serve(Transport& lifeline, ParameterShard& shard,
            std::chrono::milliseconds timeout = kDefaultTimeout);
 
 /// Where a worker finds a server.
 struct ServerAt {
-  Transport* lifeline = nullptr;   ///< that server's
-  int rank = 0;                    ///< of the server
-  ParameterShard* own = nullptr;   ///< where this rank is the server, too
+  Transport* lifeline = nullptr;  ///< that server's
+  int rank = 0;                   ///< of the server
+  ParameterShard* own = nullptr;  ///< where this rank is the server, too
 };
 
 /// A worker.

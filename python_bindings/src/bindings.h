@@ -19,5 +19,6 @@ void bind_rules(nb::module_& module);
 void bind_reducer_state(nb::module_& module);
 void bind_tcp(nb::module_& module);
 void bind_nccl(nb::module_& module);
+void bind_server(nb::module_& module);
 
 }  // namespace tersor::python

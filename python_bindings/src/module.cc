@@ -19,4 +19,5 @@ NB_MODULE(_core, module) {
   bind_reducer_state(module);
   bind_tcp(module);
   bind_nccl(module);
+  bind_server(module);
 }

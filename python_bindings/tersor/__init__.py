@@ -31,6 +31,7 @@ from tersor.collectives import (
     scatter,
 )
 from tersor.reducer import GradientReducer
+from tersor.server import Gossip, ParameterClient, ParameterServer
 
 __all__ = [
     "Codec",
@@ -40,9 +41,12 @@ __all__ = [
     "CudaError",
     "Error",
     "FeedbackState",
+    "Gossip",
     "GradientReducer",
     "InvalidArgument",
     "OutOfMemory",
+    "ParameterClient",
+    "ParameterServer",
     "RanksLost",
     "ReducerStatistics",
     "Transport",

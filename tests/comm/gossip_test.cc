@@ -51,9 +51,7 @@ TEST(Topologies, WeightsAreSymmetricAndRowsAddUp) {
 
 TEST(Topologies, WhatIsWrongIsNamed) {
   using Edges = std::vector<std::vector<Edge>>;
-  const auto error = [](const Edges& edges) {
-    return refusal_of([&] { Topology made(edges); });
-  };
+  const auto error = [](const Edges& edges) { return refusal_of([&] { Topology made(edges); }); };
   EXPECT_TRUE(says(error({{{1, 0.5}}, {{0, 0.4}}}), "the same both ways"));
   EXPECT_TRUE(says(error({{{1, 0.5}}, {}}), "the same both ways"));
   EXPECT_TRUE(says(error({{{1, -0.5}}, {{0, -0.5}}}), "above 0"));
@@ -72,11 +70,9 @@ struct Consensus {
 
   explicit Consensus(const std::vector<Values>& all) {
     for (const Values& one : all)
-      for (std::size_t i = 0; i < kMixed; ++i)
-        mean[i] += one[i] / static_cast<double>(all.size());
+      for (std::size_t i = 0; i < kMixed; ++i) mean[i] += one[i] / static_cast<double>(all.size());
     for (const Values& one : all)
-      for (std::size_t i = 0; i < kMixed; ++i)
-        distance += (one[i] - mean[i]) * (one[i] - mean[i]);
+      for (std::size_t i = 0; i < kMixed; ++i) distance += (one[i] - mean[i]) * (one[i] - mean[i]);
     distance = std::sqrt(distance);
   }
 };
@@ -132,18 +128,21 @@ TEST(Gossips, RanksComeNearerByTheEigenvalueOfTheirGraph) {
 }
 
 TEST(Gossips, TheMeanStays) {
-  for (const char* codec : {"none", "int8", "int4", "topk:density=0.1", "int8:rounding=stochastic"}) {
+  for (const char* codec :
+       {"none", "int8", "int4", "topk:density=0.1", "int8:rounding=stochastic"}) {
     const auto inputs = gradients(8, kMixed);
     const Consensus before(inputs);
     const Consensus after(mixed(Topology::ring(8), {.codec = codec}, 25));
-    for (std::size_t i = 0; i < kMixed; ++i) ASSERT_NEAR(after.mean[i], before.mean[i], 1e-5) << codec;
+    for (std::size_t i = 0; i < kMixed; ++i)
+      ASSERT_NEAR(after.mean[i], before.mean[i], 1e-5) << codec;
   }
 }
 
 // Codecs that lose much need smaller steps, and agree all the same.
 TEST(Gossips, WhatIsLeftOutComesLater) {
   const double before = Consensus(gradients(8, kMixed)).distance;
-  for (const char* codec : {"int4", "topk:density=0.1", "blocktopk:density=0.03", "hadamard:bits=1"}) {
+  for (const char* codec :
+       {"int4", "topk:density=0.1", "blocktopk:density=0.03", "hadamard:bits=1"}) {
     const double after = Consensus(mixed(Topology::ring(8), {.codec = codec}, 300)).distance;
     EXPECT_LT(after, 1e-2 * before) << codec;
   }

@@ -122,9 +122,10 @@ TEST(ParameterShards, OptionsThatNoServerTakes) {
 TEST(ParameterShards, MomentumIsTheTextbooks) {
   const Update update = sgd_update(0.5f, 0.9f);
   Values weights = {1.0f}, gradient = {2.0f};
-  update(0, weights, gradient);
+  const UpdatePart part{3, weights, gradient};
+  update({&part, 1});
   EXPECT_FLOAT_EQ(weights[0], 1 - 0.5f * 2);
-  update(0, weights, gradient);
+  update({&part, 1});
   EXPECT_FLOAT_EQ(weights[0], -0.5f * (0.9f * 2 + 2));
 }
 
@@ -188,7 +189,9 @@ struct ServedRun {
 TEST(ParameterServers, BulkSynchronousIsAnAllreduceByOneShot) {
   for (const char* codec : {"int8", "int4", "none", "hadamard:bits=4"})
     for (const int servers : {1, 3}) {
-      const ServedRun run{.ranks = 4 + servers, .servers = servers, .first_worker = servers,
+      const ServedRun run{.ranks = 4 + servers,
+                          .servers = servers,
+                          .first_worker = servers,
                           .options = {.push = codec, .reduction = Reduction::kSum}};
       const Weights weights = run.run([](ParameterClient& client, int worker) {
         Weights gradient = gradient_of(worker, 0);
@@ -213,7 +216,9 @@ TEST(ParameterServers, BulkSynchronousIsAnAllreduceByOneShot) {
 // Worker 0 trains on what it pulls: all workers see the same weights in each clock.
 TEST(ParameterServers, WorkersPullWhatAllHavePushed) {
   for (const int first : {0, 1, 2}) {  // the servers work, too; one of them; none
-    const ServedRun run{.ranks = 4, .servers = 2, .first_worker = first,
+    const ServedRun run{.ranks = 4,
+                        .servers = 2,
+                        .first_worker = first,
                         .options = {.push = "none", .pull = "none"}};
     const int workers = 4 - first;
     run.run([&](ParameterClient& client, int worker) {

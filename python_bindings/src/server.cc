@@ -1,0 +1,264 @@
+// The parameter server and gossip: weights and gradients are arrays of the host.
+#include "python_bindings/src/arrays.h"
+#include "python_bindings/src/bindings.h"
+#include "python_bindings/src/choices.h"
+#include "python_bindings/src/patient_transport.h"
+#include "python_bindings/src/waiting.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+#include <tersor/gossip.h>
+#include <tersor/server.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tersor::python {
+namespace {
+
+using Arrays = std::vector<nb::object>;
+
+/// Views of arrays, which live as long.
+template <typename Span>
+struct Views {
+  std::vector<Array<Span>> arrays;
+  std::vector<Span> spans;
+
+  std::vector<std::size_t> counts() const {
+    std::vector<std::size_t> counts;
+    for (const Span& one : spans) counts.push_back(one.count());
+    return counts;
+  }
+};
+
+template <typename Span, typename Read>
+Views<Span> views_of(const Arrays& arrays, const Read& read) {
+  Views<Span> views;
+  for (const nb::object& one : arrays) {
+    views.arrays.push_back(read(one, ArrayRequest{}));
+    views.spans.push_back(views.arrays.back().span);
+    if (views.arrays.back().memory == Memory::kDevice)
+      throw InvalidArgument("a parameter server and gossip take arrays of the host");
+  }
+  return views;
+}
+Views<ConstValueSpan> readable(const Arrays& arrays) {
+  return views_of<ConstValueSpan>(arrays, read_values);
+}
+Views<ValueSpan> writable(const Arrays& arrays) {
+  return views_of<ValueSpan>(arrays, write_values);
+}
+
+using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
+using ConstFloats = nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>;
+
+/// Python's own: a list of (parameter, weights, gradient), whose arrays live as long as the call.
+Update python_update(nb::object call) {
+  const std::shared_ptr<nb::object> held(new nb::object(std::move(call)), [](nb::object* last) {
+    const nb::gil_scoped_acquire gil;
+    delete last;
+  });
+  return [held](std::span<const UpdatePart> parts) {
+    const nb::gil_scoped_acquire gil;
+    nb::list list;
+    for (const UpdatePart& part : parts) {
+      const std::size_t shape[] = {part.weights.size()};
+      list.append(nb::make_tuple(
+          part.parameter,
+          Floats(part.weights.data(), 1, shape, nb::none()).cast(nb::rv_policy::reference),
+          ConstFloats(part.gradient.data(), 1, shape, nb::none()).cast(nb::rv_policy::reference)));
+    }
+    (*held)(list);
+  };
+}
+
+/// What may wait for other ranks when it ends.
+template <typename T>
+struct Held {
+  std::shared_ptr<T> own;
+};
+using HeldClient = Held<ParameterClient>;
+using HeldGossip = Held<Gossip>;
+
+void bind_options(nb::module_& module) {
+  auto options = nb::class_<ServerOptions>(module, "ServerOptions")
+                     .def(nb::init<>())
+                     .def_rw("push", &ServerOptions::push)
+                     .def_rw("pull", &ServerOptions::pull)
+                     .def_rw("workers", &ServerOptions::workers)
+                     .def_prop_rw(
+                         "staleness",
+                         [](const ServerOptions& self) -> std::optional<std::uint32_t> {
+                           if (self.staleness == kNoBound) return std::nullopt;
+                           return self.staleness;
+                         },
+                         [](ServerOptions& self, std::optional<std::int64_t> bound) {
+                           if (bound.has_value() && (*bound < 0 || *bound >= kNoBound))
+                             throw InvalidArgument("staleness=" + std::to_string(*bound) +
+                                                   ": clocks, 0 or more, or None for no bound");
+                           self.staleness = static_cast<std::uint32_t>(bound.value_or(kNoBound));
+                         },
+                         nb::arg("bound").none());
+  def_choice<&ServerOptions::reduction>(options, "reduction");
+  def_flag<&ServerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
+  nb::class_<ServerStatistics>(module, "ServerStatistics", "What a parameter server has seen.")
+      .def_ro("pushes", &ServerStatistics::pushes)
+      .def_ro("pulls", &ServerStatistics::pulls)
+      .def_ro("refused", &ServerStatistics::refused)
+      .def_ro("pushed_bytes", &ServerStatistics::pushed_bytes)
+      .def_ro("pulled_bytes", &ServerStatistics::pulled_bytes)
+      .def_ro("lost", &ServerStatistics::lost);
+}
+
+void bind_shard(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<ParameterShard>(module, "ParameterShard")
+      .def(
+          "__init__",
+          [](ParameterShard* self, const Arrays& weights, nb::object update,
+             const ServerOptions& options, int server, int servers) {
+            const auto views = readable(weights);
+            new (self) ParameterShard(views.spans, python_update(std::move(update)), options,
+                                      server, servers);
+          },
+          "weights"_a, "update"_a, "options"_a, "server"_a, "servers"_a)
+      .def("join", &ParameterShard::join, "worker"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("leave", &ParameterShard::leave, "worker"_a, "lost"_a = false,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "push",
+          [](ParameterShard& self, int worker, std::uint32_t clock, nb::handle frame) {
+            const auto bytes = read_bytes(frame, {.name = "frame"});
+            without_gil([&] { self.push(worker, clock, bytes.span); });
+          },
+          "worker"_a, "clock"_a, "frame"_a)
+      .def("may_pull", &ParameterShard::may_pull, "worker"_a, "clock"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "part",
+          [](const ParameterShard& self, std::size_t parameter) {
+            const Segment part = self.part(parameter);
+            return nb::make_tuple(part.first_index, part.count);
+          },
+          "parameter"_a)
+      .def(
+          "weights",
+          [](const ParameterShard& self, std::size_t parameter) {
+            auto* values =
+                new std::vector<float>(without_gil([&] { return self.weights(parameter); }));
+            const nb::capsule owner(
+                values, [](void* last) noexcept { delete static_cast<std::vector<float>*>(last); });
+            const std::size_t shape[] = {values->size()};
+            return Floats(values->data(), 1, shape, owner);
+          },
+          "parameter"_a)
+      .def("statistics", &ParameterShard::statistics, nb::call_guard<nb::gil_scoped_release>());
+  module.def(
+      "serve",
+      [](Transport& lifeline, ParameterShard& shard, double timeout) {
+        without_gil([&] { serve(lifeline, shard, to_timeout(timeout)); });
+      },
+      "lifeline"_a, "shard"_a, "timeout"_a);
+}
+
+void bind_client(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<ServerAt>(module, "ServerAt")
+      .def(
+          "__init__",
+          [](ServerAt* self, Transport& lifeline, int rank, ParameterShard* own) {
+            new (self) ServerAt{&lifeline, rank, own};
+          },
+          "lifeline"_a, "rank"_a, "own"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>());
+  nb::class_<HeldClient>(module, "ParameterClient")
+      .def(
+          "__init__",
+          [](HeldClient* self, const std::vector<ServerAt>& servers, const Arrays& like,
+             const ServerOptions& options, double timeout) {
+            const auto counts = readable(like).counts();
+            new (self) HeldClient{
+                make_without_gil<ParameterClient>(servers, counts, options, to_timeout(timeout))};
+          },
+          "servers"_a, "like"_a, "options"_a, "timeout"_a, nb::keep_alive<1, 2>())
+      .def_prop_ro("clock", [](const HeldClient& self) { return self.own->clock(); })
+      .def(
+          "pull",
+          [](HeldClient& self, const Arrays& weights) {
+            const auto views = writable(weights);
+            without_gil([&] { self.own->pull(views.spans); });
+          },
+          "weights"_a)
+      .def(
+          "push",
+          [](HeldClient& self, const Arrays& gradients) {
+            const auto views = readable(gradients);
+            without_gil([&] { self.own->push(views.spans); });
+          },
+          "gradients"_a)
+      .def("leave", [](HeldClient& self) { without_gil([&] { self.own->leave(); }); });
+}
+
+void bind_gossip(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<GossipStatistics>(module, "GossipStatistics", "What one rank of a gossip has done.")
+      .def_ro("steps", &GossipStatistics::steps)
+      .def_ro("sent_bytes", &GossipStatistics::sent_bytes)
+      .def_ro("lost", &GossipStatistics::lost);
+  nb::class_<Topology>(module, "Topology")
+      .def(
+          "__init__",
+          [](Topology* self, const std::vector<std::vector<std::pair<int, double>>>& edges) {
+            std::vector<std::vector<Edge>> all;
+            for (const auto& of_rank : edges) {
+              all.emplace_back();
+              for (const auto& [rank, weight] : of_rank) all.back().push_back({rank, weight});
+            }
+            new (self) Topology(std::move(all));
+          },
+          "edges"_a)
+      .def_static("named", &Topology::named, "name"_a, "ranks"_a);
+  nb::class_<HeldGossip>(module, "Gossip")
+      .def(
+          "__init__",
+          [](HeldGossip* self, Transport& transport, const Topology& topology,
+             const std::string& codec, double step_size, double timeout) {
+            const GossipOptions options{
+                .codec = codec, .step_size = step_size, .timeout = to_timeout(timeout)};
+            new (self) HeldGossip{make_without_gil<Gossip>(transport, topology, options)};
+          },
+          "transport"_a, "topology"_a, "codec"_a, "step_size"_a, "timeout"_a,
+          nb::keep_alive<1, 2>())
+      .def(
+          "add",
+          [](HeldGossip& self, const std::string& name, nb::handle weights) {
+            self.own->add(name, write_values(weights, {.name = name.c_str()}).span);
+          },
+          "name"_a, "weights"_a, nb::keep_alive<1, 3>(), "`weights` stay where they are.")
+      .def("begin", [](HeldGossip& self) { without_gil([&] { self.own->begin(); }); })
+      .def("mix", [](HeldGossip& self) { without_gil([&] { self.own->mix(); }); })
+      .def_prop_ro("step_size", [](const HeldGossip& self) { return self.own->step_size(); })
+      .def("statistics", [](const HeldGossip& self) { return self.own->statistics(); });
+}
+
+}  // namespace
+
+void bind_server(nb::module_& module) {
+  module.def(
+      "lifeline",
+      [](Transport& transport) { return make_patient([&] { return transport.lifeline(); }); },
+      nb::arg("transport"), nb::keep_alive<0, 1>());
+  bind_options(module);
+  bind_shard(module);
+  bind_client(module);
+  bind_gossip(module);
+}
+
+}  // namespace tersor::python

@@ -1,0 +1,254 @@
+"""A parameter server, and averaging among neighbours, of arrays of the host.
+
+Both are for ranks that an allreduce does not suit: of unequal speed, or behind links whose latency
+is what one waits for. ``docs/server.md`` and ``docs/gossip.md`` say when not to use them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from tersor import _core
+from tersor._core import InvalidArgument, ServerStatistics, Transport
+from tersor._options import expect, fill
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Gossip", "ParameterClient", "ParameterServer", "ServerOptions"]
+
+#: Of a parameter its name, the part of its weights that a server has, to be changed in place, and by
+#: what it is to move; arrays of one dimension, which are not to be kept.
+Part = tuple[str, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
+Update = Callable[[list[Part]], None]
+
+
+class ServerOptions(TypedDict, total=False):
+    """Equal on all servers and workers."""
+
+    push: str  #: codec of gradients ("int8+ef"); a worker keeps what it leaves out
+    pull: str  #: of weights, without +ef ("int8")
+    staleness: int | None  #: clocks that a worker may be ahead of the slowest (0); None: no bound
+    reduction: str  #: "mean" over the workers, or "sum"
+    checksum: bool
+
+
+def _sgd(rate: float, momentum: float) -> Update:
+    moments: dict[str, Any] = {}
+
+    def update(parts: list[Part]) -> None:
+        for name, weights, gradient in parts:
+            if momentum:
+                moment = moments.setdefault(name, np.zeros_like(weights))
+                moment *= momentum
+                moment += gradient
+                gradient = moment
+            weights -= rate * gradient
+
+    return update
+
+
+class ParameterServer:
+    """On each rank of ``servers``: has a part of the weights, and answers workers on a thread.
+
+    Beside it all ranks that work make a `ParameterClient`, at the same time; both are collective
+    calls of ``transport``, one of TCP or of this process.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        weights: Mapping[str, Any],
+        update: Update | float = 0.1,
+        *,
+        momentum: float = 0.0,
+        servers: Sequence[int] = (0,),
+        workers: Sequence[int] | None = None,
+        timeout: float = 300.0,
+        **options: Unpack[ServerOptions],
+    ) -> None:
+        """``weights``: float32, the same on all servers. ``update``: the rate of SGD, or a function
+        that moves a list of parts. ``workers``: the ranks that make a client; None: all but the
+        servers, or all where all serve. ``timeout``: until these have come, in seconds.
+
+        Raises InvalidArgument where this rank is no server, or for options that no server takes.
+        """
+        expect(transport, Transport, "transport is one of tersor's")
+        self._ways = _Ways(transport, servers, workers)
+        if self._ways.place is None:
+            raise InvalidArgument(f"rank {transport.rank} is none of the servers {list(servers)}")
+        self._names = list(weights)
+        move = update if callable(update) else _sgd(float(update), momentum)
+        self.shard = _core.ParameterShard(
+            [np.asarray(one) for one in weights.values()],
+            lambda parts: move([(self._names[i], own, by) for i, own, by in parts]),
+            self._ways.told(options),
+            self._ways.place,
+            len(self._ways.servers),
+        )
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until all workers have left or are lost. Raises TransportError where none came."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def weights(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
+        """Of each parameter where this server's part begins, and a copy of it."""
+        return {
+            name: (self.shard.part(i)[0], self.shard.weights(i))
+            for i, name in enumerate(self._names)
+        }
+
+    def statistics(self) -> ServerStatistics:
+        """What it has seen until now; ``lost``: workers that went without a word."""
+        return self.shard.statistics()
+
+    def _serve(self, timeout: float) -> None:
+        assert self._ways.place is not None
+        try:
+            _core.serve(self._ways.lifelines[self._ways.place], self.shard, timeout)
+        except BaseException as error:
+            self._error = error
+
+
+class ParameterClient:
+    """A worker: pulls weights, pushes gradients, and is not ahead of the slowest by more than the
+    bound. A context: it leaves at the end, so that nobody waits for it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        like: Mapping[str, Any],
+        *,
+        servers: Sequence[int] = (0,),
+        workers: Sequence[int] | None = None,
+        server: ParameterServer | None = None,
+        timeout: float = 300.0,
+        **options: Unpack[ServerOptions],
+    ) -> None:
+        """``like``: float32 arrays of the parameters' lengths. ``server``: this rank's own, where it
+        serves, too. ``timeout``: of each call, in seconds. Raises InvalidArgument where a server has
+        another model or other options, TransportError where one is gone."""
+        expect(transport, Transport, "transport is one of tersor's")
+        ways = server._ways if server is not None else _Ways(transport, servers, workers)
+        if server is None and ways.place is not None:
+            raise InvalidArgument(f"rank {transport.rank} serves, too: pass server=")
+        places = [
+            _core.ServerAt(lifeline, rank, server.shard if place == ways.place and server else None)
+            for place, (lifeline, rank) in enumerate(zip(ways.lifelines, ways.servers, strict=True))
+        ]
+        self._names = list(like)
+        self._core = _core.ParameterClient(
+            places, [np.asarray(one) for one in like.values()], ways.told(options), timeout
+        )
+
+    @property
+    def clock(self) -> int:
+        """Pushes until now, from that of the slowest worker on when it joined."""
+        return self._core.clock
+
+    def pull(self, weights: Mapping[str, Any]) -> None:
+        """Writes the weights of this clock into arrays of float32."""
+        self._core.pull(self._in_order(weights))
+
+    def push(self, gradients: Mapping[str, Any]) -> None:
+        """Sends a gradient; the next clock begins. Returns before it has arrived; at most two are
+        unanswered. Raises InvalidArgument where the server refused one, and why."""
+        self._core.push(self._in_order(gradients))
+
+    def leave(self) -> None:
+        """Waits for what it has pushed; then no server waits for it any more."""
+        self._core.leave()
+
+    def __enter__(self) -> ParameterClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.leave()
+
+    def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
+        if arrays.keys() != set(self._names):
+            other = sorted(arrays.keys() ^ set(self._names))
+            raise InvalidArgument(f"other parameters than it was made with: {', '.join(other)}")
+        return [arrays[name] for name in self._names]
+
+
+class Gossip:
+    """Weights of each rank's own, which move towards those of the neighbours in each step.
+
+    CHOCO-SGD (Koloskova et al. 2019): what travels is what the weights have moved by, encoded.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        topology: str | Sequence[Sequence[tuple[int, float]]] = "ring",
+        codec: str = "int8",
+        *,
+        step_size: float = 0.0,
+        timeout: float = 300.0,
+    ) -> None:
+        """A collective call. ``topology``: "ring", "torus", "exponential", or for each rank its
+        neighbours and their weights, symmetric. ``step_size``: 0: chosen from the codec.
+        ``timeout``: seconds after which a neighbour is lost. Raises InvalidArgument that names what
+        is wrong with the graph, at the first step also which ranks differ."""
+        expect(transport, Transport, "transport is one of tersor's")
+        named = isinstance(topology, str)
+        made = (
+            _core.Topology.named(topology, transport.ranks) if named else _core.Topology(topology)
+        )
+        self._core = _core.Gossip(transport, made, codec, step_size, timeout)
+
+    def add(self, name: str, weights: Any) -> None:
+        """A float32 array that is mixed in place, until this ends; before the first step."""
+        self._core.add(name, weights)
+
+    def begin(self) -> None:
+        """Encodes and sends what the weights have moved by. They may move on meanwhile."""
+        self._core.begin()
+
+    def mix(self) -> None:
+        """Waits for the neighbours', and moves the weights towards them."""
+        self._core.mix()
+
+    @property
+    def step_size(self) -> float:
+        """How far a step goes towards the neighbours."""
+        return self._core.step_size
+
+    def statistics(self) -> _core.GossipStatistics:
+        """Steps, bytes sent, and neighbours that are lost."""
+        return self._core.statistics()
+
+
+class _Ways:
+    """A lifeline for each server. A collective call."""
+
+    def __init__(
+        self, transport: Transport, servers: Sequence[int], workers: Sequence[int] | None
+    ) -> None:
+        self.servers = list(servers)
+        if (
+            not servers
+            or len(set(servers)) < len(servers)
+            or not all(0 <= rank < transport.ranks for rank in servers)
+        ):
+            raise InvalidArgument(
+                f"servers={self.servers}: ranks from 0 to {transport.ranks - 1}, each once"
+            )
+        rest = [rank for rank in range(transport.ranks) if rank not in self.servers]
+        self.workers = len(workers) if workers is not None else len(rest) or transport.ranks
+        self.place = self.servers.index(transport.rank) if transport.rank in servers else None
+        self.lifelines = [_core.lifeline(transport) for _ in self.servers]
+
+    def told(self, options: ServerOptions) -> _core.ServerOptions:
+        return fill(_core.ServerOptions(), {**options, "workers": self.workers})
