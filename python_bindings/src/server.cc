@@ -118,6 +118,13 @@ void bind_options(nb::module_& module) {
       .def_ro("lost", &ServerStatistics::lost);
 }
 
+/// A rate and a momentum, of SGD; or a function.
+Update update_of(nb::object update) {
+  std::pair<float, float> sgd;
+  if (nb::try_cast(update, sgd)) return sgd_update(sgd.first, sgd.second);
+  return python_update(std::move(update));
+}
+
 void bind_shard(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<ParameterShard>(module, "ParameterShard")
@@ -126,7 +133,7 @@ void bind_shard(nb::module_& module) {
           [](ParameterShard* self, const Arrays& weights, nb::object update,
              const ServerOptions& options, int server, int servers) {
             const auto views = readable(weights);
-            new (self) ParameterShard(views.spans, python_update(std::move(update)), options,
+            new (self) ParameterShard(views.spans, update_of(std::move(update)), options,
                                       server, servers);
           },
           "weights"_a, "update"_a, "options"_a, "server"_a, "servers"_a)

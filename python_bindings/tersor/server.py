@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Gossip", "ParameterClient", "ParameterServer", "ServerOptions"]
 
-#: Of a parameter its name, the part of its weights that a server has, to be changed in place, and by
-#: what it is to move; arrays of one dimension, which are not to be kept.
+#: Of a parameter its name, the part of its weights that a server has, to be changed in place, and
+#: a gradient; arrays of one dimension. Weights lie where they lie, gradients are not to be kept.
 Part = tuple[str, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 Update = Callable[[list[Part]], None]
 
@@ -35,21 +35,6 @@ class ServerOptions(TypedDict, total=False):
     staleness: int | None  #: clocks that a worker may be ahead of the slowest (0); None: no bound
     reduction: str  #: "mean" over the workers, or "sum"
     checksum: bool
-
-
-def _sgd(rate: float, momentum: float) -> Update:
-    moments: dict[str, Any] = {}
-
-    def update(parts: list[Part]) -> None:
-        for name, weights, gradient in parts:
-            if momentum:
-                moment = moments.setdefault(name, np.zeros_like(weights))
-                moment *= momentum
-                moment += gradient
-                gradient = moment
-            weights -= rate * gradient
-
-    return update
 
 
 class ParameterServer:
@@ -82,10 +67,9 @@ class ParameterServer:
         if self._ways.place is None:
             raise InvalidArgument(f"rank {transport.rank} is none of the servers {list(servers)}")
         self._names = list(weights)
-        move = update if callable(update) else _sgd(float(update), momentum)
         self.shard = _core.ParameterShard(
             [np.asarray(one) for one in weights.values()],
-            lambda parts: move([(self._names[i], own, by) for i, own, by in parts]),
+            self._named(update) if callable(update) else (float(update), momentum),
             self._ways.told(options),
             self._ways.place,
             len(self._ways.servers),
@@ -93,6 +77,9 @@ class ParameterServer:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
         self._thread.start()
+
+    def _named(self, update: Update) -> Callable[[list[tuple[int, Any, Any]]], None]:
+        return lambda parts: update([(self._names[i], own, by) for i, own, by in parts])
 
     def wait(self) -> None:
         """Until all workers have left or are lost. Raises TransportError where none came."""
@@ -134,9 +121,11 @@ class ParameterClient:
         timeout: float = 300.0,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """``like``: float32 arrays of the parameters' lengths. ``server``: this rank's own, where it
-        serves, too. ``timeout``: of each call, in seconds. Raises InvalidArgument where a server has
-        another model or other options, TransportError where one is gone."""
+        """``like``: float32 arrays of the parameters' lengths. ``server``: this rank's own, where
+        it serves, too. ``timeout``: of each call, in seconds.
+
+        Raises InvalidArgument where a server has another model or other options, TransportError
+        where one is gone."""
         expect(transport, Transport, "transport is one of tersor's")
         ways = server._ways if server is not None else _Ways(transport, servers, workers)
         if server is None and ways.place is not None:

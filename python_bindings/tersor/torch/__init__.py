@@ -47,9 +47,11 @@ from tersor.torch.diloco import DiLoCo
 from tersor.torch.distributed_checkpoint import load_checkpoint
 from tersor.torch.fsdp import ShardedHandle
 from tersor.torch.fsdp import compress as _compress_sharded
+from tersor.torch.neighbours import Gossip
 from tersor.torch.optimizer import DistributedOptimizer
 from tersor.torch.parameters import Unsupported
 from tersor.torch.scaler import Scaler
+from tersor.torch.server import ParameterClient, ParameterServer
 from tersor.torch.statistics import log_statistics
 
 if TYPE_CHECKING:
@@ -64,7 +66,10 @@ __all__ = [
     "DiLoCo",
     "DistributedOptimizer",
     "FeedbackState",
+    "Gossip",
     "HookState",
+    "ParameterClient",
+    "ParameterServer",
     "ShardedHandle",
     "all_gather",
     "all_to_all_single",

@@ -1,0 +1,136 @@
+"""A parameter server whose weights any optimizer of PyTorch moves, and workers that have a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import tersor
+from tersor.server import Part
+from tersor.torch import group as groups
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tersor.server import ServerOptions
+
+#: An optimizer of a server's parts of the parameters, as ``lambda parts: AdamW(parts, lr=1e-3)``.
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class ParameterServer(tersor.ParameterServer):
+    """On the ranks of ``servers``: has a part of the model's weights, and moves it by an optimizer.
+
+    Beside it all ranks that work make a `ParameterClient`, both collective calls of the group.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: MakeOptimizer,
+        *,
+        servers: Sequence[int] = (0,),
+        workers: Sequence[int] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[ServerOptions],
+    ) -> None:
+        """``model``: the same weights on all servers, copied. Its options and errors are those of
+        ``tersor.ParameterServer``."""
+        super().__init__(
+            groups.transport(process_group),
+            {name: _on_host(one) for name, one in model.named_parameters()},
+            _ByOptimizer(optimizer),
+            servers=servers,
+            workers=workers,
+            timeout=groups.seconds_of(process_group),
+            **options,
+        )
+
+
+class ParameterClient:
+    """A worker: ``pull`` into a model, ``push`` of its gradients. A context, as tersor's own."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        servers: Sequence[int] = (0,),
+        workers: Sequence[int] | None = None,
+        server: ParameterServer | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[ServerOptions],
+    ) -> None:
+        """``server``: this rank's own, where it serves, too. Its options and errors are those of
+        ``tersor.ParameterClient``."""
+        self._parameters = dict(model.named_parameters())
+        self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
+        self._core = tersor.ParameterClient(
+            groups.transport(process_group),
+            self._arrays,
+            servers=servers,
+            workers=workers,
+            server=server,
+            timeout=groups.seconds_of(process_group),
+            **options,
+        )
+
+    @property
+    def clock(self) -> int:
+        """Pushes until now, from that of the slowest worker on when it joined."""
+        return self._core.clock
+
+    @torch.no_grad()
+    def pull(self) -> None:
+        """The weights of this clock, into the model."""
+        self._core.pull(self._arrays)
+        for name, one in self._parameters.items():
+            one.copy_(torch.from_numpy(self._arrays[name]))
+
+    def push(self) -> None:
+        """The model's gradients; of a parameter without one zeros."""
+        gradients = {
+            name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
+            for name, one in self._parameters.items()
+        }
+        self._core.push(gradients)
+
+    def leave(self) -> None:
+        """Waits for what it has pushed; then no server waits for it any more."""
+        self._core.leave()
+
+    def __enter__(self) -> ParameterClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.leave()
+
+
+class _ByOptimizer:
+    """Moves parts by an optimizer of PyTorch, which is made of them at the first push."""
+
+    def __init__(self, make: MakeOptimizer) -> None:
+        self._make = make
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._parameters: list[nn.Parameter] = []
+
+    def __call__(self, parts: list[Part]) -> None:
+        if self._optimizer is None:
+            self._parameters = [nn.Parameter(torch.from_numpy(own)) for _, own, _ in parts]
+            self._optimizer = self._make(self._parameters)
+        for one, (_, _, gradient) in zip(self._parameters, parts, strict=True):
+            one.grad = torch.from_numpy(gradient.copy())
+        self._optimizer.step()
+
+
+def _on_host(values: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """A copy as float32."""
+    array: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = (
+        values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
+    )
+    return array
