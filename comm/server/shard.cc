@@ -90,6 +90,7 @@ struct ParameterShard::State {
   std::function<void()> progressed;
 
   bool is_whole() const { return options.staleness == 0; }
+  bool has_begun() const { return come.size() >= options.workers; }
 
   Worker& at(int worker) {
     const auto found = workers.find(worker);
@@ -131,7 +132,7 @@ struct ParameterShard::State {
   // Whatever clocks are whole now: in the order of the workers, by one call.
   void move_by_whole_clocks() {
     const auto has = [](const auto& one) { return !one.second.kept.empty(); };
-    while (!workers.empty() && std::ranges::all_of(workers, has)) {
+    while (has_begun() && !workers.empty() && std::ranges::all_of(workers, has)) {
       std::vector<ConstByteSpan> frames;
       for (const auto& [rank, worker] : workers) frames.push_back(worker.kept.front().span());
       move_by(frames, frames.size());
@@ -160,7 +161,7 @@ std::size_t ParameterShard::push_capacity() const { return state_->layout.push_p
 std::uint32_t ParameterShard::join(int worker) {
   std::unique_lock lock(state_->mutex);
   if (state_->workers.contains(worker)) throw state_->refusal(named(worker) + " has joined before");
-  const std::uint32_t clock = state_->slowest();
+  const std::uint32_t clock = state_->has_begun() ? state_->slowest() : state_->clock;
   state_->workers[worker].clock = clock;
   state_->come.insert(worker);
   state_->tell(lock);
@@ -172,11 +173,9 @@ void ParameterShard::leave(int worker, bool lost) {
   State& state = *state_;
   if (lost) state.seen.lost.push_back(worker);
   state.come.insert(worker);
-  const std::uint32_t slowest = state.slowest();
-  if (state.workers.erase(worker) != 0) {
-    state.clock = state.workers.empty() ? slowest : state.slowest();
-    if (state.is_whole()) state.move_by_whole_clocks();
-  }
+  if (state.has_begun()) state.clock = state.slowest();
+  state.workers.erase(worker);
+  if (state.is_whole()) state.move_by_whole_clocks();
   state.tell(lock);
 }
 
@@ -213,7 +212,7 @@ bool ParameterShard::may_pull(int worker, std::uint32_t clock) const {
   const std::lock_guard lock(state_->mutex);
   const State& state = *state_;
   const std::uint64_t slowest = state.slowest();
-  return state.workers.contains(worker) && state.come.size() >= state.options.workers &&
+  return state.workers.contains(worker) && state.has_begun() &&
          slowest + state.options.staleness >= clock;
 }
 
@@ -243,12 +242,12 @@ std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame
 
 bool ParameterShard::has_begun() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->come.size() >= state_->options.workers;
+  return state_->has_begun();
 }
 
 bool ParameterShard::is_over() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->come.size() >= state_->options.workers && state_->workers.empty();
+  return state_->has_begun() && state_->workers.empty();
 }
 
 Segment ParameterShard::part(std::size_t parameter) const {

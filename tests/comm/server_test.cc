@@ -88,6 +88,23 @@ TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
   }
 }
 
+TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
+  ParameterShard shard = shard_of({.push = "int8", .workers = 2});
+  const auto frame = frame_of(shard, gradient_of(0, 0));
+  shard.join(0);
+  for (std::uint32_t clock = 0; clock < 2; ++clock) shard.push(0, clock, frame);
+  EXPECT_EQ(shard.statistics().pushes, 0u);
+  EXPECT_EQ(shard.join(1), 0u);
+  shard.push(1, 0, frame);
+  EXPECT_EQ(shard.statistics().pushes, 2u);
+  EXPECT_EQ(shard.waiting(0), 1u);
+  ParameterShard other = shard_of({.push = "int8", .workers = 2});
+  other.join(0);
+  other.push(0, 0, frame_of(other, gradient_of(0, 0)));
+  other.leave(1, true);  // which never came
+  EXPECT_EQ(other.statistics().pushes, 1u);
+}
+
 TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
   for (const std::uint32_t bound : {0u, 2u}) {
     ParameterShard shard = shard_of({.push = "int8", .staleness = bound});

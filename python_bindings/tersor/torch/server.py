@@ -1,4 +1,4 @@
-"""A parameter server whose weights any optimizer of PyTorch moves, and workers that have a model."""
+"""A parameter server whose weights an optimizer of PyTorch moves, and workers with a model."""
 
 from __future__ import annotations
 

@@ -1,0 +1,183 @@
+"""The parameter server and gossip among ranks that are threads of this process."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tersor
+import tersor.local
+
+SHAPES = {"first.weight": (70, 90), "first.bias": (90,), "second.weight": (90, 3)}
+
+
+def zeros() -> dict[str, np.ndarray]:
+    return {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+
+
+def gradient(worker: int, clock: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(1000 * clock + worker)
+    return {n: draw.standard_normal(s).astype(np.float32) for n, s in SHAPES.items()}
+
+
+def flat(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([one.ravel() for one in arrays.values()])
+
+
+def test_bulk_synchronous_workers_descend_by_the_mean() -> None:
+    def rank(transport: tersor.Transport) -> Any:
+        weights = zeros()
+        if transport.rank == 3:
+            server = tersor.ParameterServer(transport, weights, 0.5, servers=[3], pull="none")
+            server.wait()
+            told = server.statistics()
+            assert told.pushes == 12
+            assert told.lost == []
+            assert told.pushed_bytes < 0.3 * 12 * 4 * flat(weights).size
+            return np.concatenate([own for _, own in server.weights().values()])
+        with tersor.ParameterClient(transport, weights, servers=[3], pull="none") as client:
+            for clock in range(4):
+                assert client.clock == clock
+                client.pull(weights)
+                client.push(gradient(transport.rank, clock))
+        return flat(weights)
+
+    *workers, whole = tersor.local.run(4, rank)
+    means = [np.mean([flat(gradient(w, c)) for w in range(3)], axis=0) for c in range(4)]
+    np.testing.assert_allclose(whole, -0.5 * np.sum(means, axis=0), atol=0.02)
+    for one in workers:
+        np.testing.assert_array_equal(one, workers[0])
+        np.testing.assert_allclose(one, -0.5 * np.sum(means[:3], axis=0), atol=0.02)
+
+
+def test_ranks_may_serve_and_work_and_an_update_may_be_a_function() -> None:
+    def rank(transport: tersor.Transport) -> Any:
+        weights = zeros()
+        seen: list[str] = []
+
+        def update(parts: list[tuple[str, np.ndarray, np.ndarray]]) -> None:
+            for name, own, by in parts:
+                seen.append(name)
+                own += by
+
+        codecs = {"push": "none", "pull": "none", "reduction": "sum"}
+        everybody = range(transport.ranks)
+        server = tersor.ParameterServer(transport, weights, update, servers=everybody, **codecs)
+        with tersor.ParameterClient(transport, weights, server=server, **codecs) as client:
+            for clock in range(3):
+                client.push(gradient(transport.rank, clock))
+            client.pull(weights)
+        server.wait()
+        assert set(seen) <= set(SHAPES)
+        assert len(seen) % 3 == 0
+        return flat(weights)
+
+    wanted = np.sum([flat(gradient(w, c)) for w in range(3) for c in range(3)], axis=0)
+    for one in tersor.local.run(3, rank):
+        np.testing.assert_allclose(one, wanted, atol=1e-5)
+
+
+def test_a_slow_worker_holds_nobody_up_within_the_bound() -> None:
+    clocks, pause = 5, 0.2
+
+    def rank(transport: tersor.Transport) -> float:
+        weights = zeros()
+        told = {"staleness": clocks}
+        if transport.rank == 0:
+            tersor.ParameterServer(transport, weights, **told).wait()
+            return 0.0
+        start = time.monotonic()
+        with tersor.ParameterClient(transport, weights, **told) as client:
+            for clock in range(clocks):
+                client.pull(weights)
+                if transport.rank == 2:
+                    time.sleep(pause)
+                client.push(gradient(transport.rank, clock))
+            quick = time.monotonic() - start
+        return quick
+
+    _, quick, slow = tersor.local.run(3, rank)
+    assert slow >= clocks * pause
+    assert quick < slow
+
+
+def test_what_is_wrong_is_told() -> None:
+    def refused(transport: tersor.Transport, words: str, **options: Any) -> None:
+        with pytest.raises(tersor.InvalidArgument, match=words):
+            tersor.ParameterServer(transport, zeros(), **options)
+
+    def rank(transport: tersor.Transport) -> None:
+        refused(transport, "staleness=-1", staleness=-1)
+        refused(transport, r"servers=\[7\]", servers=[7])
+        refused(transport, "without \\+ef", pull="int8+ef")
+        refused(transport, "exchange together", push="intsum")
+        refused(transport, "no option 'codec'", codec="int8")
+        with pytest.raises(tersor.InvalidArgument, match="pass server="):
+            tersor.ParameterClient(transport, zeros())
+
+    tersor.local.run(1, rank)
+
+
+def test_a_worker_of_another_model_is_told_so() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        if transport.rank == 0:
+            server = tersor.ParameterServer(transport, zeros(), workers=[1])
+            server.wait()
+            assert server.statistics().pushes == 1
+            return
+        told = {"like": {"w": np.zeros(3, np.float32)}} if transport.rank == 2 else {}
+        arguments = {"like": zeros(), "workers": [1], **told}
+        if transport.rank == 2:
+            with pytest.raises(tersor.InvalidArgument, match="another model"):
+                tersor.ParameterClient(transport, **arguments)
+            return
+        with tersor.ParameterClient(transport, **arguments) as client:
+            client.push(gradient(1, 0))
+            with pytest.raises(tersor.InvalidArgument, match=r"first\.bias"):
+                client.push({"first.weight": zeros()["first.weight"]})
+
+    tersor.local.run(3, rank)
+
+
+@pytest.mark.parametrize("topology", ["ring", "torus", "exponential"])
+@pytest.mark.parametrize("codec", ["int8", "hadamard:bits=1", "blocktopk:density=0.1"])
+def test_neighbours_agree_on_the_mean(topology: str, codec: str) -> None:
+    def rank(transport: tersor.Transport) -> np.ndarray:
+        weights = gradient(transport.rank, 0)
+        gossip = tersor.Gossip(transport, topology, codec)
+        for name, one in weights.items():
+            gossip.add(name, one)
+        for _ in range(150):
+            gossip.mix()
+        told = gossip.statistics()
+        assert told.steps == 150
+        assert told.lost == []
+        assert 0 < gossip.step_size <= 1
+        return flat(weights)
+
+    mean = np.mean([flat(gradient(r, 0)) for r in range(6)], axis=0)
+    for one in tersor.local.run(6, rank):
+        assert np.linalg.norm(one - mean) < 0.02 * np.linalg.norm(mean)
+
+
+def test_graphs_that_gossip_cannot_go_by() -> None:
+    apart = [[(1, 0.5)], [(0, 0.5)], [(3, 0.5)], [(2, 0.5)]]
+
+    def rank(transport: tersor.Transport) -> None:
+        for topology, words in (
+            ("star", "ring, torus, exponential"),
+            (apart, "{0, 1} {2, 3}"),
+            ([[(1, 0.5)], [(0, 0.4)], [], []], "same both ways"),
+            ([[(1, 0.5)], [(0, 0.5)]], "2 ranks among 4"),
+        ):
+            with pytest.raises(tersor.InvalidArgument, match=words):
+                tersor.Gossip(transport, topology)
+        gossip = tersor.Gossip(transport, codec="int4" if transport.rank == 1 else "int8")
+        gossip.add("w", np.zeros(10, np.float32))
+        with pytest.raises(tersor.InvalidArgument, match="have ranks 1"):
+            gossip.mix()
+
+    tersor.local.run(4, rank)

@@ -1,0 +1,141 @@
+"""A parameter server and gossip of models, among processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ranks as processes  # noqa: E402  torch comes first
+import tersor  # noqa: E402
+import tersor.torch  # noqa: E402
+
+SAMPLES = torch.randn(64, 20, generator=torch.Generator().manual_seed(3))
+
+
+def network(seed: int = 0) -> torch.nn.Sequential:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, 20))
+
+
+def loss_of(model: torch.nn.Module, part: slice = slice(None)) -> torch.Tensor:
+    inputs = SAMPLES[part]
+    return (model(inputs) - inputs.roll(1, 1)).square().mean()
+
+
+def by_adam(parts: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parts, lr=0.01)
+
+
+def alone(steps: int) -> torch.nn.Module:
+    model = network()
+    optimizer = by_adam(list(model.parameters()))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return model
+
+
+@processes.on(3)
+def test_an_optimizer_moves_the_servers_weights(rank: int, ranks: int) -> None:
+    told: Any = {"push": "none", "pull": "none"}
+    model = network() if rank == 0 else network(seed=5)  # which the workers pull over
+    if rank == 0:
+        server = tersor.torch.ParameterServer(model, by_adam, **told)
+        server.wait()
+        assert server.statistics().pushes == 40
+        return
+    half = slice(32 * (rank - 1), 32 * rank)
+    with tersor.torch.ParameterClient(model, **told) as client:
+        for _ in range(20):
+            client.pull()
+            model.zero_grad()
+            loss_of(model, half).backward()
+            client.push()
+        client.pull()
+    for own, wanted in zip(model.parameters(), alone(20).parameters(), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-5)
+
+
+@processes.on(2)
+def test_a_rank_that_serves_works_too_in_bfloat16(rank: int, ranks: int) -> None:
+    model = network().to(torch.bfloat16)
+    first = loss_of(model.float()).item()
+    model.to(torch.bfloat16)
+    server = tersor.torch.ParameterServer(model, by_adam, servers=range(2))
+    with tersor.torch.ParameterClient(model, server=server) as client:
+        for _ in range(60):
+            client.pull()
+            model.zero_grad()
+            inputs = SAMPLES.to(torch.bfloat16)
+            (model(inputs) - inputs.roll(1, 1)).square().mean().backward()
+            model[0].bias.grad = None
+            client.push()
+    server.wait()
+    assert loss_of(model.float()).item() < 0.9 * first
+
+
+def mortal_worker(rank: int, ranks: int) -> list[int]:
+    model = network()
+    if rank == 0:
+        server = tersor.torch.ParameterServer(model, by_adam)
+        server.wait()
+        return server.statistics().lost
+    with tersor.torch.ParameterClient(model) as client:
+        for clock in range(20):
+            client.pull()
+            loss_of(model).backward()
+            if rank == 2 and clock == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            client.push()
+    return [client.clock]
+
+
+def test_a_worker_that_is_killed_is_named_and_holds_nobody_up() -> None:
+    found = processes.outcomes(mortal_worker, 4)
+    assert found[0].value == [2], found[0].traceback
+    assert found[1].value == found[3].value == [20]
+    assert found[2].exit_code == -signal.SIGKILL
+
+
+@processes.on(4)
+def test_models_of_neighbours_come_together(rank: int, ranks: int) -> None:
+    model = network(seed=rank)
+    all_weights = [list(network(seed=one).parameters()) for one in range(4)]
+    mean = [sum(own) / 4 for own in zip(*all_weights, strict=True)]
+    if rank % 2:
+        model[2].to(torch.bfloat16)  # as the others' to the graph, which sees float32
+    gossip = tersor.torch.Gossip(model, "ring", codec="int8")
+    for _ in range(40):
+        gossip.step()
+    for own, wanted in zip(model.parameters(), mean, strict=True):
+        torch.testing.assert_close(own.float(), wanted, rtol=0.02, atol=0.01)
+    assert gossip.statistics().steps == 40
+
+
+@processes.on(2)
+def test_gossip_beside_training(rank: int, ranks: int) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    gossip = tersor.torch.Gossip(model, codec="int4")
+    first = loss_of(model).item()
+    half = slice(32 * rank, 32 * (rank + 1))
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss_of(model, half).backward()
+        optimizer.step()
+        gossip.step()
+    assert loss_of(model).item() < 0.9 * first
+
+
+@processes.on(1)
+def test_what_gossip_of_a_model_refuses(rank: int, ranks: int) -> None:
+    with pytest.raises(tersor.InvalidArgument, match="whole parameters of float32"):
+        tersor.torch.Gossip(network().double())
+    with pytest.raises(TypeError, match="takes a model"):
+        tersor.torch.Gossip(torch.ones(3))  # type: ignore[arg-type]
