@@ -31,7 +31,7 @@ Plan plan_of(const Codec& codec, std::span<const Segment> segments) {
 void add_options(Signature& signature, const ServerLayout& layout, const ServerOptions& options) {
   signature.add(layout.push->spec().text()).add(layout.pull->spec().text());
   signature.add(options.staleness).add(options.reduction).add(options.checksum);
-  signature.add(static_cast<std::uint64_t>(options.workers));
+  for (const int worker : options.workers) signature.add(worker);
 }
 
 }  // namespace

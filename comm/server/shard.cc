@@ -90,7 +90,9 @@ struct ParameterShard::State {
   std::function<void()> progressed;
 
   bool is_whole() const { return options.staleness == 0; }
-  bool has_begun() const { return come.size() >= options.workers; }
+  bool has_begun() const {
+    return std::ranges::all_of(options.workers, [this](int one) { return come.contains(one); });
+  }
 
   Worker& at(int worker) {
     const auto found = workers.find(worker);
@@ -247,7 +249,7 @@ bool ParameterShard::has_begun() const {
 
 bool ParameterShard::is_over() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->has_begun() && state_->workers.empty();
+  return state_->has_begun() && !state_->come.empty() && state_->workers.empty();
 }
 
 Segment ParameterShard::part(std::size_t parameter) const {

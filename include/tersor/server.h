@@ -43,7 +43,7 @@ struct ServerOptions {
   std::uint32_t staleness = 0;
   /// Of a push: the mean over the workers that have joined, or the sum.
   Reduction reduction = Reduction::kMean;
-  std::size_t workers = 1;  ///< no weights before so many have joined
+  std::vector<int> workers = {};  ///< before these have joined, or are gone, nothing moves
   Checksum checksum = Checksum::kOn;
 };
 
@@ -98,7 +98,7 @@ class ParameterShard {
   std::size_t pull_capacity() const;
   std::size_t push_capacity() const;
 
-  /// Whether as many workers as are wanted have come, and whether all of them have left again.
+  /// Whether all workers that are wanted have come, and whether nobody is left of who came.
   bool has_begun() const;
   bool is_over() const;
 

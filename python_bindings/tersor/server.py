@@ -234,8 +234,9 @@ class _Ways:
             raise InvalidArgument(
                 f"servers={self.servers}: ranks from 0 to {transport.ranks - 1}, each once"
             )
-        rest = [rank for rank in range(transport.ranks) if rank not in self.servers]
-        self.workers = len(workers) if workers is not None else len(rest) or transport.ranks
+        everybody = range(transport.ranks)
+        rest = [rank for rank in everybody if rank not in self.servers] or list(everybody)
+        self.workers = rest if workers is None else sorted(workers)
         self.place = self.servers.index(transport.rank) if transport.rank in servers else None
         self.lifelines = [_core.lifeline(transport) for _ in self.servers]
 

@@ -67,7 +67,7 @@ std::vector<std::byte> frame_of(const ParameterShard& shard, const Weights& grad
 
 TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
   for (const std::uint32_t bound : {0u, 1u, 3u, kNoBound}) {
-    ParameterShard shard = shard_of({.push = "int8", .staleness = bound, .workers = 2});
+    ParameterShard shard = shard_of({.push = "int8", .staleness = bound, .workers = {5, 7}});
     EXPECT_EQ(shard.join(5), 0u);
     EXPECT_FALSE(shard.may_pull(5, 0)) << "before the second has come";
     EXPECT_EQ(shard.join(7), 0u);
@@ -89,7 +89,7 @@ TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
 }
 
 TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
-  ParameterShard shard = shard_of({.push = "int8", .workers = 2});
+  ParameterShard shard = shard_of({.push = "int8", .workers = {0, 1}});
   const auto frame = frame_of(shard, gradient_of(0, 0));
   shard.join(0);
   for (std::uint32_t clock = 0; clock < 2; ++clock) shard.push(0, clock, frame);
@@ -98,7 +98,7 @@ TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
   shard.push(1, 0, frame);
   EXPECT_EQ(shard.statistics().pushes, 2u);
   EXPECT_EQ(shard.waiting(0), 1u);
-  ParameterShard other = shard_of({.push = "int8", .workers = 2});
+  ParameterShard other = shard_of({.push = "int8", .workers = {0, 1}});
   other.join(0);
   other.push(0, 0, frame_of(other, gradient_of(0, 0)));
   other.leave(1, true);  // which never came
@@ -188,7 +188,7 @@ struct ServedRun {
 
   ServerOptions told() const {
     ServerOptions more = options;
-    more.workers = static_cast<std::size_t>(ranks - first_worker);
+    for (int rank = first_worker; rank < ranks; ++rank) more.workers.push_back(rank);
     return more;
   }
 
