@@ -83,7 +83,7 @@ double step_size_of(const GossipOptions& options, const Codec& codec) {
 }  // namespace
 
 // A neighbour, and what is under way to and from it.
-struct Link {
+struct Neighbour {
   Edge edge;
   Handle sending, receiving;
   bool is_known = false;  // what it knows of us, and we of it, is of one epoch
@@ -110,11 +110,11 @@ struct Gossip::State {
   const double step_size;
   const int rank;
   const std::unique_ptr<Transport> everybody, lifeline;
-  std::vector<Link> links;
+  std::vector<Neighbour> links;
   std::vector<std::string> names;
   std::vector<ValueSpan> weights;
   std::vector<Segment> segments;
-  std::vector<std::vector<float>> known, around;  // x̂; Σ w x̂ of the neighbours that are known
+  std::vector<std::vector<float>> known, around;  // y, and the sum of weight * y of the neighbours
   Plan plan;
   Buffer message, workspace;
   std::uint32_t epoch = 0;
@@ -209,7 +209,7 @@ struct Gossip::State {
     encode();
     const ConstByteSpan bytes = message.span().first(sizeof(Head) + own_frame().size());
     const std::size_t capacity = message.bytes();
-    std::erase_if(links, [&](Link& link) {
+    std::erase_if(links, [&](Neighbour& link) {
       return !tries(link, [&] {
         link.sending = lifeline->send(operation(options.timeout), link.edge.rank, bytes);
         link.receiving = lifeline->receive(operation(options.timeout), link.edge.rank, capacity);
@@ -221,7 +221,7 @@ struct Gossip::State {
 
   // False where the neighbour is lost.
   template <typename Work>
-  bool tries(Link& link, const Work& work) try {
+  bool tries(Neighbour& link, const Work& work) try {
     work();
     return true;
   } catch (const PeerLost&) {
@@ -233,7 +233,7 @@ struct Gossip::State {
     if (!is_under_way) begin();
     is_under_way = false;
     std::uint32_t newest = epoch + (seen.lost.size() > lost_before ? 1 : 0);
-    std::erase_if(links, [&](Link& link) {
+    std::erase_if(links, [&](Neighbour& link) {
       return !tries(link, [&] {
         link.receiving.wait_synchronize();
         link.sending.wait_synchronize();
@@ -241,7 +241,7 @@ struct Gossip::State {
     });
     if (seen.lost.size() > lost_before) newest = epoch + 1;
     lost_before = seen.lost.size();
-    for (const Link& link : links) newest = std::max(newest, head_of(link).epoch);
+    for (const Neighbour& link : links) newest = std::max(newest, head_of(link).epoch);
     const bool anew = newest != epoch;
     if (anew) forget(newest);
     take(anew);
@@ -249,7 +249,7 @@ struct Gossip::State {
   }
   std::size_t lost_before = 0;
 
-  static Head head_of(const Link& link) {
+  static Head head_of(const Neighbour& link) {
     Head head;
     const ConstByteSpan bytes = link.receiving.received(link.edge.rank);
     if (bytes.size() < sizeof(head)) throw WireError("gossip: a message too short");
@@ -268,7 +268,7 @@ struct Gossip::State {
   void take(bool anew) {
     double mass = 0;
     if (!anew) add(known, own_frame(), 1);
-    for (Link& link : links) {
+    for (Neighbour& link : links) {
       link.is_known = head_of(link).epoch == epoch;
       if (link.is_known) {
         add(around, link.receiving.received(link.edge.rank).subspan(sizeof(Head)),

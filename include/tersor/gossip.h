@@ -58,10 +58,10 @@ struct GossipStatistics {
   std::vector<int> lost;         ///< neighbours, in their order
 };
 
-/// CHOCO-SGD (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340): q = Q(x − x̂) goes to the
-/// neighbours, x̂ ← x̂ + q, x ← x + γ Σ w (x̂ⱼ − x̂). All know each other's x̂ by the same bits, since
-/// they decode the same frames; it takes two copies of the weights, whatever the number of
-/// neighbours.
+/// CHOCO-SGD (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340). Of weights x and of what all know
+/// of them, y: q = Q(x - y) goes to the neighbours, y += q, x += step_size * sum of weight * (y of
+/// the neighbour - y). All know each other's y, since they decode the same frames. It takes three
+/// times the weights' memory, however many neighbours there are.
 class Gossip {
  public:
   /// A collective call. Throws InvalidArgument where ranks' topologies, codecs or step sizes differ

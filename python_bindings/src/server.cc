@@ -153,7 +153,7 @@ void bind_shard(nb::module_& module) {
           "part",
           [](const ParameterShard& self, std::size_t parameter) {
             const Segment part = self.part(parameter);
-            return nb::make_tuple(part.first_index, part.count);
+            return std::pair(part.first_index, part.count);
           },
           "parameter"_a)
       .def(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pages import programs
 
 import tersor
 import tersor.local
@@ -161,6 +162,16 @@ def test_neighbours_agree_on_the_mean(topology: str, codec: str) -> None:
     mean = np.mean([flat(gradient(r, 0)) for r in range(6)], axis=0)
     for one in tersor.local.run(6, rank):
         assert np.linalg.norm(one - mean) < 0.02 * np.linalg.norm(mean)
+
+
+def test_the_pages_program_averages(capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = programs("docs/gossip.md")
+    exec(program, {})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 8
+    for value, sent, *_, whole in lines:
+        assert abs(float(value.rstrip(",")) - 3.5) < 0.01
+        assert float(sent) < 0.3 * float(whole)
 
 
 def test_graphs_that_gossip_cannot_go_by() -> None:
