@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -19,8 +20,12 @@ struct Head {
 };
 static_assert(sizeof(Head) == 16);
 
-Operation operation(std::chrono::milliseconds timeout) {
-  return {.name = "gossip", .tag = kUnorderedTag, .timeout = timeout};
+// `keep_alive`: what is sent lies in, which the network may read when nobody waits any more.
+Operation operation(std::chrono::milliseconds timeout, std::shared_ptr<const void> keep_alive) {
+  return {.name = "gossip",
+          .tag = kUnorderedTag,
+          .timeout = timeout,
+          .keep_alive = std::move(keep_alive)};
 }
 
 std::shared_ptr<const Codec> codec_of(const std::string& spec) {
@@ -86,7 +91,6 @@ double step_size_of(const GossipOptions& options, const Codec& codec) {
 struct Neighbour {
   Edge edge;
   Handle sending, receiving;
-  bool is_known = false;  // what it knows of us, and we of it, is of one epoch
 };
 
 struct Gossip::State {
@@ -115,17 +119,20 @@ struct Gossip::State {
   std::vector<ValueSpan> weights;
   std::vector<Segment> segments;
   std::vector<std::vector<float>> known, around;  // y, and the sum of weight * y of the neighbours
+  std::vector<std::vector<float>> changed;        // x - y
   Plan plan;
-  Buffer message, workspace;
+  std::shared_ptr<Buffer> message;
+  Buffer workspace;
   std::uint32_t epoch = 0;
   std::uint64_t signature = 0;
   bool is_under_way = false;
+  bool is_broken = false;  // a neighbour was lost in this step
   GossipStatistics seen;
 
   FrameIdentity identity() const { return {signature, options.checksum}; }
   Execution execution() const { return {.workspace = workspace.span()}; }
   ConstByteSpan own_frame() const {
-    const ByteSpan frame = message.span().subspan(sizeof(Head));
+    const ByteSpan frame = message->span().subspan(sizeof(Head));
     return frame.first(frame_bytes(frame));
   }
 
@@ -133,12 +140,13 @@ struct Gossip::State {
   void settle() {
     if (!plan.rounds.empty()) return;
     plan = plan_of(*codec, segments);
-    message = Buffer(sizeof(Head) + plan.frame_bytes);
+    message = std::make_shared<Buffer>(sizeof(Head) + plan.frame_bytes);
     workspace = Buffer(plan.workspace_bytes);
     agree();
     for (const ValueSpan& one : weights) {
       known.emplace_back(one.count());
       around.emplace_back(one.count());
+      changed.emplace_back(one.count());
     }
   }
 
@@ -172,25 +180,21 @@ struct Gossip::State {
   }
 
   void encode() {
-    std::vector<ConstValueSpan> changes;
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const auto now = weights[i].as<float>();
-      scratch.resize(std::max(scratch.size(), weights.size()));
-      scratch[i].resize(now.size());
-      for (std::size_t j = 0; j < now.size(); ++j) scratch[i][j] = now[j] - known[i][j];
-      changes.emplace_back(scratch[i]);
+      std::ranges::transform(now, known[i], changed[i].begin(), std::minus());
     }
+    const std::vector<ConstValueSpan> changes(changed.begin(), changed.end());
     const auto step = static_cast<std::uint32_t>(seen.steps);
     const Head head{.epoch = epoch, .step = step};
-    std::memcpy(message.pointer(), &head, sizeof(head));
+    std::memcpy(message->pointer(), &head, sizeof(head));
     codec->encode({.segments = segments,
                    .gradients = changes,
                    .random = {.key = Signature().add(signature).add(rank).value(), .step = step},
                    .identity = identity(),
                    .execution = execution()},
-                  message.span().subspan(sizeof(Head)));
+                  message->span().subspan(sizeof(Head)));
   }
-  std::vector<std::vector<float>> scratch;
 
   // Adds `factor` times what a frame says.
   void add(std::vector<std::vector<float>>& to, ConstByteSpan frame, double factor) {
@@ -207,47 +211,51 @@ struct Gossip::State {
   void begin() {
     settle();
     encode();
-    const ConstByteSpan bytes = message.span().first(sizeof(Head) + own_frame().size());
-    const std::size_t capacity = message.bytes();
-    std::erase_if(links, [&](Neighbour& link) {
-      return !tries(link, [&] {
-        link.sending = lifeline->send(operation(options.timeout), link.edge.rank, bytes);
-        link.receiving = lifeline->receive(operation(options.timeout), link.edge.rank, capacity);
-        seen.sent_bytes += bytes.size();
-      });
+    const ConstByteSpan bytes = message->span().first(sizeof(Head) + own_frame().size());
+    const std::size_t capacity = message->bytes();
+    for_each_neighbour([&](Neighbour& link) {
+      link.sending = lifeline->send(operation(options.timeout, message), link.edge.rank, bytes);
+      link.receiving = lifeline->receive(operation(options.timeout, {}), link.edge.rank, capacity);
+      seen.sent_bytes += bytes.size();
     });
     is_under_way = true;
   }
 
-  // False where the neighbour is lost.
+  // Whoever is lost in it is one no more; what is on its way there may be read for a while.
   template <typename Work>
-  bool tries(Neighbour& link, const Work& work) try {
-    work();
-    return true;
-  } catch (const PeerLost&) {
-    seen.lost.push_back(link.edge.rank);
-    return false;
+  void for_each_neighbour(const Work& work) {
+    const std::size_t before = links.size();
+    std::erase_if(links, [&](Neighbour& link) {
+      try {
+        work(link);
+        return false;
+      } catch (const PeerLost&) {
+        seen.lost.push_back(link.edge.rank);
+        return true;
+      }
+    });
+    if (links.size() == before) return;
+    is_broken = true;
+    const Buffer& old = *message;
+    auto anew = std::make_shared<Buffer>(old.bytes());
+    std::memcpy(anew->pointer(), old.pointer(), old.bytes());
+    message = std::move(anew);
   }
 
   void mix() {
     if (!is_under_way) begin();
     is_under_way = false;
-    std::uint32_t newest = epoch + (seen.lost.size() > lost_before ? 1 : 0);
-    std::erase_if(links, [&](Neighbour& link) {
-      return !tries(link, [&] {
-        link.receiving.wait_synchronize();
-        link.sending.wait_synchronize();
-      });
+    for_each_neighbour([](Neighbour& link) {
+      link.receiving.wait_synchronize();
+      link.sending.wait_synchronize();
     });
-    if (seen.lost.size() > lost_before) newest = epoch + 1;
-    lost_before = seen.lost.size();
+    std::uint32_t newest = epoch + (std::exchange(is_broken, false) ? 1 : 0);
     for (const Neighbour& link : links) newest = std::max(newest, head_of(link).epoch);
     const bool anew = newest != epoch;
     if (anew) forget(newest);
     take(anew);
     ++seen.steps;
   }
-  std::size_t lost_before = 0;
 
   static Head head_of(const Neighbour& link) {
     Head head;
@@ -269,8 +277,7 @@ struct Gossip::State {
     double mass = 0;
     if (!anew) add(known, own_frame(), 1);
     for (Neighbour& link : links) {
-      link.is_known = head_of(link).epoch == epoch;
-      if (link.is_known) {
+      if (head_of(link).epoch == epoch) {
         add(around, link.receiving.received(link.edge.rank).subspan(sizeof(Head)),
             link.edge.weight);
         mass += link.edge.weight;

@@ -85,8 +85,9 @@ class ServerSeen {
 
   void leave() {
     if (is_here()) return at_.own->leave(worker());
-    wait([&] { return pushed_.empty(); });
+    if (refused_.empty()) wait([&] { return pushed_.empty(); });
     send({.says = Says::kLeave});
+    refused_.clear();
     wait([&] { return out_.is_empty(); });
   }
 
@@ -134,6 +135,7 @@ class ServerSeen {
   template <typename Done>
   void wait(const Done& done) {
     const auto until = Clock::now() + timeout_;
+    check_taken();
     if (is_here()) {
       at_.own->wait(done, until);
     } else {
@@ -163,12 +165,19 @@ class ServerSeen {
         weights_ = std::move(message);
         break;
       case Says::kRefused:
-        throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +
-                              std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
+        refused_.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+        check_taken();
+        break;
       default:
         throw WireError("parameter server: a message of another kind");
     }
     return true;
+  }
+
+  // What was refused once is so ever after: the server has another state than we think.
+  void check_taken() const {
+    if (!refused_.empty())
+      throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " + refused_);
   }
 
   template <typename Work>
@@ -190,6 +199,7 @@ class ServerSeen {
   Handle ear_, weights_;
   std::deque<std::uint32_t> pushed_;  // and not answered
   std::optional<std::uint32_t> joined_;
+  std::string refused_;
 };
 
 struct ParameterClient::State {

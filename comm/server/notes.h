@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -36,9 +37,13 @@ struct Note {
 };
 static_assert(sizeof(Note) == 32);
 
-inline Operation note_operation() {
+/// `keep_alive`: what is sent lies in, which the network may read when nobody waits any more.
+inline Operation note_operation(std::shared_ptr<const void> keep_alive = {}) {
   constexpr auto kForEver = std::chrono::hours(24 * 365);
-  return {.name = "parameter server", .tag = kUnorderedTag, .timeout = kForEver};
+  return {.name = "parameter server",
+          .tag = kUnorderedTag,
+          .timeout = kForEver,
+          .keep_alive = std::move(keep_alive)};
 }
 
 /// Throws WireError where that is no note with what it says is behind it.
@@ -60,11 +65,11 @@ class Outbox {
   template <typename Fill>
   void send(Note note, std::size_t capacity, const Fill& fill) {
     forget_sent();
-    Sent& sent = sent_.emplace_back(Sent{Buffer(sizeof(note) + capacity), {}});
-    note.bytes = fill(sent.bytes.span().subspan(sizeof(note)));
-    std::memcpy(sent.bytes.pointer(), &note, sizeof(note));
-    sent.handle = lifeline_->send(note_operation(), peer_,
-                                  sent.bytes.span().first(sizeof(note) + note.bytes));
+    const auto bytes = std::make_shared<Buffer>(sizeof(note) + capacity);
+    note.bytes = fill(bytes->span().subspan(sizeof(note)));
+    std::memcpy(bytes->pointer(), &note, sizeof(note));
+    sent_.push_back(lifeline_->send(note_operation(bytes), peer_,
+                                    bytes->span().first(sizeof(note) + note.bytes)));
   }
   void send(const Note& note, std::string_view text = {}) {
     send(note, text.size(), [&](ByteSpan space) {
@@ -80,19 +85,13 @@ class Outbox {
   }
 
  private:
-  struct Sent {
-    Buffer bytes;
-    Handle handle;
-  };
-
   void forget_sent() {
-    while (!sent_.empty() && (!sent_.front().handle.valid() || sent_.front().handle.test()))
-      sent_.pop_front();
+    while (!sent_.empty() && sent_.front().test()) sent_.pop_front();
   }
 
   Transport* lifeline_;
   int peer_;
-  std::deque<Sent> sent_;
+  std::deque<Handle> sent_;
 };
 
 }  // namespace tersor

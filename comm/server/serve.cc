@@ -2,10 +2,12 @@
 
 #include "comm/server/notes.h"
 
-#include <algorithm>
 #include <deque>
+#include <exception>
 #include <optional>
-#include <vector>
+#include <string>
+#include <string_view>
+#include <utility>
 
 namespace tersor {
 namespace {
@@ -33,7 +35,14 @@ class Serving {
   }
   ~Serving() { shard_.on_progress({}); }
 
-  void run(Clock::time_point first) {
+  // Who waits for a server that fails hears why.
+  void run(Clock::time_point first) try { serve_all(first); } catch (const std::exception& error) {
+    tell_all(error.what());
+    throw;
+  }
+
+ private:
+  void serve_all(Clock::time_point first) {
     while (!shard_.is_over() || !all_is_sent()) {
       const bool heard = hear_all();
       for (Peer& peer : peers_) attend(peer, [&] { answer(peer); });
@@ -44,7 +53,12 @@ class Serving {
     }
   }
 
- private:
+  void tell_all(std::string_view why) {
+    for (Peer& peer : peers_) attend(peer, [&] { peer.out.send({.says = Says::kRefused}, why); });
+    const auto until = Clock::now() + 5s;
+    while (!all_is_sent() && Clock::now() < until) lifeline_.wait_activity(until);
+  }
+
   // A worker that is lost costs itself alone.
   template <typename Work>
   void attend(Peer& peer, const Work& work) try {

@@ -191,11 +191,11 @@ class Gossip:
         ``timeout``: seconds after which a neighbour is lost. Raises InvalidArgument that names what
         is wrong with the graph, at the first step also which ranks differ."""
         expect(transport, Transport, "transport is one of tersor's")
-        named = isinstance(topology, str)
-        made = (
-            _core.Topology.named(topology, transport.ranks) if named else _core.Topology(topology)
-        )
-        self._core = _core.Gossip(transport, made, codec, step_size, timeout)
+        if isinstance(topology, str):
+            graph = _core.Topology.named(topology, transport.ranks)
+        else:
+            graph = _core.Topology(topology)
+        self._core = _core.Gossip(transport, graph, codec, step_size, timeout)
 
     def add(self, name: str, weights: Any) -> None:
         """A float32 array that is mixed in place, until this ends; before the first step."""

@@ -279,6 +279,74 @@ TEST(ParameterServers, WorkersKeepWhatTheirCodecLeavesOut) {
   EXPECT_GT(without, 0.3);
 }
 
+struct Gone {};  ///< without a word
+
+/// Rank 0 serves; the others go as their bodies are over.
+void serve_mortals(Update update, const ServerOptions& options,
+                   const std::function<void(ParameterClient&, int)>& work,
+                   const std::function<void(ParameterShard&, Transport&)>& as_server) {
+  constexpr int kRanks = 4;
+  InProcessWorld world(kRanks);
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < kRanks; ++rank)
+    threads.emplace_back([&, rank] {
+      const auto transport = world.transport(rank);
+      const auto lifeline = transport->lifeline();
+      Weights begin = zeros();
+      if (rank == 0) {
+        ParameterShard shard(spans<ConstValueSpan>(begin), update, options);
+        return as_server(shard, *lifeline);
+      }
+      try {
+        ParameterClient client({{lifeline.get(), 0}}, kServed, options);
+        work(client, rank);
+      } catch (const Gone&) {
+        EXPECT_EQ(rank, 2);
+      }
+    });
+}
+
+TEST(ParameterServers, AWorkerThatIsGoneHoldsNobodyUp) {
+  serve_mortals(
+      sgd_update(1.0f), {.workers = {1, 2, 3}},
+      [](ParameterClient& client, int worker) {
+        Weights weights = zeros();
+        for (std::uint32_t clock = 0; clock < 20; ++clock) {
+          client.pull(spans<ValueSpan>(weights));
+          if (worker == 2 && clock == 5) throw Gone();
+          Weights gradient = gradient_of(worker, clock);
+          client.push(spans<ConstValueSpan>(gradient));
+        }
+        EXPECT_EQ(client.clock(), 20u);
+      },
+      [](ParameterShard& shard, Transport& lifeline) {
+        serve(lifeline, shard);
+        EXPECT_EQ(shard.statistics().pushes, 45u);
+        EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
+      });
+}
+
+TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
+  std::atomic<int> told = 0;
+  const Update fails = [](std::span<const UpdatePart>) { throw std::runtime_error("no disk"); };
+  serve_mortals(
+      fails, {.workers = {1, 2, 3}},
+      [&](ParameterClient& client, int worker) {
+        Weights weights = zeros(), gradient = gradient_of(worker, 0);
+        client.push(spans<ConstValueSpan>(gradient));
+        try {
+          client.pull(spans<ValueSpan>(weights));
+        } catch (const InvalidArgument& error) {
+          EXPECT_NE(std::string(error.what()).find("no disk"), std::string::npos) << error.what();
+          told += 1;
+        }
+      },
+      [](ParameterShard& shard, Transport& lifeline) {
+        EXPECT_THROW(serve(lifeline, shard), std::runtime_error);
+      });
+  EXPECT_EQ(told, 3);
+}
+
 TEST(ParameterServers, WhoHasOtherOptionsIsToldAndTheOthersGoOn) {
   ServedRun run{.ranks = 4, .options = {.staleness = 2}};
   std::atomic<int> refused = 0;
