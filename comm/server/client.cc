@@ -37,6 +37,8 @@ class ServerSeen {
     if (at_.own != nullptr) own_frame_ = Buffer(frame_capacity());
   }
 
+  ClientStatistics seen;
+
   bool is_here() const { return at_.own != nullptr; }
   int worker() const { return at_.lifeline->rank(); }
 
@@ -61,7 +63,8 @@ class ServerSeen {
       at_.own->push(worker(), clock_, own_frame_.span().first(fill(own_frame_.span())));
     } else {
       guard([&] {
-        out_.send({.says = Says::kPush, .clock = clock_}, layout_.push_plan.frame_bytes, fill);
+        seen.sent_bytes +=
+            out_.send({.says = Says::kPush, .clock = clock_}, layout_.push_plan.frame_bytes, fill);
       });
       pushed_.push_back(clock_);
     }
@@ -80,7 +83,13 @@ class ServerSeen {
     }
     wait([&] { return weights_.valid(); });
     const Handle message = std::exchange(weights_, {});
-    decode(read_note(message.received(at_.rank)).second, weights);
+    const ConstByteSpan bytes = message.received(at_.rank);
+    seen.received_bytes += bytes.size();
+    decode(read_note(bytes).second, weights);
+  }
+
+  void flush() {
+    wait([&] { return unanswered() == 0; });
   }
 
   void leave() {
@@ -249,6 +258,19 @@ void ParameterClient::pull(std::span<const ValueSpan> weights) {
 void ParameterClient::push(std::span<const ConstValueSpan> gradients) {
   state_->check(gradients, "push");
   for (ServerSeen& server : state_->servers) server.push(gradients);
+}
+
+void ParameterClient::flush() {
+  for (ServerSeen& server : state_->servers) server.flush();
+}
+
+ClientStatistics ParameterClient::statistics() const {
+  ClientStatistics all;
+  for (const ServerSeen& server : state_->servers) {
+    all.sent_bytes += server.seen.sent_bytes;
+    all.received_bytes += server.seen.received_bytes;
+  }
+  return all;
 }
 
 void ParameterClient::leave() {

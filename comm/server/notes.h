@@ -61,15 +61,17 @@ class Outbox {
  public:
   Outbox(Transport& lifeline, int peer) : lifeline_(&lifeline), peer_(peer) {}
 
-  /// `fill` writes at most `capacity` bytes behind the note, and returns how many. Throws PeerLost.
+  /// `fill` writes at most `capacity` bytes behind the note, and returns how many. Returns the
+  /// bytes of the message. Throws PeerLost.
   template <typename Fill>
-  void send(Note note, std::size_t capacity, const Fill& fill) {
+  std::size_t send(Note note, std::size_t capacity, const Fill& fill) {
     forget_sent();
     const auto bytes = std::make_shared<Buffer>(sizeof(note) + capacity);
     note.bytes = fill(bytes->span().subspan(sizeof(note)));
     std::memcpy(bytes->pointer(), &note, sizeof(note));
     sent_.push_back(lifeline_->send(note_operation(bytes), peer_,
                                     bytes->span().first(sizeof(note) + note.bytes)));
+    return sizeof(note) + note.bytes;
   }
   void send(const Note& note, std::string_view text = {}) {
     send(note, text.size(), [&](ByteSpan space) {

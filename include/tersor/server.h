@@ -130,6 +130,12 @@ struct ServerAt {
   ParameterShard* own = nullptr;  ///< where this rank is the server, too
 };
 
+/// What a worker has sent, and what came; of a server on its own rank nothing.
+struct ClientStatistics {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+};
+
 /// A worker.
 class ParameterClient {
  public:
@@ -148,6 +154,9 @@ class ParameterClient {
   /// are unanswered. Throws InvalidArgument where a server refused one, and why.
   void push(std::span<const ConstValueSpan> gradients);
   std::uint32_t clock() const;
+  /// Waits until the servers' weights have moved by all that it has pushed.
+  void flush();
+  ClientStatistics statistics() const;
   /// Waits for what it has pushed, and leaves: no server waits for it any more.
   void leave();
 

@@ -133,8 +133,8 @@ void bind_shard(nb::module_& module) {
           [](ParameterShard* self, const Arrays& weights, nb::object update,
              const ServerOptions& options, int server, int servers) {
             const auto views = readable(weights);
-            new (self) ParameterShard(views.spans, update_of(std::move(update)), options,
-                                      server, servers);
+            new (self)
+                ParameterShard(views.spans, update_of(std::move(update)), options, server, servers);
           },
           "weights"_a, "update"_a, "options"_a, "server"_a, "servers"_a)
       .def("join", &ParameterShard::join, "worker"_a, nb::call_guard<nb::gil_scoped_release>())
@@ -185,6 +185,9 @@ void bind_client(nb::module_& module) {
             new (self) ServerAt{&lifeline, rank, own};
           },
           "lifeline"_a, "rank"_a, "own"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>());
+  nb::class_<ClientStatistics>(module, "ClientStatistics", "What a worker has sent, and what came.")
+      .def_ro("sent_bytes", &ClientStatistics::sent_bytes)
+      .def_ro("received_bytes", &ClientStatistics::received_bytes);
   nb::class_<HeldClient>(module, "ParameterClient")
       .def(
           "__init__",
@@ -210,6 +213,8 @@ void bind_client(nb::module_& module) {
             without_gil([&] { self.own->push(views.spans); });
           },
           "gradients"_a)
+      .def("flush", [](HeldClient& self) { without_gil([&] { self.own->flush(); }); })
+      .def("statistics", [](const HeldClient& self) { return self.own->statistics(); })
       .def("leave", [](HeldClient& self) { without_gil([&] { self.own->leave(); }); });
 }
 

@@ -153,6 +153,14 @@ class ParameterClient:
         unanswered. Raises InvalidArgument where the server refused one, and why."""
         self._core.push(self._in_order(gradients))
 
+    def flush(self) -> None:
+        """Waits until the servers' weights have moved by all that it has pushed."""
+        self._core.flush()
+
+    def statistics(self) -> _core.ClientStatistics:
+        """Bytes sent and received; none of a server on its own rank."""
+        return self._core.statistics()
+
     def leave(self) -> None:
         """Waits for what it has pushed; then no server waits for it any more."""
         self._core.leave()

@@ -12,7 +12,7 @@ import argparse
 import os
 
 from tersor import _text
-from tersor.bench import hooks, launch, options, sharded_hooks, split_hooks
+from tersor.bench import hooks, launch, loose_hooks, options, sharded_hooks, split_hooks
 from tersor.bench.backward import EXPERTS, Result, Shape, measure
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
@@ -70,7 +70,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Measures on all ranks. Returns the exit status."""
     chosen.hooks = chosen.hooks or DEFAULT_HOOKS[chosen.parallel]
-    for name in filter(hooks.in_optimizer, chosen.hooks):
+    for name in chosen.hooks:
+        if not (hooks.in_optimizer(name) or loose_hooks.has(name)):
+            continue
         raise BenchmarkError(f"{name}: exchanges in the optimizer's step, of train only")
     for name in chosen.hooks:
         CHECKS[chosen.parallel](name)

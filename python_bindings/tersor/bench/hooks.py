@@ -62,7 +62,8 @@ SUMMARY = (
     "diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]"
     ":CODEC[/SMALL] (DiLoCo, of AdamWs or Muons), "
     "torchft=EVERY[,fragments=P][,delay=T][:CODEC] (torchft's DiLoCo), "
-    "weighted:CODEC (by samples), or a codec of ours"
+    "weighted:CODEC (by samples), server=BSP|SSPn|ASP:PUSH[/PULL] (a parameter server), "
+    "gossip=ring|torus|exponential[,step=SIZE]:CODEC, or a codec of ours"
 )
 
 

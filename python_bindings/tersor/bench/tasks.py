@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tersor.bench import data, expert_hooks, hooks, stage_hooks
+from tersor.bench import data, expert_hooks, hooks, loose_hooks, stage_hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import Batch, Gpt, GptShape, convolutional_net, normalised_net
 
@@ -69,7 +69,7 @@ class Task(abc.ABC):
 
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
         """The model, on all ranks, whose values travel in this way."""
-        return hooks.attach(model, hook)
+        return (loose_hooks if loose_hooks.has(hook) else hooks).attach(model, hook)
 
     @abc.abstractmethod
     def batch(self, seed: int, step: int, share: Share) -> Batch:

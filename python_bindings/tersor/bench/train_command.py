@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tersor import _text
-from tersor.bench import hooks, launch, options, split_hooks
+from tersor.bench import hooks, launch, loose_hooks, options, split_hooks
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.tasks import TASKS, TaskOptions
 from tersor.bench.traffic import fields_of, parameter_count
@@ -50,7 +50,8 @@ def run(chosen: argparse.Namespace) -> int:
     task = TASKS[chosen.model]
     chosen.hooks = chosen.hooks or (split_hooks.DEFAULT if task.splits else DEFAULT_HOOKS)
     for name in chosen.hooks:
-        (split_hooks if task.splits else hooks).check(name)
+        whole = loose_hooks if loose_hooks.has(name) else hooks
+        (split_hooks if task.splits else whole).check(name)
     return launch.run_on_ranks(_train_all, chosen)
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import tersor
+from tersor import _core
 from tersor.server import Part
 from tersor.torch import group as groups
 
@@ -98,6 +99,14 @@ class ParameterClient:
             for name, one in self._parameters.items()
         }
         self._core.push(gradients)
+
+    def flush(self) -> None:
+        """Waits until the servers' weights have moved by all that it has pushed."""
+        self._core.flush()
+
+    def statistics(self) -> _core.ClientStatistics:
+        """Bytes sent and received; none of a server on its own rank."""
+        return self._core.statistics()
 
     def leave(self) -> None:
         """Waits for what it has pushed; then no server waits for it any more."""
