@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tersor import _text  # noqa: E402  torch comes first
-from tersor.bench import data, hooks, sharded_hooks  # noqa: E402  torch comes first
+from tersor.bench import data, hooks, loose_hooks, sharded_hooks  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
 from tersor.bench.models import Gpt, GptShape, convolutional_net, normalised_net  # noqa: E402
@@ -252,11 +252,38 @@ def test_fragments_that_meet_are_refused_before_ranks_start() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["adamw:int8+ef", "diloco=2:int8+ef", "muon", "muon,momentum=.9:int8+ef"]
+    "name",
+    [
+        "adamw:int8+ef",
+        "diloco=2:int8+ef",
+        "muon",
+        "muon,momentum=.9:int8+ef",
+        "server=BSP:int8",
+        "gossip=ring:int8",
+    ],
 )
 def test_an_optimizer_has_no_backward_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backward", "--hooks", name]) == 2
     assert "of train only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["server:int8", "server=SSP:int8", "server=BSP", "gossip=star:int8", "gossip=ring,step=:int8"],
+)
+def test_loose_hooks_that_are_none(name: str) -> None:
+    assert loose_hooks.has(name)
+    with pytest.raises(BenchmarkError, match="BSP|SSPn|ASP"):
+        loose_hooks.check(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["server=BSP:int8+ef", "server=SSP12:int8/bf16", "gossip=torus,step=.5:topk:density=0.1"],
+)
+def test_loose_hooks(name: str) -> None:
+    assert loose_hooks.has(name)
+    loose_hooks.check(name)
 
 
 def test_ddp_gathers_no_weights(capsys: pytest.CaptureFixture[str]) -> None:

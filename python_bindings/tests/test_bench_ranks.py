@@ -144,6 +144,21 @@ def test_a_training_ends_with_an_exchange(tmp_path: pathlib.Path, text: pathlib.
 
 
 @pytest.mark.long
+def test_ranks_that_do_not_wait_for_all_others(text: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.json"
+    hooks = ["none", "server=BSP:int8+ef", "server=SSP2:int8+ef/bf16", "gossip=ring:int8"]
+    options = ["--data", text, "--epochs", 2, "--steps", 5, "--ranks", 3, "--json", path]
+    bench("train", "--model", "gpt", "--hooks", *hooks, *options)
+    last = [one for one in json.loads(path.read_text()) if one["epoch"] == 2]
+    assert [one["codec"] for one in last] == hooks
+    none, *others = last
+    for one in others:
+        assert one["test_loss"] < none["test_loss"] + 0.5, one["codec"]
+        assert 0.1 * none["wire_bytes"] < one["wire_bytes"] < 0.7 * none["wire_bytes"]
+        assert 0.8 < one["wire_bytes"] / one["interface_bytes"] < 1.2
+
+
+@pytest.mark.long
 def test_backward_counts_what_is_sent(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "backward.json"
     options = ["--mib", 8, "--iterations", 3, "--json", path]

@@ -71,8 +71,8 @@ class ServerHook(Hook):
         found = _BOUND.fullmatch(options)
         assert found is not None
         bound = None if options == "ASP" else int(found[2] or 0)
-        self._told: Any = {"staleness": bound, "push": push, "pull": pull or "int8"}
-        self._told["workers"] = range(dist.get_world_size())
+        self._options: Any = {"staleness": bound, "push": push, "pull": pull or "int8"}
+        self._options["workers"] = range(dist.get_world_size())
         self._server: tersor.torch.ParameterServer | None = None
         self._mark = mark_of(next(module.parameters()).device)
         self._spans: list[Span] = []
@@ -80,9 +80,11 @@ class ServerHook(Hook):
     def optimizer(self, plain: torch.optim.Optimizer) -> Any:
         if dist.get_rank() == 0:
             self._server = tersor.torch.ParameterServer(
-                self.model, lambda parts: _alike(plain, parts), **self._told
+                self.model, lambda parts: _alike(plain, parts), **self._options
             )
-        self._client = tersor.torch.ParameterClient(self.model, server=self._server, **self._told)
+        self._client = tersor.torch.ParameterClient(
+            self.model, server=self._server, **self._options
+        )
         return _Pushing(self, plain)
 
     def learn(self, batch: Batch) -> Tensor:

@@ -69,7 +69,9 @@ class Task(abc.ABC):
 
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
         """The model, on all ranks, whose values travel in this way."""
-        return (loose_hooks if loose_hooks.has(hook) else hooks).attach(model, hook)
+        if loose_hooks.has(hook):
+            return loose_hooks.attach(model, hook)
+        return hooks.attach(model, hook)
 
     @abc.abstractmethod
     def batch(self, seed: int, step: int, share: Share) -> Batch:
