@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -123,6 +124,8 @@ def test_what_is_wrong_is_told() -> None:
 
 
 def test_a_worker_of_another_model_is_told_so() -> None:
+    told_so = threading.Event()
+
     def rank(transport: tersor.Transport) -> None:
         if transport.rank == 0:
             server = tersor.ParameterServer(transport, zeros(), workers=[1])
@@ -134,9 +137,11 @@ def test_a_worker_of_another_model_is_told_so() -> None:
         if transport.rank == 2:
             with pytest.raises(tersor.InvalidArgument, match="another model"):
                 tersor.ParameterClient(transport, **arguments)
+            told_so.set()
             return
         with tersor.ParameterClient(transport, **arguments) as client:
             client.push(gradient(1, 0))
+            assert told_so.wait(60)
             with pytest.raises(tersor.InvalidArgument, match=r"first\.bias"):
                 client.push({"first.weight": zeros()["first.weight"]})
 

@@ -26,7 +26,7 @@ _GRAPH = re.compile(r"(ring|torus|exponential)(?:,step=((?:\d*\.)?\d+))?")
 
 def has(name: str) -> bool:
     """Whether a hook is one of these."""
-    return name.partition("=")[0] in (SERVER, GOSSIP)
+    return re.split("[:=]", name)[0] in (SERVER, GOSSIP)
 
 
 def check(name: str) -> None:
