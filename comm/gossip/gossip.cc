@@ -3,6 +3,8 @@
 #include <tersor/error.h>
 #include <tersor/gossip.h>
 
+#include "comm/collectives/alone.h"
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -36,15 +38,6 @@ std::shared_ptr<const Codec> codec_of(const std::string& spec) {
   return codec;
 }
 
-Plan plan_of(const Codec& codec, std::span<const Segment> segments) {
-  Plan plan = codec.plan({.segments = segments});
-  const auto& exchanges = plan.rounds.front().exchanges;
-  if (plan.rounds.size() != 1 || std::ranges::find(exchanges, Exchange::kGather) == exchanges.end())
-    throw InvalidArgument("gossip by \"" + codec.spec().text() +
-                          "\", which all ranks exchange together: take one that encodes by itself");
-  return plan;
-}
-
 // What is left of the energy of normal values.
 double kept_energy(const Codec& codec) {
   constexpr std::size_t kCount = 1 << 14;
@@ -53,7 +46,7 @@ double kept_energy(const Codec& codec) {
   std::vector<float> values(kCount), back(kCount);
   for (float& one : values) one = normal(generator);
   const Segment segment{.count = kCount};
-  const Plan plan = plan_of(codec, {&segment, 1});
+  const Plan plan = plan_alone(codec, {&segment, 1}, "gossip");
   Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
   const ConstValueSpan in(values);
   const ValueSpan out(back);
@@ -139,7 +132,7 @@ struct Gossip::State {
   // Before the first step.
   void settle() {
     if (!plan.rounds.empty()) return;
-    plan = plan_of(*codec, segments);
+    plan = plan_alone(*codec, segments, "gossip");
     message = std::make_shared<Buffer>(sizeof(Head) + plan.frame_bytes);
     workspace = Buffer(plan.workspace_bytes);
     agree();

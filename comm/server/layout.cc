@@ -2,6 +2,7 @@
 
 #include <tersor/error.h>
 
+#include "comm/collectives/alone.h"
 #include "comm/collectives/parts.h"
 
 #include <algorithm>
@@ -9,24 +10,6 @@
 
 namespace tersor {
 namespace {
-
-std::shared_ptr<const Codec> made(const std::string& spec) {
-  auto codec = make_codec(spec);
-  if (codec->traits().needs_shape)
-    throw InvalidArgument("a parameter server takes no codec \"" + spec +
-                          "\", which needs whole matrices of all ranks");
-  return codec;
-}
-
-Plan plan_of(const Codec& codec, std::span<const Segment> segments) {
-  Plan plan = codec.plan({.segments = segments});
-  const auto& exchanges = plan.rounds.front().exchanges;
-  const bool frames = std::ranges::find(exchanges, Exchange::kGather) != exchanges.end();
-  if (plan.rounds.size() != 1 || !frames)
-    throw InvalidArgument("a parameter server takes no codec \"" + codec.spec().text() +
-                          "\", which all ranks exchange together: take one that encodes by itself");
-  return plan;
-}
 
 void add_options(Signature& signature, const ServerLayout& layout, const ServerOptions& options) {
   signature.add(layout.push->spec().text()).add(layout.pull->spec().text());
@@ -40,7 +23,7 @@ ServerLayout server_layout(std::span<const std::size_t> counts, const ServerOpti
                            int server, int servers) {
   if (server < 0 || server >= servers)
     throw InvalidArgument("server " + std::to_string(server) + " of " + std::to_string(servers));
-  ServerLayout layout{.push = made(options.push), .pull = made(options.pull)};
+  ServerLayout layout{.push = make_codec(options.push), .pull = make_codec(options.pull)};
   if (layout.pull->has_feedback())
     throw InvalidArgument("pull=\"" + options.pull +
                           "\": weights travel whole, and nothing is left for later: without +ef");
@@ -54,8 +37,8 @@ ServerLayout server_layout(std::span<const std::size_t> counts, const ServerOpti
         {.count = own.count, .parameter = parameter, .first_index = own.first});
     signature.add(static_cast<std::uint64_t>(counts[parameter]));
   }
-  layout.push_plan = plan_of(*layout.push, layout.segments);
-  layout.pull_plan = plan_of(*layout.pull, layout.segments);
+  layout.push_plan = plan_alone(*layout.push, layout.segments, "push");
+  layout.pull_plan = plan_alone(*layout.pull, layout.segments, "pull");
   layout.signature = signature.value();
   return layout;
 }

@@ -17,7 +17,7 @@ from tersor._core import InvalidArgument, ServerStatistics, Transport
 from tersor._options import expect, fill
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 __all__ = ["Gossip", "ParameterClient", "ParameterServer", "ServerOptions"]
 
@@ -106,9 +106,41 @@ class ParameterServer:
             self._error = error
 
 
-class ParameterClient:
+class Worker:
+    """What a worker may be asked, whatever its weights are.
+
+    A context: it leaves at the end, so that nobody waits for it."""
+
+    _own: _core.ParameterClient
+
+    @property
+    def clock(self) -> int:
+        """Pushes until now, from that of the slowest worker on when it joined."""
+        return self._own.clock
+
+    def flush(self) -> None:
+        """Waits until the servers' weights have moved by all that it has pushed."""
+        self._own.flush()
+
+    def statistics(self) -> _core.ClientStatistics:
+        """Bytes sent and received; none of a server on its own rank."""
+        return self._own.statistics()
+
+    def leave(self) -> None:
+        """Waits for what it has pushed; then no server waits for it any more."""
+        self._own.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.leave()
+
+
+class ParameterClient(Worker):
     """A worker: pulls weights, pushes gradients, and is not ahead of the slowest by more than the
-    bound. A context: it leaves at the end, so that nobody waits for it."""
+    bound."""
 
     def __init__(
         self,
@@ -135,42 +167,18 @@ class ParameterClient:
             for place, (lifeline, rank) in enumerate(zip(ways.lifelines, ways.servers, strict=True))
         ]
         self._names = list(like)
-        self._core = _core.ParameterClient(
+        self._own = _core.ParameterClient(
             places, [np.asarray(one) for one in like.values()], ways.told(options), timeout
         )
 
-    @property
-    def clock(self) -> int:
-        """Pushes until now, from that of the slowest worker on when it joined."""
-        return self._core.clock
-
     def pull(self, weights: Mapping[str, Any]) -> None:
         """Writes the weights of this clock into arrays of float32."""
-        self._core.pull(self._in_order(weights))
+        self._own.pull(self._in_order(weights))
 
     def push(self, gradients: Mapping[str, Any]) -> None:
         """Sends a gradient; the next clock begins. Returns before it has arrived; at most two are
         unanswered. Raises InvalidArgument where the server refused one, and why."""
-        self._core.push(self._in_order(gradients))
-
-    def flush(self) -> None:
-        """Waits until the servers' weights have moved by all that it has pushed."""
-        self._core.flush()
-
-    def statistics(self) -> _core.ClientStatistics:
-        """Bytes sent and received; none of a server on its own rank."""
-        return self._core.statistics()
-
-    def leave(self) -> None:
-        """Waits for what it has pushed; then no server waits for it any more."""
-        self._core.leave()
-
-    def __enter__(self) -> ParameterClient:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.leave()
+        self._own.push(self._in_order(gradients))
 
     def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
         if arrays.keys() != set(self._names):

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import tersor
-from tersor import _core
-from tersor.server import Part
+from tersor.server import Part, Worker
 from tersor.torch import group as groups
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class ParameterServer(tersor.ParameterServer):
         )
 
 
-class ParameterClient:
+class ParameterClient(Worker):
     """A worker: ``pull`` into a model, ``push`` of its gradients. A context, as tersor's own."""
 
     def __init__(
@@ -70,7 +69,7 @@ class ParameterClient:
         ``tersor.ParameterClient``."""
         self._parameters = dict(model.named_parameters())
         self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
-        self._core = tersor.ParameterClient(
+        self._client = tersor.ParameterClient(
             groups.transport(process_group),
             self._arrays,
             servers=servers,
@@ -79,16 +78,12 @@ class ParameterClient:
             timeout=groups.seconds_of(process_group),
             **options,
         )
-
-    @property
-    def clock(self) -> int:
-        """Pushes until now, from that of the slowest worker on when it joined."""
-        return self._core.clock
+        self._own = self._client._own
 
     @torch.no_grad()
     def pull(self) -> None:
         """The weights of this clock, into the model."""
-        self._core.pull(self._arrays)
+        self._client.pull(self._arrays)
         for name, one in self._parameters.items():
             one.copy_(torch.from_numpy(self._arrays[name]))
 
@@ -98,26 +93,7 @@ class ParameterClient:
             name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
             for name, one in self._parameters.items()
         }
-        self._core.push(gradients)
-
-    def flush(self) -> None:
-        """Waits until the servers' weights have moved by all that it has pushed."""
-        self._core.flush()
-
-    def statistics(self) -> _core.ClientStatistics:
-        """Bytes sent and received; none of a server on its own rank."""
-        return self._core.statistics()
-
-    def leave(self) -> None:
-        """Waits for what it has pushed; then no server waits for it any more."""
-        self._core.leave()
-
-    def __enter__(self) -> ParameterClient:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.leave()
+        self._client.push(gradients)
 
 
 class _ByOptimizer:
