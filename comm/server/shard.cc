@@ -16,23 +16,6 @@
 namespace tersor {
 namespace {
 
-// What frames are kept in: decoders want them aligned.
-class Frame {
- public:
-  explicit Frame(ConstByteSpan bytes) : buffer_(bytes.size()) {
-    std::memcpy(buffer_.pointer(), bytes.data(), bytes.size());
-  }
-  ConstByteSpan span() const { return buffer_.span(); }
-
- private:
-  Buffer buffer_;
-};
-
-struct Worker {
-  std::uint32_t clock = 0;  // pushes made, since the server's first clock
-  std::deque<Frame> kept;   // those that wait for the others' of their clock
-};
-
 std::string named(int worker) { return "worker " + std::to_string(worker); }
 
 std::vector<std::size_t> counts_of(std::span<const ConstValueSpan> parameters) {
@@ -58,6 +41,23 @@ Update sgd_update(float rate, float momentum) {
 }
 
 struct ParameterShard::State {
+  // What frames are kept in: decoders want them aligned.
+  class Frame {
+   public:
+    explicit Frame(ConstByteSpan bytes) : buffer_(bytes.size()) {
+      std::memcpy(buffer_.pointer(), bytes.data(), bytes.size());
+    }
+    ConstByteSpan span() const { return buffer_.span(); }
+
+   private:
+    Buffer buffer_;
+  };
+
+  struct Worker {
+    std::uint32_t clock = 0;  // pushes made, since the server's first clock
+    std::deque<Frame> kept;   // those that wait for the others' of their clock
+  };
+
   State(std::span<const ConstValueSpan> parameters, Update with, const ServerOptions& chosen,
         int server, int servers)
       : options(chosen),
@@ -184,7 +184,7 @@ void ParameterShard::leave(int worker, bool lost) {
 void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) {
   std::unique_lock lock(state_->mutex);
   State& state = *state_;
-  Worker& from = state.at(worker);
+  State::Worker& from = state.at(worker);
   if (clock != from.clock)
     throw state.refusal(named(worker) + " pushes for clock " + std::to_string(clock) +
                         ", and its next is " + std::to_string(from.clock));
