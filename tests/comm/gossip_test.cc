@@ -28,7 +28,7 @@ std::string refusal_of(const Call& call) {
   return {};
 }
 
-bool says(const std::string& text, const char* words) {
+bool tells(const std::string& text, const char* words) {
   return text.find(words) != std::string::npos;
 }
 
@@ -52,15 +52,15 @@ TEST(Topologies, WeightsAreSymmetricAndRowsAddUp) {
 TEST(Topologies, WhatIsWrongIsNamed) {
   using Edges = std::vector<std::vector<Edge>>;
   const auto error = [](const Edges& edges) { return refusal_of([&] { Topology made(edges); }); };
-  EXPECT_TRUE(says(error({{{1, 0.5}}, {{0, 0.4}}}), "the same both ways"));
-  EXPECT_TRUE(says(error({{{1, 0.5}}, {}}), "the same both ways"));
-  EXPECT_TRUE(says(error({{{1, -0.5}}, {{0, -0.5}}}), "above 0"));
-  EXPECT_TRUE(says(error({{{0, 0.5}}}), "as a neighbour"));
-  EXPECT_TRUE(says(error({{{7, 0.5}}}), "as a neighbour"));
-  EXPECT_TRUE(says(error({{{1, 0.6}, {2, 0.6}}, {{0, 0.6}}, {{0, 0.6}}}), "more than 1"));
-  EXPECT_TRUE(says(error({{{2, 0.5}}, {{3, 0.5}}, {{0, 0.5}}, {{1, 0.5}}}), "{0, 2} {1, 3}"));
-  EXPECT_TRUE(says(error({}), "no ranks"));
-  EXPECT_TRUE(says(refusal_of([] { Topology::named("star", 4); }), "ring, torus, exponential"));
+  EXPECT_TRUE(tells(error({{{1, 0.5}}, {{0, 0.4}}}), "the same both ways"));
+  EXPECT_TRUE(tells(error({{{1, 0.5}}, {}}), "the same both ways"));
+  EXPECT_TRUE(tells(error({{{1, -0.5}}, {{0, -0.5}}}), "above 0"));
+  EXPECT_TRUE(tells(error({{{0, 0.5}}}), "as a neighbour"));
+  EXPECT_TRUE(tells(error({{{7, 0.5}}}), "as a neighbour"));
+  EXPECT_TRUE(tells(error({{{1, 0.6}, {2, 0.6}}, {{0, 0.6}}, {{0, 0.6}}}), "more than 1"));
+  EXPECT_TRUE(tells(error({{{2, 0.5}}, {{3, 0.5}}, {{0, 0.5}}, {{1, 0.5}}}), "{0, 2} {1, 3}"));
+  EXPECT_TRUE(tells(error({}), "no ranks"));
+  EXPECT_TRUE(tells(refusal_of([] { Topology::named("star", 4); }), "ring, torus, exponential"));
 }
 
 /// How far ranks are from their mean, root of the sum of squares; and the mean.
@@ -78,7 +78,8 @@ struct Consensus {
 };
 
 /// The weights of all ranks after so many steps of nothing but mixing.
-std::vector<Values> mixed(const Topology& topology, const GossipOptions& options, int steps) {
+std::vector<Values> after_mixing(const Topology& topology, const GossipOptions& options,
+                                 int steps) {
   return on_ranks(gradients(topology.ranks(), kMixed), [&](Transport& transport, Values& values) {
     Gossip gossip(transport, topology, options);
     gossip.add("all but the last", ValueSpan(values).subspan(0, kMixed - 1));
@@ -121,8 +122,8 @@ TEST(Gossips, RanksComeNearerByTheEigenvalueOfTheirGraph) {
     for (const char* codec : {"none", "int8"}) {
       const Topology topology = Topology::named(name, 16);
       const double eigenvalue = second_eigenvalue(topology);
-      const double first = Consensus(mixed(topology, {.codec = codec}, 10)).distance;
-      const double later = Consensus(mixed(topology, {.codec = codec}, 20)).distance;
+      const double first = Consensus(after_mixing(topology, {.codec = codec}, 10)).distance;
+      const double later = Consensus(after_mixing(topology, {.codec = codec}, 20)).distance;
       EXPECT_LT(later / first, std::pow(eigenvalue, 10) * 1.05) << name << " " << codec;
     }
 }
@@ -132,7 +133,7 @@ TEST(Gossips, TheMeanStays) {
        {"none", "int8", "int4", "topk:density=0.1", "int8:rounding=stochastic"}) {
     const auto inputs = gradients(8, kMixed);
     const Consensus before(inputs);
-    const Consensus after(mixed(Topology::ring(8), {.codec = codec}, 25));
+    const Consensus after(after_mixing(Topology::ring(8), {.codec = codec}, 25));
     for (std::size_t i = 0; i < kMixed; ++i)
       ASSERT_NEAR(after.mean[i], before.mean[i], 1e-5) << codec;
   }
@@ -143,7 +144,7 @@ TEST(Gossips, WhatIsLeftOutComesLater) {
   const double before = Consensus(gradients(8, kMixed)).distance;
   for (const char* codec :
        {"int4", "topk:density=0.1", "blocktopk:density=0.03", "hadamard:bits=1"}) {
-    const double after = Consensus(mixed(Topology::ring(8), {.codec = codec}, 300)).distance;
+    const double after = Consensus(after_mixing(Topology::ring(8), {.codec = codec}, 300)).distance;
     EXPECT_LT(after, 1e-2 * before) << codec;
   }
 }
@@ -153,7 +154,7 @@ TEST(Gossips, WhoDiffersIsNamedOnAllRanks) {
     const double step_size = transport.rank() == 2 ? 0.4 : 0.5;
     Gossip gossip(transport, Topology::ring(3), {.step_size = step_size});
     gossip.add("w", values);
-    EXPECT_TRUE(says(refusal_of([&] { gossip.mix(); }), "have ranks 2"));
+    EXPECT_TRUE(tells(refusal_of([&] { gossip.mix(); }), "have ranks 2"));
   });
 }
 
@@ -166,14 +167,14 @@ TEST(Gossips, WhatIsRefused) {
         gossip.mix();
       });
     };
-    EXPECT_TRUE(says(error({.codec = "int8+ef"}), "without +ef"));
-    EXPECT_TRUE(says(error({.codec = "intsum"}), "exchange together"));
-    EXPECT_TRUE(says(error({.step_size = 1.5}), "at most 1"));
-    EXPECT_TRUE(says(error({}, 3), "among 2"));
+    EXPECT_TRUE(tells(error({.codec = "int8+ef"}), "without +ef"));
+    EXPECT_TRUE(tells(error({.codec = "intsum"}), "exchange together"));
+    EXPECT_TRUE(tells(error({.step_size = 1.5}), "at most 1"));
+    EXPECT_TRUE(tells(error({}, 3), "among 2"));
     Gossip gossip(transport, Topology::ring(2));
     gossip.add("w", values);
     gossip.mix();
-    EXPECT_TRUE(says(refusal_of([&] { gossip.add("v", values); }), "before the first step"));
+    EXPECT_TRUE(tells(refusal_of([&] { gossip.add("v", values); }), "before the first step"));
   });
 }
 

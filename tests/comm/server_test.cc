@@ -18,34 +18,34 @@ using namespace std::chrono_literals;
 
 const std::vector<std::size_t> kServed = {1, 5'000, 0, 700, 12'345};  // values of parameters
 
-using Weights = std::vector<Values>;
+using ServedWeights = std::vector<Values>;
 
-Weights zeros() {
-  Weights weights;
+ServedWeights no_weights() {
+  ServedWeights weights;
   for (const std::size_t count : kServed) weights.emplace_back(count);
   return weights;
 }
 
-Weights gradient_of(int worker, std::uint32_t clock) {
-  Weights gradient;
+ServedWeights gradient_of(int worker, std::uint32_t clock) {
+  ServedWeights gradient;
   for (const std::size_t count : kServed)
     gradient.push_back(gaussian(count, 100 * clock + static_cast<std::uint64_t>(worker) + count));
   return gradient;
 }
 
 template <typename Span>
-std::vector<Span> spans(Weights& weights) {
+std::vector<Span> spans(ServedWeights& weights) {
   return {weights.begin(), weights.end()};
 }
 
 ParameterShard shard_of(const ServerOptions& options, Update update = sgd_update(1.0f)) {
-  Weights weights = zeros();
+  ServedWeights weights = no_weights();
   const auto views = spans<ConstValueSpan>(weights);
   return ParameterShard(views, std::move(update), options);
 }
 
 /// What a worker pushes without a transport.
-std::vector<std::byte> frame_of(const ParameterShard& shard, const Weights& gradient,
+std::vector<std::byte> frame_of(const ParameterShard& shard, const ServedWeights& gradient,
                                 const std::string& codec = "int8") {
   const auto made = make_codec(codec);
   std::vector<Segment> segments;
@@ -153,8 +153,8 @@ struct ServedRun {
 
   /// `work(client, worker)`, then every server's weights are put together.
   template <typename Work>
-  Weights run(const Work& work) const {
-    Weights whole = zeros();
+  ServedWeights run(const Work& work) const {
+    ServedWeights whole = no_weights();
     std::mutex mutex;
     run_ranks(ranks, {}, [&](Transport& transport) {
       const int rank = transport.rank();
@@ -162,7 +162,7 @@ struct ServedRun {
       for (int server = 0; server < servers; ++server) lifelines.push_back(transport.lifeline());
       std::unique_ptr<ParameterShard> shard;
       std::thread serving;
-      Weights begin = zeros();
+      ServedWeights begin = no_weights();
       if (rank < servers) {
         shard = std::make_unique<ParameterShard>(spans<ConstValueSpan>(begin), sgd_update(1.0f),
                                                  told(), rank, servers);
@@ -192,7 +192,7 @@ struct ServedRun {
     return more;
   }
 
-  void gather(const ParameterShard& shard, int server, Weights& whole) const {
+  void gather(const ParameterShard& shard, int server, ServedWeights& whole) const {
     for (std::uint32_t i = 0; i < kServed.size(); ++i) {
       const Segment part = shard.part(i);
       const Values own = shard.weights(i);
@@ -210,8 +210,8 @@ TEST(ParameterServers, BulkSynchronousIsAnAllreduceByOneShot) {
                           .servers = servers,
                           .first_worker = servers,
                           .options = {.push = codec, .reduction = Reduction::kSum}};
-      const Weights weights = run.run([](ParameterClient& client, int worker) {
-        Weights gradient = gradient_of(worker, 0);
+      const ServedWeights weights = run.run([](ParameterClient& client, int worker) {
+        ServedWeights gradient = gradient_of(worker, 0);
         client.push(spans<ConstValueSpan>(gradient));
       });
       for (std::size_t i = 0; i < kServed.size(); ++i) {
@@ -239,17 +239,17 @@ TEST(ParameterServers, WorkersPullWhatAllHavePushed) {
                         .options = {.push = "none", .pull = "none"}};
     const int workers = 4 - first;
     run.run([&](ParameterClient& client, int worker) {
-      Weights weights = zeros(), wanted = zeros();
+      ServedWeights weights = no_weights(), wanted = no_weights();
       for (std::uint32_t clock = 0; clock < 6; ++clock) {
         EXPECT_EQ(client.clock(), clock);
         client.pull(spans<ValueSpan>(weights));
         for (std::size_t i = 0; i < kServed.size(); ++i)
           for (std::size_t j = 0; j < kServed[i]; ++j)
             ASSERT_NEAR(weights[i][j], wanted[i][j], 1e-4) << clock;
-        Weights gradient = gradient_of(worker, clock);
+        ServedWeights gradient = gradient_of(worker, clock);
         client.push(spans<ConstValueSpan>(gradient));
         for (int other = 0; other < workers; ++other) {
-          const Weights theirs = gradient_of(other, clock);
+          const ServedWeights theirs = gradient_of(other, clock);
           for (std::size_t i = 0; i < kServed.size(); ++i)
             for (std::size_t j = 0; j < kServed[i]; ++j)
               wanted[i][j] -= theirs[i][j] / static_cast<float>(workers);
@@ -265,7 +265,7 @@ TEST(ParameterServers, WorkersKeepWhatTheirCodecLeavesOut) {
     const ServedRun run{.ranks = 2, .options = {.push = codec}};
     return run.run([](ParameterClient& client, int worker) {
       for (std::uint32_t clock = 0; clock < 50; ++clock) {
-        Weights gradient = gradient_of(worker, 0);
+        ServedWeights gradient = gradient_of(worker, 0);
         client.push(spans<ConstValueSpan>(gradient));
       }
     });
@@ -292,7 +292,7 @@ void serve_mortals(Update update, const ServerOptions& options,
     threads.emplace_back([&, rank] {
       const auto transport = world.transport(rank);
       const auto lifeline = transport->lifeline();
-      Weights begin = zeros();
+      ServedWeights begin = no_weights();
       if (rank == 0) {
         ParameterShard shard(spans<ConstValueSpan>(begin), update, options);
         return as_server(shard, *lifeline);
@@ -310,11 +310,11 @@ TEST(ParameterServers, AWorkerThatIsGoneHoldsNobodyUp) {
   serve_mortals(
       sgd_update(1.0f), {.workers = {1, 2, 3}},
       [](ParameterClient& client, int worker) {
-        Weights weights = zeros();
+        ServedWeights weights = no_weights();
         for (std::uint32_t clock = 0; clock < 20; ++clock) {
           client.pull(spans<ValueSpan>(weights));
           if (worker == 2 && clock == 5) throw Gone();
-          Weights gradient = gradient_of(worker, clock);
+          ServedWeights gradient = gradient_of(worker, clock);
           client.push(spans<ConstValueSpan>(gradient));
         }
         EXPECT_EQ(client.clock(), 20u);
@@ -332,7 +332,7 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
   serve_mortals(
       fails, {.workers = {1, 2, 3}},
       [&](ParameterClient& client, int worker) {
-        Weights weights = zeros(), gradient = gradient_of(worker, 0);
+        ServedWeights weights = no_weights(), gradient = gradient_of(worker, 0);
         client.push(spans<ConstValueSpan>(gradient));
         try {
           client.pull(spans<ValueSpan>(weights));
@@ -351,9 +351,9 @@ TEST(ParameterServers, WhoHasOtherOptionsIsToldAndTheOthersGoOn) {
   ServedRun run{.ranks = 4, .options = {.staleness = 2}};
   std::atomic<int> refused = 0;
   run.run([&](ParameterClient& client, int) {
-    Weights gradient = gradient_of(0, 0);
+    ServedWeights gradient = gradient_of(0, 0);
     for (int clock = 0; clock < 3; ++clock) client.push(spans<ConstValueSpan>(gradient));
-    Weights other = {Values(3)};
+    ServedWeights other = {Values(3)};
     EXPECT_THROW(client.push(spans<ConstValueSpan>(other)), InvalidArgument);
     refused += 1;
   });
