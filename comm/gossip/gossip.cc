@@ -155,9 +155,10 @@ struct Gossip::State {
       own.add(names[i]).add(static_cast<std::uint64_t>(weights[i].count()));
     signature = own.value();
     const auto bytes = std::as_bytes(std::span(&signature, 1));
-    Handle all = everybody->all_gather(
-        {.name = "gossip", .tag = everybody->reserve_tags(1), .timeout = options.timeout}, bytes,
-        bytes.size());
+    Handle all = everybody->all_gather({.name = "gossip (agreement)",
+                                        .tag = everybody->reserve_tags(1),
+                                        .timeout = options.timeout},
+                                       bytes, bytes.size());
     all.wait_synchronize();
     std::string others;
     std::vector<std::uint64_t> found(static_cast<std::size_t>(topology.ranks()), signature);

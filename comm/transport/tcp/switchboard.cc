@@ -62,8 +62,8 @@ Switchboard::~Switchboard() {
 void Switchboard::serve() {
   while (serving_ && missing_ != 0) {
     reactor_.sleep(next_deadline());
-    take_wishes();
     reactor_.turn();
+    take_wishes();  // afterwards: a turn takes the alarm of those that came before it
     finished_.clear();
     look_at_clock();
   }

@@ -133,19 +133,24 @@ bool TcpWire::poll() {
   return tell_news() || moved;
 }
 
+// What is made after a turn looked is told by the next sleep; what was made before it, by nothing
+// but a look of our own.
 bool TcpWire::move() {
-  take_connections();
-  return reactor_.turn();
+  bool moved = reactor_.turn();
+  while (take_connections()) moved |= reactor_.turn();
+  return moved;
 }
 
-void TcpWire::take_connections() {
-  for (Connection& made : switchboard_->made()) {
+bool TcpWire::take_connections() {
+  auto connections = switchboard_->made();
+  for (Connection& made : connections) {
     Peer& with = peer(made.name.peer);
     if (!made.socket)
       lose(with, made.failure);
     else if (!with.over())
       with.lanes[made.name.lane]->open(std::move(*made.socket));
   }
+  return !connections.empty();
 }
 
 void TcpWire::tell_done() {

@@ -76,7 +76,7 @@ class TcpWire final : public Wire {
   void lose(Peer& peer, const std::string& cause);
   void post(Peer& peer, const MessageHead& head, Payload payload);
   bool move();
-  void take_connections();
+  bool take_connections();  // whether there were any
   void tell_done();
   bool tell_news();
   bool flushed() const;
