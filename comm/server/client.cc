@@ -93,8 +93,8 @@ class ServerSeen {
   }
 
   void leave() {
+    if (refused_.empty()) flush();  // what waits for others' pushes would go with it
     if (is_here()) return at_.own->leave(worker());
-    if (refused_.empty()) wait([&] { return pushed_.empty(); });
     send({.says = Says::kLeave});
     refused_.clear();
     wait([&] { return out_.is_empty(); });
