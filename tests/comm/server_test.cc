@@ -259,6 +259,20 @@ TEST(ParameterServers, WorkersPullWhatAllHavePushed) {
   }
 }
 
+// Its last push waits there for the others' of that clock.
+TEST(ParameterServers, WhoServesTooLeavesAfterItsLastPush) {
+  const ServedRun run{
+      .ranks = 2, .first_worker = 0, .options = {.push = "none", .reduction = Reduction::kSum}};
+  const ServedWeights weights = run.run([](ParameterClient& client, int worker) {
+    if (worker == 1) std::this_thread::sleep_for(50ms);
+    ServedWeights gradient = gradient_of(worker, 0);
+    client.push(spans<ConstValueSpan>(gradient));
+  });
+  const Values first = gradient_of(0, 0)[1], second = gradient_of(1, 0)[1];
+  for (std::size_t i = 0; i < first.size(); ++i)
+    ASSERT_FLOAT_EQ(weights[1][i], 0.0f - (first[i] + second[i])) << i;
+}
+
 // What a codec leaves out goes with the next push: the sum of all is what was given, but for that.
 TEST(ParameterServers, WorkersKeepWhatTheirCodecLeavesOut) {
   const auto moved_by = [](const std::string& codec) {
