@@ -37,5 +37,19 @@ TEST_P(FaultsInProcess, ElasticReducersGoOn) {
                   << " tersor_faults_test";
 }
 
+template <typename Plan>
+void expect_sound_in_process(const Plan& plan) {
+  for (const std::string& complaint :
+       complaints_in_process(plan, world_of_threads(Scenario{.ranks = plan.ranks})))
+    ADD_FAILURE() << complaint << "\n"
+                  << plan.text() << "\nrepeat with: " << kVariable << "=" << plan.seed
+                  << " tersor_faults_test";
+}
+
+TEST_P(FaultsInProcess, ParameterServersGoOn) {
+  expect_sound_in_process(draw_served_plan(GetParam()));
+}
+TEST_P(FaultsInProcess, GossipGoesOn) { expect_sound_in_process(draw_gossip_plan(GetParam())); }
+
 }  // namespace
 }  // namespace tersor::faults

@@ -17,6 +17,7 @@
 
 #include "tests/faults/elastic_run.h"
 #include "tests/faults/in_process.h"
+#include "tests/faults/loose_run.h"
 #include "tests/faults/processes.h"
 #include "tests/faults/thread_count.h"
 #include "tests/faults/verdict.h"
@@ -125,6 +126,38 @@ TEST_P(TcpFaults, ElasticProcessesGoOn) {
   for (const std::string& complaint : judge(plan, reports))
     ADD_FAILURE() << complaint << repeat(plan);
 }
+
+/// Of a training that does without a step of all ranks.
+template <typename Plan>
+void expect_processes_go_on(const Plan& plan) {
+  Processes processes(plan.ranks, [&](int rank, const fs::path& folder) {
+    const auto transport = meet(plan, folder, rank);
+    return run_loosely(plan, *transport, doom_of(0ms)).lines();
+  });
+  std::set<int> fatal;
+  if (plan.victim) fatal.insert(*plan.victim);
+  std::vector<std::optional<LooseReport>> reports;
+  for (const auto& lines : processes.wait(fatal))
+    reports.push_back(lines ? std::optional(LooseReport::of(*lines)) : std::nullopt);
+  for (const std::string& complaint : judge(plan, reports))
+    ADD_FAILURE() << complaint << repeat(plan);
+}
+
+template <typename Plan>
+void expect_threads_go_on(const Plan& plan) {
+  for (const std::string& complaint :
+       complaints_in_process(plan, test::tcp_transports(plan.ranks, connections_of(plan))))
+    ADD_FAILURE() << complaint << repeat(plan);
+}
+
+TEST_P(TcpFaults, ParameterServersThreadsGoOn) {
+  expect_threads_go_on(draw_served_plan(GetParam()));
+}
+TEST_P(TcpFaults, ParameterServersProcessesGoOn) {
+  expect_processes_go_on(draw_served_plan(GetParam()));
+}
+TEST_P(TcpFaults, GossipThreadsGoOn) { expect_threads_go_on(draw_gossip_plan(GetParam())); }
+TEST_P(TcpFaults, GossipProcessesGoOn) { expect_processes_go_on(draw_gossip_plan(GetParam())); }
 
 }  // namespace
 }  // namespace tersor::faults
