@@ -7,6 +7,7 @@ GPU where there are too few.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -317,3 +318,98 @@ def layouts(here: Here) -> list[str]:
 @everywhere
 def test_bf16_and_channels_last(place: str) -> None:
     assert on_ranks(layouts, place) == [["int8+ef", "none"]] * RANKS  # the bias travels as it is
+
+
+def weighed(here: Here) -> Tensor:
+    """The mean over samples: 8 on the first rank, 24 on the second."""
+    model, handle = here.ddp(codec="int8", weighted=True)
+    handle.samples = rows = 8 + 16 * here.rank
+    model(ddp_models.inputs(here.rank, 0, rows).to(here.device)).square().mean().backward()
+    return gradients(model).cpu()
+
+
+@everywhere
+def test_ddp_weighs_batches_of_unequal_size(place: str) -> None:
+    model = mlp()
+    batches = torch.cat([ddp_models.inputs(rank, 0, 8 + 16 * rank) for rank in range(RANKS)])
+    model(batches).square().mean().backward()
+    for found in on_ranks(weighed, place):
+        assert relative_error(found, gradients(model)) < 0.03
+
+
+def compressed(here: Here, kind: str) -> tuple[Tensor, list[float]]:
+    """Weights after steps of a compressed optimizer, and each step's loss."""
+    model, losses = mlp(2).to(here.device), []
+    matrices = [(name, one) for name, one in model.named_parameters() if one.dim() == 2]
+    named = matrices if kind == "CompressedMuon" else list(model.named_parameters())
+    optimizer = getattr(tersor.torch, kind)(named, lr=1e-3, group=here.group)
+    with other_stream(here.device):
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = here.loss(model, 0)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return torch.cat([one.detach().flatten() for one in model.parameters()]).cpu(), losses
+
+
+@everywhere
+@pytest.mark.parametrize("kind", ["CompressedAdamW", "CompressedSGD", "CompressedMuon"])
+def test_compressed_optimizers_keep_ranks_alike(place: str, kind: str) -> None:
+    results = on_ranks(functools.partial(compressed, kind=kind), place)
+    for found, losses in results:
+        assert torch.equal(found, results[0][0])
+        assert losses[-1] < losses[0]
+
+
+def mixed(here: Here) -> tuple[Tensor, float]:
+    """Weights after mixing, and how far they are from the mean of what ranks began with."""
+    model = mlp(2).to(here.device)
+    wanted = torch.cat([one.detach().flatten() for one in model.parameters()]).cpu() + 0.5
+    gossip = tersor.torch.Gossip(model, "ring", "int8", process_group=here.group)
+    with torch.no_grad(), other_stream(here.device):
+        for one in model.parameters():
+            one += here.rank
+        for _ in range(30):
+            gossip.step()
+    found = torch.cat([one.detach().flatten() for one in model.parameters()]).cpu()
+    return found, relative_error(found, wanted)
+
+
+@everywhere
+def test_gossip_agrees_on_the_mean(place: str) -> None:
+    for _, error in on_ranks(mixed, place):
+        assert error < 0.01
+
+
+def served(here: Here) -> tuple[Tensor, list[float]]:
+    """What a worker pulls in the end, and its losses; rank 0 serves and works."""
+    model, losses = mlp(2).to(here.device), []
+    told: Any = {"workers": range(RANKS), "process_group": here.group, "pull": "none"}
+    server = None
+    if here.rank == 0:
+        server = tersor.torch.ParameterServer(
+            model, lambda parts: torch.optim.SGD(parts, lr=0.1), **told
+        )
+    with tersor.torch.ParameterClient(model, server=server, **told) as client:
+        with other_stream(here.device):
+            for _ in range(8):
+                client.pull()
+                model.zero_grad()
+                loss = here.loss(model, 0)
+                loss.backward()
+                client.push()
+                losses.append(loss.item())
+            client.pull()
+        found = torch.cat([one.detach().flatten() for one in model.parameters()]).cpu()
+    if server is not None:
+        server.wait()
+    return found, losses
+
+
+@everywhere
+def test_a_parameter_server_trains(place: str) -> None:
+    results = on_ranks(served, place)
+    for found, losses in results:
+        assert torch.equal(found, results[0][0])
+        assert losses[-1] < losses[0]

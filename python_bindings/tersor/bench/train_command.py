@@ -13,10 +13,11 @@ from typing import Any
 
 from tersor import _text
 from tersor.bench import hooks, launch, loose_hooks, options, split_hooks
+from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile
 from tersor.bench.tasks import TASKS, TaskOptions
 from tersor.bench.traffic import fields_of, parameter_count
-from tersor.bench.training import Epoch, Training
+from tersor.bench.training import Epoch, Pace, Training
 from tersor.bench.world import World
 
 DEFAULT_HOOKS = ["none", "torch:bf16", "torch:fp16", "torch:powersgd", "bf16", "int8", "int4+ef"]
@@ -41,6 +42,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FACTOR",
         help="times the model's learning rate (1); of several, the summary marks each hook's best",
     )
+    parser.add_argument(
+        "--step-seconds",
+        type=options.positive_number,
+        help="that each step waits, for a larger model's backward pass",
+    )
+    parser.add_argument(
+        "--slow",
+        type=options.positive_number,
+        default=1.0,
+        metavar="FACTOR",
+        help="in each step one rank, drawn from the seed, waits so many times as long (1)",
+    )
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     options.add_records(parser)
 
@@ -48,6 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Trains on all ranks. Returns the exit status."""
     task = TASKS[chosen.model]
+    if chosen.slow != 1.0 and chosen.step_seconds is None:
+        raise BenchmarkError("--slow needs --step-seconds, of which a slow rank waits more")
     chosen.hooks = chosen.hooks or (split_hooks.DEFAULT if task.splits else DEFAULT_HOOKS)
     for name in chosen.hooks:
         whole = loose_hooks if loose_hooks.has(name) else hooks
@@ -65,9 +80,14 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
     last: list[list[Record]] = [[] for _ in ways]
     for seed in chosen.seed:
         for runs, (name, task) in zip(last, ways, strict=True):
-            runs.append(_train_once(Training(task, name, seed, world), records, chosen.link))
+            training = Training(task, name, seed, world, _pace(chosen))
+            runs.append(_train_once(training, records, chosen.link))
     if world.leads:
         _print_summary(last)
+
+
+def _pace(chosen: argparse.Namespace) -> Pace | None:
+    return None if chosen.step_seconds is None else Pace(chosen.step_seconds, chosen.slow)
 
 
 def _train_once(training: Training, records: RecordFile, link: str) -> Record:
@@ -101,6 +121,7 @@ def _setting(training: Training, link: str) -> Record:
         "batch": recipe.batch,
         "learning_rate": recipe.learning_rate,
         "wire_bytes_are": training.hook.bytes_are,
+        **({} if training.pace is None else dataclasses.asdict(training.pace)),
     }
 
 

@@ -1,6 +1,8 @@
 """One training: a model, a hook, and an account of each epoch."""
 
 import dataclasses
+import random
+import time
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -15,6 +17,20 @@ from tersor.bench.traffic import Traffic
 from tersor.bench.world import NetworkInterface, World
 
 WARMUP_STEPS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """What a step waits after its backward pass; in each one rank, drawn from the seed, waits so
+    many times as long."""
+
+    step_seconds: float = 0.0
+    slow: float = 1.0
+
+    def wait(self, seed: int, step: int, share: Share) -> None:
+        """On one rank."""
+        is_slow = random.Random(f"{seed} {step}").randrange(share.ranks) == share.rank
+        time.sleep(self.step_seconds * (self.slow if is_slow else 1.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +51,11 @@ class Epoch:
 class Training:
     """A model that is trained by a hook, always the same for the same seed."""
 
-    def __init__(self, task: Task, hook: str, seed: int, world: World) -> None:
+    def __init__(
+        self, task: Task, hook: str, seed: int, world: World, pace: Pace | None = None
+    ) -> None:
         torch.manual_seed(seed)
+        self.pace = pace
         self.task, self.name, self.seed, self.world = task, hook, seed, world
         self._share = Share(world.rank, world.ranks)
         self._mark = mark_of(world.device)
@@ -102,7 +121,10 @@ class Training:
     def _backward(self, step: int) -> Tensor:
         """Forward and backward pass; returns the loss."""
         self._optimizer.zero_grad()
-        return self.hook.learn(self.task.batch(self.seed, step, self._share))
+        loss = self.hook.learn(self.task.batch(self.seed, step, self._share))
+        if self.pace is not None:
+            self.pace.wait(self.seed, step, self._share)
+        return loss
 
     def _optimizer_step(self, step: int) -> None:
         for group in self._optimizer.param_groups:
