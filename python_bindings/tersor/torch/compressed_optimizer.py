@@ -37,7 +37,9 @@ from tersor.torch.presence import Presence
 from tersor.torch.reporting import ElasticReporting
 from tersor.torch.update_rules import Part, Rule
 
-_TOGETHER = 1 << 20  # values, of which there may be temporary copies
+# Values, of which there may be temporary copies: on hosts as many as caches hold, on devices more,
+# which else wait for launches.
+_TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
 
 
 class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
@@ -261,12 +263,14 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         alike: dict[Any, list[tuple[str, Tensor, dict[str, Tensor]]]] = {}
         counts: Counter[Any] = Counter()
         parameters = self._parameters
+        on_host = self._exchange.device.type == "cpu"
+        together = _TOGETHER if on_host else _TOGETHER_ON_DEVICES
         for name, gradient in gradients.items():
             parameter, rule = parameters[name], self._rules[name]
             state = self.state[parameter]
             likeness = rule.likeness(parameter)
             key = (int(state["step"]), id(groups[id(parameter)]), id(rule), likeness)
-            alike.setdefault((*key, counts[key] // _TOGETHER), []).append((name, parameter, state))
+            alike.setdefault((*key, counts[key] // together), []).append((name, parameter, state))
             counts[key] += gradient.numel()
         for (steps, *_), some in alike.items():
             names, own, states = (list(each) for each in zip(*some, strict=True))
