@@ -57,10 +57,32 @@ def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
             pace.count(chosen.every)
 
 
+def server(pace: Pace, chosen: argparse.Namespace) -> None:
+    """By a parameter server on rank 0, which works as the others do."""
+    told: Any = {
+        "staleness": chosen.staleness,
+        "push": chosen.codec,
+        "workers": range(chosen.ranks),
+    }
+    own = None
+    if pace.rank == 0:
+        own = tersor.torch.ParameterServer(
+            pace.model, lambda parts: torch.optim.SGD(parts, lr=0.01), **told
+        )
+    client = tersor.torch.ParameterClient(pace.model, server=own, **told)
+    pace.begin()
+    while True:
+        client.pull()
+        pace.backward()
+        client.push()
+        pace.count(1)
+
+
 WAYS: dict[str, Callable[[Pace, Any], None]] = {
     "ddp": ddp,
     "diloco": functools.partial(diloco, grace=None),
     "diloco+grace": lambda pace, chosen: diloco(pace, chosen, chosen.grace),
+    "server": server,
     "torchft-ddp": goodput_torchft.ddp,
     "torchft-diloco": goodput_torchft.diloco,
 }

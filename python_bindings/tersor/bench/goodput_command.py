@@ -5,7 +5,8 @@ deaths are drawn from a seed, exponentially, the same for all ways; a death is k
 good, but under torchft, where a replica is started again. Goodput: the steps of all ranks that went
 into the weights they have in common, of those that as many would make without a failure; alone:
 what ranks would make that wait for nobody. Pause: the median, over deaths, of the longest time
-between two such steps of a rank that lives.
+between two such steps of a rank that lives. With ``server`` rank 0 serves and works, and does not
+die.
 """
 
 import argparse
@@ -52,7 +53,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of the command line."""
     parser.add_argument("--ways", nargs="+", choices=goodput.WAYS, default=_ways())
     parser.add_argument("--ranks", type=options.positive, default=4, help="(4)")
-    parser.add_argument("--seed", type=int, default=1, help="of the failures (1)")
+    parser.add_argument(
+        "--seed", type=int, nargs="+", default=[1], help="of the failures; each is a run (1)"
+    )
     for name, default, text in (
         ("seconds", 60.0, "that each way trains"),
         ("step", 0.1, "seconds of an inner step"),
@@ -72,6 +75,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=_not_below_0, default=default, help=f"{text} ({default:g})"
         )
     parser.add_argument("--every", type=options.positive, default=20, help="steps, of DiLoCo (20)")
+    parser.add_argument(
+        "--staleness", type=int, default=0, help="clocks that a worker of server may be ahead (0)"
+    )
     parser.add_argument("--codec", default="int8+ef", help="(int8+ef)")
     parser.add_argument("--folder", help=argparse.SUPPRESS)  # where ranks tell what they did
     add_option(parser)
@@ -82,24 +88,26 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.folder is not None:
         if not _is_torchft(chosen.ways[0]):
             world.enter("cpu", 1, "gloo")
+        chosen.seed = chosen.seed[0]
         goodput.train(chosen, int(os.environ["RANK"]))
     for way in chosen.ways:
         if way not in _ways():
             raise BenchmarkError(f"{way}: pip install torchft")
     records, found = RecordFile(chosen.json), []
-    for way in chosen.ways:
-        found.append(_measure(way, chosen))
+    for way, seed in itertools.product(chosen.ways, chosen.seed):
+        one = argparse.Namespace(**{**vars(chosen), "ways": [way], "seed": seed})
+        found.append(_measure(way, one))
         records.add(found[-1])
-    head = ["way", "goodput", "alone", "steps", "without failures", "deaths", "stalls", "pause"]
-    print(_text.table(head, [_row(record) for record in found]))
+    head = ["way", "goodput", "alone", "steps", "without failures", "deaths", "stalls"]
+    print(_text.table([*head, "pause", "longest"], [_row(record) for record in found]))
     return 0
 
 
 def _row(record: Record) -> list[str]:
     shares = [f"{record[field]:.2f}" for field in ("goodput", "alone")]
     rest = [str(record[field]) for field in ("steps", "most_steps", "deaths", "stalls")]
-    pause = record["pause_seconds"]
-    rest += [_text.seconds(pause) if isinstance(pause, float) else "—"]
+    for pause in (record["pause_seconds"], record["longest_pause_seconds"]):
+        rest += [_text.seconds(pause) if isinstance(pause, float) else "—"]
     return [str(record["way"]), *shares, *rest]
 
 
@@ -107,7 +115,7 @@ class _Ranks:
     """The processes of a way."""
 
     def __init__(self, way: str, chosen: argparse.Namespace, folder: str) -> None:
-        own = ["--ways", way, "--folder", folder]
+        own = ["--ways", way, "--seed", str(chosen.seed), "--folder", folder]
         self._command = [sys.executable, "-m", "tersor.bench", *sys.argv[1:], *own]
         self._store = dist.TCPStore(  # type: ignore[attr-defined]
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
@@ -143,6 +151,7 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
             ranks.end()
         made = [counted(folder, rank) for rank in range(chosen.ranks)]
     steps = sum(steps for rank in made for at, steps in rank if at <= chosen.seconds)
+    pauses = _pauses(made, deaths, chosen.step)
     available = chosen.ranks * chosen.seconds
     most = round(available / chosen.step)
     return {
@@ -155,7 +164,8 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
         "most_steps": most,
         "goodput": steps / most,
         "alone": sum(_alive(one, way, chosen) for one in range(chosen.ranks)) / available,
-        "pause_seconds": _pause(made, deaths, chosen.step),
+        "pause_seconds": statistics.median(pauses) if pauses else None,
+        "longest_pause_seconds": max(pauses, default=None),
     }
 
 
@@ -163,6 +173,7 @@ def _setting(way: str, chosen: argparse.Namespace) -> Record:
     told = ["ranks", "seed", "seconds", "step", "stall", "stall_every", "death_every", "codec"]
     told += ["every"] if "diloco" in way else []
     told += ["grace"] if way in ("diloco+grace", "torchft-diloco", "torchft-ddp") else []
+    told += ["staleness"] if way == "server" else []
     told += ["heartbeat", "restart"] if _is_torchft(way) else []
     return {field: getattr(chosen, field) for field in told}
 
@@ -179,11 +190,11 @@ def _alive(rank: int, way: str, chosen: argparse.Namespace) -> float:
     return alive + max(0.0, float(chosen.seconds) - now)
 
 
-def _pause(
+def _pauses(
     made: list[list[tuple[float, int]]], deaths: list[tuple[float, int]], step: float
-) -> float | None:
-    """The median of what the others' longest pauses were, of those that hold a death or begin with
-    the two steps after it."""
+) -> list[float]:
+    """After each death the longest pause of a rank that lives, of those that hold the death or
+    begin with the two steps after it."""
     found = []
     for died, rank in deaths:
         pauses = [
@@ -194,7 +205,7 @@ def _pause(
             if before <= died + 2 * step and died <= after
         ]
         found += [max(pauses)] if pauses else []
-    return statistics.median(found) if found else None
+    return found
 
 
 def _train(

@@ -14,7 +14,9 @@ WIDTH = 64
 
 
 def times(chosen: argparse.Namespace, kind: str, rank: int) -> list[float]:
-    """Of a rank's "stall"s or "death"s: seconds since the start, until the end."""
+    """Of a rank's "stall"s or "death"s: seconds since the start, until the end. A server lives."""
+    if kind == "death" and rank == 0 and chosen.ways[0] == "server":
+        return []
     mean, drawn = getattr(chosen, f"{kind}_every"), random.Random(f"{chosen.seed} {kind} {rank}")
     found, at = [], 0.0
     while mean and (at := at + drawn.expovariate(1 / mean)) < chosen.seconds:
