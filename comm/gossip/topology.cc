@@ -15,20 +15,30 @@ using Edges = std::vector<std::vector<Edge>>;
 
 std::string named(std::size_t rank) { return "rank " + std::to_string(rank); }
 
-// Each joined to those at these distances, in both directions; all count alike, oneself too.
-Edges circulant(int ranks, const std::set<int>& distances) {
+// Each joined to some others; all count alike, oneself too.
+template <typename Neighbours>
+Edges alike(int ranks, const Neighbours& neighbours_of) {
   Edges edges(static_cast<std::size_t>(std::max(ranks, 0)));
   for (int rank = 0; rank < ranks; ++rank) {
-    std::set<int> others;
-    for (const int distance : distances)
-      for (const int signed_one : {distance, ranks - distance})
-        others.insert((rank + signed_one) % ranks);
+    std::set<int> others = neighbours_of(rank);
     others.erase(rank);
     for (const int other : others)
       edges[static_cast<std::size_t>(rank)].push_back(
           {other, 1.0 / static_cast<double>(others.size() + 1)});
   }
   return edges;
+}
+
+// Each joined to those at these distances, in both directions.
+Edges circulant(int ranks, const std::set<int>& distances) {
+  return alike(ranks, [&](int rank) {
+    std::set<int> others;
+    for (const int distance : distances) {
+      others.insert((rank + distance) % ranks);
+      others.insert((rank + ranks - distance) % ranks);
+    }
+    return others;
+  });
 }
 
 double weight_of(const std::vector<Edge>& edges, std::size_t rank) {
@@ -101,20 +111,14 @@ Topology Topology::exponential(int ranks) {
 }
 
 Topology Topology::torus(int rows, int columns) {
-  Edges edges(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
-  for (int row = 0; row < rows; ++row)
-    for (int column = 0; column < columns; ++column) {
-      const auto at = [&](int r, int c) {
-        return (r + rows) % rows * columns + (c + columns) % columns;
-      };
-      std::set<int> others = {at(row - 1, column), at(row + 1, column), at(row, column - 1),
-                              at(row, column + 1)};
-      others.erase(at(row, column));
-      for (const int other : others)
-        edges[static_cast<std::size_t>(at(row, column))].push_back(
-            {other, 1.0 / static_cast<double>(others.size() + 1)});
-    }
-  return Topology(std::move(edges));
+  return Topology(alike(std::max(rows, 0) * std::max(columns, 0), [&](int rank) {
+    const int row = rank / columns, column = rank % columns;
+    const auto at = [&](int r, int c) {
+      return (r + rows) % rows * columns + (c + columns) % columns;
+    };
+    return std::set<int>{at(row - 1, column), at(row + 1, column), at(row, column - 1),
+                         at(row, column + 1)};
+  }));
 }
 
 Topology Topology::named(std::string_view name, int ranks) {

@@ -2,7 +2,6 @@
 #include <tersor/error.h>
 #include <tersor/server.h>
 
-#include "comm/server/layout.h"
 #include "comm/server/notes.h"
 
 #include <algorithm>
@@ -24,17 +23,9 @@ constexpr std::size_t kMostUnanswered = 2;
 // One server as a worker sees it.
 class ServerSeen {
  public:
-  ServerSeen(const ServerAt& at, ServerLayout layout, const ServerOptions& options,
-             std::chrono::milliseconds timeout)
-      : at_(at),
-        layout_(std::move(layout)),
-        checksum_(options.checksum),
-        timeout_(timeout),
-        out_(*at.lifeline, at.rank),
-        workspace_(std::max(layout_.push_plan.workspace_bytes, layout_.pull_plan.workspace_bytes)) {
-    if (layout_.push->has_feedback())
-      for (const Segment& part : layout_.segments) residuals_.emplace_back(part.count);
-    if (at_.own != nullptr) own_frame_ = Buffer(frame_capacity());
+  ServerSeen(const ServerAt& at, WorkerFrames frames, std::chrono::milliseconds timeout)
+      : at_(at), frames_(std::move(frames)), timeout_(timeout), out_(*at.lifeline, at.rank) {
+    if (is_here()) own_frame_ = Buffer(std::max(frames_.push_capacity(), frames_.pull_capacity()));
   }
 
   ClientStatistics seen;
@@ -46,25 +37,25 @@ class ServerSeen {
 
   void join() {
     if (is_here()) {
-      if (at_.own->signature() != layout_.signature)
+      if (at_.own->signature() != frames_.signature())
         throw InvalidArgument("this rank serves another model, or with other options");
       clock_ = at_.own->join(worker());
       return;
     }
-    send({.says = Says::kJoin, .signature = layout_.signature});
+    send({.says = Says::kJoin, .signature = frames_.signature()});
     wait([&] { return joined_.has_value(); });
     clock_ = *joined_;
   }
 
   void push(std::span<const ConstValueSpan> gradients) {
     wait([&] { return unanswered() < kMostUnanswered; });
-    const auto fill = [&](ByteSpan space) { return encode(gradients, space); };
+    const auto fill = [&](ByteSpan space) { return frames_.encode(gradients, clock_, space); };
     if (is_here()) {
       at_.own->push(worker(), clock_, own_frame_.span().first(fill(own_frame_.span())));
     } else {
       guard([&] {
         seen.sent_bytes +=
-            out_.send({.says = Says::kPush, .clock = clock_}, layout_.push_plan.frame_bytes, fill);
+            out_.send({.says = Says::kPush, .clock = clock_}, frames_.push_capacity(), fill);
       });
       pushed_.push_back(clock_);
     }
@@ -78,14 +69,14 @@ class ServerSeen {
   void pull(std::span<const ValueSpan> weights) {
     if (is_here()) {
       wait([&] { return at_.own->may_pull(worker(), clock_); });
-      return decode(own_frame_.span().first(at_.own->pull(worker(), clock_, own_frame_.span())),
-                    weights);
+      const std::size_t bytes = at_.own->pull(worker(), clock_, own_frame_.span());
+      return frames_.decode(own_frame_.span().first(bytes), weights);
     }
     wait([&] { return weights_.valid(); });
     const Handle message = std::exchange(weights_, {});
     const ConstByteSpan bytes = message.received(at_.rank);
     seen.received_bytes += bytes.size();
-    decode(read_note(bytes).second, weights);
+    frames_.decode(read_note(bytes).second, weights);
   }
 
   void flush() {
@@ -101,40 +92,9 @@ class ServerSeen {
   }
 
  private:
-  std::size_t frame_capacity() const {
-    return std::max(layout_.push_plan.frame_bytes, layout_.pull_plan.frame_bytes);
-  }
-  std::size_t message_capacity() const { return sizeof(Note) + layout_.pull_plan.frame_bytes; }
+  std::size_t message_capacity() const { return sizeof(Note) + frames_.pull_capacity(); }
 
   std::size_t unanswered() const { return is_here() ? at_.own->waiting(worker()) : pushed_.size(); }
-
-  std::size_t encode(std::span<const ConstValueSpan> gradients, ByteSpan frame) {
-    std::vector<ConstValueSpan> parts;
-    std::vector<SegmentState> states;
-    for (const Segment& part : layout_.segments)
-      parts.push_back(gradients[part.parameter].subspan(part.first_index, part.count));
-    for (std::vector<float>& one : residuals_) states.push_back({one, one});
-    const auto key = Signature().add(layout_.signature).add(worker()).value();
-    layout_.push->encode({.segments = layout_.segments,
-                          .gradients = parts,
-                          .states = states,
-                          .random = {.key = key, .step = clock_},
-                          .identity = layout_.identity(checksum_),
-                          .execution = {.workspace = workspace_.span()}},
-                         frame);
-    return frame_bytes(frame);
-  }
-
-  void decode(ConstByteSpan frame, std::span<const ValueSpan> weights) {
-    std::vector<ValueSpan> parts;
-    for (const Segment& part : layout_.segments)
-      parts.push_back(weights[part.parameter].subspan(part.first_index, part.count));
-    layout_.pull->decode({.segments = layout_.segments,
-                          .frames = {&frame, 1},
-                          .outputs = parts,
-                          .identity = layout_.identity(checksum_),
-                          .execution = {.workspace = workspace_.span()}});
-  }
 
   void send(const Note& note) {
     guard([&] { out_.send(note); });
@@ -198,13 +158,11 @@ class ServerSeen {
   }
 
   ServerAt at_;
-  ServerLayout layout_;
-  Checksum checksum_;
+  WorkerFrames frames_;
   std::uint32_t clock_ = 0;
   std::chrono::milliseconds timeout_;
   Outbox out_;
-  Buffer workspace_, own_frame_;
-  std::vector<std::vector<float>> residuals_;
+  Buffer own_frame_;
   Handle ear_, weights_;
   std::deque<std::uint32_t> pushed_;  // and not answered
   std::optional<std::uint32_t> joined_;
@@ -233,9 +191,11 @@ ParameterClient::ParameterClient(std::vector<ServerAt> servers, std::span<const 
   State& state = *state_;
   state.counts.assign(counts.begin(), counts.end());
   const auto all = static_cast<int>(servers.size());
-  for (int server = 0; server < all; ++server)
-    state.servers.emplace_back(servers[static_cast<std::size_t>(server)],
-                               server_layout(counts, options, server, all), options, timeout);
+  for (int server = 0; server < all; ++server) {
+    const ServerAt& at = servers[static_cast<std::size_t>(server)];
+    state.servers.emplace_back(at, WorkerFrames(counts, options, at.lifeline->rank(), server, all),
+                               timeout);
+  }
   for (ServerSeen& server : state.servers) server.join();
 }
 

@@ -18,6 +18,12 @@ namespace {
 
 std::string named(int worker) { return "worker " + std::to_string(worker); }
 
+Buffer copy_of(ConstByteSpan bytes) {  // aligned, as decoders want it
+  Buffer copy(bytes.size());
+  std::memcpy(copy.pointer(), bytes.data(), bytes.size());
+  return copy;
+}
+
 std::vector<std::size_t> counts_of(std::span<const ConstValueSpan> parameters) {
   std::vector<std::size_t> counts;
   for (const ConstValueSpan& one : parameters) counts.push_back(one.count());
@@ -41,21 +47,9 @@ Update sgd_update(float rate, float momentum) {
 }
 
 struct ParameterShard::State {
-  // What frames are kept in: decoders want them aligned.
-  class Frame {
-   public:
-    explicit Frame(ConstByteSpan bytes) : buffer_(bytes.size()) {
-      std::memcpy(buffer_.pointer(), bytes.data(), bytes.size());
-    }
-    ConstByteSpan span() const { return buffer_.span(); }
-
-   private:
-    Buffer buffer_;
-  };
-
   struct Worker {
     std::uint32_t clock = 0;  // pushes made, since the server's first clock
-    std::deque<Frame> kept;   // those that wait for the others' of their clock
+    std::deque<Buffer> kept;  // frames that wait for the others' of their clock
   };
 
   State(std::span<const ConstValueSpan> parameters, Update with, const ServerOptions& chosen,
@@ -108,6 +102,11 @@ struct ParameterShard::State {
     std::uint32_t least = workers.empty() ? clock : kNoBound;
     for (const auto& [rank, worker] : workers) least = std::min(least, worker.clock);
     return least;
+  }
+
+  bool may_pull(int worker, std::uint32_t at) const {
+    return workers.contains(worker) && has_begun() &&
+           std::uint64_t{slowest()} + options.staleness >= at;
   }
 
   void decode(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
@@ -198,7 +197,7 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
     throw;
   }
   state.seen.pushed_bytes += frame_bytes(frame);
-  if (state.is_whole()) from.kept.emplace_back(frame.first(frame_bytes(frame)));
+  if (state.is_whole()) from.kept.push_back(copy_of(frame.first(frame_bytes(frame))));
   ++from.clock;
   if (state.is_whole()) state.move_by_whole_clocks();
   state.tell(lock);
@@ -212,20 +211,15 @@ std::size_t ParameterShard::waiting(int worker) const {
 
 bool ParameterShard::may_pull(int worker, std::uint32_t clock) const {
   const std::lock_guard lock(state_->mutex);
-  const State& state = *state_;
-  const std::uint64_t slowest = state.slowest();
-  return state.workers.contains(worker) && state.has_begun() &&
-         slowest + state.options.staleness >= clock;
+  return state_->may_pull(worker, clock);
 }
 
 std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame) {
-  if (!may_pull(worker, clock)) {
-    const std::lock_guard lock(state_->mutex);
-    throw state_->refusal(named(worker) + " at clock " + std::to_string(clock) +
-                          " is ahead of the others, or has not joined");
-  }
   const std::lock_guard lock(state_->mutex);
   State& state = *state_;
+  if (!state.may_pull(worker, clock))
+    throw state.refusal(named(worker) + " at clock " + std::to_string(clock) +
+                        " is ahead of the others, or has not joined");
   if (state.pulled_bytes == 0) {
     std::vector<ConstValueSpan> weights(state.weights.begin(), state.weights.end());
     state.layout.pull->encode({.segments = state.layout.segments,

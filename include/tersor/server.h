@@ -117,6 +117,33 @@ class ParameterShard {
   std::unique_ptr<State> state_;
 };
 
+/// What a worker sends to one of several servers, and what it makes of what comes, without a
+/// transport. On one thread at a time.
+class WorkerFrames {
+ public:
+  /// `counts`: values of each parameter. Throws InvalidArgument as ParameterShard does.
+  WorkerFrames(std::span<const std::size_t> counts, const ServerOptions& options, int worker,
+               int server = 0, int servers = 1);
+  ~WorkerFrames();
+  WorkerFrames(WorkerFrames&&) noexcept;
+
+  /// ParameterShard's own, of the same model and options.
+  std::uint64_t signature() const;
+  std::size_t push_capacity() const;
+  std::size_t pull_capacity() const;
+
+  /// The server's part of gradients of all parameters, f32, of this worker's next clock, to 16-byte
+  /// aligned memory of `push_capacity` bytes. Keeps what the codec leaves out. Returns true bytes.
+  std::size_t encode(std::span<const ConstValueSpan> gradients, std::uint32_t clock,
+                     ByteSpan frame);
+  /// Into the server's part of all weights. Throws WireError for a frame of something else.
+  void decode(ConstByteSpan frame, std::span<const ValueSpan> weights);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 /// Answers workers until all of them have left or are lost, on the thread that calls it.
 /// `lifeline`: one of this server's own (Transport::lifeline), which all ranks made. Throws
 /// TransportError where no worker came within `timeout`.

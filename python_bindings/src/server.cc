@@ -13,9 +13,12 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <tersor/buffer.h>
 #include <tersor/gossip.h>
 #include <tersor/server.h>
 
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +60,23 @@ Views<ConstValueSpan> readable(const Arrays& arrays) {
 Views<ValueSpan> writable(const Arrays& arrays) {
   return views_of<ValueSpan>(arrays, write_values);
 }
+
+/// What decoders take: memory that is not aligned (a part of a message, say) is copied.
+class AlignedFrame {
+ public:
+  explicit AlignedFrame(nb::handle frame) : bytes_(read_bytes(frame, {.name = "frame"})) {
+    const ConstByteSpan given = bytes_.span;
+    if (reinterpret_cast<std::uintptr_t>(given.data()) % kSectionAlignment == 0) return;
+    copy_ = Buffer(given.size());
+    std::memcpy(copy_.pointer(), given.data(), given.size());
+    bytes_.span = copy_.span();
+  }
+  ConstByteSpan span() const { return bytes_.span; }
+
+ private:
+  Array<ConstByteSpan> bytes_;
+  Buffer copy_;
+};
 
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
 using ConstFloats = nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>;
@@ -144,10 +164,20 @@ void bind_shard(nb::module_& module) {
       .def(
           "push",
           [](ParameterShard& self, int worker, std::uint32_t clock, nb::handle frame) {
-            const auto bytes = read_bytes(frame, {.name = "frame"});
-            without_gil([&] { self.push(worker, clock, bytes.span); });
+            const AlignedFrame bytes(frame);
+            without_gil([&] { self.push(worker, clock, bytes.span()); });
           },
           "worker"_a, "clock"_a, "frame"_a)
+      .def("waiting", &ParameterShard::waiting, "worker"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "pull",
+          [](ParameterShard& self, int worker, std::uint32_t clock, nb::handle out) {
+            const auto frame = write_bytes(out, {.name = "out"});
+            return without_gil([&] { return self.pull(worker, clock, frame.span); });
+          },
+          "worker"_a, "clock"_a, "out"_a)
+      .def_prop_ro("pull_capacity", &ParameterShard::pull_capacity)
       .def("may_pull", &ParameterShard::may_pull, "worker"_a, "clock"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def(
@@ -175,6 +205,36 @@ void bind_shard(nb::module_& module) {
         without_gil([&] { serve(lifeline, shard, to_timeout(timeout)); });
       },
       "lifeline"_a, "shard"_a, "timeout"_a);
+}
+
+void bind_frames(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<WorkerFrames>(module, "WorkerFrames")
+      .def(
+          "__init__",
+          [](WorkerFrames* self, const Arrays& like, const ServerOptions& options, int worker,
+             int server, int servers) {
+            const auto counts = readable(like).counts();
+            new (self) WorkerFrames(counts, options, worker, server, servers);
+          },
+          "like"_a, "options"_a, "worker"_a, "server"_a, "servers"_a)
+      .def_prop_ro("push_capacity", &WorkerFrames::push_capacity)
+      .def(
+          "encode",
+          [](WorkerFrames& self, const Arrays& gradients, std::uint32_t clock, nb::handle out) {
+            const auto views = readable(gradients);
+            const auto frame = write_bytes(out, {.name = "out"});
+            return without_gil([&] { return self.encode(views.spans, clock, frame.span); });
+          },
+          "gradients"_a, "clock"_a, "out"_a)
+      .def(
+          "decode",
+          [](WorkerFrames& self, nb::handle frame, const Arrays& weights) {
+            const AlignedFrame bytes(frame);
+            const auto views = writable(weights);
+            without_gil([&] { self.decode(bytes.span(), views.spans); });
+          },
+          "frame"_a, "weights"_a);
 }
 
 void bind_client(nb::module_& module) {
@@ -270,6 +330,7 @@ void bind_server(nb::module_& module) {
       nb::arg("transport"), nb::keep_alive<0, 1>());
   bind_options(module);
   bind_shard(module);
+  bind_frames(module);
   bind_client(module);
   bind_gossip(module);
 }

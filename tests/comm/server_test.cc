@@ -45,33 +45,23 @@ ParameterShard shard_of(const ServerOptions& options, Update update = sgd_update
 }
 
 /// What a worker pushes without a transport.
-std::vector<std::byte> frame_of(const ParameterShard& shard, const ServedWeights& gradient,
-                                const std::string& codec = "int8") {
-  const auto made = make_codec(codec);
-  std::vector<Segment> segments;
-  std::vector<ConstValueSpan> parts;
-  for (std::uint32_t i = 0; i < gradient.size(); ++i) {
-    segments.push_back({.count = gradient[i].size(), .parameter = i});
-    parts.emplace_back(gradient[i]);
-  }
-  const Plan plan = made->plan({.segments = segments});
-  Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
-  made->encode({.segments = segments,
-                .gradients = parts,
-                .identity = {.signature = shard.signature()},
-                .execution = {.workspace = workspace.span()}},
-               frame.span());
-  const ByteSpan bytes = frame.span().first(frame_bytes(frame.span()));
+std::vector<std::byte> frame_of(const ServerOptions& options, ServedWeights gradient,
+                                std::uint32_t clock = 0, int worker = 1) {
+  WorkerFrames frames(kServed, options, worker);
+  Buffer frame(frames.push_capacity());
+  const auto bytes =
+      frame.span().first(frames.encode(spans<ConstValueSpan>(gradient), clock, frame.span()));
   return {bytes.begin(), bytes.end()};
 }
 
 TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
   for (const std::uint32_t bound : {0u, 1u, 3u, kNoBound}) {
-    ParameterShard shard = shard_of({.push = "int8", .staleness = bound, .workers = {5, 7}});
+    const ServerOptions options{.push = "int8", .staleness = bound, .workers = {5, 7}};
+    ParameterShard shard = shard_of(options);
     EXPECT_EQ(shard.join(5), 0u);
     EXPECT_FALSE(shard.may_pull(5, 0)) << "before the second has come";
     EXPECT_EQ(shard.join(7), 0u);
-    const auto frame = frame_of(shard, gradient_of(0, 0));
+    const auto frame = frame_of(options, gradient_of(0, 0));
     for (std::uint32_t clock = 0; clock < 5; ++clock) {
       EXPECT_EQ(shard.may_pull(5, clock), clock <= bound);
       shard.push(5, clock, frame);
@@ -89,8 +79,9 @@ TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
 }
 
 TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
-  ParameterShard shard = shard_of({.push = "int8", .workers = {0, 1}});
-  const auto frame = frame_of(shard, gradient_of(0, 0));
+  const ServerOptions options{.push = "int8", .workers = {0, 1}};
+  ParameterShard shard = shard_of(options);
+  const auto frame = frame_of(options, gradient_of(0, 0));
   shard.join(0);
   for (std::uint32_t clock = 0; clock < 2; ++clock) shard.push(0, clock, frame);
   EXPECT_EQ(shard.statistics().pushes, 0u);
@@ -98,28 +89,31 @@ TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
   shard.push(1, 0, frame);
   EXPECT_EQ(shard.statistics().pushes, 2u);
   EXPECT_EQ(shard.waiting(0), 1u);
-  ParameterShard other = shard_of({.push = "int8", .workers = {0, 1}});
+  ParameterShard other = shard_of(options);
   other.join(0);
-  other.push(0, 0, frame_of(other, gradient_of(0, 0)));
+  other.push(0, 0, frame);
   other.leave(1, true);  // which never came
   EXPECT_EQ(other.statistics().pushes, 1u);
 }
 
 TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
   for (const std::uint32_t bound : {0u, 2u}) {
-    ParameterShard shard = shard_of({.push = "int8", .staleness = bound});
-    const auto frame = frame_of(shard, gradient_of(0, 0));
+    const ServerOptions options{.push = "int8", .staleness = bound};
+    ParameterShard shard = shard_of(options);
+    const auto frame = frame_of(options, gradient_of(0, 0));
     EXPECT_THROW(shard.push(1, 0, frame), InvalidArgument) << "has not joined";
     shard.join(1);
     EXPECT_THROW(shard.join(1), InvalidArgument);
     EXPECT_THROW(shard.push(1, 1, frame), InvalidArgument) << "a clock that is to come";
-    EXPECT_THROW(shard.push(1, 0, frame_of(shard, gradient_of(0, 0), "int4")), WireError);
+    EXPECT_THROW(
+        shard.push(1, 0, frame_of({.push = "int4", .staleness = bound}, gradient_of(0, 0))),
+        WireError);
     auto damaged = frame;
     damaged[damaged.size() / 2] ^= std::byte{1};
     EXPECT_THROW(shard.push(1, 0, damaged), WireError);
     EXPECT_THROW(shard.push(1, 0, ConstByteSpan(frame).first(80)), WireError);
-    ParameterShard other = shard_of({.push = "int8", .staleness = 7});
-    EXPECT_THROW(shard.push(1, 0, frame_of(other, gradient_of(0, 0))), WireError);
+    EXPECT_THROW(shard.push(1, 0, frame_of({.push = "int8", .staleness = 7}, gradient_of(0, 0))),
+                 WireError);
     for (std::size_t i = 0; i < kServed.size(); ++i)
       EXPECT_EQ(shard.weights(i), Values(kServed[i])) << "weights have moved";
     shard.push(1, 0, frame);
@@ -127,6 +121,27 @@ TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
     EXPECT_EQ(shard.statistics().pushes, 1u);
     EXPECT_EQ(shard.statistics().refused, 8u);
   }
+}
+
+// Without a transport: what a worker decodes is what the server has, and residuals are the
+// worker's.
+TEST(ParameterShards, FramesGoByAnyWay) {
+  const ServerOptions options{.push = "topk:density=0.1+ef", .pull = "none"};
+  ParameterShard shard = shard_of(options);
+  WorkerFrames frames(kServed, options, 3);
+  EXPECT_EQ(frames.signature(), shard.signature());
+  Buffer pushed(frames.push_capacity()), pulled(shard.pull_capacity());
+  ServedWeights gradient = gradient_of(3, 0), weights = no_weights();
+  shard.join(3);
+  for (std::uint32_t clock = 0; clock < 50; ++clock)
+    shard.push(
+        3, clock,
+        pushed.span().first(frames.encode(spans<ConstValueSpan>(gradient), clock, pushed.span())));
+  frames.decode(pulled.span().first(shard.pull(3, 50, pulled.span())), spans<ValueSpan>(weights));
+  std::vector<double> wanted(gradient[1].begin(), gradient[1].end());
+  for (double& one : wanted) one *= -50;
+  EXPECT_LT(squared_error(weights[1], wanted), 0.1);
+  EXPECT_EQ(weights[4], shard.weights(4));
 }
 
 TEST(ParameterShards, OptionsThatNoServerTakes) {
