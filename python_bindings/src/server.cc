@@ -178,6 +178,7 @@ void bind_shard(nb::module_& module) {
           },
           "worker"_a, "clock"_a, "out"_a)
       .def_prop_ro("pull_capacity", &ParameterShard::pull_capacity)
+      .def_prop_ro("signature", &ParameterShard::signature)
       .def("may_pull", &ParameterShard::may_pull, "worker"_a, "clock"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def(
@@ -219,6 +220,7 @@ void bind_frames(nb::module_& module) {
           },
           "like"_a, "options"_a, "worker"_a, "server"_a, "servers"_a)
       .def_prop_ro("push_capacity", &WorkerFrames::push_capacity)
+      .def_prop_ro("signature", &WorkerFrames::signature)
       .def(
           "encode",
           [](WorkerFrames& self, const Arrays& gradients, std::uint32_t clock, nb::handle out) {

@@ -27,6 +27,13 @@ Part = tuple[str, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 Update = Callable[[list[Part]], None]
 
 
+def named_update(
+    update: Update, names: Sequence[str]
+) -> Callable[[list[tuple[int, Any, Any]]], None]:
+    """For a shard, which knows numbers of parameters."""
+    return lambda parts: update([(names[i], own, by) for i, own, by in parts])
+
+
 class ServerOptions(TypedDict, total=False):
     """Equal on all servers and workers."""
 
@@ -69,7 +76,7 @@ class ParameterServer:
         self._names = list(weights)
         self.shard = _core.ParameterShard(
             [np.asarray(one) for one in weights.values()],
-            self._named(update) if callable(update) else (float(update), momentum),
+            named_update(update, self._names) if callable(update) else (float(update), momentum),
             self._ways.told(options),
             self._ways.place,
             len(self._ways.servers),
@@ -77,9 +84,6 @@ class ParameterServer:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
         self._thread.start()
-
-    def _named(self, update: Update) -> Callable[[list[tuple[int, Any, Any]]], None]:
-        return lambda parts: update([(self._names[i], own, by) for i, own, by in parts])
 
     def wait(self) -> None:
         """Until all workers have left or are lost. Raises TransportError where none came."""

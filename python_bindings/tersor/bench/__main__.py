@@ -5,7 +5,7 @@ import importlib.util
 import sys
 import types
 
-from tersor.bench import codec_command
+from tersor.bench import codec_command, gossip_command
 from tersor.bench.errors import BenchmarkError
 
 
@@ -27,11 +27,12 @@ def _parser() -> argparse.ArgumentParser:
 def _commands() -> dict[str, types.ModuleType]:
     """Those that can run here; each has options, and a function that returns the exit status."""
     if importlib.util.find_spec("torch") is None:
-        return {"codec": codec_command}
+        return {"codec": codec_command, "gossip": gossip_command}
     from tersor.bench import backward_command, goodput_command, step_command, train_command
 
     return {
         "codec": codec_command,
+        "gossip": gossip_command,
         "train": train_command,
         "backward": backward_command,
         "step": step_command,

@@ -93,11 +93,26 @@ class TaskOptions:
     device: torch.device
     ranks: int
     rate: float = 1.0  # times the task's own learning rate
+    uneven: float | None = None  # the concentration of classes on ranks; None: all see all
 
 
 @functools.lru_cache(maxsize=1)
 def _order(seed: int, epoch: int, count: int) -> Indices:
     return np.random.default_rng([seed, epoch]).permutation(count)
+
+
+def _uneven_parts(labels: data.Bytes, ranks: int, concentration: float) -> list[Indices]:
+    """Which images each rank has: of each class a share by Dirichlet's distribution (Hsu, Qi and
+    Brown 2019, arXiv:1909.06335), one at least of all."""
+    draw = np.random.default_rng(ranks)
+    parts: list[list[Indices]] = [[] for _ in range(ranks)]
+    for label in np.unique(labels):
+        own = draw.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(draw.dirichlet([concentration] * ranks)[:-1]) * len(own)
+        for part, some in zip(parts, np.split(own, ends.astype(np.int64)), strict=True):
+            part.append(some)
+    whole = [np.concatenate(part) for part in parts]
+    return [part if len(part) else np.arange(1) for part in whole]
 
 
 class ImageTask(Task):
@@ -122,6 +137,9 @@ class ImageTask(Task):
         self.recipe = Recipe(batch, epochs, steps, self.learning_rate * options.rate)
         if not 0 < self.recipe.steps <= whole_pass:
             raise BenchmarkError(f"the images are enough for {whole_pass} steps an epoch")
+        self._parts: list[Indices] | None = None
+        if options.uneven is not None:
+            self._parts = _uneven_parts(self._train.labels, options.ranks, options.uneven)
 
     def model(self) -> nn.Module:
         return self.net(classes=int(self._train.labels.max()) + 1)
@@ -131,6 +149,11 @@ class ImageTask(Task):
 
     def batch(self, seed: int, step: int, share: Share) -> Batch:
         epoch, step_of_epoch = divmod(step, self.recipe.steps)
+        if self._parts is not None:
+            own = self._parts[share.rank]
+            order = _order(seed * share.ranks + share.rank, epoch, len(own))
+            some = np.arange(self.recipe.batch) + step_of_epoch * self.recipe.batch
+            return self._to_tensors(self._train, own[order[some % len(own)]])
         order = _order(seed, epoch, len(self._train.labels))
         first = (step_of_epoch * share.ranks + share.rank) * self.recipe.batch
         return self._to_tensors(self._train, order[first : first + self.recipe.batch])
@@ -164,6 +187,8 @@ class TextTask(Task):
     experts = 0
 
     def __init__(self, options: TaskOptions) -> None:
+        if options.uneven is not None:
+            raise BenchmarkError("--uneven is for images, which have classes")
         on_gpu = options.device.type == "cuda"
         self._device = options.device
         shape = GPU_GPT if on_gpu else CPU_GPT

@@ -54,6 +54,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FACTOR",
         help="in each step one rank, drawn from the seed, waits so many times as long (1)",
     )
+    parser.add_argument(
+        "--uneven",
+        type=options.positive_number,
+        metavar="ALPHA",
+        help="of images, each rank has its own, whose classes are drawn from Dirichlet's "
+        "distribution: the more unlike the others' the smaller ALPHA",
+    )
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     options.add_records(parser)
 
@@ -72,7 +79,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _train_all(chosen: argparse.Namespace, world: World) -> None:
     sizes = (chosen.batch, chosen.epochs, chosen.steps)
-    told = TaskOptions(chosen.data, *sizes, world.device, world.ranks)
+    told = TaskOptions(chosen.data, *sizes, world.device, world.ranks, uneven=chosen.uneven)
     tasks = [TASKS[chosen.model](dataclasses.replace(told, rate=rate)) for rate in chosen.rate]
     records = RecordFile(chosen.json if world.leads else None)
     Training(tasks[0], "none", 0, world).warm_up()
@@ -81,7 +88,7 @@ def _train_all(chosen: argparse.Namespace, world: World) -> None:
     for seed in chosen.seed:
         for runs, (name, task) in zip(last, ways, strict=True):
             training = Training(task, name, seed, world, _pace(chosen))
-            runs.append(_train_once(training, records, chosen.link))
+            runs.append(_train_once(training, records, chosen))
     if world.leads:
         _print_summary(last)
 
@@ -90,9 +97,9 @@ def _pace(chosen: argparse.Namespace) -> Pace | None:
     return None if chosen.step_seconds is None else Pace(chosen.step_seconds, chosen.slow)
 
 
-def _train_once(training: Training, records: RecordFile, link: str) -> Record:
+def _train_once(training: Training, records: RecordFile, chosen: argparse.Namespace) -> Record:
     """One run; returns the record of its last epoch."""
-    world, setting = training.world, _setting(training, link)
+    world, setting = training.world, _setting(training, chosen)
     if world.leads:
         head = f"{training.name}, seed {training.seed}, {world.ranks} ranks"
         print(f"{head}, {setting['parameters']:,} parameters", flush=True)
@@ -107,7 +114,7 @@ def _train_once(training: Training, records: RecordFile, link: str) -> Record:
     return record
 
 
-def _setting(training: Training, link: str) -> Record:
+def _setting(training: Training, chosen: argparse.Namespace) -> Record:
     """What does not change from epoch to epoch."""
     recipe = training.task.recipe
     return {
@@ -115,13 +122,14 @@ def _setting(training: Training, link: str) -> Record:
         "model": training.task.name,
         "codec": training.name,
         "seed": training.seed,
-        **training.world.described(link),
+        **training.world.described(chosen.link),
         "parameters": parameter_count(training.hook.model),
         "epochs": recipe.epochs,
         "batch": recipe.batch,
         "learning_rate": recipe.learning_rate,
         "wire_bytes_are": training.hook.bytes_are,
         **({} if training.pace is None else dataclasses.asdict(training.pace)),
+        **({} if chosen.uneven is None else {"uneven": chosen.uneven}),
     }
 
 

@@ -1,0 +1,201 @@
+"""A parameter server as actors of Ray, whose frames go through Ray's object store.
+
+For machines that come and go: there are no ranks that all begin together, and a worker is any task
+or actor of the cluster. ``docs/server.md`` says what the server does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+
+from tersor import _core
+from tersor._core import InvalidArgument
+from tersor._options import fill
+from tersor.arrays import empty_bytes
+from tersor.server import Update, named_update
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from tersor.server import ServerOptions
+
+__all__ = ["ParameterClient", "ParameterServer"]
+
+Arrays = Mapping[str, Any]
+
+
+class _Shard:
+    """An actor: a part of the weights. Whoever waits lets others in."""
+
+    def __init__(
+        self, weights: Arrays, update: Any, options: Any, place: tuple[int, int], patience: float
+    ) -> None:
+        self._names, self._patience = list(weights), patience
+        made = named_update(update, self._names) if callable(update) else update
+        told = fill(_core.ServerOptions(), options)
+        self._shard = _core.ParameterShard(list(weights.values()), made, told, *place)
+        self._changed = asyncio.Condition()
+        self._next: dict[int, int] = {}  # clocks
+        self._heard: dict[int, float] = {}  # of those who do not wait here
+
+    async def join(self, worker: int, signature: int) -> int:
+        if signature != self._shard.signature:
+            raise InvalidArgument("the server has another model, or other options")
+        async with self._changed:
+            self._next[worker] = self._shard.join(worker)
+            return await self._told(worker, self._next[worker])
+
+    async def push(self, worker: int, clock: int, frame: Any) -> None:
+        async with self._changed:  # Ray may begin calls in another order
+            await self._until(worker, lambda: self._next.get(worker, clock) >= clock)
+            self._shard.push(worker, clock, frame)
+            self._next[worker] = clock + 1
+            await self._told(worker, None)
+
+    async def pull(self, worker: int, clock: int) -> Any:
+        async with self._changed:
+            await self._until(worker, lambda: self._shard.may_pull(worker, clock))
+            frame = empty_bytes(self._shard.pull_capacity, np.empty(0))
+            return await self._told(worker, frame[: self._shard.pull(worker, clock, frame)])
+
+    async def leave(self, worker: int) -> None:
+        async with self._changed:
+            await self._until(worker, lambda: self._shard.waiting(worker) == 0)
+            self._drop(worker, lost=False)
+
+    async def weights(self) -> dict[str, tuple[int, Any]]:
+        parts = enumerate(self._names)
+        return {name: (self._shard.part(i)[0], self._shard.weights(i)) for i, name in parts}
+
+    async def statistics(self) -> dict[str, Any]:
+        fields = ("pushes", "pulls", "refused", "pushed_bytes", "pulled_bytes", "lost")
+        return {field: getattr(self._shard.statistics(), field) for field in fields}
+
+    async def _told(self, worker: int, answer: Any) -> Any:
+        self._heard[worker] = time.monotonic()
+        self._changed.notify_all()
+        return answer
+
+    async def _until(self, worker: int, is_so: Callable[[], bool]) -> None:
+        """Who waits is alive; of the others those are lost who were silent for too long."""
+        self._heard.pop(worker, None)
+        while not is_so():
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._patience / 4)
+            except asyncio.TimeoutError:
+                since = time.monotonic() - self._patience
+                for other in [one for one, heard in self._heard.items() if heard < since]:
+                    self._drop(other, lost=True)
+
+    def _drop(self, worker: int, lost: bool) -> None:
+        self._shard.leave(worker, lost)
+        self._heard.pop(worker, None)
+        self._next.pop(worker, None)
+        self._changed.notify_all()
+
+
+class ParameterServer:
+    """Actors that have the weights; to be handed to tasks, each of which makes a ``client``."""
+
+    def __init__(
+        self,
+        weights: Arrays,
+        update: Update | float = 0.1,
+        *,
+        momentum: float = 0.0,
+        servers: int = 1,
+        workers: Sequence[int] = (),
+        patience: float = 60.0,
+        actor_options: Mapping[str, Any] | None = None,
+        **options: Unpack[ServerOptions],
+    ) -> None:
+        """``weights``: float32 arrays. ``update``: the rate of SGD, or a function that moves a list
+        of parts. ``workers``: numbers that workers have which must come before anything moves.
+        ``patience``: seconds without a call after which a worker is lost, while others wait for it.
+        ``actor_options``: Ray's, such as ``resources``. Raises InvalidArgument for options that no
+        server takes."""
+        self._options = {**options, "workers": list(workers)}
+        fill(_core.ServerOptions(), self._options)
+        made: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
+        by = update if callable(update) else (float(update), momentum)
+        arrays = {name: np.asarray(one) for name, one in weights.items()}
+        self._actors = [
+            made.remote(arrays, by, self._options, (place, servers), patience)
+            for place in range(servers)
+        ]
+        self._like = {name: np.zeros_like(one) for name, one in arrays.items()}
+        self.statistics()  # raises what the actors could not be made of
+
+    def client(self, worker: int) -> ParameterClient:
+        """Joins as the worker of that number, which no other one has."""
+        return ParameterClient(self._actors, self._like, self._options, worker)
+
+    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
+        """A copy of all weights."""
+        whole = {name: np.empty_like(one) for name, one in self._like.items()}
+        for parts in ray.get([actor.weights.remote() for actor in self._actors]):
+            for name, (first, own) in parts.items():
+                whole[name].reshape(-1)[first : first + len(own)] = own
+        return whole
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """What each server has seen; ``lost``: workers that went without a word."""
+        found: list[dict[str, Any]] = ray.get([one.statistics.remote() for one in self._actors])
+        return found
+
+
+class ParameterClient:
+    """A worker; a context, as ``tersor.ParameterClient``, whose calls it has. What the server
+    refuses is raised by a later call, or by ``leave``."""
+
+    def __init__(self, actors: Sequence[Any], like: Arrays, options: Any, worker: int) -> None:
+        self._actors, self._names, self._worker = actors, list(like), worker
+        told = fill(_core.ServerOptions(), options)
+        self._frames = [
+            _core.WorkerFrames(list(like.values()), told, worker, place, len(actors))
+            for place in range(len(actors))
+        ]
+        places = list(zip(actors, self._frames, strict=True))
+        joins = [actor.join.remote(worker, frames.signature) for actor, frames in places]
+        self.clock: int = ray.get(joins)[0]
+        self._pushed: deque[list[Any]] = deque()
+
+    def pull(self, weights: Arrays) -> None:
+        """Writes the weights of this clock into arrays of float32."""
+        arrays = [weights[name] for name in self._names]
+        answers = [actor.pull.remote(self._worker, self.clock) for actor in self._actors]
+        for frames, answer in zip(self._frames, ray.get(answers), strict=True):
+            frames.decode(answer, arrays)
+
+    def push(self, gradients: Arrays) -> None:
+        """Sends a gradient; the next clock begins. At most two are unanswered."""
+        arrays = [gradients[name] for name in self._names]
+        while len(self._pushed) >= 2:
+            ray.get(self._pushed.popleft())
+        sent = []
+        for actor, frames in zip(self._actors, self._frames, strict=True):
+            out = empty_bytes(frames.push_capacity, np.empty(0))
+            frame = out[: frames.encode(arrays, self.clock, out)]
+            sent.append(actor.push.remote(self._worker, self.clock, frame))
+        self._pushed.append(sent)
+        self.clock += 1
+
+    def leave(self) -> None:
+        """Waits for what it has pushed; then nobody waits for it any more."""
+        while self._pushed:
+            ray.get(self._pushed.popleft())
+        ray.get([actor.leave.remote(self._worker) for actor in self._actors])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.leave()

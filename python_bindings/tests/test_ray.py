@@ -1,0 +1,122 @@
+"""A parameter server as actors of Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tersor
+
+ray = pytest.importorskip("ray")
+import tersor.ray  # noqa: E402  # Ray is needed
+
+pytestmark = pytest.mark.long  # where Ray is, in a part of scripts/test of its own
+
+COUNTS = {"a": (3, 7), "b": (5_000,), "c": (1,)}
+EXACT: Any = {"push": "none", "pull": "none"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def zeros() -> dict[str, np.ndarray[Any, Any]]:
+    return {name: np.zeros(shape, np.float32) for name, shape in COUNTS.items()}
+
+
+def gradient(worker: int, clock: int) -> dict[str, np.ndarray[Any, Any]]:
+    drawn = np.random.default_rng(100 * worker + clock)
+    return {name: drawn.standard_normal(one.shape, np.float32) for name, one in zeros().items()}
+
+
+@ray.remote
+def train(server: Any, worker: int, clocks: int, dies_at: int | None = None) -> list[float]:
+    """The first weight of each clock."""
+    seen, weights = [], zeros()
+    with server.client(worker) as client:
+        for clock in range(clocks):
+            client.pull(weights)
+            seen.append(float(weights["b"][0]))
+            if clock == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            client.push(gradient(worker, clock))
+    return seen
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_weights_move_by_the_mean(servers: int) -> None:
+    server = tersor.ray.ParameterServer(zeros(), 0.5, servers=servers, workers=range(3), **EXACT)
+    seen = ray.get([train.remote(server, worker, 5) for worker in range(3)])
+    assert seen[0] == seen[1] == seen[2]
+    for name, found in server.weights().items():
+        pushes = [gradient(worker, clock)[name] for worker in range(3) for clock in range(5)]
+        np.testing.assert_allclose(found, -0.5 * sum(pushes) / 3, rtol=1e-5, atol=1e-5)
+    assert sum(one["pushes"] for one in server.statistics()) == 15 * servers
+
+
+def test_fewer_bytes_and_what_is_left_out_comes_later() -> None:
+    server = tersor.ray.ParameterServer(zeros(), 1.0, push="topk:density=0.1+ef", pull="int8")
+    with server.client(0) as client:
+        for _ in range(60):
+            client.push(gradient(0, 0))
+    wanted = -60 * gradient(0, 0)["b"]
+    assert np.linalg.norm(server.weights()["b"] - wanted) < 0.3 * np.linalg.norm(wanted)
+    (told,) = server.statistics()
+    assert told["pushed_bytes"] < 60 * 0.4 * 4 * 5_022
+
+
+def test_an_update_of_ones_own() -> None:
+    def halve(parts: list[tuple[str, Any, Any]]) -> None:
+        for name, own, by in parts:
+            own -= (2.0 if name == "b" else 1.0) * by
+
+    server = tersor.ray.ParameterServer(zeros(), halve, **EXACT)
+    with server.client(7) as client:
+        client.push(gradient(7, 0))
+    np.testing.assert_allclose(server.weights()["b"], -2 * gradient(7, 0)["b"], rtol=1e-6)
+    np.testing.assert_allclose(server.weights()["a"], -gradient(7, 0)["a"], rtol=1e-6)
+
+
+def test_a_worker_that_is_killed_holds_nobody_up_for_long() -> None:
+    server = tersor.ray.ParameterServer(zeros(), workers=range(3), patience=1.0, **EXACT)
+    dying = train.options(max_retries=0).remote(server, 2, 8, dies_at=3)
+    others = [train.remote(server, worker, 8) for worker in range(2)]
+    assert all(len(seen) == 8 for seen in ray.get(others))
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(dying)
+    assert server.statistics()[0]["lost"] == [2]
+
+
+def test_a_machine_comes_later_and_goes() -> None:
+    server = tersor.ray.ParameterServer(zeros(), staleness=1, **EXACT)
+    with server.client(0) as first:
+        for clock in range(3):
+            first.push(gradient(0, clock))
+        assert ray.get(train.remote(server, 1, 4))
+        time.sleep(0.1)
+        first.pull(zeros())  # nobody waits for who has left
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(tersor.InvalidArgument, match=r"without \+ef"):
+        tersor.ray.ParameterServer(zeros(), pull="int8+ef")
+    with pytest.raises(tersor.InvalidArgument, match="no option 'pul'"):
+        tersor.ray.ParameterServer(zeros(), pul="int8")  # type: ignore[call-arg]
+    server = tersor.ray.ParameterServer(zeros(), **EXACT)
+    client = server.client(0)
+    with pytest.raises(tersor.InvalidArgument, match="has joined before"):
+        server.client(0)
+    client.push(gradient(0, 0))
+    client.clock = 0
+    client.push(gradient(0, 0))
+    with pytest.raises(tersor.InvalidArgument, match="pushes for clock 0, and its next is 1"):
+        client.leave()
