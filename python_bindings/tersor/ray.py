@@ -49,12 +49,13 @@ class _Shard:
         if signature != self._shard.signature:
             raise InvalidArgument("the server has another model, or other options")
         async with self._changed:
-            self._next[worker] = self._shard.join(worker)
-            return await self._told(worker, self._next[worker])
+            clock = self._next[worker] = self._shard.join(worker)
+            await self._told(worker, clock)
+        return clock
 
     async def push(self, worker: int, clock: int, frame: Any) -> None:
         async with self._changed:  # Ray may begin calls in another order
-            await self._until(worker, lambda: self._next.get(worker, clock) >= clock)
+            await self._until(worker, lambda: self._next[worker] >= clock)
             self._shard.push(worker, clock, frame)
             self._next[worker] = clock + 1
             await self._told(worker, None)
@@ -85,6 +86,8 @@ class _Shard:
 
     async def _until(self, worker: int, is_so: Callable[[], bool]) -> None:
         """Who waits is alive; of the others those are lost who were silent for too long."""
+        if worker not in self._next:
+            raise InvalidArgument(f"worker {worker} has not joined, or was silent and is held lost")
         self._heard.pop(worker, None)
         while not is_so():
             try:
@@ -122,16 +125,16 @@ class ParameterServer:
         ``actor_options``: Ray's, such as ``resources``. Raises InvalidArgument for options that no
         server takes."""
         self._options = {**options, "workers": list(workers)}
-        fill(_core.ServerOptions(), self._options)
         made: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
         by = update if callable(update) else (float(update), momentum)
         arrays = {name: np.asarray(one) for name, one in weights.items()}
+        told = fill(_core.ServerOptions(), self._options)
+        _core.WorkerFrames(list(arrays.values()), told, 0, 0, servers)  # raises what is wrong
         self._actors = [
             made.remote(arrays, by, self._options, (place, servers), patience)
             for place in range(servers)
         ]
         self._like = {name: np.zeros_like(one) for name, one in arrays.items()}
-        self.statistics()  # raises what the actors could not be made of
 
     def client(self, worker: int) -> ParameterClient:
         """Joins as the worker of that number, which no other one has."""
@@ -187,10 +190,14 @@ class ParameterClient:
         self._pushed.append(sent)
         self.clock += 1
 
-    def leave(self) -> None:
-        """Waits for what it has pushed; then nobody waits for it any more."""
+    def flush(self) -> None:
+        """Waits until what it has pushed is there; at staleness 0 it may wait there for others'."""
         while self._pushed:
             ray.get(self._pushed.popleft())
+
+    def leave(self) -> None:
+        """Waits for what it has pushed; then nobody waits for it any more."""
+        self.flush()
         ray.get([actor.leave.remote(self._worker) for actor in self._actors])
 
     def __enter__(self) -> Self:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from pages import programs
 
 import tersor
 
@@ -27,6 +27,11 @@ def cluster() -> Iterator[None]:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+def test_the_program_of_the_page() -> None:
+    (program,) = programs("docs/server.md", "ray")
+    exec(program.replace("ray.init()", ""), {})
 
 
 def zeros() -> dict[str, np.ndarray[Any, Any]]:
@@ -101,9 +106,19 @@ def test_a_machine_comes_later_and_goes() -> None:
     with server.client(0) as first:
         for clock in range(3):
             first.push(gradient(0, clock))
-        assert ray.get(train.remote(server, 1, 4))
-        time.sleep(0.1)
+        assert len(ray.get(train.remote(server, 1, 2))) == 2  # clocks 3 and 4
         first.pull(zeros())  # nobody waits for who has left
+
+
+def test_who_was_silent_is_told_and_may_join_again() -> None:
+    server = tersor.ray.ParameterServer(zeros(), workers=range(2), patience=0.5, **EXACT)
+    silent = server.client(0)
+    ray.get(train.remote(server, 1, 3))
+    assert server.statistics()[0]["lost"] == [0]
+    with pytest.raises(tersor.InvalidArgument, match="worker 0 has not joined, or was silent"):
+        silent.pull(zeros())
+    with server.client(0) as again:
+        again.pull(zeros())
 
 
 def test_what_is_refused() -> None:

@@ -26,13 +26,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _commands() -> dict[str, types.ModuleType]:
     """Those that can run here; each has options, and a function that returns the exit status."""
+    alone = {"codec": codec_command, "gossip": gossip_command}
+    if importlib.util.find_spec("ray") is not None:
+        from tersor.bench import ray_command
+
+        alone["ray"] = ray_command
     if importlib.util.find_spec("torch") is None:
-        return {"codec": codec_command, "gossip": gossip_command}
+        return alone
     from tersor.bench import backward_command, goodput_command, step_command, train_command
 
     return {
-        "codec": codec_command,
-        "gossip": gossip_command,
+        **alone,
         "train": train_command,
         "backward": backward_command,
         "step": step_command,
