@@ -6,6 +6,7 @@
 #include "comm/collectives/alone.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -84,6 +85,7 @@ double step_size_of(const GossipOptions& options, const Codec& codec) {
 struct Neighbour {
   Edge edge;
   Handle sending, receiving;
+  bool counts = false;  // in this epoch: what it knows is in `around`
 };
 
 struct Gossip::State {
@@ -111,13 +113,14 @@ struct Gossip::State {
   std::vector<std::string> names;
   std::vector<ValueSpan> weights;
   std::vector<Segment> segments;
-  std::vector<std::vector<float>> known, around;  // y, and the sum of weight * y of the neighbours
-  std::vector<std::vector<float>> changed;        // x - y
+  std::vector<std::vector<float>> known, around;  // y; the sum of weight * (y of a neighbour - y)
+  std::vector<std::vector<float>> changed;  // x - y; then what differs between q and a neighbour's
   Plan plan;
   std::shared_ptr<Buffer> message;
   Buffer workspace;
   std::uint32_t epoch = 0;
   std::uint64_t signature = 0;
+  bool is_settled = false;
   bool is_under_way = false;
   bool is_broken = false;  // a neighbour was lost in this step
   GossipStatistics seen;
@@ -131,7 +134,7 @@ struct Gossip::State {
 
   // Before the first step.
   void settle() {
-    if (!plan.rounds.empty()) return;
+    if (is_settled) return;
     plan = plan_alone(*codec, segments, "gossip");
     message = std::make_shared<Buffer>(sizeof(Head) + plan.frame_bytes);
     workspace = Buffer(plan.workspace_bytes);
@@ -141,6 +144,7 @@ struct Gossip::State {
       around.emplace_back(one.count());
       changed.emplace_back(one.count());
     }
+    is_settled = true;
   }
 
   // Throws on all ranks alike.
@@ -176,6 +180,9 @@ struct Gossip::State {
   void encode() {
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const auto now = weights[i].as<float>();
+      if (!std::ranges::all_of(now, [](float one) { return std::isfinite(one); }))
+        throw InvalidArgument("gossip: " + names[i] +
+                              " is not finite; nothing was sent, neighbours wait");
       std::ranges::transform(now, known[i], changed[i].begin(), std::minus());
     }
     const std::vector<ConstValueSpan> changes(changed.begin(), changed.end());
@@ -190,14 +197,14 @@ struct Gossip::State {
                   message->span().subspan(sizeof(Head)));
   }
 
-  // Adds `factor` times what a frame says.
-  void add(std::vector<std::vector<float>>& to, ConstByteSpan frame, double factor) {
+  void decode(std::vector<std::vector<float>>& to, ConstByteSpan frame, DecodeMode mode,
+              float factor = 1) {
     std::vector<ValueSpan> outputs(to.begin(), to.end());
     codec->decode({.segments = segments,
                    .frames = {&frame, 1},
                    .outputs = outputs,
-                   .mode = DecodeMode::kAdd,
-                   .factor = static_cast<float>(factor),
+                   .mode = mode,
+                   .factor = factor,
                    .identity = identity(),
                    .execution = execution()});
   }
@@ -264,27 +271,47 @@ struct Gossip::State {
     epoch = newest;
     for (auto* all : {&known, &around})
       for (auto& one : *all) std::ranges::fill(one, 0.0f);
+    for (Neighbour& link : links) link.counts = false;
   }
 
-  // Those of this epoch count; where it has just begun, nothing moves yet.
+  // Those of this epoch count; where it has just begun, nothing moves yet, and our own frame was of
+  // the one before.
   void take(bool anew) {
-    double mass = 0;
-    if (!anew) add(known, own_frame(), 1);
     for (Neighbour& link : links) {
       if (head_of(link).epoch == epoch) {
-        add(around, link.receiving.received(link.edge.rank).subspan(sizeof(Head)),
-            link.edge.weight);
-        mass += link.edge.weight;
+        if (!std::exchange(link.counts, true)) begin_to_count(link);
+        add_difference(link, anew);
       }
       link.receiving = {};
       link.sending = {};
     }
     if (anew) return;
+    decode(known, own_frame(), DecodeMode::kAdd);
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const auto own = weights[i].as<float>();
       for (std::size_t j = 0; j < own.size(); ++j)
-        own[j] += static_cast<float>(step_size * (around[i][j] - mass * known[i][j]));
+        own[j] += static_cast<float>(step_size) * around[i][j];
     }
+  }
+
+  // Of what has come from a neighbour and what went there, before it is weighed: the neighbour has
+  // the same with the other sign, to the last bit, so that the mean stays.
+  void add_difference(const Neighbour& link, bool anew) {
+    if (anew)
+      for (auto& one : changed) std::ranges::fill(one, 0.0f);
+    else
+      decode(changed, own_frame(), DecodeMode::kAssign, -1);
+    decode(changed, link.receiving.received(link.edge.rank).subspan(sizeof(Head)),
+           DecodeMode::kAdd);
+    for (std::size_t i = 0; i < around.size(); ++i)
+      for (std::size_t j = 0; j < around[i].size(); ++j)
+        around[i][j] += static_cast<float>(link.edge.weight) * changed[i][j];
+  }
+
+  void begin_to_count(const Neighbour& link) {
+    for (std::size_t i = 0; i < known.size(); ++i)
+      for (std::size_t j = 0; j < known[i].size(); ++j)
+        around[i][j] -= static_cast<float>(link.edge.weight) * known[i][j];
   }
 };
 
@@ -294,8 +321,7 @@ Gossip::~Gossip() = default;
 
 void Gossip::add(std::string name, ValueSpan weights) {
   State& state = *state_;
-  if (!state.plan.rounds.empty())
-    throw InvalidArgument("gossip: add \"" + name + "\" before the first step");
+  if (state.is_settled) throw InvalidArgument("gossip: add \"" + name + "\" before the first step");
   (void)weights.as<float>();
   state.segments.push_back(
       {.count = weights.count(), .parameter = static_cast<std::uint32_t>(state.segments.size())});

@@ -5,6 +5,7 @@
 #include "comm/server/notes.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <exception>
 #include <optional>
@@ -83,16 +84,19 @@ class ServerSeen {
     wait([&] { return unanswered() == 0; });
   }
 
-  void leave() {
-    if (refused_.empty()) flush();  // what waits for others' pushes would go with it
+  /// `flushes`: where all is well; what waits for others' pushes would go with it.
+  void leave(bool flushes) {
+    if (flushes) flush();
     if (is_here()) return at_.own->leave(worker());
+    leaves_ = true;
     send({.says = Says::kLeave});
-    refused_.clear();
     wait([&] { return out_.is_empty(); });
   }
 
  private:
-  std::size_t message_capacity() const { return sizeof(Note) + frames_.pull_capacity(); }
+  std::size_t message_capacity() const {
+    return sizeof(Note) + std::max(frames_.pull_capacity(), kMostText);
+  }
 
   std::size_t unanswered() const { return is_here() ? at_.own->waiting(worker()) : pushed_.size(); }
 
@@ -104,7 +108,6 @@ class ServerSeen {
   template <typename Done>
   void wait(const Done& done) {
     const auto until = Clock::now() + timeout_;
-    check_taken();
     if (is_here()) {
       at_.own->wait(done, until);
     } else {
@@ -134,19 +137,13 @@ class ServerSeen {
         weights_ = std::move(message);
         break;
       case Says::kRefused:
-        refused_.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
-        check_taken();
-        break;
+        if (leaves_) break;
+        throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +
+                              std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
       default:
         throw WireError("parameter server: a message of another kind");
     }
     return true;
-  }
-
-  // What was refused once is so ever after: the server has another state than we think.
-  void check_taken() const {
-    if (!refused_.empty())
-      throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " + refused_);
   }
 
   template <typename Work>
@@ -166,13 +163,38 @@ class ServerSeen {
   Handle ear_, weights_;
   std::deque<std::uint32_t> pushed_;  // and not answered
   std::optional<std::uint32_t> joined_;
-  std::string refused_;
+  bool leaves_ = false;
 };
+
+namespace {
+
+void check_finite(std::span<const ConstValueSpan> gradients, std::uint32_t clock) {
+  for (std::size_t i = 0; i < gradients.size(); ++i)
+    if (!std::ranges::all_of(gradients[i].as<float>(),
+                             [](float one) { return std::isfinite(one); }))
+      throw InvalidArgument("push for clock " + std::to_string(clock) +
+                            ": the gradient of parameter " + std::to_string(i) +
+                            " is not finite, and was not sent; push zeros to leave it out");
+}
+
+}  // namespace
 
 struct ParameterClient::State {
   std::deque<ServerSeen> servers;
   std::vector<std::size_t> counts;
   bool left = false;
+  std::exception_ptr failed;  // since then the servers may have another state than we think
+
+  template <typename Work>
+  void attempt(const Work& work) {
+    if (failed) std::rethrow_exception(failed);
+    try {
+      work();
+    } catch (...) {
+      failed = std::current_exception();
+      throw;
+    }
+  }
 
   template <typename Span>
   void check(std::span<const Span> values, const char* what) const {
@@ -203,7 +225,7 @@ ParameterClient::~ParameterClient() {
   if (state_->left || std::uncaught_exceptions() > 0) return;
   try {
     leave();
-  } catch (const Error&) {  // whoever is gone does not wait for us
+  } catch (...) {  // whoever is gone does not wait for us
   }
 }
 
@@ -211,17 +233,24 @@ std::uint32_t ParameterClient::clock() const { return state_->servers.front().cl
 
 void ParameterClient::pull(std::span<const ValueSpan> weights) {
   state_->check(weights, "pull");
-  for (ServerSeen& server : state_->servers) server.ask();
-  for (ServerSeen& server : state_->servers) server.pull(weights);
+  state_->attempt([&] {
+    for (ServerSeen& server : state_->servers) server.ask();
+    for (ServerSeen& server : state_->servers) server.pull(weights);
+  });
 }
 
 void ParameterClient::push(std::span<const ConstValueSpan> gradients) {
   state_->check(gradients, "push");
-  for (ServerSeen& server : state_->servers) server.push(gradients);
+  check_finite(gradients, clock());
+  state_->attempt([&] {
+    for (ServerSeen& server : state_->servers) server.push(gradients);
+  });
 }
 
 void ParameterClient::flush() {
-  for (ServerSeen& server : state_->servers) server.flush();
+  state_->attempt([&] {
+    for (ServerSeen& server : state_->servers) server.flush();
+  });
 }
 
 ClientStatistics ParameterClient::statistics() const {
@@ -235,7 +264,8 @@ ClientStatistics ParameterClient::statistics() const {
 
 void ParameterClient::leave() {
   if (std::exchange(state_->left, true)) return;
-  for (ServerSeen& server : state_->servers) server.leave();
+  const bool flushes = !state_->failed;
+  for (ServerSeen& server : state_->servers) server.leave(flushes);
 }
 
 }  // namespace tersor

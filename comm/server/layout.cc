@@ -14,6 +14,7 @@ namespace {
 void add_options(Signature& signature, const ServerLayout& layout, const ServerOptions& options) {
   signature.add(layout.push->spec().text()).add(layout.pull->spec().text());
   signature.add(options.staleness).add(options.reduction).add(options.checksum);
+  signature.add(options.model);
   for (const int worker : options.workers) signature.add(worker);
 }
 

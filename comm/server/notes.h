@@ -37,6 +37,8 @@ struct Note {
 };
 static_assert(sizeof(Note) == 32);
 
+inline constexpr std::size_t kMostText = 16 * 1024;  ///< of a refusal, in bytes
+
 /// `keep_alive`: what is sent lies in, which the network may read when nobody waits any more.
 inline Operation note_operation(std::shared_ptr<const void> keep_alive = {}) {
   constexpr auto kForEver = std::chrono::hours(24 * 365);
@@ -74,6 +76,7 @@ class Outbox {
     return sizeof(note) + note.bytes;
   }
   void send(const Note& note, std::string_view text = {}) {
+    text = text.substr(0, kMostText);
     send(note, text.size(), [&](ByteSpan space) {
       std::memcpy(space.data(), text.data(), text.size());
       return text.size();

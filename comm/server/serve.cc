@@ -2,6 +2,7 @@
 
 #include "comm/server/notes.h"
 
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <optional>
@@ -24,11 +25,13 @@ struct Peer {
   bool gone = false, joined = false;
   std::deque<std::uint32_t> pushed;    // and not answered
   std::optional<std::uint32_t> wants;  // the weights of this clock
+  Clock::time_point heard = Clock::now();
 };
 
 class Serving {
  public:
-  Serving(Transport& lifeline, ParameterShard& shard) : lifeline_(lifeline), shard_(shard) {
+  Serving(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds timeout)
+      : lifeline_(lifeline), shard_(shard), timeout_(timeout) {
     for (int rank = 0; rank < lifeline.ranks(); ++rank)
       if (rank != lifeline.rank()) peers_.emplace_back(lifeline, rank);
     shard.on_progress([&lifeline] { lifeline.wake(); });
@@ -36,7 +39,7 @@ class Serving {
   ~Serving() { shard_.on_progress({}); }
 
   // Who waits for a server that fails hears why.
-  void run(Clock::time_point first) try { serve_all(first); } catch (const std::exception& error) {
+  void run() try { serve_all(Clock::now() + timeout_); } catch (const std::exception& error) {
     tell_all(error.what());
     throw;
   }
@@ -46,6 +49,7 @@ class Serving {
     while (!shard_.is_over() || !all_is_sent()) {
       const bool heard = hear_all();
       for (Peer& peer : peers_) attend(peer, [&] { answer(peer); });
+      leave_out_silent();
       if (!heard) lifeline_.wait_activity(Clock::now() + 1s);
       if (Clock::now() > first && !shard_.has_begun())
         throw TransportError("the parameter server on rank " + std::to_string(lifeline_.rank()) +
@@ -59,13 +63,27 @@ class Serving {
     while (!all_is_sent() && Clock::now() < until) lifeline_.wait_activity(until);
   }
 
+  // Who waits is not silent; who cannot be heard any more need not have closed its connection.
+  void leave_out_silent() {
+    const auto waits = [](const Peer& peer) { return peer.wants.has_value(); };
+    if (std::ranges::none_of(peers_, waits)) return;
+    const auto since = Clock::now() - timeout_;
+    for (Peer& peer : peers_)
+      if (peer.joined && !waits(peer) && peer.heard < since) lose(peer);
+  }
+
+  void lose(Peer& peer) {
+    peer.gone = true;
+    peer.joined = false;
+    shard_.leave(peer.rank, true);
+  }
+
   // A worker that is lost costs itself alone.
   template <typename Work>
   void attend(Peer& peer, const Work& work) try {
     if (!peer.gone) work();
   } catch (const PeerLost&) {
-    peer.gone = true;
-    shard_.leave(peer.rank, std::exchange(peer.joined, false));
+    lose(peer);
   }
 
   bool hear_all() {
@@ -80,6 +98,7 @@ class Serving {
           lifeline_.receive(note_operation(), peer.rank, sizeof(Note) + shard_.push_capacity());
     if (!peer.ear.test()) return false;
     const Handle message = std::exchange(peer.ear, {});
+    peer.heard = Clock::now();
     try {
       const auto [note, frame] = read_note(message.received(peer.rank));
       take(peer, note, frame);
@@ -125,6 +144,7 @@ class Serving {
     }
     if (!peer.wants.has_value() || !shard_.may_pull(peer.rank, *peer.wants)) return;
     const std::uint32_t clock = *std::exchange(peer.wants, std::nullopt);
+    peer.heard = Clock::now();
     peer.out.send({.says = Says::kWeights, .clock = clock}, shard_.pull_capacity(),
                   [&](ByteSpan space) { return shard_.pull(peer.rank, clock, space); });
   }
@@ -137,13 +157,14 @@ class Serving {
 
   Transport& lifeline_;
   ParameterShard& shard_;
+  std::chrono::milliseconds timeout_;
   std::deque<Peer> peers_;
 };
 
 }  // namespace
 
 void serve(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds timeout) {
-  Serving(lifeline, shard).run(Clock::now() + timeout);
+  Serving(lifeline, shard, timeout).run();
 }
 
 }  // namespace tersor

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <set>
@@ -82,6 +83,7 @@ struct ParameterShard::State {
   mutable std::condition_variable changed;
   std::uint64_t changes = 0;
   std::function<void()> progressed;
+  std::exception_ptr broken;  // what an update threw: weights may have moved by half
 
   bool is_whole() const { return options.staleness == 0; }
   bool has_begun() const {
@@ -125,19 +127,31 @@ struct ParameterShard::State {
     std::vector<UpdatePart> parts;
     for (std::size_t i = 0; i < weights.size(); ++i)
       if (!weights[i].empty()) parts.push_back({i, weights[i], gradients[i]});
-    update(parts);
     pulled_bytes = 0;
     seen.pushes += frames.size();
+    try {
+      if (!parts.empty()) update(parts);
+    } catch (...) {
+      broken = std::current_exception();
+    }
   }
 
-  // Whatever clocks are whole now: in the order of the workers, by one call.
-  void move_by_whole_clocks() {
+  bool keeps() const { return is_whole() || !has_begun(); }
+
+  // Whatever may move the weights now: in the order of the workers, at staleness 0 by one call.
+  void move_by_kept() {
     const auto has = [](const auto& one) { return !one.second.kept.empty(); };
-    while (has_begun() && !workers.empty() && std::ranges::all_of(workers, has)) {
+    while (!broken && has_begun() && std::ranges::any_of(workers, has)) {
+      if (is_whole() && !std::ranges::all_of(workers, has)) return;
       std::vector<ConstByteSpan> frames;
-      for (const auto& [rank, worker] : workers) frames.push_back(worker.kept.front().span());
-      move_by(frames, frames.size());
-      for (auto& [rank, worker] : workers) worker.kept.pop_front();
+      for (const auto& [rank, worker] : workers)
+        if (!worker.kept.empty()) frames.push_back(worker.kept.front().span());
+      if (is_whole())
+        move_by(frames, frames.size());
+      else
+        for (const ConstByteSpan& frame : frames) move_by({&frame, 1}, workers.size());
+      for (auto& [rank, worker] : workers)
+        if (!worker.kept.empty()) worker.kept.pop_front();
     }
   }
 
@@ -147,6 +161,11 @@ struct ParameterShard::State {
     changed.notify_all();
     lock.unlock();
     if (call) call();
+    check();
+  }
+
+  void check() const {
+    if (broken) std::rethrow_exception(broken);
   }
 };
 
@@ -165,6 +184,7 @@ std::uint32_t ParameterShard::join(int worker) {
   const std::uint32_t clock = state_->has_begun() ? state_->slowest() : state_->clock;
   state_->workers[worker].clock = clock;
   state_->come.insert(worker);
+  state_->move_by_kept();
   state_->tell(lock);
   return clock;
 }
@@ -172,23 +192,28 @@ std::uint32_t ParameterShard::join(int worker) {
 void ParameterShard::leave(int worker, bool lost) {
   std::unique_lock lock(state_->mutex);
   State& state = *state_;
-  if (lost) state.seen.lost.push_back(worker);
+  const bool was_wanted = std::ranges::count(state.options.workers, worker) != 0;
+  const bool was_here = state.workers.contains(worker);
+  if (lost && (was_here || (was_wanted && !state.come.contains(worker))))
+    state.seen.lost.push_back(worker);
   state.come.insert(worker);
   if (state.has_begun()) state.clock = state.slowest();
   state.workers.erase(worker);
-  if (state.is_whole()) state.move_by_whole_clocks();
+  state.move_by_kept();
   state.tell(lock);
 }
 
 void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) {
   std::unique_lock lock(state_->mutex);
   State& state = *state_;
+  state.check();
   State::Worker& from = state.at(worker);
   if (clock != from.clock)
     throw state.refusal(named(worker) + " pushes for clock " + std::to_string(clock) +
                         ", and its next is " + std::to_string(from.clock));
+  const bool keeps = state.keeps();
   try {
-    if (state.is_whole())  // the others never hear of one that is damaged
+    if (keeps)  // the others never hear of one that is damaged
       state.decode({&frame, 1}, 1);
     else
       state.move_by({&frame, 1}, state.workers.size());
@@ -197,26 +222,29 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
     throw;
   }
   state.seen.pushed_bytes += frame_bytes(frame);
-  if (state.is_whole()) from.kept.push_back(copy_of(frame.first(frame_bytes(frame))));
+  if (keeps) from.kept.push_back(copy_of(frame.first(frame_bytes(frame))));
   ++from.clock;
-  if (state.is_whole()) state.move_by_whole_clocks();
+  state.move_by_kept();
   state.tell(lock);
 }
 
 std::size_t ParameterShard::waiting(int worker) const {
   const std::lock_guard lock(state_->mutex);
+  state_->check();
   const auto found = state_->workers.find(worker);
   return found == state_->workers.end() ? 0 : found->second.kept.size();
 }
 
 bool ParameterShard::may_pull(int worker, std::uint32_t clock) const {
   const std::lock_guard lock(state_->mutex);
+  state_->check();
   return state_->may_pull(worker, clock);
 }
 
 std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame) {
   const std::lock_guard lock(state_->mutex);
   State& state = *state_;
+  state.check();
   if (!state.may_pull(worker, clock))
     throw state.refusal(named(worker) + " at clock " + std::to_string(clock) +
                         " is ahead of the others, or has not joined");
@@ -243,6 +271,7 @@ bool ParameterShard::has_begun() const {
 
 bool ParameterShard::is_over() const {
   const std::lock_guard lock(state_->mutex);
+  state_->check();
   return state_->has_begun() && !state_->come.empty() && state_->workers.empty();
 }
 

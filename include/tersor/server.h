@@ -26,7 +26,9 @@ struct UpdatePart {
   std::span<const float> gradient;
 };
 
-/// Moves the weights of all its parts, those of no values left out; on one thread at a time.
+/// Moves the weights of all its parts, those of no values left out; on one thread at a time. It
+/// asks its server nothing. What it throws ends the server: all who wait, and all calls since, get
+/// it.
 using Update = std::function<void(std::span<const UpdatePart>)>;
 
 /// w ← w - rate · v with v ← momentum · v + g, from zeros on.
@@ -45,6 +47,7 @@ struct ServerOptions {
   Reduction reduction = Reduction::kMean;
   std::vector<int> workers = {};  ///< before these have joined, or are gone, nothing moves
   Checksum checksum = Checksum::kOn;
+  std::uint64_t model = 0;  ///< a hash of what lengths do not tell: names, shapes
 };
 
 /// What a server has seen.
@@ -145,8 +148,9 @@ class WorkerFrames {
 };
 
 /// Answers workers until all of them have left or are lost, on the thread that calls it.
-/// `lifeline`: one of this server's own (Transport::lifeline), which all ranks made. Throws
-/// TransportError where no worker came within `timeout`.
+/// `lifeline`: one of this server's own (Transport::lifeline), which all ranks made. A worker that
+/// said nothing for `timeout` while another one waits is lost, too. Throws TransportError where
+/// workers did not come within `timeout`, and what an update threw.
 void serve(Transport& lifeline, ParameterShard& shard,
            std::chrono::milliseconds timeout = kDefaultTimeout);
 
@@ -163,7 +167,7 @@ struct ClientStatistics {
   std::uint64_t received_bytes = 0;
 };
 
-/// A worker.
+/// A worker. After an error that is not of its arguments all later calls but leave() throw that.
 class ParameterClient {
  public:
   /// Joins all servers. `counts`: values of each parameter. Throws InvalidArgument where a server
@@ -178,7 +182,8 @@ class ParameterClient {
   /// The weights of this worker's clock, f32, as soon as no other worker is too far behind.
   void pull(std::span<const ValueSpan> weights);
   /// Sends a gradient, and counts the clock on. Returns before it has arrived; at most two pushes
-  /// are unanswered. Throws InvalidArgument where a server refused one, and why.
+  /// are unanswered. Throws InvalidArgument for a gradient that is not finite, before anything is
+  /// sent, and where a server refused one, and why.
   void push(std::span<const ConstValueSpan> gradients);
   std::uint32_t clock() const;
   /// Waits until the servers' weights have moved by all that it has pushed.

@@ -1,12 +1,15 @@
-// The parameter server: who waits for whom, what moves the weights, and what is refused.
-#include "tests/comm/ranks.h"
+// The parameter server over a transport: who waits for whom, and who is told what.
+#include "tests/comm/served.h"
 
 #include <tersor/server.h>
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <limits>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,151 +18,6 @@ namespace tersor::testing {
 namespace {
 
 using namespace std::chrono_literals;
-
-const std::vector<std::size_t> kServed = {1, 5'000, 0, 700, 12'345};  // values of parameters
-
-using ServedWeights = std::vector<Values>;
-
-ServedWeights no_weights() {
-  ServedWeights weights;
-  for (const std::size_t count : kServed) weights.emplace_back(count);
-  return weights;
-}
-
-ServedWeights gradient_of(int worker, std::uint32_t clock) {
-  ServedWeights gradient;
-  for (const std::size_t count : kServed)
-    gradient.push_back(gaussian(count, 100 * clock + static_cast<std::uint64_t>(worker) + count));
-  return gradient;
-}
-
-template <typename Span>
-std::vector<Span> spans(ServedWeights& weights) {
-  return {weights.begin(), weights.end()};
-}
-
-ParameterShard shard_of(const ServerOptions& options, Update update = sgd_update(1.0f)) {
-  ServedWeights weights = no_weights();
-  const auto views = spans<ConstValueSpan>(weights);
-  return ParameterShard(views, std::move(update), options);
-}
-
-/// What a worker pushes without a transport.
-std::vector<std::byte> frame_of(const ServerOptions& options, ServedWeights gradient,
-                                std::uint32_t clock = 0, int worker = 1) {
-  WorkerFrames frames(kServed, options, worker);
-  Buffer frame(frames.push_capacity());
-  const auto bytes =
-      frame.span().first(frames.encode(spans<ConstValueSpan>(gradient), clock, frame.span()));
-  return {bytes.begin(), bytes.end()};
-}
-
-TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
-  for (const std::uint32_t bound : {0u, 1u, 3u, kNoBound}) {
-    const ServerOptions options{.push = "int8", .staleness = bound, .workers = {5, 7}};
-    ParameterShard shard = shard_of(options);
-    EXPECT_EQ(shard.join(5), 0u);
-    EXPECT_FALSE(shard.may_pull(5, 0)) << "before the second has come";
-    EXPECT_EQ(shard.join(7), 0u);
-    const auto frame = frame_of(options, gradient_of(0, 0));
-    for (std::uint32_t clock = 0; clock < 5; ++clock) {
-      EXPECT_EQ(shard.may_pull(5, clock), clock <= bound);
-      shard.push(5, clock, frame);
-    }
-    EXPECT_TRUE(shard.may_pull(7, 0));
-    EXPECT_EQ(shard.waiting(5), bound == 0 ? 5u : 0u);
-    shard.push(7, 0, frame);
-    EXPECT_EQ(shard.may_pull(5, 5), bound >= 4);
-    shard.leave(7, true);
-    EXPECT_TRUE(shard.may_pull(5, 5)) << "nobody waits for who is gone";
-    EXPECT_EQ(shard.waiting(5), 0u);
-    EXPECT_EQ(shard.statistics().lost, std::vector<int>{7});
-    EXPECT_EQ(shard.join(9), 5u) << "begins where the slowest is";
-  }
-}
-
-TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
-  const ServerOptions options{.push = "int8", .workers = {0, 1}};
-  ParameterShard shard = shard_of(options);
-  const auto frame = frame_of(options, gradient_of(0, 0));
-  shard.join(0);
-  for (std::uint32_t clock = 0; clock < 2; ++clock) shard.push(0, clock, frame);
-  EXPECT_EQ(shard.statistics().pushes, 0u);
-  EXPECT_EQ(shard.join(1), 0u);
-  shard.push(1, 0, frame);
-  EXPECT_EQ(shard.statistics().pushes, 2u);
-  EXPECT_EQ(shard.waiting(0), 1u);
-  ParameterShard other = shard_of(options);
-  other.join(0);
-  other.push(0, 0, frame);
-  other.leave(1, true);  // which never came
-  EXPECT_EQ(other.statistics().pushes, 1u);
-}
-
-TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
-  for (const std::uint32_t bound : {0u, 2u}) {
-    const ServerOptions options{.push = "int8", .staleness = bound};
-    ParameterShard shard = shard_of(options);
-    const auto frame = frame_of(options, gradient_of(0, 0));
-    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgument) << "has not joined";
-    shard.join(1);
-    EXPECT_THROW(shard.join(1), InvalidArgument);
-    EXPECT_THROW(shard.push(1, 1, frame), InvalidArgument) << "a clock that is to come";
-    EXPECT_THROW(
-        shard.push(1, 0, frame_of({.push = "int4", .staleness = bound}, gradient_of(0, 0))),
-        WireError);
-    auto damaged = frame;
-    damaged[damaged.size() / 2] ^= std::byte{1};
-    EXPECT_THROW(shard.push(1, 0, damaged), WireError);
-    EXPECT_THROW(shard.push(1, 0, ConstByteSpan(frame).first(80)), WireError);
-    EXPECT_THROW(shard.push(1, 0, frame_of({.push = "int8", .staleness = 7}, gradient_of(0, 0))),
-                 WireError);
-    for (std::size_t i = 0; i < kServed.size(); ++i)
-      EXPECT_EQ(shard.weights(i), Values(kServed[i])) << "weights have moved";
-    shard.push(1, 0, frame);
-    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgument) << "a clock that is over";
-    EXPECT_EQ(shard.statistics().pushes, 1u);
-    EXPECT_EQ(shard.statistics().refused, 8u);
-  }
-}
-
-// Without a transport: what a worker decodes is what the server has, and residuals are the
-// worker's.
-TEST(ParameterShards, FramesGoByAnyWay) {
-  const ServerOptions options{.push = "topk:density=0.1+ef", .pull = "none"};
-  ParameterShard shard = shard_of(options);
-  WorkerFrames frames(kServed, options, 3);
-  EXPECT_EQ(frames.signature(), shard.signature());
-  Buffer pushed(frames.push_capacity()), pulled(shard.pull_capacity());
-  ServedWeights gradient = gradient_of(3, 0), weights = no_weights();
-  shard.join(3);
-  for (std::uint32_t clock = 0; clock < 50; ++clock)
-    shard.push(
-        3, clock,
-        pushed.span().first(frames.encode(spans<ConstValueSpan>(gradient), clock, pushed.span())));
-  frames.decode(pulled.span().first(shard.pull(3, 50, pulled.span())), spans<ValueSpan>(weights));
-  std::vector<double> wanted(gradient[1].begin(), gradient[1].end());
-  for (double& one : wanted) one *= -50;
-  EXPECT_LT(squared_error(weights[1], wanted), 0.1);
-  EXPECT_EQ(weights[4], shard.weights(4));
-}
-
-TEST(ParameterShards, OptionsThatNoServerTakes) {
-  EXPECT_THROW(shard_of({.push = "intsum"}), InvalidArgument);
-  EXPECT_THROW(shard_of({.push = "lowrank:rank=2"}), InvalidArgument);
-  EXPECT_THROW(shard_of({.push = "auto"}), InvalidArgument);
-  EXPECT_THROW(shard_of({.pull = "int8+ef"}), InvalidArgument);
-}
-
-TEST(ParameterShards, MomentumIsTheTextbooks) {
-  const Update update = sgd_update(0.5f, 0.9f);
-  Values weights = {1.0f}, gradient = {2.0f};
-  const UpdatePart part{3, weights, gradient};
-  update({&part, 1});
-  EXPECT_FLOAT_EQ(weights[0], 1 - 0.5f * 2);
-  update({&part, 1});
-  EXPECT_FLOAT_EQ(weights[0], -0.5f * (0.9f * 2 + 2));
-}
 
 /// A run of servers on the first ranks of so many, and workers on those from `first_worker` on.
 struct ServedRun {
@@ -374,6 +232,74 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
         EXPECT_THROW(serve(lifeline, shard), std::runtime_error);
       });
   EXPECT_EQ(told, 3);
+}
+
+// It closes nothing, as a machine without power: the others wait for it until the server's time.
+TEST(ParameterServers, AWorkerThatIsSilentHoldsNobodyUpForEver) {
+  std::atomic<int> trained = 0;
+  serve_mortals(
+      sgd_update(1.0f), {.workers = {1, 2, 3}},
+      [&](ParameterClient& client, int worker) {
+        ServedWeights weights = no_weights();
+        for (std::uint32_t clock = 0; clock < 4; ++clock) {
+          client.pull(spans<ValueSpan>(weights));
+          if (worker == 2) {
+            while (trained < 2) std::this_thread::sleep_for(1ms);
+            throw Gone();
+          }
+          ServedWeights gradient = gradient_of(worker, clock);
+          client.push(spans<ConstValueSpan>(gradient));
+        }
+        trained += 1;
+      },
+      [](ParameterShard& shard, Transport& lifeline) {
+        serve(lifeline, shard, 500ms);
+        EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
+      });
+}
+
+// A worker on the server's own rank gets what the update threw, as the others get its words.
+TEST(ParameterServers, AnUpdateThatFailsIsToldToTheRankThatServesToo) {
+  InProcessWorld world(2);
+  std::vector<std::jthread> threads;
+  std::atomic<int> told = 0;
+  for (int rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+      const auto transport = world.transport(rank);
+      const auto lifeline = transport->lifeline();
+      const ServerOptions options{.workers = {0, 1}};
+      ServedWeights begin = no_weights(), gradient = gradient_of(rank, 0);
+      const Update fails = [](std::span<const UpdatePart>) { throw std::runtime_error("no disk"); };
+      std::unique_ptr<ParameterShard> shard;
+      std::jthread serving;
+      if (rank == 0) {
+        shard = std::make_unique<ParameterShard>(spans<ConstValueSpan>(begin), fails, options);
+        serving = std::jthread([&] { EXPECT_THROW(serve(*lifeline, *shard), std::runtime_error); });
+      }
+      ParameterClient client({{lifeline.get(), 0, shard.get()}}, kServed, options);
+      try {
+        client.push(spans<ConstValueSpan>(gradient));
+        client.pull(spans<ValueSpan>(begin));
+      } catch (const std::exception& error) {
+        told += std::string(error.what()).find("no disk") != std::string::npos;
+      }
+      EXPECT_THROW(client.flush(), std::exception) << "the servers' state is not known any more";
+    });
+  threads.clear();
+  EXPECT_EQ(told, 2);
+}
+
+TEST(ParameterServers, AGradientThatIsNotFiniteIsNotSent) {
+  const ServedRun run{.ranks = 3, .options = {.push = "none", .reduction = Reduction::kSum}};
+  const ServedWeights weights = run.run([](ParameterClient& client, int worker) {
+    ServedWeights gradient = gradient_of(worker, 0);
+    gradient[1][77] = std::numeric_limits<float>::infinity();
+    EXPECT_THROW(client.push(spans<ConstValueSpan>(gradient)), InvalidArgument);
+    EXPECT_EQ(client.clock(), 0u);
+    gradient[1][77] = 1;
+    client.push(spans<ConstValueSpan>(gradient));
+  });
+  EXPECT_FLOAT_EQ(weights[1][77], -2.0f);
 }
 
 TEST(ParameterServers, WhoHasOtherOptionsIsToldAndTheOthersGoOn) {

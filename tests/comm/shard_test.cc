@@ -1,0 +1,203 @@
+// A parameter server without a transport: what moves the weights, and what is refused.
+#include "tests/comm/served.h"
+
+#include <tersor/server.h>
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace tersor::testing {
+namespace {
+
+ParameterShard shard_of(const ServerOptions& options, Update update = sgd_update(1.0f)) {
+  ServedWeights weights = no_weights();
+  const auto views = spans<ConstValueSpan>(weights);
+  return ParameterShard(views, std::move(update), options);
+}
+
+/// What a worker pushes without a transport.
+std::vector<std::byte> frame_of(const ServerOptions& options, ServedWeights gradient,
+                                std::uint32_t clock = 0, int worker = 1) {
+  WorkerFrames frames(kServed, options, worker);
+  Buffer frame(frames.push_capacity());
+  const auto bytes =
+      frame.span().first(frames.encode(spans<ConstValueSpan>(gradient), clock, frame.span()));
+  return {bytes.begin(), bytes.end()};
+}
+
+TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
+  for (const std::uint32_t bound : {0u, 1u, 3u, kNoBound}) {
+    const ServerOptions options{.push = "int8", .staleness = bound, .workers = {5, 7}};
+    ParameterShard shard = shard_of(options);
+    EXPECT_EQ(shard.join(5), 0u);
+    EXPECT_FALSE(shard.may_pull(5, 0)) << "before the second has come";
+    EXPECT_EQ(shard.join(7), 0u);
+    const auto frame = frame_of(options, gradient_of(0, 0));
+    for (std::uint32_t clock = 0; clock < 5; ++clock) {
+      EXPECT_EQ(shard.may_pull(5, clock), clock <= bound);
+      shard.push(5, clock, frame);
+    }
+    EXPECT_TRUE(shard.may_pull(7, 0));
+    EXPECT_EQ(shard.waiting(5), bound == 0 ? 5u : 0u);
+    shard.push(7, 0, frame);
+    EXPECT_EQ(shard.may_pull(5, 5), bound >= 4);
+    shard.leave(7, true);
+    EXPECT_TRUE(shard.may_pull(5, 5)) << "nobody waits for who is gone";
+    EXPECT_EQ(shard.waiting(5), 0u);
+    EXPECT_EQ(shard.statistics().lost, std::vector<int>{7});
+    EXPECT_EQ(shard.join(9), 5u) << "begins where the slowest is";
+  }
+}
+
+TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
+  const ServerOptions options{.push = "int8", .workers = {0, 1}};
+  ParameterShard shard = shard_of(options);
+  const auto frame = frame_of(options, gradient_of(0, 0));
+  shard.join(0);
+  for (std::uint32_t clock = 0; clock < 2; ++clock) shard.push(0, clock, frame);
+  EXPECT_EQ(shard.statistics().pushes, 0u);
+  EXPECT_EQ(shard.join(1), 0u);
+  shard.push(1, 0, frame);
+  EXPECT_EQ(shard.statistics().pushes, 2u);
+  EXPECT_EQ(shard.waiting(0), 1u);
+  ParameterShard other = shard_of(options);
+  other.join(0);
+  other.push(0, 0, frame);
+  other.leave(1, true);  // which never came
+  EXPECT_EQ(other.statistics().pushes, 1u);
+}
+
+TEST(ParameterShards, NothingMovesBeforeAllHaveComeWhateverTheBound) {
+  const ServerOptions options{.push = "none", .staleness = 3, .workers = {0, 1}};
+  ParameterShard shard = shard_of(options);
+  shard.join(0);
+  for (std::uint32_t clock = 0; clock < 2; ++clock)
+    shard.push(0, clock, frame_of(options, gradient_of(0, clock), clock, 0));
+  EXPECT_EQ(shard.weights(1), Values(kServed[1]));
+  EXPECT_EQ(shard.waiting(0), 2u);
+  shard.join(1);
+  EXPECT_EQ(shard.waiting(0), 0u);
+  const Values first = gradient_of(0, 0)[1], second = gradient_of(0, 1)[1];
+  const Values moved = shard.weights(1);
+  for (std::size_t i = 0; i < moved.size(); ++i)
+    ASSERT_NEAR(moved[i], -(first[i] + second[i]) / 2, 1e-6) << "each counts one of two workers";
+}
+
+TEST(ParameterShards, WhoIsLostBeforeItCameIsNamed) {
+  ParameterShard shard = shard_of({.workers = {0, 1}});
+  shard.join(0);
+  shard.leave(1, true);
+  shard.leave(5, true);  // nobody that was wanted
+  EXPECT_EQ(shard.statistics().lost, std::vector<int>{1});
+  EXPECT_TRUE(shard.may_pull(0, 0));
+}
+
+TEST(ParameterShards, AnUpdateThatFailsEndsAllCalls) {
+  const ServerOptions options{.push = "none", .workers = {0, 1}};
+  ParameterShard shard =
+      shard_of(options, [](std::span<const UpdatePart>) { throw std::runtime_error("no disk"); });
+  shard.join(0);
+  shard.join(1);
+  shard.push(0, 0, frame_of(options, gradient_of(0, 0), 0, 0));
+  EXPECT_THROW(shard.push(1, 0, frame_of(options, gradient_of(1, 0))), std::runtime_error);
+  EXPECT_THROW(shard.may_pull(0, 0), std::runtime_error);
+  EXPECT_THROW(shard.push(1, 1, frame_of(options, gradient_of(1, 1), 1)), std::runtime_error);
+  EXPECT_THROW(shard.is_over(), std::runtime_error);
+}
+
+TEST(ParameterShards, AServerWithoutValuesUpdatesNothing) {
+  const std::vector<Values> weights = {Values(3)};
+  const std::vector<ConstValueSpan> views(weights.begin(), weights.end());
+  const ServerOptions options{.push = "none"};
+  const std::vector<std::size_t> counts = {3};
+  int empty = 0, calls = 0;
+  for (int server = 0; server < 3; ++server) {
+    const auto update = [&](std::span<const UpdatePart> parts) {
+      EXPECT_FALSE(parts.empty());
+      calls += 1;
+    };
+    ParameterShard shard(views, update, options, server, 3);
+    empty += shard.part(0).count == 0;
+    WorkerFrames frames(counts, options, 0, server, 3);
+    Buffer frame(frames.push_capacity());
+    shard.join(0);
+    shard.push(0, 0, frame.span().first(frames.encode(views, 0, frame.span())));
+  }
+  EXPECT_EQ(empty, 2);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
+  for (const std::uint32_t bound : {0u, 2u}) {
+    const ServerOptions options{.push = "int8", .staleness = bound};
+    ParameterShard shard = shard_of(options);
+    const auto frame = frame_of(options, gradient_of(0, 0));
+    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgument) << "has not joined";
+    shard.join(1);
+    EXPECT_THROW(shard.join(1), InvalidArgument);
+    EXPECT_THROW(shard.push(1, 1, frame), InvalidArgument) << "a clock that is to come";
+    EXPECT_THROW(
+        shard.push(1, 0,
+                   frame_of({.push = "int8", .staleness = bound, .model = 9}, gradient_of(0, 0))),
+        WireError);
+    EXPECT_THROW(
+        shard.push(1, 0, frame_of({.push = "int4", .staleness = bound}, gradient_of(0, 0))),
+        WireError);
+    auto damaged = frame;
+    damaged[damaged.size() / 2] ^= std::byte{1};
+    EXPECT_THROW(shard.push(1, 0, damaged), WireError);
+    EXPECT_THROW(shard.push(1, 0, ConstByteSpan(frame).first(80)), WireError);
+    EXPECT_THROW(shard.push(1, 0, frame_of({.push = "int8", .staleness = 7}, gradient_of(0, 0))),
+                 WireError);
+    for (std::size_t i = 0; i < kServed.size(); ++i)
+      EXPECT_EQ(shard.weights(i), Values(kServed[i])) << "weights have moved";
+    shard.push(1, 0, frame);
+    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgument) << "a clock that is over";
+    EXPECT_EQ(shard.statistics().pushes, 1u);
+    EXPECT_EQ(shard.statistics().refused, 9u);
+  }
+}
+
+// Without a transport: what a worker decodes is what the server has, and residuals are the
+// worker's.
+TEST(ParameterShards, FramesGoByAnyWay) {
+  const ServerOptions options{.push = "topk:density=0.1+ef", .pull = "none"};
+  ParameterShard shard = shard_of(options);
+  WorkerFrames frames(kServed, options, 3);
+  EXPECT_EQ(frames.signature(), shard.signature());
+  Buffer pushed(frames.push_capacity()), pulled(shard.pull_capacity());
+  ServedWeights gradient = gradient_of(3, 0), weights = no_weights();
+  shard.join(3);
+  for (std::uint32_t clock = 0; clock < 50; ++clock)
+    shard.push(
+        3, clock,
+        pushed.span().first(frames.encode(spans<ConstValueSpan>(gradient), clock, pushed.span())));
+  frames.decode(pulled.span().first(shard.pull(3, 50, pulled.span())), spans<ValueSpan>(weights));
+  std::vector<double> wanted(gradient[1].begin(), gradient[1].end());
+  for (double& one : wanted) one *= -50;
+  EXPECT_LT(squared_error(weights[1], wanted), 0.1);
+  EXPECT_EQ(weights[4], shard.weights(4));
+}
+
+TEST(ParameterShards, OptionsThatNoServerTakes) {
+  EXPECT_THROW(shard_of({.push = "intsum"}), InvalidArgument);
+  EXPECT_THROW(shard_of({.push = "lowrank:rank=2"}), InvalidArgument);
+  EXPECT_THROW(shard_of({.push = "auto"}), InvalidArgument);
+  EXPECT_THROW(shard_of({.pull = "int8+ef"}), InvalidArgument);
+}
+
+TEST(ParameterShards, MomentumIsTheTextbooks) {
+  const Update update = sgd_update(0.5f, 0.9f);
+  Values weights = {1.0f}, gradient = {2.0f};
+  const UpdatePart part{3, weights, gradient};
+  update({&part, 1});
+  EXPECT_FLOAT_EQ(weights[0], 1 - 0.5f * 2);
+  update({&part, 1});
+  EXPECT_FLOAT_EQ(weights[0], -0.5f * (0.9f * 2 + 2));
+}
+
+}  // namespace
+}  // namespace tersor::testing
