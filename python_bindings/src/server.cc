@@ -115,6 +115,7 @@ void bind_options(nb::module_& module) {
                      .def_rw("push", &ServerOptions::push)
                      .def_rw("pull", &ServerOptions::pull)
                      .def_rw("workers", &ServerOptions::workers)
+                     .def_rw("model", &ServerOptions::model)
                      .def_prop_rw(
                          "staleness",
                          [](const ServerOptions& self) -> std::optional<std::uint32_t> {

@@ -7,8 +7,9 @@ or actor of the cluster. ``docs/server.md`` says what the server does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,8 @@ import ray
 
 from tersor import _core
 from tersor._core import InvalidArgument
-from tersor._options import fill
 from tersor.arrays import empty_bytes
-from tersor.server import Update, named_update
+from tersor.server import Update, named_update, told
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -35,40 +35,62 @@ class _Shard:
     """An actor: a part of the weights. Whoever waits lets others in."""
 
     def __init__(
-        self, weights: Arrays, update: Any, options: Any, place: tuple[int, int], patience: float
+        self,
+        weights: Arrays,
+        update: Any,
+        options: Any,
+        workers: Sequence[int],
+        place: tuple[int, int],
+        patience: float,
     ) -> None:
         self._names, self._patience = list(weights), patience
         made = named_update(update, self._names) if callable(update) else update
-        told = fill(_core.ServerOptions(), options)
-        self._shard = _core.ParameterShard(list(weights.values()), made, told, *place)
+        self._shard = _core.ParameterShard(
+            list(weights.values()), made, told(options, workers, weights), *place
+        )
         self._changed = asyncio.Condition()
         self._next: dict[int, int] = {}  # clocks
-        self._heard: dict[int, float] = {}  # of those who do not wait here
+        self._heard: dict[int, float] = {}
+        self._waiting: Counter[int] = Counter()  # calls of each worker
+        self._lives: Counter[int] = Counter()  # how often it has joined
 
-    async def join(self, worker: int, signature: int) -> int:
+    async def join(self, worker: int, signature: int) -> tuple[int, int]:
+        """Its clock, and a number that its calls tell: another one may come in its place."""
         if signature != self._shard.signature:
             raise InvalidArgument("the server has another model, or other options")
         async with self._changed:
+            if worker in self._next:  # it takes the place of one that died
+                self._drop(worker, lost=True)
             clock = self._next[worker] = self._shard.join(worker)
-            await self._told(worker, clock)
-        return clock
+            self._lives[worker] += 1
+            self._tell(worker)
+        return clock, self._lives[worker]
 
-    async def push(self, worker: int, clock: int, frame: Any) -> None:
+    async def push(self, worker: int, life: int, clock: int, frame: Any) -> None:
         async with self._changed:  # Ray may begin calls in another order
-            await self._until(worker, lambda: self._next[worker] >= clock)
-            self._shard.push(worker, clock, frame)
+            await self._until(worker, life, lambda: self._next[worker] >= clock)
+            try:
+                self._shard.push(worker, clock, frame)
+            except BaseException:
+                self._drop(worker, lost=True)  # what it pushes next is for a clock that never comes
+                raise
             self._next[worker] = clock + 1
-            await self._told(worker, None)
+            self._tell(worker)
 
-    async def pull(self, worker: int, clock: int) -> Any:
+    async def pull(self, worker: int, life: int, clock: int) -> Any:
         async with self._changed:
-            await self._until(worker, lambda: self._shard.may_pull(worker, clock))
+            await self._until(
+                worker,
+                life,
+                lambda: self._next[worker] >= clock and self._shard.may_pull(worker, clock),
+            )
             frame = empty_bytes(self._shard.pull_capacity, np.empty(0))
-            return await self._told(worker, frame[: self._shard.pull(worker, clock, frame)])
+            self._tell(worker)
+            return frame[: self._shard.pull(worker, clock, frame)]
 
-    async def leave(self, worker: int) -> None:
+    async def leave(self, worker: int, life: int) -> None:
         async with self._changed:
-            await self._until(worker, lambda: self._shard.waiting(worker) == 0)
+            await self._until(worker, life, lambda: self._shard.waiting(worker) == 0)
             self._drop(worker, lost=False)
 
     async def weights(self) -> dict[str, tuple[int, Any]]:
@@ -79,29 +101,40 @@ class _Shard:
         fields = ("pushes", "pulls", "refused", "pushed_bytes", "pulled_bytes", "lost")
         return {field: getattr(self._shard.statistics(), field) for field in fields}
 
-    async def _told(self, worker: int, answer: Any) -> Any:
+    def _tell(self, worker: int) -> None:
         self._heard[worker] = time.monotonic()
         self._changed.notify_all()
-        return answer
 
-    async def _until(self, worker: int, is_so: Callable[[], bool]) -> None:
+    async def _until(self, worker: int, life: int, is_so: Callable[[], bool]) -> None:
         """Who waits is alive; of the others those are lost who were silent for too long."""
-        if worker not in self._next:
-            raise InvalidArgument(f"worker {worker} has not joined, or was silent and is held lost")
-        self._heard.pop(worker, None)
-        while not is_so():
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._patience / 4)
-            except asyncio.TimeoutError:
-                since = time.monotonic() - self._patience
-                for other in [one for one, heard in self._heard.items() if heard < since]:
-                    self._drop(other, lost=True)
+        self._waiting[worker] += 1
+        try:
+            while self._is_here(worker, life) and not is_so():
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), self._patience / 4)
+                self._drop_silent()
+        finally:
+            self._waiting[worker] -= 1
+
+    def _is_here(self, worker: int, life: int) -> bool:
+        if worker not in self._next or life != self._lives[worker]:
+            raise InvalidArgument(
+                f"worker {worker} has not joined, or was held for lost: it was silent for "
+                f"{self._patience:g} s, its last push was refused, or another one has its number"
+            )
+        return True
+
+    def _drop_silent(self) -> None:
+        since = time.monotonic() - self._patience
+        for one in [one for one, heard in self._heard.items() if heard < since]:
+            if self._waiting[one] == 0:
+                self._drop(one, lost=True)
 
     def _drop(self, worker: int, lost: bool) -> None:
-        self._shard.leave(worker, lost)
         self._heard.pop(worker, None)
         self._next.pop(worker, None)
         self._changed.notify_all()
+        self._shard.leave(worker, lost)
 
 
 class ParameterServer:
@@ -124,21 +157,22 @@ class ParameterServer:
         ``patience``: seconds without a call after which a worker is lost, while others wait for it.
         ``actor_options``: Ray's, such as ``resources``. Raises InvalidArgument for options that no
         server takes."""
-        self._options = {**options, "workers": list(workers)}
+        self._options, self._workers = options, list(workers)
         made: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
         by = update if callable(update) else (float(update), momentum)
         arrays = {name: np.asarray(one) for name, one in weights.items()}
-        told = fill(_core.ServerOptions(), self._options)
-        _core.WorkerFrames(list(arrays.values()), told, 0, 0, servers)  # raises what is wrong
+        checked = told(self._options, self._workers, arrays)
+        _core.WorkerFrames(list(arrays.values()), checked, 0, 0, servers)  # raises what is wrong
         self._actors = [
-            made.remote(arrays, by, self._options, (place, servers), patience)
+            made.remote(arrays, by, self._options, self._workers, (place, servers), patience)
             for place in range(servers)
         ]
         self._like = {name: np.zeros_like(one) for name, one in arrays.items()}
 
     def client(self, worker: int) -> ParameterClient:
-        """Joins as the worker of that number, which no other one has."""
-        return ParameterClient(self._actors, self._like, self._options, worker)
+        """Joins as the worker of that number, in the place of one that has it."""
+        options = told(self._options, self._workers, self._like)
+        return ParameterClient(self._actors, self._like, options, worker)
 
     def weights(self) -> dict[str, np.ndarray[Any, Any]]:
         """A copy of all weights."""
@@ -160,35 +194,46 @@ class ParameterClient:
 
     def __init__(self, actors: Sequence[Any], like: Arrays, options: Any, worker: int) -> None:
         self._actors, self._names, self._worker = actors, list(like), worker
-        told = fill(_core.ServerOptions(), options)
         self._frames = [
-            _core.WorkerFrames(list(like.values()), told, worker, place, len(actors))
+            _core.WorkerFrames(list(like.values()), options, worker, place, len(actors))
             for place in range(len(actors))
         ]
         places = list(zip(actors, self._frames, strict=True))
         joins = [actor.join.remote(worker, frames.signature) for actor, frames in places]
-        self.clock: int = ray.get(joins)[0]
+        joined: list[tuple[int, int]] = ray.get(joins)
+        self._clocks = [clock for clock, _ in joined]  # each server's slowest worker's
+        self._lives = [life for _, life in joined]
         self._pushed: deque[list[Any]] = deque()
+
+    @property
+    def clock(self) -> int:
+        """Pushes until now, from that of the slowest worker on when it joined."""
+        return self._clocks[0]
 
     def pull(self, weights: Arrays) -> None:
         """Writes the weights of this clock into arrays of float32."""
         arrays = [weights[name] for name in self._names]
-        answers = [actor.pull.remote(self._worker, self.clock) for actor in self._actors]
+        places = zip(self._actors, self._lives, self._clocks, strict=True)
+        answers = [one.pull.remote(self._worker, life, clock) for one, life, clock in places]
         for frames, answer in zip(self._frames, ray.get(answers), strict=True):
             frames.decode(answer, arrays)
 
     def push(self, gradients: Arrays) -> None:
-        """Sends a gradient; the next clock begins. At most two are unanswered."""
+        """Sends a gradient; the next clock begins. At most two are unanswered. Raises
+        InvalidArgument for one that is not finite, which is not sent."""
         arrays = [gradients[name] for name in self._names]
+        if not all(np.isfinite(one).all() for one in arrays):
+            raise InvalidArgument("push: a gradient is not finite; push zeros to leave it out")
         while len(self._pushed) >= 2:
             ray.get(self._pushed.popleft())
         sent = []
-        for actor, frames in zip(self._actors, self._frames, strict=True):
+        places = zip(self._actors, self._frames, self._lives, self._clocks, strict=True)
+        for actor, frames, life, clock in places:
             out = empty_bytes(frames.push_capacity, np.empty(0))
-            frame = out[: frames.encode(arrays, self.clock, out)]
-            sent.append(actor.push.remote(self._worker, self.clock, frame))
+            frame = out[: frames.encode(arrays, clock, out)]
+            sent.append(actor.push.remote(self._worker, life, clock, frame))
         self._pushed.append(sent)
-        self.clock += 1
+        self._clocks = [clock + 1 for clock in self._clocks]
 
     def flush(self) -> None:
         """Waits until what it has pushed is there; at staleness 0 it may wait there for others'."""
@@ -198,7 +243,8 @@ class ParameterClient:
     def leave(self) -> None:
         """Waits for what it has pushed; then nobody waits for it any more."""
         self.flush()
-        ray.get([actor.leave.remote(self._worker) for actor in self._actors])
+        places = zip(self._actors, self._lives, strict=True)
+        ray.get([actor.leave.remote(self._worker, life) for actor, life in places])
 
     def __enter__(self) -> Self:
         return self

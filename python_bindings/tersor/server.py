@@ -6,6 +6,7 @@ is what one waits for. ``docs/server.md`` and ``docs/gossip.md`` say when not to
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -32,6 +33,16 @@ def named_update(
 ) -> Callable[[list[tuple[int, Any, Any]]], None]:
     """For a shard, which knows numbers of parameters."""
     return lambda parts: update([(names[i], own, by) for i, own, by in parts])
+
+
+def told(
+    options: ServerOptions, workers: Sequence[int], arrays: Mapping[str, Any]
+) -> _core.ServerOptions:
+    """The library's options: what names and shapes a model has is told, too."""
+    shapes = [(name, tuple(np.shape(one))) for name, one in arrays.items()]
+    digest = hashlib.blake2b(repr(shapes).encode(), digest_size=8).digest()
+    more = {"workers": list(workers), "model": int.from_bytes(digest, "little")}
+    return fill(_core.ServerOptions(), {**options, **more})
 
 
 class ServerOptions(TypedDict, total=False):
@@ -64,8 +75,9 @@ class ParameterServer:
         **options: Unpack[ServerOptions],
     ) -> None:
         """``weights``: float32, the same on all servers. ``update``: the rate of SGD, or a function
-        that moves a list of parts. ``workers``: the ranks that make a client; None: all but the
-        servers, or all where all serve. ``timeout``: until these have come, in seconds.
+        that moves a list of parts, and asks this server nothing. ``workers``: the ranks that make a
+        client; None: all but the servers, or all where all serve. ``timeout``: seconds until these
+        have come, and for which one may say nothing while another waits.
 
         Raises InvalidArgument where this rank is no server, or for options that no server takes.
         """
@@ -77,7 +89,7 @@ class ParameterServer:
         self.shard = _core.ParameterShard(
             [np.asarray(one) for one in weights.values()],
             named_update(update, self._names) if callable(update) else (float(update), momentum),
-            self._ways.told(options),
+            told(options, self._ways.workers, weights),
             self._ways.place,
             len(self._ways.servers),
         )
@@ -86,7 +98,8 @@ class ParameterServer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until all workers have left or are lost. Raises TransportError where none came."""
+        """Until all workers have left or are lost. Raises TransportError where some did not come,
+        and what the update raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -172,7 +185,10 @@ class ParameterClient(Worker):
         ]
         self._names = list(like)
         self._own = _core.ParameterClient(
-            places, [np.asarray(one) for one in like.values()], ways.told(options), timeout
+            places,
+            [np.asarray(one) for one in like.values()],
+            told(options, ways.workers, like),
+            timeout,
         )
 
     def pull(self, weights: Mapping[str, Any]) -> None:
@@ -181,7 +197,8 @@ class ParameterClient(Worker):
 
     def push(self, gradients: Mapping[str, Any]) -> None:
         """Sends a gradient; the next clock begins. Returns before it has arrived; at most two are
-        unanswered. Raises InvalidArgument where the server refused one, and why."""
+        unanswered. Raises InvalidArgument for one that is not finite, which is not sent, and where
+        the server refused one, and why."""
         self._own.push(self._in_order(gradients))
 
     def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
@@ -259,6 +276,3 @@ class _Ways:
         self.workers = rest if workers is None else sorted(workers)
         self.place = self.servers.index(transport.rank) if transport.rank in servers else None
         self.lifelines = [_core.lifeline(transport) for _ in self.servers]
-
-    def told(self, options: ServerOptions) -> _core.ServerOptions:
-        return fill(_core.ServerOptions(), {**options, "workers": self.workers})

@@ -128,10 +128,37 @@ def test_what_is_refused() -> None:
         tersor.ray.ParameterServer(zeros(), pul="int8")  # type: ignore[call-arg]
     server = tersor.ray.ParameterServer(zeros(), **EXACT)
     client = server.client(0)
-    with pytest.raises(tersor.InvalidArgument, match="has joined before"):
-        server.client(0)
+    bad = gradient(0, 0)
+    bad["b"][7] = np.nan
+    with pytest.raises(tersor.InvalidArgument, match="not finite"):
+        client.push(bad)
     client.push(gradient(0, 0))
-    client.clock = 0
+    client._clocks = [0]
     client.push(gradient(0, 0))
     with pytest.raises(tersor.InvalidArgument, match="pushes for clock 0, and its next is 1"):
         client.leave()
+    np.testing.assert_allclose(server.weights()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
+
+
+def test_a_task_that_is_tried_again_takes_its_place() -> None:
+    server = tersor.ray.ParameterServer(zeros(), workers=range(2), patience=600.0, **EXACT)
+    first = server.client(0)
+    again = server.client(0)
+    other = train.remote(server, 1, 1)
+    again.push(gradient(0, 0))
+    ray.get(other)
+    first.push(gradient(0, 5))
+    with pytest.raises(tersor.InvalidArgument, match="another one has its number"):
+        first.flush()
+    again.leave()
+
+
+def test_who_joins_late_has_a_clock_at_each_server() -> None:
+    server = tersor.ray.ParameterServer(zeros(), servers=2, staleness=None, **EXACT)
+    fast = server.client(0)
+    for clock in range(20):
+        fast.push(gradient(0, clock))
+    late = ray.get([train.remote(server, worker, 4) for worker in (1, 2)])
+    assert [len(seen) for seen in late] == [4, 4]
+    fast.leave()
+    assert [one["pushes"] for one in server.statistics()] == [28, 28]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from torch import nn
 import tersor
 from tersor.server import Part, Worker
 from tersor.torch import group as groups
+from tersor.torch.parameters import DTYPES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,11 +41,11 @@ class ParameterServer(tersor.ParameterServer):
         process_group: dist.ProcessGroup | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """``model``: the same weights on all servers, copied. Its options and errors are those of
-        ``tersor.ParameterServer``."""
+        """``model``: the same weights on all servers, copied, but those that need no gradient. Its
+        options and errors are those of ``tersor.ParameterServer``."""
         super().__init__(
             groups.transport(process_group),
-            {name: _on_host(one) for name, one in model.named_parameters()},
+            {name: _on_host(one) for name, one in _served(model).items()},
             _ByOptimizer(optimizer),
             servers=servers,
             workers=workers,
@@ -67,7 +69,7 @@ class ParameterClient(Worker):
     ) -> None:
         """``server``: this rank's own, where it serves, too. Its options and errors are those of
         ``tersor.ParameterClient``."""
-        self._parameters = dict(model.named_parameters())
+        self._parameters = _served(model)
         self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
         self._client = tersor.ParameterClient(
             groups.transport(process_group),
@@ -88,11 +90,16 @@ class ParameterClient(Worker):
             one.copy_(torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
-        """The model's gradients; of a parameter without one zeros."""
+        """The model's gradients; of a parameter without one zeros. Where one is not finite all are
+        zeros, and a warning says so."""
         gradients = {
             name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
             for name, one in self._parameters.items()
         }
+        bad = [name for name, one in gradients.items() if not np.isfinite(one).all()]
+        if bad:
+            warnings.warn(f"the gradient of {bad[0]} is not finite: pushed zeros", stacklevel=2)
+            gradients = {name: np.zeros_like(one) for name, one in gradients.items()}
         self._client.push(gradients)
 
 
@@ -111,6 +118,18 @@ class _ByOptimizer:
         for one, (_, _, gradient) in zip(self._parameters, parts, strict=True):
             one.grad = torch.from_numpy(gradient.copy())
         self._optimizer.step()
+
+
+def _served(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What a server has of it."""
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    for name, one in parameters.items():
+        if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:
+            raise tersor.InvalidArgument(
+                f"{name}: a parameter server takes whole parameters of float32, bfloat16 and "
+                "float16"
+            )
+    return parameters
 
 
 def _on_host(values: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
