@@ -84,13 +84,23 @@ class ServerSeen {
     wait([&] { return unanswered() == 0; });
   }
 
-  /// `flushes`: where all is well; what waits for others' pushes would go with it.
-  void leave(bool flushes) {
-    if (flushes) flush();
+  /// What waits for others' pushes would go with it.
+  void leave() {
+    flush();
     if (is_here()) return at_.own->leave(worker());
     leaves_ = true;
     send({.says = Says::kLeave});
     wait([&] { return out_.is_empty(); });
+  }
+
+  /// After an error: the server may not listen any more.
+  void leave_at_once() try {
+    if (is_here()) return at_.own->leave(worker());
+    leaves_ = true;
+    send({.says = Says::kLeave});
+    timeout_ = std::min<std::chrono::milliseconds>(timeout_, 1s);
+    wait([&] { return out_.is_empty(); });
+  } catch (const std::exception&) {
   }
 
  private:
@@ -264,8 +274,11 @@ ClientStatistics ParameterClient::statistics() const {
 
 void ParameterClient::leave() {
   if (std::exchange(state_->left, true)) return;
-  const bool flushes = !state_->failed;
-  for (ServerSeen& server : state_->servers) server.leave(flushes);
+  for (ServerSeen& server : state_->servers)
+    if (state_->failed)
+      server.leave_at_once();
+    else
+      server.leave();
 }
 
 }  // namespace tersor

@@ -21,6 +21,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,7 +98,12 @@ Update python_update(nb::object call) {
           Floats(part.weights.data(), 1, shape, nb::none()).cast(nb::rv_policy::reference),
           ConstFloats(part.gradient.data(), 1, shape, nb::none()).cast(nb::rv_policy::reference)));
     }
-    (*held)(list);
+    try {
+      (*held)(list);
+    } catch (const nb::python_error& error) {  // which no thread without the lock may touch
+      throw std::runtime_error(std::string("the update of a parameter server raised ") +
+                               error.what());
+    }
   };
 }
 

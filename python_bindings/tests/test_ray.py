@@ -115,7 +115,9 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
     silent = server.client(0)
     ray.get(train.remote(server, 1, 3))
     assert server.statistics()[0]["lost"] == [0]
-    with pytest.raises(tersor.InvalidArgument, match="worker 0 has not joined, or was silent"):
+    with pytest.raises(
+        tersor.InvalidArgument, match="worker 0 has not joined, or was held for lost"
+    ):
         silent.pull(zeros())
     with server.client(0) as again:
         again.pull(zeros())

@@ -123,6 +123,50 @@ def test_what_is_wrong_is_told() -> None:
     tersor.local.run(1, rank)
 
 
+@pytest.mark.parametrize("other", ["order", "shape"])
+def test_equal_lengths_are_not_the_same_model(other: str) -> None:
+    def rank(transport: tersor.Transport) -> None:
+        shapes = {"a": (2, 3), "b": (2, 3)}
+        if transport.rank == 1:
+            shapes = {"b": (2, 3), "a": (2, 3)} if other == "order" else {**shapes, "b": (3, 2)}
+        arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        if transport.rank == 0:
+            server = tersor.ParameterServer(transport, arrays)
+            server.wait()  # until it is gone
+            assert server.statistics().lost == [1]
+            return
+        with pytest.raises(tersor.InvalidArgument, match="another model"):
+            tersor.ParameterClient(transport, arrays)
+
+    tersor.local.run(2, rank)
+
+
+def test_what_an_update_raises_ends_the_calls_of_all() -> None:
+    told: Any = {"servers": [0], "workers": range(2)}
+
+    def broken(parts: list[tuple[str, np.ndarray, np.ndarray]]) -> None:
+        raise RuntimeError("no disk")
+
+    def rank(transport: tersor.Transport) -> None:
+        weights, server = zeros(), None
+        if transport.rank == 0:
+            server = tersor.ParameterServer(transport, weights, broken, **told)
+        client = tersor.ParameterClient(transport, weights, server=server, **told)
+
+        def train() -> None:
+            client.push(gradient(transport.rank, 0))
+            client.pull(weights)
+
+        with pytest.raises((RuntimeError, tersor.InvalidArgument), match="no disk"):
+            train()
+        client.leave()
+        if server is not None:
+            with pytest.raises(RuntimeError, match="no disk"):
+                server.wait()
+
+    tersor.local.run(2, rank)
+
+
 def test_a_worker_of_another_model_is_told_so() -> None:
     told_so = threading.Event()
 

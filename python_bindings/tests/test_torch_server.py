@@ -62,6 +62,40 @@ def test_an_optimizer_moves_the_servers_weights(rank: int, ranks: int) -> None:
         torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-5)
 
 
+@processes.on(3)
+def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ranks: int) -> None:
+    """Two layers of a value each are on no server but one; weight decay moves nothing frozen."""
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    model.load_state_dict({name: torch.ones_like(one) for name, one in model.state_dict().items()})
+    model[0].requires_grad_(False)
+    server = tersor.torch.ParameterServer(
+        model,
+        lambda parts: torch.optim.AdamW(parts, lr=0.1, weight_decay=0.5),
+        servers=range(ranks),
+    )
+    with tersor.torch.ParameterClient(model, server=server) as client:
+        for step in range(4):
+            client.pull()
+            model.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            if step == 1 and rank == 2:
+                model[1].weight.grad.fill_(float("inf"))
+                with pytest.warns(UserWarning, match=r"1\.weight is not finite: pushed zeros"):
+                    client.push()
+            else:
+                client.push()
+        client.pull()
+    server.wait()
+    assert all(bool((one == 1).all()) for one in model[0].parameters())
+    assert all(0 < one.item() < 1 for one in model[1].parameters())
+
+
+@processes.on(2)
+def test_parameters_that_no_server_takes(rank: int, ranks: int) -> None:
+    with pytest.raises(tersor.InvalidArgument, match=r"weight: .* float32, bfloat16"):
+        tersor.torch.ParameterClient(torch.nn.Linear(2, 2, dtype=torch.float64))
+
+
 @processes.on(2)
 def test_a_rank_that_serves_works_too_in_bfloat16(rank: int, ranks: int) -> None:
     model = network().to(torch.bfloat16)
