@@ -63,13 +63,13 @@ class Serving {
     while (!all_is_sent() && Clock::now() < until) lifeline_.wait_activity(until);
   }
 
-  // Who waits is not silent; who cannot be heard any more need not have closed its connection.
+  // Who waits for an answer is not silent; who is need not have closed its connection.
   void leave_out_silent() {
-    const auto waits = [](const Peer& peer) { return peer.wants.has_value(); };
-    if (std::ranges::none_of(peers_, waits)) return;
+    const auto wants = [](const Peer& peer) { return peer.wants.has_value(); };
+    if (std::ranges::none_of(peers_, wants)) return;
     const auto since = Clock::now() - timeout_;
     for (Peer& peer : peers_)
-      if (peer.joined && !waits(peer) && peer.heard < since) lose(peer);
+      if (peer.joined && !wants(peer) && peer.pushed.empty() && peer.heard < since) lose(peer);
   }
 
   void lose(Peer& peer) {
@@ -141,6 +141,7 @@ class Serving {
     while (peer.pushed.size() > shard_.waiting(peer.rank)) {
       peer.out.send({.says = Says::kTaken, .clock = peer.pushed.front()});
       peer.pushed.pop_front();
+      peer.heard = Clock::now();
     }
     if (!peer.wants.has_value() || !shard_.may_pull(peer.rank, *peer.wants)) return;
     const std::uint32_t clock = *std::exchange(peer.wants, std::nullopt);
