@@ -112,35 +112,37 @@ TEST_P(TcpFaults, ElasticThreadsGoOn) {
     ADD_FAILURE() << complaint << repeat(plan);
 }
 
-TEST_P(TcpFaults, ElasticProcessesGoOn) {
-  const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kProcesses);
+/// Ranks as processes, of which those of `fatal` need not tell.
+template <typename Report, typename Plan, typename Run>
+void expect_processes_go_on(const Plan& plan, const std::set<int>& fatal, const Run& run) {
   Processes processes(plan.ranks, [&](int rank, const fs::path& folder) {
     const auto transport = meet(plan, folder, rank);
-    return run_elastic(plan, *transport, doom_of(0ms)).lines();
+    return run(*transport).lines();
   });
-  std::set<int> fatal;
-  for (const Victim& one : plan.victims) fatal.insert(one.rank);
-  std::vector<std::optional<ElasticReport>> reports;
+  std::vector<std::optional<Report>> reports;
   for (const auto& lines : processes.wait(fatal))
-    reports.push_back(lines ? std::optional(ElasticReport::of(*lines)) : std::nullopt);
+    reports.push_back(lines ? std::optional(Report::of(*lines)) : std::nullopt);
   for (const std::string& complaint : judge(plan, reports))
     ADD_FAILURE() << complaint << repeat(plan);
+}
+
+TEST_P(TcpFaults, ElasticProcessesGoOn) {
+  const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kProcesses);
+  std::set<int> fatal;
+  for (const Victim& one : plan.victims) fatal.insert(one.rank);
+  expect_processes_go_on<ElasticReport>(plan, fatal, [&](Transport& transport) {
+    return run_elastic(plan, transport, doom_of(0ms));
+  });
 }
 
 /// Of a training that does without a step of all ranks.
 template <typename Plan>
 void expect_processes_go_on(const Plan& plan) {
-  Processes processes(plan.ranks, [&](int rank, const fs::path& folder) {
-    const auto transport = meet(plan, folder, rank);
-    return run_loosely(plan, *transport, doom_of(0ms)).lines();
-  });
   std::set<int> fatal;
   if (plan.victim) fatal.insert(*plan.victim);
-  std::vector<std::optional<LooseReport>> reports;
-  for (const auto& lines : processes.wait(fatal))
-    reports.push_back(lines ? std::optional(LooseReport::of(*lines)) : std::nullopt);
-  for (const std::string& complaint : judge(plan, reports))
-    ADD_FAILURE() << complaint << repeat(plan);
+  expect_processes_go_on<LooseReport>(plan, fatal, [&](Transport& transport) {
+    return run_loosely(plan, transport, doom_of(0ms));
+  });
 }
 
 template <typename Plan>
