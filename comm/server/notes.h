@@ -78,8 +78,7 @@ class Outbox {
   void send(const Note& note, std::string_view text = {}) {
     text = text.substr(0, kMostText);
     send(note, text.size(), [&](ByteSpan space) {
-      std::memcpy(space.data(), text.data(), text.size());
-      return text.size();
+      return text.copy(reinterpret_cast<char*>(space.data()), text.size());
     });
   }
 
