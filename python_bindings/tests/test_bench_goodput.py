@@ -17,7 +17,13 @@ from tersor.bench.__main__ import main  # noqa: E402
 
 
 def told(**more: object) -> argparse.Namespace:
-    fields = {"seconds": 1000.0, "seed": 1, "stall_every": 10.0, "death_every": 0.0}
+    fields = {
+        "seconds": 1000.0,
+        "seed": 1,
+        "stall_every": 10.0,
+        "death_every": 0.0,
+        "ways": ["ddp"],
+    }
     return argparse.Namespace(**{**fields, **more})
 
 
@@ -30,6 +36,9 @@ def test_failures_come_of_the_seed_alone() -> None:
     assert stalls != goodput_pace.times(told(), "stall", 1)
     assert stalls != goodput_pace.times(told(seed=2), "stall", 0)
     assert goodput_pace.times(told(), "death", 0) == []
+    mortal = told(death_every=5.0, ways=["server"])
+    assert goodput_pace.times(mortal, "death", 0) == []  # it serves
+    assert goodput_pace.times(mortal, "death", 1)
     assert goodput_pace.times(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
 
 
@@ -69,9 +78,9 @@ def test_the_pause_after_a_death() -> None:
         [(1.0, 1), (2.1, 1), (5.5, 1), (30.0, 1)],
         [(1.0, 1)],  # dies
     ]
-    assert goodput_command._pause(made, [(1.5, 2)], 1.0) == 4.0
-    assert goodput_command._pause(made, [(1.5, 2), (6.1, 1)], 1.0) == pytest.approx(2.5)
-    assert goodput_command._pause(made, [], 1.0) is None
+    assert goodput_command._pauses(made, [(1.5, 2)], 1.0) == [4.0]
+    assert goodput_command._pauses(made, [(1.5, 2), (6.1, 1)], 1.0) == [4.0, 1.0]
+    assert goodput_command._pauses(made, [], 1.0) == []
 
 
 @pytest.mark.parametrize("option", ["--grace=-1", "--stall-every=nan", "--step=0", "--ways=fsdp"])
@@ -86,7 +95,7 @@ def test_each_way_is_a_record(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "records.json"
     command = [sys.executable, "-m", "tersor.bench", "goodput", "--ranks=3", f"--json={path}"]
     often = ["--stall-every=2", "--stall=1", "--death-every=8", "--seconds=6"]
-    ways = ["--ways", "ddp", "diloco", "diloco+grace"]
+    ways = ["--ways", "ddp", "diloco", "diloco+grace", "server"]
     found = subprocess.run(
         [*command, *often, *ways, "--every=4"], capture_output=True, text=True, timeout=900
     )
