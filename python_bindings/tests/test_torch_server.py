@@ -85,6 +85,10 @@ def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ra
             else:
                 client.push()
         client.pull()
+        model[0].requires_grad_(True)
+        model(torch.ones(1, 1)).sum().backward()
+        with pytest.raises(tersor.InvalidArgument, match=r"0\.weight has a gradient"):
+            client.push()
     server.wait()
     assert all(bool((one == 1).all()) for one in model[0].parameters())
     assert all(0 < one.item() < 1 for one in model[1].parameters())

@@ -69,7 +69,7 @@ class ParameterClient(Worker):
     ) -> None:
         """``server``: this rank's own, where it serves, too. Its options and errors are those of
         ``tersor.ParameterClient``."""
-        self._parameters = _served(model)
+        self._model, self._parameters = model, _served(model)
         self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
         self._client = tersor.ParameterClient(
             groups.transport(process_group),
@@ -91,7 +91,13 @@ class ParameterClient(Worker):
 
     def push(self) -> None:
         """The model's gradients; of a parameter without one zeros. Where one is not finite all are
-        zeros, and a warning says so."""
+        zeros, and a warning says so. Raises InvalidArgument for one of a parameter that needed none
+        when this was made: no server has it."""
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None and name not in self._parameters:
+                raise tersor.InvalidArgument(
+                    f"{name} has a gradient, and was frozen or not there when the server was made"
+                )
         gradients = {
             name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
             for name, one in self._parameters.items()
