@@ -73,9 +73,12 @@ const Letter* Letterbox::unclaimed(const MessageKey& key) const {
   return found == unclaimed_.end() ? nullptr : *found;
 }
 
-// They were sent before all that nobody claimed yet.
+// They were sent before all that nobody claimed yet. What is still to come for the batch was called
+// as it was, and is no mistake.
 std::vector<Letter*> Letterbox::cancel(Batch& batch) {
   std::erase(open_, &batch);
+  Begun& begun = begun_[batch.key.tag % kRemembered];
+  if (begun.key == batch.key) begun.any = false;
   std::vector<Letter*> taken, left;
   for (Incoming& incoming : batch.incoming) {
     if (incoming.ticket == nullptr) continue;
