@@ -60,6 +60,18 @@ TEST(TcpFirstMessage, WhatWasSentHasLeft) {
   });
 }
 
+// A connection may be made between a rank's look at those that are there and its look for news of
+// them, which takes their alarm: the rank would sleep, with nobody to wake it.
+TEST(TcpFirstMessage, AConnectionThatIsMadeBetweenTwoLooksIsTaken) {
+  for (int look = 1; look <= 8; ++look) {
+    SCOPED_TRACE(::testing::Message() << "look " << look);
+    run_ranks(tcp_transports(2), [&](Transport& transport) {
+      const LateLook late(look, 20ms);
+      exchange_a_little(transport);
+    });
+  }
+}
+
 /// What a rank of a store's world says, and after how long, where all calls end so.
 std::string error_where_all_fail(int code, Failing when, std::chrono::milliseconds timeout) {
   auto transports = tcp_transports(2, 1, timeout);

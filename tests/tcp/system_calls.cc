@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <mutex>
+#include <thread>
 
 namespace tersor::test {
 namespace {
@@ -24,6 +25,8 @@ std::atomic<int> failing_code{0};
 std::atomic<int> failing_tries{0};
 std::atomic<Failing> failing{Failing::kAtOnce};
 std::atomic<const char*> host_name{nullptr};
+thread_local int looks_until_late = 0;
+thread_local std::chrono::milliseconds late_by{0};
 
 template <typename Function>
 Function* next(const char* name) {
@@ -60,6 +63,13 @@ FailingConnects::FailingConnects(int code, int tries, Failing when) {
 FailingConnects::~FailingConnects() { failing_tries = 0; }
 
 int FailingConnects::left() const { return failing_tries; }
+
+LateLook::LateLook(int number, std::chrono::milliseconds by) {
+  looks_until_late = number;
+  late_by = by;
+}
+
+LateLook::~LateLook() { looks_until_late = 0; }
 
 HostNamed::HostNamed(const char* name) { host_name = name; }
 
@@ -136,6 +146,13 @@ int epoll_create(int size) noexcept {
 int epoll_create1(int flags) noexcept {
   static auto* const call = next<int(int)>("epoll_create1");
   return noted(call(flags), (flags & EPOLL_CLOEXEC) != 0, "epoll_create1");
+}
+
+int epoll_wait(int epoll, epoll_event* events, int most, int timeout) {
+  static auto* const call = next<int(int, epoll_event*, int, int)>("epoll_wait");
+  if (tersor::test::looks_until_late > 0 && --tersor::test::looks_until_late == 0)
+    std::this_thread::sleep_for(tersor::test::late_by);
+  return call(epoll, events, most, timeout);
 }
 
 int eventfd(unsigned count, int flags) noexcept {

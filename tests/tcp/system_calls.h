@@ -2,6 +2,7 @@
 // as a test wants it.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,15 @@ class FailingConnects {
 
   /// Tries that are yet to fail.
   int left() const;
+};
+
+/// While this lives, one of this thread's looks for news, counted from 1, takes so long to begin.
+class LateLook {
+ public:
+  LateLook(int number, std::chrono::milliseconds by);
+  ~LateLook();
+  LateLook(const LateLook&) = delete;
+  LateLook& operator=(const LateLook&) = delete;
 };
 
 /// While this lives, the host has another name.
