@@ -210,8 +210,9 @@ class Reducer:
 
     ``gradients = reducer(tape.gradient(loss, variables), names)``; None stays None, on all ranks
     alike, and keeps its residual. Sparse gradients are made dense. Options are those of
-    ``tersor.GradientReducer``. What ends an exchange is raised by TensorFlow as an error that holds
-    Tersor's text.
+    ``tersor.GradientReducer``, which is ``core``: with ``weighted=True`` a step begins with
+    ``reducer.core.weigh(samples)``, outside of a ``tf.function``. What ends an exchange is raised
+    by TensorFlow as an error that holds Tersor's text.
     """
 
     def __init__(self, **options: Unpack[ReducerOptions]) -> None:

@@ -225,6 +225,33 @@ def test_gradients_may_be_missing_for_a_step(tmp_path: pathlib.Path) -> None:
     assert "has not trained yet" in first[2][1]
 
 
+WEIGHTED = """
+    import tensorflow as tf
+    import tersor.tensorflow as tt
+    transport = tt.init(timeout=60)
+    reduce = tt.Reducer(codec="none", weighted=True, timeout=20.0)
+    means = []
+    for samples in ((1, 3), (2, 0)):
+        reduce.core.weigh(samples[transport.rank])
+        (mean,) = reduce([tf.fill(5, 1.0 + transport.rank)], ["x"])
+        means.append(float(mean[0]))
+    optimizer = tf.keras.optimizers.SGD(1.0)
+    optimizer = tt.DistributedOptimizer(optimizer, codec="none", weighted=True)
+    weights = tf.keras.Variable(tf.zeros(5))
+    for samples in ((1, 3), (3, 1)):
+        optimizer.reducer.weigh(samples[transport.rank])
+        optimizer.apply([tf.fill(5, 1.0 + transport.rank)], [weights])
+        means.append(float(weights.numpy()[0]))
+    print(json.dumps(means))
+    tt.shutdown()
+"""
+
+
+def test_ranks_count_by_their_samples(tmp_path: pathlib.Path) -> None:
+    first, second = told(run(tmp_path, WEIGHTED, environments=of_two()))
+    assert first == second == [1.75, 1.0, -1.75, -3.0]
+
+
 def test_a_rank_that_dies_ends_the_other_by_name(tmp_path: pathlib.Path) -> None:
     left, died = run(tmp_path, KERAS, "int8", "dies", environments=of_two())
     assert died[0] == 3
