@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,3 +168,25 @@ def test_who_joins_late_has_a_clock_at_each_server() -> None:
     assert [len(seen) for seen in late] == [4, 4]
     fast.leave()
     assert [one["pushes"] for one in server.statistics()] == [28, 28]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_benchmark_sends_to_another_node_where_there_is_one(
+    tmp_path: pathlib.Path, nodes: int
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    words = ["--codec", "int8+ef", "--mib", "1", "--pushes", "2", "--turns", "1"]
+    path = tmp_path / "records.json"
+    command = [sys.executable, "-m", "tersor.bench", "ray", *words, "--json", str(path)]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(num_cpus=1)
+        subprocess.run([*command, "--address", cluster.address], check=True, timeout=240)
+    finally:
+        cluster.shutdown()
+    (record,) = json.loads(path.read_text())
+    assert record["nodes"] == nodes
+    assert record["payload_bytes"] < 0.27 * 4 * record["count"]
+    assert 0 < record["ratio"] == pytest.approx(record["baseline_seconds"] / record["seconds"])
