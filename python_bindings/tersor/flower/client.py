@@ -1,0 +1,128 @@
+"""The mod of a client: it trains on what the server sent, and sends what it changed in frames."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from tersor import Codec
+from tersor._core import InvalidArgument
+from tersor.flower import down
+from tersor.flower.wire import (
+    KEY,
+    Told,
+    Values,
+    encode,
+    flat,
+    is_compressed,
+    model_name,
+    only_arrays,
+)
+
+Call = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Call], Message]
+
+_RESIDUALS = KEY + ".residuals"
+
+
+def compress(
+    codec: str = "int8+ef", *, keep: Literal["client", "nothing"] = "client", forget_after: int = 10
+) -> Mod:
+    """A mod of ``flwr.clientapp.ClientApp``, the first of its list: outside of those that clip and
+    add noise, so that what is sent is a function of what they let out.
+
+    What the app returns, less what came, goes to the server in a frame for each floating array;
+    other arrays go as they are. With "+ef" what a frame leaves out is kept in ``context.state``, on
+    the client alone, and counts in its next round; after ``forget_after`` rounds without one it is
+    too old, and starts at zero, which the server's log says. ``keep="nothing"``: nothing stays.
+    Raises InvalidArgument for an unknown codec, and for "+ef" with nothing kept. On the client a
+    message is refused, and its round fails, where the server has another codec, and where an update
+    is not finite.
+    """
+    made = Codec(codec)
+    if keep not in ("client", "nothing"):
+        raise InvalidArgument(f'keep={keep!r}: "client" or "nothing"')
+    if keep == "nothing" and made.has_feedback:
+        raise InvalidArgument(f'{codec}: "+ef" needs its residual kept; keep="client", or leave it')
+    if forget_after < 1:
+        raise InvalidArgument(f"forget_after={forget_after}: 1 or more rounds")
+    return _Client(made, forget_after)
+
+
+class _Client:
+    def __init__(self, codec: Codec, forget_after: int) -> None:
+        self._codec, self._forget_after = codec, forget_after
+
+    def __call__(self, message: Message, context: Context, call_next: Call) -> Message:
+        request = message.content.config_records.get(KEY)
+        if request is None:
+            if message.metadata.message_type.split(".")[0] == "train":
+                raise InvalidArgument(
+                    "the server decodes nothing: wrap its strategy in tersor.flower.Strategy"
+                )
+            return call_next(message, context)
+        told = Told.of(request)
+        told.require(Told(told.round, self._codec.spec, told.model), "the client")
+        key, came = only_arrays(message.content)
+        start = down.receive(came, request, context)
+        if model_name(start) != told.model:
+            raise InvalidArgument("what came is not the model that the server told of")
+        message.content = _with(message.content, key, start, None)
+        reply = call_next(message, context)
+        if not reply.has_error():
+            self._encode_reply(reply, start, told, context)
+        return reply
+
+    def _encode_reply(
+        self, reply: Message, start: ArrayRecord, told: Told, context: Context
+    ) -> None:
+        key, trained = only_arrays(reply.content)
+        if model_name(trained) != told.model:
+            raise InvalidArgument("the app returned arrays of other names or shapes")
+        residuals, forgot = self._residuals(told, context)
+        left: dict[str, Values] = {}
+        sent = ArrayRecord()
+        for name, array in trained.items():
+            if is_compressed(array, start[name]):
+                change = flat(array) - flat(start[name])
+                if self._codec.has_feedback:
+                    left[name] = residuals.get(name, np.zeros(change.size, np.float32))
+                frame = encode(self._codec, told, name, change, left.get(name), _seed(context))
+                array = Array(array.dtype, array.shape, KEY, frame)
+            sent[name] = array
+        context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})
+        context.state[KEY] = told.record()
+        reply.content = _with(reply.content, key, sent, told.record(forgot=forgot))
+
+    def _residuals(self, told: Told, context: Context) -> tuple[dict[str, Values], bool]:
+        """Those that were kept, and whether they are too old, or of another model."""
+        kept = context.state.config_records.get(KEY)
+        if kept is None or not self._codec.has_feedback:
+            return {}, False
+        if not self._follows(Told.of(kept), told):
+            return {}, True
+        record = context.state.array_records[_RESIDUALS]
+        return {name: one.numpy() for name, one in record.items()}, False
+
+    def _follows(self, before: Told, told: Told) -> bool:
+        is_alike = (before.codec, before.model) == (told.codec, told.model)
+        return is_alike and 0 < told.round - before.round <= self._forget_after
+
+
+def _seed(context: Context) -> int:
+    """Of a client's stochastic rounding: errors of clients are to be independent."""
+    node = str(context.node_id).encode()
+    return int.from_bytes(hashlib.blake2b(node, digest_size=8).digest(), "little")
+
+
+def _with(content: RecordDict, key: str, arrays: ArrayRecord, told: ConfigRecord | None) -> Any:
+    """A message's content with other arrays and another record of ours."""
+    records: dict[str, Any] = {name: one for name, one in content.items() if name != KEY}
+    records[key] = arrays
+    if told is not None:
+        records[KEY] = told
+    return RecordDict(records)

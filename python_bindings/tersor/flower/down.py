@@ -1,0 +1,180 @@
+"""What the server sends: weights as they are, in bf16, or what changed since the last ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+
+from tersor import Codec
+from tersor._core import InvalidArgument
+from tersor.flower.wire import (
+    KEY,
+    Told,
+    Values,
+    decode,
+    encode,
+    flat,
+    is_compressed,
+    model_name,
+    with_values,
+)
+
+_DIFFERENCE = "difference:"
+_MODEL = KEY + ".model"  # of differences, what a client has
+_HISTORY = 4  # rounds that a client may miss before it gets all weights again
+
+
+class Plain:
+    """Weights as they are."""
+
+    def move(self, round_: int, arrays: ArrayRecord) -> None:
+        """Takes the server's arrays of a round."""
+        self._arrays = arrays
+
+    def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
+        """A node's arrays, and what our record says of them."""
+        return self._arrays, {}
+
+    def learn(self, _node: int, _has_it: bool) -> None:
+        """Whether a node has said that it has what was sent."""
+
+
+class Rounded(Plain):
+    """Weights in frames of a codec without feedback. The server's own stay as they are."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def move(self, round_: int, arrays: ArrayRecord) -> None:
+        told = Told(round_, self._codec.spec, model_name(arrays))
+        self._arrays = _encoded(self._codec, told, arrays)
+
+    def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
+        return self._arrays, {"down": self._codec.spec}
+
+
+class Differences(Plain):
+    """What the weights of all clients are moved by: what rounding leaves out is in the next
+    difference. A client that missed a few rounds gets theirs, too; else all weights."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._frames: deque[tuple[int, int, ArrayRecord]] = deque(maxlen=_HISTORY)
+        self._public: ArrayRecord | None = None
+        self._round = 0
+        self._known: dict[int, int] = {}  # the round of the weights that a node has
+
+    def move(self, round_: int, arrays: ArrayRecord) -> None:
+        before = self._public
+        if before is None or model_name(before) != model_name(arrays):
+            self._frames.clear()
+            self._known.clear()
+            self._public = arrays
+        else:
+            told = Told(round_, self._codec.spec, model_name(arrays))
+            sent = _encoded(self._codec, told, arrays, before)
+            self._public = _moved(self._codec, told, before, sent)
+            self._frames.append((self._round, round_, sent))
+        self._round = round_
+
+    def to(self, node: int) -> tuple[ArrayRecord, dict[str, Any]]:
+        assert self._public is not None
+        told: dict[str, Any] = {"down": _DIFFERENCE + self._codec.spec, "whole": True}
+        frames = [one for one in self._frames if one[0] >= self._known.get(node, self._round)]
+        if not frames or frames[0][0] != self._known.get(node):
+            return self._public, told
+        record = ArrayRecord()
+        for _, of, sent in frames:
+            for name, array in sent.items():
+                record[f"{of}:{name}"] = array
+        told |= {"whole": False, "from": frames[0][0], "rounds": [of for _, of, _ in frames]}
+        return record, told
+
+    def learn(self, node: int, has_it: bool) -> None:
+        if has_it:
+            self._known[node] = self._round
+        else:
+            self._known.pop(node, None)
+
+
+def sender(down: str) -> Plain:
+    """Of ``Strategy``'s option. Raises InvalidArgument for one that is none."""
+    if down == "none":
+        return Plain()
+    codec = Codec(down.removeprefix(_DIFFERENCE))
+    if codec.has_feedback:
+        raise InvalidArgument(f'down={down!r}: no "+ef"; a difference has what was left out anyway')
+    if down.startswith(_DIFFERENCE):
+        return Differences(codec)
+    if codec.spec != "bf16":
+        raise InvalidArgument(f'down={down!r}: "none", "bf16", or "difference:" and a codec')
+    return Rounded(codec)
+
+
+def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> ArrayRecord:
+    """The plain arrays of a message. Raises InvalidArgument for differences from what this client
+    has not: the server sends it all weights the next time."""
+    down = str(request.get("down", ""))
+    told = Told(Told.of(request).round, down.removeprefix(_DIFFERENCE), str(request["model"]))
+    if not down:
+        return came
+    if not down.startswith(_DIFFERENCE):
+        return _decoded(Codec(down), told, came)
+    arrays = came if request["whole"] else _following(came, request, told, context)
+    context.state[_MODEL] = arrays
+    context.state[_MODEL + ".told"] = told.record()
+    return arrays
+
+
+def _following(
+    came: ArrayRecord, request: Mapping[str, Any], told: Told, context: Context
+) -> ArrayRecord:
+    has = context.state.config_records.get(_MODEL + ".told")
+    if has is None or Told.of(has) != Told(int(request["from"]), told.codec, told.model):
+        raise InvalidArgument("this client has not the weights that the difference is from")
+    arrays, codec = context.state.array_records[_MODEL], Codec(told.codec)
+    for round_ in request["rounds"]:
+        head = f"{round_}:"
+        sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
+        arrays = _moved(codec, Told(round_, told.codec, told.model), arrays, sent)
+    return arrays
+
+
+def _encoded(
+    codec: Codec, told: Told, arrays: ArrayRecord, before: ArrayRecord | None = None
+) -> ArrayRecord:
+    """Frames of weights, or of what they are more than those before."""
+    sent = ArrayRecord()
+    for name, array in arrays.items():
+        if is_compressed(array):
+            values = flat(array) if before is None else flat(array) - flat(before[name])
+            frame = encode(codec, told, name, values, None)
+            array = Array(array.dtype, array.shape, KEY, frame)
+        sent[name] = array
+    return sent
+
+
+def _decoded(codec: Codec, told: Told, came: Mapping[str, Array]) -> ArrayRecord:
+    def plain(name: str, array: Array) -> Array:
+        if not is_compressed(array):
+            return array
+        return with_values(array, decode(codec, told, name, array))
+
+    return ArrayRecord({name: plain(name, array) for name, array in came.items()})
+
+
+def _moved(
+    codec: Codec, told: Told, before: Mapping[str, Array], sent: Mapping[str, Array]
+) -> ArrayRecord:
+    """The same bits on the server and on every client."""
+
+    def moved(name: str, array: Array) -> Array:
+        if not is_compressed(array):
+            return array
+        change: Values = decode(codec, told, name, array)
+        return with_values(array, flat(before[name]) + change)
+
+    return ArrayRecord({name: moved(name, array) for name, array in sent.items()})

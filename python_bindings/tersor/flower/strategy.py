@@ -1,0 +1,146 @@
+"""The server's side: a strategy of Flower's, whose clients send frames."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+
+from tersor import Codec
+from tersor import Error as TersorError
+from tersor._core import InvalidArgument
+from tersor.flower.down import sender
+from tersor.flower.wire import (
+    KEY,
+    Told,
+    decode,
+    flat,
+    model_name,
+    only_arrays,
+    with_values,
+)
+
+_log = logging.getLogger("flwr")
+
+
+class Strategy(flower.Strategy):
+    """Wraps one of Flower's strategies, which goes on as if clients had sent their arrays.
+
+    Sampling, weights, metrics and rounds are the wrapped one's. Replies are decoded in the order of
+    nodes, so that a round's result does not depend on which came first. A reply that is not of this
+    round, model and codec, or that is damaged, becomes a failure of its node, which the log names;
+    the round goes on. ``bytes_up`` has for each round what frames took, and what arrays would have.
+
+    ``codec`` is that of the clients' ``compress``. ``down``: what goes to clients, ``"none"`` (as
+    it is), ``"bf16"``, or ``"difference:CODEC"``, what changed since a client's last round, which
+    it keeps. The server's weights are never rounded by it. Evaluation is not compressed. Raises
+    InvalidArgument for options that are none.
+    """
+
+    def __init__(
+        self, strategy: flower.Strategy, codec: str = "int8+ef", *, down: str = "none"
+    ) -> None:
+        self._wrapped, self._codec, self._down = strategy, Codec(codec), sender(down)
+        self._told = Told(0, self._codec.spec, "")
+        self._exact = ArrayRecord()
+        self.bytes_up: dict[int, tuple[int, int]] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Flower's; see its ``Strategy``."""
+        messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
+        if not messages:
+            return messages
+        self._told = Told(server_round, self._codec.spec, model_name(arrays))
+        self._exact = arrays
+        self._down.move(server_round, arrays)
+        for message in messages:
+            key, given = only_arrays(message.content)
+            if given is not arrays and given != arrays:
+                raise InvalidArgument("the strategy sends a node other arrays than those of all")
+            record, more = self._down.to(message.metadata.dst_node_id)
+            message.content = RecordDict(
+                {**message.content, key: record, KEY: self._told.record(**more)}
+            )
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Flower's; see its ``Strategy``."""
+        frames = plain = 0
+        decoded = []
+        for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
+            try:
+                if not reply.has_error():
+                    sizes = self._decode(reply)
+                    frames, plain = frames + sizes[0], plain + sizes[1]
+            except (TersorError, ValueError, KeyError, TypeError) as error:
+                reply = _failed(reply, error)
+            self._down.learn(reply.metadata.src_node_id, not reply.has_error())
+            decoded.append(reply)
+        self.bytes_up[server_round] = frames, plain
+        if frames:
+            _log.info("tersor: %d bytes came in %d", plain, frames)
+        found: tuple[ArrayRecord | None, MetricRecord | None]
+        found = self._wrapped.aggregate_train(server_round, decoded)
+        return found
+
+    def _decode(self, reply: Message) -> tuple[int, int]:
+        """Replaces the frames of a reply; their bytes, and those of what they stand for."""
+        if KEY not in reply.content.config_records:
+            raise InvalidArgument("the client compresses nothing: give it tersor.flower.compress")
+        record: Any = reply.content.config_records[KEY]
+        self._told.require(Told.of(record), "the reply")
+        key, came = only_arrays(reply.content)
+        if model_name(came) != self._told.model:
+            raise InvalidArgument("the reply has arrays of other names or shapes")
+        arrays, frames, plain = ArrayRecord(), 0, 0
+        for name, array in came.items():
+            if array.stype == KEY:
+                change = decode(self._codec, self._told, name, array)
+                frames += len(array.data)
+                array = with_values(self._exact[name], flat(self._exact[name]) + change)
+                plain += len(array.data)
+            arrays[name] = array
+        if record.get("forgot"):
+            _log.info("tersor: node %d left out a residual of long ago", _node(reply))
+        rest = {name: one for name, one in reply.content.items() if name != KEY}
+        reply.content = RecordDict({**rest, key: arrays})
+        return frames, plain
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The wrapped one's."""
+        messages: Iterable[Message]
+        messages = self._wrapped.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The wrapped one's."""
+        return self._wrapped.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Logs what is set."""
+        self._wrapped.summary()
+        _log.info("\t└──> Compressed: %s", self._codec.spec)
+
+
+def _node(message: Message) -> int:
+    return int(message.metadata.src_node_id)
+
+
+def _failed(reply: Message, error: Exception) -> Message:
+    """The failure that a node's reply is counted as."""
+    reason = f"node {_node(reply)}: {error}"
+    _log.warning("tersor: %s", reason)
+    return Message(error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), metadata=reply.metadata)

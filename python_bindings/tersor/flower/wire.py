@@ -1,0 +1,104 @@
+"""What both sides know: how arrays become frames in Flower's records, and what a frame is of."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from tersor import Codec
+from tersor._core import InvalidArgument
+
+KEY = "tersor"  #: of our record in a message, of what a client keeps, and an array's stype
+Values = np.ndarray[Any, Any]
+
+
+def is_compressed(array: Array, other: Array | None = None) -> bool:
+    """Whether an array goes in frames: floats do; counters and what is empty go as they are. Less
+    another one: what Flower averages comes back as f64, though an app counts in integers."""
+    is_float = array.dtype in ("float16", "float32", "float64") and math.prod(array.shape) > 0
+    return is_float and (other is None or other.dtype == array.dtype)
+
+
+def flat(array: Array) -> Values:
+    """Its values; f64 stay so, what is shorter becomes f32."""
+    values: Values = array.numpy().reshape(-1)
+    return values if array.dtype == "float64" else values.astype(np.float32)
+
+
+def with_values(like: Array, values: Values) -> Array:
+    """An array as another one, of these values."""
+    return Array(values.reshape(like.shape).astype(like.dtype))
+
+
+def model_name(arrays: ArrayRecord) -> str:
+    """What differs where names or shapes of a model do."""
+    told = sorted((name, list(one.shape)) for name, one in arrays.items())
+    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+
+def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
+    """A message's record of arrays, and its key. Raises InvalidArgument for none or several."""
+    if len(content.array_records) != 1:
+        found = ", ".join(content.array_records) or "none"
+        raise InvalidArgument(f"a message has one record of arrays to compress; found: {found}")
+    ((key, arrays),) = content.array_records.items()
+    return key, arrays
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a frame is of; sender and receiver compare it before they look at the bytes."""
+
+    round: int
+    codec: str
+    model: str
+
+    def record(self, **more: Any) -> ConfigRecord:
+        """As a message carries it."""
+        return ConfigRecord({"round": self.round, "codec": self.codec, "model": self.model, **more})
+
+    @staticmethod
+    def of(record: Mapping[str, Any]) -> Told:
+        return Told(int(record["round"]), str(record["codec"]), str(record["model"]))
+
+    def signature(self, name: str) -> int:
+        """Of a parameter's frame."""
+        text = repr((self.round, self.codec, self.model, name))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+    def require(self, other: Told, who: str) -> None:
+        """Raises InvalidArgument that says in what another one differs."""
+        for field in ("round", "codec", "model"):
+            own, found = getattr(self, field), getattr(other, field)
+            if own != found:
+                raise InvalidArgument(f"{who} has {field} {found!r}, here it is {own!r}")
+
+
+def encode(
+    codec: Codec, told: Told, name: str, values: Values, residual: Values | None, seed: int = 0
+) -> bytes:
+    """A parameter's frame; ``residual`` is updated in place. Raises InvalidArgument where what
+    would be sent is not finite: nothing is changed then."""
+    values = np.ascontiguousarray(values, np.float32)
+    if not np.isfinite(values).all():
+        raise InvalidArgument(f"{name}: the update is not finite; nothing is sent")
+    frame = codec.encode(
+        values, residual=residual, signature=told.signature(name), seed=seed, step=told.round
+    )
+    return bytes(np.asarray(frame))
+
+
+def decode(codec: Codec, told: Told, name: str, array: Array) -> Values:
+    """Its f32 values, flat. Raises InvalidArgument or WireError for what is no such frame."""
+    if array.stype != KEY:
+        raise InvalidArgument(f"{name}: the array is {array.stype}, not compressed")
+    out = np.empty(math.prod(array.shape), np.float32)
+    frame = np.frombuffer(array.data, np.uint8).copy()
+    codec.decode(frame, out, signature=told.signature(name))
+    return out

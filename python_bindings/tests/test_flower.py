@@ -1,0 +1,436 @@
+"""Federated learning on Flower: the client's mod and the server's strategy, node by node."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from pages import programs
+
+import tersor
+
+pytest.importorskip("flwr")
+import flwr.app
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.supercore.task_identity import TaskIdentity
+
+import tersor.flower
+
+SHAPES = {"layer.weight": (64, 96), "layer.bias": (96,), "norm": (1,)}
+NODES = (11, 7, 23, 5)
+
+
+def model(seed: int = 0, dtype: Any = np.float32) -> ArrayRecord:
+    draw = np.random.default_rng(seed)
+    arrays = {name: Array(draw.standard_normal(s).astype(dtype)) for name, s in SHAPES.items()}
+    return ArrayRecord({**arrays, "seen": Array(np.array(3, np.int64))})
+
+
+def update_of(node: int, round_: int) -> dict[str, np.ndarray[Any, Any]]:
+    draw = np.random.default_rng([node, round_])
+    return {name: 0.01 * draw.standard_normal(s, np.float32) for name, s in SHAPES.items()}
+
+
+Train = Callable[[dict[str, Any], int, int], dict[str, Any]]
+
+
+def adds(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+    update = update_of(node, round_)
+    moved = {name: arrays[name] + update[name].astype(arrays[name].dtype) for name in SHAPES}
+    return {**moved, "seen": arrays["seen"] + 1}
+
+
+def client_app(mods: list[Any], train: Train = adds) -> ClientApp:
+    app = ClientApp()
+
+    @app.train(mods=mods)
+    def _train(message: Message, context: Context) -> Message:
+        round_ = int(message.content["config"]["server-round"])
+        assert "tersor" not in message.content
+        arrays = {name: one.numpy() for name, one in message.content["arrays"].items()}
+        moved = train(arrays, context.node_id, round_)
+        record = ArrayRecord({name: Array(np.asarray(one)) for name, one in moved.items()})
+        metrics = MetricRecord({"num-examples": 1 + context.node_id % 3})
+        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+@pytest.fixture(autouse=True)
+def of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Nodes(Grid):  # type: ignore[misc]
+    """Nodes of this process, each with a state of its own; a node that raises answers an error."""
+
+    def __init__(self, app: ClientApp, nodes: Iterable[int] = NODES) -> None:
+        self.app, self.nodes = app, list(nodes)
+        self.states: dict[int, RecordDict] = {node: RecordDict() for node in self.nodes}
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        self.rounds = 0
+        self.tamper: Callable[[Message], None] = lambda reply: None
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any: ...
+
+    def create_message(self, *_: Any, **__: Any) -> Any: ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Any: ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Any: ...
+
+    def get_node_ids(self) -> list[int]:
+        return self.nodes
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        sent = list(messages)
+        if sent:  # none: Flower asks for an evaluation by nobody
+            self.sent = sent
+            self.replies = [self._answer(copy.deepcopy(one)) for one in sent]
+            self.rounds += 1
+        return self.replies if sent else []
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        context = Context(1, node, {}, self.states[node], {})
+        try:
+            reply = self.app(message, context)
+            self.tamper(reply)
+        except Exception as error:
+            return Message(flwr.app.Error(2, str(error)), reply_to=message)
+        return reply
+
+
+def fedavg(**options: Any) -> flower.FedAvg:
+    return flower.FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1, **options)
+
+
+def run(
+    nodes: Nodes,
+    codec: str | None,
+    rounds: int = 1,
+    start: ArrayRecord | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    strategy: Any = fedavg()
+    if codec is not None:
+        strategy = tersor.flower.Strategy(strategy, codec, **options)
+    result = strategy.start(nodes, start if start is not None else model(), num_rounds=rounds)
+    return result.arrays, strategy
+
+
+def as_numpy(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: one.numpy() for name, one in record.items()}
+
+
+def distance(one: ArrayRecord, other: ArrayRecord) -> float:
+    pairs = [(one[name].numpy(), other[name].numpy()) for name in SHAPES]
+    return float(max(np.abs(a.astype(float) - b).max() for a, b in pairs))
+
+
+def test_the_pages_program() -> None:
+    (program,) = programs("docs/federated.md", "flower")
+    page: dict[str, Any] = {}
+    exec(program, page)
+    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")]))
+    page["strategy"].start(nodes, model(), num_rounds=2)
+    assert page["strategy"].bytes_up[2][0] < 0.3 * page["strategy"].bytes_up[2][1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_the_result_is_that_of_fedavg(dtype: str) -> None:
+    start = model(dtype=dtype)
+    plain, _ = run(Nodes(client_app([])), None, 3, start)
+    same, _ = run(Nodes(client_app([tersor.flower.compress("none")])), "none", 3, start)
+    rounded = 2e-2 if dtype == "float16" else 1e-6
+    assert distance(plain, same) < rounded
+    short, strategy = run(
+        Nodes(client_app([tersor.flower.compress("int8+ef")])), "int8+ef", 3, start
+    )
+    assert distance(plain, short) < (2e-2 if dtype == "float16" else 2e-3)
+    assert [short[name].dtype for name in SHAPES] == [dtype] * len(SHAPES)
+    assert short["seen"].numpy() == pytest.approx(6) == plain["seen"].numpy()
+    assert {frames < 0.3 * plain for frames, plain in strategy.bytes_up.values()} == {
+        dtype != "float16"
+    }
+
+
+def test_the_order_of_replies_changes_nothing() -> None:
+    def of(nodes: Iterable[int]) -> dict[str, bytes]:
+        app = client_app([tersor.flower.compress("int8+ef")])
+        arrays, _ = run(Nodes(app, nodes), "int8+ef", 2)
+        return {name: one.data for name, one in arrays.items()}
+
+    assert of(NODES) == of(reversed(NODES))
+
+
+def test_what_a_round_leaves_out_comes_in_later_ones() -> None:
+    update = np.full((64, 96), 1e-4, np.float32)
+    update[:, 0] = 1.0
+
+    def adds_little(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
+        return {**arrays, "layer.weight": arrays["layer.weight"] + update}
+
+    def moved(codec: str) -> float:
+        app = client_app([tersor.flower.compress(codec)], adds_little)
+        arrays, _ = run(Nodes(app), codec, 400)
+        change = arrays["layer.weight"].numpy() - model()["layer.weight"].numpy()
+        return float(change[:, 1:].mean())
+
+    assert moved("int8") == pytest.approx(0, abs=1e-4)
+    assert moved("int8+ef") == pytest.approx(400 * 1e-4, rel=0.15)
+
+
+def states_after(codec: str, rounds: int) -> Nodes:
+    nodes = Nodes(client_app([tersor.flower.compress(codec, forget_after=3)]))
+    run(nodes, codec, rounds)
+    return nodes
+
+
+def asked(round_: int, codec: str, arrays: ArrayRecord) -> Message:
+    """What a strategy sends node 7 in some round."""
+    nodes = Nodes(client_app([]), [7])
+    made = tersor.flower.Strategy(fedavg(), codec)
+    (message,) = made.configure_train(round_, arrays, ConfigRecord(), nodes)
+    return message
+
+
+@pytest.mark.parametrize(("round_", "forgot"), [(3, False), (5, False), (6, True), (2, True)])
+def test_a_residual_of_long_ago_is_forgotten_and_told(round_: int, forgot: bool) -> None:
+    nodes = states_after("int4+ef", 2)
+    (reply,) = nodes.send_and_receive([asked(round_, "int4+ef", model())])
+    assert reply.content["tersor"]["forgot"] is forgot
+    fresh = Nodes(client_app([tersor.flower.compress("int4+ef")]), [7])
+    (first,) = fresh.send_and_receive([asked(round_, "int4+ef", model())])
+    assert first.content["tersor"]["forgot"] is False
+    one, other = (r.content["arrays"]["layer.weight"].data for r in (reply, first))
+    assert (one == other) is forgot
+
+
+def as_not_finite(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+    moved = adds(arrays, node, round_)
+    if node == 7 and round_ == 2:
+        moved["norm"] = np.array([np.nan], np.float32)
+    return moved
+
+
+def spoil(field: str, value: Any) -> Callable[[Message], None]:
+    def change(reply: Message) -> None:
+        reply.content["tersor"][field] = value
+
+    return change
+
+
+def cut(reply: Message) -> None:
+    array = reply.content["arrays"]["layer.weight"]
+    array.data = array.data[:-3]
+
+
+def flip(reply: Message) -> None:
+    array = reply.content["arrays"]["layer.weight"]
+    array.data = array.data[:90] + bytes([array.data[90] ^ 1]) + array.data[91:]
+
+
+def swap(reply: Message) -> None:
+    arrays = reply.content["arrays"]
+    arrays["layer.bias"].data = arrays["layer.weight"].data
+
+
+def grow(reply: Message) -> None:
+    reply.content["arrays"]["norm"].shape = (1 << 40,)
+
+
+def strip(reply: Message) -> None:
+    del reply.content["tersor"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (spoil("round", 1), "has round 1, here it is 2"),
+        (spoil("codec", "int4"), "has codec 'int4'"),
+        (spoil("model", "0"), "has model '0'"),
+        (spoil("round", "x"), "invalid literal"),
+        (cut, "bytes"),
+        (flip, "checksum"),
+        (swap, "frame count is 6144, expected 96"),
+        (grow, "other names or shapes"),
+        (strip, "tersor.flower.compress"),
+    ],
+)
+def test_a_bad_reply_fails_alone(
+    harm: Callable[[Message], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tamper(reply: Message) -> None:
+        if reply.metadata.src_node_id == 7 and nodes.rounds == 1:
+            harm(reply)
+
+    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    nodes.tamper = tamper
+    without = Nodes(client_app([tersor.flower.compress("int8")], dies_in_round_two))
+    spoilt, _ = run(nodes, "int8", 3)
+    missing, _ = run(without, "int8", 3)
+    assert {n: one.data for n, one in spoilt.items()} == {n: one.data for n, one in missing.items()}
+    assert "node 7: " in caplog.text
+    assert said in caplog.text
+
+
+def dies_in_round_two(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+    if node == 7 and round_ == 2:
+        raise RuntimeError("out of power")
+    return adds(arrays, node, round_)
+
+
+def error_of(nodes: Nodes, node: int) -> str:
+    (found,) = [one for one in nodes.replies if one.metadata.src_node_id == node]
+    return str(found.error.reason)
+
+
+def test_an_update_that_is_not_finite_is_not_sent() -> None:
+    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")], as_not_finite))
+    run(nodes, "int8+ef", 1)
+    before = {name: one.data for name, one in nodes.states[7]["tersor.residuals"].items()}
+    run_again = tersor.flower.Strategy(fedavg(), "int8+ef")
+    nodes.send_and_receive(run_again.configure_train(2, model(), ConfigRecord(), nodes))
+    assert "norm: the update is not finite" in error_of(nodes, 7)
+    kept = {name: one.data for name, one in nodes.states[7]["tersor.residuals"].items()}
+    assert kept == before
+
+
+def test_a_client_says_what_does_not_fit() -> None:
+    nodes = Nodes(client_app([tersor.flower.compress("int4")]))
+    run(nodes, "int8", 1)
+    assert "has codec 'int4" in error_of(nodes, 7)
+    run(nodes, None, 1)
+    assert "wrap its strategy in tersor.flower.Strategy" in error_of(nodes, 7)
+
+
+def other_names(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
+    return {f"{name}2": one for name, one in arrays.items()}
+
+
+def test_an_app_that_returns_another_model_is_refused() -> None:
+    nodes = Nodes(client_app([tersor.flower.compress("int8")], other_names))
+    run(nodes, "int8", 1)
+    assert "other names or shapes" in error_of(nodes, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"codec": "int9"}, "int9"),
+        ({"codec": "int8+ef", "keep": "nothing"}, "needs its residual kept"),
+        ({"codec": "int8", "keep": "all"}, "keep='all'"),
+        ({"codec": "int8", "forget_after": 0}, "1 or more"),
+    ],
+)
+def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(tersor.InvalidArgument, match=said):
+        tersor.flower.compress(**options)
+
+
+@pytest.mark.parametrize("down", ["f32", "int8", "difference:int8+ef", "difference:", "bf16+ef"])
+def test_ways_down_that_are_none(down: str) -> None:
+    with pytest.raises(tersor.InvalidArgument):
+        tersor.flower.Strategy(fedavg(), "int8", down=down)
+
+
+def bytes_down(nodes: Nodes) -> list[int]:
+    return [sum(len(a.data) for a in m.content["arrays"].values()) for m in nodes.sent]
+
+
+@pytest.mark.parametrize(
+    ("down", "share", "error"), [("bf16", 0.55, 3e-3), ("difference:int8", 0.32, 1e-3)]
+)
+def test_fewer_bytes_down(down: str, share: float, error: float) -> None:
+    plain_nodes = Nodes(client_app([tersor.flower.compress("none")]))
+    plain, _ = run(plain_nodes, "none", 8)
+    nodes = Nodes(client_app([tersor.flower.compress("none")]))
+    short, _ = run(nodes, "none", 8, down=down)
+    assert distance(plain, short) < 1e-5  # updates here do not depend on where they begin
+    assert max(bytes_down(nodes)) < share * min(bytes_down(plain_nodes))
+    seen = {}
+
+    def looks(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+        seen[node, round_] = arrays
+        return adds(arrays, node, round_)
+
+    run(Nodes(client_app([tersor.flower.compress("none")], looks)), "none", 8, down=down)
+    for name in SHAPES:
+        views = [seen[node, 8][name] for node in NODES]
+        assert all(np.array_equal(views[0], other) for other in views)
+    fine, _ = run(Nodes(client_app([])), None, 7)
+    view = ArrayRecord({name: Array(one) for name, one in seen[7, 8].items()})
+    assert distance(view, fine) < 10 * error
+
+
+def test_a_client_that_missed_rounds_or_lost_its_state_gets_what_it_needs() -> None:
+    views: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def looks(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+        views[node, round_] = arrays
+        return adds(arrays, node, round_)
+
+    nodes = Nodes(client_app([tersor.flower.compress("none")], looks))
+    strategy = tersor.flower.Strategy(fedavg(), "none", down="difference:int8")
+    arrays, sizes = model(), {}
+    for round_ in range(1, 13):
+        absent = {3: [7], 4: [7], 6: [5], 7: [5], 8: [5], 9: [5], 10: [5]}.get(round_, [])
+        if round_ == 10:
+            nodes.states[11] = RecordDict()
+        nodes.nodes = [one for one in NODES if one not in absent]
+        sent = strategy.configure_train(round_, arrays, ConfigRecord(), nodes)
+        replies = nodes.send_and_receive(sent)
+        sizes[round_] = dict(zip(nodes.nodes, bytes_down(nodes), strict=True))
+        sizes[round_] = {
+            m.metadata.dst_node_id: n for m, n in zip(nodes.sent, bytes_down(nodes), strict=True)
+        }
+        found, _ = strategy.aggregate_train(round_, replies)
+        assert found is not None
+        arrays = found
+        for name in SHAPES:
+            trained = [views[node, round_][name] for node in nodes.nodes if (node, round_) in views]
+            assert all(np.array_equal(trained[0], other) for other in trained)
+    assert 2.5 < sizes[5][7] / sizes[5][11] < 3.5  # three differences
+    assert (11, 10) not in views  # refused: the server learns that it has nothing
+    assert sizes[11][11] > 3 * sizes[11][23]
+    assert sizes[11][5] > 3 * sizes[11][23]  # it missed too many
+    assert sizes[12][5] == sizes[12][11] == sizes[12][23]
+
+
+def test_what_is_sent_is_a_function_of_what_privacy_lets_out() -> None:
+    def sent_with(mods: list[Any], train: Train) -> np.ndarray[Any, Any]:
+        np.random.seed(0)  # Flower's noise
+        nodes = Nodes(client_app(mods, train), [7])
+        start = model()
+        message = asked(1, "int8", start)
+        message.content["config"]["clipping_norm"] = 0.1
+        (reply,) = nodes.send_and_receive([message])
+        strategy = tersor.flower.Strategy(fedavg(), "int8")
+        list(strategy.configure_train(1, start, ConfigRecord(), nodes))
+        arrays, _ = strategy.aggregate_train(1, [reply])
+        assert arrays is not None
+        return arrays["layer.weight"].numpy() - start["layer.weight"].numpy()
+
+    def far(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
+        return {**arrays, "layer.weight": arrays["layer.weight"] + 50}
+
+    ours = tersor.flower.compress("int8")
+    clipped = sent_with([ours, fixedclipping_mod], far)
+    assert np.linalg.norm(clipped) == pytest.approx(0.1, rel=0.01)
+    noisy = sent_with([ours, LocalDpMod(0.1, 0.1, 10.0, 1e-5)], far)
+    assert 0.1 < np.linalg.norm(noisy) < 10
