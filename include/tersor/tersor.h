@@ -10,6 +10,7 @@
 #include <tersor/error.h>
 #include <tersor/inprocess.h>
 #include <tersor/isa.h>
+#include <tersor/lanes.h>
 #include <tersor/reducer.h>
 #include <tersor/sending.h>
 #include <tersor/server.h>

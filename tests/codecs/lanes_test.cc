@@ -1,0 +1,143 @@
+// Codes in lanes: what a secure sum adds.
+#include <gtest/gtest.h>
+#include <tersor/error.h>
+#include <tersor/isa.h>
+#include <tersor/lanes.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace tersor {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+std::vector<float> normal(std::size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> draw;
+  std::vector<float> values(count);
+  for (float& value : values) value = draw(random);
+  return values;
+}
+
+Bytes encoded(const std::vector<float>& values, const LaneFormat& format, std::uint64_t secret) {
+  Bytes lanes(format.bytes(values.size()));
+  encode_lanes(values, format, secret, lanes);
+  return lanes;
+}
+
+std::vector<float> decoded(const Bytes& lanes, const LaneFormat& format) {
+  std::vector<float> values(lanes.size() * 8 / format.lanes);
+  decode_lanes(lanes, format, values);
+  return values;
+}
+
+class Lanes : public ::testing::TestWithParam<unsigned> {};
+
+INSTANTIATE_TEST_SUITE_P(Widths, Lanes, ::testing::Values(8u, 16u, 32u),
+                         [](const auto& lanes) { return std::to_string(lanes.param); });
+
+TEST_P(Lanes, ACodeIsOneOfTheTwoNeighbours) {
+  for (const std::size_t count : {0u, 1u, 255u, 256u, 257u, 5'000u}) {
+    const LaneFormat format{.bits = 8, .lanes = GetParam(), .scale = 0.03f};
+    const auto values = normal(count, 1);
+    const auto found = decoded(encoded(values, format, 5), format);
+    for (std::size_t i = 0; i < count; ++i) {
+      const float wanted = std::clamp(values[i] / 0.03f, -127.0f, 127.0f);
+      const float code = found[i] / 0.03f;
+      EXPECT_LT(std::abs(code - wanted), 1.001f) << i;
+      EXPECT_NEAR(code, std::round(code), 1e-4f) << i;
+    }
+  }
+}
+
+TEST_P(Lanes, TheMeanIsRightAndEachSecretRoundsAnew) {
+  const LaneFormat format{.bits = 5, .lanes = GetParam(), .scale = 0.5f};
+  const std::vector<float> values(4'096, 0.8125f);  // 1.625 units
+  double sum = 0;
+  for (std::uint64_t secret = 1; secret <= 64; ++secret) {
+    const auto found = decoded(encoded(values, format, secret), format);
+    sum = std::accumulate(found.begin(), found.end(), sum);
+  }
+  const double deviation = 0.5 * std::sqrt(0.625 * 0.375 / (64 * 4'096));
+  EXPECT_NEAR(sum / (64 * 4'096), 0.8125, 5 * deviation);
+  EXPECT_NE(encoded(values, format, 1), encoded(values, format, 2));
+  EXPECT_EQ(encoded(values, format, 1), encoded(values, format, 1));
+}
+
+TEST_P(Lanes, WhatDoesNotFitIsCutAndCounted) {
+  const LaneFormat format{.bits = 4, .lanes = GetParam(), .scale = 1};
+  const std::vector<float> values{7, -7, 7.5f, -8, 1e30f, -1e30f, 0};
+  Bytes lanes(format.bytes(values.size()));
+  EXPECT_EQ(encode_lanes(values, format, 9, lanes), 4u);
+  EXPECT_EQ(decoded(lanes, format), (std::vector<float>{7, -7, 7, -7, 7, -7, 0}));
+}
+
+TEST_P(Lanes, MasksComeOffASum) {
+  const LaneFormat format{.bits = 6, .lanes = GetParam(), .scale = 0.125f};
+  std::mt19937 random(3);
+  Bytes plain, masked;
+  for (unsigned rank = 0; rank < 4; ++rank) {
+    Bytes codes = encoded(normal(1'000, rank), format, rank);
+    if (rank == 0) plain.assign(codes.size(), std::byte{}), masked = plain;
+    add_lanes(plain, codes, format.lanes);
+    Bytes mask(codes.size());
+    for (std::byte& byte : mask) byte = static_cast<std::byte>(random());
+    add_lanes(codes, mask, format.lanes);
+    add_lanes(masked, codes, format.lanes);
+    subtract_lanes(masked, mask, format.lanes);
+  }
+  EXPECT_EQ(masked, plain);
+}
+
+TEST_P(Lanes, AllInstructionSetsWriteTheSame) {
+  const LaneFormat format{.bits = 8, .lanes = GetParam(), .scale = 0.02f};
+  const auto values = normal(3'333, 7);
+  const Bytes best = encoded(values, format, 77);
+  const auto sums = decoded(best, format);
+  for (const Isa isa : available_isas()) {
+    force_isa(isa);
+    EXPECT_EQ(encoded(values, format, 77), best) << isa_name(isa);
+    EXPECT_EQ(decoded(best, format), sums) << isa_name(isa);
+  }
+  force_isa({});
+}
+
+TEST(LanesErrors, AreNamedAndNothingIsSent) {
+  Bytes lanes(16, std::byte{1});
+  std::vector<float> values(8);
+  const auto complaint = [&](const LaneFormat& format) -> std::string {
+    try {
+      encode_lanes(values, format, 1, lanes);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  EXPECT_EQ(complaint({}), "none");
+  EXPECT_NE(complaint({.lanes = 12}).find("give 8, 16 or 32"), std::string::npos);
+  EXPECT_NE(complaint({.bits = 9, .lanes = 8}).find("give 2 to 8"), std::string::npos);
+  EXPECT_NE(complaint({.bits = 15}).find("give 2 to 14"), std::string::npos);
+  EXPECT_NE(complaint({.bits = 1}).find("give 2 to 14"), std::string::npos);
+  for (const float scale : {0.0f, -1.0f, std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity()})
+    EXPECT_NE(complaint({.scale = scale}).find("the scale is"), std::string::npos) << scale;
+  EXPECT_NE(complaint({.lanes = 32}).find("8 values, which take 32"), std::string::npos);
+  values[7] = std::numeric_limits<float>::infinity();
+  values[3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_NE(complaint({}).find("2 values are not finite"), std::string::npos);
+  EXPECT_EQ(lanes, Bytes(16));
+  EXPECT_THROW(add_lanes(lanes, Bytes(8), 16), InvalidArgument);
+  Bytes odd(5);
+  EXPECT_THROW(add_lanes(odd, odd, 16), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace tersor
