@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,38 +12,15 @@ from pages import programs
 import tersor
 
 pytest.importorskip("flwr")
-import flwr.app
+from flower_nodes import NODES, SHAPES, Nodes, adds, fedavg, model
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
-from flwr.serverapp import Grid
-from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
 import tersor.flower
 
-SHAPES = {"layer.weight": (64, 96), "layer.bias": (96,), "norm": (1,)}
-NODES = (11, 7, 23, 5)
-
-
-def model(seed: int = 0, dtype: Any = np.float32) -> ArrayRecord:
-    draw = np.random.default_rng(seed)
-    arrays = {name: Array(draw.standard_normal(s).astype(dtype)) for name, s in SHAPES.items()}
-    return ArrayRecord({**arrays, "seen": Array(np.array(3, np.int64))})
-
-
-def update_of(node: int, round_: int) -> dict[str, np.ndarray[Any, Any]]:
-    draw = np.random.default_rng([node, round_])
-    return {name: 0.01 * draw.standard_normal(s, np.float32) for name, s in SHAPES.items()}
-
-
 Train = Callable[[dict[str, Any], int, int], dict[str, Any]]
-
-
-def adds(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
-    update = update_of(node, round_)
-    moved = {name: arrays[name] + update[name].astype(arrays[name].dtype) for name in SHAPES}
-    return {**moved, "seen": arrays["seen"] + 1}
 
 
 def client_app(mods: list[Any], train: Train = adds) -> ClientApp:
@@ -67,56 +43,6 @@ def client_app(mods: list[Any], train: Train = adds) -> ClientApp:
 def of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-
-
-class Nodes(Grid):  # type: ignore[misc]
-    """Nodes of this process, each with a state of its own; a node that raises answers an error."""
-
-    def __init__(self, app: ClientApp, nodes: Iterable[int] = NODES) -> None:
-        self.app, self.nodes = app, list(nodes)
-        self.states: dict[int, RecordDict] = {node: RecordDict() for node in self.nodes}
-        self.sent: list[Message] = []
-        self.replies: list[Message] = []
-        self.rounds = 0
-        self.tamper: Callable[[Message], None] = lambda reply: None
-
-    def set_run(self, run: Any) -> None: ...
-
-    @property
-    def run(self) -> Any: ...
-
-    def create_message(self, *_: Any, **__: Any) -> Any: ...
-
-    def push_messages(self, messages: Iterable[Message]) -> Any: ...
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Any: ...
-
-    def get_node_ids(self) -> list[int]:
-        return self.nodes
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        sent = list(messages)
-        if sent:  # none: Flower asks for an evaluation by nobody
-            self.sent = sent
-            self.replies = [self._answer(copy.deepcopy(one)) for one in sent]
-            self.rounds += 1
-        return self.replies if sent else []
-
-    def _answer(self, message: Message) -> Message:
-        node = message.metadata.dst_node_id
-        context = Context(1, node, {}, self.states[node], {})
-        try:
-            reply = self.app(message, context)
-            self.tamper(reply)
-        except Exception as error:
-            return Message(flwr.app.Error(2, str(error)), reply_to=message)
-        return reply
-
-
-def fedavg(**options: Any) -> flower.FedAvg:
-    return flower.FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1, **options)
 
 
 def run(
@@ -143,7 +69,7 @@ def distance(one: ArrayRecord, other: ArrayRecord) -> float:
 
 
 def test_the_pages_program() -> None:
-    (program,) = programs("docs/federated.md", "flower")
+    program, _ = programs("docs/federated.md", "flower")
     page: dict[str, Any] = {}
     exec(program, page)
     nodes = Nodes(client_app([tersor.flower.compress("int8+ef")]))
@@ -275,12 +201,13 @@ def strip(reply: Message) -> None:
 def test_a_bad_reply_fails_alone(
     harm: Callable[[Message], None], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def tamper(reply: Message) -> None:
+    def tamper(_: Message, reply: Message) -> list[Message]:
         if reply.metadata.src_node_id == 7 and nodes.rounds == 1:
             harm(reply)
+        return [reply]
 
     nodes = Nodes(client_app([tersor.flower.compress("int8")]))
-    nodes.tamper = tamper
+    nodes.answers = tamper
     without = Nodes(client_app([tersor.flower.compress("int8")], dies_in_round_two))
     spoilt, _ = run(nodes, "int8", 3)
     missing, _ = run(without, "int8", 3)

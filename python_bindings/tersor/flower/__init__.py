@@ -1,10 +1,13 @@
 """Federated learning on Flower: clients send frames of our codecs.
 
-``compress`` is a mod of the client app, ``Strategy`` wraps one of Flower's on the server:
-``docs/federated.md``. Needs flwr 1.42 or later.
+``compress`` is a mod of the client app, ``Strategy`` wraps one of Flower's on the server; with
+``secure`` and ``SecureStrategy`` the server learns sums alone: ``docs/federated.md``. Needs
+flwr 1.42 or later.
 """
 
 from tersor.flower.client import compress
+from tersor.flower.secure_client import secure
+from tersor.flower.secure_server import SecureStrategy
 from tersor.flower.strategy import Strategy
 
-__all__ = ["Strategy", "compress"]
+__all__ = ["SecureStrategy", "Strategy", "compress", "secure"]

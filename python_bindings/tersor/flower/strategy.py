@@ -28,7 +28,39 @@ from tersor.flower.wire import (
 _log = logging.getLogger("flwr")
 
 
-class Strategy(flower.Strategy):
+class Wrapper(flower.Strategy):
+    """One of Flower's strategies inside of another, which evaluates as it does."""
+
+    def __init__(self, strategy: flower.Strategy) -> None:
+        self._wrapped = strategy
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The wrapped one's."""
+        messages: Iterable[Message]
+        messages = self._wrapped.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The wrapped one's."""
+        return self._wrapped.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """The wrapped one's."""
+        self._wrapped.summary()
+
+    def _hand_over(
+        self, server_round: int, replies: list[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        found: tuple[ArrayRecord | None, MetricRecord | None]
+        found = self._wrapped.aggregate_train(server_round, replies)
+        return found
+
+
+class Strategy(Wrapper):
     """Wraps one of Flower's strategies, which goes on as if clients had sent their arrays.
 
     Sampling, weights, metrics and rounds are the wrapped one's. Replies are decoded in the order of
@@ -45,7 +77,8 @@ class Strategy(flower.Strategy):
     def __init__(
         self, strategy: flower.Strategy, codec: str = "int8+ef", *, down: str = "none"
     ) -> None:
-        self._wrapped, self._codec, self._down = strategy, Codec(codec), sender(down)
+        super().__init__(strategy)
+        self._codec, self._down = Codec(codec), sender(down)
         self._told = Told(0, self._codec.spec, "")
         self._exact = ArrayRecord()
         self.bytes_up: dict[int, tuple[int, int]] = {}
@@ -88,9 +121,7 @@ class Strategy(flower.Strategy):
         self.bytes_up[server_round] = frames, plain
         if frames:
             _log.info("tersor: %d bytes came in %d", plain, frames)
-        found: tuple[ArrayRecord | None, MetricRecord | None]
-        found = self._wrapped.aggregate_train(server_round, decoded)
-        return found
+        return self._hand_over(server_round, decoded)
 
     def _decode(self, reply: Message) -> tuple[int, int]:
         """Replaces the frames of a reply; their bytes, and those of what they stand for."""
@@ -115,23 +146,9 @@ class Strategy(flower.Strategy):
         reply.content = RecordDict({**rest, key: arrays})
         return frames, plain
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """The wrapped one's."""
-        messages: Iterable[Message]
-        messages = self._wrapped.configure_evaluate(server_round, arrays, config, grid)
-        return messages
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """The wrapped one's."""
-        return self._wrapped.aggregate_evaluate(server_round, replies)
-
     def summary(self) -> None:
         """Logs what is set."""
-        self._wrapped.summary()
+        super().summary()
         _log.info("\t└──> Compressed: %s", self._codec.spec)
 
 

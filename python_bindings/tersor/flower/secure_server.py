@@ -1,0 +1,345 @@
+"""The server of a secure sum: it learns what clients' updates add up to, and nothing of one."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+
+from tersor import Error as TersorError
+from tersor._core import InvalidArgument
+from tersor.flower import masks
+from tersor.flower.secure_wire import SumFormat, lanes_of, moved_by, names_of
+from tersor.flower.strategy import Wrapper
+from tersor.flower.wire import KEY, flat, only_arrays
+from tersor.lanes import Lanes, add
+
+_log = logging.getLogger("flwr")
+
+
+class TooFewError(Exception):
+    """Too few nodes are left for a round's sum: nothing is unmasked."""
+
+
+@dataclass
+class _Round:
+    """What the server knows of a round; nodes are those that are still in it."""
+
+    number: int
+    threshold: int
+    neighbours: dict[int, list[int]]  #: by node, as its shares are numbered
+    keys: dict[int, ConfigRecord]
+    shares: dict[int, ConfigRecord] = field(default_factory=dict)
+
+    def around(self, node: int, those: Iterable[int]) -> list[int]:
+        """The neighbours of a node that are among those."""
+        among = set(those)
+        return [one for one in self.neighbours[node] if one in among]
+
+    def sustained(self, nodes: Iterable[int]) -> set[int]:
+        """Those that have enough neighbours among themselves; who has not leaves, and so on."""
+        left = set(nodes)
+        while lonely := {one for one in left if len(self.around(one, left)) < self.threshold}:
+            left -= lonely
+        return left
+
+
+class SecureStrategy(Wrapper):
+    """Wraps one of Flower's strategies, which gets one reply a round: the mean of all clients.
+
+    Its clients' functions are decorated by ``secure``. A round has four exchanges (Bell et al.
+    2020): keys; shares of each client's two secrets, sealed for its neighbours; updates, as codes
+    of ``bits`` bits in ``lanes`` with masks that the sum is free of; shares of what is left over
+    from who has gone. ``clip``: what one value of an update is cut to, either way; ``cut`` of the
+    round's metrics is the share of values that were, and above 1 % the log says so. ``neighbours``:
+    of each client in a random ring, all where there are no more; ``threshold`` of them must stay,
+    more than half (the default) and at most all. Updates count the same, or by ``most_examples``:
+    as many examples as a client has, up to that.
+
+    A round of which too few stay ends without a sum, and nothing is unmasked: ``failures`` says
+    why, by round. Weights that are no floats stay as they are; clients' own metrics are not asked
+    for. Raises InvalidArgument for options that are none, and before a round whose sums lanes do
+    not hold.
+    """
+
+    def __init__(
+        self,
+        strategy: flower.Strategy,
+        *,
+        clip: float,
+        bits: int = 8,
+        lanes: int = 16,
+        neighbours: int = 8,
+        threshold: int | None = None,
+        most_examples: int = 0,
+        timeout: float = 3600.0,
+    ) -> None:
+        super().__init__(strategy)
+        self._format = SumFormat(bits, lanes, clip, most_examples)
+        if not 2 <= bits <= min(14, lanes) or lanes not in (8, 16, 32):
+            raise InvalidArgument(f"bits={bits}, lanes={lanes}: 2 to 14 bits in lanes of 8, 16, 32")
+        if not 0 < clip < float("inf") or most_examples < 0:
+            raise InvalidArgument(f"clip={clip}, most_examples={most_examples}: not above 0")
+        if neighbours < 2 or neighbours % 2:
+            raise InvalidArgument(f"neighbours={neighbours}: an even number, at least 2")
+        self._neighbours, self._threshold, self._timeout = neighbours, threshold, timeout
+        self._round: _Round | None = None
+        self._start, self._key = ArrayRecord(), "arrays"
+        self._send: Callable[..., list[Message]] = lambda *_, **__: []
+        self.failures: dict[int, str] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Keys and shares are exchanged here; what is returned asks for masked updates."""
+        self._round = None
+        messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
+        if not messages:
+            return messages
+        self._send, self._start = grid.send_and_receive, arrays
+        asked = {one.metadata.dst_node_id: one.content for one in messages}
+        self._key, _ = only_arrays(messages[0].content)
+        self._format.check_room(len(asked))
+        try:
+            made, nodes = self._agree(server_round, sorted(asked))
+        except TooFewError as error:
+            self._fail(server_round, error)
+            return []
+        self._round = made
+        return [
+            Message(
+                RecordDict({**asked[node], KEY: self._order(made, node, nodes)}),
+                dst_node_id=node,
+                message_type="train.masked",
+            )
+            for node in sorted(nodes)
+        ]
+
+    def _agree(self, number: int, nodes: list[int]) -> tuple[_Round, set[int]]:
+        """The exchanges of keys and of shares; who is still there."""
+        graph = _ring(nodes, self._neighbours)
+        most = len(graph[nodes[0]])
+        threshold = self._threshold if self._threshold is not None else most // 2 + 1
+        if not most < 2 * threshold <= 2 * most:
+            raise InvalidArgument(
+                f"threshold={threshold} of {most} neighbours: more than half, and at most all"
+            )
+        found = self._ask(number, "keys", {node: {} for node in nodes})
+        made = _Round(number, threshold, graph, _of_own_keys(found))
+        there = made.sustained(made.keys)
+        self._require(there, nodes, "keys")
+        made.neighbours = {node: made.around(node, there) for node in there}
+        orders = {node: self._shares_order(made, node) for node in there}
+        made.shares = self._ask(number, "shares", orders)
+        there = made.sustained(made.shares)
+        self._require(there, nodes, "shares")
+        made.shares = {node: made.shares[node] for node in there}
+        return made, there
+
+    @staticmethod
+    def _require(there: set[int], nodes: list[int], stage: str) -> None:
+        if not there:
+            raise TooFewError(f"too few of {len(nodes)} nodes answered for {stage!r}")
+
+    @staticmethod
+    def _shares_order(made: _Round, node: int) -> dict[str, Any]:
+        around = made.neighbours[node]
+        return {
+            "nodes": around,
+            "masks": [made.keys[one]["mask"] for one in around],
+            "seals": [made.keys[one]["seal"] for one in around],
+            "threshold": made.threshold,
+        }
+
+    def _order(self, made: _Round, node: int, nodes: set[int]) -> ConfigRecord:
+        """Of a masked update: the shares that its neighbours sealed for a node."""
+        senders = made.around(node, nodes)
+        sealed = [made.shares[one]["sealed"][made.neighbours[one].index(node)] for one in senders]
+        told = {"round": made.number, "from": senders, "sealed": sealed}
+        return ConfigRecord(told | self._format.record())
+
+    def _ask(
+        self, number: int, stage: str, orders: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, ConfigRecord]:
+        """What nodes answer for a stage; who fails or answers twice is out, and named."""
+        messages = [
+            Message(
+                RecordDict({KEY: ConfigRecord({"round": number, **order})}),
+                dst_node_id=node,
+                message_type=f"train.{stage}",
+            )
+            for node, order in orders.items()
+        ]
+        replies = list(self._send(messages, timeout=self._timeout)) if messages else []
+        answers: dict[int, ConfigRecord] = {}
+        twice: set[int] = set()
+        for node, reply in _by_node(replies):
+            record = None if reply.has_error() else reply.content.config_records.get(KEY)
+            if record is None or record["round"] != number or node not in orders:
+                _log.warning("tersor: node %d, %r: %s", node, stage, _why(reply))
+            elif node in answers:
+                twice.add(node)
+            else:
+                answers[node] = record
+        for node in twice:
+            _log.warning("tersor: node %d answered %r twice; it is left out", node, stage)
+            del answers[node]
+        return answers
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Takes the masks off the sum of updates; the wrapped strategy gets their mean."""
+        made, self._round = self._round, None
+        if made is None:
+            return self._hand_over(server_round, [])
+        found = list(replies)
+        try:
+            updates = self._updates(made, found)
+            sums = self._unmask(made, updates)
+        except TooFewError as error:
+            self._fail(server_round, error)
+            return self._hand_over(server_round, [])
+        there = next(one for node, one in _by_node(found) if node in updates)
+        reply = Message(content=self._mean(sums, len(updates)), metadata=there.metadata)
+        return self._hand_over(server_round, [reply])
+
+    def _updates(self, made: _Round, replies: list[Message]) -> dict[int, Lanes]:
+        """Masked vectors by node; one that is none is named, and its node counted as gone."""
+        length = self._format.length(sum(flat(self._start[n]).size for n in names_of(self._start)))
+        found: dict[int, Lanes] = {}
+        for node, reply in _by_node(replies):
+            try:
+                if reply.has_error() or node in found or node not in made.shares:
+                    raise InvalidArgument(_why(reply))
+                told = reply.content[KEY]
+                if told["round"] != made.number:
+                    raise InvalidArgument(f"an update of round {told['round']}")
+                for bad in told["bad"]:
+                    _log.warning("tersor: node %d's share for %d does not authenticate", bad, node)
+                _, arrays = only_arrays(reply.content)
+                found[node] = lanes_of(arrays[KEY], self._format, length)
+            except (TersorError, ValueError, KeyError, TypeError) as error:
+                _log.warning("tersor: node %d: %s", node, error)
+        return found
+
+    def _unmask(self, made: _Round, updates: dict[int, Lanes]) -> Lanes:
+        """The sum. Nobody is asked for a share where the secrets could not be put together."""
+        if not updates:
+            raise TooFewError("too few updates: none came")
+        gone = {node for node in made.shares if node not in updates and made.around(node, updates)}
+        for node in [*updates, *gone]:
+            self._require_shares(made, node, len(made.around(node, updates)))
+        orders = {
+            node: {"alive": made.around(node, updates), "gone": made.around(node, gone)}
+            for node in updates
+        }
+        shares = _shares_by_owner(made, self._ask(made.number, "unmask", orders))
+        for node in [*updates, *gone]:
+            self._require_shares(made, node, len(shares.get(node, {})))
+        secrets = {node: _secret(made, node, shares[node]) for node in updates}
+        secrets |= {node: _secret(made, node, shares[node], of_mask_key=True) for node in gone}
+        total = np.zeros_like(next(iter(updates.values())))
+        for node, update in updates.items():
+            add(total, update)
+            masks.apply_mask(total, secrets[node], -1)
+        for node in gone:
+            for other in made.around(node, updates):
+                public = made.keys[other]["mask"]
+                pair = masks.pair_key(secrets[node], public, made.number, node, other)
+                masks.apply_mask(total, pair, -1 if other < node else +1)
+        return total
+
+    @staticmethod
+    def _require_shares(made: _Round, node: int, there: int) -> None:
+        if there < made.threshold:
+            raise TooFewError(
+                f"{there} neighbours of node {node} are left, {made.threshold} are needed to take "
+                "its masks off"
+            )
+
+    def _mean(self, sums: Lanes, clients: int) -> RecordDict:
+        values, weight, cut = self._format.decode(sums)
+        share = cut / max(1, values.size * clients)
+        if share > 0.01:
+            _log.warning("tersor: %.1f %% of the values were cut; give a larger clip", 100 * share)
+        parts = weight / (self._format.most_examples or 1)
+        arrays = moved_by(self._start, values / np.float32(max(parts, 1e-30)))
+        name = getattr(self._wrapped, "weighted_by_key", "num-examples")
+        metrics = MetricRecord({name: weight, "clients": clients, "cut": share})
+        return RecordDict({self._key: arrays, "metrics": metrics})
+
+    def _fail(self, number: int, error: TooFewError) -> None:
+        self.failures[number] = str(error)
+        _log.error("tersor: round %d has no sum: %s", number, error)
+
+
+def _ring(nodes: list[int], neighbours: int) -> dict[int, list[int]]:
+    """Each node's neighbours on a ring that nobody chose; all others where there are no more."""
+    if len(nodes) <= neighbours + 1:
+        return {node: [one for one in nodes if one != node] for node in nodes}
+    order = random.SystemRandom().sample(nodes, len(nodes))
+    steps = [step for step in range(-neighbours // 2, neighbours // 2 + 1) if step != 0]
+    return {
+        node: sorted(order[(place + step) % len(order)] for step in steps)
+        for place, node in enumerate(order)
+    }
+
+
+def _of_own_keys(found: dict[int, ConfigRecord]) -> dict[int, ConfigRecord]:
+    """Without those that share a key: one of them has taken another's."""
+    owners: dict[Any, set[int]] = {}
+    for node, record in found.items():
+        for name in ("mask", "seal"):
+            owners.setdefault(record[name], set()).add(node)
+    alike = {node for nodes in owners.values() if len(nodes) > 1 for node in nodes}
+    alike |= {node for node, record in found.items() if record["mask"] == record["seal"]}
+    for node in sorted(alike):
+        _log.warning("tersor: node %d has another node's key; it is left out", node)
+    return {node: record for node, record in found.items() if node not in alike}
+
+
+def _secret(
+    made: _Round, node: int, shares: Mapping[int, bytes], of_mask_key: bool = False
+) -> bytes:
+    """A node's own mask, or the key of those it shared. Raises TooFewError where the shares are
+    of no such secret."""
+    secret = masks.combine(dict(list(shares.items())[: made.threshold]))
+    if of_mask_key:
+        is_right = masks.public_of(secret) == made.keys[node]["mask"]
+    else:
+        is_right = masks.commitment(secret) == made.shares[node]["commitment"]
+    if not is_right:
+        raise TooFewError(f"the shares of node {node} do not fit together")
+    return secret
+
+
+def _shares_by_owner(
+    made: _Round, answers: Mapping[int, ConfigRecord]
+) -> dict[int, dict[int, bytes]]:
+    """For each node the shares of its secret, by their place among its neighbours."""
+    shares: dict[int, dict[int, bytes]] = {}
+    for holder, record in answers.items():
+        nodes: Any = record["nodes"]
+        held: Any = record["shares"]
+        for node, share in zip(nodes, held, strict=False):
+            around = made.neighbours.get(node, [])
+            if holder in around and len(share) == masks.SECRET_BYTES:
+                shares.setdefault(node, {})[around.index(holder)] = share
+    return shares
+
+
+def _by_node(replies: Iterable[Message]) -> list[tuple[int, Message]]:
+    found = ((int(one.metadata.src_node_id), one) for one in replies)
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _why(reply: Message) -> str:
+    return str(reply.error.reason) if reply.has_error() else "not what it was asked for"

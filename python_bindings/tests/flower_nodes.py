@@ -1,0 +1,86 @@
+"""Nodes of Flower in this process, for tests: each a client app with a state of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import flwr.app
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+
+SHAPES = {"layer.weight": (64, 96), "layer.bias": (96,), "norm": (1,)}
+NODES = (11, 7, 23, 5)
+
+
+def model(seed: int = 0, dtype: Any = np.float32) -> ArrayRecord:
+    draw = np.random.default_rng(seed)
+    arrays = {name: Array(draw.standard_normal(s).astype(dtype)) for name, s in SHAPES.items()}
+    return ArrayRecord({**arrays, "seen": Array(np.array(3, np.int64))})
+
+
+def update_of(node: int, round_: int) -> dict[str, np.ndarray[Any, Any]]:
+    draw = np.random.default_rng([node, round_])
+    return {name: 0.01 * draw.standard_normal(s, np.float32) for name, s in SHAPES.items()}
+
+
+def adds(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+    update = update_of(node, round_)
+    moved = {name: arrays[name] + update[name].astype(arrays[name].dtype) for name in SHAPES}
+    return {**moved, "seen": arrays["seen"] + 1}
+
+
+def fedavg(**options: Any) -> flower.FedAvg:
+    return flower.FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1, **options)
+
+
+class Nodes(Grid):  # type: ignore[misc]
+    """A node that raises answers an error; ``answers`` may change or drop what one says."""
+
+    def __init__(self, app: ClientApp, nodes: Iterable[int] = NODES) -> None:
+        self.app, self.nodes = app, list(nodes)
+        self.states: dict[int, RecordDict] = {node: RecordDict() for node in self.nodes}
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+        self.seen: list[Message] = []  # all that ever came
+        self.rounds = 0
+        self.answers: Callable[[Message, Message], list[Message]] = lambda asked, reply: [reply]
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any: ...
+
+    def create_message(self, *_: Any, **__: Any) -> Any: ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Any: ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Any: ...
+
+    def get_node_ids(self) -> list[int]:
+        return self.nodes
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        sent = list(messages)
+        if not sent:  # Flower asks for an evaluation by nobody
+            return []
+        self.sent, self.replies = sent, []
+        for one in sent:
+            self.replies += self.answers(one, self._answer(copy.deepcopy(one)))
+        self.rounds += 1
+        self.seen += self.replies
+        return self.replies
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        context = Context(1, node, {}, self.states[node], {})
+        try:
+            return self.app(message, context)
+        except Exception as error:
+            return Message(flwr.app.Error(2, str(error)), reply_to=message)
