@@ -1,0 +1,115 @@
+"""Federated learning on NVFlare: from a client's filter to the server's, through its serializer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tersor
+
+pytest.importorskip("nvflare")
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.decomposers import numpy_decomposers
+from nvflare.fuel.utils import fobs
+
+import tersor.nvflare
+
+
+def context(client: str = "site-1") -> FLContext:
+    made = FLContext()
+    made.set_prop(ReservedKey.IDENTITY_NAME, client, private=True, sticky=False)
+    return made
+
+
+def update(seed: int = 0) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    return {
+        "weight": draw.standard_normal((64, 96), np.float32),
+        "bias": draw.standard_normal(96),
+        "half": draw.standard_normal(1_000).astype(np.float16),
+        "seen": np.array(3, np.int64),
+    }
+
+
+def send(
+    client: tersor.nvflare.Compress, data: dict[str, Any], kind: str = DataKind.WEIGHT_DIFF
+) -> bytes:
+    message = DXO(kind, data, {"steps": 7}).to_shareable()
+    numpy_decomposers.register()
+    found: bytes = fobs.dumps(client.process(message, context()))
+    return found
+
+
+def receive(server: tersor.nvflare.Decompress, sent: bytes) -> DXO:
+    message: Shareable = fobs.loads(sent)
+    return from_shareable(server.process(message, context("server")))
+
+
+@pytest.mark.parametrize(("codec", "share", "error"), [("int8+ef", 0.3, 0.02), ("none", 1.1, 1e-3)])
+def test_arrays_come_as_they_went(codec: str, share: float, error: float) -> None:
+    data = update()
+    sent = send(tersor.nvflare.Compress(codec), data)
+    assert len(sent) < share * sum(one.size * 4 for one in data.values()) + 3_000
+    found = receive(tersor.nvflare.Decompress(codec), sent)
+    assert found.get_meta_prop("steps") == 7
+    assert found.get_meta_prop("tersor") is None
+    for name, one in data.items():
+        assert (found.data[name].dtype, found.data[name].shape) == (one.dtype, one.shape)
+        assert np.abs(found.data[name].astype(float) - one).max() <= error
+
+
+def test_what_is_left_out_comes_later() -> None:
+    small = np.full(512, 1e-3, np.float32)
+    small[::256] = 1
+    client, server = tersor.nvflare.Compress("int8+ef"), tersor.nvflare.Decompress("int8+ef")
+    total = sum(receive(server, send(client, {"w": small})).data["w"] for _ in range(40))
+    assert np.delete(total, [0, 256]).mean() == pytest.approx(0.04, abs=0.004)
+
+
+def test_weights_and_what_has_no_frames_pass() -> None:
+    data = update()
+    weights = send(tersor.nvflare.Compress("int8"), data, DataKind.WEIGHTS)
+    found = receive(tersor.nvflare.Decompress("int8"), weights)
+    assert np.array_equal(found.data["weight"], data["weight"])
+    plain = fobs.dumps(DXO(DataKind.WEIGHT_DIFF, data).to_shareable())
+    assert np.array_equal(
+        receive(tersor.nvflare.Decompress("int8"), plain).data["bias"], data["bias"]
+    )
+
+
+def test_what_is_wrong_is_named() -> None:
+    with pytest.raises(tersor.InvalidArgument, match="int9"):
+        tersor.nvflare.Compress("int9")
+    client, server = tersor.nvflare.Compress("int8+ef"), tersor.nvflare.Decompress("int4")
+    with pytest.raises(tersor.InvalidArgument, match="codec is int8"):
+        receive(server, send(client, update()))
+    broken = {**update(), "bias": np.array([np.nan])}
+    before = {name: one.copy() for name, one in client._residuals.items()}
+    with pytest.raises(tersor.InvalidArgument, match="bias: the update is not finite"):
+        send(client, broken)
+    assert all(np.array_equal(before[name], one) for name, one in client._residuals.items())
+
+    def spoiled(change: Any) -> bytes:
+        message = fobs.loads(send(tersor.nvflare.Compress("int8"), update()))
+        dxo = from_shareable(message)
+        change(dxo)
+        return bytes(fobs.dumps(dxo.update_shareable(message)))
+
+    def flip(dxo: DXO) -> None:
+        dxo.data["weight"][90] ^= 1
+
+    def swap(dxo: DXO) -> None:
+        dxo.data["bias"] = dxo.data["weight"]
+
+    def grow(dxo: DXO) -> None:
+        dxo.meta["tersor"]["arrays"]["bias"][1] = [1 << 50]
+
+    server = tersor.nvflare.Decompress("int8")
+    for change, said in ((flip, "checksum"), (swap, "count"), (grow, "not what a frame holds")):
+        with pytest.raises(tersor.Error, match=said):
+            receive(server, spoiled(change))
