@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
+import pathlib
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -402,3 +406,14 @@ def test_the_pages_program() -> None:
     result = page["strategy"].start(Nodes(secured(), SIX), model(), num_rounds=2)
     assert page["strategy"].failures == {}
     assert result.train_metrics_clientapp[2]["clients"] == 6
+
+
+def test_masks_are_timed_beside_flowers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "masks.json"
+    words = ["--mib", "1", "--neighbours", "2", "--turns", "1", "--json", str(path)]
+    subprocess.run([sys.executable, "-m", "tersor.bench", "masks", *words], check=True, timeout=120)
+    (record,) = json.loads(path.read_text())
+    assert record["count"] == 1 << 18
+    assert record["payload_bytes"] < 0.26 * record["baseline_bytes"]
+    assert record["cpu_seconds"] > 0
+    assert record["baseline_cpu_seconds"] > 0

@@ -27,6 +27,10 @@ def _parser() -> argparse.ArgumentParser:
 def _commands() -> dict[str, types.ModuleType]:
     """Those that can run here; each has options, and a function that returns the exit status."""
     alone = {"codec": codec_command, "gossip": gossip_command}
+    if importlib.util.find_spec("flwr") is not None:
+        from tersor.bench import masks_command
+
+        alone["masks"] = masks_command
     if importlib.util.find_spec("ray") is not None:
         from tersor.bench import ray_command
 

@@ -20,6 +20,7 @@ from tersor.lanes import Lanes, add, subtract
 
 SECRET_BYTES = 32
 _HALF = 16  # what Shamir's field holds
+_ZEROS = memoryview(bytes(1 << 17))  # as much as stays in a cache
 
 
 def new_key() -> tuple[bytes, bytes]:
@@ -49,11 +50,16 @@ def pair_key(private: bytes, public: bytes, round_: int, one: int, other: int) -
 
 def apply_mask(lanes: Lanes, key: bytes, sign: int) -> None:
     """Adds, or takes off, the stream of a key that is used once (AES in counter mode)."""
-    stream = np.empty_like(lanes)
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    out: Any = stream.view(np.uint8)
-    cipher.update_into(bytes(stream.nbytes), out)
-    (add if sign > 0 else subtract)(lanes, stream)
+    combine = add if sign > 0 else subtract
+    piece = len(_ZEROS) // lanes.itemsize
+    stream = np.empty(piece, lanes.dtype)
+    for first in range(0, lanes.size, piece):
+        part = lanes[first : first + piece]
+        own = stream[: part.size]
+        out: Any = own.view(np.uint8)
+        cipher.update_into(_ZEROS[: own.nbytes], out)
+        combine(part, own)
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
