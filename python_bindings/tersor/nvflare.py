@@ -44,19 +44,16 @@ class Compress(DXOFilter):  # type: ignore[misc]
     def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO:
         """Frames in the arrays' place."""
         floats = {n: one for n, one in dxo.data.items() if str(np.asarray(one).dtype) in _FLOATS}
-        for name, array in floats.items():
-            if not np.isfinite(array).all():
-                raise InvalidArgument(f"{name}: the update is not finite; nothing is sent")
+        values = {name: _flat(name, array) for name, array in floats.items()}
         seed = _hash(fl_ctx.get_identity_name())
-        frames = {name: self._frame(name, array, seed) for name, array in floats.items()}
+        frames = {name: self._frame(name, one, seed) for name, one in values.items()}
         self._step += 1
         said = {name: [str(one.dtype), list(one.shape)] for name, one in floats.items()}
         made = DXO(dxo.data_kind, {**dxo.data, **frames}, dict(dxo.meta))
         made.set_meta_prop(_KEY, {"codec": self._made.spec, "arrays": said})
         return made
 
-    def _frame(self, name: str, array: Values, seed: int) -> Values:
-        values = np.ascontiguousarray(array, np.float32).reshape(-1)
+    def _frame(self, name: str, values: Values, seed: int) -> Values:
         residual = None
         if self._made.has_feedback:
             if name not in self._residuals or self._residuals[name].size != values.size:
@@ -101,6 +98,14 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         values = np.empty(count, np.float32)
         self._made.decode(np.array(frame), values, signature=_hash(name))
         return values.reshape(shape).astype(dtype)
+
+
+def _flat(name: str, array: Values) -> Values:
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(array, np.float32).reshape(-1)
+    if not np.isfinite(values).all():
+        raise InvalidArgument(f"{name}: the update is not finite; nothing is sent")
+    return values
 
 
 def _hash(text: str) -> int:

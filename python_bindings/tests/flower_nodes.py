@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
-SHAPES = {"layer.weight": (64, 96), "layer.bias": (96,), "norm": (1,)}
+SHAPES = {"layer.weight": (64, 96), "layer.bias": (96,), "other.bias": (96,), "norm": (1,)}
 NODES = (11, 7, 23, 5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from flower_nodes import NODES, SHAPES, Nodes, adds, fedavg, model
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
 import tersor.flower
@@ -121,30 +123,89 @@ def test_what_a_round_leaves_out_comes_in_later_ones() -> None:
     assert moved("int8+ef") == pytest.approx(400 * 1e-4, rel=0.15)
 
 
-def states_after(codec: str, rounds: int) -> Nodes:
-    nodes = Nodes(client_app([tersor.flower.compress(codec, forget_after=3)]))
-    run(nodes, codec, rounds)
-    return nodes
+def ask(strategy: tersor.flower.Strategy, round_: int, nodes: Nodes) -> Message:
+    """A node's reply in some round, from the same weights each time."""
+    sent = strategy.configure_train(round_, model(), ConfigRecord(), nodes)
+    return nodes.send_and_receive(sent)[0]
 
 
-def asked(round_: int, codec: str, arrays: ArrayRecord) -> Message:
-    """What a strategy sends node 7 in some round."""
-    nodes = Nodes(client_app([]), [7])
-    made = tersor.flower.Strategy(fedavg(), codec)
-    (message,) = made.configure_train(round_, arrays, ConfigRecord(), nodes)
-    return message
+def weight_of(codec: str, reply: Message, strategy: tersor.flower.Strategy) -> bytes:
+    """What a reply decodes to."""
+    arrays, _ = strategy.aggregate_train(strategy._told.round, [reply])
+    assert arrays is not None
+    return bytes(arrays["layer.weight"].data)
 
 
 @pytest.mark.parametrize(("round_", "forgot"), [(3, False), (5, False), (6, True), (2, True)])
 def test_a_residual_of_long_ago_is_forgotten_and_told(round_: int, forgot: bool) -> None:
-    nodes = states_after("int4+ef", 2)
-    (reply,) = nodes.send_and_receive([asked(round_, "int4+ef", model())])
-    assert reply.content["tersor"]["forgot"] is forgot
-    fresh = Nodes(client_app([tersor.flower.compress("int4+ef")]), [7])
-    (first,) = fresh.send_and_receive([asked(round_, "int4+ef", model())])
+    app = client_app([tersor.flower.compress("int4+ef", forget_after=3)])
+    nodes, fresh = Nodes(app, [7]), Nodes(app, [7])
+    strategy = tersor.flower.Strategy(fedavg(), "int4+ef")
+    for round_before in (1, 2):
+        ask(strategy, round_before, nodes)
+    reply = ask(strategy, round_, nodes)
+    (first,) = fresh.send_and_receive(nodes.sent)
     assert first.content["tersor"]["forgot"] is False
-    one, other = (r.content["arrays"]["layer.weight"].data for r in (reply, first))
-    assert (one == other) is forgot
+    assert reply.content["tersor"]["forgot"] is forgot
+    found = [weight_of("int4+ef", one, strategy) for one in (reply, first)]
+    assert (found[0] == found[1]) is forgot
+
+
+def test_rounds_of_another_start_are_others() -> None:
+    """Flower numbers rounds from 1 in each start."""
+    views: dict[tuple[int, int], Any] = {}
+
+    def looks(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+        views[node, round_] = arrays["layer.weight"]
+        return adds(arrays, node, round_)
+
+    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")], looks))
+    strategy = tersor.flower.Strategy(fedavg(), "int8+ef", down="difference:int8")
+    strategy.start(nodes, model(), num_rounds=3)
+    nodes.nodes = [node for node in NODES if node != 7]
+    strategy.start(nodes, model(5), num_rounds=3)
+    nodes.nodes = list(NODES)
+    nodes.send_and_receive(strategy.configure_train(4, model(6), ConfigRecord(), nodes))
+    strategy.aggregate_train(4, [copy.deepcopy(one) for one in nodes.replies])
+    forgot = {n.metadata.src_node_id: n.content["tersor"]["forgot"] for n in nodes.replies}
+    assert forgot == {node: node == 7 for node in NODES}  # its residual is of the start before
+    views.clear()
+    nodes.send_and_receive(strategy.configure_train(5, model(6), ConfigRecord(), nodes))
+    assert len(views) == 4
+    assert all(np.array_equal(views[11, 5], one) for one in views.values())
+    forgot = {n.metadata.src_node_id: n.content["tersor"]["forgot"] for n in nodes.replies}
+    assert forgot == dict.fromkeys(NODES, False)  # of round 4, or first of this start
+
+
+def test_clients_may_return_another_float() -> None:
+    """FedAdam makes f64 of the weights, PyTorch's clients return f32."""
+
+    def as_f32(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+        return {n: np.asarray(one, "f4") for n, one in adds(arrays, node, round_).items()}
+
+    wrapped = flower.FedAdam(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1)
+    strategy = tersor.flower.Strategy(wrapped, "int8+ef")
+    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")], as_f32))
+    strategy.start(nodes, model(), num_rounds=3)
+    assert all(0 < frames < 0.3 * plain for frames, plain in strategy.bytes_up.values())
+    assert len(nodes.states[7]["tersor.residuals"]) == 3
+
+
+def test_clients_round_independently() -> None:
+    def same(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
+        return {
+            **arrays,
+            "layer.weight": arrays["layer.weight"] + 0.01 * model(9)["layer.weight"].numpy(),
+        }
+
+    codec = "int4:rounding=stochastic"
+    strategy = tersor.flower.Strategy(fedavg(), codec)
+    nodes = Nodes(client_app([tersor.flower.compress(codec)], same))
+    frames = []
+    for round_ in (1, 2):
+        nodes.send_and_receive(strategy.configure_train(round_, model(), ConfigRecord(), nodes))
+        frames += [weight_of(codec, one, strategy) for one in nodes.replies]
+    assert len(set(frames)) == 2 * len(NODES)
 
 
 def as_not_finite(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
@@ -173,7 +234,22 @@ def flip(reply: Message) -> None:
 
 def swap(reply: Message) -> None:
     arrays = reply.content["arrays"]
-    arrays["layer.bias"].data = arrays["layer.weight"].data
+    arrays["layer.bias"].data, arrays["other.bias"].data = (
+        arrays["other.bias"].data,
+        arrays["layer.bias"].data,
+    )
+
+
+def spoil_integers(reply: Message) -> None:
+    reply.content["arrays"]["seen"].data = b"no array"
+
+
+def send_plain_nan(reply: Message) -> None:
+    reply.content["arrays"]["norm"] = Array(np.array([np.nan], np.float32))
+
+
+def send_plain(reply: Message) -> None:
+    reply.content["arrays"]["layer.bias"] = Array(np.zeros(96, np.float32))
 
 
 def grow(reply: Message) -> None:
@@ -193,7 +269,10 @@ def strip(reply: Message) -> None:
         (spoil("round", "x"), "invalid literal"),
         (cut, "bytes"),
         (flip, "checksum"),
-        (swap, "frame count is 6144, expected 96"),
+        (swap, "signature"),
+        (spoil_integers, "pickle"),
+        (send_plain_nan, "not finite"),
+        (send_plain, "is not compressed"),
         (grow, "other names or shapes"),
         (strip, "tersor.flower.compress"),
     ],
@@ -214,6 +293,36 @@ def test_a_bad_reply_fails_alone(
     assert {n: one.data for n, one in spoilt.items()} == {n: one.data for n, one in missing.items()}
     assert "node 7: " in caplog.text
     assert said in caplog.text
+
+
+def test_a_frame_of_an_earlier_round_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    old: dict[int, Any] = {}
+
+    def replays(_: Message, reply: Message) -> list[Message]:
+        frames = reply.content["arrays"]
+        if reply.metadata.src_node_id == 7:
+            old.setdefault(0, frames["layer.weight"].data)
+            frames["layer.weight"].data = old[0]
+        return [reply]
+
+    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    nodes.answers = replays
+    run(nodes, "int8", 2)
+    assert "signature" in caplog.text
+
+
+def test_a_node_that_answers_twice_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    once, _ = run(nodes, "int8")
+    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    nodes.answers = lambda asked, reply: [reply] * (1 + (reply.metadata.src_node_id == 7))
+    twice, _ = run(nodes, "int8")
+    assert as_bytes(once) == as_bytes(twice)
+    assert "node 7: it answered twice" in caplog.text
+
+
+def as_bytes(record: ArrayRecord) -> dict[str, bytes]:
+    return {name: one.data for name, one in record.items()}
 
 
 def dies_in_round_two(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
@@ -339,25 +448,31 @@ def test_a_client_that_missed_rounds_or_lost_its_state_gets_what_it_needs() -> N
     assert sizes[12][5] == sizes[12][11] == sizes[12][23]
 
 
+def far(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
+    return {**arrays, "layer.weight": arrays["layer.weight"] + 50}
+
+
+def sent_with(codec: str, mod: Any) -> tuple[np.ndarray[Any, Any], Message]:
+    """What a client's update decodes to, behind a mod of Flower's."""
+    np.random.seed(0)  # Flower's noise
+    nodes = Nodes(client_app([tersor.flower.compress(codec), mod], far), [7])
+    strategy = tersor.flower.Strategy(fedavg(), codec)
+    config = ConfigRecord({"clipping_norm": 0.1} if mod is fixedclipping_mod else {})
+    sent = strategy.configure_train(1, model(), config, nodes)
+    (reply,) = nodes.send_and_receive(sent)
+    arrays, _ = strategy.aggregate_train(1, [reply])
+    start = model()["layer.weight"].numpy()
+    return (start if arrays is None else arrays["layer.weight"].numpy()) - start, reply
+
+
 def test_what_is_sent_is_a_function_of_what_privacy_lets_out() -> None:
-    def sent_with(mods: list[Any], train: Train) -> np.ndarray[Any, Any]:
-        np.random.seed(0)  # Flower's noise
-        nodes = Nodes(client_app(mods, train), [7])
-        start = model()
-        message = asked(1, "int8", start)
-        message.content["config"]["clipping_norm"] = 0.1
-        (reply,) = nodes.send_and_receive([message])
-        strategy = tersor.flower.Strategy(fedavg(), "int8")
-        list(strategy.configure_train(1, start, ConfigRecord(), nodes))
-        arrays, _ = strategy.aggregate_train(1, [reply])
-        assert arrays is not None
-        return arrays["layer.weight"].numpy() - start["layer.weight"].numpy()
-
-    def far(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
-        return {**arrays, "layer.weight": arrays["layer.weight"] + 50}
-
-    ours = tersor.flower.compress("int8")
-    clipped = sent_with([ours, fixedclipping_mod], far)
+    clipped, _ = sent_with("int8", fixedclipping_mod)
     assert np.linalg.norm(clipped) == pytest.approx(0.1, rel=0.01)
-    noisy = sent_with([ours, LocalDpMod(0.1, 0.1, 10.0, 1e-5)], far)
+    noisy, _ = sent_with("int8", LocalDpMod(0.1, 0.1, 10.0, 1e-5))
     assert 0.1 < np.linalg.norm(noisy) < 10
+
+
+def test_feedback_does_not_go_with_a_norm_that_bounds_a_round() -> None:
+    sent, reply = sent_with("int8+ef", fixedclipping_mod)
+    assert not sent.any()
+    assert 'a codec without "+ef"' in str(reply.error.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from tersor.flower.wire import (
     is_compressed,
     model_name,
     only_arrays,
+    require_finite,
 )
 
 Call = Callable[[Message, Context], Message]
@@ -38,10 +40,10 @@ def compress(
     What the app returns, less what came, goes to the server in a frame for each floating array;
     other arrays go as they are. With "+ef" what a frame leaves out is kept in ``context.state``, on
     the client alone, and counts in its next round; after ``forget_after`` rounds without one it is
-    too old, and starts at zero, which the server's log says. ``keep="nothing"``: nothing stays.
+    too old, and starts at zero, which the server's log says. ``keep="nothing"``: no residual stays.
     Raises InvalidArgument for an unknown codec, and for "+ef" with nothing kept. On the client a
-    message is refused, and its round fails, where the server has another codec, and where an update
-    is not finite.
+    message is refused, and its round fails, where the server has another codec, where an update is
+    not finite, and for "+ef" where Flower bounds the norm of each round's update.
     """
     made = Codec(codec)
     if keep not in ("client", "nothing"):
@@ -66,7 +68,8 @@ class _Client:
                 )
             return call_next(message, context)
         told = Told.of(request)
-        told.require(Told(told.round, self._codec.spec, told.model), "the client")
+        told.require(dataclasses.replace(told, codec=self._codec.spec), "the client")
+        self._require_clipping(message)
         key, came = only_arrays(message.content)
         start = down.receive(came, request, context)
         if model_name(start) != told.model:
@@ -87,6 +90,7 @@ class _Client:
         left: dict[str, Values] = {}
         sent = ArrayRecord()
         for name, array in trained.items():
+            require_finite(name, array)
             if is_compressed(array, start[name]):
                 change = flat(array) - flat(start[name])
                 if self._codec.has_feedback:
@@ -94,9 +98,18 @@ class _Client:
                 frame = encode(self._codec, told, name, change, left.get(name), _seed(context))
                 array = Array(array.dtype, array.shape, KEY, frame)
             sent[name] = array
-        context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})
-        context.state[KEY] = told.record()
+        if self._codec.has_feedback:
+            context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})
+            context.state[KEY] = told.record()
         reply.content = _with(reply.content, key, sent, told.record(forgot=forgot))
+
+    def _require_clipping(self, message: Message) -> None:
+        records = message.content.config_records.values()
+        if self._codec.has_feedback and any("clipping_norm" in one for one in records):
+            raise InvalidArgument(
+                f"{self._codec.spec}: with a norm that bounds each round's update, take a codec "
+                'without "+ef": a residual adds those of earlier rounds'
+            )
 
     def _residuals(self, told: Told, context: Context) -> tuple[dict[str, Values], bool]:
         """Those that were kept, and whether they are too old, or of another model."""
@@ -109,7 +122,7 @@ class _Client:
         return {name: one.numpy() for name, one in record.items()}, False
 
     def _follows(self, before: Told, told: Told) -> bool:
-        is_alike = (before.codec, before.model) == (told.codec, told.model)
+        is_alike = dataclasses.replace(before, round=told.round) == told
         return is_alike and 0 < told.round - before.round <= self._forget_after
 
 

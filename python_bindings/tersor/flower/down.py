@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -18,19 +19,18 @@ from tersor.flower.wire import (
     encode,
     flat,
     is_compressed,
-    model_name,
     with_values,
 )
 
 _DIFFERENCE = "difference:"
 _MODEL = KEY + ".model"  # of differences, what a client has
-_HISTORY = 4  # rounds that a client may miss before it gets all weights again
+_HISTORY = 4  # differences that a client may get at once; all weights, where it missed more
 
 
 class Plain:
     """Weights as they are."""
 
-    def move(self, round_: int, arrays: ArrayRecord) -> None:
+    def move(self, told: Told, arrays: ArrayRecord) -> None:
         """Takes the server's arrays of a round."""
         self._arrays = arrays
 
@@ -48,8 +48,8 @@ class Rounded(Plain):
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
 
-    def move(self, round_: int, arrays: ArrayRecord) -> None:
-        told = Told(round_, self._codec.spec, model_name(arrays))
+    def move(self, told: Told, arrays: ArrayRecord) -> None:
+        told = dataclasses.replace(told, codec=self._codec.spec)
         self._arrays = _encoded(self._codec, told, arrays)
 
     def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
@@ -64,26 +64,25 @@ class Differences(Plain):
         self._codec = codec
         self._frames: deque[tuple[int, int, ArrayRecord]] = deque(maxlen=_HISTORY)
         self._public: ArrayRecord | None = None
-        self._round = 0
+        self._told = Told("", 0, codec.spec, "")  # of the public weights
         self._known: dict[int, int] = {}  # the round of the weights that a node has
 
-    def move(self, round_: int, arrays: ArrayRecord) -> None:
-        before = self._public
-        if before is None or model_name(before) != model_name(arrays):
+    def move(self, told: Told, arrays: ArrayRecord) -> None:
+        told = dataclasses.replace(told, codec=self._codec.spec)
+        if self._public is None or dataclasses.replace(self._told, round=told.round) != told:
             self._frames.clear()
             self._known.clear()
             self._public = arrays
         else:
-            told = Told(round_, self._codec.spec, model_name(arrays))
-            sent = _encoded(self._codec, told, arrays, before)
-            self._public = _moved(self._codec, told, before, sent)
-            self._frames.append((self._round, round_, sent))
-        self._round = round_
+            sent = _encoded(self._codec, told, arrays, self._public)
+            self._public = _moved(self._codec, told, self._public, sent)
+            self._frames.append((self._told.round, told.round, sent))
+        self._told = told
 
     def to(self, node: int) -> tuple[ArrayRecord, dict[str, Any]]:
         assert self._public is not None
         told: dict[str, Any] = {"down": _DIFFERENCE + self._codec.spec, "whole": True}
-        frames = [one for one in self._frames if one[0] >= self._known.get(node, self._round)]
+        frames = [one for one in self._frames if one[0] >= self._known.get(node, self._told.round)]
         if not frames or frames[0][0] != self._known.get(node):
             return self._public, told
         record = ArrayRecord()
@@ -95,7 +94,7 @@ class Differences(Plain):
 
     def learn(self, node: int, has_it: bool) -> None:
         if has_it:
-            self._known[node] = self._round
+            self._known[node] = self._told.round
         else:
             self._known.pop(node, None)
 
@@ -118,7 +117,7 @@ def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> Array
     """The plain arrays of a message. Raises InvalidArgument for differences from what this client
     has not: the server sends it all weights the next time."""
     down = str(request.get("down", ""))
-    told = Told(Told.of(request).round, down.removeprefix(_DIFFERENCE), str(request["model"]))
+    told = dataclasses.replace(Told.of(request), codec=down.removeprefix(_DIFFERENCE))
     if not down:
         return came
     if not down.startswith(_DIFFERENCE):
@@ -133,13 +132,14 @@ def _following(
     came: ArrayRecord, request: Mapping[str, Any], told: Told, context: Context
 ) -> ArrayRecord:
     has = context.state.config_records.get(_MODEL + ".told")
-    if has is None or Told.of(has) != Told(int(request["from"]), told.codec, told.model):
+    before = dataclasses.replace(told, round=int(request["from"]))
+    if has is None or Told.of(has) != before:
         raise InvalidArgument("this client has not the weights that the difference is from")
     arrays, codec = context.state.array_records[_MODEL], Codec(told.codec)
     for round_ in request["rounds"]:
         head = f"{round_}:"
         sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
-        arrays = _moved(codec, Told(round_, told.codec, told.model), arrays, sent)
+        arrays = _moved(codec, dataclasses.replace(told, round=round_), arrays, sent)
     return arrays
 
 

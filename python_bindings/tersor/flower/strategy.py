@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
@@ -17,11 +17,14 @@ from tersor._core import InvalidArgument
 from tersor.flower.down import sender
 from tersor.flower.wire import (
     KEY,
+    Runs,
     Told,
     decode,
     flat,
+    is_compressed,
     model_name,
     only_arrays,
+    require_finite,
     with_values,
 )
 
@@ -79,7 +82,7 @@ class Strategy(Wrapper):
     ) -> None:
         super().__init__(strategy)
         self._codec, self._down = Codec(codec), sender(down)
-        self._told = Told(0, self._codec.spec, "")
+        self._runs, self._told = Runs(), Told("", 0, self._codec.spec, "")
         self._exact = ArrayRecord()
         self.bytes_up: dict[int, tuple[int, int]] = {}
 
@@ -90,9 +93,10 @@ class Strategy(Wrapper):
         messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
-        self._told = Told(server_round, self._codec.spec, model_name(arrays))
+        run = self._runs.of(server_round)
+        self._told = Told(run, server_round, self._codec.spec, model_name(arrays))
         self._exact = arrays
-        self._down.move(server_round, arrays)
+        self._down.move(self._told, arrays)
         for message in messages:
             key, given = only_arrays(message.content)
             if given is not arrays and given != arrays:
@@ -108,9 +112,11 @@ class Strategy(Wrapper):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's; see its ``Strategy``."""
         frames = plain = 0
-        decoded = []
+        decoded: list[Message] = []
         for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
             try:
+                if decoded and _node(decoded[-1]) == _node(reply):
+                    raise InvalidArgument("it answered twice")
                 if not reply.has_error():
                     sizes = self._decode(reply)
                     frames, plain = frames + sizes[0], plain + sizes[1]
@@ -133,13 +139,15 @@ class Strategy(Wrapper):
         if model_name(came) != self._told.model:
             raise InvalidArgument("the reply has arrays of other names or shapes")
         arrays, frames, plain = ArrayRecord(), 0, 0
-        for name, array in came.items():
-            if array.stype == KEY:
-                change = decode(self._codec, self._told, name, array)
+        for name, own in self._exact.items():
+            array = came[name]
+            if array.stype == KEY and is_compressed(own):
                 frames += len(array.data)
-                array = with_values(self._exact[name], flat(self._exact[name]) + change)
-                plain += len(array.data)
-            arrays[name] = array
+                change = decode(self._codec, self._told, name, array)
+                arrays[name] = with_values(own, flat(own) + change)
+                plain += len(arrays[name].data)
+            else:
+                arrays[name] = _checked(name, array, own)
         if record.get("forgot"):
             _log.info("tersor: node %d left out a residual of long ago", _node(reply))
         rest = {name: one for name, one in reply.content.items() if name != KEY}
@@ -150,6 +158,16 @@ class Strategy(Wrapper):
         """Logs what is set."""
         super().summary()
         _log.info("\t└──> Compressed: %s", self._codec.spec)
+
+
+def _checked(name: str, array: Array, own: Array) -> Array:
+    """An array that came as it is."""
+    if is_compressed(array, own):
+        raise InvalidArgument(f"{name}: the array is not compressed")
+    if array.numpy().shape != own.shape:
+        raise InvalidArgument(f"{name}: the array has another shape than it says")
+    require_finite(name, array)
+    return array
 
 
 def _node(message: Message) -> int:

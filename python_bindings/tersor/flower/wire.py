@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +20,24 @@ KEY = "tersor"  #: of our record in a message, of what a client keeps, and an ar
 Values = np.ndarray[Any, Any]
 
 
+_FLOATS = ("float16", "float32", "float64")
+
+
+def is_float(array: Array) -> bool:
+    """Whether it has a floating type, and a value."""
+    return array.dtype in _FLOATS and math.prod(array.shape) > 0
+
+
 def is_compressed(array: Array, other: Array | None = None) -> bool:
-    """Whether an array goes in frames: floats do; counters and what is empty go as they are. Less
-    another one: what Flower averages comes back as f64, though an app counts in integers."""
-    is_float = array.dtype in ("float16", "float32", "float64") and math.prod(array.shape) > 0
-    return is_float and (other is None or other.dtype == array.dtype)
+    """Whether an array, less another one, goes in a frame: floats of several values do. A single
+    one goes as it is: it may be a counter, which Flower averages to f64."""
+    return is_float(array) and math.prod(array.shape) > 1 and (other is None or is_float(other))
+
+
+def require_finite(name: str, array: Array) -> None:
+    """Raises InvalidArgument for a float that is a NaN or infinite."""
+    if is_float(array) and not np.isfinite(array.numpy()).all():
+        raise InvalidArgument(f"{name}: the update is not finite; nothing is sent")
 
 
 def flat(array: Array) -> Values:
@@ -51,30 +66,47 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
     return key, arrays
 
 
+class Runs:
+    """Tells rounds of one start of a strategy from those of the next, which begin anew at 1."""
+
+    def __init__(self) -> None:
+        self._run, self._last = "", 0
+
+    def of(self, round_: int) -> str:
+        """The run of a round that begins."""
+        if not self._run or round_ <= self._last:
+            self._run = secrets.token_hex(8)
+        self._last = round_
+        return self._run
+
+
 @dataclass(frozen=True)
 class Told:
     """What a frame is of; sender and receiver compare it before they look at the bytes."""
 
+    run: str  #: drawn by the server: rounds of another start have the same numbers
     round: int
     codec: str
     model: str
 
     def record(self, **more: Any) -> ConfigRecord:
         """As a message carries it."""
-        return ConfigRecord({"round": self.round, "codec": self.codec, "model": self.model, **more})
+        return ConfigRecord({**dataclasses.asdict(self), **more})
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Told:
-        return Told(int(record["round"]), str(record["codec"]), str(record["model"]))
+        names = (one.name for one in dataclasses.fields(Told))
+        run, round_, codec, model = (record[name] for name in names)
+        return Told(str(run), int(round_), str(codec), str(model))
 
     def signature(self, name: str) -> int:
         """Of a parameter's frame."""
-        text = repr((self.round, self.codec, self.model, name))
+        text = repr((self.run, self.round, self.codec, self.model, name))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     def require(self, other: Told, who: str) -> None:
         """Raises InvalidArgument that says in what another one differs."""
-        for field in ("round", "codec", "model"):
+        for field in ("round", "codec", "model", "run"):
             own, found = getattr(self, field), getattr(other, field)
             if own != found:
                 raise InvalidArgument(f"{who} has {field} {found!r}, here it is {own!r}")
