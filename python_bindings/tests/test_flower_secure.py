@@ -22,6 +22,7 @@ from flower_nodes import SHAPES, Nodes, fedavg, model, update_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
 import tersor.flower
@@ -54,7 +55,9 @@ def secured(train: Callable[..., Any] | None = None, mods: list[Any] | None = No
         update = (train or update_of)(context.node_id, round_)
         moved = {name: one + update.get(name, 0) for name, one in start.items()}
         record = ArrayRecord({name: Array(np.asarray(one)) for name, one in moved.items()})
-        metrics = MetricRecord({"num-examples": examples(context.node_id), "secret": 0.5})
+        metrics = MetricRecord(
+            {"num-examples": examples(context.node_id), "tokens": 30 - context.node_id}
+        )
         return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
 
     return app
@@ -129,17 +132,17 @@ def test_masks_leave_the_sum_of_codes_alone(monkeypatch: pytest.MonkeyPatch) -> 
     plain: list[Any] = []
     encode = secure_wire.SumFormat.encode
 
-    def noted(self: Any, values: Any, weight: int) -> Any:
-        codes = encode(self, values, weight)
+    def noted(self: Any, *parts: Any) -> Any:
+        codes = encode(self, *parts)
         plain.append(codes.copy())
         return codes
 
     found: list[Any] = []
     decode = secure_wire.SumFormat.decode
 
-    def noted_sum(self: Any, sums: Any) -> Any:
+    def noted_sum(self: Any, sums: Any, sizes: Any) -> Any:
         found.append(sums.copy())
-        return decode(self, sums)
+        return decode(self, sums, sizes)
 
     monkeypatch.setattr(secure_wire.SumFormat, "encode", noted)
     monkeypatch.setattr(secure_wire.SumFormat, "decode", noted_sum)
@@ -160,17 +163,101 @@ def test_clients_may_count_by_their_examples() -> None:
 
 
 def test_a_ring_of_many() -> None:
-    ids = random.Random(0).sample(range(1, 2**62), 24)
-    for seed in range(6):
+    draw = random.Random(0)
+    ids = [draw.getrandbits(64) for _ in range(24)]
+    failed = 0
+    for seed, count in itertools.product(range(4), (3, 8, 12)):
         nodes = Nodes(secured(), ids)
-        gone = random.Random(seed).sample(ids, 3)
+        gone = random.Random(seed).sample(ids, count)
         nodes.answers = goes(gone, "masked")
         arrays, metrics, strategy = one_round(nodes, neighbours=8)
         if strategy.failures:
             assert arrays is None
-            continue
-        check_mean(arrays, expected([one for one in ids if one not in gone]), UNIT)
-        assert metrics["clients"] == 21
+            failed += 1
+            assert count > 3  # fewer cannot take more than half of any eight
+        else:
+            check_mean(arrays, expected([one for one in ids if one not in gone]), UNIT)
+            assert metrics["clients"] == 24 - count
+    assert failed >= 4
+
+
+class Noted:
+    """The keys of all masks and seals of a round, by who calls."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.masks: list[tuple[bytes, int]] = []
+        self.seals: list[bytes] = []
+        apply, seal = masks.apply_mask, masks.seal
+
+        def noted_mask(lanes: Any, key: bytes, sign: int) -> None:
+            self.masks.append((key, sign))
+            apply(lanes, key, sign)
+
+        def noted_seal(key: bytes, secret: bytes) -> bytes:
+            self.seals.append(key)
+            return seal(key, secret)
+
+        monkeypatch.setattr(masks, "apply_mask", noted_mask)
+        monkeypatch.setattr(masks, "seal", noted_seal)
+
+
+def test_each_client_has_a_mask_of_its_own_and_one_with_each_neighbour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted = Noted(monkeypatch)
+    nodes = Nodes(secured(), SIX)
+    strategy = tersor.flower.SecureStrategy(fedavg(), clip=CLIP)
+    of_rounds = []
+    for round_ in (1, 2):
+        noted.masks.clear()
+        nodes.send_and_receive(strategy.configure_train(round_, model(), ConfigRecord(), nodes))
+        signs: dict[bytes, list[int]] = {}
+        for key, sign in noted.masks:
+            signs.setdefault(key, []).append(sign)
+        assert sorted(map(sorted, signs.values())) == [[-1, 1]] * 15 + [[1]] * 6
+        of_rounds.append(set(signs))
+    assert not of_rounds[0] & of_rounds[1]
+    assert len(set(noted.seals)) == 2 * 6 * 5  # another key for each pair, direction and round
+    assert not set(noted.seals) & (of_rounds[0] | of_rounds[1])
+
+
+def test_fewer_shares_than_the_threshold_know_nothing() -> None:
+    for threshold, count in ((2, 3), (3, 5), (5, 8)):
+        secret = masks.new_key()[0]
+        shares = masks.split(secret, threshold, count)
+        assert len({*shares, secret}) == count + 1
+        for places in itertools.combinations(range(count), threshold):
+            assert masks.combine({place: shares[place] for place in places}) == secret
+        for places in itertools.combinations(range(count), threshold - 1):
+            assert masks.combine({place: shares[place] for place in places}) != secret
+
+
+def test_what_is_sealed_opens_for_who_agreed_alone() -> None:
+    (one, one_public), (other, other_public), (third, _) = (masks.new_key() for _ in range(3))
+    sealed = masks.seal(masks.agreed_key(one, other_public, "share", 1, 3, 4), b"secret")
+    assert masks.unseal(masks.agreed_key(other, one_public, "share", 1, 3, 4), sealed) == b"secret"
+    for key in (
+        masks.agreed_key(other, one_public, "share", 2, 3, 4),
+        masks.agreed_key(other, one_public, "share", 1, 4, 3),
+        masks.agreed_key(other, one_public, "mask", 1, 3, 4),
+        masks.agreed_key(third, one_public, "share", 1, 3, 4),
+    ):
+        assert masks.unseal(key, sealed) is None
+    assert masks.unseal(key, b"short") is None
+
+
+def test_codes_are_rounded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = []
+    encode = secure_wire.SumFormat.encode
+    monkeypatch.setattr(
+        secure_wire.SumFormat, "encode", lambda *a: codes.append(encode(*a)) or codes[-1].copy()
+    )
+
+    def same(*_: int) -> dict[str, Any]:
+        return update_of(1, 1)
+
+    one_round(Nodes(secured(same), SIX))
+    assert len({one.tobytes() for one in codes}) == 6
 
 
 def uploads(count: int) -> Iterator[np.ndarray[Any, Any]]:
@@ -205,14 +292,14 @@ def test_two_bytes_a_value_and_no_metric() -> None:
     for one in nodes.seen:
         if stage_of(one) == "masked":
             (array,) = one.content["arrays"].values()
-            assert len(array.data) <= 2 * values + 64
+            assert len(array.data) <= 2 * values + 8 * (1 + len(SHAPES))
             assert not one.content.metric_records
 
 
 def test_what_is_cut_is_told(caplog: pytest.LogCaptureFixture) -> None:
     _, metrics, _ = one_round(Nodes(secured(), SIX), clip=0.01)
     assert metrics["cut"] == pytest.approx(0.317, abs=0.02)
-    assert "% of the values were cut" in caplog.text
+    assert "% was cut; give a larger clip" in caplog.text
 
 
 def test_mods_stand_inside() -> None:
@@ -241,6 +328,21 @@ def changes(stage: str, node: int, change: Callable[[Message], Any]) -> Any:
     return answers
 
 
+def of_none(reply: Message) -> None:
+    for name in ("mask", "sealed", "nodes"):
+        if name in reply.content["tersor"]:
+            del reply.content["tersor"][name]
+
+
+def of_low_order(reply: Message) -> None:
+    reply.content["tersor"]["mask"] = bytes(32)
+
+
+def too_short(reply: Message) -> None:
+    record = reply.content["tersor"]
+    record["sealed"] = list(record["sealed"])[1:]
+
+
 def takes_a_key(reply: Message) -> None:
     reply.content["tersor"]["mask"] = reply.content["tersor"]["seal"]
 
@@ -259,6 +361,10 @@ def of_round_two(reply: Message) -> None:
     [
         ("keys", takes_a_key, "node 8 has another node's key"),
         ("keys", lambda reply: [reply, reply], "node 8 answered 'keys' twice"),
+        ("keys", of_none, "node 8, 'keys': not what it was asked for"),
+        ("keys", of_low_order, "node 8, 'keys': not what it was asked for"),
+        ("shares", of_none, "node 8, 'shares': not what it was asked for"),
+        ("shares", too_short, "node 8, 'shares': not what it was asked for"),
         ("shares", lambda reply: [reply, reply], "node 8 answered 'shares' twice"),
         ("shares", of_round_two, "node 8, 'shares': not what it was asked for"),
         ("masked", shorter, "node 8: the vector has"),
@@ -289,6 +395,14 @@ def test_a_share_that_does_not_authenticate_is_named(caplog: pytest.LogCaptureFi
     check_mean(arrays, expected(SIX), UNIT)
 
 
+def test_who_unmasks_badly_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    nodes = Nodes(secured(), SIX)
+    nodes.answers = changes("unmask", 8, of_none)
+    arrays, _, _ = one_round(nodes)
+    check_mean(arrays, expected(SIX), UNIT)
+    assert "node 8, 'unmask': not what it was asked for" in caplog.text
+
+
 def test_shares_that_do_not_fit_end_the_round() -> None:
     def spoil(reply: Message) -> None:
         record = reply.content["tersor"]
@@ -316,9 +430,10 @@ def test_an_update_that_is_not_finite_stays_away() -> None:
 def test_a_client_refuses_what_is_out_of_turn() -> None:
     nodes = Nodes(secured(), SIX)
     one_round(nodes, 1)
+    run = str(nodes.states[8]["tersor.secure"]["run"])
 
     def error_of(stage: str, **told: Any) -> str:
-        content = RecordDict({"tersor": ConfigRecord(told)})
+        content = RecordDict({"tersor": ConfigRecord({"run": run, **told})})
         message = Message(content, dst_node_id=8, message_type=f"train.{stage}")
         (reply,) = nodes.send_and_receive([message])
         return str(reply.error.reason) if reply.has_error() else "none"
@@ -329,6 +444,7 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
     assert "is not behind 'shares'" in error_of("masked", round=2)
     keys = [masks.new_key()[1] for _ in range(8)]
     both: dict[str, Any] = {"round": 2, "nodes": [1, 2, 3, 4], "masks": keys[:4], "seals": keys[4:]}
+    assert "is not behind 'keys'" in error_of("shares", **both | {"run": "other"}, threshold=3)
     assert "threshold=2 of 4" in error_of("shares", **both, threshold=2)
     assert "threshold=5 of 4" in error_of("shares", **both, threshold=5)
     alike = {**both, "masks": [keys[0]] * 4}
@@ -337,19 +453,90 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
     assert "named twice" in error_of("shares", **twice, threshold=3)
 
 
-def test_a_client_gives_one_of_two_secrets() -> None:
-    def ask_for_both(asked: Message, reply: Message) -> list[Message]:
-        return [reply]
-
+@pytest.mark.parametrize(
+    ("alive", "gone"), [([3, 4, 15, 16], [16]), ([3, 3, 3], [4]), ([3, 90, 91], [4])]
+)
+def test_a_client_gives_one_of_two_secrets(alive: list[int], gone: list[int]) -> None:
     nodes = Nodes(secured(), SIX)
     strategy = tersor.flower.SecureStrategy(fedavg(), clip=CLIP)
     nodes.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), nodes))
-    told = {"round": 1, "alive": [3, 4, 15, 16], "gone": [16]}
+    assert strategy._round is not None
+    told = strategy._round.told | {"alive": alive, "gone": gone}
     message = Message(
         RecordDict({"tersor": ConfigRecord(told)}), dst_node_id=8, message_type="train.unmask"
     )
     (reply,) = nodes.send_and_receive([message])
     assert "both secrets" in str(reply.error.reason)
+
+
+def test_secrets_go_with_the_round() -> None:
+    def broken(node: int, round_: int) -> dict[str, Any]:
+        return {"norm": np.array([np.nan], np.float32)} if node == 8 else update_of(node, round_)
+
+    nodes = Nodes(secured(broken), SIX)
+    one_round(nodes)
+    for state in nodes.states.values():
+        assert set(state["tersor.secure"]) == {"run", "round", "stage"}
+
+
+def test_rounds_and_starts_follow_each_other_and_integers_stay() -> None:
+    nodes = Nodes(secured(), SIX)
+    strategy = tersor.flower.SecureStrategy(fedavg(), clip=CLIP)
+    for _ in range(2):
+        result = strategy.start(nodes, model(), num_rounds=3)
+        assert strategy.failures == {}
+        assert result.arrays["seen"].dtype == "int64"
+        assert result.arrays["seen"].numpy() == 3
+        assert [one["clients"] for one in result.train_metrics_clientapp.values()] == [6, 6, 6]
+
+
+def test_weights_are_those_that_the_strategy_asks_for() -> None:
+    nodes = Nodes(secured(), SIX)
+    strategy = tersor.flower.SecureStrategy(
+        fedavg(weighted_by_key="tokens"), clip=CLIP, most_examples=160
+    )
+    sent = strategy.configure_train(1, model(), ConfigRecord(), nodes)
+    arrays, _ = strategy.aggregate_train(1, nodes.send_and_receive(sent))
+    tokens = {node: 30 - node for node in SIX}
+    check_mean(arrays, expected(SIX, tokens.__getitem__), 6 * UNIT * 160 / sum(tokens.values()))
+
+
+def test_no_weight_at_all_is_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "examples", lambda node: 0)
+    arrays, _, strategy = one_round(Nodes(secured(), SIX), most_examples=10)
+    assert arrays is None
+    assert "weights are 0" in strategy.failures[1]
+
+
+def test_a_small_array_that_is_cut_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def jumps(node: int, round_: int) -> dict[str, Any]:
+        return {**update_of(node, round_), "norm": np.array([5.0], np.float32)}
+
+    _, metrics, _ = one_round(Nodes(secured(jumps), SIX))
+    assert "norm: 100.0 % was cut" in caplog.text
+    assert metrics["cut"] < 0.01
+
+
+def test_an_app_that_returns_another_model_is_refused() -> None:
+    def wider(*_: int) -> dict[str, Any]:
+        return {"norm": np.ones(7, np.float32)}
+
+    nodes = Nodes(secured(wider), SIX)
+    one_round(nodes)
+    assert "other names or shapes" in str(nodes.seen[-1].error.reason)
+
+
+def test_what_wants_each_clients_reply_is_refused() -> None:
+    for kind in (flower.Krum, flower.FedMedian, flower.FedTrimmedAvg):
+        with pytest.raises(tersor.InvalidArgument, match="looks at each client's reply"):
+            tersor.flower.SecureStrategy(kind(), clip=CLIP)
+
+
+@pytest.mark.parametrize(("nodes", "threshold"), [((3,), None), ((3, 4, 8), 5)])
+def test_too_few_at_the_start_cost_a_round(nodes: tuple[int, ...], threshold: int | None) -> None:
+    arrays, _, strategy = one_round(Nodes(secured(), nodes), threshold=threshold)
+    assert arrays is None
+    assert "neighbours" in strategy.failures[1]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +547,7 @@ def test_a_client_gives_one_of_two_secrets() -> None:
         ({"clip": 0.0}, "clip=0.0"),
         ({"neighbours": 3}, "an even number"),
         ({"threshold": 2}, "threshold=2 of 5"),
-        ({"threshold": 6}, "threshold=6 of 5"),
+        ({"threshold": 0}, "threshold=0"),
         ({"bits": 8, "lanes": 8}, "of 1 clients, not of 6"),
         ({"bits": 14}, "of 4 clients, not of 6"),
     ],
@@ -392,9 +579,9 @@ def test_nodes_that_die_anywhere(seed: int) -> None:
     nodes.answers = answers
     arrays, _, strategy = one_round(nodes)
     there = [node for node in SIX if deaths.get(node) in (None, "unmask")]
+    assert bool(strategy.failures) == (len(deaths) == 3)  # of five neighbours three must stay
     if strategy.failures:
         assert arrays is None
-        assert len(deaths) > 1
     else:
         check_mean(arrays, expected(there), UNIT)
 

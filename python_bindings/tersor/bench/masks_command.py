@@ -68,7 +68,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _ours(update: np.ndarray, keys: list[bytes]) -> int:
-    sums = SumFormat(bits=8, lanes=16, clip=CLIP, most_examples=0).encode(update, 1)
+    sums = SumFormat(8, 16, CLIP, 0, "").encode([update], 1)
     for place, key in enumerate(keys):
         masks.apply_mask(sums, key, -1 if place % 2 else 1)
     return sums.nbytes

@@ -4,6 +4,7 @@ follow from a key, shares of a secret, sealed."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from tersor.lanes import Lanes, add, subtract
 
 SECRET_BYTES = 32
 _HALF = 16  # what Shamir's field holds
+_NONCE = 12
 _ZEROS = memoryview(bytes(1 << 17))  # as much as stays in a cache
 
 
@@ -27,6 +29,15 @@ def new_key() -> tuple[bytes, bytes]:
     """A private key and its public one (X25519)."""
     private = X25519PrivateKey.generate()
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()
+
+
+def is_public(key: object) -> bool:
+    """Whether two can agree on a key by this public one."""
+    try:
+        agreed_key(new_key()[0], key, "trial")  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def public_of(private: bytes) -> bytes:
@@ -80,15 +91,16 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
 
 
 def seal(key: bytes, secret: bytes) -> bytes:
-    """Encrypted and authenticated, by a key that is used once."""
-    return bytes(ChaCha20Poly1305(key).encrypt(bytes(12), secret, None))
+    """Encrypted and authenticated."""
+    nonce = os.urandom(_NONCE)
+    return nonce + bytes(ChaCha20Poly1305(key).encrypt(nonce, secret, None))
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
     """What was sealed; None where it does not authenticate."""
     try:
-        return bytes(ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None))
-    except InvalidTag:
+        return bytes(ChaCha20Poly1305(key).decrypt(sealed[:_NONCE], sealed[_NONCE:], None))
+    except (InvalidTag, ValueError):
         return None
 
 

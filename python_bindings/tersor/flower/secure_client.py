@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -16,10 +17,11 @@ from tersor.flower.client import Call, Mod
 from tersor.flower.secure_wire import (
     SumFormat,
     array_of,
+    changes_of,
     require_stage,
-    vector_of,
 )
 from tersor.flower.wire import KEY, only_arrays
+from tersor.lanes import Lanes
 
 _STATE = KEY + ".secure"
 
@@ -31,7 +33,7 @@ def secure(app: ClientApp, mods: Sequence[Mod] = ()) -> Callable[[Call], Call]:
     learns the sum of the clients' updates, of their weights and of how many values were cut;
     neither arrays nor metrics of one client. A client refuses what is out of turn: a stage twice,
     keys that two nodes share, a threshold that would let the server ask for both of a node's
-    secrets. Its own secrets lie in ``context.state`` until the round's end.
+    secrets. Its own secrets lie in ``context.state`` until the round's end for it, or the next one.
     """
 
     def register(train: Call) -> Call:
@@ -53,9 +55,12 @@ def _through(mod: Mod, call: Call, message: Message, context: Context) -> Messag
 
 
 def _reply(message: Message, **fields: Any) -> Message:
-    round_ = message.content[KEY]["round"]
-    content = RecordDict({KEY: ConfigRecord({"round": round_, **fields})})
+    content = RecordDict({KEY: ConfigRecord(_of(message.content[KEY]) | fields)})
     return Message(content, reply_to=message)
+
+
+def _of(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {"run": told["run"], "round": told["round"]}
 
 
 class _SecureClient:
@@ -64,21 +69,21 @@ class _SecureClient:
 
     def keys(self, message: Message, context: Context) -> Message:
         """New keys for each round: one for masks, one to seal shares with."""
-        round_ = int(message.content[KEY]["round"])
+        told = message.content[KEY]
         before = context.state.config_records.get(_STATE)
-        if before is not None and before["round"] >= round_:
-            raise InvalidArgument(f"round {round_} has begun already on this client")
+        if before is not None and before["run"] == told["run"] and before["round"] >= told["round"]:
+            raise InvalidArgument(f"round {told['round']} has begun already on this client")
         mask, mask_public = masks.new_key()
         seal, seal_public = masks.new_key()
         context.state[_STATE] = ConfigRecord(
-            {"round": round_, "stage": "keys", "mask": mask, "seal": seal}
+            {**_of(told), "stage": "keys", "mask": mask, "seal": seal}
         )
         return _reply(message, mask=mask_public, seal=seal_public)
 
     def shares(self, message: Message, context: Context) -> Message:
         """Its two secrets, in sealed shares for its neighbours."""
         told = message.content[KEY]
-        state = require_stage(context.state.get(_STATE), "shares", told["round"])
+        state = require_stage(context.state.get(_STATE), "shares", told)
         nodes, threshold = list(told["nodes"]), int(told["threshold"])
         _check_neighbours(context.node_id, nodes, [*told["masks"], *told["seals"]], threshold)
         own_mask = os.urandom(masks.SECRET_BYTES)
@@ -101,25 +106,21 @@ class _SecureClient:
     def masked(self, message: Message, context: Context) -> Message:
         """Trains, and masks what that changed."""
         told = message.content[KEY]
-        state = require_stage(context.state.get(_STATE), "masked", told["round"])
+        state = require_stage(context.state.get(_STATE), "masked", told)
         senders = list(told["from"])
-        if not set(senders) <= set(state["nodes"]) or len(senders) < state["threshold"]:
+        if not set(senders) <= set(state["nodes"]) or len(set(senders)) < state["threshold"]:
             raise InvalidArgument("shares came of other nodes, or of fewer than the threshold")
-        format = SumFormat.of(told)
-        key, start = only_arrays(message.content)
-        message.content = RecordDict({k: one for k, one in message.content.items() if k != KEY})
-        reply = self._call(message, context)
-        if reply.has_error():
-            return reply
-        _, trained = only_arrays(reply.content)
-        vector = vector_of(trained, start)
-        weight = _weight_of(reply, format.most_examples)
-        if format.most_examples:
-            vector *= weight / format.most_examples
-        sums = format.encode(vector, weight)
+        try:
+            key, sums = self._trained(message, context, SumFormat.of(told))
+        except Exception:
+            _forget(context, told)
+            raise
+        if sums is None:
+            _forget(context, told)
+            return key
         masks.apply_mask(sums, state["own"], +1)
         publics = dict(zip(state["nodes"], state["masks"], strict=True))
-        for node in senders:
+        for node in set(senders):
             pair = masks.pair_key(
                 state["mask"], publics[node], told["round"], context.node_id, node
             )
@@ -128,9 +129,24 @@ class _SecureClient:
         for name in ("mask", "own", "seal"):
             del state[name]
         state["stage"] = "masked"
+        answer = _of(told) | ({"bad": bad} if bad else {})  # Flower's counts bear no empty lists
         arrays = ArrayRecord({KEY: array_of(sums, KEY)})
-        answer = ConfigRecord({"round": told["round"], "bad": bad})
-        return Message(RecordDict({key: arrays, KEY: answer}), reply_to=message)
+        return Message(RecordDict({key: arrays, KEY: ConfigRecord(answer)}), reply_to=message)
+
+    def _trained(
+        self, message: Message, context: Context, format: SumFormat
+    ) -> tuple[Any, Lanes | None]:
+        """The key of a record of arrays, and their codes; or the app's own error."""
+        key, start = only_arrays(message.content)
+        message.content = RecordDict({k: one for k, one in message.content.items() if k != KEY})
+        reply = self._call(message, context)
+        if reply.has_error():
+            return reply, None
+        changes = changes_of(only_arrays(reply.content)[1], start)
+        weight = _weight_of(reply, format)
+        if format.most_examples:
+            changes = [one * np.float32(weight / format.most_examples) for one in changes]
+        return key, format.encode(changes, weight)
 
     @staticmethod
     def _open_shares(state: ConfigRecord, told: ConfigRecord, own: int) -> list[int]:
@@ -152,19 +168,27 @@ class _SecureClient:
         """Of a neighbour that is there the share of its own mask, of one that is gone that of its
         key; never both."""
         told = message.content[KEY]
-        state = require_stage(context.state.get(_STATE), "unmask", told["round"])
-        alive, gone = list(told["alive"]), list(told["gone"])
-        if set(alive) & set(gone) or len(alive) < state["threshold"]:
+        state = require_stage(context.state.get(_STATE), "unmask", told)
+        alive, gone = set(told.get("alive", [])), set(told.get("gone", []))
+        known = set(state["nodes"])
+        if alive & gone or len(alive & known) < state["threshold"]:
             raise InvalidArgument(
                 "the server asks for both secrets of a node, or too few of the neighbours are there"
             )
         shares = dict(zip(state["kept"], state["opened"], strict=True))
-        context.state[_STATE] = ConfigRecord({"round": told["round"], "stage": "done"})
+        _forget(context, told)
         half = masks.SECRET_BYTES
         own = {node: shares[node][half:] for node in alive if node in shares}
         keys = {node: shares[node][:half] for node in gone if node in shares}
         found = own | keys
+        if not found:
+            return _reply(message)
         return _reply(message, nodes=list(found), shares=list(found.values()))
+
+
+def _forget(context: Context, told: Mapping[str, Any]) -> None:
+    """The round is over for this client, whose secrets go."""
+    context.state[_STATE] = ConfigRecord({**_of(told), "stage": "done"})
 
 
 def _check_neighbours(own: int, nodes: list[int], keys: list[bytes], threshold: int) -> None:
@@ -179,9 +203,12 @@ def _check_neighbours(own: int, nodes: list[int], keys: list[bytes], threshold: 
         )
 
 
-def _weight_of(reply: Message, most: int) -> int:
+def _weight_of(reply: Message, format: SumFormat) -> int:
     """Its number of examples; 1 where all clients count the same."""
-    if most == 0:
+    if format.most_examples == 0:
         return 1
     (metrics,) = reply.content.metric_records.values()
-    return min(int(metrics["num-examples"]), most)
+    weight = int(metrics[format.weight_key])
+    if weight < 0:
+        raise InvalidArgument(f"{format.weight_key} is {weight}: give 0 or more")
+    return min(weight, format.most_examples)

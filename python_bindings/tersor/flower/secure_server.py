@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,12 +17,30 @@ from flwr.serverapp import strategy as flower
 from tersor import Error as TersorError
 from tersor._core import InvalidArgument
 from tersor.flower import masks
-from tersor.flower.secure_wire import SumFormat, lanes_of, moved_by, names_of
+from tersor.flower.secure_wire import SumFormat, is_of, lanes_of, moved_by, names_of
 from tersor.flower.strategy import Wrapper
-from tersor.flower.wire import KEY, flat, only_arrays
+from tersor.flower.wire import KEY, Runs, is_float, only_arrays
 from tersor.lanes import Lanes, add
 
 _log = logging.getLogger("flwr")
+
+
+# What wants each client's own reply, or bounds it.
+_SINGLE = tuple(
+    getattr(flower, name)
+    for name in (
+        "Bulyan",
+        "DifferentialPrivacyServerSideAdaptiveClipping",
+        "DifferentialPrivacyServerSideFixedClipping",
+        "FedMedian",
+        "FedTrimmedAvg",
+        "FedXgbBagging",
+        "FedXgbCyclic",
+        "Krum",
+        "MultiKrum",
+        "QFedAvg",
+    )
+)
 
 
 class TooFewError(Exception):
@@ -32,11 +51,17 @@ class TooFewError(Exception):
 class _Round:
     """What the server knows of a round; nodes are those that are still in it."""
 
+    run: str
     number: int
     threshold: int
     neighbours: dict[int, list[int]]  #: by node, as its shares are numbered
     keys: dict[int, ConfigRecord]
     shares: dict[int, ConfigRecord] = field(default_factory=dict)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What each message of the round says of it."""
+        return {"run": self.run, "round": self.number}
 
     def around(self, node: int, those: Iterable[int]) -> list[int]:
         """The neighbours of a node that are among those."""
@@ -65,8 +90,9 @@ class SecureStrategy(Wrapper):
 
     A round of which too few stay ends without a sum, and nothing is unmasked: ``failures`` says
     why, by round. Weights that are no floats stay as they are; clients' own metrics are not asked
-    for. Raises InvalidArgument for options that are none, and before a round whose sums lanes do
-    not hold.
+    for, but in an evaluation, which is as ever. ``timeout``: seconds that clients have for keys,
+    for shares, for their last answer. Raises InvalidArgument for options that are none, for
+    strategies that look at each client's reply, and before a round whose sums lanes do not hold.
     """
 
     def __init__(
@@ -82,7 +108,12 @@ class SecureStrategy(Wrapper):
         timeout: float = 3600.0,
     ) -> None:
         super().__init__(strategy)
-        self._format = SumFormat(bits, lanes, clip, most_examples)
+        if isinstance(strategy, _SINGLE):
+            raise InvalidArgument(
+                f"{type(strategy).__name__} looks at each client's reply, and there is one of all"
+            )
+        weight = getattr(strategy, "weighted_by_key", "num-examples")
+        self._format = SumFormat(bits, lanes, clip, most_examples, weight)
         if not 2 <= bits <= min(14, lanes) or lanes not in (8, 16, 32):
             raise InvalidArgument(f"bits={bits}, lanes={lanes}: 2 to 14 bits in lanes of 8, 16, 32")
         if not 0 < clip < float("inf") or most_examples < 0:
@@ -90,6 +121,11 @@ class SecureStrategy(Wrapper):
         if neighbours < 2 or neighbours % 2:
             raise InvalidArgument(f"neighbours={neighbours}: an even number, at least 2")
         self._neighbours, self._threshold, self._timeout = neighbours, threshold, timeout
+        if threshold is not None and threshold < 1:
+            raise InvalidArgument(f"threshold={threshold}: 1 or more")
+        if getattr(strategy, "fraction_evaluate", 0) > 0:
+            _log.warning("tersor: an evaluation tells of each client: fraction_evaluate=0 has none")
+        self._runs = Runs()
         self._round: _Round | None = None
         self._start, self._key = ArrayRecord(), "arrays"
         self._send: Callable[..., list[Message]] = lambda *_, **__: []
@@ -100,6 +136,7 @@ class SecureStrategy(Wrapper):
     ) -> Iterable[Message]:
         """Keys and shares are exchanged here; what is returned asks for masked updates."""
         self._round = None
+        run = self._runs.of(server_round)
         messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
@@ -108,7 +145,7 @@ class SecureStrategy(Wrapper):
         self._key, _ = only_arrays(messages[0].content)
         self._format.check_room(len(asked))
         try:
-            made, nodes = self._agree(server_round, sorted(asked))
+            made, nodes = self._agree(run, server_round, sorted(asked))
         except TooFewError as error:
             self._fail(server_round, error)
             return []
@@ -122,22 +159,25 @@ class SecureStrategy(Wrapper):
             for node in sorted(nodes)
         ]
 
-    def _agree(self, number: int, nodes: list[int]) -> tuple[_Round, set[int]]:
+    def _agree(self, run: str, number: int, nodes: list[int]) -> tuple[_Round, set[int]]:
         """The exchanges of keys and of shares; who is still there."""
         graph = _ring(nodes, self._neighbours)
         most = len(graph[nodes[0]])
         threshold = self._threshold if self._threshold is not None else most // 2 + 1
-        if not most < 2 * threshold <= 2 * most:
+        if threshold > most:
+            raise TooFewError(f"threshold={threshold}, and a node has {most} neighbours")
+        if 2 * threshold <= most:
             raise InvalidArgument(
-                f"threshold={threshold} of {most} neighbours: more than half, and at most all"
+                f"threshold={threshold} of {most} neighbours: more than half, or the server could "
+                "learn both of a node's secrets"
             )
-        found = self._ask(number, "keys", {node: {} for node in nodes})
-        made = _Round(number, threshold, graph, _of_own_keys(found))
+        made = _Round(run, number, threshold, graph, {})
+        made.keys = _of_own_keys(self._ask(made, "keys", {node: {} for node in nodes}, _is_key))
         there = made.sustained(made.keys)
         self._require(there, nodes, "keys")
         made.neighbours = {node: made.around(node, there) for node in there}
         orders = {node: self._shares_order(made, node) for node in there}
-        made.shares = self._ask(number, "shares", orders)
+        made.shares = self._ask(made, "shares", orders, _are_shares)
         there = made.sustained(made.shares)
         self._require(there, nodes, "shares")
         made.shares = {node: made.shares[node] for node in there}
@@ -162,16 +202,20 @@ class SecureStrategy(Wrapper):
         """Of a masked update: the shares that its neighbours sealed for a node."""
         senders = made.around(node, nodes)
         sealed = [made.shares[one]["sealed"][made.neighbours[one].index(node)] for one in senders]
-        told = {"round": made.number, "from": senders, "sealed": sealed}
+        told = made.told | {"from": senders, "sealed": sealed}
         return ConfigRecord(told | self._format.record())
 
     def _ask(
-        self, number: int, stage: str, orders: Mapping[int, Mapping[str, Any]]
+        self,
+        made: _Round,
+        stage: str,
+        orders: Mapping[int, Mapping[str, Any]],
+        is_sound: Callable[[_Round, int, Mapping[str, Any]], bool],
     ) -> dict[int, ConfigRecord]:
         """What nodes answer for a stage; who fails or answers twice is out, and named."""
         messages = [
             Message(
-                RecordDict({KEY: ConfigRecord({"round": number, **order})}),
+                RecordDict({KEY: ConfigRecord(made.told | _filled(order))}),
                 dst_node_id=node,
                 message_type=f"train.{stage}",
             )
@@ -182,10 +226,12 @@ class SecureStrategy(Wrapper):
         twice: set[int] = set()
         for node, reply in _by_node(replies):
             record = None if reply.has_error() else reply.content.config_records.get(KEY)
-            if record is None or record["round"] != number or node not in orders:
-                _log.warning("tersor: node %d, %r: %s", node, stage, _why(reply))
-            elif node in answers:
+            if node in answers:
                 twice.add(node)
+            elif record is None or not is_of(record, made.told) or node not in orders:
+                _log.warning("tersor: node %d, %r: %s", node, stage, _why(reply))
+            elif not is_sound(made, node, record):
+                _log.warning("tersor: node %d, %r: not what it was asked for", node, stage)
             else:
                 answers[node] = record
         for node in twice:
@@ -203,26 +249,31 @@ class SecureStrategy(Wrapper):
         found = list(replies)
         try:
             updates = self._updates(made, found)
-            sums = self._unmask(made, updates)
+            content = self._mean(self._unmask(made, updates), len(updates))
         except TooFewError as error:
             self._fail(server_round, error)
             return self._hand_over(server_round, [])
         there = next(one for node, one in _by_node(found) if node in updates)
-        reply = Message(content=self._mean(sums, len(updates)), metadata=there.metadata)
-        return self._hand_over(server_round, [reply])
+        mean = Message(content=content, metadata=there.metadata)
+        arrays, metrics = self._hand_over(server_round, [mean])
+        if arrays is not None:  # Flower averages integers to f64
+            for name, one in self._start.items():
+                if not is_float(one):
+                    arrays[name] = one
+        return arrays, metrics
 
     def _updates(self, made: _Round, replies: list[Message]) -> dict[int, Lanes]:
         """Masked vectors by node; one that is none is named, and its node counted as gone."""
-        length = self._format.length(sum(flat(self._start[n]).size for n in names_of(self._start)))
+        length = self._format.length(self._sizes())
         found: dict[int, Lanes] = {}
         for node, reply in _by_node(replies):
             try:
                 if reply.has_error() or node in found or node not in made.shares:
                     raise InvalidArgument(_why(reply))
                 told = reply.content[KEY]
-                if told["round"] != made.number:
+                if not is_of(told, made.told):
                     raise InvalidArgument(f"an update of round {told['round']}")
-                for bad in told["bad"]:
+                for bad in told.get("bad", []):
                     _log.warning("tersor: node %d's share for %d does not authenticate", bad, node)
                 _, arrays = only_arrays(reply.content)
                 found[node] = lanes_of(arrays[KEY], self._format, length)
@@ -241,7 +292,7 @@ class SecureStrategy(Wrapper):
             node: {"alive": made.around(node, updates), "gone": made.around(node, gone)}
             for node in updates
         }
-        shares = _shares_by_owner(made, self._ask(made.number, "unmask", orders))
+        shares = _shares_by_owner(made, self._ask(made, "unmask", orders, _are_opened))
         for node in [*updates, *gone]:
             self._require_shares(made, node, len(shares.get(node, {})))
         secrets = {node: _secret(made, node, shares[node]) for node in updates}
@@ -265,16 +316,22 @@ class SecureStrategy(Wrapper):
                 "its masks off"
             )
 
+    def _sizes(self) -> list[int]:
+        return [math.prod(self._start[name].shape) for name in names_of(self._start)]
+
     def _mean(self, sums: Lanes, clients: int) -> RecordDict:
-        values, weight, cut = self._format.decode(sums)
-        share = cut / max(1, values.size * clients)
-        if share > 0.01:
-            _log.warning("tersor: %.1f %% of the values were cut; give a larger clip", 100 * share)
-        parts = weight / (self._format.most_examples or 1)
-        arrays = moved_by(self._start, values / np.float32(max(parts, 1e-30)))
-        name = getattr(self._wrapped, "weighted_by_key", "num-examples")
-        metrics = MetricRecord({name: weight, "clients": clients, "cut": share})
-        return RecordDict({self._key: arrays, "metrics": metrics})
+        changes, weight, cut = self._format.decode(sums, self._sizes())
+        if weight == 0:
+            raise TooFewError("the clients' weights are 0")
+        for name, change, count in zip(names_of(self._start), changes, cut, strict=True):
+            share = count / (change.size * clients)
+            if share > 0.01:
+                _log.warning("tersor: %s: %.1f %% was cut; give a larger clip", name, 100 * share)
+        factor = np.float32((self._format.most_examples or 1) / weight)
+        arrays = moved_by(self._start, [change * factor for change in changes])
+        values = max(1, sum(self._sizes()) * clients)
+        told = {self._format.weight_key: weight, "clients": clients, "cut": sum(cut) / values}
+        return RecordDict({self._key: arrays, "metrics": MetricRecord(told)})
 
     def _fail(self, number: int, error: TooFewError) -> None:
         self.failures[number] = str(error)
@@ -291,6 +348,29 @@ def _ring(nodes: list[int], neighbours: int) -> dict[int, list[int]]:
         node: sorted(order[(place + step) % len(order)] for step in steps)
         for place, node in enumerate(order)
     }
+
+
+def _is_key(_: _Round, __: int, record: Mapping[str, Any]) -> bool:
+    return all(masks.is_public(record.get(name)) for name in ("mask", "seal"))
+
+
+def _are_shares(made: _Round, node: int, record: Mapping[str, Any]) -> bool:
+    sealed, told = record.get("sealed"), record.get("commitment")
+    if not isinstance(sealed, list) or len(sealed) != len(made.neighbours[node]):
+        return False
+    return all(isinstance(one, bytes) for one in [*sealed, told])
+
+
+def _are_opened(_: _Round, __: int, record: Mapping[str, Any]) -> bool:
+    nodes, shares = record.get("nodes", []), record.get("shares", [])
+    if not isinstance(nodes, list) or not isinstance(shares, list) or len(nodes) != len(shares):
+        return False
+    return all(isinstance(one, bytes) and len(one) == masks.SECRET_BYTES for one in shares)
+
+
+def _filled(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Without empty lists, which Flower's counts of bytes do not bear."""
+    return {name: one for name, one in order.items() if one != []}
 
 
 def _of_own_keys(found: dict[int, ConfigRecord]) -> dict[int, ConfigRecord]:
@@ -327,11 +407,11 @@ def _shares_by_owner(
     """For each node the shares of its secret, by their place among its neighbours."""
     shares: dict[int, dict[int, bytes]] = {}
     for holder, record in answers.items():
-        nodes: Any = record["nodes"]
-        held: Any = record["shares"]
-        for node, share in zip(nodes, held, strict=False):
+        nodes: Any = record.get("nodes", [])
+        held: Any = record.get("shares", [])
+        for node, share in zip(nodes, held, strict=True):
             around = made.neighbours.get(node, [])
-            if holder in around and len(share) == masks.SECRET_BYTES:
+            if holder in around:
                 shares.setdefault(node, {})[around.index(holder)] = share
     return shares
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 import tersor.lanes
 from tersor._core import InvalidArgument
-from tersor.flower.wire import Values, flat, is_compressed, with_values
+from tersor.flower.wire import Values, flat, is_float, model_name, with_values
 from tersor.lanes import Lanes
 
 STAGES = ("keys", "shares", "masked", "unmask")
@@ -27,22 +28,18 @@ class SumFormat:
     lanes: int
     clip: float
     most_examples: int  #: 0: each client counts the same
+    weight_key: str  #: else the metric that says how much
 
     @property
     def scale(self) -> float:
         return self.clip / ((1 << (self.bits - 1)) - 1)
 
     def record(self) -> dict[str, Any]:
-        return {
-            "bits": self.bits,
-            "lanes": self.lanes,
-            "clip": self.clip,
-            "most_examples": self.most_examples,
-        }
+        return dataclasses.asdict(self)
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> SumFormat:
-        return SumFormat(*(record[name] for name in ("bits", "lanes", "clip", "most_examples")))
+        return SumFormat(**{one.name: record[one.name] for one in dataclasses.fields(SumFormat)})
 
     def check_room(self, clients: int) -> None:
         """Raises InvalidArgument where the codes of so many do not fit their lanes."""
@@ -52,31 +49,35 @@ class SumFormat:
                 f"{2 ** (self.lanes - self.bits)} clients, not of {clients}: take wider ones"
             )
 
-    def length(self, values: int) -> int:
-        """Lanes of a vector of so many values."""
-        return values + 2 * self._digits
+    def length(self, sizes: Sequence[int]) -> int:
+        """Lanes of a vector of arrays of these sizes."""
+        return sum(sizes) + (1 + len(sizes)) * self._digits
 
     @property
     def _digits(self) -> int:
         return math.ceil(_NUMBER_BITS / self.bits)
 
-    def encode(self, values: Values, weight: int) -> Lanes:
-        """Codes, the client's weight, and how many values were cut. Raises InvalidArgument for
-        what is not finite."""
-        out = np.empty(self.length(values.size), f"u{self.lanes // 8}")
-        codes = out[: values.size]
-        _, cut = tersor.lanes.encode(
-            values, self.scale, bits=self.bits, lanes=self.lanes, out=codes
-        )
-        out[values.size :] = self._digits_of(weight) + self._digits_of(cut)
+    def encode(self, parts: Sequence[Values], weight: int) -> Lanes:
+        """Codes, the client's weight, and how many values of each array were cut. Raises
+        InvalidArgument for what is not finite."""
+        out = np.empty(self.length([part.size for part in parts]), f"u{self.lanes // 8}")
+        numbers, first = self._digits_of(weight), 0
+        for part in parts:
+            codes = out[first : first + part.size]
+            _, cut = tersor.lanes.encode(
+                part, self.scale, bits=self.bits, lanes=self.lanes, out=codes
+            )
+            numbers += self._digits_of(cut)
+            first += part.size
+        out[first:] = numbers
         return out
 
-    def decode(self, sums: Lanes) -> tuple[Values, int, int]:
-        """The sums of values, weights and cut values."""
-        count = sums.size - 2 * self._digits
+    def decode(self, sums: Lanes, sizes: Sequence[int]) -> tuple[list[Values], int, list[int]]:
+        """The sums of arrays, of weights, and of each array's cut values."""
+        count = sum(sizes)
         values = tersor.lanes.decode(sums[:count], self.scale, bits=self.bits)
-        weight, cut = (self._number(part) for part in np.split(sums[count:], 2))
-        return values, weight, cut
+        weight, *cut = (self._number(part) for part in np.split(sums[count:], 1 + len(sizes)))
+        return np.split(values, np.cumsum(sizes)[:-1]) if sizes else [], weight, cut
 
     def _digits_of(self, number: int) -> list[int]:
         number = min(number, 2**_NUMBER_BITS - 1)
@@ -89,22 +90,22 @@ class SumFormat:
 
 def names_of(arrays: ArrayRecord) -> list[str]:
     """What is summed: floating arrays, in the order of their names."""
-    return sorted(name for name, one in arrays.items() if is_compressed(one))
+    return sorted(name for name, one in arrays.items() if is_float(one))
 
 
-def vector_of(arrays: ArrayRecord, start: ArrayRecord) -> Values:
-    """What training changed, as one vector of f32."""
-    changes = [flat(arrays[name]) - flat(start[name]) for name in names_of(start)]
-    return np.concatenate([np.asarray(one, np.float32) for one in changes] or [np.empty(0, "f4")])
+def changes_of(arrays: ArrayRecord, start: ArrayRecord) -> list[Values]:
+    """What training changed, an array for each that is summed."""
+    if model_name(arrays) != model_name(start):
+        raise InvalidArgument("the app returned arrays of other names or shapes")
+    changes = (flat(arrays[name]) - flat(start[name]) for name in names_of(start))
+    return [np.ascontiguousarray(one, np.float32) for one in changes]
 
 
-def moved_by(start: ArrayRecord, vector: Values) -> ArrayRecord:
-    """The arrays that a vector leads to; what is no float stays."""
-    moved, first = ArrayRecord(dict(start.items())), 0
-    for name in names_of(start):
-        values = flat(start[name])
-        moved[name] = with_values(start[name], values + vector[first : first + values.size])
-        first += values.size
+def moved_by(start: ArrayRecord, changes: Sequence[Values]) -> ArrayRecord:
+    """The arrays that changes lead to; what is no float stays."""
+    moved = ArrayRecord(dict(start.items()))
+    for name, change in zip(names_of(start), changes, strict=True):
+        moved[name] = with_values(start[name], flat(start[name]) + change)
     return moved
 
 
@@ -123,11 +124,16 @@ def lanes_of(array: Array, format: SumFormat, length: int) -> Lanes:
     return np.frombuffer(array.data, f"<u{format.lanes // 8}").astype(f"u{format.lanes // 8}")
 
 
-def require_stage(record: ConfigRecord | None, stage: str, round_: int) -> ConfigRecord:
+def is_of(record: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    """Whether a record is of this round, and of this start of the server's."""
+    return all(record.get(name) == told[name] for name in ("run", "round"))
+
+
+def require_stage(record: ConfigRecord | None, stage: str, told: Mapping[str, Any]) -> ConfigRecord:
     """A client's own record. Raises InvalidArgument where this stage is not what comes next."""
-    before = {"shares": "keys", "masked": "shares", "unmask": "masked"}[stage]
-    if record is None or record["round"] != round_ or record["stage"] != before:
+    before = STAGES[STAGES.index(stage) - 1]
+    if record is None or not is_of(record, told) or record["stage"] != before:
         raise InvalidArgument(
-            f"round {round_}, {stage!r}: this client is not behind {before!r} of that round"
+            f"round {told['round']}, {stage!r}: this client is not behind {before!r} of that round"
         )
     return record
