@@ -244,6 +244,10 @@ def spoil_integers(reply: Message) -> None:
     reply.content["arrays"]["seen"].data = b"no array"
 
 
+def empty_integers(reply: Message) -> None:
+    reply.content["arrays"]["seen"].data = b""
+
+
 def send_plain_nan(reply: Message) -> None:
     reply.content["arrays"]["norm"] = Array(np.array([np.nan], np.float32))
 
@@ -271,6 +275,7 @@ def strip(reply: Message) -> None:
         (flip, "checksum"),
         (swap, "signature"),
         (spoil_integers, "pickle"),
+        (empty_integers, "No data left"),
         (send_plain_nan, "not finite"),
         (send_plain, "is not compressed"),
         (grow, "other names or shapes"),

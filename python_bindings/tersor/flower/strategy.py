@@ -120,7 +120,7 @@ class Strategy(Wrapper):
                 if not reply.has_error():
                     sizes = self._decode(reply)
                     frames, plain = frames + sizes[0], plain + sizes[1]
-            except (TersorError, ValueError, KeyError, TypeError) as error:
+            except (TersorError, ValueError, KeyError, TypeError, EOFError) as error:
                 reply = _failed(reply, error)
             self._down.learn(reply.metadata.src_node_id, not reply.has_error())
             decoded.append(reply)
