@@ -232,6 +232,14 @@ def test_fewer_shares_than_the_threshold_know_nothing() -> None:
             assert masks.combine({place: shares[place] for place in places}) != secret
 
 
+def test_two_have_one_key_in_a_round() -> None:
+    (one, one_public), (other, other_public) = masks.new_key(), masks.new_key()
+    key = masks.pair_key(one, other_public, 1, 3, 4)
+    assert masks.pair_key(other, one_public, 1, 4, 3) == key
+    assert masks.pair_key(one, other_public, 2, 3, 4) != key
+    assert masks.pair_key(one, other_public, 1, 3, 5) != key
+
+
 def test_what_is_sealed_opens_for_who_agreed_alone() -> None:
     (one, one_public), (other, other_public), (third, _) = (masks.new_key() for _ in range(3))
     sealed = masks.seal(masks.agreed_key(one, other_public, "share", 1, 3, 4), b"secret")
