@@ -36,8 +36,9 @@ std::vector<std::string> names_to_choose_from() {
     return std::ranges::find(kDeviceOnlyOperations, name) != std::end(kDeviceOnlyOperations);
   };
   std::vector<std::string> names = operation_names();
-  const auto others = std::ranges::stable_partition(names, std::not_fn(only_on_device));
-  names.insert(others.begin(), std::string(kErrorOperation));
+  const auto others =
+      std::stable_partition(names.begin(), names.end(), std::not_fn(only_on_device));
+  names.insert(others, std::string(kErrorOperation));
   return names;
 }
 

@@ -42,8 +42,9 @@ std::vector<std::string> environment_with(const Variables& variables) {
   std::vector<std::string> all;
   for (char** entry = environ; *entry != nullptr; ++entry) all.emplace_back(*entry);
   for (const auto& [name, value] : variables) {
-    std::erase_if(all, [&](const std::string& entry) { return entry.starts_with(name + "="); });
-    all.push_back(name + "=" + value);
+    const std::string key = name + "=";
+    std::erase_if(all, [&](const std::string& entry) { return entry.starts_with(key); });
+    all.push_back(key + value);
   }
   return all;
 }

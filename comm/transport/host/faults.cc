@@ -138,8 +138,8 @@ void World::poison(Family& family, const std::string& cause) {
   for (const auto& [id, box] : state_->boxes) {
     if (box->family.get() != &family) continue;
     drop_unclaimed(*box);
-    std::erase_if(held_, [&](const auto& held) {
-      if (held.second.channel != box->id) return false;
+    std::erase_if(held_, [&, own = box->id](const auto& held) {
+      if (held.second.channel != own) return false;
       --flow(held.first.first).waiting;
       return true;
     });
