@@ -33,7 +33,8 @@ OptionValues values_of(const std::string& help, std::span<const double> shares) 
 
 std::vector<OptionValues> option_values(const CodecInfo& codec, std::span<const double> shares) {
   std::vector<OptionValues> options;
-  for (const std::string& help : codec.keys) options.push_back(values_of(help, shares));
+  for (const std::string& help : codec.keys)
+    if (!help.ends_with("(none)")) options.push_back(values_of(help, shares));
   return options;
 }
 

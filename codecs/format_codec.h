@@ -66,13 +66,13 @@ concept BareFormat = requires(const Own& own, std::span<const Segment> segments,
   own.device_decode_bare(decode, sums);
 };
 
-/// Of a codec of two rounds, kExchanges, both of bare values: what comes back of the first is
-/// taken into kept memory.
+/// Of a codec of one round or two, `exchanges()`, all of bare values: what comes back of the first
+/// of two is taken into kept memory.
 template <class Own>
 concept AbsorbingFormat = BareFormat<Own> &&
     requires(const Own& own, const PlanRequest& request, const DecodeCall& decode,
              ConstValueSpan sums) {
-  { Own::kExchanges[1] } -> std::convertible_to<Exchange>;
+  { own.exchanges() } -> std::same_as<std::span<const Exchange>>;
   { own.sizes(request) } -> std::same_as<PlanSizes>;  // but for its frame
   own.host_absorb(decode, sums);
   own.device_absorb(decode, sums);
@@ -101,7 +101,7 @@ class FormatCodec : public Codec {
   std::vector<Round> plan_rounds(const PlanRequest& request) const override {
     std::vector<Round> rounds;
     if constexpr (AbsorbingFormat<Own>)
-      for (const Exchange exchange : Own::kExchanges) {
+      for (const Exchange exchange : own().exchanges()) {
         const auto round = static_cast<unsigned>(rounds.size());
         const BareValues bare = own().bare_values(request.segments, request.dtype, round);
         rounds.push_back({{exchange}, bare.dtype, bare.count});
@@ -157,11 +157,11 @@ class FormatCodec : public Codec {
         check_native_factor(*this, factor);
       else
         own().check_bare_sent();
-      check_bare(call, {0, kLastRound}, values);
+      check_bare(call, {0, last_round()}, values);
       const auto on_host = [&] {
         const StateWords words = words_of(call);
         const std::size_t overflows = own().host_encode_bare(call, factor, values);
-        if (!AbsorbingFormat<Own> || call.identity.round == kLastRound)
+        if (!AbsorbingFormat<Own> || call.identity.round == last_round())
           write_words(words, overflows, call.words_out);
       };
       return run(
@@ -173,7 +173,7 @@ class FormatCodec : public Codec {
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const final {
     if constexpr (BareFormat<Own>) {
       check_no_window(*this, call);
-      check_bare(call, {kLastRound, kLastRound}, values);
+      check_bare(call, {last_round(), last_round()}, values);
       return run(
           call, [&] { own().device_decode_bare(call, values); },
           [&] { own().host_decode_bare(call, values); });
@@ -182,18 +182,24 @@ class FormatCodec : public Codec {
   }
 
   void do_absorb(const DecodeCall& call, ConstValueSpan values) const final {
-    if constexpr (AbsorbingFormat<Own>) {
-      check_no_window(*this, call);
-      check_bare(call, {0, 0}, values);
-      return run(
-          call, [&] { own().device_absorb(call, values); },
-          [&] { own().host_absorb(call, values); });
-    }
+    if constexpr (AbsorbingFormat<Own>)
+      if (last_round() != 0) {
+        check_no_window(*this, call);
+        check_bare(call, {0, 0}, values);
+        return run(
+            call, [&] { own().device_absorb(call, values); },
+            [&] { own().host_absorb(call, values); });
+      }
     throw_unable(*this, "has one round; there is nothing to absorb");
   }
 
  private:
-  static constexpr unsigned kLastRound = AbsorbingFormat<Own> ? 1 : 0;
+  unsigned last_round() const {
+    if constexpr (AbsorbingFormat<Own>)
+      return static_cast<unsigned>(own().exchanges().size()) - 1;
+    else
+      return 0;
+  }
 
   /// A call's work, where its memory lies.
   template <class Call, typename OnDevice, typename OnHost>

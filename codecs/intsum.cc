@@ -1,4 +1,5 @@
-// intsum: joins the two rounds, their kernels and the name.
+// intsum: joins the rounds, their kernels and the name. With a scale in the spec there is no round
+// of maxima: each rank flags its own blocks that are not finite, behind the codes.
 
 #include "codecs/format_codec.h"
 #include "codecs/registry.h"
@@ -21,15 +22,22 @@ using IntsumSlice = SliceAt<IntsumPlace>;
 constexpr Choice<IntsumLanes, 3> kLanesChoice = {
     "lanes", {{{"8", IntsumLanes::k8}, {"16", IntsumLanes::k16}, {"32", IntsumLanes::k32}}}};
 
+constexpr Number kScaleNumber = {"scale", 1e-30, 1e30, 0};
+
 class IntsumCodec final : public FormatCodec<IntsumCodec> {
  public:
-  static constexpr std::array kExchanges{Exchange::kNativeMaximum, Exchange::kNativeSum};
-
   IntsumCodec(CodecSpec spec, IntsumOptions options)
       : FormatCodec(std::move(spec), kIntsumCodecId), options_(options) {}
 
   static IntsumOptions read(OptionReader& reader) {
-    return {.lanes = reader.read(kLanesChoice), .rounding = reader.read(kRoundingChoice)};
+    return {.lanes = reader.read(kLanesChoice),
+            .rounding = reader.read(kRoundingChoice),
+            .scale = static_cast<float>(reader.read(kScaleNumber))};
+  }
+
+  std::span<const Exchange> exchanges() const {
+    static constexpr std::array kBoth{Exchange::kNativeMaximum, Exchange::kNativeSum};
+    return std::span<const Exchange>(kBoth).subspan(knows_scale() ? 1 : 0);
   }
 
   CodecTraits traits() const override { return {}; }
@@ -41,46 +49,58 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
     const IntsumPlace end = places_of(segments);
-    if (round == 0) return {Dtype::kU32, end.maxima};
-    return {intsum_dtype(options_.lanes), end.codes};
+    if (is_of_maxima(round)) return {Dtype::kU32, end.maxima};
+    return {intsum_dtype(options_.lanes), end.codes + (knows_scale() ? end.maxima : 0)};
   }
 
   void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
-    if (call.identity.round == 0) return kernels::intsum_device_maxima(call, factor, values);
+    if (is_of_maxima(call.identity.round))
+      return kernels::intsum_device_maxima(call, factor, values);
     kernels::intsum_device_encode(call, options_, factor, values);
   }
   void device_absorb(const DecodeCall& call, ConstValueSpan values) const {
-    kernels::intsum_device_scales(call, levels_of(call), values);
+    kernels::intsum_device_scales(call, levels_of(call.contributions), values);
   }
   void device_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
-    kernels::intsum_device_decode(call, options_.lanes, values);
+    kernels::intsum_device_decode(call, options_, values);
   }
 
   std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
     const StateWords words = words_of(call);
+    const IntsumPlace end = places_of(call.segments);
     for_each(call, [&](const IntsumSlice& slice) {
-      if (call.identity.round == 0)
-        write_maxima(call, words, factor, slice, values.as<std::uint32_t>().data());
-      else
-        write_codes(call, words, factor, slice, values);
+      if (is_of_maxima(call.identity.round))
+        return write_maxima(call, words, factor, slice, values.as<std::uint32_t>().data());
+      if (knows_scale())
+        flag_blocks(call, words, factor, slice, values.subspan(end.codes, end.maxima));
+      write_codes(call, words, factor, slice, values);
     });
     return 0;
   }
   void host_absorb(const DecodeCall& call, ConstValueSpan values) const {
-    kernels::intsum_scales(values.as<std::uint32_t>(), levels_of(call), scales_of(call.execution));
+    kernels::intsum_scales(values.as<std::uint32_t>(), levels_of(call.contributions),
+                           scales_of(call.execution));
   }
   void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
+    const IntsumPlace end = places_of(call.segments);
+    if (knows_scale())
+      kernels::intsum_flagged_scales(values.subspan(end.codes, end.maxima).pointer(),
+                                     options_.lanes, options_.scale,
+                                     {scales_of(call.execution), end.maxima});
     for_each(call, [&](const IntsumSlice& slice) { decode_slice(call, slice, values, store); });
   }
 
  private:
+  bool knows_scale() const { return options_.scale > 0; }
+  bool is_of_maxima(unsigned round) const { return round == 0 && !knows_scale(); }
+
   static float* scales_of(const Execution& execution) {
     return reinterpret_cast<float*>(execution.kept.data());
   }
 
-  float levels_of(const DecodeCall& call) const {
-    return static_cast<float>(intsum_levels(options_, call.contributions));
+  float levels_of(std::size_t contributions) const {
+    return static_cast<float>(intsum_levels(options_, contributions));
   }
 
   IntsumPlace place_of(std::size_t count) const { return IntsumPlace::of(count, options_.lanes); }
@@ -131,11 +151,22 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     kernels::intsum_encode(
         {.sent = sent,
          .factor = factor,
+         .levels = levels_of(call.contributions),
          .noise = noise_of(options_.rounding, call.random, words, segment, slice.first),
          .scales = scales_of(call.execution) + begin_of(slice).maxima,
          .codes = codes,
          .lanes = options_.lanes,
          .store = store});
+  }
+
+  /// A slice's scales and flags, by what its own blocks hold.
+  void flag_blocks(const EncodeCall& call, const StateWords& words, float factor,
+                   const IntsumSlice& slice, ValueSpan flags) const {
+    float* scales = scales_of(call.execution);
+    write_maxima(call, words, factor, slice, reinterpret_cast<std::uint32_t*>(scales));
+    const std::size_t first = begin_of(slice).maxima, count = place_of(slice.count).maxima;
+    kernels::intsum_flag_blocks({scales + first, count}, options_.scale, options_.lanes,
+                                flags.subspan(first, count).pointer());
   }
 
   void decode_slice(const DecodeCall& call, const IntsumSlice& slice, ConstValueSpan values,
@@ -171,7 +202,7 @@ CodecEntry intsum_entry() {
       {.name = "intsum",
        .id = kIntsumCodecId,
        .summary = "whole numbers to scales that all ranks share, whose sum is exact (THC)",
-       .keys = {kLanesChoice.help(), kRoundingChoice.help()}});
+       .keys = {kLanesChoice.help(), kRoundingChoice.help(), kScaleNumber.help()}});
 }
 
 }  // namespace tersor::encoding

@@ -45,13 +45,16 @@ bool says_something(std::span<const float> values) {
 
 class LowrankCodec final : public FormatCodec<LowrankCodec> {
  public:
-  static constexpr std::array kExchanges{Exchange::kNativeSum, Exchange::kNativeSum};
-
   LowrankCodec(CodecSpec spec, LowrankOptions options)
       : FormatCodec(std::move(spec), kLowrankCodecId), options_(options) {}
 
   static LowrankOptions read(OptionReader& reader) {
     return {.rank = reader.read(kRankChoice), .values = reader.read(kValuesChoice)};
+  }
+
+  std::span<const Exchange> exchanges() const {
+    static constexpr std::array kBoth{Exchange::kNativeSum, Exchange::kNativeSum};
+    return kBoth;
   }
 
   CodecTraits traits() const override { return {.divisible = false, .needs_shape = true}; }

@@ -28,7 +28,7 @@ std::string number_text(double value) {
 
 std::string Number::help() const {
   return std::string(key) + "=(" + number_text(above) + ", " + number_text(most) + "] (" +
-         number_text(standard) + ")";
+         (holds(standard) ? number_text(standard) : "none") + ")";
 }
 
 std::string Number::range() const {
@@ -46,10 +46,9 @@ double OptionReader::read(const Number& number) {
   if (const std::string* text = find(number.key)) {
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
     const bool whole = error == std::errc() && end == text->data() + text->size();
-    if (!whole || !(value > number.above && value <= number.most))
-      throw_wrong_value(number.key, *text, number.range());
+    if (!whole || !number.holds(value)) throw_wrong_value(number.key, *text, number.range());
   }
-  keep(number.key, number_text(value));
+  if (number.holds(value)) keep(number.key, number_text(value));
   return value;
 }
 

@@ -45,9 +45,10 @@ struct Number {
   std::string_view key;
   double above;
   double most;
-  double standard;
+  double standard;  ///< outside of that: without the option there is none
 
-  /// "density=(0, 1] (0.01)"
+  bool holds(double value) const { return value > above && value <= most; }
+  /// "density=(0, 1] (0.01)"; "(none)" where there is no default.
   std::string help() const;
   /// "numbers above 0, at most 1"
   std::string range() const;
@@ -77,7 +78,8 @@ class OptionReader {
     throw_wrong_value(choice.key, *text, choice.help());
   }
 
-  /// Throws InvalidArgument that shows the range. The canonical spec always names it.
+  /// Throws InvalidArgument that shows the range. The canonical spec always names a value that
+  /// there is.
   double read(const Number& number);
 
   /// The canonical spec of what was read.

@@ -92,6 +92,33 @@ struct IntsumScalesKernel {
   }
 };
 
+/// Blocks to the scale of the spec: largest magnitudes become scales, and flags of `Flag`.
+template <typename Flag>
+struct IntsumFlagKernel {
+  static constexpr unsigned kThreads = 256;
+  static constexpr unsigned kResident = 4;
+  static constexpr bool kScans = false;
+  struct Shared {};
+
+  float* maxima_to_scales;
+  Flag* flags;
+  std::size_t count;
+  float scale;
+  bool encodes;  // else flags become scales
+
+  template <class Block>
+  TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
+    const std::size_t threads = std::size_t{block.blocks()} * block.threads();
+    std::size_t at = std::size_t{block.rank()} * block.threads() + block.thread_rank();
+    for (; at < count; at += threads) {
+      const bool is =
+          encodes ? is_flagged(bits_of(load(maxima_to_scales + at))) : load_input(flags + at) != 0;
+      if (encodes) store(flags + at, static_cast<Flag>(is));
+      store(maxima_to_scales + at, known_scale(is, scale));
+    }
+  }
+};
+
 /// A row's codes, and what they leave of p.
 template <NoiseKind kKind, unsigned kRow>
 TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale,
@@ -100,10 +127,11 @@ TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale,
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i) {
     std::int32_t code;
+    const float cut = p[i] < -scale.most ? -scale.most : p[i] > scale.most ? scale.most : p[i];
     if constexpr (kKind == NoiseKind::kNone)
-      code = nearest_code(nearest_sum(p[i], scale.inverse));
+      code = nearest_code(nearest_sum(cut, scale.inverse));
     else
-      code = stochastic_code(p[i], scale.inverse, noise.at(chunk, i));
+      code = stochastic_code(cut, scale.inverse, noise.at(chunk, i));
     codes[i] = scale.poisoned ? 0u : static_cast<std::uint32_t>(code);
     left[i] = p[i] - float_of_small(code) * scale.scale;
   }
@@ -121,6 +149,7 @@ struct IntsumEncodeKernel : UnitKernel {
   NextWords next;
   std::uint64_t key;
   float factor;
+  float levels;
   IntsumLanes lanes;
   unsigned code_bytes;  // of one bare value
 
@@ -150,7 +179,7 @@ struct IntsumEncodeKernel : UnitKernel {
       const bool goes_on = chunk * kChunkValues<kRow> % kIntsumBlock != 0;
       own[chunk] = goes_on ? own[chunk - 1] : BlockScale{0.0f, 0.0f, false};
       if (goes_on || !has_block(place, chunk)) continue;
-      own[chunk] = own_scale(load_input(scales + block_of(segment, place, chunk)), factor);
+      own[chunk] = own_scale(load_input(scales + block_of(segment, place, chunk)), factor, levels);
       own[chunk].poisoned |= inactive;
     }
   }

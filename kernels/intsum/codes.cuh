@@ -70,7 +70,7 @@ template <unsigned kRow>
 TERSOR_DEVICE void load_bytes(const CodeRow<kRow>& row, float (&sums)[kRow]) {
   const auto* from = row.template at<const std::int8_t>(row.place.first);
   if (row.template is_whole<std::int8_t>())
-    return RowCodes<IntsumBytes>::values<kRow>(
+    return RowCodes<Int8Format>::values<kRow>(
         RowBytes<kRow>::template load_from<Load::kInput>(from), sums);
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i)

@@ -20,6 +20,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
+template <>
+struct VectorCodes<IntsumBytes> : VectorCodes<Int8Format> {};
+
 template <typename G, typename E>
 void maxima_range(const Sent& sent, float factor, std::uint32_t* maxima) {
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
@@ -40,7 +43,8 @@ void codes_range(const IntsumEncode& arguments) {
   const float* scales = arguments.scales;
   quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
     const float* p = blocks.at(first, room, [](VF32, std::size_t) HWY_ATTR {});
-    return ReadBlock<E>{p, blocks.residual(), own_scale(*scales++, arguments.factor)};
+    return ReadBlock<E>{p, blocks.residual(),
+                        own_scale(*scales++, arguments.factor, arguments.levels)};
   });
 }
 
@@ -89,6 +93,35 @@ TERSOR_DISPATCHED(void, intsum_decode, (const QuantizeDecode& arguments, IntsumL
 void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales) {
   const DefaultFloatMode mode;
   for (std::size_t i = 0; i < maxima.size(); ++i) scales[i] = shared_scale(maxima[i], levels);
+}
+
+namespace {
+
+/// Calls `visitor` with the values of one a block, as numbers of their lanes.
+template <typename Visitor>
+void visit_flags(IntsumLanes lanes, std::byte* flags, const Visitor& visitor) {
+  if (lanes == IntsumLanes::k8) return visitor(reinterpret_cast<std::uint8_t*>(flags));
+  visitor(reinterpret_cast<std::uint32_t*>(flags));
+}
+
+}  // namespace
+
+void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale, IntsumLanes lanes,
+                        std::byte* flags) {
+  visit_flags(lanes, flags, [&](auto* flag) {
+    for (float& block : maxima_to_scales) {
+      const bool is = is_flagged(bits_of(block));
+      *flag++ = is;
+      block = known_scale(is, scale);
+    }
+  });
+}
+
+void intsum_flagged_scales(const std::byte* flags, IntsumLanes lanes, float scale,
+                           std::span<float> scales) {
+  visit_flags(lanes, const_cast<std::byte*>(flags), [&](const auto* flag) {
+    for (float& block : scales) block = known_scale(*flag++ != 0, scale);
+  });
 }
 
 }  // namespace tersor::kernels

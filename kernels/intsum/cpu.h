@@ -19,10 +19,18 @@ void intsum_maxima(const Sent& sent, float factor, std::uint32_t* maxima);
 /// The scales of all ranks' codes.
 void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales);
 
+/// Blocks to the scale of the spec: their own largest magnitudes as bits become scales, and flags
+/// of `lanes`; of sums of flags scales are made.
+void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale, IntsumLanes lanes,
+                        std::byte* flags);
+void intsum_flagged_scales(const std::byte* flags, IntsumLanes lanes, float scale,
+                           std::span<float> scales);
+
 /// Codes, and the new residual.
 struct IntsumEncode {
   Sent sent;
   float factor;  // above 0, that bare values are made with
+  float levels;  // the largest code
   Noise noise;
   const float* scales;
   std::byte* codes;

@@ -51,16 +51,40 @@ void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLa
     queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 
+/// Between the scales that are kept and the flags behind all codes.
+template <typename Flag>
+void launch_flags(Queue& queue, const Execution& execution, std::span<const Segment> segments,
+                  const IntsumOptions& options, std::byte* codes, bool encodes) {
+  IntsumPlace end;
+  for (const Segment& segment : segments) end += IntsumPlace::of(segment.count, options.lanes);
+  const IntsumFlagKernel<Flag> kernel{reinterpret_cast<float*>(execution.kept.data()),
+                                      reinterpret_cast<Flag*>(codes) + end.codes, end.maxima,
+                                      options.scale, encodes};
+  queue.launch(kernel, queue.blocks_for<IntsumFlagKernel<Flag>>(kernel.count, kernel.kThreads));
+}
+
+template <class Call>
+void launch_known_scales(Queue& queue, const Call& call, const IntsumOptions& options,
+                         std::byte* codes, bool encodes) {
+  const auto launch =
+      options.lanes == IntsumLanes::k8 ? launch_flags<std::uint8_t> : launch_flags<std::uint32_t>;
+  launch(queue, call.execution, call.segments, options, codes, encodes);
+}
+
+void launch_maxima(Queue& queue, const EncodeCall& call, float factor, std::byte* maxima) {
+  visit_sent(call, [&]<typename G, typename E>(G, E) {
+    IntsumMaximaKernel<G, E> kernel;
+    kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima);
+    kernel.factor = factor;
+    launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
+  });
+}
+
 }  // namespace
 
 void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima) {
   Queue queue(call.execution.stream);
-  visit_sent(call, [&]<typename G, typename E>(G, E) {
-    IntsumMaximaKernel<G, E> kernel;
-    kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima.pointer());
-    kernel.factor = factor;
-    launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
-  });
+  launch_maxima(queue, call, factor, maxima.pointer());
 }
 
 void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan maxima) {
@@ -74,6 +98,10 @@ void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan m
 void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, float factor,
                           ValueSpan codes) {
   Queue queue(call.execution.stream);
+  if (options.scale > 0) {
+    launch_maxima(queue, call, factor, call.execution.kept.data());
+    launch_known_scales(queue, call, options, codes.pointer(), true);
+  }
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
       IntsumEncodeKernel<G, E, kKind> kernel;
@@ -81,6 +109,7 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
       kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
       kernel.key = call.random.key;
       kernel.factor = factor;
+      kernel.levels = static_cast<float>(intsum_levels(options, call.contributions));
       kernel.lanes = options.lanes;
       kernel.code_bytes = code_bytes(options.lanes);
       launch_codes<kKind>(queue, kernel, call, options.lanes);
@@ -88,8 +117,12 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
   });
 }
 
-void intsum_device_decode(const DecodeCall& call, IntsumLanes lanes, ConstValueSpan codes) {
+void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
+                          ConstValueSpan codes) {
   Queue queue(call.execution.stream);
+  const IntsumLanes lanes = options.lanes;
+  if (options.scale > 0)
+    launch_known_scales(queue, call, options, const_cast<std::byte*>(codes.pointer()), false);
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     IntsumDecodeKernel<T> kernel;
     kernel.codes = codes.pointer();

@@ -30,26 +30,38 @@ TERSOR_BODY float shared_scale(std::uint32_t maximum, float levels) {
   return scale < kSmallestScale ? 0.0f : scale;
 }
 
-/// What this rank's p are quantised with. A scale that leaves the range of f32 on the way sends
-/// nothing: p stays in the residual.
-TERSOR_BODY BlockScale own_scale(float scale, float factor) {
+/// Of a block whose scale is the spec's, from the largest magnitude of p as bits: whether it holds
+/// what is not finite; from how many ranks' blocks do: its scale.
+TERSOR_BODY bool is_flagged(std::uint32_t absmax_bits) { return absmax_bits >= kInfinityBits; }
+TERSOR_BODY float known_scale(bool is_flagged, float scale) {
+  return is_flagged ? float_of(kNanBits) : scale;
+}
+
+/// What this rank's p are quantised with, and cut to: `levels` codes either way, which changes
+/// nothing where the scale is of the ranks' maximum. A scale that leaves the range of f32 on the
+/// way sends nothing: p stays in the residual.
+TERSOR_BODY BlockScale own_scale(float scale, float factor, float levels) {
   if (!is_finite(scale)) return {scale, 0.0f, true};
   const float own = quotient(scale, factor);
   if (!is_finite(own) || own < kSmallestScale) return {0.0f, 0.0f, false};
-  return {own, reciprocal(own), false};
+  return {own, reciprocal(own), false, levels * own};
 }
 
 /// Formats of codes; lanes of 8 bits are the bytes of int8. `kBits`: of a code, as it travels.
-using IntsumBytes = Int8Format;
-struct IntsumPairs {
+struct IntsumFormat {
   static constexpr std::size_t kBlock = kIntsumBlock;
+  static constexpr bool kCuts = true;
+};
+struct IntsumBytes : IntsumFormat {
+  static constexpr unsigned kBits = 8;
+};
+struct IntsumPairs : IntsumFormat {
   static constexpr unsigned kBits = 16;
 };
-struct IntsumWords {
-  static constexpr std::size_t kBlock = kIntsumBlock;
+struct IntsumWords : IntsumFormat {
   static constexpr unsigned kBits = 32;
 };
-static_assert(IntsumBytes::kBlock == kIntsumBlock);
+static_assert(Int8Format::kBlock == kIntsumBlock);
 
 /// Added to a word of two codes, this leaves each with an offset of 2^15 in a half of its own.
 constexpr std::uint32_t kPairOffset = 0x80008000u;

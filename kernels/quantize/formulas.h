@@ -36,6 +36,7 @@ struct QuantizeFormat {
   using Layout = PayloadLayout;
   static constexpr std::size_t kBlock = Layout::kBlock;  // values that share a scale
   static constexpr unsigned kBits = Layout::kBits;       // of a code
+  static constexpr bool kCuts = false;                   // p, before it is coded
 };
 
 /// What a block is quantised with. Where `poisoned`, all codes are 0 and the residual stays.
@@ -44,6 +45,7 @@ struct BlockScale {
   float scale;
   float inverse;
   bool poisoned;
+  float most = 0;  // magnitude to which formats that cut p cut it
 };
 
 template <typename Format>

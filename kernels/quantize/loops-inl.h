@@ -56,6 +56,15 @@ HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual resi
   return coded.codes;
 }
 
+/// What is coded of p.
+template <class Format>
+HWY_INLINE VF32 cut(VF32 p, VF32 most) {
+  if constexpr (Format::kCuts)
+    return hn::Clamp(p, hn::Neg(most), most);
+  else
+    return p;
+}
+
 /// Codes and residual of a block that is not poisoned.
 template <class Format, typename E>
 HWY_INLINE void quantize_block(const float* p, const BlockScale& block, const BlockOutput<E>& out) {
@@ -63,19 +72,21 @@ HWY_INLINE void quantize_block(const float* p, const BlockScale& block, const Bl
   const hn::Rebind<std::uint8_t, I32> narrow;
   const VF32 scale = hn::Set(F32(), block.scale);
   const VF32 inverse = hn::Set(F32(), block.inverse);
+  const VF32 most = hn::Set(F32(), block.most);
   for (std::size_t i = 0; i < Format::kBlock; i += kGroup) {
     VI32 codes[kVectors];
     if (out.noise == nullptr)
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
-        codes[k] = store_left(Codes::nearest(value, inverse), value, scale, out.residual_out + at);
+        codes[k] = store_left(Codes::nearest(cut<Format>(value, most), inverse), value, scale,
+                              out.residual_out + at);
       }
     else
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 value = load_values(p + at);
         const VI32 random = hn::PromoteTo(I32(), hn::LoadU(narrow, out.noise + at));
-        codes[k] = store_left(Codes::stochastic(value, inverse, random), value, scale,
-                              out.residual_out + at);
+        codes[k] = store_left(Codes::stochastic(cut<Format>(value, most), inverse, random), value,
+                              scale, out.residual_out + at);
       }
     Codes::store(codes, out.codes, i);
   }

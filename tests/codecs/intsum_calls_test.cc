@@ -43,6 +43,45 @@ TEST(IntsumCalls, RoundsAndSizes) {
   }
 }
 
+TEST(IntsumCalls, AKnownScaleSparesTheRoundOfMaxima) {
+  const std::vector<std::pair<const char*, std::size_t>> specs = {
+      {"intsum:scale=0.01+ef", 1001 + 5},
+      {"intsum:lanes=16,scale=0.01+ef", 350 + 151 + 5},
+      {"intsum:lanes=32,scale=0.01+ef", 1001 + 5}};
+  for (const auto& [spec, values] : specs) {
+    CodecHarness harness(spec, {700, 0, 301}, {.contributions = 5});
+    const Plan plan = harness.plan();
+    ASSERT_EQ(plan.rounds.size(), 1u);
+    EXPECT_EQ(plan.rounds[0].exchanges, std::vector{Exchange::kNativeSum});
+    EXPECT_EQ(plan.rounds[0].native_count, values);
+    GuardedValues back(values, plan.rounds[0].native_dtype);
+    const std::string error = error_of<InvalidArgument>(
+        [&] { harness.codec().absorb(harness.decode_call({}), back.span()); });
+    EXPECT_NE(error.find("nothing to absorb"), std::string::npos) << error;
+    harness.identity.round = 1;
+    EXPECT_THROW(harness.codec().encode_native(harness.encode_call(), 1.0f, back.span()),
+                 InvalidArgument);
+  }
+}
+
+TEST(IntsumCalls, BlocksToAKnownScaleSayHowManyRanksHadWhatIsNotFinite) {
+  for (const char* spec : {"intsum:scale=0.01", "intsum:lanes=16,scale=0.01"}) {
+    NativeRounds rounds(spec, {300, 700}, {.contributions = 3});
+    for (const std::size_t rank : {0, 2}) {
+      std::vector<float> gradient = rounds.ranks[rank].gradient(1);
+      gradient[600] = rank == 0 ? INFINITY : std::nanf("");
+      rounds.ranks[rank].set_gradient(gradient, 1);
+    }
+    rounds.exchange();
+    const ConstValueSpan sums = rounds.combined[0].span();
+    std::vector<unsigned> flags;
+    for (std::size_t i = sums.count() - 5; i < sums.count(); ++i)
+      flags.push_back(sums.dtype() == Dtype::kI8 ? numbers<std::uint8_t>(sums)[i]
+                                                 : numbers<std::uint32_t>(sums)[i]);
+    EXPECT_EQ(flags, (std::vector<unsigned>{0, 0, 0, 0, 2})) << spec;
+  }
+}
+
 TEST(IntsumCalls, TooManyRanksAreToldWhichLanesToTake) {
   const Segment segment{.count = 700};
   const auto error = [&](const char* spec, std::size_t ranks) {

@@ -17,7 +17,8 @@ namespace tersor::testing {
 namespace {
 
 const char* const kSpecs[] = {"intsum", "intsum:lanes=16", "intsum:lanes=32",
-                              "intsum:lanes=16,rounding=stochastic"};
+                              "intsum:lanes=16,rounding=stochastic",
+                              "intsum:lanes=32,scale=0.0005"};
 
 std::vector<Values> summed(const std::vector<Values>& inputs, const CollectiveOptions& options) {
   return on_ranks(inputs, [&](Transport& transport, Values& gradient) {
@@ -53,6 +54,20 @@ TEST(Rounds, BitsDependOnNeitherChunksNorTheOrderOfRanks) {
   EXPECT_EQ(summed(inputs, options).front(), wanted);
 }
 
+TEST(Rounds, AKnownScaleTakesHalfTheMessages) {
+  const auto messages = [](const char* codec) {
+    std::uint64_t sent = 0;
+    run_ranks(4, {}, [&](Transport& transport) {
+      Values gradient(300, 0.5f);
+      allreduce(transport, gradient, {.codec = codec});
+      EXPECT_NEAR(gradient[299], 2.0f, 0.02f);
+      if (transport.rank() == 0) sent = transport.counters().sent_messages;
+    });
+    return sent;
+  };
+  EXPECT_EQ(messages("intsum"), 2 * messages("intsum:scale=0.02"));
+}
+
 // Each host's sum is quantised, not each rank's gradient.
 TEST(Rounds, GoBetweenTheHostsOfAHierarchy) {
   const auto inputs = gradients(6, 70001);
@@ -86,9 +101,10 @@ TEST(Rounds, WhatFeedbackLeavesOutIsInTheResiduals) {
 TEST(Rounds, ANanPoisonsItsBlockOnAllRanks) {
   auto inputs = gradients(3, 2000);
   inputs[1][700] = std::numeric_limits<float>::quiet_NaN();
-  for (const Values& output : summed(inputs, {.codec = "intsum"}))
-    for (std::size_t i = 0; i < output.size(); ++i)
-      ASSERT_EQ(std::isnan(output[i]), i / 256 == 700 / 256) << i;
+  for (const char* codec : {"intsum", "intsum:scale=0.1"})
+    for (const Values& output : summed(inputs, {.codec = codec}))
+      for (std::size_t i = 0; i < output.size(); ++i)
+        ASSERT_EQ(std::isnan(output[i]), i / 256 == 700 / 256) << i;
 }
 
 TEST(Rounds, TheReducerLosesNothing) {

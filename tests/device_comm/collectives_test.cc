@@ -100,9 +100,10 @@ TEST_P(CollectivesOnDevice, NativeSums) {
                          bits);
 }
 
-// Two rounds; exact, so that the bits are those of hosts whoever adds.
+// Two rounds or, to a known scale, one; exact, so that the bits are those of hosts whoever adds.
 TEST_P(CollectivesOnDevice, SumsOfWholeNumbersGiveTheBitsOfHosts) {
-  for (const char* codec : {"intsum", "intsum:lanes=16+ef", "intsum:lanes=32,rounding=stochastic"})
+  for (const char* codec : {"intsum", "intsum:lanes=16+ef", "intsum:lanes=32,rounding=stochastic",
+                            "intsum:scale=0.05", "intsum:lanes=16,scale=0.001+ef"})
     for (const std::size_t count : {1ul, 600ul, 7001ul})
       expect_as_on_hosts(allreduce_steps, {.codec = codec, .count = count}, 3);
   expect_as_on_hosts(allreduce_steps,

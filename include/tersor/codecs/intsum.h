@@ -1,6 +1,6 @@
 /// intsum: whole numbers to scales that all ranks share, so that a transport adds them exactly, in
 /// any order and over any topology (THC, Li et al. 2024, without its transform). It sends no
-/// frames, only bare values, in two native rounds.
+/// frames, only bare values, in two native rounds, or in one where the spec has a scale.
 ///
 /// Round 0  maxima  u32[ceil(count / 256)]: the bits of the largest |p * factor| of a block, a NaN
 ///                  as 0x7fc00000; native maximum
@@ -16,6 +16,11 @@
 /// fits its lane, whatever the gradients are. Levels are at most 2^20 - 1 (nearest) or 2^13 - 1
 /// (stochastic), which is what the formulas hold in f32.
 /// A block that holds a NaN or an infinity on any rank decodes to NaN on all.
+///
+/// With scale=VALUE, of all blocks and known beforehand, there is no round 0. Codes are cut to
+/// [-levels, levels]; with "+ef" what is cut stays in the residual, without it is lost. Behind the
+/// codes of all segments each block has one value more: on how many ranks it held a NaN or an
+/// infinity. Residuals of such a block stay on these alone.
 #pragma once
 
 #include <tersor/align.h>
@@ -33,10 +38,11 @@ inline constexpr std::uint16_t kIntsumCodecId = 7;
 /// Bits in which one value's codes of all ranks add up.
 enum class IntsumLanes : std::uint8_t { k8 = 8, k16 = 16, k32 = 32 };
 
-/// Options of the spec: intsum[:lanes=8|16|32,rounding=nearest|stochastic].
+/// Options of the spec: intsum[:lanes=8|16|32,rounding=nearest|stochastic,scale=VALUE].
 struct IntsumOptions {
   IntsumLanes lanes = IntsumLanes::k8;
   Rounding rounding = Rounding::kNearest;
+  float scale = 0;  ///< of all blocks: what a code of 1 stands for, factor included; 0: none
 };
 
 /// The largest sum of codes.
