@@ -73,9 +73,10 @@ void bind_frames(nb::module_& module) {
 void bind_codec_options(nb::module_& module) {
   nb::class_<FrameOptions>(module, "FrameOptions")
       .def(nb::init<std::vector<std::uint64_t>, std::uint32_t, bool, std::uint64_t, std::uint64_t,
-                    std::uint32_t>(),
+                    std::uint32_t, float>(),
            nb::arg("first_indices"), nb::arg("parameter"), nb::arg("checksum"),
-           nb::arg("signature"), nb::arg("seed") = 0, nb::arg("step") = 0);
+           nb::arg("signature"), nb::arg("seed") = 0, nb::arg("step") = 0,
+           nb::arg("factor") = 1.0f);
   nb::class_<DecodeOptions>(module, "DecodeOptions")
       .def(nb::init<bool, float>(), nb::arg("add"), nb::arg("factor"));
 }

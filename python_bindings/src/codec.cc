@@ -10,6 +10,7 @@
 #include <tersor/error.h>
 #include <tersor/wire.h>
 
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -100,6 +101,17 @@ void check_residuals(const Codec& codec, Arrays residuals) {
                           " keeps nothing; add \"+ef\" to its spec");
 }
 
+/// It goes with the residual's, which codecs without feedback do not read.
+void check_factor(const Codec& codec, float factor, Memory memory) {
+  if (factor == 1) return;
+  if (!std::isfinite(factor)) throw InvalidArgument("factor: give a finite number");
+  if (!codec.has_feedback())
+    throw InvalidArgument("factor: the codec " + codec.spec().text() +
+                          " keeps nothing; decode(..., factor=) does the same");
+  if (memory == Memory::kDevice)
+    throw InvalidArgument("factor: on the host alone; multiply the array");
+}
+
 /// Frames as the library reads them: host memory that is not aligned (a part of a message, say) is
 /// copied, which costs little beside decoding.
 std::vector<Buffer> align_frames(std::vector<ConstByteSpan>& frames, Memory memory) {
@@ -157,8 +169,11 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
   check_same_device(front, kept, "residual");
   check_same_device(front, output, "out");
 
+  check_factor(*codec_, options.factor, front.memory);
+
   const DeviceScope scope(front);
   const Place place{front.memory, front.device, to_stream(stream, first, front.memory)};
+  const StateWords words{.step = options.step, .gradient_factor = options.factor};
   const std::vector<Segment> segments = segments_of(values, options);
   const std::vector<SegmentState> states = states_of(kept);
   return without_gil([&] {
@@ -167,6 +182,7 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
     codec_->encode({.segments = segments,
                     .gradients = values.spans,
                     .states = states,
+                    .words = options.factor == 1 ? nullptr : &words,
                     .random = {.key = options.seed, .step = options.step},
                     .identity = identity_of(options),
                     .execution = scratch->execution(sizes, place)},

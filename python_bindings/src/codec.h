@@ -27,6 +27,7 @@ struct FrameOptions {
   std::uint64_t signature = 0;
   std::uint64_t seed = 0;
   std::uint32_t step = 0;
+  float factor = 1;  ///< on what is encoded
 };
 
 /// Arguments of ArrayCodec::decode beside arrays.

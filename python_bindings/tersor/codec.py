@@ -112,15 +112,16 @@ class Codec:
         first_index: int | Sequence[int] = 0,
         seed: int = 0,
         step: int = 0,
+        factor: float = 1.0,
         checksum: bool = True,
         signature: int = 0,
         stream: Stream = None,
     ) -> Array:
         """Encodes a gradient, or a list of gradients into one payload.
 
-        With "+ef" what is encoded is ``array + residual``, and ``residual`` becomes what the
-        payload leaves out (error feedback; Karimireddy et al. 2019): keep it, zeros at first, from
-        step to step.
+        With "+ef" what is encoded is ``factor * array + residual``, and ``residual`` becomes what
+        the payload leaves out (error feedback; Karimireddy et al. 2019): keep it, zeros at first,
+        from step to step.
 
         Args:
             array: f32, bf16 or f16, contiguous, of any shape; or a list of such of one dtype.
@@ -132,6 +133,7 @@ class Codec:
                 parameter (of the first one of a list), of stochastic rounding, of training.
             first_index: where the gradient begins in its parameter, in values; one for each array
                 of a list.
+            factor: a weight of the array, with "+ef", on the host; without, ``decode`` has one.
             checksum: whether the payload carries one.
             signature: a number below 2**64 that ``decode`` then demands.
 
@@ -148,7 +150,7 @@ class Codec:
         if out is None:
             out = empty_bytes(self._core.capacity_of_arrays(arrays), arrays[0] if arrays else None)
         indices = _first_indices(first_index)
-        options = _core.FrameOptions(indices, parameter, checksum, signature, seed, step)
+        options = _core.FrameOptions(indices, parameter, checksum, signature, seed, step, factor)
         residuals = [] if residual is None else _as_list(residual)
         written = self._core.encode(arrays, out, residuals, options, stream)
         return out[:written]

@@ -216,6 +216,24 @@ class TestOptions:
         left_out = gradient - decoded(codec, payload, gradient)
         assert residual.tobytes() == left_out.astype(ml_dtypes.bfloat16).tobytes()
 
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_factor_is_a_weight_of_the_array(self, name: str) -> None:
+        codec = tersor.Codec(name + "+ef")
+        gradient, factor = gaussian(1009), numpy.float32(0.3)
+        residual = gaussian(1009, seed=2)
+        expected = residual.copy()
+        payload = codec.encode(gradient, residual=residual, factor=float(factor))
+        weighed = codec.encode(factor * gradient, residual=expected)
+        assert payload.tobytes() == weighed.tobytes()
+        assert residual.tobytes() == expected.tobytes()
+
+    def test_a_factor_that_nobody_would_read_is_refused(self) -> None:
+        gradient = gaussian(300)
+        with pytest.raises(tersor.InvalidArgument, match=r"decode\(\.\.\., factor=\)"):
+            tersor.Codec("int8").encode(gradient, factor=0.5)
+        with pytest.raises(tersor.InvalidArgument, match="factor: give a finite number"):
+            tersor.Codec("int8+ef").encode(gradient, residual=gaussian(300), factor=float("nan"))
+
     def test_checksums_are_a_choice(self) -> None:
         codec = tersor.Codec("int8")
         payload = codec.encode(gaussian(1009), checksum=False)

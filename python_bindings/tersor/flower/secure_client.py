@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -144,8 +143,6 @@ class _SecureClient:
             return reply, None
         changes = changes_of(only_arrays(reply.content)[1], start)
         weight = _weight_of(reply, format)
-        if format.most_examples:
-            changes = [one * np.float32(weight / format.most_examples) for one in changes]
         return key, format.encode(changes, weight)
 
     @staticmethod

@@ -58,15 +58,18 @@ class SumFormat:
         return math.ceil(_NUMBER_BITS / self.bits)
 
     def encode(self, parts: Sequence[Values], weight: int) -> Lanes:
-        """Codes, the client's weight, and how many values of each array were cut. Raises
-        InvalidArgument for what is not finite."""
-        out = np.empty(self.length([part.size for part in parts]), f"u{self.lanes // 8}")
+        """Codes of the parts times the client's share of the weight that most can have, its weight,
+        and how many values of each array were cut. Raises InvalidArgument for what is not finite.
+        """
+        out = np.zeros(self.length([part.size for part in parts]), f"u{self.lanes // 8}")
+        share = weight / self.most_examples if self.most_examples else 1.0
         numbers, first = self._digits_of(weight), 0
         for part in parts:
-            codes = out[first : first + part.size]
-            _, cut = tersor.lanes.encode(
-                part, self.scale, bits=self.bits, lanes=self.lanes, out=codes
-            )
+            codes, cut = out[first : first + part.size], 0
+            if share:
+                _, cut = tersor.lanes.encode(
+                    part, self.scale / share, bits=self.bits, lanes=self.lanes, out=codes
+                )
             numbers += self._digits_of(cut)
             first += part.size
         out[first:] = numbers
