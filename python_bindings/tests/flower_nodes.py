@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import flwr.app
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
+
+from tersor.bench import federated_nodes
 
 SHAPES = {"layer.weight": (64, 96), "layer.bias": (96,), "other.bias": (96,), "norm": (1,)}
 NODES = (11, 7, 23, 5)
@@ -38,31 +37,16 @@ def fedavg(**options: Any) -> flower.FedAvg:
     return flower.FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1, **options)
 
 
-class Nodes(Grid):  # type: ignore[misc]
-    """A node that raises answers an error; ``answers`` may change or drop what one says."""
+class Nodes(federated_nodes.Nodes):
+    """They remember what was sent and said; ``answers`` may change or drop what one says."""
 
     def __init__(self, app: ClientApp, nodes: Iterable[int] = NODES) -> None:
-        self.app, self.nodes = app, list(nodes)
-        self.states: dict[int, RecordDict] = {node: RecordDict() for node in self.nodes}
+        super().__init__(app, nodes)
         self.sent: list[Message] = []
         self.replies: list[Message] = []
         self.seen: list[Message] = []  # all that ever came
         self.rounds = 0
         self.answers: Callable[[Message, Message], list[Message]] = lambda asked, reply: [reply]
-
-    def set_run(self, run: Any) -> None: ...
-
-    @property
-    def run(self) -> Any: ...
-
-    def create_message(self, *_: Any, **__: Any) -> Any: ...
-
-    def push_messages(self, messages: Iterable[Message]) -> Any: ...
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Any: ...
-
-    def get_node_ids(self) -> list[int]:
-        return self.nodes
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -71,16 +55,8 @@ class Nodes(Grid):  # type: ignore[misc]
         if not sent:  # Flower asks for an evaluation by nobody
             return []
         self.sent, self.replies = sent, []
-        for one in sent:
-            self.replies += self.answers(one, self._answer(copy.deepcopy(one)))
+        for one, reply in zip(sent, super().send_and_receive(sent), strict=True):
+            self.replies += self.answers(one, reply)
         self.rounds += 1
         self.seen += self.replies
         return self.replies
-
-    def _answer(self, message: Message) -> Message:
-        node = message.metadata.dst_node_id
-        context = Context(1, node, {}, self.states[node], {})
-        try:
-            return self.app(message, context)
-        except Exception as error:
-            return Message(flwr.app.Error(2, str(error)), reply_to=message)

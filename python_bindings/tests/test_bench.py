@@ -6,12 +6,12 @@ import dataclasses
 import gzip
 import json
 import pathlib
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from image_files import write_idx
 
 torch = pytest.importorskip("torch")
 
@@ -23,13 +23,6 @@ from tersor.bench.models import Gpt, GptShape, convolutional_net, normalised_net
 from tersor.bench.records import RecordFile  # noqa: E402
 from tersor.bench.tasks import TASKS, Recipe, Share, TaskOptions, TextTask  # noqa: E402
 from tersor.bench.traffic import parameter_count, ring_bytes  # noqa: E402
-
-
-def write_idx(path: pathlib.Path, values: np.ndarray) -> None:
-    head = struct.pack(">BBBB", 0, 0, 8, values.ndim) + struct.pack(
-        f">{values.ndim}I", *values.shape
-    )
-    path.write_bytes(head + values.astype(np.uint8).tobytes())
 
 
 def write_images(folder: pathlib.Path, count: int) -> np.ndarray:

@@ -17,25 +17,31 @@ def _parser() -> argparse.ArgumentParser:
         own = commands.add_parser(name, help=text.splitlines()[0], description=text)
         command.add_options(own)
         own.set_defaults(run=command.run)
-    if importlib.util.find_spec("torch") is None:
+    if not _has("torch"):
         parser.epilog = (
             "train, backward, step and goodput need PyTorch: pip install 'tersor[torch]'"
         )
     return parser
 
 
+def _has(package: str) -> bool:
+    """Whether it is installed; a folder that happens to be called so is none."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
 def _commands() -> dict[str, types.ModuleType]:
     """Those that can run here; each has options, and a function that returns the exit status."""
     alone = {"codec": codec_command, "gossip": gossip_command}
-    if importlib.util.find_spec("flwr") is not None:
-        from tersor.bench import masks_command
+    if _has("flwr"):
+        from tersor.bench import federated_command, masks_command
 
-        alone["masks"] = masks_command
-    if importlib.util.find_spec("ray") is not None:
+        alone |= {"masks": masks_command, "federated": federated_command}
+    if _has("ray"):
         from tersor.bench import ray_command
 
         alone["ray"] = ray_command
-    if importlib.util.find_spec("torch") is None:
+    if not _has("torch"):
         return alone
     from tersor.bench import backward_command, goodput_command, step_command, train_command
 

@@ -20,6 +20,7 @@ BIBLE_COMMAND = ("bible", "-f", "gen1:1-rev22:21")
 VALIDATION_SHARE = 0.05  # of a text, its end
 
 Bytes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,20 @@ def _read_plain_or_gzip(path: pathlib.Path) -> bytes:
             f"cannot read {path}[.gz]: {error}; install the package dataset-fashion-mnist or give "
             "--data FOLDER"
         ) from error
+
+
+def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indices]:
+    """Which images each rank has: of each class a share by Dirichlet's distribution (Hsu, Qi and
+    Brown 2019, arXiv:1909.06335), one at least of all."""
+    draw = np.random.default_rng(ranks)
+    parts: list[list[Indices]] = [[] for _ in range(ranks)]
+    for label in np.unique(labels):
+        own = draw.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(draw.dirichlet([concentration] * ranks)[:-1]) * len(own)
+        for part, some in zip(parts, np.split(own, ends.astype(np.int64)), strict=True):
+            part.append(some)
+    whole = [np.concatenate(part) for part in parts]
+    return [part if len(part) else np.arange(1) for part in whole]
 
 
 def load_text(path: pathlib.Path | None) -> Text:

@@ -9,15 +9,12 @@ import typing
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from tersor.bench import data, expert_hooks, hooks, loose_hooks, stage_hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import Batch, Gpt, GptShape, convolutional_net, normalised_net
-
-Indices = npt.NDArray[np.int64]
 
 CPU_GPT = GptShape(layers=4, heads=4, width=128, context=64)
 GPU_GPT = GptShape(layers=12, heads=12, width=768, context=512)
@@ -97,22 +94,8 @@ class TaskOptions:
 
 
 @functools.lru_cache(maxsize=1)
-def _order(seed: int, epoch: int, count: int) -> Indices:
+def _order(seed: int, epoch: int, count: int) -> data.Indices:
     return np.random.default_rng([seed, epoch]).permutation(count)
-
-
-def _uneven_parts(labels: data.Bytes, ranks: int, concentration: float) -> list[Indices]:
-    """Which images each rank has: of each class a share by Dirichlet's distribution (Hsu, Qi and
-    Brown 2019, arXiv:1909.06335), one at least of all."""
-    draw = np.random.default_rng(ranks)
-    parts: list[list[Indices]] = [[] for _ in range(ranks)]
-    for label in np.unique(labels):
-        own = draw.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(draw.dirichlet([concentration] * ranks)[:-1]) * len(own)
-        for part, some in zip(parts, np.split(own, ends.astype(np.int64)), strict=True):
-            part.append(some)
-    whole = [np.concatenate(part) for part in parts]
-    return [part if len(part) else np.arange(1) for part in whole]
 
 
 class ImageTask(Task):
@@ -137,9 +120,9 @@ class ImageTask(Task):
         self.recipe = Recipe(batch, epochs, steps, self.learning_rate * options.rate)
         if not 0 < self.recipe.steps <= whole_pass:
             raise BenchmarkError(f"the images are enough for {whole_pass} steps an epoch")
-        self._parts: list[Indices] | None = None
+        self._parts: list[data.Indices] | None = None
         if options.uneven is not None:
-            self._parts = _uneven_parts(self._train.labels, options.ranks, options.uneven)
+            self._parts = data.uneven_parts(self._train.labels, options.ranks, options.uneven)
 
     def model(self) -> nn.Module:
         return self.net(classes=int(self._train.labels.max()) + 1)
@@ -163,7 +146,7 @@ class ImageTask(Task):
         for first in range(0, len(own), 500):
             yield self._to_tensors(self._test, own[first : first + 500])
 
-    def _to_tensors(self, images: data.Images, chosen: Indices) -> Batch:
+    def _to_tensors(self, images: data.Images, chosen: data.Indices) -> Batch:
         pixels = torch.from_numpy(images.pixels[chosen]).unsqueeze(1).float()
         labels = torch.from_numpy(images.labels[chosen]).long()
         standardised = (pixels - self._mean) / self._deviation
@@ -217,7 +200,7 @@ class TextTask(Task):
         for first in range(0, len(starts), 64):
             yield self._windows(self._text.validation, starts[first : first + 64])
 
-    def _windows(self, characters: data.Bytes, starts: Indices) -> Batch:
+    def _windows(self, characters: data.Bytes, starts: data.Indices) -> Batch:
         places = starts[:, None] + np.arange(self._shape.context + 1)
         windows = torch.from_numpy(characters[places]).long().to(self._device)
         return windows[:, :-1], windows[:, 1:]

@@ -1,0 +1,142 @@
+"""Flower's own processes on this machine's loopback: a SuperLink, SuperNodes, runs between them.
+
+Nothing of them asks the network: no telemetry, no newer version, no dependencies of an app.
+"""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from tersor.bench.errors import BenchmarkError
+
+PROGRAMS = pathlib.Path(sys.executable).parent  # where pip puts them
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "OMP_NUM_THREADS": "1",  # of each client
+    "OPENBLAS_NUM_THREADS": "1",
+}
+SETTINGS = """
+[superlink]
+default = "here"
+[superlink.here]
+address = "127.0.0.1:{port}"
+insecure = true
+"""
+APP = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "federated"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+[tool.flwr.app]
+publisher = "tersor"
+[tool.flwr.app.components]
+serverapp = "tersor.bench.federated_app:server"
+clientapp = "tersor.bench.federated_app:client"
+[tool.flwr.app.config]
+"""
+
+
+class Link:
+    """Processes that live as long as the context; logs lie in ``folder``."""
+
+    def __init__(self, folder: pathlib.Path, clients: int) -> None:
+        self._folder, self._clients = folder, clients
+        own = {
+            "FLWR_HOME": str(folder / "home"),
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}",  # they start each other
+        }
+        self._environment = os.environ | QUIET | own
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> "Link":
+        port = _free_port()
+        (self._folder / "home").mkdir()
+        settings = self._folder / "home" / "config.toml"
+        settings.write_text(SETTINGS.format(port=port), encoding="utf-8")
+        self._start(
+            "flower-superlink", "--insecure", "--disable-runtime-dependency-installation",
+            "--port", str(port),
+        )  # fmt: skip
+        self._wait_for(port)
+        for partition in range(self._clients):
+            self._start(
+                "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}",
+                "--node-config", f"partition-id={partition}", "--port", str(_free_port()),
+            )  # fmt: skip
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+
+    def run(self, config: Mapping[str, Any], timeout: float) -> None:
+        """A run of the app, to its end. Raises BenchmarkError where it wrote no result."""
+        app = self._folder / "app"
+        app.mkdir(exist_ok=True)
+        lines = [f"{key} = {_toml(value)}\n" for key, value in config.items()]
+        (app / "pyproject.toml").write_text(APP + "".join(lines), encoding="utf-8")
+        with (self._folder / "run.log").open("wb") as output:
+            subprocess.run(
+                [str(PROGRAMS / "flwr"), "run", str(app), "here", "--stream"],
+                env=self._environment, stdout=output, stderr=output, check=False, timeout=timeout,
+            )  # fmt: skip
+        if not pathlib.Path(config["results"], "server.json").exists():
+            raise BenchmarkError(
+                "Flower's run has no result; its log ends\n" + self._end_of("run.log")
+            )
+
+    def _start(self, program: str, *arguments: str) -> None:
+        log = self._folder / f"{program}-{len(self._processes)}.log"
+        with log.open("wb") as output:
+            self._processes.append(
+                subprocess.Popen(
+                    [str(PROGRAMS / program), *arguments],
+                    env=self._environment, stdout=output, stderr=output,
+                )
+            )  # fmt: skip
+
+    def _wait_for(self, port: int, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self._processes[0].poll() is None:
+            try:
+                return socket.create_connection(("127.0.0.1", port), 1).close()
+            except OSError:
+                time.sleep(0.2)
+        raise BenchmarkError(
+            "Flower's SuperLink does not listen; its log ends\n"
+            + self._end_of("flower-superlink-0.log")
+        )
+
+    def _end_of(self, log: str) -> str:
+        lines = (self._folder / log).read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-15:])
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,65 @@
+"""Clients of Flower that take turns in this process, each with a state of its own."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+
+class Nodes(Grid):
+    """One that raises answers an error, as Flower's own processes do."""
+
+    def __init__(
+        self, app: ClientApp, nodes: Iterable[int], run_config: Mapping[str, Any] | None = None
+    ) -> None:
+        self.app, self.nodes, self._config = app, list(nodes), dict(run_config or {})
+        self.states: dict[int, RecordDict] = {node: RecordDict() for node in self.nodes}
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+    def set_run(self, run: Run) -> None:
+        """There is one alone."""
+
+    @property
+    def run(self) -> Run:
+        """An empty one."""
+        return Run.create_empty(1)
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        """Messages make themselves now."""
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Not here: who sends waits for the answers."""
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Not here: who sends waits for the answers."""
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        """Of all nodes."""
+        return self.nodes
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """The answers, in the order of the messages."""
+        return [self.answer(copy.deepcopy(one)) for one in messages]
+
+    def answer(self, message: Message) -> Message:
+        """What the message's node says to it."""
+        node = message.metadata.dst_node_id
+        place = {"partition-id": self.nodes.index(node)}
+        context = Context(1, node, place, self.states[node], self._config)
+        try:
+            return self.app(message, context)
+        except Exception as error:
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message
+            )

@@ -1,0 +1,92 @@
+"""``bench federated``: what it measures holds, in this process and between Flower's own."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+from image_files import write_idx
+
+from tersor.bench.__main__ import main
+
+NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Ten classes, each with a stripe of its own in noise."""
+    folder = tmp_path_factory.mktemp("images")
+    draw = np.random.default_rng(0)
+    for part, count in (("train", 2000), ("t10k", 500)):
+        labels = draw.integers(0, 10, count)
+        pixels = draw.integers(0, 150, (count, 28, 28))
+        pixels[np.arange(count), 2 * labels + 4] += 100
+        write_idx(folder / f"{part}-images-idx3-ubyte", pixels)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
+    return folder
+
+
+def records_of(path: pathlib.Path) -> dict[str, dict[str, Any]]:
+    return {record["way"]: record for record in json.loads(path.read_text())}
+
+
+def has_no_network() -> bool:
+    command = [*NO_NETWORK, "ip link set lo up"]
+    return shutil.which("unshare") is not None and subprocess.run(command).returncode == 0
+
+
+def test_trainings_side_by_side(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "records.json"
+    options = ["--in-process", "--rounds", "4", "--seeds", "2", "--data", str(images)]
+    assert main(["federated", *options, "--json", str(path)]) == 0
+    found = records_of(path)
+    plain, theirs = found["plain"]["wire_bytes"], found["secagg+"]["wire_bytes"]
+    assert found["int8"]["wire_bytes"] < 0.26 * plain
+    assert found["int4+ef"]["wire_bytes"] < 0.14 * plain
+    assert found["secure"]["wire_bytes"] < 0.26 * theirs
+    assert found["secure"]["wire_bytes"] < 0.51 * plain
+    for way, record in found.items():
+        assert record["accuracy"] > 0.8, way
+        assert abs(record["accuracy"] - found["plain"]["accuracy"]) < 0.05, way
+        assert record["training_cpu_seconds"] > 0, way
+
+
+@pytest.mark.skipif(not has_no_network(), reason="no namespace of a network may be made here")
+def test_flowers_processes_ask_no_network(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "records.json"
+    command = (
+        f"ip link set lo up && exec {sys.executable} -m tersor.bench federated --rounds 2 --seeds 1"
+        f" --ways plain int4+ef secure --clients 3 --data {images} --json {path}"
+    )
+    subprocess.run([*NO_NETWORK, command], check=True, timeout=600)
+    found = records_of(path)
+    here = tmp_path / "here.json"
+    options = ["--in-process", "--rounds", "2", "--seeds", "1", "--clients", "3"]
+    options += ["--ways", "plain", "int4+ef", "secure", "--data", str(images)]
+    assert main(["federated", *options, "--json", str(here)]) == 0
+    for way, record in records_of(here).items():
+        assert found[way]["accuracy"] == pytest.approx(record["accuracy"], abs=0.05), way
+        assert found[way]["wire_bytes"] == pytest.approx(record["wire_bytes"], rel=0.01), way
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--clients", "1"], "at least 2 clients"),
+        (["--ways", "int7"], "int7"),
+        (["--data", "/nowhere"], "cannot read"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["federated", "--in-process", *options]) == 2
+    assert reason in capsys.readouterr().err
