@@ -12,6 +12,8 @@ from flwr.serverapp import strategy as flower
 
 from tersor.bench import federated_nodes
 
+federated_nodes.name_this_process()
+
 SHAPES = {"layer.weight": (64, 96), "layer.bias": (96,), "other.bias": (96,), "norm": (1,)}
 NODES = (11, 7, 23, 5)
 

@@ -18,7 +18,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
-from flwr.supercore.task_identity import TaskIdentity
 
 import tersor.flower
 
@@ -39,12 +38,6 @@ def client_app(mods: list[Any], train: Train = adds) -> ClientApp:
         return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
 
     return app
-
-
-@pytest.fixture(autouse=True)
-def of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 def run(
