@@ -20,7 +20,7 @@ Segment shaped(std::size_t count) {
 /// Bytes of a frame, or of any round's bare values where there are no frames.
 std::size_t room_of(const Plan& plan) {
   std::size_t bytes = plan.frame_bytes;
-  if (plan.rounds.size() == 1) return bytes;
+  if (plan.rounds.front().exchanges.back() == Exchange::kGather) return bytes;
   for (const Round& round : plan.rounds)
     bytes = std::max(bytes, round.native_count * dtype_bytes(round.native_dtype));
   return bytes;

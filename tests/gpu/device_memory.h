@@ -47,7 +47,7 @@ class DeviceCodec {
 
  private:
   Execution execution(const Stream& stream) const;
-  bool has_frames() const { return plan_.rounds.size() == 1; }
+  bool has_frames() const { return plan_.rounds.front().exchanges.back() == Exchange::kGather; }
   SegmentMemory memory() const;
   ValueSpan bare(std::size_t round) const;
   DecodeCall decode_call(const Stream& stream, const ValueSpan& output) const;
