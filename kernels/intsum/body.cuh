@@ -121,13 +121,14 @@ struct IntsumFlagKernel {
 
 /// A row's codes, and what they leave of p.
 template <NoiseKind kKind, unsigned kRow>
-TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale,
+TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale, float levels,
                             const RowNoise<kKind, kRow>& noise, unsigned chunk,
                             std::uint32_t (&codes)[kRow], float (&left)[kRow]) {
+  const float most = levels * scale.scale;
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i) {
     std::int32_t code;
-    const float cut = p[i] < -scale.most ? -scale.most : p[i] > scale.most ? scale.most : p[i];
+    const float cut = p[i] < -most ? -most : p[i] > most ? most : p[i];
     if constexpr (kKind == NoiseKind::kNone)
       code = nearest_code(nearest_sum(cut, scale.inverse));
     else
@@ -179,7 +180,7 @@ struct IntsumEncodeKernel : UnitKernel {
       const bool goes_on = chunk * kChunkValues<kRow> % kIntsumBlock != 0;
       own[chunk] = goes_on ? own[chunk - 1] : BlockScale{0.0f, 0.0f, false};
       if (goes_on || !has_block(place, chunk)) continue;
-      own[chunk] = own_scale(load_input(scales + block_of(segment, place, chunk)), factor, levels);
+      own[chunk] = own_scale(load_input(scales + block_of(segment, place, chunk)), factor);
       own[chunk].poisoned |= inactive;
     }
   }
@@ -192,7 +193,7 @@ struct IntsumEncodeKernel : UnitKernel {
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       std::uint32_t row[kRow];
-      code_row(p[chunk], own[chunk], noise, chunk, row, left[chunk]);
+      code_row(p[chunk], own[chunk], levels, noise, chunk, row, left[chunk]);
       store_codes<kRow>(row, lanes, {codes + segment.offset * code_bytes, place.row(chunk, false)});
     }
     ResidualRows<E, kRow>::of(segment).store_left(place, own, left);

@@ -39,12 +39,12 @@ void codes_range(const IntsumEncode& arguments) {
   const Sent& sent = arguments.sent;
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
   Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback,
-                                 {.codes = arguments.codes, .store = arguments.store});
+                                 {.codes = arguments.codes, .store = arguments.store},
+                                 arguments.levels);
   const float* scales = arguments.scales;
   quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
     const float* p = blocks.at(first, room, [](VF32, std::size_t) HWY_ATTR {});
-    return ReadBlock<E>{p, blocks.residual(),
-                        own_scale(*scales++, arguments.factor, arguments.levels)};
+    return ReadBlock<E>{p, blocks.residual(), own_scale(*scales++, arguments.factor)};
   });
 }
 

@@ -37,14 +37,14 @@ TERSOR_BODY float known_scale(bool is_flagged, float scale) {
   return is_flagged ? float_of(kNanBits) : scale;
 }
 
-/// What this rank's p are quantised with, and cut to: `levels` codes either way, which changes
-/// nothing where the scale is of the ranks' maximum. A scale that leaves the range of f32 on the
-/// way sends nothing: p stays in the residual.
-TERSOR_BODY BlockScale own_scale(float scale, float factor, float levels) {
+/// What this rank's p are quantised with. A scale that leaves the range of f32 on the way sends
+/// nothing: p stays in the residual. p is cut to `levels` times the scale, either way, which
+/// changes nothing where that is of the ranks' maximum.
+TERSOR_BODY BlockScale own_scale(float scale, float factor) {
   if (!is_finite(scale)) return {scale, 0.0f, true};
   const float own = quotient(scale, factor);
   if (!is_finite(own) || own < kSmallestScale) return {0.0f, 0.0f, false};
-  return {own, reciprocal(own), false, levels * own};
+  return {own, reciprocal(own), false};
 }
 
 /// Formats of codes; lanes of 8 bits are the bytes of int8. `kBits`: of a code, as it travels.

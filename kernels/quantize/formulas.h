@@ -45,7 +45,6 @@ struct BlockScale {
   float scale;
   float inverse;
   bool poisoned;
-  float most = 0;  // magnitude to which formats that cut p cut it
 };
 
 template <typename Format>

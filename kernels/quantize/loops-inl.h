@@ -67,12 +67,13 @@ HWY_INLINE VF32 cut(VF32 p, VF32 most) {
 
 /// Codes and residual of a block that is not poisoned.
 template <class Format, typename E>
-HWY_INLINE void quantize_block(const float* p, const BlockScale& block, const BlockOutput<E>& out) {
+HWY_INLINE void quantize_block(const float* p, const BlockScale& block, float levels,
+                               const BlockOutput<E>& out) {
   using Codes = VectorCodes<Format>;
   const hn::Rebind<std::uint8_t, I32> narrow;
   const VF32 scale = hn::Set(F32(), block.scale);
   const VF32 inverse = hn::Set(F32(), block.inverse);
-  const VF32 most = hn::Set(F32(), block.most);
+  const VF32 most = hn::Set(F32(), levels * block.scale);
   for (std::size_t i = 0; i < Format::kBlock; i += kGroup) {
     VI32 codes[kVectors];
     if (out.noise == nullptr)
@@ -116,8 +117,9 @@ template <class Format, typename E>
 class Quantizer {
  public:
   Quantizer(std::size_t count, const Noise& noise, const ErrorFeedback& feedback,
-            const QuantizeOutput& output)
+            const QuantizeOutput& output, float levels = 0)
       : count_(count),
+        levels_(levels),
         batch_(output.store == Store::kStreaming ? 1 : kMostBlocks),
         noise_(noise),
         codes_(output.codes, output.store, output.words),
@@ -145,12 +147,13 @@ class Quantizer {
     if (HWY_UNLIKELY(block.scale.poisoned))
       poison_block<Format>(out);
     else
-      quantize_block<Format>(block.p, block.scale, out);
+      quantize_block<Format>(block.p, block.scale, levels_, out);
     codes_.take(code_bytes<Format>(count));
     residual_.take(count);
   }
 
   const std::size_t count_;
+  const float levels_;       // of formats that cut p
   const std::size_t batch_;  // blocks
   NoiseBytes noise_;
   Output<std::byte, code_bytes<Format>(kBlock), StreamSum> codes_;
