@@ -115,7 +115,7 @@ struct PlanRequest {
 struct PlanSizes {
   std::size_t frame_bytes = 0;      ///< capacity of a frame, header included; a multiple of 16
   std::size_t workspace_bytes = 0;  ///< the most that any call of this plan needs
-  std::size_t kept_bytes = 0;       ///< of Execution::kept; 0 for codecs of one round
+  std::size_t kept_bytes = 0;       ///< of Execution::kept
 };
 
 /// Sizes and rounds for one list of segments. Whoever keeps to it allocates nothing afterwards.

@@ -20,13 +20,17 @@ Segment shaped(std::size_t count) {
 /// Bytes of a frame, or of any round's bare values where there are no frames.
 std::size_t room_of(const Plan& plan) {
   std::size_t bytes = plan.frame_bytes;
-  if (plan.rounds.front().exchanges.back() == Exchange::kGather) return bytes;
+  if (has_frames(plan)) return bytes;
   for (const Round& round : plan.rounds)
     bytes = std::max(bytes, round.native_count * dtype_bytes(round.native_dtype));
   return bytes;
 }
 
 }  // namespace
+
+bool has_frames(const Plan& plan) {
+  return std::ranges::count(plan.rounds.front().exchanges, Exchange::kGather) != 0;
+}
 
 void upload(void* device, ConstByteSpan host) {
   check_cuda(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice));

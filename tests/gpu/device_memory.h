@@ -27,6 +27,9 @@ Buffer to_device(ConstByteSpan host);
 /// The bytes of device memory, once nothing is queued any more.
 std::vector<std::byte> to_host(const Buffer& device);
 
+/// Whether all of a plan's rounds may go as frames.
+bool has_frames(const Plan& plan);
+
 /// One codec with one segment in plain device memory, called on a stream. Of one that sends no
 /// frames all rounds are run with its own bare values, the last of which stand in for a frame.
 class DeviceCodec {
@@ -47,7 +50,7 @@ class DeviceCodec {
 
  private:
   Execution execution(const Stream& stream) const;
-  bool has_frames() const { return plan_.rounds.front().exchanges.back() == Exchange::kGather; }
+  bool has_frames() const { return test::has_frames(plan_); }
   SegmentMemory memory() const;
   ValueSpan bare(std::size_t round) const;
   DecodeCall decode_call(const Stream& stream, const ValueSpan& output) const;

@@ -2,6 +2,7 @@
 // end: frames, residuals, words and values agree bit by bit.
 
 #include "tests/device/expectations.h"
+#include "tests/gpu/device_memory.h"
 #include "tests/gpu/random_call.h"
 #include "tests/gpu/twins.h"
 #include "tests/support/codec_harness.h"
@@ -74,7 +75,7 @@ class CallTwins {
   /// Of a codec that sends no frames.
   void expect_same_rounds();
   void expect_nothing_else();
-  bool has_frames() const { return plan_.rounds.front().exchanges.back() == Exchange::kGather; }
+  bool has_frames() const { return test::has_frames(plan_); }
 
  private:
   Plan plan(Memory memory) const;
