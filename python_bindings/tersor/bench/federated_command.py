@@ -84,7 +84,8 @@ def _runs(chosen: argparse.Namespace, folder: pathlib.Path) -> Iterator[Run]:
     if chosen.in_process:
         yield _run_here
         return
-    with Link(folder, chosen.clients) as link:
+    with contextlib.closing(Link(folder, chosen.clients)) as link:
+        link.open()
         yield lambda config: link.run(config, chosen.timeout)
 
 

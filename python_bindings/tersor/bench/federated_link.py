@@ -3,13 +3,13 @@
 Nothing of them asks the network: no telemetry, no newer version, no dependencies of an app.
 """
 
+import contextlib
 import os
 import pathlib
 import socket
 import subprocess
 import sys
 import time
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +50,7 @@ clientapp = "tersor.bench.federated_app:client"
 
 
 class Link:
-    """Processes that live as long as the context; logs lie in ``folder``."""
+    """Processes from ``open`` to ``close``; logs lie in ``folder``."""
 
     def __init__(self, folder: pathlib.Path, clients: int) -> None:
         self._folder, self._clients = folder, clients
@@ -61,7 +61,10 @@ class Link:
         self._environment = os.environ | QUIET | own
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> "Link":
+    def open(self) -> None:
+        """Raises BenchmarkError where Flower does not start; ``close`` ends what did."""
+        if not (PROGRAMS / "flower-superlink").exists():
+            raise BenchmarkError(f"no flower-superlink in {PROGRAMS}: pip install 'tersor[flower]'")
         port = _free_port()
         (self._folder / "home").mkdir()
         settings = self._folder / "home" / "config.toml"
@@ -76,14 +79,9 @@ class Link:
                 "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}",
                 "--node-config", f"partition-id={partition}", "--port", str(_free_port()),
             )  # fmt: skip
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Ends them, and those that they started."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -95,7 +93,10 @@ class Link:
         app.mkdir(exist_ok=True)
         lines = [f"{key} = {_toml(value)}\n" for key, value in config.items()]
         (app / "pyproject.toml").write_text(APP + "".join(lines), encoding="utf-8")
-        with (self._folder / "run.log").open("wb") as output:
+        with (
+            (self._folder / "run.log").open("wb") as output,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
             subprocess.run(
                 [str(PROGRAMS / "flwr"), "run", str(app), "here", "--stream"],
                 env=self._environment, stdout=output, stderr=output, check=False, timeout=timeout,
