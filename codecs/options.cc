@@ -23,7 +23,9 @@ bool has_key(const CodecInfo& codec, const std::string& key) {
 std::string number_text(double value) {
   std::array<char, 32> text;
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-  return std::string(text.data(), end);
+  std::string number(text.data(), end);
+  std::erase(number, '+');  // of an exponent: in a spec it begins "+ef"
+  return number;
 }
 
 std::string Number::help() const {

@@ -107,7 +107,7 @@ void check_factor(const Codec& codec, float factor, Memory memory) {
   if (!std::isfinite(factor)) throw InvalidArgument("factor: give a finite number");
   if (!codec.has_feedback())
     throw InvalidArgument("factor: the codec " + codec.spec().text() +
-                          " keeps nothing; decode(..., factor=) does the same");
+                          " keeps nothing; give decode(..., factor=) it, or multiply the array");
   if (memory == Memory::kDevice)
     throw InvalidArgument("factor: on the host alone; multiply the array");
 }

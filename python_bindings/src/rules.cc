@@ -30,13 +30,17 @@ struct CodecChoice {
   std::vector<std::pair<std::uint32_t, std::string>> phases = {};
 };
 
-// A codec whose values the transport can add looks at no value's neighbours.
+// A codec whose values the transport can add, and that has frames of them, looks at no value's
+// neighbours.
 bool works_by_value(const Codec& codec, Dtype dtype) {
   if (codec.has_feedback() || codec.traits().needs_shape) return false;
   const Segment segment{.count = 1};
   const Plan plan = codec.plan({.segments = {&segment, 1}, .dtype = dtype});
   const std::vector<Exchange>& exchanges = plan.rounds.front().exchanges;
-  return std::find(exchanges.begin(), exchanges.end(), Exchange::kNativeSum) != exchanges.end();
+  const auto offers = [&](Exchange exchange) {
+    return std::find(exchanges.begin(), exchanges.end(), exchange) != exchanges.end();
+  };
+  return offers(Exchange::kNativeSum) && offers(Exchange::kGather);
 }
 
 CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,

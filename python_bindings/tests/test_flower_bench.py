@@ -17,7 +17,8 @@ from image_files import write_idx
 
 from tersor.bench.__main__ import main
 
-NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "sh", "-c"]
+NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"]
+NO_NETWORK += ["sh", "-c"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_trainings_side_by_side(images: pathlib.Path, tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.skipif(not has_no_network(), reason="no namespace of a network may be made here")
-def test_flowers_processes_ask_no_network(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_flowers_processes_need_no_network(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "records.json"
     command = (
         f"ip link set lo up && exec {sys.executable} -m tersor.bench federated --rounds 2 --seeds 1"
@@ -82,6 +83,9 @@ def test_flowers_processes_ask_no_network(images: pathlib.Path, tmp_path: pathli
     [
         (["--clients", "1"], "at least 2 clients"),
         (["--ways", "int7"], "int7"),
+        (["--ways", "int8", "int8"], "each once"),
+        (["--clients", "2"], "secagg+ wants 3 clients"),
+        (["--clip", "0"], "a number above 0"),
         (["--data", "/nowhere"], "cannot read"),
     ],
 )

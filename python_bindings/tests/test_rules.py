@@ -43,6 +43,7 @@ def test_one_codec_is_for_what_is_large(
         ("bf16", True, False),
         ("bf16+ef", False, True),
         ("int8", False, False),
+        ("intsum:scale=0.1", False, False),
         ("topk+ef", False, True),
         ("auto", False, False),
     ],

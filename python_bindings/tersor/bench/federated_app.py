@@ -9,7 +9,7 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import flwr.client
@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 import tersor.flower
 from tersor.bench import data
+from tersor.bench.errors import BenchmarkError
 
 PLAIN, THEIRS, OURS = "plain", "secagg+", "secure"  # ways that are no codec
 SIZES = (784, 128, 10)
@@ -90,8 +91,9 @@ def _part(folder: str, clients: int, partition: int) -> tuple[np.ndarray, np.nda
 
 
 def _most_examples(config: Config) -> int:
-    """Of one client, by which secure sums are weighed: half of all."""
-    return len(_images(config["data"], "train")[1]) // 2
+    """Of one client, by which secure sums are weighed."""
+    _, labels = _images(config["data"], "train")
+    return max(len(part) for part in data.uneven_parts(labels, config["clients"], UNEVEN))
 
 
 _training = 0.0  # CPU seconds of this process in `train`
@@ -143,7 +145,7 @@ class _Legacy(flwr.client.NumPyClient):
         self._context = context
 
     def fit(self, parameters: Weights, config: Config) -> tuple[Weights, int, dict[str, float]]:
-        weights = [one.copy() for one in parameters]
+        weights = [one.astype(np.float32) for one in parameters]  # they come in f64
         return weights, _train(weights, self._context, int(config["round"])), {}
 
 
@@ -166,6 +168,24 @@ def _answer(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
+class _FedAvg(FedAvg):
+    """One that ends where a reply is missing: what is measured is a whole round's."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        came = list(replies)
+        errors = [one.error.reason for one in came if one.has_error()]
+        if errors or not came:
+            raise BenchmarkError(f"round {server_round} is not whole: {errors}")
+        return super().aggregate_train(server_round, came)
+
+
+class _LegacyFedAvg(flwr.server.strategy.FedAvg):
+    def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
+        if failures or len(results) != self.min_fit_clients:
+            raise BenchmarkError(f"round {server_round} is not whole: {failures}")
+        return super().aggregate_fit(server_round, results, failures)
+
+
 def serve(grid: Grid, context: Context) -> list[float]:
     """A training: the test accuracy after each round."""
     config = context.run_config
@@ -180,7 +200,7 @@ def serve(grid: Grid, context: Context) -> list[float]:
 def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> None:
     config = context.run_config
     clients = int(config["clients"])
-    strategy: Strategy = FedAvg(
+    strategy: Strategy = _FedAvg(
         fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients
     )
     if config["way"] == OURS:
@@ -202,7 +222,7 @@ def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> No
 def _serve_legacy(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> None:
     config = context.run_config
     clients = int(config["clients"])
-    strategy = flwr.server.strategy.FedAvg(
+    strategy = _LegacyFedAvg(
         fraction_evaluate=0.0,
         min_fit_clients=clients,
         min_available_clients=clients,

@@ -2,7 +2,7 @@
 
 ``compress`` is a mod of the client app, ``Strategy`` wraps one of Flower's on the server; with
 ``secure`` and ``SecureStrategy`` the server learns sums alone: ``docs/federated.md``. Needs
-flwr 1.42 or later.
+flwr 1.30 or later.
 """
 
 from tersor.flower.client import compress
