@@ -71,51 +71,53 @@ struct IntsumMaximaKernel : UnitKernel {
   }
 };
 
-/// Scales of all blocks, which know nothing of segments.
-struct IntsumScalesKernel {
+/// What is made of all blocks, which know nothing of segments: a thread takes one at a time.
+struct IntsumBlocksKernel {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = 4;
   static constexpr bool kScans = false;
   struct Shared {};
 
+  std::size_t count;
+
+  template <class Block, class Visit>
+  TERSOR_DEVICE void for_each(const Block& block, const Visit& visit) const {
+    const std::size_t threads = std::size_t{block.blocks()} * block.threads();
+    std::size_t at = std::size_t{block.rank()} * block.threads() + block.thread_rank();
+    for (; at < count; at += threads) visit(at);
+  }
+};
+
+/// Scales of what came back of the ranks' maxima.
+struct IntsumScalesKernel : IntsumBlocksKernel {
   const std::uint32_t* maxima;
   float* scales;
-  std::size_t count;
   float levels;
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    const std::size_t threads = std::size_t{block.blocks()} * block.threads();
-    std::size_t at = std::size_t{block.rank()} * block.threads() + block.thread_rank();
-    for (; at < count; at += threads)
+    for_each(block, [&](std::size_t at) {
       store(scales + at, shared_scale(load_input(maxima + at), levels));
+    });
   }
 };
 
 /// Blocks to the scale of the spec: largest magnitudes become scales, and flags of `Flag`.
 template <typename Flag>
-struct IntsumFlagKernel {
-  static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kResident = 4;
-  static constexpr bool kScans = false;
-  struct Shared {};
-
+struct IntsumFlagKernel : IntsumBlocksKernel {
   float* maxima_to_scales;
   Flag* flags;
-  std::size_t count;
   float scale;
   bool encodes;  // else flags become scales
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
-    const std::size_t threads = std::size_t{block.blocks()} * block.threads();
-    std::size_t at = std::size_t{block.rank()} * block.threads() + block.thread_rank();
-    for (; at < count; at += threads) {
+    for_each(block, [&](std::size_t at) {
       const bool is =
           encodes ? is_flagged(bits_of(load(maxima_to_scales + at))) : load_input(flags + at) != 0;
       if (encodes) store(flags + at, static_cast<Flag>(is));
       store(maxima_to_scales + at, known_scale(is, scale));
-    }
+    });
   }
 };
 

@@ -57,9 +57,11 @@ void launch_flags(Queue& queue, const Execution& execution, std::span<const Segm
                   const IntsumOptions& options, std::byte* codes, bool encodes) {
   IntsumPlace end;
   for (const Segment& segment : segments) end += IntsumPlace::of(segment.count, options.lanes);
-  const IntsumFlagKernel<Flag> kernel{reinterpret_cast<float*>(execution.kept.data()),
-                                      reinterpret_cast<Flag*>(codes) + end.codes, end.maxima,
-                                      options.scale, encodes};
+  const IntsumFlagKernel<Flag> kernel{{end.maxima},
+                                      reinterpret_cast<float*>(execution.kept.data()),
+                                      reinterpret_cast<Flag*>(codes) + end.codes,
+                                      options.scale,
+                                      encodes};
   queue.launch(kernel, queue.blocks_for<IntsumFlagKernel<Flag>>(kernel.count, kernel.kThreads));
 }
 
@@ -89,9 +91,10 @@ void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima
 
 void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan maxima) {
   Queue queue(call.execution.stream);
-  const IntsumScalesKernel kernel{reinterpret_cast<const std::uint32_t*>(maxima.pointer()),
+  const IntsumScalesKernel kernel{{maxima.count()},
+                                  reinterpret_cast<const std::uint32_t*>(maxima.pointer()),
                                   reinterpret_cast<float*>(call.execution.kept.data()),
-                                  maxima.count(), levels};
+                                  levels};
   queue.launch(kernel, queue.blocks_for<IntsumScalesKernel>(kernel.count, kernel.kThreads));
 }
 
