@@ -22,11 +22,11 @@ double CodecLoss::relative_error() const {
   return energy_lost == 0 ? 0 : std::sqrt(energy_lost / energy);
 }
 
-PlannedCodec plan_alone(std::string_view spec, PlanFor plan_for) {
+PlannedCodec plan_alone(std::string_view spec, PlanFor plan_for, std::size_t sharing_ranks) {
   const std::string plain = with_feedback(spec, Feedback::kNone);
   PlannedCodec alone(plain, plan_for);
   if (alone.has_frames()) return alone;
-  plan_for.contributions = kSharingRanks;
+  plan_for.contributions = sharing_ranks;
   return PlannedCodec(plain, plan_for);
 }
 

@@ -20,8 +20,9 @@ struct CodecLoss {
   double relative_error() const;  ///< |p − d| / |p|; 0 where p is all zeros
 };
 
-/// The codec without feedback; one that sends bare values alone as one of kSharingRanks.
-PlannedCodec plan_alone(std::string_view spec, PlanFor plan_for);
+/// The codec without feedback; one that sends bare values alone as one of so many ranks.
+PlannedCodec plan_alone(std::string_view spec, PlanFor plan_for,
+                        std::size_t sharing_ranks = kSharingRanks);
 
 /// Encodes and decodes once, without feedback or anything remembered. Host memory.
 CodecLoss measure_loss(const PlannedCodec& codec, ConstValueSpan gradient);

@@ -21,18 +21,20 @@ void add_to(std::vector<float>& sum, ConstValueSpan values) {
 }
 
 /// |p − decoded| / |p| of one encode of p = gradient + residual (residual may be empty), without
-/// touching any state: for study, not for speed. 0 where p is all zeros.
-double relative_error(const Codec& codec, const Segment& segment, ConstValueSpan gradient,
-                      ConstValueSpan residual) {
-  std::vector<float> wanted(segment.count, 0.0f);
+/// touching any state: for study, not for speed. 0 where p is all zeros. Bare values are a part of
+/// the mean, on scales and levels that all ranks share.
+double relative_error(const Slot& slot, std::uint32_t parameter, const ExchangeContext& context,
+                      ConstValueSpan gradient, ConstValueSpan residual) {
+  std::vector<float> wanted(slot.count, 0.0f);
   add_to(wanted, gradient);
   add_to(wanted, residual);
-  const PlannedCodec plain(with_feedback(codec.spec().text(), Feedback::kNone),
-                           {.count = segment.count,
-                            .parameter = segment.parameter,
-                            .rows = segment.rows,
-                            .columns = segment.columns});
-  return measure_loss(plain, wanted).relative_error();
+  const PlannedCodec alone = plan_alone(
+      slot.codec->spec().text(),
+      {.count = slot.count, .parameter = parameter, .rows = slot.rows, .columns = slot.columns},
+      static_cast<std::size_t>(context.ranks));
+  if (!alone.has_frames() && context.reduction == Reduction::kMean)
+    for (float& value : wanted) value /= static_cast<float>(context.ranks);
+  return measure_loss(alone, wanted).relative_error();
 }
 
 }  // namespace
@@ -128,10 +130,8 @@ void Gradients::measure_error(std::uint32_t parameter) {
   const Slot& slot = parameters_.slots[parameter];
   const HostCopy gradient(slot.input, parameters_.options().stream);
   const HostCopy residual(parameters_.residuals.current_sender(parameter), residence_->stream());
-  parameters_.all[parameter].relative_error = relative_error(
-      *slot.codec,
-      {.count = slot.count, .parameter = parameter, .rows = slot.rows, .columns = slot.columns},
-      gradient.values(), residual.values());
+  parameters_.all[parameter].relative_error =
+      relative_error(slot, parameter, parameters_.context(), gradient.values(), residual.values());
 }
 
 void Gradients::keep_own(std::uint32_t parameter) {

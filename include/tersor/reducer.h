@@ -64,7 +64,7 @@ enum class ProgressBy : std::uint8_t { kThread, kCaller };
 
 /// Whether each step encodes and decodes once more to measure the relative error: slow, for study.
 /// Refused for a hierarchical reducer, where a rank encodes its host's sum and not its own
-/// gradient.
+/// gradient. What is cut or rounded on scales that ranks share is seen as of equal gradients.
 enum class MeasureError : std::uint8_t { kOff, kOn };
 
 /// Whether "auto" tries other codecs than the predicted one while training goes on. Without, the
@@ -186,7 +186,7 @@ struct ReducerStatistics {
   double wire_seconds = 0;
   double hidden_seconds = 0;   ///< of wire_seconds, while the trainer was not in wait()
   double exposed_seconds = 0;  ///< in wait()
-  double relative_error = 0;  ///< |sent − decoded| / |sent| of this rank's last encode (+ef only)
+  double relative_error = 0;   ///< |sent − decoded| / |sent| of this rank's last encode
   std::uint64_t steps_discarded = 0;
   std::uint64_t codec_changes = 0;  ///< times that "auto" went another way; of all together only
   std::uint64_t overflows = 0;

@@ -126,6 +126,12 @@ def test_frames_are_written_byte_for_byte(
         same_bytes(out, want)
 
 
+def test_a_factor_is_the_hosts_alone() -> None:
+    gradient, residual = DeviceArray.of(gaussian(300)), DeviceArray.of(gaussian(300, 2))
+    with pytest.raises(tersor.InvalidArgument, match="on the host alone"):
+        encode(tersor.Codec("int8+ef"), gradient, residual=residual, factor=0.5)
+
+
 class TestDamage:
     """On a device nobody waits to be told: values are NaN."""
 

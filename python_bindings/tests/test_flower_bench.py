@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +18,8 @@ pytest.importorskip("flwr")
 from image_files import write_idx
 
 from tersor.bench.__main__ import main
+from tersor.bench.errors import BenchmarkError
+from tersor.bench.federated_link import Link
 
 NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"]
 NO_NETWORK += ["sh", "-c"]
@@ -94,3 +98,16 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     assert main(["federated", "--in-process", *options]) == 2
     assert reason in capsys.readouterr().err
+
+
+def test_who_is_late_or_terminated_leaves_nothing_behind(tmp_path: pathlib.Path) -> None:
+    link = Link(tmp_path, 1)
+    before = signal.getsignal(signal.SIGTERM)
+    with contextlib.closing(link):
+        link.open()
+        with pytest.raises(BenchmarkError, match=r"no result after 0\.1 s \(--timeout\)"):
+            link.run({"results": str(tmp_path)}, timeout=0.1)
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+    assert [process.poll() is None for process in link._processes] == [False, False]
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -70,11 +70,8 @@ std::string name_of(const ::testing::TestParamInfo<Native>& info) {
          (info.param.codec.ends_with("1") ? "_scale" : "");
 }
 
-class TwoRoundCalls : public NativeCalls {};
-
 INSTANTIATE_TEST_SUITE_P(Codecs, NativeCalls, ::testing::Values(intsum(), known_scale(), lowrank()),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(Codecs, TwoRoundCalls, ::testing::Values(intsum(), lowrank()), name_of);
 
 TEST_P(NativeCalls, FramesAreRefused) {
   CodecHarness harness(native().codec, native().counts, with_rows());
@@ -87,46 +84,49 @@ TEST_P(NativeCalls, FramesAreRefused) {
   EXPECT_TRUE(refused([&] { harness.reduce(frames); }));
 }
 
-TEST_P(TwoRoundCalls, OtherRoundsAndFactorsAreRefused) {
+TEST_P(NativeCalls, OtherRoundsAndFactorsAreRefused) {
   NativeRounds rounds = rounds_of(native().codec + "+ef", {.contributions = 2});
   rounds.exchange();
   CodecHarness& rank = rounds.ranks[0];
-  GuardedValues first = rounds.combined[0], second = rounds.combined[1];
-  const auto encode = [&](std::uint8_t round, float factor, GuardedValues& values) {
-    rank.identity.round = round;
-    rank.codec().encode_native(rank.encode_call(), factor, values.span());
+  std::vector<GuardedValues>& values = rounds.combined;
+  const auto encode = [&](std::size_t round, float factor, GuardedValues& to) {
+    rank.identity.round = static_cast<std::uint8_t>(round);
+    rank.codec().encode_native(rank.encode_call(), factor, to.span());
   };
-  EXPECT_NO_THROW(encode(0, 1.0f, first));
-  EXPECT_NO_THROW(encode(1, 1.0f, second));
-  EXPECT_THROW(encode(0, 1.0f, second), InvalidArgument);
-  EXPECT_THROW(encode(1, 1.0f, first), InvalidArgument);
-  EXPECT_THROW(encode(2, 1.0f, second), InvalidArgument);
+  for (std::size_t round = 0; round < values.size(); ++round) {
+    EXPECT_NO_THROW(encode(round, 1.0f, values[round]));
+    for (std::size_t other = 0; other < values.size(); ++other)
+      if (other != round) EXPECT_THROW(encode(round, 1.0f, values[other]), InvalidArgument);
+  }
+  EXPECT_THROW(encode(values.size(), 1.0f, values.back()), InvalidArgument);
   for (const float factor : {0.0f, -1.0f, INFINITY, std::nanf("")})
-    EXPECT_THROW(encode(1, factor, second), InvalidArgument) << factor;
+    EXPECT_THROW(encode(values.size() - 1, factor, values.back()), InvalidArgument) << factor;
 }
 
-TEST_P(TwoRoundCalls, OnlyTheLastRoundChangesStateAndMemory) {
+TEST_P(NativeCalls, OnlyTheLastRoundChangesStateAndMemory) {
   for (const std::string& spec : native().specs) {
     CodecHarness harness(spec, {native().counts[0]}, with_rows({.contributions = 1}));
     harness.share_residuals();
     const std::vector<float> before = harness.residual_in(), memory = harness.memory();
     harness.words.step = 4;
-    const Plan plan = harness.plan();
-    GuardedValues first(plan.rounds[0].native_count, plan.rounds[0].native_dtype);
-    GuardedValues second(plan.rounds[1].native_count, plan.rounds[1].native_dtype);
-    EncodeCall call = harness.encode_call();
-    call.words_out = &harness.words;
-    harness.codec().encode_native(call, 1.0f, first.span());
-    EXPECT_EQ(harness.words.step, 4u);
-    harness.codec().absorb(harness.decode_call({}), first.span());
-    EXPECT_TRUE(same_values(harness.residual_out(), before));
-    call.identity.round = harness.identity.round = 1;
-    harness.codec().encode_native(call, 1.0f, second.span());
-    EXPECT_EQ(harness.words.step, 5u);
-    EXPECT_FALSE(same_values(harness.residual_out(), before));
-    EXPECT_TRUE(same_values(harness.memory(), memory));
-    harness.codec().decode_native(harness.decode_call({}), second.span());
-    if (!memory.empty()) EXPECT_TRUE(same_values(harness.memory(), second.floats()));
+    const std::vector<Round> rounds = harness.plan().rounds;
+    for (std::size_t round = 0; round < rounds.size(); ++round) {
+      const bool is_last = round + 1 == rounds.size();
+      GuardedValues values(rounds[round].native_count, rounds[round].native_dtype);
+      harness.identity.round = static_cast<std::uint8_t>(round);
+      EncodeCall call = harness.encode_call();
+      call.words_out = &harness.words;
+      harness.codec().encode_native(call, 1.0f, values.span());
+      EXPECT_EQ(harness.words.step, is_last ? 5u : 4u);
+      EXPECT_EQ(same_values(harness.residual_out(), before), !is_last);
+      EXPECT_TRUE(same_values(harness.memory(), memory));
+      if (!is_last) {
+        harness.codec().absorb(harness.decode_call({}), values.span());
+        continue;
+      }
+      harness.codec().decode_native(harness.decode_call({}), values.span());
+      if (!memory.empty()) EXPECT_TRUE(same_values(harness.memory(), values.floats()));
+    }
   }
 }
 
@@ -186,7 +186,7 @@ TEST_P(NativeCalls, DecodeAddsAndScales) {
     ASSERT_NEAR(found[i], old[i] + 0.25f * sum[i], native().tolerance) << i;
 }
 
-TEST_P(TwoRoundCalls, SecondCallsAllocateNothing) {
+TEST_P(NativeCalls, SecondCallsAllocateNothing) {
   if (test_device() != nullptr) GTEST_SKIP() << "the tests themselves allocate for a device";
   NativeRounds rounds(native().codec + "+ef", native().long_counts,
                       with_rows({.threads = 2, .contributions = 2}));
@@ -197,12 +197,14 @@ TEST_P(TwoRoundCalls, SecondCallsAllocateNothing) {
   std::size_t before = 0;
   for (int turn = 0; turn < 2; ++turn) {
     before = allocations();
-    encode.identity.round = decode.identity.round = 0;
-    rank.codec().encode_native(encode, 1.0f, rounds.bare[0][0].span());
-    rank.codec().absorb(decode, rounds.combined[0].span());
-    encode.identity.round = decode.identity.round = 1;
-    rank.codec().encode_native(encode, 1.0f, rounds.bare[1][0].span());
-    rank.codec().decode_native(decode, rounds.combined[1].span());
+    for (std::size_t round = 0; round < rounds.bare.size(); ++round) {
+      encode.identity.round = decode.identity.round = static_cast<std::uint8_t>(round);
+      rank.codec().encode_native(encode, 1.0f, rounds.bare[round][0].span());
+      if (round + 1 < rounds.bare.size())
+        rank.codec().absorb(decode, rounds.combined[round].span());
+      else
+        rank.codec().decode_native(decode, rounds.combined[round].span());
+    }
   }
   EXPECT_EQ(allocations() - before, 0u);
 }

@@ -133,6 +133,29 @@ TEST(Rounds, TheReducerLosesNothing) {
   }
 }
 
+// Of a mean of equal gradients each rank's own error is the result's: levels are shared, and what
+// a known scale cuts is seen.
+TEST(Rounds, TheReducersErrorIsThatOfRanksWhoShareScales) {
+  for (const std::string spec :
+       {"intsum", "intsum:lanes=16", "intsum:scale=0.02", "intsum:scale=0.5"})
+    for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
+      SCOPED_TRACE(spec + (reduction == Reduction::kMean ? " mean" : " sum"));
+      run_ranks(8, {}, [&](Transport& transport) {
+        Values gradient = gaussian(5000, 1);
+        const double adds = reduction == Reduction::kSum ? 8 : 1;
+        const std::vector<double> wanted(gradient.begin(), gradient.end());
+        GradientReducer reducer(
+            transport, {.codec = spec, .reduction = reduction, .measure_error = MeasureError::kOn});
+        reducer.add("w", gradient, 50, 100);
+        reducer.ready("w");
+        reducer.wait();
+        for (float& value : gradient) value /= static_cast<float>(adds);
+        const double found = std::sqrt(squared_error(gradient, wanted));
+        EXPECT_NEAR(reducer.statistics().relative_error / found, 1.0, 1e-3) << found;
+      });
+    }
+}
+
 TEST(Rounds, WhatHasNoFramesIsRefusedBeforeAnythingIsSent) {
   run_ranks(2, {}, [](Transport& transport) {
     Values whole(2000), shard(1000);

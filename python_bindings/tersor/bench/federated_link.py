@@ -3,9 +3,9 @@
 Nothing of them asks the network: no telemetry, no newer version, no dependencies of an app.
 """
 
-import contextlib
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -60,11 +60,14 @@ class Link:
         }
         self._environment = os.environ | QUIET | own
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._terminated: Any = signal.SIG_DFL
 
     def open(self) -> None:
-        """Raises BenchmarkError where Flower does not start; ``close`` ends what did."""
+        """Raises BenchmarkError where Flower does not start; ``close`` ends what did. Whoever
+        terminates this process gets ``close``, too: by SystemExit."""
         if not (PROGRAMS / "flower-superlink").exists():
             raise BenchmarkError(f"no flower-superlink in {PROGRAMS}: pip install 'tersor[flower]'")
+        self._terminated = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         port = _free_port()
         (self._folder / "home").mkdir()
         settings = self._folder / "home" / "config.toml"
@@ -86,6 +89,7 @@ class Link:
             process.terminate()
         for process in self._processes:
             process.wait()
+        signal.signal(signal.SIGTERM, self._terminated)
 
     def run(self, config: Mapping[str, Any], timeout: float) -> None:
         """A run of the app, to its end. Raises BenchmarkError where it wrote no result."""
@@ -93,18 +97,19 @@ class Link:
         app.mkdir(exist_ok=True)
         lines = [f"{key} = {_toml(value)}\n" for key, value in config.items()]
         (app / "pyproject.toml").write_text(APP + "".join(lines), encoding="utf-8")
-        with (
-            (self._folder / "run.log").open("wb") as output,
-            contextlib.suppress(subprocess.TimeoutExpired),
-        ):
-            subprocess.run(
-                [str(PROGRAMS / "flwr"), "run", str(app), "here", "--stream"],
-                env=self._environment, stdout=output, stderr=output, check=False, timeout=timeout,
-            )  # fmt: skip
+        late = ""
+        with (self._folder / "run.log").open("wb") as output:
+            try:
+                subprocess.run(
+                    [str(PROGRAMS / "flwr"), "run", str(app), "here", "--stream"],
+                    env=self._environment, stdout=output, stderr=output, timeout=timeout,
+                    check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                late = f" after {timeout:g} s (--timeout)"
         if not pathlib.Path(config["results"], "server.json").exists():
-            raise BenchmarkError(
-                "Flower's run has no result; its log ends\n" + self._end_of("run.log")
-            )
+            log = self._end_of("run.log")
+            raise BenchmarkError(f"Flower's run has no result{late}; its log ends\n{log}")
 
     def _start(self, program: str, *arguments: str) -> None:
         log = self._folder / f"{program}-{len(self._processes)}.log"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,17 @@ from flwr.serverapp import strategy as flower
 from tersor import Error as TersorError
 from tersor._core import InvalidArgument
 from tersor.flower import masks
+from tersor.flower.secure_round import (
+    Round,
+    TooFewError,
+    are_opened,
+    are_shares,
+    is_key,
+    of_own_keys,
+    ring,
+    secret_of,
+    shares_by_owner,
+)
 from tersor.flower.secure_wire import SumFormat, is_of, lanes_of, moved_by, names_of
 from tersor.flower.strategy import Wrapper
 from tersor.flower.wire import KEY, Runs, is_float, only_arrays
@@ -41,39 +50,6 @@ _SINGLE = tuple(
         "QFedAvg",
     )
 )
-
-
-class TooFewError(Exception):
-    """Too few nodes are left for a round's sum: nothing is unmasked."""
-
-
-@dataclass
-class _Round:
-    """What the server knows of a round; nodes are those that are still in it."""
-
-    run: str
-    number: int
-    threshold: int
-    neighbours: dict[int, list[int]]  #: by node, as its shares are numbered
-    keys: dict[int, ConfigRecord]
-    shares: dict[int, ConfigRecord] = field(default_factory=dict)
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """What each message of the round says of it."""
-        return {"run": self.run, "round": self.number}
-
-    def around(self, node: int, those: Iterable[int]) -> list[int]:
-        """The neighbours of a node that are among those."""
-        among = set(those)
-        return [one for one in self.neighbours[node] if one in among]
-
-    def sustained(self, nodes: Iterable[int]) -> set[int]:
-        """Those that have enough neighbours among themselves; who has not leaves, and so on."""
-        left = set(nodes)
-        while lonely := {one for one in left if len(self.around(one, left)) < self.threshold}:
-            left -= lonely
-        return left
 
 
 class SecureStrategy(Wrapper):
@@ -126,7 +102,7 @@ class SecureStrategy(Wrapper):
         if getattr(strategy, "fraction_evaluate", 0) > 0:
             _log.warning("tersor: an evaluation tells of each client: fraction_evaluate=0 has none")
         self._runs = Runs()
-        self._round: _Round | None = None
+        self._round: Round | None = None
         self._start, self._key = ArrayRecord(), "arrays"
         self._send: Callable[..., list[Message]] = lambda *_, **__: []
         self.failures: dict[int, str] = {}
@@ -159,9 +135,9 @@ class SecureStrategy(Wrapper):
             for node in sorted(nodes)
         ]
 
-    def _agree(self, run: str, number: int, nodes: list[int]) -> tuple[_Round, set[int]]:
+    def _agree(self, run: str, number: int, nodes: list[int]) -> tuple[Round, set[int]]:
         """The exchanges of keys and of shares; who is still there."""
-        graph = _ring(nodes, self._neighbours)
+        graph = ring(nodes, self._neighbours)
         most = len(graph[nodes[0]])
         threshold = self._threshold if self._threshold is not None else most // 2 + 1
         if threshold > most:
@@ -171,13 +147,13 @@ class SecureStrategy(Wrapper):
                 f"threshold={threshold} of {most} neighbours: more than half, or the server could "
                 "learn both of a node's secrets"
             )
-        made = _Round(run, number, threshold, graph, {})
-        made.keys = _of_own_keys(self._ask(made, "keys", {node: {} for node in nodes}, _is_key))
+        made = Round(run, number, threshold, graph, {})
+        made.keys = of_own_keys(self._ask(made, "keys", {node: {} for node in nodes}, is_key))
         there = made.sustained(made.keys)
         self._require(there, nodes, "keys")
         made.neighbours = {node: made.around(node, there) for node in there}
         orders = {node: self._shares_order(made, node) for node in there}
-        made.shares = self._ask(made, "shares", orders, _are_shares)
+        made.shares = self._ask(made, "shares", orders, are_shares)
         there = made.sustained(made.shares)
         self._require(there, nodes, "shares")
         made.shares = {node: made.shares[node] for node in there}
@@ -189,7 +165,7 @@ class SecureStrategy(Wrapper):
             raise TooFewError(f"too few of {len(nodes)} nodes answered for {stage!r}")
 
     @staticmethod
-    def _shares_order(made: _Round, node: int) -> dict[str, Any]:
+    def _shares_order(made: Round, node: int) -> dict[str, Any]:
         around = made.neighbours[node]
         return {
             "nodes": around,
@@ -198,7 +174,7 @@ class SecureStrategy(Wrapper):
             "threshold": made.threshold,
         }
 
-    def _order(self, made: _Round, node: int, nodes: set[int]) -> ConfigRecord:
+    def _order(self, made: Round, node: int, nodes: set[int]) -> ConfigRecord:
         """Of a masked update: the shares that its neighbours sealed for a node."""
         senders = made.around(node, nodes)
         sealed = [made.shares[one]["sealed"][made.neighbours[one].index(node)] for one in senders]
@@ -207,10 +183,10 @@ class SecureStrategy(Wrapper):
 
     def _ask(
         self,
-        made: _Round,
+        made: Round,
         stage: str,
         orders: Mapping[int, Mapping[str, Any]],
-        is_sound: Callable[[_Round, int, Mapping[str, Any]], bool],
+        is_sound: Callable[[Round, int, Mapping[str, Any]], bool],
     ) -> dict[int, ConfigRecord]:
         """What nodes answer for a stage; who fails or answers twice is out, and named."""
         messages = [
@@ -262,7 +238,7 @@ class SecureStrategy(Wrapper):
                     arrays[name] = one
         return arrays, metrics
 
-    def _updates(self, made: _Round, replies: list[Message]) -> dict[int, Lanes]:
+    def _updates(self, made: Round, replies: list[Message]) -> dict[int, Lanes]:
         """Masked vectors by node; one that is none is named, and its node counted as gone."""
         length = self._format.length(self._sizes())
         found: dict[int, Lanes] = {}
@@ -281,7 +257,7 @@ class SecureStrategy(Wrapper):
                 _log.warning("tersor: node %d: %s", node, error)
         return found
 
-    def _unmask(self, made: _Round, updates: dict[int, Lanes]) -> Lanes:
+    def _unmask(self, made: Round, updates: dict[int, Lanes]) -> Lanes:
         """The sum. Nobody is asked for a share where the secrets could not be put together."""
         if not updates:
             raise TooFewError("too few updates: none came")
@@ -292,11 +268,11 @@ class SecureStrategy(Wrapper):
             node: {"alive": made.around(node, updates), "gone": made.around(node, gone)}
             for node in updates
         }
-        shares = _shares_by_owner(made, self._ask(made, "unmask", orders, _are_opened))
+        shares = shares_by_owner(made, self._ask(made, "unmask", orders, are_opened))
         for node in [*updates, *gone]:
             self._require_shares(made, node, len(shares.get(node, {})))
-        secrets = {node: _secret(made, node, shares[node]) for node in updates}
-        secrets |= {node: _secret(made, node, shares[node], of_mask_key=True) for node in gone}
+        secrets = {node: secret_of(made, node, shares[node]) for node in updates}
+        secrets |= {node: secret_of(made, node, shares[node], of_mask_key=True) for node in gone}
         total = np.zeros_like(next(iter(updates.values())))
         for node, update in updates.items():
             add(total, update)
@@ -309,7 +285,7 @@ class SecureStrategy(Wrapper):
         return total
 
     @staticmethod
-    def _require_shares(made: _Round, node: int, there: int) -> None:
+    def _require_shares(made: Round, node: int, there: int) -> None:
         if there < made.threshold:
             raise TooFewError(
                 f"{there} neighbours of node {node} are left, {made.threshold} are needed to take "
@@ -338,82 +314,9 @@ class SecureStrategy(Wrapper):
         _log.error("tersor: round %d has no sum: %s", number, error)
 
 
-def _ring(nodes: list[int], neighbours: int) -> dict[int, list[int]]:
-    """Each node's neighbours on a ring that nobody chose; all others where there are no more."""
-    if len(nodes) <= neighbours + 1:
-        return {node: [one for one in nodes if one != node] for node in nodes}
-    order = random.SystemRandom().sample(nodes, len(nodes))
-    steps = [step for step in range(-neighbours // 2, neighbours // 2 + 1) if step != 0]
-    return {
-        node: sorted(order[(place + step) % len(order)] for step in steps)
-        for place, node in enumerate(order)
-    }
-
-
-def _is_key(_: _Round, __: int, record: Mapping[str, Any]) -> bool:
-    return all(masks.is_public(record.get(name)) for name in ("mask", "seal"))
-
-
-def _are_shares(made: _Round, node: int, record: Mapping[str, Any]) -> bool:
-    sealed, told = record.get("sealed"), record.get("commitment")
-    if not isinstance(sealed, list) or len(sealed) != len(made.neighbours[node]):
-        return False
-    return all(isinstance(one, bytes) for one in [*sealed, told])
-
-
-def _are_opened(_: _Round, __: int, record: Mapping[str, Any]) -> bool:
-    nodes, shares = record.get("nodes", []), record.get("shares", [])
-    if not isinstance(nodes, list) or not isinstance(shares, list) or len(nodes) != len(shares):
-        return False
-    return all(isinstance(one, bytes) and len(one) == masks.SECRET_BYTES for one in shares)
-
-
 def _filled(order: Mapping[str, Any]) -> dict[str, Any]:
     """Without empty lists, which Flower's counts of bytes do not bear."""
     return {name: one for name, one in order.items() if one != []}
-
-
-def _of_own_keys(found: dict[int, ConfigRecord]) -> dict[int, ConfigRecord]:
-    """Without those that share a key: one of them has taken another's."""
-    owners: dict[Any, set[int]] = {}
-    for node, record in found.items():
-        for name in ("mask", "seal"):
-            owners.setdefault(record[name], set()).add(node)
-    alike = {node for nodes in owners.values() if len(nodes) > 1 for node in nodes}
-    alike |= {node for node, record in found.items() if record["mask"] == record["seal"]}
-    for node in sorted(alike):
-        _log.warning("tersor: node %d has another node's key; it is left out", node)
-    return {node: record for node, record in found.items() if node not in alike}
-
-
-def _secret(
-    made: _Round, node: int, shares: Mapping[int, bytes], of_mask_key: bool = False
-) -> bytes:
-    """A node's own mask, or the key of those it shared. Raises TooFewError where the shares are
-    of no such secret."""
-    secret = masks.combine(dict(list(shares.items())[: made.threshold]))
-    if of_mask_key:
-        is_right = masks.public_of(secret) == made.keys[node]["mask"]
-    else:
-        is_right = masks.commitment(secret) == made.shares[node]["commitment"]
-    if not is_right:
-        raise TooFewError(f"the shares of node {node} do not fit together")
-    return secret
-
-
-def _shares_by_owner(
-    made: _Round, answers: Mapping[int, ConfigRecord]
-) -> dict[int, dict[int, bytes]]:
-    """For each node the shares of its secret, by their place among its neighbours."""
-    shares: dict[int, dict[int, bytes]] = {}
-    for holder, record in answers.items():
-        nodes: Any = record.get("nodes", [])
-        held: Any = record.get("shares", [])
-        for node, share in zip(nodes, held, strict=True):
-            around = made.neighbours.get(node, [])
-            if holder in around:
-                shares.setdefault(node, {})[around.index(holder)] = share
-    return shares
 
 
 def _by_node(replies: Iterable[Message]) -> list[tuple[int, Message]]:
