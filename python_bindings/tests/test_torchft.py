@@ -135,10 +135,12 @@ def test_weights_and_differences_of_local_training(trainer: str, fragments: int)
 
 
 def test_the_benchmark_has_it_beside_ours(tmp_path: pathlib.Path) -> None:
-    records = tmp_path / "records.json"
+    records, text = tmp_path / "records.json", tmp_path / "text"
+    text.write_text("And God said, Let there be light: and there was light. " * 300, "utf-8")
     hooks = ["diloco=4,fragments=2,delay=1:int8+ef", "torchft=4,fragments=2,delay=1:int8+ef"]
     told = ["train", "--model", "gpt", "--threads", "1", "--epochs", "1", "--steps", "8"]
-    command = [sys.executable, "-m", "tersor.bench", *told, "--json", str(records), "--hooks"]
+    told += ["--data", str(text), "--json", str(records)]
+    command = [sys.executable, "-m", "tersor.bench", *told, "--hooks"]
     done = subprocess.run([*command, *hooks], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
     assert [one["codec"] for one in json.loads(records.read_text())] == hooks

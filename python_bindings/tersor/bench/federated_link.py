@@ -60,7 +60,7 @@ class Link:
         }
         self._environment = os.environ | QUIET | own
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._terminated: Any = signal.SIG_DFL
+        self._terminated: Any = signal.getsignal(signal.SIGTERM)
 
     def open(self) -> None:
         """Raises BenchmarkError where Flower does not start; ``close`` ends what did. Whoever
