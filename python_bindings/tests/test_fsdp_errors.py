@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded_models import backward, gradients, make_model, plain_step, sharded_model
+from torch.distributed.fsdp import FSDPModule
 
 import ranks
 import tersor
-from tersor.torch import fsdp
+from tersor.torch import fsdp, parameters
 from tersor.torch.sharded_exchange import Sender
 from tersor.torch.sharded_weights import WeightExchange
 
@@ -164,8 +166,13 @@ def test_other_dtypes_pass_through_with_a_warning(rank: int, count: int) -> None
     fsdp.compress(ours, codec="int4")
     for model in (ours, reference):
         model.double()
-    with pytest.warns(UserWarning, match=r"travel uncompressed: .* \(float64\)"):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         backward_double(ours, rank)
+    sharded = [one for one in ours.modules() if isinstance(one, FSDPModule)]
+    assert len(caught) == (len(sharded) if rank == 0 else 0)
+    assert {one.filename for one in caught} <= {parameters.__file__}
+    assert all(str(one.message).endswith("(float64)") for one in caught)
     backward_double(reference, rank)
     assert torch.equal(gradients(ours), gradients(reference))
 

@@ -121,7 +121,7 @@ class Mixed(nn.Module):
         return (self.layer(inputs) * self.exact).sum()
 
 
-@pytest.mark.filterwarnings("ignore:these gradients travel uncompressed")
+@pytest.mark.filterwarnings("ignore:tersor sends these gradients")
 @pytest.mark.parametrize(("op", "shares"), [("Sum", 1), ("Average", 2)])
 @ranks.on(2)
 def test_gradients_of_several_passes_are_summed_or_averaged(

@@ -114,11 +114,11 @@ def ran(rank: int, _: int, script: str, arguments: list[str]) -> tuple[Any, str]
 
 
 def both(folder: pathlib.Path, text: str, *arguments: str) -> tuple[list[Any], str]:
-    """Results of both ranks, and what rank 0 said; rank 1 says nothing."""
+    """Results of both ranks, and the output of rank 0. Rank 1 prints no message of Tersor."""
     script = folder / "train.py"
     script.write_text(text)
     (first, said), (second, silent) = ranks.run(ran, 2, str(script), list(arguments))
-    assert "tersor" not in silent
+    assert not re.search(r"^tersor|Warning: ", silent, re.MULTILINE), silent
     return [first, second], said
 
 
@@ -316,8 +316,10 @@ def test_shards_that_no_codec_takes_travel_as_they_are(
 ) -> None:
     script = BEGIN + TRAIN.replace("64, gen", "64, dtype=torch.float64, gen") + "net.double()\n"
     plain, _ = both(tmp_path, script + FSDP + RESULT)
-    found, _ = both(tmp_path, script + FSDP + RESULT, *options)
+    found, said = both(tmp_path, script + FSDP + RESULT, *options)
     assert found == plain
+    assert said.count(" (float64)") == (2 if "--codec" in options else 0)  # of each layer once
+    assert str(pathlib.Path(torch.__file__).parent) not in said
 
 
 def test_what_no_codec_takes_is_told(tmp_path: pathlib.Path) -> None:
@@ -388,6 +390,8 @@ def test_what_is_wrong_is_told_before_anything_starts(
         ("\n* int9\n", ":2: '* int9': "),
         ("# nothing\n", "has no rule"),
         ("* int8 5\n", 'rule "*" begins with step 5'),
+        ("* int8 " + "9" * 5000 + "\n", "a rule is"),
+        ("\udcff", "is not UTF-8 text"),
     ],
 )
 def test_a_wrong_rule_is_named(
@@ -396,7 +400,7 @@ def test_a_wrong_rule_is_named(
     from tersor.torch import run
 
     rules = tmp_path / "rules"
-    rules.write_text(text)
+    rules.write_bytes(text.encode(errors="surrogateescape"))
     assert run.main(["--rules", str(rules), __file__]) == 2
     assert message in capsys.readouterr().err
 

@@ -239,7 +239,7 @@ class HookState(ReducerReporting, Weighed):
     def _report_unsupported(self) -> None:
         """Once, unless it is an error."""
         if not self._reported:
-            report_unsupported(self._unsupported, self._unsupported_means)
+            report_unsupported(self._unsupported, self._unsupported_means, self._group)
             self._reported = True
 
     def _reduce_all(self, backward: Backward) -> None:

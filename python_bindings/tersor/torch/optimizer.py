@@ -254,9 +254,10 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         return self._optimized.taking_part
 
     def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
-        refuse_sharded(newcomers, self._process_group(), "use tersor.torch.compress")
+        group, how = self._process_group(), self._unsupported
+        refuse_sharded(newcomers, group, "use tersor.torch.compress")
         found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
-        report_unsupported(found, "error" if self._exchange.elastic else self._unsupported)
+        report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
         for name, parameter in newcomers.items():
             if parameter.requires_grad:  # a rank may have it frozen still
@@ -376,7 +377,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
     def _make_dense(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if name not in self._dense:
             self._dense.add(name)
-            report_unsupported({name: "sparse, sent as a dense one"}, self._unsupported)
+            report_unsupported({name: "sparse, as dense"}, self._unsupported, self._process_group())
         parameter.grad = gradient.to_dense()
 
     def _reduce_uncompressed(self, names: Collection[str]) -> None:

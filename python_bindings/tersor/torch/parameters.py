@@ -239,17 +239,21 @@ def reason_of(gradient: torch.Tensor) -> str:
     return str(gradient.dtype).removeprefix("torch.")
 
 
-def report_unsupported(found: Mapping[str, str], how: Unsupported) -> None:
-    """Lists parameters that travel uncompressed, with the reason of each; an error if asked."""
+def report_unsupported(
+    found: Mapping[str, str], how: Unsupported, group: dist.ProcessGroup | None
+) -> None:
+    """Lists uncompressed parameters with their reasons: a warning on rank 0, or an error."""
     if not found:
         return
     listed = _listed(found)
     if how == "error":
         raise InvalidArgument(
             f"these gradients cannot be compressed: {listed}; tersor takes dense gradients of "
-            'float32, bfloat16 and float16. With unsupported="warn" they travel uncompressed'
+            'float32, bfloat16 and float16. With unsupported="warn" tersor sends them uncompressed'
         )
-    warnings.warn(f"these gradients travel uncompressed: {listed}", stacklevel=4)
+    if dist.get_rank(group) == 0:
+        # A caller's stack level would name a file of PyTorch, which calls the hook.
+        warnings.warn(f"tersor sends these gradients uncompressed: {listed}", stacklevel=1)
 
 
 def _listed(found: Mapping[str, str]) -> str:

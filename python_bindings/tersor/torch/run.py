@@ -111,21 +111,25 @@ def _reducer_options(codec: str | None, file: str | None) -> Any:
 def read_rules(path: str) -> list[Any]:
     """The rules of a file. Raises InvalidArgument with a line's number, and OSError."""
     rules: list[Any] = []
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(map(str.strip, lines), 1):
-            if line and not line.startswith("#"):
-                try:
-                    rules.append(_rule(line))
-                except InvalidArgument as error:
-                    raise InvalidArgument(f"{path}:{number}: {line!r}: {error}") from None
+    with open(path, "rb") as file:
+        try:
+            text = file.read().decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"{path} is not UTF-8 text: {error}") from None
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if line and not line.startswith("#"):
+            try:
+                rules.append(_rule(line))
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{path}:{number}: {line!r}: {error}") from None
     if not rules:
         raise InvalidArgument(f"{path} has no rule: write lines of `pattern codec [from_step]`")
     return rules
 
 
 def _rule(line: str) -> Any:
-    if (found := re.fullmatch(r"(\S+)\s+(\S+)(?:\s+(\d+))?", line)) is None:
-        raise InvalidArgument("a rule is `pattern codec [from_step]`, the step a whole number")
+    if (found := re.fullmatch(r"(\S+)\s+(\S+)(?:\s+(\d{1,18}))?", line)) is None:
+        raise InvalidArgument("a rule is `pattern codec [from_step]`, the step an integer")
     pattern, codec, step = found.groups("0")
     _check_rules([("*", codec)])
     return (pattern, codec, int(step))

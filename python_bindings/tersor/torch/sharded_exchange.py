@@ -290,10 +290,10 @@ class GradientExchange(ModuleExchange):
             if takes:
                 self._exchange(input_tensor.view(group.size(), -1), output_tensor, group, op)
             else:
-                self._report_once(input_tensor)
+                self._report_once(input_tensor, group)
                 _reduce_scatter(output_tensor, input_tensor, group=group, op=op)
 
-    def _report_once(self, values: Tensor) -> None:
+    def _report_once(self, values: Tensor, group: dist.ProcessGroup) -> None:
         if self.active and self._sender.samples.weighted:
             raise InvalidArgument(
                 f"weighted=True: the gradients of {self.name} travel uncompressed, "
@@ -301,7 +301,8 @@ class GradientExchange(ModuleExchange):
             )
         if self.active and not self._reported:
             self._reported = True
-            report_unsupported({self.name: reason_of(values)}, self._sender.unsupported)
+            found = {self.name: reason_of(values)}
+            report_unsupported(found, self._sender.unsupported, group)
 
 
 class ReplicaExchange(ModuleExchange):
