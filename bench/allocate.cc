@@ -47,10 +47,10 @@ struct Total {
 
 std::vector<Tensor> read_gradients(const std::string& file) {
   if (!is_tensor_file(file))
-    throw InvalidArgument(fmt::format(
-        "{}: gradients come from FILE.npy, FILE.npz or FILE.safetensors, e.g. of `tersor-bench "
-        "train --gradients FILE.safetensors`",
-        file));
+    throw InvalidArgument(
+        fmt::format("{}: gradients come from FILE.npy or FILE.safetensors, e.g. of `tersor-bench "
+                    "train --gradients FILE.safetensors`",
+                    file));
   return read_tensors(file);
 }
 
@@ -259,7 +259,7 @@ void add_allocate_command(Command& program) {
       "allocate", "Chooses a codec for each parameter: the least energy lost for a budget of bits");
   command
       .add_option("--gradients", options->files,
-                  "Tensors of one network, FILE.npy, FILE.npz or FILE.safetensors; of several "
+                  "Tensors of one network, FILE.npy or FILE.safetensors; of several "
                   "steps or ranks: one file each, whose energies are added")
       .required()
       .type_name("FILE");

@@ -78,7 +78,7 @@ std::vector<std::string> plain_codecs(const CodecsOptions& options) {
 bool wants_errors(const CodecsOptions& options) {
   const auto& names = options.operations;
   if (!names.empty()) return std::ranges::find(names, kErrorOperation) != names.end();
-  return options.source.ends_with(".npz") || options.source.ends_with(".safetensors");
+  return options.source.ends_with(".safetensors");
 }
 
 void measure_errors(const CodecsOptions& options, const SampleSource& source, RecordFile& records) {

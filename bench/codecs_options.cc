@@ -78,8 +78,8 @@ void add_conditions(Command& command, CodecsOptions& options) {
   add_codec_threads(command, options.threads);
   command
       .add_option("--data", options.source,
-                  "normal, laplace, student (3 degrees of freedom), narrow, or a FILE.npy, "
-                  "FILE.npz or FILE.safetensors of tensors")
+                  "normal, laplace, student (3 degrees of freedom), narrow, or tensors in FILE.npy "
+                  "or FILE.safetensors")
       .takes("DATA");
   command.add_flag("--feedback", options.feedback, "Measure encode with feedback for all codecs");
   command.add_option("--checksum", options.checksum, "Of the frames: on or off")

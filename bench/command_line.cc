@@ -92,6 +92,10 @@ void report_usage(const CLI::App& program, const std::string& message) {
   fmt::print(stderr, "The options are: {}\n", option_names(command));
 }
 
+void report(const std::string& program, const std::string& rank, const std::string& message) {
+  fmt::print(stderr, "{}: {}{}\n", program, rank.empty() ? "" : "rank " + rank + ": ", message);
+}
+
 }  // namespace
 
 Check one_of(const std::vector<std::string>& names) {
@@ -196,8 +200,8 @@ Argument Command::add_flag(const std::string& name, bool& value, const std::stri
 void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }
 
 int run_command_line(const std::string& name, const std::string& description,
-                     const std::function<void(Command&)>& add_commands, Speaks speaks, int argc,
-                     const char* const* argv) {
+                     const std::function<void(Command&)>& add_commands, LaterRank later_rank,
+                     int argc, const char* const* argv) {
   CLI::App program(description, name);
   program.require_subcommand(1);
   Command root(&program);
@@ -208,13 +212,17 @@ int run_command_line(const std::string& name, const std::string& description,
   } catch (const CLI::Success& success) {  // --help
     return program.exit(success);
   } catch (const CLI::ParseError& error) {
-    if (speaks()) report_usage(program, what_was_wrong(program, error));
+    const std::string wrong = what_was_wrong(program, error);
+    if (const std::string rank = later_rank(); rank.empty())
+      report_usage(program, wrong);
+    else
+      report(name, rank, wrong);
     return kUsage;
   } catch (const InvalidArgument& error) {
-    if (speaks()) fmt::print(stderr, "{}: {}\n", name, error.what());
+    report(name, later_rank(), error.what());
     return kUsage;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: {}\n", name, error.what());
+    report(name, later_rank(), error.what());
     return kFailed;
   }
 }

@@ -72,14 +72,15 @@ class Command {
   CLI::App* app_;
 };
 
-/// Whether this process says what is wrong; of several one does.
-using Speaks = bool (*)();
+/// Returns this process's rank, or an empty string for rank 0. Called once, before an error is
+/// printed.
+using LaterRank = std::string (*)();
 
-/// Lets `add_commands` build the program, reads the arguments and runs the command that they
-/// choose. What is wrong with them is answered with the options that there are. Returns the exit
-/// code.
+/// Lets `add_commands` build the program, parses the arguments and runs the command that they
+/// choose. After wrong usage rank 0 also lists the valid options. Every rank that fails prints the
+/// reason. Returns the exit code.
 int run_command_line(const std::string& name, const std::string& description,
-                     const std::function<void(Command&)>& add_commands, Speaks speaks, int argc,
-                     const char* const* argv);
+                     const std::function<void(Command&)>& add_commands, LaterRank later_rank,
+                     int argc, const char* const* argv);
 
 }  // namespace tersor::bench

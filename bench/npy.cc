@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
-#include <numeric>
-#include <regex>
 
 #include "bench/tensors.h"
 #include "kernels/scalar/convert.h"
@@ -19,7 +17,7 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 
 /// The header's dictionary, and where the values begin.
 struct Header {
-  std::string text;
+  std::string_view text;
   std::size_t values_at;
 };
 
@@ -34,26 +32,55 @@ Header find_header(const std::string& where, std::string_view bytes) {
     length = length << 8 | static_cast<unsigned char>(bytes[8 + i]);
   const std::size_t begin = 8 + width;
   if (length > bytes.size() - begin) refuse_file(where, "the header is cut short");
-  return {std::string(bytes.substr(begin, length)), begin + length};
+  return {bytes.substr(begin, length), begin + length};
 }
 
-/// The one match of `pattern`'s group in the header.
-std::string field(const std::string& where, const std::string& header, const std::string& pattern) {
-  std::smatch match;
-  if (!std::regex_search(header, match, std::regex(pattern)))
-    refuse_file(where, "the header is damaged: " + header);
-  return match[1];
+[[noreturn]] void refuse_header(const std::string& where, const std::string& key) {
+  refuse_file(where, "the header is damaged at '" + key + "'");
 }
 
-/// Outermost first. In double, so that no header can make their product wrap around.
-std::vector<double> dimensions_of(const std::string& where, const std::string& header) {
-  const std::string shape = field(where, header, "'shape': *\\(([^)]*)\\)");
-  std::vector<double> dimensions;
-  const std::regex number("[0-9]+");
-  for (std::sregex_iterator it(shape.begin(), shape.end(), number), end; it != end; ++it)
-    dimensions.push_back(std::strtod(it->str().c_str(), nullptr));
-  if (field(where, header, "'fortran_order': *(True|False)") == "True")
-    std::ranges::reverse(dimensions);
+/// The text after `'key':` and blanks.
+std::string_view after_key(const std::string& where, std::string_view header,
+                           const std::string& key) {
+  const std::string quoted = "'" + key + "':";
+  const std::size_t at = header.find(quoted);
+  if (at == header.npos) refuse_header(where, key);
+  header.remove_prefix(at + quoted.size());
+  header.remove_prefix(std::min(header.find_first_not_of(' '), header.size()));
+  return header;
+}
+
+/// The text of `key` between `open` and the next `close`.
+std::string_view enclosed(const std::string& where, std::string_view header, const std::string& key,
+                          char open, char close) {
+  const std::string_view rest = after_key(where, header, key);
+  const std::size_t end = rest.find(close, 1);
+  if (!rest.starts_with(open) || end == rest.npos) refuse_header(where, key);
+  return rest.substr(1, end - 1);
+}
+
+bool is_fortran_order(const std::string& where, std::string_view header) {
+  const std::string_view order = after_key(where, header, "fortran_order");
+  if (!order.starts_with("True") && !order.starts_with("False"))
+    refuse_header(where, "fortran_order");
+  return order.starts_with("True");
+}
+
+/// Dimensions, outermost first. NumPy writes decimal integers that commas and blanks separate.
+std::vector<std::size_t> dimensions_of(const std::string& where, std::string_view header) {
+  std::string_view shape = enclosed(where, header, "shape", '(', ')');
+  std::vector<std::size_t> dimensions;
+  while (shape.remove_prefix(std::min(shape.find_first_not_of(' '), shape.size())),
+         !shape.empty()) {
+    std::size_t& size = dimensions.emplace_back();
+    const auto [end, error] = std::from_chars(shape.begin(), shape.end(), size);
+    shape.remove_prefix(static_cast<std::size_t>(end - shape.begin()));
+    shape.remove_prefix(std::min(shape.find_first_not_of(' '), shape.size()));
+    if (error != std::errc() || !(shape.empty() || shape.starts_with(',')))
+      refuse_header(where, "shape");
+    if (!shape.empty()) shape.remove_prefix(1);
+  }
+  if (is_fortran_order(where, header)) std::ranges::reverse(dimensions);
   return dimensions;
 }
 
@@ -67,18 +94,17 @@ std::vector<float> convert(std::string_view bytes, std::size_t value_bytes) {
 
 Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where) {
   const Header header = find_header(where, bytes);
-  const std::string type = field(where, header.text, "'descr': *'([^']*)'");
+  const std::string_view type = enclosed(where, header.text, "descr", '\'', '\'');
   if (type != "<f2" && type != "<f4" && type != "<f8")
-    return {.name = name, .unfit = "holds " + type + "; <f2, <f4 and <f8 are read"};
+    return {.name = name, .unfit = fmt::format("holds {:.20}; <f2, <f4 and <f8 are read", type)};
   const std::size_t value_bytes = static_cast<std::size_t>(type[2] - '0');
-  const std::vector<double> dimensions = dimensions_of(where, header.text);
-  const double count =
-      std::accumulate(dimensions.begin(), dimensions.end(), 1.0, std::multiplies{});
+  std::vector<std::size_t> dimensions = dimensions_of(where, header.text);
+  const std::size_t count = count_of(name, dimensions, where);
   const std::string_view values = bytes.substr(header.values_at);
-  if (count * static_cast<double>(value_bytes) != static_cast<double>(values.size()))
+  if (values.size() % value_bytes != 0 || values.size() / value_bytes != count)
     refuse_file(where, fmt::format("has {} bytes of values, its header says {} values of {} bytes",
                                    values.size(), count, value_bytes));
-  return {name, convert(values, value_bytes), {dimensions.begin(), dimensions.end()}};
+  return {name, convert(values, value_bytes), std::move(dimensions)};
 }
 
 }  // namespace tersor::bench

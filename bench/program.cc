@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -13,17 +14,18 @@
 namespace tersor::bench {
 namespace {
 
-/// False for the processes of a launcher but the first, which speaks for all of wrong usage. Those
-/// wait a little before they end: launchers end all as soon as one does.
-bool speaks() {
-  constexpr std::chrono::seconds kToSpeak{1};
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", kRankVariable})
+/// The rank that a launcher gave this process; empty for rank 0 and without a launcher. Later ranks
+/// first wait a second: a launcher ends all processes as soon as rank 0 reports a common mistake.
+std::string later_rank() {
+  constexpr std::chrono::seconds kRankZeroFirst{1};
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", kRankVariable})
     if (const char* rank = std::getenv(name)) {
-      if (std::string_view(rank) == "0") return true;
-      std::this_thread::sleep_for(kToSpeak);
-      return false;
+      if (std::string_view(rank) == "0") return "";
+      std::this_thread::sleep_for(kRankZeroFirst);
+      return rank;
     }
-  return true;
+  return "";
 }
 
 void add_commands(Command& program) {
@@ -44,7 +46,7 @@ int run_program(int argc, const char* const* argv) {
   return run_command_line("tersor-bench",
                           "Measures gradient codecs, compressed collectives, and training with "
                           "them.\ndocs/benchmarks.md explains every option and every figure.",
-                          add_commands, speaks, argc, argv);
+                          add_commands, later_rank, argc, argv);
 }
 
 }  // namespace tersor::bench

@@ -17,6 +17,7 @@ namespace tersor::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Event = Json::parse_event_t;
 
 constexpr std::size_t kLengthBytes = 8;
 constexpr const char* kMetadata = "__metadata__";
@@ -38,24 +39,33 @@ std::string_view header_of(std::string_view bytes, const std::string& where) {
   return bytes.substr(kLengthBytes, length);
 }
 
-/// The library takes the last of several equal keys.
-Json parse_once_each(std::string_view text, const std::string& where) {
+/// Refuses duplicate names, of which the library would take the last, and deeper nesting than the
+/// format has: copying a value recurses.
+Json parse_header(std::string_view text, const std::string& where) {
   std::set<std::string> names;
-  const auto on_key = [&](int depth, Json::parse_event_t event, const Json& key) {
-    if (depth == 1 && event == Json::parse_event_t::key && !names.insert(key).second)
+  const auto on_key = [&](int depth, Event event, const Json& key) {
+    if (depth > 2 && (event == Event::array_start || event == Event::object_start))
+      refuse_file(where, "the header is damaged: it is nested too deeply");
+    if (depth == 1 && event == Event::key && !names.insert(key).second)
       refuse_file(where, fmt::format("tensor \"{}\" stands there twice", key.get<std::string>()));
     return true;
   };
   return Json::parse(text, on_key);
 }
 
-Entry entry_of(const std::string& name, const Json& said, const std::string& where) {
-  Entry entry{.name = name, .type = said.at("dtype"), .shape = said.at("shape")};
-  for (const std::size_t size : entry.shape)
-    if (__builtin_mul_overflow(entry.count, size, &entry.count))
-      refuse_file(where, fmt::format("tensor \"{}\" has more values than memory holds", name));
-  entry.begin = said.at("data_offsets").at(0);
-  entry.end = said.at("data_offsets").at(1);
+/// The library converts 1.9 to 1 and -1 to 2^64 - 1.
+std::size_t natural(const Json& value, const std::string& where) {
+  if (!value.is_number_unsigned())
+    refuse_file(where, fmt::format("the header is damaged: {} is not a size", value.dump()));
+  return value;
+}
+
+Entry entry_of(const std::string& name, const Json& stated, const std::string& where) {
+  Entry entry{.name = name, .type = stated.at("dtype")};
+  for (const Json& size : stated.at("shape")) entry.shape.push_back(natural(size, where));
+  entry.count = count_of(name, entry.shape, where);
+  entry.begin = natural(stated.at("data_offsets").at(0), where);
+  entry.end = natural(stated.at("data_offsets").at(1), where);
   return entry;
 }
 
@@ -63,7 +73,8 @@ Entry entry_of(const std::string& name, const Json& said, const std::string& whe
 std::vector<Entry> entries_of(std::string_view header, const std::string& where) {
   std::vector<Entry> entries;
   try {
-    const Json parsed = parse_once_each(header, where);
+    const Json parsed = parse_header(header, where);
+    if (!parsed.is_object()) refuse_file(where, "the header is damaged: it is not an object");
     for (const auto& [name, said] : parsed.items())
       if (name != kMetadata) entries.push_back(entry_of(name, said, where));
   } catch (const Json::exception& error) {

@@ -65,7 +65,7 @@ SampleSource::SampleSource(const std::string& name) : name_(name) {
   if (!is_tensor_file(name))
     throw InvalidArgument(
         fmt::format("no data \"{}\"; give normal, laplace, student, narrow, or "
-                    "FILE.npy, FILE.npz or FILE.safetensors",
+                    "FILE.npy or FILE.safetensors",
                     name));
   for (const Tensor& tensor : read_tensors(name)) {
     tensors_.push_back({tensor.name, file_.size(), tensor.values.size()});

@@ -25,7 +25,7 @@ class SampleSource {
  public:
   /// "normal", "laplace" (both of variance 1), "student" (Student's t, 3 degrees of freedom),
   /// "narrow" (nearly one magnitude, in which no sample finds top-k's threshold), or the name of a
-  /// .npy, .npz or .safetensors file, whose tensors follow each other. Throws InvalidArgument for
+  /// .npy or .safetensors file, whose tensors follow each other. Throws InvalidArgument for
   /// any other name or a bad file.
   explicit SampleSource(const std::string& name = "normal");
 

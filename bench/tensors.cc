@@ -19,7 +19,6 @@ namespace tersor::bench {
 namespace {
 
 std::vector<Tensor> read_by_extension(const std::filesystem::path& path) {
-  if (path.extension() == ".npz") return read_npz(path);
   if (path.extension() == ".npy")
     return {parse_npy(path.filename().string(), read_file(path), path.string())};
   return parse_safetensors(read_file(path), path.string());
@@ -59,7 +58,7 @@ std::size_t Tensor::columns() const {
 }
 
 bool is_tensor_file(const std::string& name) {
-  return name.ends_with(".npy") || name.ends_with(".npz") || name.ends_with(".safetensors");
+  return name.ends_with(".npy") || name.ends_with(".safetensors");
 }
 
 std::vector<Tensor> read_tensors(const std::filesystem::path& path) {
@@ -74,7 +73,17 @@ void refuse_file(const std::string& where, const std::string& what) {
   throw InvalidArgument(fmt::format("{}: {}", where, what));
 }
 
+std::size_t count_of(const std::string& name, std::span<const std::size_t> shape,
+                     const std::string& where) {
+  std::size_t count = 1;
+  for (const std::size_t size : shape)
+    if (__builtin_mul_overflow(count, size, &count))
+      refuse_file(where, fmt::format("tensor \"{}\" has more values than memory holds", name));
+  return count;
+}
+
 std::string read_file(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) refuse_file(path.string(), "is a folder");
   std::ifstream file(path, std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(file), {}};
   if (!file) refuse_file(path.string(), strerror(errno));

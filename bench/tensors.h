@@ -22,11 +22,11 @@ struct Tensor {
   std::size_t columns() const;
 };
 
-/// Whether a name ends as the files that are read do: .npy, .npz or .safetensors.
+/// Whether a name ends as the files that are read do: .npy or .safetensors.
 bool is_tensor_file(const std::string& name);
 
 /// The tensors of a file that can be measured with: that of a .npy, named like the file; those of a
-/// .npz or .safetensors in the order in which they lie there. A tensor of another type than the
+/// .safetensors in the order in which they lie there. A tensor of another type than the
 /// file's reader takes, an empty one, and one that holds a value that is not finite are left out,
 /// and named on standard error. Throws InvalidArgument where none is left, the file cannot be read,
 /// its sizes do not fit each other, or a name stands there twice.
@@ -40,7 +40,6 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
 /// A .npy file of any shape: f2, f4 or f8, little-endian; of another type an unfit tensor. Format:
 /// NumPy Enhancement Proposal 1, versions 1 to 3.
 Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where);
-std::vector<Tensor> read_npz(const std::filesystem::path& path);
 /// Tensors of F32, BF16 or F16; those of other types are unfit. Format:
 /// huggingface.co/docs/safetensors.
 std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where);
@@ -57,6 +56,9 @@ std::vector<float> values_of_bytes(std::string_view bytes, Convert convert) {
   return values;
 }
 
+/// The number of values of a shape. Throws InvalidArgument if the number exceeds 2^64 - 1.
+std::size_t count_of(const std::string& name, std::span<const std::size_t> shape,
+                     const std::string& where);
 [[noreturn]] void refuse_file(const std::string& where, const std::string& what);
 std::string read_file(const std::filesystem::path& path);
 

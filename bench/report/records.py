@@ -244,6 +244,8 @@ def _load_file(path: pathlib.Path) -> list[Record]:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ReportError(f"{path}: nested too deeply") from error
     except ValueError as error:
         raise ReportError(f"{path}: not JSON: {error}") from error
     if not isinstance(entries, list):
@@ -287,6 +289,8 @@ def _value(entry: dict[str, typing.Any], field: dataclasses.Field, where: str) -
         raise ReportError(f'{where}: field "{field.name}" is missing')
     value = entry[field.name]
     allowed = _types(field)
+    if type(value) is int and abs(value) >= 2**64:
+        raise ReportError(f'{where}: field "{field.name}" is a number of {len(str(value))} digits')
     if float in allowed and type(value) is int:
         value = float(value)
     if type(value) not in allowed:

@@ -87,7 +87,7 @@ TEST_F(Train, GradientsAreWrittenAsTheyAreBeforeTheyAreReduced) {
   ASSERT_EQ(of_one.size(), again.size());
   EXPECT_EQ(of_one.back().name, "layer1.bias");
   for (std::size_t i = 0; i < of_one.size(); ++i) EXPECT_EQ(of_one[i].values, again[i].values);
-  EXPECT_EQ(run(tiny({"--gradients", "g.npz"})).code, 2);
+  EXPECT_EQ(run(tiny({"--gradients", "g.npy"})).code, 2);
 }
 
 TEST_F(Train, TheTableShowsAllCodecs) {

@@ -84,12 +84,12 @@ class Bench(unittest.TestCase):
     def test_other_ranks_than_mpirun_started(self):
         outcome = run([MPIRUN, "2", BENCH, "allreduce", "--transport", "mpi", "--ranks", "5"])
         self.assertNotEqual(outcome.returncode, 0)
-        self.assertEqual(outcome.stderr.count("--ranks 5, but mpirun started 2"), 1, outcome.stderr)
+        self.assertIn("tersor-bench: --ranks 5, but mpirun started 2", outcome.stderr)
 
-    def test_wrong_usage_is_said_once(self):
+    def test_wrong_usage_lists_the_transports_once(self):
         outcome = run([MPIRUN, "3", BENCH, "allreduce", "--transport", "carrier pigeon"])
         self.assertNotEqual(outcome.returncode, 0)
-        self.assertEqual(outcome.stderr.count("carrier pigeon"), 1, outcome.stderr)
+        self.assertEqual(outcome.stderr.count("The options are:"), 1, outcome.stderr)
 
 
 if __name__ == "__main__":

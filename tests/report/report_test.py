@@ -548,11 +548,14 @@ class BadInput(Folder):
         self.refused("{", "in.json", "not JSON")
         self.refused({}, "in.json", "array")
         self.refused([], "in.json", "no records")
+        self.refused("[" * 100_000 + "]" * 100_000, "in.json", "nested too deeply")
         self.refused([7], "record 1", "object")
         self.refused([{}], "record 1", '"benchmark" is missing')
         self.refused([{"benchmark": "x"}], "record 1", '"x"', "codecs, allocate, allreduce")
 
     def test_numbers_that_are_none(self) -> None:
+        self.refused([codec_record(1.0) | {"count": 10**400}], '"count"', "401 digits")
+        self.refused([train_record(seconds=10**400)], '"seconds"', "401 digits")
         self.refused('[{"benchmark": "train", "codec": "a", "seed": 1e999}]', "seed", "Infinity")
         text = json.dumps([train_record(accuracy=float("nan"))])
         self.refused(text, '"accuracy" is nan')
