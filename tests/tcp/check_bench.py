@@ -69,6 +69,16 @@ class Bench(unittest.TestCase):
         for field in ("step_seconds", "elastic_step_seconds", "told_seconds", "later_step_seconds"):
             self.assertGreater(record[field], 0)
 
+    def test_every_rank_prints_why_it_failed(self):
+        arguments = [*ALLREDUCE, "--transport", "tcp", "--address", "127.0.0.1"]
+        for rank, reason in (("5", "5"), ("x", "x"), ("1", "missing")):
+            folder = self.folder / ("missing" if rank == "1" else ".")
+            process = self.start(arguments, TERSOR_TCP_FILE=str(folder / "world"), TERSOR_RANK=rank,
+                                 TERSOR_RANKS="2")  # fmt: skip
+            output, errors = process.communicate(timeout=60)
+            self.assertEqual((process.returncode, output), (2, ""), errors)
+            self.assertRegex(errors, rf"^tersor-bench: rank {rank}: .*{reason}")
+
     def test_ranks_that_a_launcher_started(self):
         for rank_name, ranks_name in (
             ("TERSOR_RANK", "TERSOR_RANKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
