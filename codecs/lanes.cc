@@ -11,7 +11,7 @@
 namespace tersor {
 namespace {
 
-constexpr unsigned kMostBits = 14;  // what f32 holds beside 10 bits of a number that is added
+constexpr unsigned kMostBits = 14;  // f32 holds 11 bits after the point of such codes
 
 void check_width(unsigned lanes) {
   if (lanes == 8 || lanes == 16 || lanes == 32) return;

@@ -38,11 +38,15 @@ HWY_INLINE VI32 load_lanes(const Lane* lanes) {
     return hn::PromoteTo(I32(), hn::LoadU(tag, lanes));
 }
 
-/// Rounds down after a number of [0, 1) was added: 16 random bits, and half of one.
+/// Rounds up if the fraction plus a random number of (0, 1) reaches 1. The random number has 16
+/// random bits and half of a bit. The fraction is exact in f32. The value plus the random number
+/// would not be exact for codes of 9 bits and more: f32 would round some sums up to the next code.
 HWY_INLINE VI32 rounded(VF32 value, VI32 random) {
   const VF32 shift =
       fused(hn::ConvertTo(F32(), random), hn::Set(F32(), 0x1p-16f), hn::Set(F32(), 0x1p-17f));
-  return hn::ConvertTo(I32(), hn::Floor(hn::Add(value, shift)));
+  const VF32 one = hn::Set(F32(), 1), floor = hn::Floor(value);
+  const auto up = hn::Ge(hn::Add(hn::Sub(value, floor), shift), one);
+  return hn::ConvertTo(I32(), hn::IfThenElse(up, hn::Add(floor, one), floor));
 }
 
 template <typename Lane>
