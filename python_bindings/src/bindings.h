@@ -1,7 +1,16 @@
-// What each file here adds to the module `tersor._core`.
+// What each file here adds to the module `tersor._core`, and the conversions of standard types. A
+// source without the right conversion compiles, and raises std::bad_cast when Python calls it.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 namespace tersor::python {
 

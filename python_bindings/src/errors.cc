@@ -2,8 +2,6 @@
 // MemoryError, so that code which knows nothing of Tersor catches what it expects.
 #include "python_bindings/src/bindings.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/error.h>
 
 #include <cstddef>

@@ -231,3 +231,22 @@ def test_mistakes_are_named() -> None:
         tersor.local.run(0, rank)
     with pytest.raises(tersor.InvalidArgument, match="RATE"):
         tersor.local.run(1, rank, link="fast")
+
+
+def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
+    def rank(transport: tersor.Transport) -> tuple[list[int], int, str]:
+        values = gradient(transport.rank, 640)
+        reducer = tersor.GradientReducer(transport, elastic=True)
+        reducer.add("w", values)
+        reducer.ready("w", values)
+        reducer.wait()
+        if transport.rank == 1:
+            return [], 0, ""  # this destroys the reducer
+        reducer.ready("w", values)
+        with pytest.raises(tersor.RanksLost) as lost:
+            reducer.wait()
+        return lost.value.members, lost.value.last_step, str(lost.value)
+
+    first, _, third = tersor.local.run(3, rank)
+    assert first == third
+    assert first[:2] == ([0, 2], 1)
