@@ -71,6 +71,14 @@ nb::object without_autograd(nb::handle array) {
   return tracked ? array.attr("detach")() : nb::borrow(array);
 }
 
+/// PyTorch lends the memory of the tensor object, which `tensor.data = other` frees. The memory of
+/// an alias stays.
+nb::object alias_of(nb::handle array) {
+  const bool is_tensor = nb::hasattr(array, "detach") && nb::hasattr(array, "requires_grad");
+  if (!is_tensor || nb::cast<bool>(array.attr("requires_grad"))) return nb::borrow(array);
+  return array.attr("detach")();
+}
+
 /// What `__dlpack__` is told: -1 where nothing has to be ordered, since all goes to one stream or
 /// no value is looked at.
 std::intptr_t consumer_stream(nb::handle array, const ArrayRequest& request) {
@@ -148,8 +156,10 @@ nb::object as_memoryview(nb::handle array) {
   return view;
 }
 
-Import import_array(nb::handle array, Access access, const ArrayRequest& request) {
-  if (array.is_none()) refuse(request, "None is no array");
+Import import_array(nb::handle given, Access access, const ArrayRequest& request) {
+  if (given.is_none()) refuse(request, "None is no array");
+  const nb::object alias = alias_of(given);
+  const nb::handle array = alias;
   if (is_ml_bfloat16(array))
     return {import_source(array.attr("view")("uint16"), array, access, request), Dtype::kBf16};
   if (needs_stream(array, request))

@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 import tersor
+import tersor.local
 
 COUNT = 1009
 
@@ -289,3 +290,22 @@ class TestCuda:
         torch = cuda_torch()
         encoded = tersor.Codec("int8").encode(torch.zeros(COUNT, device="cuda"))
         refused("device", lambda: tersor.Codec("int8").decode(encoded))
+
+
+def test_memory_that_is_lent_stays_although_a_tensor_is_given_other_memory() -> None:
+    """``tensor.data = …`` while the tensor is sent, of 4,000 bytes, which malloc uses again."""
+    torch = pytest.importorskip("torch")
+
+    def exchange(transport: tersor.Transport) -> list[float]:
+        own = torch.full((1000,), transport.rank + 1.0)
+        reducer = tersor.GradientReducer(transport, codec="none", progress="caller")
+        reducer.add("weight", own)
+        reducer.ready("weight", own)
+        lent = own.data_ptr()
+        own.data = torch.zeros(1)
+        others = [torch.full((1000,), 99.0) for _ in range(9)]
+        assert lent not in [one.data_ptr() for one in others]
+        reducer.wait()
+        return [float(one.mean()) for one in (own, *others)]
+
+    assert tersor.local.run(2, exchange) == [[0.0] + [99.0] * 9] * 2

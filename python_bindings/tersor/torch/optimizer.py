@@ -17,16 +17,13 @@ import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgument, RanksLost
-from tersor._options import expect
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.exchange import ElasticOptions, TensorExchange, refuse_elastic_shards
-from tersor.torch.layout import Straight
 from tersor.torch.parameters import (
     OptimizedParameters,
     Unsupported,
     is_supported,
-    local_shard,
     reason_of,
     reduce_uncompressed,
     refuse_sharded,
@@ -36,6 +33,8 @@ from tersor.torch.parameters import (
 from tersor.torch.presence import Presence
 from tersor.torch.reporting import ElasticReporting
 from tersor.torch.samples import Samples, Weighed
+from tersor.torch.sent_gradients import SentGradients, write_means
+from tersor.torch.wrapper import OwnMethod, merged
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,7 +47,7 @@ _LEFT_OVER = (
 )
 
 
-class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
+class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
     """Wraps an optimizer: before each step, gradients become their mean over ranks.
 
     ::
@@ -76,10 +75,27 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
     residuals held of them, with ``transactional=True``; ``discard_step`` does so by itself. So does
     a step that a ``GradScaler`` skips.
 
-    ``state_dict`` is the wrapped optimizer's own; ``residual_state_dict`` goes beside it.
+    Between ``backward`` and ``synchronize`` a gradient keeps this rank's values, because copies are
+    sent: one copy of each gradient. A gradient that is edited or replaced meanwhile raises an error
+    that names the parameter. The sent values and the means do not change.
+
+    A ``DistributedOptimizer`` is a subclass of the wrapped optimizer's class, too, and shares all
+    attributes with the wrapped optimizer. ``step``, ``zero_grad`` and the methods listed here come
+    first. ``state_dict`` is the wrapped optimizer's; ``residual_state_dict`` goes beside it.
     """
 
+    # Attributes of the wrapper alone: ``__dict__`` is the wrapped optimizer's.
+    __slots__ = (
+        *("_dense", "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step"),
+        *("_presence", "_replaced", "_samples", "_sent", "_skip", "_synchronized", "_uncompressed"),
+        *("_unsupported", "optimizer"),
+    )
     _exchange: TensorExchange
+    # False, whatever the wrapped optimizer supports: a scaler looks at this rank's gradients.
+    _step_supports_amp_scaling = property(lambda _: False)
+
+    def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
+        return super().__new__(merged(cls, optimizer))
 
     def __init__(
         self,
@@ -103,20 +119,13 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         Raises InvalidArgument for a name that stands for two parameters, a parameter without a
         name or sharded over ranks of ``group``, and options that are wrong.
         """
-        expect(
-            optimizer,
-            torch.optim.Optimizer,
-            "DistributedOptimizer wraps an optimizer, such as torch.optim.SGD(…)",
-        )
         if backward_passes_per_step < 1:
             raise InvalidArgument(
                 f"backward_passes_per_step={backward_passes_per_step}: at least 1"
             )
-        # An optimizer in the eyes of schedulers and scalers, over the same groups.
+        self.__dict__ = optimizer.__dict__
         self.optimizer = optimizer
-        self.defaults = optimizer.defaults
-        self._share()
-        self.__setstate__({})
+        self._replaced: dict[str, Any] = {}
         self._optimized = OptimizedParameters(optimizer, named_parameters)
         if not self._optimized.all:
             raise InvalidArgument("the optimizer has no parameters")
@@ -125,8 +134,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step
         self._passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]] = {}
-        self._ready: dict[str, tuple[torch.Tensor, int]] = {}  # what is being sent, its version
-        self._straight = Straight()
+        self._sent = SentGradients()
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = self._skip = False
         refuse_elastic_shards(options, self._optimized.all)
@@ -147,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         ``elastic=True`` RanksLost: gradients are undefined then; ``resume``, and compute them
         again. With ``on_loss="go on"`` there are none then, and ``step`` moves nothing.
         """
-        changed = self._changed()
+        changed = self._sent.changed(self._parameters)
         try:
             self._exchange.together(self._exchange_gradients, again=False)
         except RanksLost as lost:
@@ -168,7 +176,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
 
     def resume(self) -> None:
         super().resume()
-        self._straight = Straight()
+        self._sent = SentGradients()
         self._samples.end()
 
     def _leave_out_step(self, lost: RanksLost) -> None:
@@ -187,15 +195,17 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         finally:
             self._skip = False
 
-    def step(self, closure: Closure | None = None) -> Any:
-        """The wrapped optimizer's step, on the mean gradients.
+    @OwnMethod
+    def step(self, closure: Closure | None = None, **options: Any) -> Any:
+        """The wrapped optimizer's step, on the mean gradients. ``options``: of that step.
 
-        With a closure, each of its evaluations is followed by an exchange. Raises InvalidArgument
-        within ``skip_synchronize`` while gradients are under way.
+        With a closure, each of its evaluations is followed by an exchange. Step hooks run once,
+        around the wrapped step. Raises InvalidArgument within ``skip_synchronize`` while gradients
+        are under way.
         """
         if closure is not None:
-            return self.optimizer.step(functools.partial(self._evaluate, closure))
-        if self._skip and self._ready:
+            return self.optimizer.step(functools.partial(self._evaluate, closure), **options)
+        if self._skip and len(self._sent):
             raise InvalidArgument(
                 "step() within skip_synchronize() while gradients are being sent: call "
                 "synchronize() before"
@@ -203,15 +213,16 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         if not (self._skip or self._synchronized):
             self.synchronize()
         self._synchronized = False
-        return self.optimizer.step()
+        return self.optimizer.step(**options)
 
+    @OwnMethod
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; between backward and step it throws the gradients away.
 
         All ranks do so alike. An error where gradients are being sent, a codec has ``+ef``, and
         there is no ``transactional=True``.
         """
-        if self._ready or self._synchronized:
+        if len(self._sent) or self._synchronized:
             self._throw_away()
         self._passes.clear()
         self.optimizer.zero_grad(set_to_none)
@@ -219,7 +230,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
     def discard_step(self) -> None:
         """Takes back what residuals hold of the last exchange (``transactional=True`` only), or of
         the one under way, which it ends: where no step follows it. All ranks do so alike."""
-        if self._ready:
+        if len(self._sent):
             return self._throw_away()
         self._synchronized = False
         self.reducer.discard_step()
@@ -231,7 +242,6 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Into the wrapped optimizer."""
         self.optimizer.load_state_dict(state_dict)
-        self._share()
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, for a checkpoint, between two steps, as :meth:`HookState.state_dict`."""
@@ -244,10 +254,6 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """To the wrapped optimizer, between two steps, on all ranks alike."""
         self.optimizer.add_param_group(param_group)
-
-    def _share(self) -> None:
-        self.param_groups = self.optimizer.param_groups
-        self.state = self.optimizer.state
 
     @property
     def _parameters(self) -> dict[str, torch.Tensor]:
@@ -273,15 +279,15 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
             self._send_rest(self._parameters, [] if discards else somewhere)
         finally:  # nor is zero_grad refused after an error
             self._passes.clear()
-            self._ready.clear()
+            sent = self._sent.end()
         self._exchange.wait()
-        self._straight.write_back()
         if 0 < discarding < self._ranks():
             raise InvalidArgument(
                 f"{discarding} of {self._ranks()} ranks throw away the gradients that the others "
                 "step with: zero_grad() or discard_step() before a step is for all ranks alike"
             )
         if not discards:
+            write_means(sent)
             self._reduce_uncompressed(somewhere)
         return somewhere
 
@@ -289,11 +295,11 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         """Gradients that no step takes, and what residuals hold of them."""
         transactional = self._options.get("transactional", False)
         leaves_some = has_feedback(self._options) and not transactional
-        if leaves_some and self._ready:
+        if leaves_some and len(self._sent):
             raise InvalidArgument(f"gradients that are being sent are thrown away: {_LEFT_OVER}")
         if leaves_some:
             warnings.warn(f"averaged gradients were thrown away: {_LEFT_OVER}", stacklevel=3)
-        if self._ready:
+        if len(self._sent):
             self._end_exchange(discards=True)
             self._samples.end()
         self._synchronized = False
@@ -302,7 +308,7 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
 
     def _send_rest(self, names: Iterable[str], somewhere: Collection[str]) -> None:
         for name in names:
-            if name in self._ready:
+            if name in self._sent:
                 continue
             if name in somewhere:
                 self._send(name, self._parameters[name])
@@ -321,9 +327,9 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         self._exchange.hold(self._compressed(), steps_back=1)
         self._samples.weigh(self.reducer)
         self._send_rest(self._parameters, newcomers)
-        self._ready.clear()
+        sent = self._sent.end()
         self._exchange.wait()
-        self._straight.write_back()
+        write_means(sent)
         self._reduce_uncompressed(newcomers)
         self.reducer.relearn_order()
 
@@ -336,8 +342,8 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
         """Called by autograd when a gradient was added to ``parameter.grad``."""
         gradient = parameter.grad
         assert gradient is not None
-        if name in self._ready:
-            if gradient is self._ready[name][0] or gradient.requires_grad:
+        if name in self._sent:
+            if gradient is self._sent.gradient(name) or gradient.requires_grad:
                 raise InvalidArgument(
                     f"the gradient of {name} was computed again while it is being sent: call "
                     f"step() or synchronize() after {self._passes_per_step} backward passes, or "
@@ -357,22 +363,15 @@ class DistributedOptimizer(torch.optim.Optimizer, ElasticReporting, Weighed):
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.layout != torch.strided:
             self._make_dense(name, parameter, parameter.grad)
-        if name not in self._uncompressed:
-            gradient = self._straight.of(local_shard(parameter.grad))
-            self._exchange.take_over()
-            with contextlib.suppress(RanksLost):  # step() raises it, not the backward pass
-                self._samples.weigh_once(self.reducer)
-                self.reducer.ready(name, gradient, "none" if missing else "gradient")
-        self._ready[name] = parameter.grad, local_shard(parameter.grad)._version
-
-    def _changed(self) -> list[str]:
-        """Whose gradients were replaced, or written to by others than the reducer."""
-        return [
-            name
-            for name, (gradient, version) in self._ready.items()
-            if self._parameters[name].grad is not gradient
-            or local_shard(gradient)._version != version
-        ]
+        if name in self._uncompressed:
+            self._sent.add(name, parameter.grad)
+            return
+        values = self._sent.copy(name, parameter.grad)
+        self._exchange.take_over()
+        with contextlib.suppress(RanksLost):  # step() raises it, not the backward pass
+            self._samples.weigh_once(self.reducer)
+            self.reducer.ready(name, values, "none" if missing else "gradient")
+        self._sent.add(name, parameter.grad, values)
 
     def _make_dense(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if name not in self._dense:

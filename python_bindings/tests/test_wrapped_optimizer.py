@@ -1,0 +1,191 @@
+"""DistributedOptimizer as a subclass of the wrapped optimizer's class, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from handles import equal_on_ranks
+from test_optimizer import loss_of, make_model, plainly, same_weights, wrap
+
+import ranks
+import tersor
+import tersor.torch
+from tersor.torch.optimizer import DistributedOptimizer
+
+
+def clamp(gradient: torch.Tensor) -> None:
+    gradient.data.clamp_(-1e-4, 1e-4)
+
+
+def negate(gradient: torch.Tensor) -> None:
+    gradient.data.neg_()
+
+
+def halve(gradient: torch.Tensor) -> None:
+    gradient.data.view(-1).mul_(0.5)
+
+
+def halve_as_an_array(gradient: torch.Tensor) -> None:
+    numpy.multiply(gradient.numpy(), 0.5, out=gradient.numpy())
+
+
+def change_one(gradient: torch.Tensor) -> None:
+    gradient.detach().numpy()[1, 1] += 1
+
+
+def replace(gradient: torch.Tensor) -> None:
+    gradient.data = gradient.data * 0.5
+
+
+def replace_by_another_type(gradient: torch.Tensor) -> None:
+    gradient.data = gradient.data.bfloat16()
+
+
+EDITS: list[Callable[[torch.Tensor], None]] = [
+    clamp,
+    negate,
+    halve,
+    halve_as_an_array,
+    change_one,
+    replace,
+    replace_by_another_type,
+]
+
+
+@ranks.on(2)
+def test_edits_that_pytorch_does_not_count_are_named_and_not_sent(rank: int, count: int) -> None:
+    model, reference = make_model(), make_model()
+    optimizer, unedited = wrap(model), wrap(reference)
+    for step, edit in enumerate(EDITS):
+        loss_of(model, rank, step).backward()
+        loss_of(reference, rank, step).backward()
+        edit(model[2].weight.grad)
+        with pytest.raises(tersor.InvalidArgument, match=r"2\.weight was changed while it was"):
+            optimizer.step()
+        unedited.synchronize()
+        names = ["0.weight", "0.bias", "2.bias"]
+        means = {name: model.get_parameter(name).grad for name in names}
+        for name, mean in means.items():
+            assert torch.equal(mean, reference.get_parameter(name).grad), (edit.__name__, name)
+        assert equal_on_ranks(means)
+        optimizer.zero_grad()
+        unedited.zero_grad()
+    assert same_weights(model, reference)
+    plainly(model, optimizer, rank, 9)  # it is usable all the same
+    assert equal_on_ranks(dict(model.named_parameters()))
+
+
+@ranks.on(2)
+def test_a_gradient_is_this_ranks_own_until_synchronize(rank: int, count: int) -> None:
+    model, alone = make_model(), make_model()
+    optimizer = wrap(model)
+    loss_of(model, rank, 0).backward()
+    loss_of(alone, rank, 0).backward()
+    for ours, own in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(ours.grad, own.grad)
+    optimizer.synchronize()
+    assert not torch.equal(model[0].weight.grad, alone[0].weight.grad)
+    assert equal_on_ranks({name: one.grad for name, one in model.named_parameters()})
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer with attributes, properties and methods of its own."""
+
+    speed = 1.0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.speed, self.optimizer, self._group = 2.0, "its own", "its own"
+
+    @property
+    def rate(self) -> float:
+        return self.param_groups[0]["lr"] * self.speed
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self.param_groups[0]["lr"] = rate / self.speed
+
+    def twice(self, closure: Callable[[], Any]) -> None:
+        for _ in range(2):
+            closure()
+            self.step()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, factor: float = 1.0) -> Any:
+        for group in self.param_groups:
+            group["lr"] *= factor
+        return super().step(closure)
+
+
+def wrapped(model: torch.nn.Module) -> tuple[Any, Any]:
+    inner = Counting(model.parameters(), lr=0.1, momentum=0.9)
+    return inner, DistributedOptimizer(inner, model.named_parameters(), rules=[("*", "none")])
+
+
+@ranks.on(2)
+def test_attributes_and_methods_are_those_of_the_wrapped_optimizer(rank: int, count: int) -> None:
+    model = make_model()
+    inner, outer = wrapped(model)
+    assert isinstance(outer, Counting)
+    assert isinstance(outer, DistributedOptimizer)
+    assert (outer.speed, outer.rate, outer.optimizer) == (2.0, 0.2, inner)
+    outer.rate, outer.note = 0.4, "new"
+    assert (inner.param_groups[0]["lr"], inner.note) == (0.2, "new")
+    inner.note = "newer"
+    assert outer.note == "newer"
+    assert not hasattr(outer, "nothing_of_the_kind")
+    outer.twice(lambda: loss_of(model, rank, 0).backward())  # its step() exchanges
+    assert equal_on_ranks(dict(model.named_parameters()))
+    loss_of(model, rank, 1).backward()
+    outer.step(factor=0.5)
+    assert inner.param_groups[0]["lr"] == 0.1
+    with pytest.raises(tersor.InvalidArgument, match="CompressedSGD exchanges in its own step"):
+        DistributedOptimizer(tersor.torch.CompressedSGD(model.named_parameters(), lr=0.1))
+
+
+@ranks.on(2)
+def test_state_and_groups_that_are_assigned_are_those_that_step(rank: int, count: int) -> None:
+    model, reference = make_model(), make_model()
+    (inner, outer), (_, by_hand) = wrapped(model), wrapped(reference)
+    plainly(model, outer, rank, 0)
+    plainly(reference, by_hand, rank, 0)
+    outer.state = type(inner.state)(dict, {one: {} for one in model.parameters()})
+    by_hand.state.clear()
+    outer.param_groups = [{**group, "lr": 0.3} for group in outer.param_groups]
+    by_hand.param_groups[0]["lr"] = 0.3
+    assert inner.state is outer.state
+    assert inner.param_groups is outer.param_groups
+    for step in (1, 2):
+        plainly(model, outer, rank, step)
+        plainly(reference, by_hand, rank, step)
+    assert same_weights(model, reference)
+    assert equal_on_ranks(dict(model.named_parameters()))
+
+
+@ranks.on(2)
+def test_hooks_run_once_and_schedulers_of_either_leave_the_exchange(rank: int, count: int) -> None:
+    model = make_model()
+    outer: Any = wrap(model)
+    inner, called = outer.optimizer, list[str]()
+    outer.register_step_pre_hook(lambda *_: called.append("before"))
+    inner.register_step_post_hook(lambda *_: called.append("after"))
+    outer.register_state_dict_pre_hook(lambda *_: called.append("saved"))
+    schedules = [torch.optim.lr_scheduler.StepLR(one, 1, 0.5) for one in (inner, outer)]
+    for step in range(2):
+        plainly(model, outer, rank, step)
+        for schedule in schedules:
+            schedule.step()
+    outer.state_dict()
+    assert called == ["before", "after"] * 2 + ["saved"]
+    assert inner.param_groups[0]["lr"] == 0.1 / 16
+    assert equal_on_ranks(dict(model.named_parameters()))
+    outer.zero_grad = lambda *_: called.append("replaced")
+    outer.zero_grad()
+    inner.zero_grad()
+    del outer.zero_grad
+    outer.zero_grad()
+    assert called[5:] == ["replaced"]
