@@ -183,20 +183,32 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
   return chunks;
 }
 
+std::size_t joined_rows(const Slot& slot, std::size_t columns) {
+  const CodecTraits traits = slot.codec->traits();
+  if (traits.block != 0 && columns % traits.block == 0) return 1;
+  if (columns >= CodecTraits{}.unit) return 0;
+  const std::array<Segment, 2> rows = {Segment{.count = columns}, Segment{.count = columns}};
+  const auto frame_bytes = [&](std::size_t count) {
+    const std::span segments = std::span(rows).first(count);
+    return slot.codec->plan({.segments = segments, .dtype = slot.dtype}).frame_bytes;
+  };
+  const bool saves = frame_bytes(2) - frame_bytes(1) < columns * dtype_bytes(slot.dtype);
+  return saves ? 0 : traits.unit;
+}
+
 Lanes plan_rows(const PlanContext& context, std::size_t columns, Range rows) {
   Lanes lanes = empty_lanes(context, context.slots.size(), shares_at_once(context));
   for (std::uint32_t i = 0; i < lanes.size(); ++i) {
     const Slot& slot = context.slots[i];
     const Range values = cut({0, slot.count}, rows.first * columns, rows.count * columns);
     if (values.count == 0 && rows.first != 0) continue;
-    const CodecTraits traits = slot.codec->traits();
-    const bool of_blocks = traits.block != 0 && columns % traits.block == 0;
-    const std::size_t step = of_blocks ? values.count : columns;
+    const bool joined = joined_rows(slot, columns) != 0;
+    const std::size_t step = joined ? values.count : columns;
     FramePlan& frame = frame_for(lanes[i], slot, slot.codec.get());
     for (std::size_t first = values.first; first < values.first + values.count; first += step) {
       add_piece(lanes[i], context, {i, {first, step}});
       frame.segments.back().first_index =
-          of_blocks ? first : first / columns * align_up(columns, traits.unit);
+          joined ? first : first / columns * align_up(columns, slot.codec->traits().unit);
     }
   }
   return sized(std::move(lanes), context);

@@ -156,9 +156,13 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
                                            std::size_t most_lanes = kLanesOfChunk);
 
+/// 0: each row is a segment. Otherwise all rows of a message are one segment, and messages begin at
+/// multiples of the returned number of rows. Rows are joined if a row is whole blocks of the codec,
+/// or if the codec does not make a row of fewer than 512 values shorter than the values themselves.
+std::size_t joined_rows(const Slot& slot, std::size_t columns);
+
 /// Lane l is these rows of slot l, in one frame, of so many values each; without a frame where the
-/// slot has none of them, unless they are its first. Each row begins a block of the codec: one
-/// segment of all rows where a row is blocks, else a segment a row.
+/// slot has none of them, unless they are its first.
 Lanes plan_rows(const PlanContext& context, std::size_t columns, Range rows);
 
 /// Lane l has these pieces: lanes[l].

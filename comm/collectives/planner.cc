@@ -254,7 +254,8 @@ std::size_t Planner::rows_at_once(const Party& party, std::size_t columns,
                                   std::size_t chunk_count) const {
   if (party.grid.dimensions() > 1 || context_.on_device())
     return std::numeric_limits<std::size_t>::max() / columns;
-  return ceil_div(lane_length(chunk_count, party.members.size()), columns);
+  const std::size_t rows = ceil_div(lane_length(chunk_count, party.members.size()), columns);
+  return align_up(rows, std::max<std::size_t>(1, joined_rows(slots().front(), columns)));
 }
 
 std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns,

@@ -174,11 +174,11 @@ struct Splits {
 /// As above: of `input`, rows of `columns` values, the first sent[0] go to rank 0, the next sent[1]
 /// to rank 1, …; `output`, which overlaps it nowhere, gets received[r] rows of rank r, in the order
 /// of ranks; rows for the rank itself are encoded and decoded as all are. One quantisation. A row
-/// begins a block of the codec: what is sent of it depends on no other row, but for random numbers,
-/// which belong to its place. "+ef" is an InvalidArgument, as are splits that are not the spans'
-/// rows. Ranks whose splits differ both get an error (WireError or TransportError) and have nothing
-/// changed; over NCCL at the deadline. By hosts or on a grid rows go by way of a rank that is told
-/// how many: each call waits for that, on a device too, but for captured ones.
+/// begins a block of the codec and depends on no other row, but for random numbers, which belong to
+/// its place. Rows for one rank are encoded together if a row alone would not become shorter. "+ef"
+/// and splits that are not the spans' rows are InvalidArgument. Ranks whose splits differ get an
+/// error (WireError or TransportError), nothing changed; over NCCL at the deadline. By hosts or on
+/// a grid a rank that is told how many passes rows on: calls but captured ones wait for that.
 void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
                 const Splits& splits = {}, const CollectiveOptions& options = {},
                 StreamView stream = {});

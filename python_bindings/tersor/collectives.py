@@ -201,7 +201,8 @@ def all_to_all(
 
     ``columns``: values of a row; None: all of ``input`` but its first dimension. ``sent[r]`` rows
     go to rank r, in the order of ranks, ``received[r]`` come from there; empty: equally many. A row
-    is encoded by itself. Raises ``InvalidArgument`` for splits that are not the arrays' rows, and
+    is encoded by itself; rows for one rank are encoded together if a row alone would not become
+    shorter. Raises ``InvalidArgument`` for splits that are not the arrays' rows, and
     for ``"+ef"``; ranks whose splits differ both get ``WireError`` or ``TransportError``. Else as
     ``allgather``.
     """

@@ -171,3 +171,26 @@ def test_arrays_of_any_library_go(count: int) -> None:
         tersor.all_to_all(transport, rows.ravel(), output.ravel(), 5, sent=sent, received=sent)
 
     tersor.local.run(count, rank)
+
+
+@ranks.on(2)
+def test_values_in_one_dimension_cost_fewer_bytes_than_they_have(rank: int, count: int) -> None:
+    """Narrow rows, too, by splits and without, of tensors and of NumPy's arrays."""
+    transport = tersor.torch.group.transport(None)
+    for shape in ((16384,), (16384, 1), (8192, 2), (4096, 5)):
+        rows = torch.randn(shape, generator=torch.Generator().manual_seed(rank))
+        few, many = len(rows) // 4, 3 * len(rows) // 4
+        for splits in (None, [few, many] if rank == 0 else [many, few]):
+            for codec, error in (("int8", 0.02), ("bf16", 0.01)):
+                before = transport.counters().sent_bytes
+                found = all_to_all_single(rows, splits, splits, codec=codec)
+                going = rows[0].nbytes * (many if splits else len(rows) // 2)
+                assert transport.counters().sent_bytes - before < 0.6 * going, (shape, codec)
+                exact = all_to_all_single(rows, splits, splits, codec="none")
+                assert relative(found, exact) < error
+                array, told = torch.empty_like(rows).numpy(), splits or ()
+                columns = rows[0].numel()
+                tersor.all_to_all(
+                    transport, rows.numpy(), array, columns, sent=told, received=told, codec=codec
+                )
+                assert np.array_equal(array, found.numpy())

@@ -35,17 +35,19 @@ Values decoded(const Codec& codec, const Values& row) {
   return output;
 }
 
-/// What rank `to` is to get, with each row as the codec leaves it.
+/// What rank `to` is to get, with each row as the codec leaves it, or all rows of a rank together.
 Values wanted(const Deal& deal, int to, std::size_t columns,
-              const std::function<Values(const Values&)>& made_of) {
+              const std::function<Values(const Values&)>& made_of, bool joined = false) {
   Values all;
   for (int from = 0; from < static_cast<int>(deal.size()); ++from) {
     const Values rows = rows_of(deal, from, columns);
     const Counts& sent = deal[index(from)];
     const std::size_t before = std::accumulate(sent.begin(), sent.begin() + to, std::size_t{0});
-    for (std::size_t row = before; row < before + sent[index(to)]; ++row) {
+    const std::size_t rows_at_once = joined ? std::max<std::size_t>(1, sent[index(to)]) : 1;
+    for (std::size_t row = before; row < before + sent[index(to)]; row += rows_at_once) {
       const auto first = rows.begin() + static_cast<std::ptrdiff_t>(row * columns);
-      const Values made = made_of({first, first + static_cast<std::ptrdiff_t>(columns)});
+      const auto count = static_cast<std::ptrdiff_t>(rows_at_once * columns);
+      const Values made = made_of({first, first + count});
       all.insert(all.end(), made.begin(), made.end());
     }
   }
@@ -67,7 +69,7 @@ class AllToAll : public ::testing::TestWithParam<int> {
   }
 };
 
-// Whatever lies beside a row: as if it were alone.
+// Whatever lies beside a row: as if it were alone. Rows that are too narrow to pay are joined.
 TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
   for (const std::string codec :
        {"none", "bf16", "int8", "int4", "topk:density=0.2", "blocktopk:density=0.2"})
@@ -77,9 +79,8 @@ TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
           const auto made = make_codec(codec);
           const bool alone = transport.ranks() == 1;  // then nothing is encoded
           const Values found = dealt(transport, deal, columns, {.codec = codec});
-          EXPECT_EQ(found,
-                    wanted(deal, transport.rank(), columns,
-                           [&](const Values& row) { return alone ? row : decoded(*made, row); }))
+          const auto made_of = [&](const Values& row) { return alone ? row : decoded(*made, row); };
+          EXPECT_EQ(found, wanted(deal, transport.rank(), columns, made_of, columns < 8))
               << codec << ", columns " << columns;
         });
 }
@@ -126,7 +127,7 @@ TEST_P(AllToAll, AWorkspaceServesAllSplits) {
 TEST_P(AllToAll, RowsComeInPiecesAsTheyComeAtOnce) {
   for (const std::string codec : {"none", "int8:rounding=stochastic", "hadamard:bits=4",
                                   "topk:density=0.2", "blocktopk:density=0.2"})
-    for (const std::size_t columns : {100u, 256u, 768u})
+    for (const std::size_t columns : {3u, 100u, 256u, 768u})
       for (const Deal& deal : deals())
         run_ranks(ranks(), {}, [&](Transport& transport) {
           CollectiveStatistics statistics;
@@ -204,6 +205,28 @@ TEST(AllToAllBytes, AreOneMessageAPeerAndTheCodecsBytes) {
                 3 * 200.0);
     EXPECT_EQ(statistics.gradient_bytes, input.size() * sizeof(float));
   });
+}
+
+// The fewest bytes that a row of few values may cost are those of the values themselves.
+TEST(AllToAllBytes, NarrowRowsCostFewerBytesThanTheirValues) {
+  constexpr std::size_t kValues = 3 << 14;
+  for (const std::string codec :
+       {"bf16", "int8", "int4", "hadamard:bits=4", "topk:density=0.1", "blocktopk:density=0.1"})
+    for (const std::size_t columns : {1u, 2u, 3u, 8u, 16u, 48u})
+      for (const std::size_t chunk_count : {std::size_t{1} << 12, std::size_t{1} << 20})
+        run_ranks(2, {}, [&](Transport& transport) {
+          const std::size_t rows = 2 * kValues / columns, fewer = rows / 4;
+          const Counts sent =
+              transport.rank() == 0 ? Counts{fewer, rows - fewer} : Counts{rows - fewer, fewer};
+          const Values input = gaussian(rows * columns, index(transport.rank()));
+          Values output(input.size());
+          CollectiveStatistics statistics;
+          const Splits splits{.sent = sent, .received = sent};
+          all_to_all(transport, input, output, columns, splits,
+                     {.codec = codec, .chunk_count = chunk_count, .statistics = &statistics});
+          EXPECT_LT(statistics.sent_bytes, (rows - fewer) * columns * sizeof(float))
+              << codec << ", columns " << columns;
+        });
 }
 
 std::string refused(const std::function<void(Transport&, const Values&, Values&)>& call) {

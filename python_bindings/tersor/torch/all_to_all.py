@@ -57,6 +57,8 @@ def all_to_all_single(
     there; None: equally many. Returns these, of ``input``'s dtype, on its device. Gradients go back
     the same way by ``backward_codec`` (None: ``codec``). A row is encoded by itself: rows that are
     whole blocks of the codec (``int8`` 256 values, ``int4`` 128) cost nothing for that.
+    Rows for one rank are encoded together if a row alone would not become shorter: values in one
+    dimension, for example.
     ``options``: of :class:`tersor.collectives.CollectiveOptions`; with a ``workspace`` calls of one
     codec, dtype and row use what was prepared again, whatever the splits. All ranks need gradients
     of their inputs, or none. Raises InvalidArgument for splits that are not the rows, and for
