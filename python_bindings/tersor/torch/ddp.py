@@ -22,6 +22,7 @@ from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, BucketParameters, Future, in_pass
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
 from tersor.torch.copied import CopiedHookState, ReadAhead
+from tersor.torch.ddp_options import check_reducer, checked_ddp, refuse_options
 from tersor.torch.exchange import TensorExchange, refuse_elastic
 from tersor.torch.layout import as_it_lies
 from tersor.torch.parameters import (
@@ -161,8 +162,9 @@ class HookState(ReducerReporting, Weighed):
         """What ``hook`` does: takes a bucket of DDP's, whose future gets the mean over ranks."""
         if self.instead is not None:
             return self.instead(bucket)
-        _check_reducer(isinstance(bucket, GradBucket))
+        check_reducer(isinstance(bucket, GradBucket))
         if self._backward is None:
+            refuse_options(self._uneven.model())
             self._backward = self._begin()
         compressed = is_supported(bucket.buffer()) and self._known(bucket).supported
         compressed = compressed and not self._removed
@@ -314,7 +316,7 @@ def compress(
     ``tersor.GradientReducer``.
     Raises InvalidArgument where the model has a hook already, or an option is wrong.
     """
-    ddp = _checked(model)
+    ddp = checked_ddp(model)
     state = HookState(scaler=scaler, unsupported=unsupported, **options)
     try:
         state.bind(ddp)  # first: a hook cannot be taken off again
@@ -327,7 +329,7 @@ def compress(
 
 def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
     """What ``compress`` would send encoded, by name. Raises InvalidArgument where it would not."""
-    ddp = _checked(model)
+    ddp = checked_ddp(model)
     parameters, _ = split_parameters(ddp.module, ddp.parameters_to_ignore)
     unsupported = unsupported_parameters(ddp.module, parameters)
     found = {name: one for name, one in parameters.items() if name not in unsupported}
@@ -355,29 +357,3 @@ def _register(ddp: DistributedDataParallel, state: HookState) -> None:
             f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
             "module in a new one"
         ) from error
-
-
-def _checked(model: nn.Module) -> DistributedDataParallel:
-    ddp = getattr(model, "_orig_mod", model)  # of torch.compile(DistributedDataParallel(...))
-    if not isinstance(ddp, DistributedDataParallel):
-        raise InvalidArgument(f"a DistributedDataParallel is needed, not {type(model).__name__}")
-    if ddp.mixed_precision is not None:
-        raise InvalidArgument(
-            "DistributedDataParallel(mixed_precision=...) has a communication hook of its own; use "
-            "torch.autocast, or a model in bfloat16"
-        )
-    if any(hasattr(one, "_in_backward_optimizers") for one in ddp.module.parameters()):
-        raise InvalidArgument(
-            "an optimizer in the backward pass has DDP's communication hook for itself; step the "
-            "optimizer after backward()"
-        )
-    _check_reducer(torch._dynamo.config.optimize_ddp != "python_reducer")
-    return ddp
-
-
-def _check_reducer(hands_over_buckets: bool) -> None:
-    if not hands_over_buckets:
-        raise InvalidArgument(
-            'torch._dynamo.config.optimize_ddp = "python_reducer" hands over no buckets; set it to '
-            'True or "ddp_optimizer" before DistributedDataParallel is made'
-        )

@@ -135,15 +135,19 @@ class UnevenInputs:
         """Which one it is."""
         self._model, self._searched = weakref.ref(model), True
 
+    def model(self) -> DistributedDataParallel | None:
+        """The model whose hook has this state, if a model was found."""
+        if not self._searched and (found := _model_with(self._state())) is not None:
+            self.of(found)
+        self._searched = True
+        return None if self._model is None else self._model()
+
     def check(self) -> None:
         """Before a pass. Raises InvalidArgument for a mean over the ranks that are left.
 
         PyTorch divides by their number where there is no hook; to a hook it does not tell it.
         """
-        if not self._searched and (found := _model_with(self._state())) is not None:
-            self.of(found)
-        self._searched = True
-        model = None if self._model is None else self._model()
+        model = self.model()
         if model is None or not model._join_config.enable:
             return
         if not getattr(model, "_divide_by_initial_world_size", True):
