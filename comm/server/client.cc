@@ -2,6 +2,7 @@
 #include <tersor/error.h>
 #include <tersor/server.h>
 
+#include "comm/server/layout.h"
 #include "comm/server/notes.h"
 
 #include <algorithm>
@@ -16,8 +17,6 @@ namespace tersor {
 namespace {
 
 using namespace std::chrono_literals;
-
-constexpr std::size_t kMostUnanswered = 2;
 
 }  // namespace
 
@@ -80,8 +79,10 @@ class ServerSeen {
     frames_.decode(read_note(bytes).second, weights);
   }
 
+  /// The time limit is that of each push: each waits for another step of the slowest worker.
   void flush() {
-    wait([&] { return unanswered() == 0; });
+    for (std::size_t left = unanswered(); left > 0; --left)
+      wait([&] { return unanswered() < left; });
   }
 
   /// What waits for others' pushes would go with it.
@@ -90,7 +91,7 @@ class ServerSeen {
     if (is_here()) return at_.own->leave(worker());
     leaves_ = true;
     send({.says = Says::kLeave});
-    wait([&] { return out_.is_empty(); });
+    wait([&] { return out_.unsent() == 0; });
   }
 
   /// After an error: the server may not listen any more.
@@ -99,7 +100,7 @@ class ServerSeen {
     leaves_ = true;
     send({.says = Says::kLeave});
     timeout_ = std::min<std::chrono::milliseconds>(timeout_, 1s);
-    wait([&] { return out_.is_empty(); });
+    wait([&] { return out_.unsent() == 0; });
   } catch (const std::exception&) {
   }
 

@@ -4,12 +4,15 @@
 
 #include <tersor/server.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
 namespace tersor {
+
+inline constexpr std::size_t kMostUnanswered = 2;  ///< pushes of a worker; a server takes no more
 
 /// One server's part. A segment for each parameter, of no values where other servers have them all.
 struct ServerLayout {

@@ -82,10 +82,10 @@ class Outbox {
     });
   }
 
-  /// Whether all have left.
-  bool is_empty() {
+  /// The messages that have not left yet.
+  std::size_t unsent() {
     forget_sent();
-    return sent_.empty();
+    return sent_.size();
   }
 
  private:

@@ -15,6 +15,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// A worker with this many unsent messages is not heard: who receives nothing, but asks, costs the
+// server no more memory. A worker that keeps to the protocol has at most four.
+constexpr std::size_t kMostUnsent = 8;
+
 // What a server knows of another rank.
 struct Peer {
   Peer(Transport& lifeline, int number) : rank(number), out(lifeline, number) {}
@@ -22,16 +26,15 @@ struct Peer {
   int rank;
   Outbox out;
   Handle ear;
-  bool gone = false, joined = false;
+  bool gone = false;
   std::deque<std::uint32_t> pushed;    // and not answered
   std::optional<std::uint32_t> wants;  // the weights of this clock
-  Clock::time_point heard = Clock::now();
 };
 
 class Serving {
  public:
-  Serving(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds timeout)
-      : lifeline_(lifeline), shard_(shard), timeout_(timeout) {
+  Serving(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds straggler_timeout)
+      : lifeline_(lifeline), shard_(shard), straggler_timeout_(straggler_timeout) {
     for (int rank = 0; rank < lifeline.ranks(); ++rank)
       if (rank != lifeline.rank()) peers_.emplace_back(lifeline, rank);
     shard.on_progress([&lifeline] { lifeline.wake(); });
@@ -39,22 +42,31 @@ class Serving {
   ~Serving() { shard_.on_progress({}); }
 
   // Who waits for a server that fails hears why.
-  void run() try { serve_all(Clock::now() + timeout_); } catch (const std::exception& error) {
+  void run(Clock::time_point join_by) try {
+    serve_all(join_by);
+  } catch (const std::exception& error) {
     tell_all(error.what());
     throw;
   }
 
  private:
-  void serve_all(Clock::time_point first) {
+  void serve_all(Clock::time_point join_by) {
+    const auto pause = std::clamp<Clock::duration>(straggler_timeout_ / 8, 1ms, 1s);
     while (!shard_.is_over() || !all_is_sent()) {
       const bool heard = hear_all();
       for (Peer& peer : peers_) attend(peer, [&] { answer(peer); });
       leave_out_silent();
-      if (!heard) lifeline_.wait_activity(Clock::now() + 1s);
-      if (Clock::now() > first && !shard_.has_begun())
-        throw TransportError("the parameter server on rank " + std::to_string(lifeline_.rank()) +
-                             " waits for workers that do not join");
+      if (!heard) lifeline_.wait_activity(Clock::now() + pause);
+      if (Clock::now() > join_by) check_joined();
     }
+  }
+
+  void check_joined() const {
+    std::string missing;
+    for (const int worker : shard_.missing()) missing += " " + std::to_string(worker);
+    if (!missing.empty())
+      throw TransportError("the parameter server on rank " + std::to_string(lifeline_.rank()) +
+                           " waits for workers that do not join: ranks" + missing);
   }
 
   void tell_all(std::string_view why) {
@@ -63,18 +75,21 @@ class Serving {
     while (!all_is_sent() && Clock::now() < until) lifeline_.wait_activity(until);
   }
 
-  // Who waits for an answer is not silent; who is need not have closed its connection.
+  // A silent worker need not have closed its connection, and may come back: it is told why.
   void leave_out_silent() {
-    const auto wants = [](const Peer& peer) { return peer.wants.has_value(); };
-    if (std::ranges::none_of(peers_, wants)) return;
-    const auto since = Clock::now() - timeout_;
+    const auto left_out = shard_.leave_out_silent(Clock::now() - straggler_timeout_);
     for (Peer& peer : peers_)
-      if (peer.joined && !wants(peer) && peer.pushed.empty() && peer.heard < since) lose(peer);
+      if (std::ranges::count(left_out, peer.rank) != 0)
+        attend(peer, [&] {
+          peer.out.send({.says = Says::kRefused}, "this worker was left out: it sent nothing for " +
+                                                      std::to_string(straggler_timeout_.count()) +
+                                                      " ms while another worker waited for it");
+          peer.gone = true;
+        });
   }
 
   void lose(Peer& peer) {
     peer.gone = true;
-    peer.joined = false;
     shard_.leave(peer.rank, true);
   }
 
@@ -96,9 +111,8 @@ class Serving {
     if (!peer.ear.valid())
       peer.ear =
           lifeline_.receive(note_operation(), peer.rank, sizeof(Note) + shard_.push_capacity());
-    if (!peer.ear.test()) return false;
+    if (peer.out.unsent() >= kMostUnsent || !peer.ear.test()) return false;
     const Handle message = std::exchange(peer.ear, {});
-    peer.heard = Clock::now();
     try {
       const auto [note, frame] = read_note(message.received(peer.rank));
       take(peer, note, frame);
@@ -121,7 +135,6 @@ class Serving {
         peer.wants = note.clock;
         return;
       case Says::kLeave:
-        peer.joined = false;
         return shard_.leave(peer.rank);
       default:
         throw WireError("parameter server: a message of another kind");
@@ -133,7 +146,6 @@ class Serving {
       throw InvalidArgument("rank " + std::to_string(lifeline_.rank()) +
                             " serves another model, or with other options");
     const std::uint32_t clock = shard_.join(peer.rank);
-    peer.joined = true;
     peer.out.send({.says = Says::kJoined, .clock = clock});
   }
 
@@ -141,31 +153,35 @@ class Serving {
     while (peer.pushed.size() > shard_.waiting(peer.rank)) {
       peer.out.send({.says = Says::kTaken, .clock = peer.pushed.front()});
       peer.pushed.pop_front();
-      peer.heard = Clock::now();
     }
     if (!peer.wants.has_value() || !shard_.may_pull(peer.rank, *peer.wants)) return;
     const std::uint32_t clock = *std::exchange(peer.wants, std::nullopt);
-    peer.heard = Clock::now();
     peer.out.send({.says = Says::kWeights, .clock = clock}, shard_.pull_capacity(),
                   [&](ByteSpan space) { return shard_.pull(peer.rank, clock, space); });
   }
 
   bool all_is_sent() {
     bool sent = true;
-    for (Peer& peer : peers_) attend(peer, [&] { sent &= peer.out.is_empty(); });
+    for (Peer& peer : peers_) attend(peer, [&] { sent &= peer.out.unsent() == 0; });
     return sent;
   }
 
   Transport& lifeline_;
   ParameterShard& shard_;
-  std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds straggler_timeout_;
   std::deque<Peer> peers_;
 };
 
 }  // namespace
 
-void serve(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds timeout) {
-  Serving(lifeline, shard, timeout).run();
+void serve(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds timeout,
+           std::chrono::milliseconds straggler_timeout) {
+  if (straggler_timeout == 0ms) straggler_timeout = timeout / 2;
+  if (straggler_timeout >= timeout)
+    throw InvalidArgument("straggler_timeout of " + std::to_string(straggler_timeout.count()) +
+                          " ms: below the clients' timeout of " + std::to_string(timeout.count()) +
+                          " ms, or a silent worker ends all others");
+  Serving(lifeline, shard, straggler_timeout).run(Clock::now() + timeout / 2);
 }
 
 }  // namespace tersor

@@ -5,6 +5,7 @@
 #include "comm/server/layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -49,8 +50,10 @@ Update sgd_update(float rate, float momentum) {
 
 struct ParameterShard::State {
   struct Worker {
-    std::uint32_t clock = 0;  // pushes made, since the server's first clock
-    std::deque<Buffer> kept;  // frames that wait for the others' of their clock
+    std::uint32_t clock = 0;                  // pushes made, since the server's first clock
+    std::deque<Buffer> kept;                  // frames that wait for the others' of their clock
+    bool wants = false;                       // weights of its clock, and has not got them yet
+    Clock::time_point active = Clock::now();  // its last call, or when its last wait ended
   };
 
   State(std::span<const ConstValueSpan> parameters, Update with, const ServerOptions& chosen,
@@ -92,7 +95,8 @@ struct ParameterShard::State {
 
   Worker& at(int worker) {
     const auto found = workers.find(worker);
-    if (found == workers.end()) throw refusal(named(worker) + " has not joined");
+    if (found == workers.end())
+      throw refusal(named(worker) + " has not joined, or was left out because it was silent");
     return found->second;
   }
   InvalidArgument refusal(const std::string& why) {
@@ -106,9 +110,19 @@ struct ParameterShard::State {
     return least;
   }
 
-  bool may_pull(int worker, std::uint32_t at) const {
-    return workers.contains(worker) && has_begun() &&
-           std::uint64_t{slowest()} + options.staleness >= at;
+  bool may_pull(int worker, std::uint32_t at) {
+    const auto found = workers.find(worker);
+    if (found == workers.end()) return false;
+    found->second.wants = at == found->second.clock;
+    return has_begun() && is_near(at);
+  }
+  bool is_near(std::uint32_t at) const {
+    return std::uint64_t{slowest()} + options.staleness >= at;
+  }
+
+  // Whether others hold a worker up.
+  bool waits(const Worker& worker) const {
+    return !worker.kept.empty() || (worker.wants && !is_near(worker.clock));
   }
 
   void decode(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
@@ -122,13 +136,22 @@ struct ParameterShard::State {
                          .execution = {.workspace = workspace.span()}});
   }
 
-  void move_by(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
-    decode(frames, workers_in_mean);
+  // Of the gradients of one push, before anything moves.
+  void check_finite(int worker, std::uint32_t clock) {
+    if (options.require_finite == FiniteCheck::kOff) return;
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      if (!std::ranges::all_of(gradients[i], [](float one) { return std::isfinite(one); }))
+        throw refusal(named(worker) + "'s push for clock " + std::to_string(clock) +
+                      ": the gradient of parameter " + std::to_string(i) +
+                      " is not finite, and was not added");
+  }
+
+  void move_by(std::size_t frames) {
     std::vector<UpdatePart> parts;
     for (std::size_t i = 0; i < weights.size(); ++i)
       if (!weights[i].empty()) parts.push_back({i, weights[i], gradients[i]});
     pulled_bytes = 0;
-    seen.pushes += frames.size();
+    seen.pushes += frames;
     try {
       if (!parts.empty()) update(parts);
     } catch (...) {
@@ -146,12 +169,20 @@ struct ParameterShard::State {
       std::vector<ConstByteSpan> frames;
       for (const auto& [rank, worker] : workers)
         if (!worker.kept.empty()) frames.push_back(worker.kept.front().span());
-      if (is_whole())
-        move_by(frames, frames.size());
-      else
-        for (const ConstByteSpan& frame : frames) move_by({&frame, 1}, workers.size());
-      for (auto& [rank, worker] : workers)
-        if (!worker.kept.empty()) worker.kept.pop_front();
+      if (is_whole()) {
+        decode(frames, frames.size());
+        move_by(frames.size());
+      } else {
+        for (const ConstByteSpan& frame : frames) {
+          decode({&frame, 1}, workers.size());
+          move_by(1);
+        }
+      }
+      for (auto& [rank, worker] : workers) {
+        if (worker.kept.empty()) continue;
+        worker.kept.pop_front();
+        worker.active = Clock::now();
+      }
     }
   }
 
@@ -211,19 +242,25 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
   if (clock != from.clock)
     throw state.refusal(named(worker) + " pushes for clock " + std::to_string(clock) +
                         ", and its next is " + std::to_string(from.clock));
+  if (from.kept.size() >= kMostUnanswered)
+    throw state.refusal(named(worker) + " pushes while " + std::to_string(kMostUnanswered) +
+                        " of its pushes wait for other workers; wait for an answer first");
   const bool keeps = state.keeps();
-  try {
-    if (keeps)  // the others never hear of one that is damaged
-      state.decode({&frame, 1}, 1);
-    else
-      state.move_by({&frame, 1}, state.workers.size());
+  try {  // also before a push is kept: the others never hear of one that is damaged
+    state.decode({&frame, 1}, keeps ? 1 : state.workers.size());
   } catch (const WireError&) {
     ++state.seen.refused;
     throw;
   }
+  state.check_finite(worker, clock);
+  if (keeps)
+    from.kept.push_back(copy_of(frame.first(frame_bytes(frame))));
+  else
+    state.move_by(1);
   state.seen.pushed_bytes += frame_bytes(frame);
-  if (keeps) from.kept.push_back(copy_of(frame.first(frame_bytes(frame))));
   ++from.clock;
+  from.wants = false;
+  from.active = Clock::now();
   state.move_by_kept();
   state.tell(lock);
 }
@@ -259,9 +296,35 @@ std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame
     state.pulled_bytes = frame_bytes(state.pulled.span());
   }
   std::memcpy(frame.data(), state.pulled.pointer(), state.pulled_bytes);
+  state.at(worker).wants = false;
+  state.at(worker).active = Clock::now();
   ++state.seen.pulls;
   state.seen.pulled_bytes += state.pulled_bytes;
   return state.pulled_bytes;
+}
+
+std::vector<int> ParameterShard::leave_out_silent(Clock::time_point since) {
+  std::vector<int> silent;
+  {
+    const std::lock_guard lock(state_->mutex);
+    const State& state = *state_;
+    const auto waits = [&](const auto& one) { return state.waits(one.second); };
+    if (!state.has_begun() || std::ranges::none_of(state.workers, waits)) return {};
+    for (const auto& [rank, worker] : state.workers)
+      if (worker.clock == state.slowest() && worker.kept.empty() && !worker.wants &&
+          worker.active < since)
+        silent.push_back(rank);
+  }
+  for (const int worker : silent) leave(worker, true);
+  return silent;
+}
+
+std::vector<int> ParameterShard::missing() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<int> missing;
+  for (const int worker : state_->options.workers)
+    if (!state_->come.contains(worker)) missing.push_back(worker);
+  return missing;
 }
 
 bool ParameterShard::has_begun() const {

@@ -37,6 +37,9 @@ Update sgd_update(float rate, float momentum = 0.0f);
 /// Of ServerOptions::staleness: nobody waits for anybody.
 inline constexpr std::uint32_t kNoBound = std::numeric_limits<std::uint32_t>::max();
 
+/// Whether a server refuses a push that decodes to a NaN or an infinity.
+enum class FiniteCheck : std::uint8_t { kOn, kOff };
+
 /// Equal on all servers and workers.
 struct ServerOptions {
   std::string push = "int8+ef";  ///< of gradients; a worker keeps what its codec leaves out
@@ -48,6 +51,7 @@ struct ServerOptions {
   std::vector<int> workers = {};  ///< before these have joined, or are gone, nothing moves
   Checksum checksum = Checksum::kOn;
   std::uint64_t model = 0;  ///< a hash of what lengths do not tell: names, shapes
+  FiniteCheck require_finite = FiniteCheck::kOn;  ///< by the server; may differ on workers
 };
 
 /// What a server has seen.
@@ -87,8 +91,9 @@ class ParameterShard {
   /// Nobody waits for it any more. `lost`: it went without a word.
   void leave(int worker, bool lost = false);
 
-  /// A gradient, of this worker's next clock. Throws InvalidArgument for another clock, or from who
-  /// has not joined, and WireError for a frame of something else; nothing is added then.
+  /// A gradient, of this worker's next clock. Throws InvalidArgument for another clock, from who
+  /// has not joined, for a third push while two pushes wait, and (see `require_finite`) for values
+  /// that are not finite. Throws WireError for a frame of something else. Nothing is added then.
   void push(int worker, std::uint32_t clock, ConstByteSpan frame);
   /// Pushes of this worker by which the weights have not moved yet.
   std::size_t waiting(int worker) const;
@@ -101,6 +106,12 @@ class ParameterShard {
   std::size_t pull_capacity() const;
   std::size_t push_capacity() const;
 
+  /// Leaves out, as lost, each slowest worker that has called nothing since `since` while another
+  /// worker waits. Returns the workers that were left out.
+  std::vector<int> leave_out_silent(Clock::time_point since);
+
+  /// The wanted workers that have not joined yet.
+  std::vector<int> missing() const;
   /// Whether all workers that are wanted have come, and whether nobody is left of who came.
   bool has_begun() const;
   bool is_over() const;
@@ -148,11 +159,15 @@ class WorkerFrames {
 };
 
 /// Answers workers until all of them have left or are lost, on the thread that calls it.
-/// `lifeline`: one of this server's own (Transport::lifeline), which all ranks made. A worker that
-/// said nothing for `timeout` while another one waits is lost, too. Throws TransportError where
-/// workers did not come within `timeout`, and what an update threw.
+/// `lifeline`: one of this server's own (Transport::lifeline), which all ranks made. `timeout`:
+/// that of the clients. The server waits for less, so that one missing worker does not end the
+/// others: a worker that sends nothing for `straggler_timeout` (0: half of `timeout`) while another
+/// worker waits is lost. Throws InvalidArgument for a `straggler_timeout` that is not below
+/// `timeout`, TransportError if workers did not join within half of `timeout`, and what an update
+/// threw.
 void serve(Transport& lifeline, ParameterShard& shard,
-           std::chrono::milliseconds timeout = kDefaultTimeout);
+           std::chrono::milliseconds timeout = kDefaultTimeout,
+           std::chrono::milliseconds straggler_timeout = {});
 
 /// Where a worker finds a server.
 struct ServerAt {

@@ -137,6 +137,8 @@ void bind_options(nb::module_& module) {
                          nb::arg("bound").none());
   def_choice<&ServerOptions::reduction>(options, "reduction");
   def_flag<&ServerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
+  def_flag<&ServerOptions::require_finite, FiniteCheck::kOff, FiniteCheck::kOn>(options,
+                                                                                "require_finite");
   nb::class_<ServerStatistics>(module, "ServerStatistics", "What a parameter server has seen.")
       .def_ro("pushes", &ServerStatistics::pushes)
       .def_ro("pulls", &ServerStatistics::pulls)
@@ -168,6 +170,14 @@ void bind_shard(nb::module_& module) {
       .def("join", &ParameterShard::join, "worker"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("leave", &ParameterShard::leave, "worker"_a, "lost"_a = false,
            nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "leave_out_silent",
+          [](ParameterShard& self, double seconds) {
+            return without_gil(
+                [&] { return self.leave_out_silent(Clock::now() - to_timeout(seconds)); });
+          },
+          "seconds"_a)
+      .def("missing", &ParameterShard::missing, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "push",
           [](ParameterShard& self, int worker, std::uint32_t clock, nb::handle frame) {
@@ -209,10 +219,11 @@ void bind_shard(nb::module_& module) {
       .def("statistics", &ParameterShard::statistics, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "serve",
-      [](Transport& lifeline, ParameterShard& shard, double timeout) {
-        without_gil([&] { serve(lifeline, shard, to_timeout(timeout)); });
+      [](Transport& lifeline, ParameterShard& shard, double timeout, double straggler_timeout) {
+        without_gil(
+            [&] { serve(lifeline, shard, to_timeout(timeout), to_timeout(straggler_timeout)); });
       },
-      "lifeline"_a, "shard"_a, "timeout"_a);
+      "lifeline"_a, "shard"_a, "timeout"_a, "straggler_timeout"_a);
 }
 
 void bind_frames(nb::module_& module) {

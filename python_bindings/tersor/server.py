@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -53,6 +54,7 @@ class ServerOptions(TypedDict, total=False):
     staleness: int | None  #: clocks that a worker may be ahead of the slowest (0); None: no bound
     reduction: str  #: "mean" over the workers, or "sum"
     checksum: bool
+    require_finite: bool  #: a server refuses a push that decodes to a NaN or an infinity (True)
 
 
 class ParameterServer:
@@ -72,15 +74,25 @@ class ParameterServer:
         servers: Sequence[int] = (0,),
         workers: Sequence[int] | None = None,
         timeout: float = 300.0,
+        straggler_timeout: float | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
         """``weights``: float32, the same on all servers. ``update``: the rate of SGD, or a function
         that moves a list of parts, and asks this server nothing. ``workers``: the ranks that make a
-        client; None: all but the servers, or all where all serve. ``timeout``: seconds until these
-        have come, and for which one may say nothing while another waits.
+        client; None: all but the servers, or all where all serve. ``timeout``: the clients', in
+        seconds. The server waits for half of it until the workers have joined.
+        ``straggler_timeout``: seconds, below ``timeout``, after which a silent worker is left out
+        while another worker waits. None: half of ``timeout``.
 
         Raises InvalidArgument where this rank is no server, or for options that no server takes.
         """
+        if straggler_timeout is None:
+            straggler_timeout = timeout / 2
+        if not 0 < straggler_timeout < timeout:
+            raise InvalidArgument(
+                f"straggler_timeout={straggler_timeout:g}: above 0 and below timeout={timeout:g}, "
+                "or a silent worker ends all others"
+            )
         expect(transport, Transport, "transport is one of tersor's")
         self._ways = _Ways(transport, servers, workers)
         if self._ways.place is None:
@@ -94,15 +106,24 @@ class ParameterServer:
             len(self._ways.servers),
         )
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
+        limits = (timeout, straggler_timeout)
+        self._thread = threading.Thread(target=self._serve, args=limits, daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until all workers have left or are lost. Raises TransportError where some did not come,
-        and what the update raised."""
+    def wait(self) -> list[int]:
+        """Until all workers have left or are lost. Returns the lost workers, and warns of them.
+        Raises TransportError where some did not come, and what the update raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error
+        lost = self.statistics().lost
+        if lost:
+            warnings.warn(
+                f"the parameter server left out workers {lost}, which died or were silent while "
+                "another worker waited; the others continued",
+                stacklevel=2,
+            )
+        return lost
 
     def weights(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
         """Of each parameter where this server's part begins, and a copy of it."""
@@ -115,10 +136,11 @@ class ParameterServer:
         """What it has seen until now; ``lost``: workers that went without a word."""
         return self.shard.statistics()
 
-    def _serve(self, timeout: float) -> None:
+    def _serve(self, timeout: float, straggler_timeout: float) -> None:
         assert self._ways.place is not None
+        lifeline = self._ways.lifelines[self._ways.place]
         try:
-            _core.serve(self._ways.lifelines[self._ways.place], self.shard, timeout)
+            _core.serve(lifeline, self.shard, timeout, straggler_timeout)
         except BaseException as error:
             self._error = error
 

@@ -106,6 +106,59 @@ def test_a_slow_worker_holds_nobody_up_within_the_bound() -> None:
     assert quick < slow
 
 
+@pytest.mark.parametrize("waits_in", ["pull", "leave"])
+def test_with_equal_timeouts_a_silent_worker_ends_nobody_else(waits_in: str) -> None:
+    """The server's limit follows from the clients', and is half of it."""
+    told: Any = {"timeout": 4.0, "push": "none", "pull": "none"}
+    left = threading.Barrier(3)
+
+    def rank(transport: tersor.Transport) -> None:
+        weights = zeros()
+        if transport.rank == 0:
+            server = tersor.ParameterServer(transport, weights, **told)
+            with pytest.warns(UserWarning, match=r"left out workers \[2\]"):
+                assert server.wait() == [2]
+            return
+        client = tersor.ParameterClient(transport, weights, **told)
+        if transport.rank != 2:
+            client.push(gradient(transport.rank, 0))
+            if waits_in == "pull":
+                client.pull(weights)
+            client.leave()
+        left.wait(60)
+        if transport.rank == 2:
+            client.push(gradient(transport.rank, 0))
+            with pytest.raises(tersor.Error, match=r"was left out|is gone"):
+                client.flush()
+
+    tersor.local.run(4, rank)
+
+
+def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> None:
+    """Of a worker that keeps to nothing."""
+    arrays = [np.zeros(100, np.float32)]
+    options = tersor.server.told({"push": "none"}, [0, 1], {"w": arrays[0]})
+    shard = tersor._core.ParameterShard(arrays, (1.0, 0.0), options, 0, 1)
+    frames = tersor._core.WorkerFrames(arrays, options, 1, 0, 1)
+    out = np.empty(frames.push_capacity, np.uint8)
+
+    def push(clock: int, value: float) -> None:
+        of = [np.full(100, value, np.float32)]
+        shard.push(1, clock, out[: frames.encode(of, clock, out)])
+
+    shard.join(0)
+    shard.join(1)
+    with pytest.raises(tersor.InvalidArgument, match=r"worker 1's push for clock 0: .* not finite"):
+        push(0, np.nan)
+    push(0, 1.0)
+    push(1, 1.0)
+    with pytest.raises(tersor.InvalidArgument, match="worker 1 pushes while 2 of its pushes wait"):
+        push(2, 1.0)
+    assert shard.leave_out_silent(60.0) == []
+    shard.leave(0, True)
+    assert (shard.weights(0) == -2).all()
+
+
 def test_what_is_wrong_is_told() -> None:
     def refused(transport: tersor.Transport, words: str, **options: Any) -> None:
         with pytest.raises(tersor.InvalidArgument, match=words):
@@ -117,6 +170,7 @@ def test_what_is_wrong_is_told() -> None:
         refused(transport, "without \\+ef", pull="int8+ef")
         refused(transport, "exchange together", push="intsum")
         refused(transport, "no option 'codec'", codec="int8")
+        refused(transport, "below timeout=5", timeout=5.0, straggler_timeout=5.0)
         with pytest.raises(tersor.InvalidArgument, match="pass server="):
             tersor.ParameterClient(transport, zeros())
 

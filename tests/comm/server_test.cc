@@ -3,6 +3,8 @@
 
 #include <tersor/server.h>
 
+#include "comm/server/notes.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -166,12 +168,15 @@ TEST(ParameterServers, WorkersKeepWhatTheirCodecLeavesOut) {
   EXPECT_GT(without, 0.3);
 }
 
+constexpr auto kShort = 4s;  // of clients, where a test waits for a server's limit, which is half
+
 struct Gone {};  ///< without a word
 
 /// Rank 0 serves; the others go as their bodies are over.
 void serve_mortals(Update update, const ServerOptions& options,
                    const std::function<void(ParameterClient&, int)>& work,
-                   const std::function<void(ParameterShard&, Transport&)>& as_server) {
+                   const std::function<void(ParameterShard&, Transport&)>& as_server,
+                   std::chrono::milliseconds timeout = kDefaultTimeout) {
   constexpr int kRanks = 4;
   InProcessWorld world(kRanks);
   std::vector<std::jthread> threads;
@@ -185,7 +190,7 @@ void serve_mortals(Update update, const ServerOptions& options,
         return as_server(shard, *lifeline);
       }
       try {
-        ParameterClient client({{lifeline.get(), 0}}, kServed, options);
+        ParameterClient client({{lifeline.get(), 0}}, kServed, options, timeout);
         work(client, rank);
       } catch (const Gone&) {
         EXPECT_EQ(rank, 2);
@@ -253,9 +258,86 @@ TEST(ParameterServers, AWorkerThatIsSilentHoldsNobodyUpForEver) {
         trained += 1;
       },
       [](ParameterShard& shard, Transport& lifeline) {
-        serve(lifeline, shard, 500ms);
+        serve(lifeline, shard, 60s, 500ms);
         EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
       });
+}
+
+// The server's limit follows from the clients': it comes first, for those who wait in leave(), too.
+TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
+  std::atomic<int> left = 0;
+  const auto train = [&](ParameterClient& client, int worker) {
+    ServedWeights gradient = gradient_of(worker, 0);
+    if (worker == 2) {
+      const auto until = Clock::now() + 60s;
+      while (left < 2 && Clock::now() < until) std::this_thread::sleep_for(1ms);
+      client.push(spans<ConstValueSpan>(gradient));
+      try {
+        client.flush();
+        ADD_FAILURE() << "was left out, and is not told";
+      } catch (const InvalidArgument& error) {
+        EXPECT_NE(std::string(error.what()).find("was left out"), std::string::npos);
+      }
+      throw Gone();
+    }
+    client.push(spans<ConstValueSpan>(gradient));
+    EXPECT_NO_THROW(client.leave());
+    left += 1;
+  };
+  serve_mortals(
+      sgd_update(1.0f), {.workers = {1, 2, 3}}, train,
+      [](ParameterShard& shard, Transport& lifeline) {
+        serve(lifeline, shard, kShort);
+        EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
+        EXPECT_EQ(shard.statistics().pushes, 2u);
+      },
+      kShort);
+  EXPECT_EQ(left, 2);
+}
+
+TEST(ParameterServers, AServersLimitIsBelowItsClients) {
+  InProcessWorld world(1);
+  const auto transport = world.transport(0);
+  const auto lifeline = transport->lifeline();
+  ServedWeights begin = no_weights();
+  ParameterShard shard(spans<ConstValueSpan>(begin), sgd_update(1.0f), {.workers = {0}});
+  EXPECT_THROW(serve(*lifeline, shard, 5s, 5s), InvalidArgument);
+  try {
+    serve(*lifeline, shard, 20ms);
+    ADD_FAILURE() << "nobody joins";
+  } catch (const TransportError& error) {
+    EXPECT_NE(std::string(error.what()).find("do not join: ranks 0"), std::string::npos)
+        << error.what();
+  }
+}
+
+// A worker asks for weights and receives nothing, while another one gets them as often: the server
+// attends to all ranks for each of its pulls. Beyond 128 MiB a transport leaves messages here.
+TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
+  constexpr std::uint64_t kPulls = 80, kAhead = 128 / 4;
+  const std::vector<std::size_t> counts = {1 << 20};
+  std::atomic<bool> over = false;
+  const ServerOptions options{.pull = "none", .workers = {1, 2}};
+  run_ranks(3, {}, [&](Transport& transport) {
+    const auto lifeline = transport.lifeline();
+    ServedWeights weights = {Values(counts[0])};
+    if (transport.rank() == 0) {
+      ParameterShard shard(spans<ConstValueSpan>(weights), sgd_update(1.0f), options);
+      serve(*lifeline, shard);
+      EXPECT_EQ(shard.statistics().lost, std::vector<int>{1});
+      EXPECT_LT(shard.statistics().pulls, kPulls + kAhead + 20);
+    } else if (transport.rank() == 1) {
+      Outbox out(*lifeline, 0);
+      out.send({.says = Says::kJoin, .signature = WorkerFrames(counts, options, 1).signature()});
+      for (std::uint64_t i = 0; i < kPulls; ++i) out.send({.says = Says::kPull});
+      while (!over) std::this_thread::sleep_for(1ms);
+    } else {
+      ParameterClient client({{lifeline.get(), 0}}, counts, options);
+      for (std::uint64_t i = 0; i < kPulls; ++i) client.pull(spans<ValueSpan>(weights));
+      client.leave();
+      over = true;
+    }
+  });
 }
 
 // A worker on the server's own rank gets what the update threw, as the others get its words.

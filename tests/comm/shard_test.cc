@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -36,19 +39,20 @@ TEST(ParameterShards, NobodyIsAheadByMoreThanTheBound) {
     EXPECT_FALSE(shard.may_pull(5, 0)) << "before the second has come";
     EXPECT_EQ(shard.join(7), 0u);
     const auto frame = frame_of(options, gradient_of(0, 0));
-    for (std::uint32_t clock = 0; clock < 5; ++clock) {
+    const std::uint32_t pushes = bound == 0 ? 2 : 5;
+    for (std::uint32_t clock = 0; clock < pushes; ++clock) {
       EXPECT_EQ(shard.may_pull(5, clock), clock <= bound);
       shard.push(5, clock, frame);
     }
     EXPECT_TRUE(shard.may_pull(7, 0));
-    EXPECT_EQ(shard.waiting(5), bound == 0 ? 5u : 0u);
+    EXPECT_EQ(shard.waiting(5), bound == 0 ? 2u : 0u);
     shard.push(7, 0, frame);
-    EXPECT_EQ(shard.may_pull(5, 5), bound >= 4);
+    EXPECT_EQ(shard.may_pull(5, pushes), bound >= 4);
     shard.leave(7, true);
-    EXPECT_TRUE(shard.may_pull(5, 5)) << "nobody waits for who is gone";
+    EXPECT_TRUE(shard.may_pull(5, pushes)) << "nobody waits for who is gone";
     EXPECT_EQ(shard.waiting(5), 0u);
     EXPECT_EQ(shard.statistics().lost, std::vector<int>{7});
-    EXPECT_EQ(shard.join(9), 5u) << "begins where the slowest is";
+    EXPECT_EQ(shard.join(9), pushes) << "begins where the slowest is";
   }
 }
 
@@ -84,6 +88,86 @@ TEST(ParameterShards, NothingMovesBeforeAllHaveComeWhateverTheBound) {
   const Values moved = shard.weights(1);
   for (std::size_t i = 0; i < moved.size(); ++i)
     ASSERT_NEAR(moved[i], -(first[i] + second[i]) / 2, 1e-6) << "each counts one of two workers";
+}
+
+// The bound on a server's memory is the server's own: a worker need not keep to the protocol.
+TEST(ParameterShards, AThirdUnansweredPushIsRefused) {
+  for (const std::uint32_t bound : {0u, 3u}) {  // 3: nothing moves before worker 1 has joined
+    const ServerOptions options{.push = "none", .staleness = bound, .workers = {0, 1}};
+    ParameterShard shard = shard_of(options);
+    shard.join(0);
+    if (bound == 0) shard.join(1);
+    const auto push = [&](std::uint32_t clock) {
+      shard.push(0, clock, frame_of(options, gradient_of(0, clock), clock, 0));
+    };
+    push(0);
+    push(1);
+    for (int i = 0; i < 3; ++i) EXPECT_THROW(push(2), InvalidArgument);
+    EXPECT_EQ(shard.waiting(0), 2u);
+    EXPECT_EQ(shard.statistics().refused, 3u);
+    if (bound != 0) shard.join(1);
+    shard.push(1, 0, frame_of(options, gradient_of(1, 0)));
+    push(2);  // now that an earlier one was answered
+    EXPECT_EQ(shard.statistics().pushes, bound == 0 ? 2u : 4u);
+  }
+}
+
+TEST(ParameterShards, APushThatDecodesToWhatIsNotFiniteMovesNothing) {
+  for (const std::uint32_t bound : {0u, kNoBound})
+    for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+      ServerOptions options{.push = "none", .staleness = bound};
+      ServedWeights gradient = gradient_of(1, 0);
+      gradient[3][77] = bad;
+      const auto frame = frame_of(options, gradient);
+      ParameterShard shard = shard_of(options);
+      shard.join(1);
+      shard.join(2);
+      try {
+        shard.push(1, 0, frame);
+        ADD_FAILURE() << "was taken";
+      } catch (const InvalidArgument& error) {
+        EXPECT_STREQ(error.what(),
+                     "worker 1's push for clock 0: the gradient of parameter 3 is not finite, and "
+                     "was not added");
+      }
+      EXPECT_EQ(shard.statistics().refused, 1u);
+      shard.push(1, 0, frame_of(options, gradient_of(1, 0)));
+      shard.push(2, 0, frame_of(options, gradient_of(2, 0)));
+      const Values first = gradient_of(1, 0)[3], second = gradient_of(2, 0)[3];
+      const Values moved = shard.weights(3);
+      for (std::size_t i = 0; i < moved.size(); ++i)
+        ASSERT_NEAR(moved[i], -(first[i] + second[i]) / 2, 1e-6);
+      options.require_finite = FiniteCheck::kOff;
+      ParameterShard loose = shard_of(options);
+      loose.join(1);
+      loose.push(1, 0, frame);
+      EXPECT_FALSE(std::isfinite(loose.weights(3)[77]));
+    }
+}
+
+TEST(ParameterShards, OnlyASilentWorkerThatHoldsOthersUpIsLeftOut) {
+  const auto later = Clock::now() + std::chrono::hours(1);
+  for (const bool pulls : {true, false}) {
+    const ServerOptions options{.push = "none", .workers = {0, 1, 2}};
+    ParameterShard shard = shard_of(options);
+    for (const int worker : {0, 1}) shard.join(worker);
+    EXPECT_EQ(shard.missing(), std::vector<int>{2});
+    EXPECT_FALSE(shard.may_pull(0, 0));
+    EXPECT_TRUE(shard.leave_out_silent(later).empty()) << "who waits for worker 2 to join";
+    shard.join(2);
+    EXPECT_TRUE(shard.missing().empty());
+    for (const int worker : {0, 1}) {
+      shard.push(worker, 0, frame_of(options, gradient_of(worker, 0), 0, worker));
+      if (pulls) EXPECT_FALSE(shard.may_pull(worker, 1));
+    }
+    EXPECT_FALSE(shard.may_pull(2, 7)) << "a wait for a clock that is not its own is no wait";
+    EXPECT_TRUE(shard.leave_out_silent(Clock::now() - std::chrono::hours(1)).empty());
+    EXPECT_EQ(shard.leave_out_silent(later), std::vector<int>{2});
+    EXPECT_EQ(shard.statistics().pushes, 2u);
+    EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
+    EXPECT_TRUE(shard.leave_out_silent(later).empty()) << "now both compute, and nobody waits";
+    EXPECT_THROW(shard.push(2, 0, frame_of(options, gradient_of(2, 0))), InvalidArgument);
+  }
 }
 
 TEST(ParameterShards, WhoIsLostBeforeItCameIsNamed) {

@@ -39,10 +39,11 @@ class ParameterServer(tersor.ParameterServer):
         servers: Sequence[int] = (0,),
         workers: Sequence[int] | None = None,
         process_group: dist.ProcessGroup | None = None,
+        straggler_timeout: float | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
         """``model``: the same weights on all servers, copied, but those that need no gradient. Its
-        options and errors are those of ``tersor.ParameterServer``."""
+        options and errors are those of ``tersor.ParameterServer``, ``timeout`` is the group's."""
         super().__init__(
             groups.transport(process_group),
             {name: _on_host(one) for name, one in _served(model).items()},
@@ -50,6 +51,7 @@ class ParameterServer(tersor.ParameterServer):
             servers=servers,
             workers=workers,
             timeout=groups.seconds_of(process_group),
+            straggler_timeout=straggler_timeout,
             **options,
         )
 
