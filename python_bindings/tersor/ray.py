@@ -17,7 +17,7 @@ import numpy as np
 import ray
 
 from tersor import _core
-from tersor._core import InvalidArgument
+from tersor._core import Error, InvalidArgument, TransportError
 from tersor.arrays import empty_bytes
 from tersor.server import Update, named_update, told
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["ParameterClient", "ParameterServer"]
 
 Arrays = Mapping[str, Any]
+
+_MOST_UNANSWERED = 2  # pushes of a worker
 
 
 class _Shard:
@@ -50,8 +52,7 @@ class _Shard:
         )
         self._changed = asyncio.Condition()
         self._next: dict[int, int] = {}  # clocks
-        self._heard: dict[int, float] = {}
-        self._waiting: Counter[int] = Counter()  # calls of each worker
+        self._pushes: Counter[int] = Counter()  # of each worker, unanswered
         self._lives: Counter[int] = Counter()  # how often it has joined
 
     async def join(self, worker: int, signature: int) -> tuple[int, int]:
@@ -63,19 +64,38 @@ class _Shard:
                 self._drop(worker, lost=True)
             clock = self._next[worker] = self._shard.join(worker)
             self._lives[worker] += 1
-            self._tell(worker)
+            self._pushes[worker] = 0
+            self._changed.notify_all()
         return clock, self._lives[worker]
 
     async def push(self, worker: int, life: int, clock: int, frame: Any) -> None:
-        async with self._changed:  # Ray may begin calls in another order
-            await self._until(worker, life, lambda: self._next[worker] >= clock)
-            try:
-                self._shard.push(worker, clock, frame)
-            except BaseException:
-                self._drop(worker, lost=True)  # what it pushes next is for a clock that never comes
-                raise
+        """Returns when the weights have moved by it."""
+        self._is_here(worker, life)
+        if self._pushes[worker] >= _MOST_UNANSWERED:
+            raise InvalidArgument(
+                f"worker {worker} pushes while {_MOST_UNANSWERED} of its pushes are unanswered"
+            )
+        self._pushes[worker] += 1
+        try:
+            async with self._changed:  # Ray may begin calls in another order
+                await self._until(worker, life, lambda: self._next[worker] >= clock)
+                self._take(worker, clock, frame)
+                await self._until(worker, life, lambda: self._moved(worker) > clock)
+        finally:
+            self._pushes[worker] -= life == self._lives[worker]
+
+    def _take(self, worker: int, clock: int, frame: Any) -> None:
+        try:
+            self._shard.push(worker, clock, frame)
             self._next[worker] = clock + 1
-            self._tell(worker)
+        except Error:
+            self._drop(worker, lost=True)  # what it pushes next is for a clock that never comes
+            raise
+        finally:
+            self._changed.notify_all()
+
+    def _moved(self, worker: int) -> int:
+        return self._next[worker] - self._shard.waiting(worker)
 
     async def pull(self, worker: int, life: int, clock: int) -> Any:
         async with self._changed:
@@ -85,7 +105,6 @@ class _Shard:
                 lambda: self._next[worker] >= clock and self._shard.may_pull(worker, clock),
             )
             frame = empty_bytes(self._shard.pull_capacity, np.empty(0))
-            self._tell(worker)
             return frame[: self._shard.pull(worker, clock, frame)]
 
     async def leave(self, worker: int, life: int) -> None:
@@ -101,22 +120,21 @@ class _Shard:
         fields = ("pushes", "pulls", "refused", "pushed_bytes", "pulled_bytes", "lost")
         return {field: getattr(self._shard.statistics(), field) for field in fields}
 
-    def _tell(self, worker: int) -> None:
-        self._heard[worker] = time.monotonic()
-        self._changed.notify_all()
-
     async def _until(self, worker: int, life: int, is_so: Callable[[], bool]) -> None:
-        """Who waits is alive; of the others those are lost who were silent for too long."""
-        self._waiting[worker] += 1
-        try:
-            while self._is_here(worker, life) and not is_so():
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self._patience / 4)
-                self._drop_silent()
-        finally:
-            self._waiting[worker] -= 1
+        """Leaves out workers that are silent for too long meanwhile."""
+        until = time.monotonic() + self._patience
+        while self._is_here(worker, life) and not is_so():
+            if (missing := self._shard.missing()) and time.monotonic() > until:
+                raise TransportError(
+                    f"workers {missing} of workers= did not join within {self._patience:g} s"
+                )
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._patience / 4)
+            for one in self._shard.leave_out_silent(self._patience):
+                self._drop(one, lost=True)
 
     def _is_here(self, worker: int, life: int) -> bool:
+        self._shard.waiting(worker)  # raises what an update raised
         if worker not in self._next or life != self._lives[worker]:
             raise InvalidArgument(
                 f"worker {worker} has not joined, or was held for lost: it was silent for "
@@ -124,14 +142,7 @@ class _Shard:
             )
         return True
 
-    def _drop_silent(self) -> None:
-        since = time.monotonic() - self._patience
-        for one in [one for one, heard in self._heard.items() if heard < since]:
-            if self._waiting[one] == 0:
-                self._drop(one, lost=True)
-
     def _drop(self, worker: int, lost: bool) -> None:
-        self._heard.pop(worker, None)
         self._next.pop(worker, None)
         self._changed.notify_all()
         self._shard.leave(worker, lost)
@@ -154,7 +165,8 @@ class ParameterServer:
     ) -> None:
         """``weights``: float32 arrays. ``update``: the rate of SGD, or a function that moves a list
         of parts. ``workers``: numbers that workers have which must come before anything moves.
-        ``patience``: seconds without a call after which a worker is lost, while others wait for it.
+        ``patience``: seconds without a call after which a worker is lost while others wait for it,
+        and after which their calls raise TransportError if a number of ``workers`` has not joined.
         ``actor_options``: Ray's, such as ``resources``. Raises InvalidArgument for options that no
         server takes."""
         self._options, self._workers = options, list(workers)
@@ -214,8 +226,13 @@ class ParameterClient:
         """Writes the weights of this clock into arrays of float32."""
         arrays = [weights[name] for name in self._names]
         places = zip(self._actors, self._lives, self._clocks, strict=True)
-        answers = [one.pull.remote(self._worker, life, clock) for one, life, clock in places]
-        for frames, answer in zip(self._frames, ray.get(answers), strict=True):
+        calls = [one.pull.remote(self._worker, life, clock) for one, life, clock in places]
+        try:
+            answers = ray.get(calls)
+        except ray.exceptions.RayError:
+            self.flush()  # the reason may be a push that was refused
+            raise
+        for frames, answer in zip(self._frames, answers, strict=True):
             frames.decode(answer, arrays)
 
     def push(self, gradients: Arrays) -> None:
@@ -224,7 +241,7 @@ class ParameterClient:
         arrays = [gradients[name] for name in self._names]
         if not all(np.isfinite(one).all() for one in arrays):
             raise InvalidArgument("push: a gradient is not finite; push zeros to leave it out")
-        while len(self._pushed) >= 2:
+        while len(self._pushed) >= _MOST_UNANSWERED:
             ray.get(self._pushed.popleft())
         sent = []
         places = zip(self._actors, self._frames, self._lives, self._clocks, strict=True)
@@ -236,7 +253,7 @@ class ParameterClient:
         self._clocks = [clock + 1 for clock in self._clocks]
 
     def flush(self) -> None:
-        """Waits until what it has pushed is there; at staleness 0 it may wait there for others'."""
+        """Waits until the servers' weights have moved by all that it has pushed."""
         while self._pushed:
             ray.get(self._pushed.popleft())
 

@@ -146,6 +146,70 @@ def test_what_is_refused() -> None:
     np.testing.assert_allclose(server.weights()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
 
 
+def test_a_worker_that_never_joins_ends_the_calls_of_the_others() -> None:
+    server = tersor.ray.ParameterServer(zeros(), workers=range(3), patience=0.5, **EXACT)
+    client = server.client(1)
+    with pytest.raises(tersor.Error, match=r"workers \[0, 2\] .* did not join within 0\.5 s"):
+        client.pull(zeros())
+    client.push(gradient(1, 0))
+    with pytest.raises(tersor.Error, match=r"workers \[0, 2\]"):
+        client.leave()
+
+
+def test_what_an_update_raises_reaches_every_worker() -> None:
+    def fails(parts: list[tuple[str, Any, Any]]) -> None:
+        raise ValueError("no disk")
+
+    server = tersor.ray.ParameterServer(zeros(), fails, workers=range(3), patience=5.0, **EXACT)
+    clients = [server.client(worker) for worker in range(3)]
+    for worker, client in enumerate(clients):
+        client.push(gradient(worker, 0))
+    for client in clients:
+        with pytest.raises(RuntimeError, match="no disk"):
+            client.pull(zeros())
+    with pytest.raises(RuntimeError, match="no disk"):
+        server.client(3)
+
+
+def raw_push(client: Any, clock: int, of: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """A push of a worker that keeps to nothing."""
+    frame = np.empty(client._frames[0].push_capacity, np.uint8)
+    used = client._frames[0].encode(list(of.values()), clock, frame)
+    return client._actors[0].push.remote(client._worker, client._lives[0], clock, frame[:used])
+
+
+def test_a_server_refuses_a_third_unanswered_push() -> None:
+    server = tersor.ray.ParameterServer(zeros(), workers=range(2), patience=60.0, **EXACT)
+    client, other = server.client(0), server.client(1)
+    first, second, *more = [raw_push(client, clock, gradient(0, 0)) for clock in (0, 1, 2, 1)]
+    for refused in more:
+        with pytest.raises(tersor.InvalidArgument, match="worker 0 pushes while 2 of its pushes"):
+            ray.get(refused)
+    other.push(gradient(1, 0))
+    ray.get(first)
+    client._clocks = [2]
+    client.push(gradient(0, 2))
+    other.push(gradient(1, 1))
+    other.push(gradient(1, 2))
+    ray.get(second)
+    client.leave()
+    other.leave()
+    assert server.statistics()[0]["pushes"] == 6
+
+
+@pytest.mark.parametrize("staleness", [0, None])
+def test_a_push_that_is_not_finite_moves_nothing(staleness: int | None) -> None:
+    server = tersor.ray.ParameterServer(zeros(), staleness=staleness, **EXACT)
+    client = server.client(4)
+    bad = gradient(4, 0)
+    bad["b"][7] = np.inf
+    client._pushed.append([raw_push(client, 0, bad)])
+    client._clocks = [1]
+    with pytest.raises(tersor.InvalidArgument, match=r"worker 4's push for clock 0: .* not finite"):
+        client.pull(zeros())
+    assert all((one == 0).all() for one in server.weights().values())
+
+
 def test_a_task_that_is_tried_again_takes_its_place() -> None:
     server = tersor.ray.ParameterServer(zeros(), workers=range(2), patience=600.0, **EXACT)
     first = server.client(0)
