@@ -202,7 +202,7 @@ def test_a_step_may_leave_parameters_out(rank: int, count: int) -> None:
             model(inputs, both=both).square().sum().backward()
     assert handle is not None
     found, wanted = (local(one.second.weight.grad) for one in (ours, reference))
-    assert relative(found, wanted) < 0.02  # by bf16, whose residuals wait
+    assert 0.02 < relative(found, wanted) < 0.5  # by int4
     assert float(handle.feedback["second.weight (replicas)"].residual.norm()) > 0
 
 

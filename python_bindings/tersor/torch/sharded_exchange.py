@@ -241,10 +241,10 @@ class ModuleExchange(Exchange):
             return self._reducers.of(self, kind), [one.name for one in parameters]
         name, options = self.name, ReducerOptions()
         reason = "borders of parameters are not known: the module's gradients are one tensor"
-        if self.layout.known:  # nobody says which these are: their residuals wait for another step
+        if self.layout.known:  # the rules of the parameters are not known, "none" may be one
             name = f"{self.name}, {rows.shape[1]} values a rank"
-            options["rules"] = [("*", "bf16" if rows.dtype == torch.float32 else "none")]
-            reason = "some of the module's parameters had no gradient"
+            options["rules"] = [("*", "none")]
+            reason = "PyTorch does not show which of the module's parameters had no gradient"
         whole = ShardedParameter(name, rows.shape, 0, rows.shape[1])
         return self._reducers.odd(self, kind, whole, options, reason), [name]
 

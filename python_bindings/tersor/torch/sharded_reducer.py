@@ -35,6 +35,9 @@ from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
 
 
+_MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same ones
+
+
 @dataclass(frozen=True)
 class Kind:
     """What gradients of one reducer have in common."""
@@ -328,11 +331,11 @@ class Reducers(Generic[Made]):
         self._options = options
         self._new = make
         self._of: dict[Reduced, Made] = {}
-        self._odd: dict[tuple[int, str, Kind], Made] = {}
+        self._odd: dict[tuple[int, str, int, Kind], Made] = {}  # at most _MOST_ODD
 
     def all(self) -> list[Made]:
         """In the order of modules."""
-        odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:2])]
+        odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:3])]
         return [*dict.fromkeys(self._of.values()), *odd]
 
     def prepare(self) -> None:
@@ -362,8 +365,11 @@ class Reducers(Generic[Made]):
 
         ``options``: beside those that all have; ``reason``: why it travels so.
         """
-        key = (self.exchanges.index(exchange), message.name, kind)
+        key = (self.exchanges.index(exchange), message.name, message.shard_count, kind)
         if key not in self._odd:
+            idle = [one for one, made in self._odd.items() if not made.under_way]
+            if len(self._odd) >= _MOST_ODD and idle:
+                del self._odd[idle[0]]
             self._odd[key] = self._new(kind, [message], {**self._options, **options}, reason)
         return self._odd[key]
 

@@ -14,6 +14,7 @@ are ranks, each padded with zeros to the length of the first.
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -157,12 +158,16 @@ class ModuleLayout:
         return getattr(self._group, "device", torch.device("cpu"))
 
     def parameters(self, shard_count: int) -> list[ShardedParameter] | None:
-        """Those of a message of which each rank keeps ``shard_count`` values.
+        """Those of the message under way, of which each rank keeps ``shard_count`` values.
 
-        FSDP leaves out parameters that want no gradient, and those that had none in this step. The
-        first are known; None where the message has other parameters than all that want a gradient.
+        FSDP leaves out parameters that want no gradient, and parameters without gradient in this
+        step. None if PyTorch does not show which parameters the message has.
         """
-        return self._if_whole(self.expected(), shard_count)
+        found = self._if_whole(self.expected(), shard_count)
+        if found is None:
+            entries = [one for one in _message_entries() if id(one) in self._names]
+            found = self._if_whole(list(map(self._describe, entries)), shard_count)
+        return found
 
     def gathered(self, shard_count: int) -> list[ShardedParameter] | None:
         """Those of an all-gather of ``shard_count`` values of each rank; None: other values."""
@@ -195,6 +200,18 @@ class ModuleLayout:
             dimension=entry.fsdp_placement.dim,
             shard_count=entry.padded_sharded_param_size.numel(),
         )
+
+
+def _message_entries() -> Sequence[Any]:
+    """The parameters of the message under way: an argument of the function of FSDP that sends it.
+
+    FSDP keeps these parameters nowhere else. Empty if another function sends the message.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "foreach_reduce":
+        frame = frame.f_back
+    found: Sequence[Any] = frame.f_locals.get("fsdp_params", ()) if frame is not None else ()
+    return found
 
 
 def exchanges_of(module: FSDPModule, collective: Collective) -> list[Any]:
