@@ -217,7 +217,7 @@ def test_a_step_that_leaves_parameters_out_keeps_their_residuals(rank: int, coun
             backward_of_branches(model, rank, both)
         if not both:
             found = local(ours.second.weight.grad)
-            assert 0.1 < relative(found, local(reference.second.weight.grad))  # by its codec
+            assert relative(found, local(reference.second.weight.grad)) > 0.1  # by its codec
             assert torch.equal(handle.feedback["first.weight"].residual, kept)
     steps = {one["name"]: one["steps"] for one in handle.statistics()}
     assert (steps["first.weight"], steps["second.weight"]) == (2, 3)

@@ -34,7 +34,6 @@ from tersor.torch.samples import Samples
 from tersor.torch.sharding import ModuleLayout, ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
 
-
 _MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same ones
 
 
