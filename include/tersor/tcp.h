@@ -5,6 +5,7 @@
 #include <tersor/forwarding.h>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -29,6 +30,13 @@ class KeyValueStore {
   virtual std::string get(const std::string& key, Clock::time_point until) = 0;
 };
 
+/// The protection of all bytes after the handshake.
+enum class TcpProtection : std::uint8_t {
+  kNone,          ///< whoever can change bytes on their way can change sums
+  kAuthenticate,  ///< a changed, repeated, reordered or missing byte ends in TransportError
+  kEncrypt,       ///< kAuthenticate, and nobody on the way can read the bytes
+};
+
 struct TcpOptions {
   /// Where this rank listens and others call it: an address, a host's name or an interface
   /// ("10.0.0.3", "node3", "eth0"). Empty: what the host's own name stands for, or else its first
@@ -41,12 +49,18 @@ struct TcpOptions {
   /// rank that does not listen yet, and where two first have something for each other, for a
   /// network that is away. What they do afterwards has the deadlines of Operation.
   std::chrono::milliseconds timeout = kDefaultTimeout;
+  /// A secret that the ranks share beforehand, the same on all ranks, at least 16 bytes, best the
+  /// output of `openssl rand -hex 32`. With it, whoever reads the store or the file cannot join the
+  /// world. Default: none.
+  std::string secret = {};
+  /// The same on all ranks. docs/tcp.md has the cost.
+  TcpProtection protect = TcpProtection::kNone;
 };
 
-/// Moves bytes over TCP, between each two ranks once they need it. Any thread may use it. Whoever
-/// connects proves by HMAC-SHA256 that it knows the world's secret, and is proven the same, before
-/// anything it says is used; what travels afterwards is not encrypted. Hosts are told apart by
-/// their names and by when they were started.
+/// Moves bytes over TCP, between each two ranks once they need it. Any thread may use it. Both ends
+/// of a connection prove by HMAC-SHA256 that they know the world's secret, the caller first. After
+/// these proofs only TcpOptions::protect authenticates bytes. Hosts are told apart by their names
+/// and by when they were started.
 ///
 /// All constructors throw InvalidArgument for a rank that is none, options out of range and a
 /// secret of fewer than 16 bytes; TransportError for an address that does not resolve or is not
@@ -54,7 +68,8 @@ struct TcpOptions {
 class TcpTransport final : public ForwardingTransport {
  public:
   /// Ranks meet in a store that all of them reach, and which had no world before (of one that had,
-  /// prefix the keys). Rank 0 leaves a secret there that is drawn for this world.
+  /// prefix the keys). Rank 0 leaves a secret there that is drawn for this world: whoever reads the
+  /// store can join the world, unless the ranks have TcpOptions::secret.
   TcpTransport(KeyValueStore& store, int rank, int ranks, const TcpOptions& options = {});
 
   /// Ranks meet in a file that all of them reach, and that no run had before: InvalidArgument where
@@ -64,8 +79,9 @@ class TcpTransport final : public ForwardingTransport {
                const TcpOptions& options = {});
 
   /// Ranks know where each of them listens ("10.0.0.3:4711", "node3:4711", "[fd00::3]:4711"), the
-  /// same list on all, and a secret of at least 16 bytes, which somebody drew at random. Ranks of
-  /// equal hosts in their addresses share a host. TcpOptions::address is not looked at.
+  /// same list on all, and a secret of at least 16 bytes, best the output of `openssl rand -hex
+  /// 32`: any other text than 64 hexadecimal digits is stretched (0.1 s, 64 MiB). Ranks of equal
+  /// hosts in their addresses share a host. TcpOptions::address is not looked at.
   TcpTransport(std::span<const std::string> addresses, std::string_view secret, int rank,
                const TcpOptions& options = {});
 

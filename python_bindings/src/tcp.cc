@@ -14,6 +14,10 @@
 #include "python_bindings/src/patient_transport.h"
 
 namespace tersor::python {
+
+template <>
+inline constexpr Texts<3> kChoice<TcpProtection> = {"protect", {"none", "authenticate", "encrypt"}};
+
 namespace {
 
 /// Calls `set(key, value)` and `get(key, seconds)` of a Python object, with the GIL held; `get`
@@ -66,12 +70,15 @@ void bind_tcp(nb::module_& module) {
       .def(
           "__init__",
           [](StoreTransport* made, nb::object store, int rank, int ranks, std::string address,
-             double timeout) {
-            new (made)
-                StoreTransport(store, rank, ranks,
-                               {.address = std::move(address), .timeout = to_timeout(timeout)});
+             double timeout, std::string secret, std::string_view protect) {
+            new (made) StoreTransport(store, rank, ranks,
+                                      {.address = std::move(address),
+                                       .timeout = to_timeout(timeout),
+                                       .secret = std::move(secret),
+                                       .protect = parse_choice<TcpProtection>(protect)});
           },
-          "store"_a, "rank"_a, "ranks"_a, "address"_a, "timeout"_a)
+          "store"_a, "rank"_a, "ranks"_a, "address"_a, "timeout"_a, "secret"_a = "",
+          "protect"_a = "none")
       .def("close", &StoreTransport::close, nb::call_guard<nb::gil_scoped_release>(),
            "Says goodbye to the others and ends the connections. Later calls raise "
            "TransportError.");

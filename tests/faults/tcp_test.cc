@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, TcpFaults, ::testing::ValuesIn(test::seeds_of(kV
 TEST_P(TcpFaults, EndInTimeOnAllThreads) {
   const Scenario scenario = draw_scenario(GetParam(), Home::kThreads);
   const auto make = [](const Scenario& of) {
-    return test::tcp_transports(of.ranks, connections_of(of));
+    return test::tcp_transports(of.ranks, {.connections = connections_of(of)});
   };
   for (const std::string& complaint : complaints_in_process(scenario, make))
     ADD_FAILURE() << complaint << repeat(scenario);
@@ -107,7 +107,9 @@ TEST_P(TcpFaults, EndInTimeOnAllProcesses) {
 
 TEST_P(TcpFaults, ElasticThreadsGoOn) {
   const ElasticPlan plan = draw_elastic_plan(GetParam(), Home::kThreads);
-  const auto make = [&] { return test::tcp_transports(plan.ranks, connections_of(plan)); };
+  const auto make = [&] {
+    return test::tcp_transports(plan.ranks, {.connections = connections_of(plan)});
+  };
   for (const std::string& complaint : complaints_in_process(plan, make))
     ADD_FAILURE() << complaint << repeat(plan);
 }
@@ -147,8 +149,8 @@ void expect_processes_go_on(const Plan& plan) {
 
 template <typename Plan>
 void expect_threads_go_on(const Plan& plan) {
-  for (const std::string& complaint :
-       complaints_in_process(plan, test::tcp_transports(plan.ranks, connections_of(plan))))
+  for (const std::string& complaint : complaints_in_process(
+           plan, test::tcp_transports(plan.ranks, {.connections = connections_of(plan)})))
     ADD_FAILURE() << complaint << repeat(plan);
 }
 

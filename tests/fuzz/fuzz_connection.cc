@@ -1,18 +1,21 @@
 // Bytes that come from a connection: before anybody is believed (both ends of the handshake), and
-// after (messages, on one lane or on several). Nobody gets in without the secret, memory stays
-// within what was announced, and messages that are sound come out whole.
+// after (messages, on one lane or on several; records under protection). Nobody gets in without the
+// secret, memory stays within what was announced, and messages that are sound come out whole.
 
 #include "comm/transport/host/block_pool.h"
 #include "comm/transport/tcp/handshake.h"
 #include "comm/transport/tcp/inbox.h"
+#include "comm/transport/tcp/records.h"
 
 #include <tersor/error.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <span>
+#include <string>
 #include <utility>
 
 namespace {
@@ -59,6 +62,15 @@ void shake_hands(End& end, Input& input) {
   }
 }
 
+void read_records(TcpProtection protection, Input& input) {
+  Records records(protection, {});
+  std::array<std::byte, 100> room;
+  while (!input.empty() && !records.damaged()) {
+    records.came(input.fill(records.room(), 1 + 300 * input.next()));
+    require(records.take({room, ByteSpan()}) == 0);
+  }
+}
+
 void read_messages(std::size_t lanes, Input& input) {
   host::BlockPool pool;
   std::size_t whole = 0;
@@ -95,9 +107,9 @@ void read_messages(std::size_t lanes, Input& input) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const Secret secret("a secret of the fuzzer");
+  static const Secret secret(std::string(64, '5'));
   Input input(std::as_bytes(std::span(data, size)));
-  const std::size_t kind = input.next() % 5;
+  const std::size_t kind = input.next() % 7;
   if (kind == 0) {
     Answerer answerer(secret, 2);
     shake_hands(answerer, input);
@@ -106,6 +118,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     Caller caller(secret, {.from = 1, .to = 2, .ranks = 3, .lanes = 1});
     shake_hands(caller, input);
     require(!caller.proven() && !caller.verdict().has_value());
+  } else if (kind >= 5) {
+    read_records(kind == 5 ? TcpProtection::kAuthenticate : TcpProtection::kEncrypt, input);
   } else {
     try {
       read_messages(kind - 1, input);

@@ -5,15 +5,18 @@
 namespace tersor::test {
 namespace {
 
-Fabric tcp_fabric(const std::string& name, int connections) {
-  const auto run = [connections](int ranks, const Body& body) {
-    run_ranks(tcp_transports(ranks, connections), body);
+Fabric tcp_fabric(const std::string& name, const TcpOptions& options) {
+  const auto run = [options](int ranks, const Body& body) {
+    run_ranks(tcp_transports(ranks, options), body);
   };
   return {.name = name, .run = run, .head_bytes = 64};
 }
 
 }  // namespace
 
-std::vector<Fabric> fabrics() { return {tcp_fabric("Tcp", 1), tcp_fabric("TcpLanes", 3)}; }
+std::vector<Fabric> fabrics() {
+  return {tcp_fabric("Tcp", {}), tcp_fabric("TcpLanes", {.connections = 3}),
+          tcp_fabric("TcpEncrypted", {.connections = 2, .protect = TcpProtection::kEncrypt})};
+}
 
 }  // namespace tersor::test

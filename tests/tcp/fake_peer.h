@@ -51,6 +51,14 @@ class FakePeer {
   }
   void say(std::string_view text) { say(std::as_bytes(std::span(text))); }
 
+  /// The next bytes of the other end, fewer if it closes.
+  std::vector<std::byte> hear(std::size_t bytes) {
+    std::vector<std::byte> heard(bytes);
+    asio::error_code ignored;
+    heard.resize(asio::read(socket_, asio::buffer(heard.data(), bytes), ignored));
+    return heard;
+  }
+
   /// Whether the other end has closed, or does so before it says anything.
   bool is_dropped() {
     std::array<std::byte, 1> one;

@@ -74,7 +74,7 @@ TEST(TcpFirstMessage, AConnectionThatIsMadeBetweenTwoLooksIsTaken) {
 
 /// What a rank of a store's world says, and after how long, where all calls end so.
 std::string error_where_all_fail(int code, Failing when, std::chrono::milliseconds timeout) {
-  auto transports = tcp_transports(2, 1, timeout);
+  auto transports = tcp_transports(2, {.timeout = timeout});
   const FailingConnects failing(code, kAll, when);
   std::string said;
   run_ranks(std::move(transports), [&](Transport& transport) {

@@ -70,7 +70,7 @@ class TcpFork : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Connected, TcpFork, ::testing::Bool());
 
 TEST_P(TcpFork, SaysNoGoodbyes) {
-  auto transports = tcp_transports(3, 2);
+  auto transports = tcp_transports(3, {.connections = 2});
   if (GetParam()) gather_all(transports);
   EXPECT_EQ(in_a_child([&] { transports.clear(); }), 0) << "it waits for threads that it has not";
   for (int round = 0; round < 3; ++round) gather_all(transports);

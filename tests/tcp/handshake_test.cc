@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,13 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-const std::string kSharedSecret = "correct horse battery staple";
+const std::string kSharedSecret =
+    "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+const std::string kOtherSecret = "ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 Bytes copy_of(ConstByteSpan bytes) { return {bytes.begin(), bytes.end()}; }
+
+Bytes pattern_of(std::size_t bytes) { return Bytes(bytes, std::byte{0x5a}); }
 
 /// Feeds bytes to one end, so many at a time; false as soon as it wants no more.
 template <typename End>
@@ -34,11 +39,12 @@ bool feed(End& end, ConstByteSpan bytes, std::size_t step = 1000) {
   return true;
 }
 
-/// What was said on one connection.
+/// All messages of one connection, and its result at both ends.
 struct Talk {
-  Bytes hello, challenge, proof;
-  std::optional<Hello> caller;     ///< whom the answerer believes to speak with
-  std::optional<Verdict> verdict;  ///< that the caller was told
+  Bytes hello, challenge, proof, answer;
+  std::optional<Hello> caller;
+  std::optional<Verdict> verdict;
+  std::optional<SessionKeys> of_caller, of_answerer;
 };
 
 Talk talk(const Secret& of_caller, const Secret& of_answerer, const Hello& hello,
@@ -50,10 +56,14 @@ Talk talk(const Secret& of_caller, const Secret& of_answerer, const Hello& hello
   said.challenge = copy_of(answerer.reply());
   if (!feed(caller, said.challenge, step)) return said;
   said.proof = copy_of(caller.reply());
-  if (!feed(answerer, said.proof, step)) return said;
+  const bool proven = feed(answerer, said.proof, step);
   said.caller = answerer.caller();
-  feed(caller, bytes_of(Verdict::kWelcome), step);
+  said.answer =
+      proven ? copy_of(bytes_of(answerer.answer(Verdict::kWelcome))) : copy_of(answerer.reply());
+  if (!feed(caller, said.answer, step)) return said;
   said.verdict = caller.verdict();
+  said.of_caller = caller.keys();
+  said.of_answerer = answerer.keys();
   return said;
 }
 
@@ -71,10 +81,42 @@ TEST(TcpHandshake, TwoThatKnowTheSecretBelieveEachOther) {
 }
 
 TEST(TcpHandshake, AnotherSecretIsBelievedByNeither) {
-  const Secret secret(kSharedSecret), old("correct horse battery stable");
+  const Secret secret(kSharedSecret), old(kOtherSecret);
   const Talk said = talk(old, secret, {.from = 1, .to = 0});
   EXPECT_FALSE(said.caller.has_value());
-  EXPECT_TRUE(said.proof.empty()) << "who was not proven gets a proof of ours";
+  EXPECT_FALSE(said.verdict.has_value());
+}
+
+// A MAC of chosen words would let a stranger test guesses of the secret.
+TEST(TcpHandshake, AStrangerReceivesNoMac) {
+  const Secret secret(kSharedSecret);
+  Caller stranger(Secret(kOtherSecret), {.from = 1});
+  Answerer answerer(secret, 0);
+  EXPECT_TRUE(feed(answerer, stranger.opening()));
+  EXPECT_EQ(answerer.reply().size(), sizeof(Nonce) + sizeof(Challenge::rank));
+  EXPECT_FALSE(feed(answerer, pattern_of(kProofBytes)));
+  EXPECT_EQ(copy_of(answerer.reply()), Bytes(sizeof(Answer), std::byte{0}));
+}
+
+TEST(TcpHandshake, BothEndsDeriveTheSameKeysOnce) {
+  const Secret secret(kSharedSecret);
+  const Talk first = talk(secret, secret, {.from = 1}), second = talk(secret, secret, {.from = 1});
+  ASSERT_TRUE(first.of_caller && first.of_answerer && second.of_caller);
+  EXPECT_EQ(first.of_caller->send, first.of_answerer->receive);
+  EXPECT_EQ(first.of_caller->receive, first.of_answerer->send);
+  EXPECT_NE(first.of_caller->send, first.of_caller->receive);
+  EXPECT_NE(first.of_caller->send, second.of_caller->send);
+}
+
+TEST(TcpHandshake, NobodyRemovesTheProtection) {
+  const Secret secret(kSharedSecret);
+  Caller caller(secret, {.from = 1, .protection = 1});
+  Answerer answerer(secret, 0);
+  Bytes hello = copy_of(caller.opening());
+  hello[offsetof(Hello, protection)] = std::byte{0};
+  EXPECT_TRUE(feed(answerer, hello));
+  EXPECT_TRUE(feed(caller, answerer.reply()));
+  EXPECT_FALSE(feed(answerer, caller.reply()));
 }
 
 TEST(TcpHandshake, NothingIsSaidTwice) {
@@ -95,18 +137,18 @@ TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
   EXPECT_FALSE(answerer.caller().has_value());
 }
 
-// An answerer's own proof, sent back to it, is no caller's.
+// An answerer's MAC, sent back to the answerer, is no caller's proof.
 TEST(TcpHandshake, AMirrorIsNotBelieved) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 1});
   Answerer answerer(secret, 0);
   EXPECT_TRUE(feed(answerer, caller.opening()));
-  const Bytes challenge = copy_of(answerer.reply());
-  EXPECT_FALSE(feed(answerer, ConstByteSpan(challenge).last(kProofBytes)));
+  const Answer answer = answerer.answer(Verdict::kWelcome);
+  EXPECT_FALSE(feed(answerer, answer.proof));
   EXPECT_FALSE(answerer.caller().has_value());
 }
 
-// Somebody at a rank's address lets other ranks answer in its place.
+// Somebody at a rank's address lets other ranks answer.
 TEST(TcpHandshake, NoRankAnswersForAnother) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
@@ -115,11 +157,12 @@ TEST(TcpHandshake, NoRankAnswersForAnother) {
   EXPECT_TRUE(caller_itself.reply().empty());
   EXPECT_TRUE(feed(other, caller.opening()));
   EXPECT_TRUE(feed(caller, other.reply()));
+  EXPECT_TRUE(feed(other, caller.reply()));
+  EXPECT_TRUE(feed(caller, bytes_of(other.answer(Verdict::kWelcome))));
   EXPECT_EQ(caller.verdict(), Verdict::kOtherRank);
-  EXPECT_TRUE(caller.room().empty() && caller.reply().empty()) << "rank 2 gets a proof";
 }
 
-// Nor by saying that it is the one that was called.
+// A changed rank in the challenge changes the proof.
 TEST(TcpHandshake, TheAnswerersRankIsProven) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
@@ -127,33 +170,30 @@ TEST(TcpHandshake, TheAnswerersRankIsProven) {
   EXPECT_TRUE(feed(other, caller.opening()));
   Bytes challenge = copy_of(other.reply());
   challenge[offsetof(Challenge, rank)] = std::byte{1};
-  EXPECT_FALSE(feed(caller, challenge));
+  EXPECT_TRUE(feed(caller, challenge));
+  EXPECT_FALSE(feed(other, caller.reply()));
+  EXPECT_FALSE(feed(caller, bytes_of(other.answer(Verdict::kWelcome))));
   EXPECT_FALSE(caller.proven());
 }
 
-// Who it says to be is what it proves.
 TEST(TcpHandshake, AnyChangedBitIsNoticed) {
   const Secret secret(kSharedSecret);
   std::mt19937 random(7);
-  for (int round = 0; round < 300; ++round) {
+  for (std::size_t round = 0; round < 400; ++round) {
     Caller caller(secret, {.from = 1, .to = 2, .ranks = 4, .lanes = 1});
     Answerer answerer(secret, 2);
-    std::vector<Bytes> words = {copy_of(caller.opening())};
-    const auto damage = [&](std::size_t word) {
-      if (round % 3 != static_cast<int>(word)) return;
-      Bytes& bytes = words[word];
-      bytes[random() % bytes.size()] ^= std::byte(1 << (random() % 8));
+    const auto sent = [&](std::size_t message, ConstByteSpan bytes) {
+      Bytes changed = copy_of(bytes);
+      if (round % 4 == message) changed[random() % changed.size()] ^= std::byte(1 << random() % 8);
+      return changed;
     };
-    damage(0);
-    bool believed = feed(answerer, words[0]);
-    words.push_back(copy_of(answerer.reply()));
-    if (believed) damage(1);
-    believed = believed && feed(caller, words[1]);
-    words.push_back(copy_of(caller.reply()));
-    if (believed) damage(2);
-    believed = believed && feed(answerer, words[2]);
-    EXPECT_FALSE(believed) << "round " << round;
-    EXPECT_FALSE(answerer.caller().has_value());
+    const bool proven = feed(answerer, sent(0, caller.opening())) &&
+                        feed(caller, sent(1, answerer.reply())) &&
+                        feed(answerer, sent(2, caller.reply()));
+    EXPECT_EQ(proven, round % 4 == 3) << "round " << round;
+    EXPECT_EQ(answerer.caller().has_value(), proven);
+    if (proven) feed(caller, sent(3, bytes_of(answerer.answer(Verdict::kWelcome))));
+    EXPECT_FALSE(caller.proven()) << "round " << round;
   }
 }
 
@@ -164,7 +204,7 @@ TEST(TcpHandshake, OnlyVerdictsAreVerdicts) {
     Answerer answerer(secret, 0);
     EXPECT_TRUE(feed(answerer, caller.opening()));
     EXPECT_TRUE(feed(caller, answerer.reply()));
-    EXPECT_FALSE(feed(caller, bytes_of(static_cast<Verdict>(number))));
+    EXPECT_FALSE(feed(caller, bytes_of(answerer.answer(static_cast<Verdict>(number)))));
     EXPECT_FALSE(caller.verdict().has_value());
   }
 }
@@ -172,8 +212,34 @@ TEST(TcpHandshake, OnlyVerdictsAreVerdicts) {
 TEST(TcpHandshake, AShortSecretIsRefused) {
   EXPECT_THROW(Secret("fifteen letters"), InvalidArgument);
   EXPECT_NO_THROW(Secret("sixteen letters!"));
+  EXPECT_THROW(Secret(kSharedSecret).completed_by("fifteen letters"), InvalidArgument);
   EXPECT_NE(new_secret(), new_secret());
   EXPECT_EQ(new_secret().size(), 64u);
+}
+
+std::string proof_by(const Secret& secret) {
+  const std::string words = "words";
+  std::string digits;
+  for (const std::byte byte : secret.prove(Role::kCaller, std::as_bytes(std::span(words)))) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    digits += {kDigits[std::to_integer<int>(byte >> 4)],
+               kDigits[std::to_integer<int>(byte & std::byte{15})]};
+  }
+  return digits;
+}
+
+// Expected values: HMAC-SHA256 of "\x01words" by Python's hmac. The keys are SHA-256 of the 64
+// digits, Argon2id of the phrase (2 passes, 64 MiB, salt "tersor tcp world"), and the HMAC of
+// "\x05" and the first key by the second key.
+TEST(TcpHandshake, APhraseIsStretched) {
+  const std::string phrase = "correct horse battery staple";
+  EXPECT_EQ(proof_by(Secret(kSharedSecret)),
+            "f2987a113265496e7e71590854ad8ea1d42a3a2bb6230053f906f4c8f181b33f");
+  EXPECT_EQ(proof_by(Secret(phrase)),
+            "f8fa1a8d2205c45da7bcaf48bc472dd0193b3202d09c40f03cf99643fbfe6f26");
+  EXPECT_EQ(proof_by(Secret(kSharedSecret).completed_by(phrase)),
+            "3f3ab669323e84065f67929ea0c715fbe2798acc0148ccce600a6523a490fb7e");
+  EXPECT_EQ(proof_by(Secret(kSharedSecret).completed_by("")), proof_by(Secret(kSharedSecret)));
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 // All connections end before the receiver looks at one of them.
 TEST(TcpLanes, WhatWasSentBeforeTheSenderLeftIsRead) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
-  auto transports = tcp_transports(2, 3);
+  auto transports = tcp_transports(2, {.connections = 3});
   const auto sent = pattern(kBytes, 1, 0);
   std::jthread sender([&] {
     transports[1]->send({.name = "send", .timeout = 20s}, 0, sent).wait_synchronize();

@@ -37,16 +37,15 @@ class MemoryStore final : public KeyValueStore {
 };
 
 /// The transports of all ranks of a new world, on the loopback.
-inline std::vector<std::unique_ptr<Transport>> tcp_transports(
-    int ranks, int connections = 1, std::chrono::milliseconds timeout = kDefaultTimeout) {
+inline std::vector<std::unique_ptr<Transport>> tcp_transports(int ranks, TcpOptions options = {}) {
+  options.address = "127.0.0.1";
   MemoryStore store;
   std::vector<std::unique_ptr<Transport>> transports(static_cast<std::size_t>(ranks));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      transports[static_cast<std::size_t>(rank)] = std::make_unique<TcpTransport>(
-          store, rank, ranks,
-          TcpOptions{.address = "127.0.0.1", .connections = connections, .timeout = timeout});
+      transports[static_cast<std::size_t>(rank)] =
+          std::make_unique<TcpTransport>(store, rank, ranks, options);
     });
   threads.clear();
   return transports;

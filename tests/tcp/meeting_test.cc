@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 #include <thread>
 
 #include "tests/tcp/fake_peer.h"
@@ -23,7 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-const std::string kMeetingSecret = "a secret of the tests";
+const std::string kMeetingSecret(64, '5');
 const TcpOptions kLoopback{.address = "127.0.0.1", .timeout = 20s};
 
 class Folder {
@@ -196,6 +197,33 @@ TEST(TcpMeeting, ByAddresses) {
   });
 }
 
+// The address and the world's drawn secret are public; the ranks' own phrase is not.
+TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
+  MemoryStore store;
+  TcpOptions options = kLoopback;
+  options.secret = "a phrase that the ranks share";
+  std::vector<std::unique_ptr<Transport>> met(2);
+  {
+    std::jthread second([&] { met[1] = std::make_unique<TcpTransport>(store, 1, 2, options); });
+    met[0] = std::make_unique<TcpTransport>(store, 0, 2, options);
+  }
+  std::istringstream table(store.get("table", Clock::now()));
+  std::string title, drawn, address;
+  table >> std::ws;
+  std::getline(table, title);
+  table >> drawn >> address;
+  const tcp::Hello hello{.from = 1, .to = 0, .ranks = 2, .lanes = 1};
+  EXPECT_FALSE(FakePeer(address).call(tcp::Secret(drawn), hello).has_value());
+  EXPECT_EQ(FakePeer(address).call(tcp::Secret(drawn).completed_by(options.secret), hello),
+            tcp::Verdict::kWelcome);
+}
+
+TEST(TcpMeeting, AWorldOfOneLeavesNoSecret) {
+  MemoryStore store;
+  const TcpTransport alone(store, 0, 1, kLoopback);
+  EXPECT_THROW(store.get("table", Clock::now()), TransportError);
+}
+
 TEST(TcpMeeting, ByNamesAndSixGroups) {
   auto addresses = free_addresses(2);
   addresses[0].replace(0, addresses[0].find(':'), "localhost");
@@ -286,6 +314,7 @@ TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
   EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 0}), InvalidArgument);
   EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 17}), InvalidArgument);
   EXPECT_THROW(TcpTransport(store, 0, 1, {.timeout = -1ms}), InvalidArgument);
+  EXPECT_THROW(TcpTransport(store, 0, 2, {.secret = "too short"}), InvalidArgument);
   EXPECT_THROW(TcpTransport(addresses, "too short", 0), InvalidArgument);
   EXPECT_THROW(TcpTransport(addresses, kMeetingSecret, 2), InvalidArgument);
   for (const char* text : {"", "host", ":4711", "host:", "host:0", "host:65536", "host:http",

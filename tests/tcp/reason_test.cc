@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLong = 20s;
-constexpr const char* kSecret = "a secret of the tests";
+const std::string kSecret(64, '5');
 
 void meet(Transport& transport, int peer, std::uint32_t tag) {
   const SendTo send{peer, {}};

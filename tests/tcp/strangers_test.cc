@@ -18,7 +18,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::string kWorldSecret = "a secret of the tests";
+const std::string kWorldSecret(64, '5');  // a phrase would be stretched for each rank
+const std::string kOldSecret(64, '6');
 constexpr std::size_t kWorldBytes = 100'000;
 
 /// The ranks of a world by addresses, of which some are threads of the test, others are played.
@@ -114,14 +115,14 @@ TEST_F(TcpStrangers, AnOldSecretIsDropped) {
   world(2);
   expect_exchange([&] {
     FakePeer old(address(0));
-    EXPECT_FALSE(old.call(tcp::Secret("the secret of yesterday"), hello(1, 0)).has_value());
+    EXPECT_FALSE(old.call(tcp::Secret(kOldSecret), hello(1, 0)).has_value());
   });
 }
 
 TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
   world(2);
   const auto transport = rank(0);
-  const TcpTransport other(addresses_, "the secret of yesterday", 1);
+  const TcpTransport other(addresses_, kOldSecret, 1);
   const std::string error = error_of(*transport);
   EXPECT_TRUE(contains(error, "rank 1") &&
               contains(error, "does not know the secret of this world"))
@@ -163,6 +164,9 @@ TEST_F(TcpStrangers, WhatACallerClaimsIsHeldAgainstTheWorld) {
   other.lanes = 1;
   other.lane = 1;
   EXPECT_EQ(answer(other), tcp::Verdict::kOtherLanes);
+  other = hello(1, 0);
+  other.protection = 1;
+  EXPECT_EQ(answer(other), tcp::Verdict::kOtherProtection);
   FakePeer first(address(0));
   EXPECT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
   EXPECT_EQ(answer(hello(1, 0)), tcp::Verdict::kTaken);
@@ -181,6 +185,36 @@ TEST_F(TcpStrangers, ASecondProcessOfARankIsTold) {
   } catch (const TransportError& error) {
     EXPECT_TRUE(contains(error.what(), "each process needs a rank of its own")) << error.what();
   }
+}
+
+TEST_F(TcpStrangers, ARankWithAnotherProtectionIsNamed) {
+  world(2);
+  const auto transport = rank(0), other = rank(1, {.protect = TcpProtection::kAuthenticate});
+  const std::string error = error_of(*transport);
+  EXPECT_TRUE(contains(error, "rank 1 has another TcpOptions::protect")) << error;
+}
+
+TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
+  world(2);
+  const auto transport = rank(0, {.secret = kOldSecret}), other = rank(1);
+  const std::string error = error_of(*transport);
+  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "or another TcpOptions::secret"))
+      << error;
+}
+
+// A stranger that connects receives the challenge, and zeros after a wrong proof.
+TEST_F(TcpStrangers, AStrangerReceivesNoMac) {
+  world(2);
+  const auto transport = rank(0);
+  FakePeer stranger(address(0));
+  const tcp::Caller caller(tcp::Secret(kOldSecret), hello(1, 0));
+  stranger.say(caller.opening());
+  EXPECT_EQ(stranger.hear(sizeof(tcp::Challenge)).size(), sizeof(tcp::Challenge));
+  EXPECT_FALSE(stranger.has_news());
+  stranger.say(pattern(tcp::kProofBytes, 1, 0));
+  EXPECT_EQ(stranger.hear(sizeof(tcp::Answer)),
+            std::vector<std::byte>(sizeof(tcp::Answer), std::byte{0}));
+  EXPECT_TRUE(stranger.is_dropped());
 }
 
 TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {

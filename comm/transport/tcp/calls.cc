@@ -35,6 +35,7 @@ IncomingCall::~IncomingCall() {
 
 Socket IncomingCall::release() {
   owner_.reactor().forget(socket_.number(), *this);
+  socket_.protect(owner_.protection(), answerer_.keys());
   return std::move(socket_);
 }
 
@@ -49,8 +50,9 @@ bool IncomingCall::listen() {
     const Moved moved = socket_.read(answerer_.room());
     if (!moved.error.empty()) return false;
     if (moved.dry && moved.bytes == 0) return !(readable_ = false);
-    if (!answerer_.came(moved.bytes)) return false;
+    const bool sound = answerer_.came(moved.bytes);
     if (!answerer_.reply().empty() && !socket_.write_all(answerer_.reply())) return false;
+    if (!sound) return false;
   }
   owner_.admit(*this);
   return false;
@@ -81,6 +83,7 @@ void OutgoingCall::hang_up() {
 
 Socket OutgoingCall::release() {
   owner_.reactor().forget(socket_->number(), *this);
+  socket_->protect(owner_.protection(), caller_->keys());
   return std::move(*socket_);
 }
 
@@ -103,8 +106,9 @@ bool OutgoingCall::prove() {
     if (moved.dry && moved.bytes == 0) return readable_ = false;
     if (!caller_->came(moved.bytes)) {
       owner_.failed(*this, "what answers at " + text_of(to_) +
-                               " does not know the secret of this world: it is no rank of it, or "
-                               "has an old one");
+                               " does not know the secret of this world: it is no rank of the "
+                               "world, or has an old secret, or another TcpOptions::secret "
+                               "(TERSOR_SECRET in Python)");
       return true;
     }
     if (!caller_->reply().empty() && !socket_->write_all(caller_->reply()))

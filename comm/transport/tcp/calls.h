@@ -26,7 +26,7 @@ class IncomingCall final : public Watched {
   /// Once it is proven.
   Hello caller() const { return *answerer_.caller(); }
   /// The last word of the handshake. False where it does not leave.
-  bool answer(Verdict verdict) { return socket_.write_all(bytes_of(verdict)); }
+  bool answer(Verdict verdict) { return socket_.write_all(bytes_of(answerer_.answer(verdict))); }
   /// The connection, which somebody else watches from now on.
   Socket release();
 

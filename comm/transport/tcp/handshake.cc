@@ -1,11 +1,11 @@
 #include "comm/transport/tcp/handshake.h"
 
-#include <bit>
 #include <cstring>
-#include <span>
 
 namespace tersor::tcp {
 namespace {
+
+constexpr Answer kNoAnswer{};
 
 template <typename T>
 T read_as(ConstByteSpan bytes) {
@@ -14,84 +14,89 @@ T read_as(ConstByteSpan bytes) {
   return value;
 }
 
-template <typename T>
-ConstByteSpan bytes_at(const T& value) {
-  return std::as_bytes(std::span(&value, 1));
-}
-
-void append(Words& words, const Challenge& challenge) {
-  std::memcpy(words.data() + sizeof(Hello), &challenge, words.size() - sizeof(Hello));
-}
-
 }  // namespace
 
-Caller::Caller(const Secret& secret, Hello hello) : secret_(secret) {
-  hello.nonce = new_nonce();
-  std::memcpy(words_.data(), &hello, sizeof hello);
+Caller::Caller(const Secret& secret, const Hello& hello) : secret_(secret) {
+  words_.hello = hello;
+  words_.hello.nonce = new_nonce();
 }
+
+ConstByteSpan Caller::opening() const { return bytes_of(words_.hello); }
 
 bool Caller::came(std::size_t bytes) {
   reply_ = {};
-  if (proven_) {
-    verdict_.came(bytes);
-    return !verdict_.whole() || verdict().has_value();
+  if (challenge_.whole()) {
+    answer_.came(bytes);
+    return !answer_.whole() || check_answer();
   }
   challenge_.came(bytes);
-  return !challenge_.whole() || check_challenge();
-}
-
-bool Caller::check_challenge() {
-  const auto challenge = read_as<Challenge>(challenge_.bytes());
-  append(words_, challenge);
-  proven_ = secret_.accepts(challenge.proof, Role::kAnswerer, words_);
-  if (!proven_) return false;
-  elsewhere_ = challenge.rank != read_as<Hello>(words_).to;
-  if (elsewhere_) return true;
-  own_ = secret_.prove(Role::kCaller, words_);
-  reply_ = own_;
+  if (challenge_.whole()) prove();
   return true;
 }
 
-std::optional<Verdict> Caller::verdict() const {
-  if (elsewhere_) return Verdict::kOtherRank;
-  if (!verdict_.whole()) return std::nullopt;
-  const auto number = read_as<std::uint64_t>(verdict_.bytes());
-  if (number < 1 || number > kLastVerdict) return std::nullopt;
-  return static_cast<Verdict>(number);
+void Caller::prove() {
+  words_.challenge = read_as<Challenge>(challenge_.bytes());
+  own_ = secret_.prove(Role::kCaller, bytes_of(words_));
+  reply_ = own_;
+}
+
+bool Caller::check_answer() {
+  const auto answer = read_as<Answer>(answer_.bytes());
+  words_.verdict = answer.verdict;
+  const bool known = answer.verdict >= 1 && answer.verdict <= kLastVerdict;
+  if (!known || !secret_.accepts(answer.proof, Role::kAnswerer, bytes_of(words_))) return false;
+  const bool called = words_.challenge.rank == words_.hello.to;
+  verdict_ = called ? static_cast<Verdict>(answer.verdict) : Verdict::kOtherRank;
+  return true;
+}
+
+SessionKeys Caller::keys() const {
+  return {.send = secret_.prove(Role::kCallerSends, bytes_of(words_)),
+          .receive = secret_.prove(Role::kAnswererSends, bytes_of(words_))};
 }
 
 bool Answerer::came(std::size_t bytes) {
   reply_ = {};
-  if (!hello_.whole()) {
-    hello_.came(bytes);
-    return !hello_.whole() || answer_hello();
+  if (hello_.whole()) {
+    proof_.came(bytes);
+    return !proof_.whole() || check_proof();
   }
-  proof_.came(bytes);
-  if (!proof_.whole()) return true;
-  proven_ = secret_.accepts(read_as<Proof>(proof_.bytes()), Role::kCaller, words_);
-  return proven_;
+  hello_.came(bytes);
+  return !hello_.whole() || answer_hello();
 }
 
-// Nobody calls itself: its own hello comes back from somebody else.
+// A rank never calls itself: another process sent the hello back.
 bool Answerer::answer_hello() {
-  const auto hello = read_as<Hello>(hello_.bytes());
-  if (hello.magic != Hello::kMagic || hello.from == rank_) return false;
-  std::memcpy(words_.data(), &hello, sizeof hello);
-  challenge_.nonce = new_nonce();
-  challenge_.rank = rank_;
-  append(words_, challenge_);
-  challenge_.proof = secret_.prove(Role::kAnswerer, words_);
-  reply_ = bytes_at(challenge_);
+  words_.hello = read_as<Hello>(hello_.bytes());
+  if (words_.hello.magic != Hello::kMagic || words_.hello.from == rank_) return false;
+  words_.challenge = {.nonce = new_nonce(), .rank = rank_};
+  reply_ = bytes_of(words_.challenge);
   return true;
+}
+
+// A caller with another secret learns so at once, and does not call again.
+bool Answerer::check_proof() {
+  proven_ = secret_.accepts(read_as<Proof>(proof_.bytes()), Role::kCaller, bytes_of(words_));
+  if (!proven_) reply_ = bytes_of(kNoAnswer);
+  return proven_;
 }
 
 std::optional<Hello> Answerer::caller() const {
   if (!proven_) return std::nullopt;
-  return read_as<Hello>(hello_.bytes());
+  return words_.hello;
 }
 
-std::array<std::byte, sizeof(Verdict)> bytes_of(Verdict verdict) {
-  return std::bit_cast<std::array<std::byte, sizeof(Verdict)>>(verdict);
+Answer Answerer::answer(Verdict verdict) const {
+  Words words = words_;
+  words.verdict = static_cast<std::uint64_t>(verdict);
+  return {.verdict = words.verdict, .proof = secret_.prove(Role::kAnswerer, bytes_of(words))};
+}
+
+SessionKeys Answerer::keys() const {
+  Words words = words_;
+  words.verdict = static_cast<std::uint64_t>(Verdict::kWelcome);
+  return {.send = secret_.prove(Role::kAnswererSends, bytes_of(words)),
+          .receive = secret_.prove(Role::kCallerSends, bytes_of(words))};
 }
 
 }  // namespace tersor::tcp

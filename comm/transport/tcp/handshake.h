@@ -1,16 +1,16 @@
-// How two ends of a connection learn who the other one is, as states without a socket: bytes that
-// came go in, bytes to send come out.
+// How both ends of a connection prove that they know the world's secret. The classes hold no
+// socket: received bytes go in, bytes to send come out.
 //
-//   caller    Hello                            who it is, whom it calls, its nonce
-//   answerer  Challenge                        its nonce, which rank it is, and its proof of all
-//   caller    Proof                            its own of all
-//   answerer  Verdict                          8 bytes
+//   caller    Hello       both ranks, the world's shape, a new nonce
+//   answerer  Challenge   a new nonce and the answering rank
+//   caller    Proof       a MAC over hello and challenge
+//   answerer  Answer      a verdict, and a MAC over hello, challenge and verdict
 //
-// Proofs are of the hello, the answerer's nonce and rank and the role, by the world's secret, and
-// both nonces are new each time: nothing that was ever said can be said again, and no rank answers
-// for another one. Until the other end's
-// proof is there, nothing of what it said is used. What follows is neither secret nor safe from who
-// can change bytes on their way.
+// The key of each MAC is the world's secret, and each MAC covers the role of its sender. The caller
+// proves first: a stranger that connects receives no MAC. Both nonces are new for each connection,
+// and a recorded message is never valid again. No rank answers for another rank. Both ends derive
+// the keys of the protected bytes from the same MAC (records.h). Without TcpOptions::protect
+// nothing authenticates the bytes after the handshake.
 #pragma once
 
 #include <tersor/span.h>
@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <type_traits>
 
 #include "comm/transport/tcp/proof.h"
@@ -27,37 +28,56 @@ namespace tersor::tcp {
 
 struct Hello {
   std::uint64_t magic = kMagic;
-  std::uint32_t from = 0;   ///< rank
-  std::uint32_t to = 0;     ///< rank
-  std::uint32_t ranks = 0;  ///< of the world
-  std::uint16_t lanes = 0;  ///< connections of each pair of ranks
-  std::uint16_t lane = 0;   ///< which of them this is
+  std::uint32_t from = 0;        ///< rank
+  std::uint32_t to = 0;          ///< rank
+  std::uint32_t ranks = 0;       ///< of the world
+  std::uint16_t lanes = 0;       ///< connections of each pair of ranks
+  std::uint16_t lane = 0;        ///< which of them this is
+  std::uint64_t protection = 0;  ///< TcpOptions::protect
   Nonce nonce{};
 
-  static constexpr std::uint64_t kMagic = 0x0031'5043'5453'5254;  // "TRSTCP1\0" read as bytes
+  static constexpr std::uint64_t kMagic = 0x0032'5043'5453'5254;  // "TRSTCP2\0" read as bytes
 };
-static_assert(sizeof(Hello) == 56 && std::is_trivially_copyable_v<Hello>);
+static_assert(sizeof(Hello) == 64 && std::is_trivially_copyable_v<Hello>);
 
 struct Challenge {
   Nonce nonce{};
   std::uint64_t rank = 0;  ///< who answers
-  Proof proof{};
 };
-static_assert(sizeof(Challenge) == 72 && std::is_trivially_copyable_v<Challenge>);
+static_assert(sizeof(Challenge) == 40 && std::is_trivially_copyable_v<Challenge>);
 
 /// What the answerer makes of a caller that knows the secret.
 enum class Verdict : std::uint64_t {
   kWelcome = 1,
-  kCrossed,     ///< calls that one too, and that call counts
-  kTaken,       ///< is connected with a rank of that number
-  kOtherRank,   ///< is another rank than the one that was called
-  kOtherRanks,  ///< has another number of ranks
-  kOtherLanes,  ///< has another number of connections of each pair
+  kCrossed,          ///< calls that one too, and that call counts
+  kTaken,            ///< is connected with a rank of that number
+  kOtherRank,        ///< is another rank than the one that was called
+  kOtherRanks,       ///< has another number of ranks
+  kOtherLanes,       ///< has another number of connections of each pair
+  kOtherProtection,  ///< has another TcpOptions::protect
 };
-inline constexpr std::uint64_t kLastVerdict = static_cast<std::uint64_t>(Verdict::kOtherLanes);
+inline constexpr std::uint64_t kLastVerdict = static_cast<std::uint64_t>(Verdict::kOtherProtection);
 
-/// What both ends prove: the hello, and the challenge without its proof.
-using Words = std::array<std::byte, sizeof(Hello) + kNonceBytes + sizeof(Challenge::rank)>;
+/// The last message. All zeros if the caller did not prove that it knows the secret.
+struct Answer {
+  std::uint64_t verdict = 0;
+  Proof proof{};
+};
+static_assert(sizeof(Answer) == 40 && std::is_trivially_copyable_v<Answer>);
+
+/// What both ends prove: hello, challenge, and the verdict (0 in the caller's proof).
+struct Words {
+  Hello hello;
+  Challenge challenge;
+  std::uint64_t verdict = 0;
+};
+static_assert(sizeof(Words) == 112 && std::is_trivially_copyable_v<Words>);
+
+/// The keys of one connection's bytes, one per direction.
+struct SessionKeys {
+  Proof send;
+  Proof receive;
+};
 
 /// Bytes that come until a word of a fixed length is whole.
 template <std::size_t kBytes>
@@ -76,36 +96,33 @@ class Word {
 /// The end that calls.
 class Caller {
  public:
-  Caller(const Secret& secret, Hello hello);
+  Caller(const Secret& secret, const Hello& hello);
 
-  /// What is to be sent before anything comes.
-  ConstByteSpan opening() const { return ConstByteSpan(words_).first(sizeof(Hello)); }
-  /// Where the next bytes belong; empty once there is a verdict.
-  ByteSpan room() {
-    if (elsewhere_) return {};
-    return proven_ ? verdict_.rest() : challenge_.rest();
-  }
-  /// After so many bytes came there. False where the other end does not know the secret, or breaks
-  /// the rules: nothing more is to be said to it.
+  /// The first bytes to send.
+  ConstByteSpan opening() const;
+  /// The place of the next received bytes; empty once there is a verdict.
+  ByteSpan room() { return challenge_.whole() ? answer_.rest() : challenge_.rest(); }
+  /// Takes received bytes. False if the other end does not know the secret.
   bool came(std::size_t bytes);
-  /// What is to be sent after the last bytes; empty where nothing is.
+  /// The bytes to send after the last received bytes, or none.
   ConstByteSpan reply() const { return reply_; }
-  /// Whether the other end knows the secret.
-  bool proven() const { return proven_; }
-  /// The other end's; kOtherRank where it proves to be another rank, which gets no proof.
-  std::optional<Verdict> verdict() const;
+  /// True if the other end knows the secret.
+  bool proven() const { return verdict_.has_value(); }
+  /// The proven verdict; kOtherRank if another rank answered.
+  std::optional<Verdict> verdict() const { return verdict_; }
+  SessionKeys keys() const;
 
  private:
-  bool check_challenge();
+  void prove();
+  bool check_answer();
 
   const Secret& secret_;
   Words words_{};
   Word<sizeof(Challenge)> challenge_;
-  Word<sizeof(Verdict)> verdict_;
+  Word<sizeof(Answer)> answer_;
   Proof own_{};
   ConstByteSpan reply_;
-  bool proven_ = false;
-  bool elsewhere_ = false;  // it is another rank
+  std::optional<Verdict> verdict_;
 };
 
 /// The end that is called.
@@ -113,29 +130,35 @@ class Answerer {
  public:
   Answerer(const Secret& secret, std::uint32_t rank) : secret_(secret), rank_(rank) {}
 
-  /// Where the next bytes belong; empty once the caller is known.
+  /// The place of the next received bytes; empty once the caller is known.
   ByteSpan room() { return hello_.whole() ? proof_.rest() : hello_.rest(); }
-  /// After so many bytes came there. False where the caller does not know the secret, or speaks
-  /// something else: drop it.
+  /// Takes received bytes. False if the caller does not know the secret or sends another protocol:
+  /// send `reply`, then close the connection.
   bool came(std::size_t bytes);
   ConstByteSpan reply() const { return reply_; }
-  /// Who calls, once that is proven.
+  /// The proven caller, or none.
   std::optional<Hello> caller() const;
+  /// The last message, for a proven caller.
+  Answer answer(Verdict verdict) const;
+  SessionKeys keys() const;
 
  private:
   bool answer_hello();
+  bool check_proof();
 
   const Secret& secret_;
   const std::uint32_t rank_;
   Words words_{};
   Word<sizeof(Hello)> hello_;
   Word<sizeof(Proof)> proof_;
-  Challenge challenge_{};
   ConstByteSpan reply_;
   bool proven_ = false;
 };
 
-/// The bytes of a verdict.
-std::array<std::byte, sizeof(Verdict)> bytes_of(Verdict verdict);
+/// The bytes of a message.
+template <typename Message>
+ConstByteSpan bytes_of(const Message& message) {
+  return std::as_bytes(std::span(&message, 1));
+}
 
 }  // namespace tersor::tcp

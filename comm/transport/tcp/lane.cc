@@ -45,11 +45,11 @@ void Lane::close(std::vector<std::shared_ptr<Job>>& dropped) {
 
 bool Lane::busy() const {
   if (!socket_) return false;
-  return (readable_ && !inbox_.rooms(number_)[0].empty()) || (writable_ && !outbox_.empty());
+  return (readable_ && !inbox_.rooms(number_)[0].empty()) || (writable_ && waits());
 }
 
 bool Lane::act() {
-  const bool written = socket_ && writable_ && !outbox_.empty() && write();
+  const bool written = socket_ && writable_ && waits() && write();
   return (socket_ && readable_ && read()) || written;
 }
 
@@ -104,7 +104,7 @@ bool Lane::take(const Moved& moved) {
 
 bool Lane::write() {
   std::size_t bytes = 0;
-  while (writable_ && !outbox_.empty()) {
+  while (writable_ && waits()) {
     const Moved moved = socket_->write(outbox_.next());
     bytes += moved.bytes;
     outbox_.left(moved.bytes, owner_.done);

@@ -34,7 +34,7 @@ class Lane final : public Watched {
   /// unless it leaves at once.
   void send(Parcel parcel);
   /// Whether all has left, but for last words to somebody who was never reached.
-  bool quiet() const { return outbox_.empty() || (!socket_ && outbox_.only_goodbyes()); }
+  bool quiet() const { return !waits() || (!socket_ && outbox_.only_goodbyes()); }
   /// Carries on with a connection.
   void open(Socket socket);
   /// What came may be read on: there may be room for it now.
@@ -49,6 +49,8 @@ class Lane final : public Watched {
   bool busy() const override;
 
  private:
+  /// True if bytes wait to leave.
+  bool waits() const { return !outbox_.empty() || (socket_ && socket_->pending()); }
   void drop_socket();
   bool read();
   bool take(const Moved& moved);

@@ -9,6 +9,10 @@ namespace {
 static_assert(kProofBytes == crypto_auth_hmacsha256_BYTES);
 static_assert(kProofBytes == crypto_hash_sha256_BYTES);
 
+constexpr std::size_t kDrawnDigits = 2 * kNonceBytes;  // of `new_secret`, or `openssl rand -hex 32`
+constexpr char kSalt[] = "tersor tcp world";
+static_assert(sizeof kSalt == crypto_pwhash_SALTBYTES + 1);
+
 const unsigned char* raw(const std::byte* bytes) {
   return reinterpret_cast<const unsigned char*>(bytes);
 }
@@ -19,16 +23,44 @@ void prepare() {
   if (sodium_init() < 0) throw Error("libsodium finds no source of random bytes");
 }
 
+bool is_drawn(std::string_view text) {
+  return text.size() == kDrawnDigits &&
+         text.find_first_not_of("0123456789abcdefABCDEF") == std::string_view::npos;
+}
+
+void stretch(std::string_view text, Proof& key) {
+  if (crypto_pwhash(raw(key.data()), key.size(), text.data(), text.size(),
+                    reinterpret_cast<const unsigned char*>(kSalt),
+                    crypto_pwhash_OPSLIMIT_INTERACTIVE, crypto_pwhash_MEMLIMIT_INTERACTIVE,
+                    crypto_pwhash_ALG_ARGON2ID13) != 0)
+    throw OutOfMemory(
+        "64 MiB to stretch a secret that is a phrase: `openssl rand -hex 32` draws a secret that "
+        "needs no memory");
+}
+
 }  // namespace
 
-// A key of one length, whatever the secret's.
-Secret::Secret(std::string_view bytes) {
-  if (bytes.size() < kLeastSecretBytes)
-    throw InvalidArgument("a secret of " + std::to_string(bytes.size()) + " bytes: give at least " +
-                          std::to_string(kLeastSecretBytes) + ", drawn at random");
+void Secret::check(std::string_view text) {
+  if (text.size() < kLeastSecretBytes)
+    throw InvalidArgument("a secret of " + std::to_string(text.size()) + " bytes: give at least " +
+                          std::to_string(kLeastSecretBytes) +
+                          ", best the output of `openssl rand -hex 32`");
+}
+
+Secret::Secret(std::string_view text) {
+  check(text);
   prepare();
-  crypto_hash_sha256(raw(key_.data()), reinterpret_cast<const unsigned char*>(bytes.data()),
-                     bytes.size());
+  if (is_drawn(text))
+    crypto_hash_sha256(raw(key_.data()), reinterpret_cast<const unsigned char*>(text.data()),
+                       text.size());
+  else
+    stretch(text, key_);
+}
+
+Secret Secret::completed_by(std::string_view text) const {
+  Secret made = *this;
+  if (!text.empty()) made.key_ = Secret(text).prove(Role::kCompletion, key_);
+  return made;
 }
 
 Secret::~Secret() { sodium_memzero(key_.data(), key_.size()); }

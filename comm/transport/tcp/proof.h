@@ -20,17 +20,29 @@ inline constexpr std::size_t kLeastSecretBytes = 16;
 using Nonce = std::array<std::byte, kNonceBytes>;
 using Proof = std::array<std::byte, kProofBytes>;
 
-/// Whose proof it is: what one end says never passes for what the other must say.
-enum class Role : std::uint8_t { kCaller = 1, kAnswerer = 2 };
+/// The purpose of a keyed hash: a hash for one purpose never passes for a hash for another purpose.
+enum class Role : std::uint8_t {
+  kCaller = 1,
+  kAnswerer,
+  kCallerSends,    ///< key of the bytes that the caller sends
+  kAnswererSends,  ///< key of the bytes that the answerer sends
+  kCompletion,     ///< Secret::completed_by
+};
 
 /// What ranks of one world know, and nobody else. Forgotten in memory when it goes.
 class Secret {
  public:
-  /// Throws InvalidArgument where it has fewer than kLeastSecretBytes bytes.
-  explicit Secret(std::string_view bytes);
+  /// Throws InvalidArgument as `check` does. Argon2id stretches every text except 64 hexadecimal
+  /// digits, so that guessing a phrase is slow: about 0.1 s and 64 MiB per guess.
+  explicit Secret(std::string_view text);
   ~Secret();
   Secret(const Secret& other) = default;
   Secret& operator=(const Secret&) = delete;
+
+  /// Throws InvalidArgument if the text has fewer than kLeastSecretBytes bytes.
+  static void check(std::string_view text);
+  /// A secret that only the holders of both secrets know. An empty text leaves the secret as it is.
+  Secret completed_by(std::string_view text) const;
 
   /// Of these words, said in this role.
   Proof prove(Role role, ConstByteSpan words) const;

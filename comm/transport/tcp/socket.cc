@@ -116,14 +116,40 @@ std::size_t Socket::unacknowledged() const {
   return ioctl(number(), SIOCOUTQ, &bytes) == 0 ? static_cast<std::size_t>(bytes) : 0;
 }
 
+void Socket::protect(TcpProtection protection, const SessionKeys& keys) {
+  if (protection != TcpProtection::kNone) records_ = std::make_unique<Records>(protection, keys);
+}
+
 Moved Socket::read(const Rooms& rooms) {
+  if (records_ == nullptr) return receive(rooms);
+  while (true) {
+    if (const std::size_t bytes = records_->take(rooms); bytes != 0) return {.bytes = bytes};
+    if (records_->damaged())
+      return {.error =
+                  "bytes were changed, repeated or reordered on their way (TcpOptions::protect)"};
+    const Moved came = receive({records_->room(), ByteSpan()});
+    if (came.bytes == 0) return came;
+    records_->came(came.bytes);
+  }
+}
+
+Moved Socket::write(const Pieces& pieces) {
+  if (records_ == nullptr) return send(pieces);
+  const std::size_t taken = records_->seal(pieces);
+  if (!pending()) return {};
+  Moved moved = send({records_->sealed()});
+  records_->left(std::exchange(moved.bytes, taken));
+  return moved;
+}
+
+Moved Socket::receive(const Rooms& rooms) {
   Vectors<Rooms> room(rooms);
   const ssize_t bytes = recvmsg(number(), room.message(), 0);
   if (bytes == 0 && room.bytes() != 0) return {.error = "it was closed"};
   return moved(bytes, room.bytes());
 }
 
-Moved Socket::write(const Pieces& pieces) {
+Moved Socket::send(const Pieces& pieces) {
   Vectors<Pieces> all(pieces);
   return moved(sendmsg(number(), all.message(), MSG_NOSIGNAL), all.bytes());
 }

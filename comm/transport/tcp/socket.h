@@ -7,12 +7,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "comm/transport/tcp/descriptor.h"
 #include "comm/transport/tcp/inbox.h"
 #include "comm/transport/tcp/outbox.h"
+#include "comm/transport/tcp/records.h"
 
 namespace tersor::tcp {
 
@@ -49,6 +51,11 @@ class Socket {
   /// Bytes that the other end has not yet acknowledged.
   std::size_t unacknowledged() const;
 
+  /// From now on all bytes travel in records, unless `protection` is kNone.
+  void protect(TcpProtection protection, const SessionKeys& keys);
+  /// True if bytes that `write` took have not left.
+  bool pending() const { return records_ != nullptr && !records_->sealed().empty(); }
+
   Moved read(const Rooms& rooms);
   Moved read(ByteSpan room) { return read({room, ByteSpan()}); }
   Moved write(const Pieces& pieces);
@@ -56,7 +63,11 @@ class Socket {
   bool write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
 
  private:
+  Moved receive(const Rooms& rooms);
+  Moved send(const Pieces& pieces);
+
   Descriptor descriptor_;
+  std::unique_ptr<Records> records_;  // null without protection
 };
 
 /// Where others call.

@@ -30,6 +30,10 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
              ": the lists of addresses differ";
     case Verdict::kOtherRanks:
       return peer + " is of a world that has not " + std::to_string(own.ranks) + " ranks";
+    case Verdict::kOtherProtection:
+      return peer +
+             " has another TcpOptions::protect (TERSOR_TCP_PROTECT in Python): set the same "
+             "on all ranks";
     default:
       return peer + " has not " + std::to_string(own.lanes) +
              " connections with each rank: TcpOptions::connections is to be the same on all";
@@ -107,7 +111,8 @@ Hello Switchboard::hello_to(LaneName name) const {
           .to = static_cast<std::uint32_t>(name.peer),
           .ranks = static_cast<std::uint32_t>(place_.endpoints.size()),
           .lanes = static_cast<std::uint16_t>(place_.lanes),
-          .lane = static_cast<std::uint16_t>(name.lane)};
+          .lane = static_cast<std::uint16_t>(name.lane),
+          .protection = static_cast<std::uint64_t>(place_.protect)};
 }
 
 Clock::time_point Switchboard::next_deadline() const {
@@ -165,6 +170,8 @@ Verdict Switchboard::judge(const Hello& caller) {
   const std::uint32_t self = rank();
   if (caller.ranks != place_.endpoints.size()) return Verdict::kOtherRanks;
   if (caller.lanes != place_.lanes || caller.lane >= place_.lanes) return Verdict::kOtherLanes;
+  if (caller.protection != static_cast<std::uint64_t>(place_.protect))
+    return Verdict::kOtherProtection;
   if (caller.to != self) return Verdict::kOtherRank;
   if (caller.from >= caller.ranks) return Verdict::kTaken;
   const ConnectionState& from = link({static_cast<int>(caller.from), caller.lane});

@@ -28,7 +28,8 @@ struct Place {
   std::vector<Endpoint> endpoints;  ///< where each rank listens
   std::vector<int> host_names;      ///< as Wire::host_names
   Secret secret;
-  std::size_t lanes = 1;               ///< connections of each pair
+  std::size_t lanes = 1;  ///< connections of each pair
+  TcpProtection protect = TcpProtection::kNone;
   Clock::time_point patience = {};     ///< until when a rank may begin to listen
   Clock::duration timeout = {};        ///< for the network to let a first call through
   std::unique_ptr<Listener> listener;  ///< this rank's own
@@ -75,6 +76,7 @@ class Switchboard final : public Watched {
   // And what they ask.
   Reactor& reactor() { return reactor_; }
   const Secret& secret() const { return place_.secret; }
+  TcpProtection protection() const { return place_.protect; }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(place_.rank); }
 
  private:

@@ -41,6 +41,7 @@ void check(int rank, std::size_t ranks, const TcpOptions& options) {
   if (options.timeout.count() < 0)
     throw InvalidArgument("TcpOptions::timeout is " + std::to_string(options.timeout.count()) +
                           " ms: give none that is negative");
+  if (!options.secret.empty()) Secret::check(options.secret);
 }
 
 Clock::duration timeout_of(const TcpOptions& options) {
@@ -110,7 +111,7 @@ Table gather(KeyValueStore& store, int ranks, const Entry& own, Clock::time_poin
     const auto lines = lines_of(get_of(store, rank, key_of(rank), until), 2);
     table.entries.push_back({lines[0], lines[1]});
   }
-  store.set(std::string(kTableKey), table.text());
+  if (ranks > 1) store.set(std::string(kTableKey), table.text());
   return table;
 }
 
@@ -128,8 +129,9 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
 
 Place place_by(const Table& table, int rank, const TcpOptions& options) {
   Place place{.rank = rank,
-              .secret = Secret(table.secret),
+              .secret = Secret(table.secret).completed_by(options.secret),
               .lanes = static_cast<std::size_t>(options.connections),
+              .protect = options.protect,
               .timeout = timeout_of(options)};
   std::vector<std::string> hosts;
   for (const Entry& entry : table.entries) {

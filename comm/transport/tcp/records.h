@@ -1,0 +1,83 @@
+// TcpOptions::protect: the bytes of one connection as a sequence of authenticated records. The
+// classes hold no socket: bytes go in, records come out, and the reverse.
+//
+//   record   4 bytes: the number of data bytes, 1 to kRecordBytes (little-endian)
+//            the data, encrypted for TcpProtection::kEncrypt
+//            16 bytes: the MAC
+//
+// ChaCha20-Poly1305 (RFC 8439). kAuthenticate passes the data as associated data. The nonce is the
+// record's number and each direction has a key of its own, and a changed, repeated, reordered or
+// missing record fails. A missing end of the sequence is a connection that closed without goodbye.
+#pragma once
+
+#include <tersor/span.h>
+#include <tersor/tcp.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/transport/tcp/handshake.h"
+#include "comm/transport/tcp/inbox.h"
+#include "comm/transport/tcp/outbox.h"
+
+namespace tersor::tcp {
+
+inline constexpr std::size_t kRecordBytes = 64 * 1024;
+
+/// The key of a direction, and the number of the next record. Wiped at the end.
+class RecordKey {
+ public:
+  RecordKey(TcpProtection protection, const Proof& key) : protection_(protection), key_(key) {}
+  ~RecordKey();
+  RecordKey(const RecordKey&) = delete;
+  RecordKey& operator=(const RecordKey&) = delete;
+
+  /// Completes a record of a length and data.
+  void seal(ByteSpan record);
+  /// False if the record is not the next record of the other end.
+  bool open(ByteSpan record);
+
+ private:
+  bool encrypts() const { return protection_ == TcpProtection::kEncrypt; }
+
+  const TcpProtection protection_;
+  Proof key_;
+  std::uint64_t next_ = 0;
+};
+
+/// The records of both directions of a connection.
+class Records {
+ public:
+  Records(TcpProtection protection, const SessionKeys& keys);
+
+  /// The sealed bytes before they leave.
+  ConstByteSpan sealed() const { return ConstByteSpan(out_).subspan(left_, out_bytes_ - left_); }
+  void left(std::size_t bytes) { left_ += bytes; }
+  /// Makes a record once all sealed bytes have left. Returns the number of bytes taken.
+  std::size_t seal(const Pieces& pieces);
+
+  /// The place of received bytes, if `take` finds no byte.
+  ByteSpan room();
+  void came(std::size_t bytes) { filled_ += bytes; }
+  /// Moves the bytes of opened records into the rooms. Returns their number.
+  std::size_t take(const Rooms& rooms);
+  /// True once a record failed: all later bytes are worthless.
+  bool damaged() const { return damaged_; }
+
+ private:
+  bool open_next();
+
+  RecordKey sends_;
+  RecordKey receives_;
+  std::vector<std::byte> out_;
+  std::size_t out_bytes_ = 0;
+  std::size_t left_ = 0;
+  std::vector<std::byte> in_;
+  std::size_t begin_ = 0;   // of the first unopened record
+  std::size_t filled_ = 0;  // end of the received bytes
+  ByteSpan opened_;         // bytes of a record, to be taken
+  bool damaged_ = false;
+};
+
+}  // namespace tersor::tcp
