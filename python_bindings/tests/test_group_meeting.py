@@ -68,6 +68,7 @@ def test_the_call_of_a_rank_that_gave_up_deceives_nobody() -> None:
     store = dist.HashStore()
     with pytest.raises(tersor.TransportError, match="rank 0 did not come to the meeting within"):
         met(store, 1, 2, seconds=0.1)
+    store.set("tersor/call-1", "tersor/of-a-rank-that-was-killed")
 
     def late() -> float:
         time.sleep(0.5)  # rank 0 has answered the old call
@@ -84,6 +85,75 @@ def test_a_rank_that_does_not_come_is_named_to_all() -> None:
         assert isinstance(one.exception(), tersor.TransportError)
         assert "rank 1 did not come to the meeting in time" in str(one.exception())
     assert "rank 0 gave up the meeting" in str(found[1].exception())
+
+
+class Recorded:
+    """A store that keeps what ranks left in it."""
+
+    def __init__(self) -> None:
+        self._store = dist.HashStore()
+        self.left: dict[str, str] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.left[key] = value
+        self._store.set(key, value)
+
+    def remaining(self) -> dict[str, str]:
+        return {key: value for key, value in self.left.items() if self._store.check([key])}
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def test_no_secret_remains_in_the_store() -> None:
+    for count in (1, 2, 4):
+        store = Recorded()
+        found = at_once(*(functools.partial(met, store, rank, count) for rank in range(count)))
+        assert [one.result() for one in found] == [count * (count + 1) / 2] * count
+        assert any(key.endswith("/table") for key in store.left) == (count > 1)
+        assert sorted(store.remaining()) == [f"tersor/call-{rank}" for rank in range(1, count)]
+        assert store._store.num_keys() == count - 1
+
+
+def completed(rank: int, count: int) -> list[str]:
+    """What ranks get who share another secret, or another protection, or none."""
+    import tersor.torch.group as group
+
+    found = []
+    secret, other = "5" * 64, "6" * 64
+    for chosen in (
+        [{"TERSOR_SECRET": secret, "TERSOR_TCP_PROTECT": "encrypt"}] * 2,
+        [{"TERSOR_SECRET": "a phrase of theirs", "TERSOR_TCP_PROTECT": "authenticate"}] * 2,
+        [{"TERSOR_SECRET": secret}, {}],
+        [{"TERSOR_SECRET": secret}, {"TERSOR_SECRET": other}],
+        [{}, {"TERSOR_TCP_PROTECT": "authenticate"}],
+    ):
+        dist.barrier()
+        with variables(**chosen[rank]):
+            try:
+                found.append(str(total(group.transport())))
+            except tersor.TransportError as error:
+                found.append(str(error))
+            group.close()
+    for wrong, said in (
+        ({"TERSOR_SECRET": "short"}, "a secret of 5 bytes"),
+        ({"TERSOR_TCP_PROTECT": "all"}, "encrypt"),
+    ):
+        dist.barrier()
+        with variables(**wrong), pytest.raises(tersor.InvalidArgument, match=said):
+            group.transport()
+    return found
+
+
+def test_ranks_complete_the_secret_and_protect_their_bytes() -> None:
+    for found in ranks.run(completed, 2):
+        assert found[:2] == ["3.0", "3.0"]
+        assert "rank" in found[2]
+        assert "rank" in found[3]
+        assert "rank" in found[4]
+        assert "TERSOR_SECRET" in found[2]
+        assert "TERSOR_SECRET" in found[3]
+        assert "TERSOR_TCP_PROTECT" in found[4]
 
 
 @contextlib.contextmanager

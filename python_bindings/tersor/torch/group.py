@@ -205,7 +205,9 @@ def _meet(members: Members) -> TcpTransport:
     meeting = Meeting(members.store, rank, ranks)
     try:
         meeting.join(seconds)
-        return TcpTransport(meeting, rank, ranks, address, seconds)
+        secret = os.environ.get("TERSOR_SECRET", "")
+        protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
+        return TcpTransport(meeting, rank, ranks, address, seconds, secret, protect)
     except Exception as error:
         meeting.give_up(str(error))
         if not isinstance(error, TransportError):

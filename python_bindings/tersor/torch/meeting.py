@@ -3,6 +3,9 @@
 A store holds the words of all meetings that it ever had: of transports that were closed, of groups
 that were destroyed and made anew. So each meeting has a name, which rank 0 draws; who comes leaves
 a call that nobody left before, and finds the name in answer to it.
+
+Whoever reads the store can read the world's secret there, until the last rank has read the secret
+and removes it. ``TERSOR_SECRET`` completes that secret by another one, which is in no store.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from tersor._core import TransportError
 __all__ = ["Meeting", "Store"]
 
 _PAUSES = (0.001, 0.1)  # seconds between two looks into the store, at first and at most
+_NO_CALL = "-"
 _TELLING_SECONDS = 5.0  # in which rank 0 says why it does not come, to those who have not called
 
 
@@ -29,6 +33,8 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
     def check(self, keys: list[str]) -> bool: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def delete_key(self, key: str) -> bool: ...
 
 
 class Meeting:
@@ -37,6 +43,7 @@ class Meeting:
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
         self._store = store
         self._rank = rank
+        self._ranks = ranks
         self._callers = range(1, ranks) if rank == 0 else range(0)
         self._answered: dict[int, str] = {}  # the last call of each rank
         self._name = f"tersor/{secrets.token_hex(16)}"  # a key that nobody ever had
@@ -48,9 +55,11 @@ class Meeting:
         call, self._name = self._name, ""
         self._store.set(_call_of(self._rank), call)
         name = self._find(call, time.monotonic() + seconds)
+        self._store.set(_call_of(self._rank), _NO_CALL)  # the next rank 0 is not to answer it
         if name is None:
             raise TransportError(f"rank 0 did not come to the meeting within {seconds:g} s")
         self._name = name
+        self._remove(call)
 
     def set(self, key: str, value: str) -> None:
         """Leaves a word for all who are here."""
@@ -61,7 +70,23 @@ class Meeting:
 
         Raises TransportError where somebody left the reason why he does not come.
         """
-        return self._find(f"{self._name}/{key}", time.monotonic() + seconds)
+        found = self._find(f"{self._name}/{key}", time.monotonic() + seconds)
+        if found is not None:
+            self._forget(key)
+        return found
+
+    def _forget(self, key: str) -> None:
+        """Removes a value that all its readers have read: rank 0, or all ranks but rank 0."""
+        word, count = f"{self._name}/{key}", f"{self._name}/{key}/readers"
+        if self._rank == 0:
+            self._remove(word)
+        elif self._store.add(count, 1) == self._ranks - 1:
+            self._remove(word, count)
+
+    def _remove(self, *keys: str) -> None:
+        for key in keys:
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # a store may not remove
+                self._store.delete_key(key)
 
     def give_up(self, reason: str) -> None:
         """Tells the others, as far as the store lets it, that this rank does not come."""
@@ -90,7 +115,7 @@ class Meeting:
         for rank in self._callers:
             if self._store.check([_call_of(rank)]):
                 call = self._store.get(_call_of(rank)).decode()
-                if self._answered.get(rank) != call:
+                if call not in (_NO_CALL, self._answered.get(rank)):
                     self._store.set(call, self._name)
                     self._answered[rank] = call
 
