@@ -15,10 +15,7 @@ import contextlib
 import functools
 import itertools
 import json
-import multiprocessing.managers
 import os
-import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,7 +33,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from tersor import _core
-from tersor._core import InvalidArgument, Transport, TransportError
+from tersor._core import InvalidArgument, Transport
+from tersor._rendezvous import Client, Server
 from tersor.codec import Codec
 from tersor.collectives import broadcast
 from tersor.reducer import GradientReducer, ReducerOptions
@@ -63,32 +61,6 @@ _world: list[Transport] = []
 _ends = contextlib.ExitStack()  # of what init() began
 
 
-class _Store:
-    """Words that ranks leave each other, as ``TcpTransport`` takes them."""
-
-    def __init__(self) -> None:
-        self._words: dict[str, str] = {}
-
-    def set(self, key: str, value: str) -> None:
-        self._words[key] = value
-
-    def get(self, key: str, seconds: float) -> str | None:
-        until = time.monotonic() + seconds
-        while key not in self._words and time.monotonic() < until:
-            time.sleep(0.01)
-        return self._words.get(key)
-
-
-_store = functools.cache(_Store)  # that of rank 0
-
-
-class _Manager(multiprocessing.managers.BaseManager):
-    """Serves rank 0's store to the others, which know the secret."""
-
-
-_Manager.register("store", callable=_store, exposed=["set", "get"])
-
-
 def init(
     rank: int | None = None,
     ranks: int | None = None,
@@ -101,10 +73,12 @@ def init(
 
     What is not given comes from ``TF_CONFIG`` (its workers; the address is that of the first one,
     the port behind its own) or from torchrun's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
-    ``MASTER_PORT``. ``address``: ``"host:port"`` of rank 0. ``secret``, by default
-    ``TERSOR_SECRET``: at least 16 letters that only the ranks know, in a network that they trust:
-    what they say while they meet is not encrypted. Raises InvalidArgument where something is
-    missing, TransportError where a rank does not come within ``timeout`` seconds.
+    ``MASTER_PORT``. ``address``: ``"host:port"`` of rank 0, which listens there and at no other
+    address. ``secret``, by default ``TERSOR_SECRET``: at least 16 letters that only the ranks know,
+    best the output of ``openssl rand -hex 32``. All messages of the rendezvous are authenticated.
+    ``TERSOR_TCP_PROTECT`` ("authenticate", "encrypt") protects the gradients as well. Raises
+    InvalidArgument where something is missing, TransportError where a rank does not come within
+    ``timeout`` seconds.
     """
     if not _world:
         given = {"rank": rank, "ranks": ranks, "address": address}
@@ -114,9 +88,13 @@ def init(
                 f"init() does not know {missing}: give it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT"
             )
-        store = _store_at(found["address"], _checked(secret), found["rank"], timeout)
+        shared = _checked(secret)
+        store = _store_at(found["address"], shared, found["rank"], timeout)
         own = os.environ.get("TERSOR_TCP_ADDRESS", "")
-        made = _core.TcpTransport(store, found["rank"], found["ranks"], own, timeout)
+        protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
+        made = _core.TcpTransport(
+            store, found["rank"], found["ranks"], own, timeout, shared, protect
+        )
         _ends.callback(made.close)
         _world.append(made)
     return _world[0]
@@ -157,37 +135,20 @@ def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
     return {"rank": rank, "ranks": len(kinds), "address": f"{host}:{int(port) + 1}"}
 
 
-def _checked(secret: str | None) -> bytes:
+def _checked(secret: str | None) -> str:
     word = os.environ.get("TERSOR_SECRET", "") if secret is None else secret
     if len(word) < _SHORTEST_SECRET:
         raise InvalidArgument(
             "ranks know each other by a secret of at least 16 letters: the same TERSOR_SECRET for "
-            "all, such as $(openssl rand -hex 16)"
+            "all, such as $(openssl rand -hex 32)"
         )
-    return word.encode()
+    return word
 
 
-def _store_at(address: str, secret: bytes, rank: int, timeout: float) -> Any:
-    host, _, port = address.rpartition(":")
-    if rank == 0:
-        _store.cache_clear()
-        server: Any = _Manager(("", int(port)), secret).get_server()
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        _ends.callback(server.listener.close)
-        _ends.callback(server.stop_event.set)
-        return _store()
-    manager = _Manager((host, int(port)), secret)
-    until = time.monotonic() + timeout
-    while True:
-        try:
-            manager.connect()
-            return manager.store()  # type: ignore[attr-defined]
-        except multiprocessing.AuthenticationError:
-            raise InvalidArgument("rank 0 knows another TERSOR_SECRET") from None
-        except (OSError, EOFError) as error:
-            if time.monotonic() >= until:
-                raise TransportError(f"rank 0 is not to be reached at {address}: {error}") from None
-            time.sleep(0.1)
+def _store_at(address: str, secret: str, rank: int, timeout: float) -> Server | Client:
+    store = Server(address, secret) if rank == 0 else Client(address, secret, timeout)
+    _ends.callback(store.close)
+    return store
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
