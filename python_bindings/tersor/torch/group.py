@@ -29,6 +29,7 @@ from tersor.torch.meeting import Meeting, Store
 
 # What says where this rank listens, best first: TcpOptions::address, but gloo's may be a list.
 _ADDRESS_VARIABLES = ("TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME")
+_VARIABLES = {"secret": "TERSOR_SECRET", "protect": "TERSOR_TCP_PROTECT"}  # other options
 
 # Values of a chunk that each rank gets: in shorter messages, what a message costs the processor
 # outweighs the overlap that more of them give. Measured on four hosts that share a processor.
@@ -205,9 +206,8 @@ def _meet(members: Members) -> TcpTransport:
     meeting = Meeting(members.store, rank, ranks)
     try:
         meeting.join(seconds)
-        secret = os.environ.get("TERSOR_SECRET", "")
-        protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
-        return TcpTransport(meeting, rank, ranks, address, seconds, secret, protect)
+        told = {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
+        return TcpTransport(meeting, rank, ranks, address, seconds, **told)
     except Exception as error:
         meeting.give_up(str(error))
         if not isinstance(error, TransportError):
