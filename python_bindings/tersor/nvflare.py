@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
-from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.dxo import DXO, DataKind, MetaKey
 from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -25,14 +25,17 @@ Values = np.ndarray[Any, Any]
 
 _KEY = "tersor"  # of what a message says of its frames
 _FLOATS = ("float16", "float32", "float64")
+_TENSORS = tuple(f"torch.{one}" for one in (*_FLOATS, "bfloat16"))
 
 
 class Compress(DXOFilter):  # type: ignore[misc]
-    """A client's filter of task results: floating arrays become frames of ``codec``.
+    """A client's filter of task results: floating arrays, NumPy's and PyTorch's, become frames of
+    ``codec``.
 
     With "+ef" what a frame leaves out is kept in this object, on the client, and counts in its next
-    result; it is gone when the job's process is. Raises InvalidArgument for an unknown codec, and
-    for an update that is not finite: nothing is sent then, and nothing kept.
+    result; it is gone when the job's process is. Raises InvalidArgument for an unknown codec, for a
+    list in an array's place, and for an update that is not finite: nothing is sent then, and
+    nothing kept.
     """
 
     def __init__(self, codec: str = "int8+ef") -> None:
@@ -43,7 +46,13 @@ class Compress(DXOFilter):  # type: ignore[misc]
 
     def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO:
         """Frames in the arrays' place."""
-        floats = {n: one for n, one in dxo.data.items() if str(np.asarray(one).dtype) in _FLOATS}
+        if dxo.get_meta_prop(_KEY) is not None:
+            raise InvalidArgument("the result has frames already: one Compress filter is enough")
+        for name, one in dxo.data.items():
+            if isinstance(one, list | tuple):
+                kind = type(one).__name__
+                raise InvalidArgument(f"{name}: pass an array or a tensor, not a {kind}")
+        floats = {name: one for name, one in dxo.data.items() if _is_float(one)}
         values = {name: _flat(name, array) for name, array in floats.items()}
         seed = _hash(fl_ctx.get_identity_name())
         frames = {name: self._frame(name, one, seed) for name, one in values.items()}
@@ -66,10 +75,12 @@ class Compress(DXOFilter):  # type: ignore[misc]
 
 
 class Decompress(DXOFilter):  # type: ignore[misc]
-    """The server's filter of task results: arrays again, of the dtypes and shapes that they had.
+    """The server's filter of task results: arrays and tensors again, of the dtypes and shapes that
+    they had.
 
-    Raises InvalidArgument for frames of another codec, WireError for damaged ones or those of
-    another parameter: NVFlare then counts the client's task as failed. Results without frames pass.
+    Raises InvalidArgument for frames of another codec or size, and for values and weights of the
+    result that are not finite, WireError for damaged frames or those of another parameter: NVFlare
+    then counts the client's task as failed. Results without frames pass.
     """
 
     def __init__(self, codec: str = "int8+ef") -> None:
@@ -77,11 +88,14 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         self.codec = codec
         self._made = Codec(codec)
 
-    def process_dxo(self, dxo: DXO, _: Shareable, __: FLContext) -> DXO | None:
+    def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO | None:
         """Arrays in the frames' place."""
         said = dxo.get_meta_prop(_KEY)
-        if said is None:
-            return None
+        made = None if said is None else self._decoded(dxo, said)
+        _require_finite(made or dxo, fl_ctx)
+        return made
+
+    def _decoded(self, dxo: DXO, said: Any) -> DXO:
         if said["codec"] != self._made.spec:
             raise InvalidArgument(f"the client's codec is {said['codec']}, not {self._made.spec}")
         arrays = {
@@ -91,16 +105,43 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         meta = {name: one for name, one in dxo.meta.items() if name != _KEY}
         return DXO(dxo.data_kind, {**dxo.data, **arrays}, meta)
 
-    def _array(self, name: str, frame: Values, dtype: str, shape: list[int]) -> Values:
+    def _array(self, name: str, frame: Values, dtype: str, shape: list[int]) -> Any:
         count = math.prod(shape)
-        if dtype not in _FLOATS or count > 8 * frame.nbytes * 1024:
+        if (
+            dtype not in _FLOATS + _TENSORS
+            or min(shape, default=1) < 0
+            or self._made.max_payload_bytes(count) > frame.nbytes  # before so much is allocated
+        ):
             raise InvalidArgument(f"{name}: {dtype} of {shape} is not what a frame holds")
         values = np.empty(count, np.float32)
         self._made.decode(np.array(frame), values, signature=_hash(name))
-        return values.reshape(shape).astype(dtype)
+        if dtype in _FLOATS:
+            with np.errstate(over="ignore"):
+                return values.reshape(shape).astype(dtype)
+        import torch
+
+        return torch.from_numpy(values).reshape(shape).to(getattr(torch, dtype[len("torch.") :]))
 
 
-def _flat(name: str, array: Values) -> Values:
+def _is_float(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")) in _FLOATS + _TENSORS
+
+
+def _require_finite(dxo: DXO, fl_ctx: FLContext) -> None:
+    """Also of the number by which an aggregator weighs the result."""
+    weight = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
+    floats = {name: one for name, one in dxo.data.items() if _is_float(one)}
+    for name, one in {**floats, "the number of steps": np.float64(weight or 0)}.items():
+        finite = one.isfinite() if hasattr(one, "isfinite") else np.isfinite(one)
+        if not finite.all():
+            peer = fl_ctx.get_peer_context()
+            client = peer.get_identity_name() if peer else "the client"
+            raise InvalidArgument(f"{name}: the update of {client} is not finite, and is left out")
+
+
+def _flat(name: str, array: Any) -> Values:
+    if str(array.dtype) in _TENSORS:
+        array = array.detach().float().cpu().numpy()
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(array, np.float32).reshape(-1)
     if not np.isfinite(values).all():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
 import tersor.flower
+from tersor.flower.wire import Told
 
 Train = Callable[[dict[str, Any], int, int], dict[str, Any]]
 
@@ -253,6 +255,29 @@ def grow(reply: Message) -> None:
     reply.content["arrays"]["norm"].shape = (1 << 40,)
 
 
+def send_nan_in_a_frame(reply: Message) -> None:
+    """With a right signature and checksum: a client need not keep to the protocol."""
+    signature = Told.of(reply.content["tersor"]).signature("layer.bias")
+    values = np.full(96, np.nan, np.float32)
+    frame = tersor.Codec("int8").encode(values, signature=signature)
+    reply.content["arrays"]["layer.bias"].data = bytes(np.asarray(frame))
+
+
+def claim_more(reply: Message) -> None:
+    """A petabyte, of which nobody allocates a byte."""
+    file = io.BytesIO()
+    header = {"descr": "<i8", "fortran_order": False, "shape": (1 << 47,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    reply.content["arrays"]["seen"].data = file.getvalue()
+
+
+def weigh_by(value: float) -> Callable[[Message], None]:
+    def change(reply: Message) -> None:
+        reply.content["metrics"]["num-examples"] = value
+
+    return change
+
+
 def strip(reply: Message) -> None:
     del reply.content["tersor"]
 
@@ -267,9 +292,13 @@ def strip(reply: Message) -> None:
         (cut, "bytes"),
         (flip, "checksum"),
         (swap, "signature"),
-        (spoil_integers, "pickle"),
-        (empty_integers, "No data left"),
-        (send_plain_nan, "not finite"),
+        (spoil_integers, "magic string"),
+        (empty_integers, "magic string"),
+        (weigh_by(float("nan")), "num-examples is nan: no weight of a mean"),
+        (weigh_by(-1.0), "num-examples is -1.0: no weight of a mean"),
+        (claim_more, "another size than its header claims"),
+        (send_plain_nan, "norm: the update is not finite; the reply is left out"),
+        (send_nan_in_a_frame, "layer.bias: the update is not finite; the reply is left out"),
         (send_plain, "is not compressed"),
         (grow, "other names or shapes"),
         (strip, "tersor.flower.compress"),
@@ -444,6 +473,28 @@ def test_a_client_that_missed_rounds_or_lost_its_state_gets_what_it_needs() -> N
     assert sizes[11][11] > 3 * sizes[11][23]
     assert sizes[11][5] > 3 * sizes[11][23]  # it missed too many
     assert sizes[12][5] == sizes[12][11] == sizes[12][23]
+
+
+def test_a_reply_that_is_lost_costs_its_client_one_round() -> None:
+    """The client has newer weights than the server knows of."""
+    views: dict[tuple[int, int], Any] = {}
+
+    def looks(arrays: dict[str, Any], node: int, round_: int) -> dict[str, Any]:
+        views[node, round_] = arrays["layer.weight"]
+        return adds(arrays, node, round_)
+
+    def loses(_: Message, reply: Message) -> list[Message]:
+        lost = reply.metadata.src_node_id == 7 and nodes.rounds in (1, 2)
+        return [] if lost else [reply]
+
+    nodes = Nodes(client_app([tersor.flower.compress("int8")], looks))
+    nodes.answers = loses
+    run(nodes, "int8", 5, down="difference:int8")
+    failed = [one.metadata.src_node_id for one in nodes.seen if one.has_error()]
+    assert failed == []
+    assert len(nodes.seen) == 5 * len(NODES) - 2
+    for round_ in range(1, 6):
+        assert np.array_equal(views[7, round_], views[11, round_])
 
 
 def far(arrays: dict[str, Any], *_: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import tersor
 
 pytest.importorskip("nvflare")
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -47,7 +47,9 @@ def send(
 
 def receive(server: tersor.nvflare.Decompress, sent: bytes) -> DXO:
     message: Shareable = fobs.loads(sent)
-    return from_shareable(server.process(message, context("server")))
+    at_server = context("server")
+    at_server.set_peer_context(context())
+    return from_shareable(server.process(message, at_server))
 
 
 @pytest.mark.parametrize(("codec", "share", "error"), [("int8+ef", 0.3, 0.02), ("none", 1.1, 1e-3)])
@@ -61,6 +63,27 @@ def test_arrays_come_as_they_went(codec: str, share: float, error: float) -> Non
     for name, one in data.items():
         assert (found.data[name].dtype, found.data[name].shape) == (one.dtype, one.shape)
         assert np.abs(found.data[name].astype(float) - one).max() <= error
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_tensors_come_as_tensors(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.randn(64, 96, generator=torch.Generator().manual_seed(2))
+    data = {
+        "weight": values.to(getattr(torch, dtype)).T.requires_grad_(),
+        "seen": torch.tensor(3),
+        "bias": np.ones(96, np.float32),
+    }
+    message = DXO(DataKind.WEIGHT_DIFF, data).to_shareable()
+    sent = tersor.nvflare.Compress("int8").process(message, context())
+    assert from_shareable(sent).data["weight"].nbytes < 0.3 * values.numel() * 4
+    received = tersor.nvflare.Decompress("int8").process(sent, context("server"))
+    found = from_shareable(received).data
+    assert isinstance(found["bias"], np.ndarray)
+    assert found["seen"] == 3
+    assert found["weight"].dtype == getattr(torch, dtype)
+    assert found["weight"].shape == (96, 64)
+    torch.testing.assert_close(found["weight"].float(), values.T, atol=0.04, rtol=0.01)
 
 
 def test_what_is_left_out_comes_later() -> None:
@@ -94,6 +117,10 @@ def test_what_is_wrong_is_named() -> None:
         send(client, broken)
     assert all(np.array_equal(before[name], one) for name, one in client._residuals.items())
 
+    for wrong in ([1.0, 2.0], (1.0,)):
+        with pytest.raises(tersor.InvalidArgument, match="bias: pass an array or a tensor, not a"):
+            send(client, {**update(), "bias": wrong})
+
     def spoiled(change: Any) -> bytes:
         message = fobs.loads(send(tersor.nvflare.Compress("int8"), update()))
         dxo = from_shareable(message)
@@ -106,10 +133,54 @@ def test_what_is_wrong_is_named() -> None:
     def swap(dxo: DXO) -> None:
         dxo.data["bias"] = dxo.data["weight"]
 
-    def grow(dxo: DXO) -> None:
-        dxo.meta["tersor"]["arrays"]["bias"][1] = [1 << 50]
+    def claim(*shape: int) -> Any:
+        def change(dxo: DXO) -> None:
+            dxo.meta["tersor"]["arrays"]["bias"][1] = list(shape)
+
+        return change
+
+    def poison(dxo: DXO) -> None:
+        """With a right signature and checksum: a client need not keep to the protocol."""
+        signature = tersor.nvflare._hash("bias")
+        values = np.full(96, np.inf, np.float32)
+        dxo.data["bias"] = np.array(tersor.Codec("int8").encode(values, signature=signature))
+
+    def poison_plain(dxo: DXO) -> None:
+        dxo.data["more"] = np.array([np.nan])
+
+    def weigh(dxo: DXO) -> None:
+        dxo.set_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, float("nan"))
+
+    def overflow(dxo: DXO) -> None:
+        signature = tersor.nvflare._hash("half")
+        values = np.full(1_000, 1e6, np.float32)
+        dxo.data["half"] = np.array(tersor.Codec("int8").encode(values, signature=signature))
 
     server = tersor.nvflare.Decompress("int8")
-    for change, said in ((flip, "checksum"), (swap, "count"), (grow, "not what a frame holds")):
+    for change, said in (
+        (flip, "checksum"),
+        (swap, "count"),
+        (claim(1 << 50), "not what a frame holds"),
+        (claim(96 * 1024), "not what a frame holds"),  # 1 KiB for each byte of the frame
+        (claim(-12, -8), "not what a frame holds"),
+        (poison, "bias: the update of site-1 is not finite"),
+        (poison_plain, "more: the update of site-1 is not finite"),
+        (overflow, "half: the update of site-1 is not finite"),
+        (weigh, "number of steps: the update of site-1 is not finite"),
+    ):
         with pytest.raises(tersor.Error, match=said):
             receive(server, spoiled(change))
+
+
+def test_a_second_filter_is_refused() -> None:
+    client = tersor.nvflare.Compress("int8")
+    message = client.process(DXO(DataKind.WEIGHT_DIFF, update()).to_shareable(), context())
+    with pytest.raises(tersor.InvalidArgument, match="one Compress filter is enough"):
+        client.process(message, context())
+
+
+def test_plain_results_are_checked_too() -> None:
+    data = {**update(), "bias": np.array([np.nan])}
+    plain = fobs.dumps(DXO(DataKind.WEIGHT_DIFF, data).to_shareable())
+    with pytest.raises(tersor.InvalidArgument, match="bias: the update of site-1 is not finite"):
+        receive(tersor.nvflare.Decompress("int8"), plain)

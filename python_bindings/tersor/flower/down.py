@@ -131,12 +131,13 @@ def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> Array
 def _following(
     came: ArrayRecord, request: Mapping[str, Any], told: Told, context: Context
 ) -> ArrayRecord:
-    has = context.state.config_records.get(_MODEL + ".told")
-    before = dataclasses.replace(told, round=int(request["from"]))
-    if has is None or Told.of(has) != before:
+    record = context.state.config_records.get(_MODEL + ".told")
+    has = Told.of(record) if record else None
+    rounds = [int(request["from"]), *request["rounds"]]
+    if has is None or has.round not in rounds or has != dataclasses.replace(told, round=has.round):
         raise InvalidArgument("this client has not the weights that the difference is from")
     arrays, codec = context.state.array_records[_MODEL], Codec(told.codec)
-    for round_ in request["rounds"]:
+    for round_ in rounds[rounds.index(has.round) + 1 :]:  # if a reply was lost, it has some already
         head = f"{round_}:"
         sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
         arrays = _moved(codec, dataclasses.replace(told, round=round_), arrays, sent)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -25,6 +26,7 @@ from tersor.flower.wire import (
     model_name,
     only_arrays,
     require_finite,
+    require_size,
     with_values,
 )
 
@@ -68,8 +70,9 @@ class Strategy(Wrapper):
 
     Sampling, weights, metrics and rounds are the wrapped one's. Replies are decoded in the order of
     nodes, so that a round's result does not depend on which came first. A reply that is not of this
-    round, model and codec, or that is damaged, becomes a failure of its node, which the log names;
-    the round goes on. ``bytes_up`` has for each round what frames took, and what arrays would have.
+    round, model and codec, that is damaged, or that decodes to values which are not finite, becomes
+    a failure of its node, which the log names; the round goes on.
+    ``bytes_up`` has for each round what frames took, and what arrays would have.
 
     ``codec`` is that of the clients' ``compress``. ``down``: what goes to clients, ``"none"`` (as
     it is), ``"bf16"``, or ``"difference:CODEC"``, what changed since a client's last round, which
@@ -118,6 +121,7 @@ class Strategy(Wrapper):
                 if decoded and _node(decoded[-1]) == _node(reply):
                     raise InvalidArgument("it answered twice")
                 if not reply.has_error():
+                    self._require_weight(reply.content)
                     sizes = self._decode(reply)
                     frames, plain = frames + sizes[0], plain + sizes[1]
             except (TersorError, ValueError, KeyError, TypeError, EOFError) as error:
@@ -144,7 +148,9 @@ class Strategy(Wrapper):
             if array.stype == KEY and is_compressed(own):
                 frames += len(array.data)
                 change = decode(self._codec, self._told, name, array)
-                arrays[name] = with_values(own, flat(own) + change)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    arrays[name] = with_values(own, flat(own) + change)
+                require_finite(name, arrays[name], "the reply is left out")
                 plain += len(arrays[name].data)
             else:
                 arrays[name] = _checked(name, array, own)
@@ -153,6 +159,14 @@ class Strategy(Wrapper):
         rest = {name: one for name, one in reply.content.items() if name != KEY}
         reply.content = RecordDict({**rest, key: arrays})
         return frames, plain
+
+    def _require_weight(self, content: RecordDict) -> None:
+        """Of the number by which Flower weighs a reply in its mean."""
+        key = getattr(self._wrapped, "weighted_by_key", None)
+        for record in content.metric_records.values():
+            weight: Any = record.get(key, 0)
+            if not 0 <= weight < float("inf"):
+                raise InvalidArgument(f"{key} is {weight}: no weight of a mean")
 
     def summary(self) -> None:
         """Logs what is set."""
@@ -164,9 +178,10 @@ def _checked(name: str, array: Array, own: Array) -> Array:
     """An array that came as it is."""
     if is_compressed(array, own):
         raise InvalidArgument(f"{name}: the array is not compressed")
+    require_size(name, array)
     if array.numpy().shape != own.shape:
         raise InvalidArgument(f"{name}: the array has another shape than it says")
-    require_finite(name, array)
+    require_finite(name, array, "the reply is left out")
     return array
 
 

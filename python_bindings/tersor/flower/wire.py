@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import math
 import secrets
 from collections.abc import Mapping
@@ -34,10 +35,21 @@ def is_compressed(array: Array, other: Array | None = None) -> bool:
     return is_float(array) and math.prod(array.shape) > 1 and (other is None or is_float(other))
 
 
-def require_finite(name: str, array: Array) -> None:
+def require_finite(name: str, array: Array, then: str = "nothing is sent") -> None:
     """Raises InvalidArgument for a float that is a NaN or infinite."""
     if is_float(array) and not np.isfinite(array.numpy()).all():
-        raise InvalidArgument(f"{name}: the update is not finite; nothing is sent")
+        raise InvalidArgument(f"{name}: the update is not finite; {then}")
+
+
+def require_size(name: str, array: Array) -> None:
+    """Raises InvalidArgument or ValueError if the header of an array claims another number of bytes
+    than there are. NumPy allocates as many bytes as a header claims."""
+    file = io.BytesIO(array.data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise InvalidArgument(f"{name}: the array is not in version 1.0 of NumPy's format")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if math.prod(shape) * dtype.itemsize != len(array.data) - file.tell():
+        raise InvalidArgument(f"{name}: the array has another size than its header claims")
 
 
 def flat(array: Array) -> Values:
