@@ -1,9 +1,9 @@
 """A key-value store at rank 0 for ranks with a shared secret: the rendezvous of TensorFlow's ranks.
 
-A connection begins with 32 random bytes from each end. Both ends derive a key for each direction from
-the secret and all 64 bytes. A message is a length (4 bytes), a JSON text, and an HMAC-SHA256 over
-the message's number and the text. The caller proves first: rank 0 answers authentic messages alone.
-Messages are authenticated, not encrypted.
+A connection begins with 32 random bytes from each end. Both ends derive a key for each direction
+from the secret and all 64 bytes. A message is a length (4 bytes), a JSON text, and an HMAC-SHA256
+over the message's number and the text. The caller proves first: rank 0 answers authentic messages
+alone. Messages are authenticated, not encrypted.
 """
 
 from __future__ import annotations
@@ -184,11 +184,14 @@ class Client:
 
     def _connect(self) -> None:
         self._socket = socket.create_connection(_split(self._address), timeout=_PROVEN_WITHIN)
-        own = secrets.token_bytes(_NONCE_BYTES)
-        self._socket.sendall(own)
-        nonces = own + self._exactly(_NONCE_BYTES)
-        self._messages = _Messages(self._key, nonces, caller=True)
-        self._ask("", None, 0.0)
+        with contextlib.ExitStack() as after_an_error:
+            after_an_error.callback(self.close)
+            own = secrets.token_bytes(_NONCE_BYTES)
+            self._socket.sendall(own)
+            nonces = own + self._exactly(_NONCE_BYTES)
+            self._messages = _Messages(self._key, nonces, caller=True)
+            self._ask("", None, 0.0)
+            after_an_error.pop_all()
 
     def _request(self, key: str, value: str | None, seconds: float) -> str | None:
         try:
