@@ -233,7 +233,10 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
         return kind.apply(self, reducer(grads, _names(variables)), trainable_variables)
 
     made: Any = type(kind.__name__, (kind,), {"apply": apply, "__module__": kind.__module__})
-    result = made.from_config(optimizer.get_config())
+    config = optimizer.get_config()
+    if isinstance(config.get("learning_rate"), dict):  # a schedule, whose class Keras may not know
+        config["learning_rate"] = optimizer._learning_rate
+    result = made.from_config(config)
     result.reducer = reducer.core
     return result
 

@@ -28,11 +28,21 @@ KERAS = """
     import sys
     import keras, numpy as np
     import tersor.tensorflow as tt
+
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # not registered
+        def __init__(self, rate):
+            self.rate = rate
+        def __call__(self, step):
+            return keras.ops.cast(self.rate, "float32")
+        def get_config(self):
+            return {}
+
     codec, dies = sys.argv[1], sys.argv[2:] == ["dies"]
     transport = tt.init(timeout=60)
     keras.utils.set_random_seed(1 + transport.rank)
     model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(256), keras.layers.Dense(10)])
-    optimizer = tt.DistributedOptimizer(keras.optimizers.SGD(0.05), codec=codec, timeout=20.0)
+    optimizer = keras.optimizers.SGD(Schedule(0.05))
+    optimizer = tt.DistributedOptimizer(optimizer, codec=codec, timeout=20.0)
     tt.broadcast_variables(model.weights)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=optimizer, loss=loss)
