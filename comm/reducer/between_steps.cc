@@ -1,10 +1,9 @@
-// What is done to residuals between steps: checkpoints, steps that are thrown away.
+// What is done to residuals between steps: checkpoints.
 #include "comm/collectives/fold.h"
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace tersor {
 namespace {
@@ -300,43 +299,7 @@ void GradientReducer::Impl::take_over(LockedStep& step, ReducerState& state, con
   load_residuals(state, by_hosts ? OwedBy::kAll : OwedBy::kThisRank, parameters_, stream());
 }
 
-// Parameters that were added since the last step have none yet.
-void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::size_t> parameters) {
-  const auto lock = between_steps();
-  if (residence_ == nullptr) return;
-  const Residence::Entry entry(*residence_);
-  for (const std::size_t one : parameters)
-    if (one < parameters_.residuals.parameters()) parameters_.residuals.scale(one, factor);
-}
-
 void GradientReducer::relearn_order() { impl_->between_steps()->forget_order(); }
-
-void GradientReducer::scale_residuals(float factor) {
-  std::vector<std::size_t> all(impl_->parameters_.count());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  impl_->scale_residuals(factor, all);
-}
-
-void GradientReducer::scale_residuals(float factor, std::span<const std::string> names) {
-  std::vector<std::size_t> some;
-  for (const std::string& name : names) some.push_back(impl_->parameters_.index_of(name));
-  impl_->scale_residuals(factor, some);
-}
-
-void GradientReducer::discard_step() {
-  Impl& impl = *impl_;
-  const LockedStep step = impl.stopped();
-  // A step that an error ended never became current: the residuals from before it stand.
-  if (step->failed() && !step->untouched()) return;
-  if (impl.options_.transactions != Transactions::kOn)
-    throw InvalidArgument("discard_step() needs ReducerOptions::transactions = kOn");
-  if (!impl.parameters_.residuals.discard())
-    throw InvalidArgument("there is no step to discard: each can be discarded once");
-  impl.residence_->set_step(impl.residence_->step() - 1);
-  impl.steps_before_ -= 1;
-  impl.totals_.note_discarded();
-  impl.parameters_.bind();
-}
 
 std::vector<std::byte> GradientReducer::save_state() const {
   return write_state(impl_->exact_state());

@@ -28,6 +28,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tersor {
@@ -66,10 +67,13 @@ struct GradientReducer::Impl {
   /// The same for who changes nothing: after an error, as that left the step.
   LockedStep stopped();
 
-  // Checkpoints, and other work on residuals (between_steps.cc).
+  // Checkpoints (between_steps.cc); loss scales and transactions (transactions.cc).
   ReducerState exact_state();
   void load(const ReducerState& state);
   void scale_residuals(float factor, std::span<const std::size_t> parameters);
+  void check_transactions(std::string_view call) const;
+  bool discard(std::span<const std::size_t> parameters);
+  void accept(std::span<const std::size_t> parameters);
   void take_over(LockedStep& step, ReducerState& state, const Impl& before);
   Transport& control();
   /// Over ranks.

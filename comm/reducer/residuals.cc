@@ -1,5 +1,8 @@
 #include "comm/reducer/residuals.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace tersor {
 namespace {
 
@@ -98,18 +101,27 @@ std::vector<double> Residuals::norms() const {
 void Residuals::commit(const std::function<bool(std::size_t)>& took_part) {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
-    entry.can_discard = took_part(i);
-    if (entry.can_discard) entry.current = next(entry);
+    const bool takes_part = took_part(i);
+    if (takes_part) entry.current = next(entry);
+    entry.pending = generations_ > 1 && (takes_part || (joins_ && entry.pending));
   }
-  can_discard_ = generations_ > 1;
+  steps_ = joins_ ? steps_ + 1 : 1;
+  if (!joins_) accepted_ = false;
 }
 
-bool Residuals::discard() {
-  if (!can_discard_) return false;
-  for (Entry& entry : entries_)
-    if (entry.can_discard) entry.current = next(entry);
-  can_discard_ = false;
-  return true;
+void Residuals::discard(std::size_t parameter) {
+  Entry& entry = entries_[parameter];
+  if (std::exchange(entry.pending, false)) entry.current = other(entry);
+}
+
+void Residuals::accept(std::size_t parameter) {
+  accepted_ |= std::exchange(entries_[parameter].pending, false);
+}
+
+std::uint32_t Residuals::take_discarded() {
+  if (std::ranges::any_of(entries_, &Entry::pending)) return 0;
+  const std::uint32_t steps = std::exchange(steps_, 0);
+  return std::exchange(accepted_, false) ? 0 : steps;
 }
 
 void Residuals::clear_owner(std::size_t parameter) {
@@ -140,7 +152,8 @@ void Residuals::clear() {
   for (Entry& entry : entries_)
     for (const Buffer& memory : entry.memory)
       residence_->clear(memory.span(), residence_->stream());
-  can_discard_ = false;
+  for (Entry& entry : entries_) entry.pending = false;
+  take_discarded();
 }
 
 }  // namespace tersor

@@ -7,6 +7,7 @@
 #include <tersor/codec.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -48,8 +49,18 @@ class Residuals {
 
   /// The step's writes count from now on, of the parameters that took part in it.
   void commit(const std::function<bool(std::size_t)>& took_part);
-  /// The last committed step's writes do not count. False where none is kept.
-  bool discard();
+  /// From now on committed steps join: a step of a pending parameter writes in place, until
+  /// `accept` or `discard`.
+  void join() { joins_ = generations_ > 1; }
+  bool joins() const { return joins_; }
+  /// True if the other generation holds the values from before the last committed step, or from
+  /// before all joined ones.
+  bool pending(std::size_t parameter) const { return entries_[parameter].pending; }
+  /// Brings those values back, or gives them up. No effect on a parameter that is not pending.
+  void discard(std::size_t parameter);
+  void accept(std::size_t parameter);
+  /// Once no parameter is pending: the number of steps that were discarded for all parameters.
+  std::uint32_t take_discarded();
 
   /// In all generations.
   void clear_owner(std::size_t parameter);
@@ -65,7 +76,7 @@ class Residuals {
     std::vector<Buffer> memory;  ///< a generation each: sender's values, owner's, the codec's
     Buffer idle = {};            ///< the owner's, then the codec's; made when it is needed
     unsigned current = 0;
-    bool can_discard = false;
+    bool pending = false;
   };
 
   /// The owner's values in a generation: behind the sender's.
@@ -76,12 +87,17 @@ class Residuals {
   ValueSpan current(std::size_t parameter, Range range) const;
   ValueSpan codec_memory(std::size_t parameter, unsigned generation, std::size_t count) const;
   std::size_t residual_bytes(const Entry& entry) const;
-  unsigned next(const Entry& entry) const { return (entry.current + 1) % generations_; }
+  unsigned other(const Entry& entry) const { return (entry.current + 1) % generations_; }
+  unsigned next(const Entry& entry) const {
+    return joins_ && entry.pending ? entry.current : other(entry);
+  }
 
   Dtype dtype_;
   unsigned generations_;
   const Residence* residence_ = nullptr;
-  bool can_discard_ = false;
+  bool joins_ = false;
+  std::uint32_t steps_ = 0;  ///< committed since no parameter was pending
+  bool accepted_ = false;    ///< some parameter accepted one of these steps
   std::vector<Entry> entries_;
 };
 

@@ -22,7 +22,7 @@ class Totals {
                  const std::function<bool(std::uint32_t)>& took_part);
   /// The trainer waited.
   void note_exposed(double seconds) { exposed_seconds_ += seconds; }
-  void note_discarded() { discarded_ += 1; }
+  void note_discarded(std::uint32_t steps) { discarded_ += steps; }
   /// "auto" goes another way.
   void note_codec_change() { codec_changes_ += 1; }
   /// What another reducer counted counts here, too, as it does in the context.

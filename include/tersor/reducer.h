@@ -265,8 +265,16 @@ class GradientReducer {
   /// InvalidArgument, and scales nothing, where one of them was never added.
   void scale_residuals(float factor, std::span<const std::string> names);
   /// Brings back the residuals from before the last step (Transactions::kOn only), after a skipped
-  /// step or an error.
+  /// step or an error. After `accept_steps` was called: from before all steps since its last call.
   void discard_step();
+  /// The same for these parameters alone. Parameters without a step to discard are left alone.
+  void discard_step(std::span<const std::string> names);
+  /// The steps since the last call are final (Transactions::kOn only). From the first call on,
+  /// steps join: the second and later steps after a call write residuals in place, so that
+  /// `discard_step` takes back all of them. Not for elastic reducers. All ranks call it alike.
+  void accept_steps();
+  /// The same for these parameters alone.
+  void accept_steps(std::span<const std::string> names);
 
   /// After a RanksLost (ReducerOptions::elastic): goes on with those who are left, who all call it.
   /// What ranks owe by error feedback goes on as well, but for what was kept where a rank is gone;

@@ -172,8 +172,30 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
           },
           "factor"_a, "names"_a = nb::none(),
           "When a loss scale changes by `factor`; of all parameters, or of these alone.")
-      .def("discard_step", &waiting<&GradientReducer::discard_step>,
-           "Brings back the residuals from before the last step (transactional=True only).")
+      .def(
+          "discard_step",
+          [](const ArrayReducer& self, const std::optional<std::vector<std::string>>& names) {
+            without_gil([&] {
+              if (names.has_value()) return self.reducer().discard_step(*names);
+              self.reducer().discard_step();
+            });
+          },
+          "names"_a = nb::none(),
+          "Brings back the residuals from before the last step (transactional=True only), or, once "
+          "accept_steps was called, from before all steps since its last call. With `names`, for "
+          "these parameters alone; parameters without a step to discard are left alone.")
+      .def(
+          "accept_steps",
+          [](const ArrayReducer& self, const std::optional<std::vector<std::string>>& names) {
+            without_gil([&] {
+              if (names.has_value()) return self.reducer().accept_steps(*names);
+              self.reducer().accept_steps();
+            });
+          },
+          "names"_a = nb::none(),
+          "The steps since the last call are final (transactional=True only), of all parameters or "
+          "of these alone. From the first call on, discard_step takes back all later steps "
+          "together.")
       .def("save_state", &saved<&GradientReducer::save_state>,
            "This rank's own: the same run goes on bit for bit from it.")
       .def("save_portable_state", &saved<&GradientReducer::save_portable_state>,

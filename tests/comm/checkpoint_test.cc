@@ -93,6 +93,23 @@ TEST_P(Checkpoint, ADiscardedStepLeavesNoTrace) {
     });
 }
 
+TEST_P(Checkpoint, JoinedStepsAreDiscardedTogether) {
+  run_ranks(4, {}, [&](Transport& transport) {
+    Training run(transport, {.codec = GetParam(), .transactions = Transactions::kOn});
+    Training plain(transport, {.codec = GetParam()});
+    run.reducer.accept_steps();
+    for (int step = 0; step < 3; ++step) {
+      const Values wanted = plain.step(step);
+      EXPECT_EQ(run.step(step), wanted);
+      run.reducer.accept_steps();
+      for (int i = 0; i < step + 1; ++i) run.step(90 + i);
+      run.reducer.discard_step();
+    }
+    EXPECT_THROW(run.reducer.discard_step(), InvalidArgument);
+    EXPECT_EQ(run.reducer.statistics().steps_discarded, 6u);
+  });
+}
+
 TEST_P(Checkpoint, ResidualsFollowTheLossScale) {
   run_ranks(2, {}, [](Transport& transport) {
     Training run(transport, {.codec = GetParam()}), scaled(transport, {.codec = GetParam()});

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+
 namespace tersor {
 namespace {
 
@@ -19,6 +21,43 @@ TEST(Residuals, PlacedAnewTheyBeginAnew) {
   EXPECT_EQ(residuals.current_owner(0).count(), 50u);
   EXPECT_EQ(residuals.current_sender(1).count(), 200u);
   EXPECT_TRUE(residuals.current_owner(1).empty());
+}
+
+TEST(Residuals, JoinedStepsGoBackToTheValuesBeforeThem) {
+  const auto residence = make_residence(Memory::kHost, {});
+  Residuals residuals(Dtype::kF32, 2);
+  residuals.place(*residence);
+  residuals.add(1, 0);
+  residuals.add(1, 0);
+  const auto value = [&](std::size_t i) { return residuals.current_sender(i).as<float>()[0]; };
+  const auto step = [&](float written, const std::function<bool(std::size_t)>& took_part) {
+    for (std::size_t i = 0; i < 2; ++i)
+      if (took_part(i)) residuals.sender(i).residual_out.as<float>()[0] = written;
+    residuals.commit(took_part);
+  };
+  const auto all = [](std::size_t) { return true; };
+  residuals.join();
+  step(1.0f, all);
+  residuals.accept(0);
+  residuals.accept(1);
+  EXPECT_EQ(residuals.take_discarded(), 0u);
+  step(2.0f, all);
+  step(3.0f, [](std::size_t i) { return i == 0; });
+  EXPECT_EQ(value(0), 3.0f);
+  residuals.discard(0);
+  EXPECT_EQ(residuals.take_discarded(), 0u);  // parameter 1 is still pending
+  EXPECT_EQ(value(0), 1.0f);
+  EXPECT_EQ(value(1), 2.0f);
+  residuals.discard(1);
+  EXPECT_EQ(residuals.take_discarded(), 2u);
+  EXPECT_EQ(value(1), 1.0f);
+  step(4.0f, all);
+  residuals.accept(0);
+  residuals.discard(0);
+  residuals.discard(1);
+  EXPECT_EQ(residuals.take_discarded(), 0u);  // the step stands for parameter 0
+  EXPECT_EQ(value(0), 4.0f);
+  EXPECT_EQ(value(1), 1.0f);
 }
 
 }  // namespace

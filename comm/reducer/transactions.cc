@@ -1,0 +1,98 @@
+// Residuals between steps: loss scales, and transactions, which take back the steps since they
+// began.
+#include "comm/reducer/impl.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tersor {
+namespace {
+
+std::vector<std::size_t> every_index(const Parameters& parameters) {
+  std::vector<std::size_t> all(parameters.count());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  return all;
+}
+
+std::vector<std::size_t> indices_of(const Parameters& parameters,
+                                    std::span<const std::string> names) {
+  std::vector<std::size_t> some;
+  for (const std::string& name : names) some.push_back(parameters.index_of(name));
+  return some;
+}
+
+}  // namespace
+
+// Parameters that were added since the last step have none yet.
+void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::size_t> parameters) {
+  const auto lock = between_steps();
+  if (residence_ == nullptr) return;
+  const Residence::Entry entry(*residence_);
+  for (const std::size_t one : parameters)
+    if (one < parameters_.residuals.parameters()) parameters_.residuals.scale(one, factor);
+}
+
+void GradientReducer::scale_residuals(float factor) {
+  impl_->scale_residuals(factor, every_index(impl_->parameters_));
+}
+
+void GradientReducer::scale_residuals(float factor, std::span<const std::string> names) {
+  impl_->scale_residuals(factor, indices_of(impl_->parameters_, names));
+}
+
+void GradientReducer::Impl::check_transactions(std::string_view call) const {
+  if (options_.transactions == Transactions::kOn) return;
+  throw InvalidArgument(std::string(call) + "() needs ReducerOptions::transactions = kOn");
+}
+
+// False where no parameter has a step to discard. The number of the next step falls only if no
+// parameter keeps what a discarded step wrote.
+bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
+  const LockedStep step = stopped();
+  Residuals& residuals = parameters_.residuals;
+  // A step that an error ended never became current, unless it was to join others.
+  if (step->failed() && !step->untouched() && !residuals.joins()) return true;
+  check_transactions("discard_step");
+  bool found = false;
+  for (const std::size_t one : parameters)
+    if (one < residuals.parameters()) {
+      found |= residuals.pending(one);
+      residuals.discard(one);
+    }
+  const std::uint32_t steps = residuals.take_discarded();
+  if (steps > 0) residence_->set_step(residence_->step() - steps);
+  steps_before_ -= steps;
+  if (found || steps > 0) totals_.note_discarded(std::max(steps, 1u));
+  parameters_.bind();
+  return found || steps > 0;
+}
+
+void GradientReducer::discard_step() {
+  if (!impl_->discard(every_index(impl_->parameters_)))
+    throw InvalidArgument("there is no step to discard: each can be discarded once");
+}
+
+void GradientReducer::discard_step(std::span<const std::string> names) {
+  impl_->discard(indices_of(impl_->parameters_, names));
+}
+
+void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
+  const LockedStep step = between_steps();
+  check_transactions("accept_steps");
+  if (options_.elastic == Elastic::kOn)
+    throw InvalidArgument("accept_steps() of an elastic reducer: each of its steps stands alone");
+  Residuals& residuals = parameters_.residuals;
+  residuals.join();
+  for (const std::size_t one : parameters)
+    if (one < residuals.parameters()) residuals.accept(one);
+  residuals.take_discarded();
+  parameters_.bind();
+}
+
+void GradientReducer::accept_steps() { impl_->accept(every_index(impl_->parameters_)); }
+
+void GradientReducer::accept_steps(std::span<const std::string> names) {
+  impl_->accept(indices_of(impl_->parameters_, names));
+}
+
+}  // namespace tersor
