@@ -23,7 +23,7 @@ from torch.optim.optimizer import ParamsT
 from tersor import Codec
 from tersor.torch.compressed_optimizer import CompressedOptimizer
 from tersor.torch.exchange import ElasticOptions
-from tersor.torch.update_rules import Part, Rule, number
+from tersor.torch.update_rules import Part, Rule, common_moment, number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -133,10 +133,10 @@ class _MeanGradient(Rule):
     moments = ("exp_avg", "exp_avg_sq")
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {key: torch.zeros_like(parameter) for key in self.moments}
+        return {key: common_moment(parameter) for key in self.moments}
 
     def sent(self, part: Part) -> list[Tensor]:
-        return part.gradients
+        return part.gradients_like("exp_avg")
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]

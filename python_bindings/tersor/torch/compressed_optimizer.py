@@ -124,8 +124,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
         if self._exchange.elastic:  # the step may be done again
             gradients = {name: one.clone() for name, one in gradients.items()}
-        self._unscale(list(gradients.values()))
-        parts = list(self._parts(gradients))
+        parts = list(self._parts(self._unscaled(gradients)))
         return list(zip(parts, self._exchanged(parts, weight), strict=True))
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
@@ -235,10 +234,13 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             )
         return not _somewhere_in(bool(found), parameters.values())
 
-    def _unscale(self, gradients: list[Tensor]) -> None:
+    def _unscaled(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Divided by the scaler's scale: f32 gradients in place, 16-bit gradients as f32 copies."""
         scale = getattr(self, "grad_scale", None)
         if scale is not None and gradients:
-            torch._foreach_div_(gradients, scale.to(gradients[0].device))
+            gradients = {name: one.float() for name, one in gradients.items()}
+            torch._foreach_div_(list(gradients.values()), scale.to(self._exchange.device))
+        return gradients
 
     def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
         """What arrived of each part. What is made is sent while the rest is made."""

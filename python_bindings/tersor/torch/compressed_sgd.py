@@ -26,7 +26,7 @@ from tersor import Codec
 from tersor._core import InvalidArgument
 from tersor.torch.compressed_optimizer import CompressedOptimizer
 from tersor.torch.exchange import ElasticOptions
-from tersor.torch.update_rules import Part, Rule, number
+from tersor.torch.update_rules import Part, Rule, common_moment, number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -127,10 +127,10 @@ class _MeanGradient(Rule):
     moments = ("momentum_buffer",)
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {"momentum_buffer": torch.zeros_like(parameter)}
+        return {"momentum_buffer": common_moment(parameter)}
 
     def sent(self, part: Part) -> list[Tensor]:
-        return part.gradients
+        return part.gradients_like("momentum_buffer")
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         momenta = part.moments["momentum_buffer"]
