@@ -109,13 +109,20 @@ void Residuals::commit(const std::function<bool(std::size_t)>& took_part) {
   if (!joins_) accepted_ = false;
 }
 
-void Residuals::discard(std::size_t parameter) {
-  Entry& entry = entries_[parameter];
-  if (std::exchange(entry.pending, false)) entry.current = other(entry);
+bool Residuals::discard(std::span<const std::size_t> parameters) {
+  bool found = false;
+  for (const std::size_t one : parameters) {
+    if (one >= entries_.size() || !std::exchange(entries_[one].pending, false)) continue;
+    entries_[one].current = other(entries_[one]);
+    found = true;
+  }
+  return found;
 }
 
-void Residuals::accept(std::size_t parameter) {
-  accepted_ |= std::exchange(entries_[parameter].pending, false);
+void Residuals::accept(std::span<const std::size_t> parameters) {
+  for (const std::size_t one : parameters)
+    if (one < entries_.size()) accepted_ |= std::exchange(entries_[one].pending, false);
+  take_discarded();
 }
 
 std::uint32_t Residuals::take_discarded() {

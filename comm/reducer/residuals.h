@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 namespace tersor {
@@ -53,12 +54,11 @@ class Residuals {
   /// `accept` or `discard`.
   void join() { joins_ = generations_ > 1; }
   bool joins() const { return joins_; }
-  /// True if the other generation holds the values from before the last committed step, or from
-  /// before all joined ones.
-  bool pending(std::size_t parameter) const { return entries_[parameter].pending; }
-  /// Brings those values back, or gives them up. No effect on a parameter that is not pending.
-  void discard(std::size_t parameter);
-  void accept(std::size_t parameter);
+  /// Brings back the values from before the last committed step, or from before all joined ones.
+  /// False if no parameter has them.
+  bool discard(std::span<const std::size_t> parameters);
+  /// Gives those values up.
+  void accept(std::span<const std::size_t> parameters);
   /// Once no parameter is pending: the number of steps that were discarded for all parameters.
   std::uint32_t take_discarded();
 
@@ -76,7 +76,7 @@ class Residuals {
     std::vector<Buffer> memory;  ///< a generation each: sender's values, owner's, the codec's
     Buffer idle = {};            ///< the owner's, then the codec's; made when it is needed
     unsigned current = 0;
-    bool pending = false;
+    bool pending = false;  ///< the other generation holds values that `discard` brings back
   };
 
   /// The owner's values in a generation: behind the sender's.

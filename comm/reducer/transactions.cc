@@ -53,12 +53,7 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
   // A step that an error ended never became current, unless it was to join others.
   if (step->failed() && !step->untouched() && !residuals.joins()) return true;
   check_transactions("discard_step");
-  bool found = false;
-  for (const std::size_t one : parameters)
-    if (one < residuals.parameters()) {
-      found |= residuals.pending(one);
-      residuals.discard(one);
-    }
+  const bool found = residuals.discard(parameters);
   const std::uint32_t steps = residuals.take_discarded();
   if (steps > 0) residence_->set_step(residence_->step() - steps);
   steps_before_ -= steps;
@@ -77,15 +72,12 @@ void GradientReducer::discard_step(std::span<const std::string> names) {
 }
 
 void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
-  const LockedStep step = between_steps();
+  const LockedStep step = stopped();
   check_transactions("accept_steps");
   if (options_.elastic == Elastic::kOn)
     throw InvalidArgument("accept_steps() of an elastic reducer: each of its steps stands alone");
-  Residuals& residuals = parameters_.residuals;
-  residuals.join();
-  for (const std::size_t one : parameters)
-    if (one < residuals.parameters()) residuals.accept(one);
-  residuals.take_discarded();
+  parameters_.residuals.join();
+  parameters_.residuals.accept(parameters);
   parameters_.bind();
 }
 

@@ -54,6 +54,19 @@ nb::bytes saved(const ArrayReducer& self) {
   return nb::bytes(state.data(), state.size());
 }
 
+using Names = std::optional<std::vector<std::string>>;
+
+/// A function of ours that calls `call(reducer, names)`, or `call(reducer)` for all parameters.
+template <typename Call>
+auto of_names(Call call) {
+  return [call](const ArrayReducer& self, const Names& names) {
+    without_gil([&] {
+      if (names.has_value()) return call(self.reducer(), *names);
+      call(self.reducer());
+    });
+  };
+}
+
 void bind_reducer_statistics(nb::module_& module) {
   using Statistics = ReducerStatistics;
   nb::class_<Statistics>(module, "ReducerStatistics",
@@ -163,35 +176,23 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def(
           "scale_residuals",
-          [](const ArrayReducer& self, float factor,
-             const std::optional<std::vector<std::string>>& names) {
-            without_gil([&] {
-              if (names.has_value()) return self.reducer().scale_residuals(factor, *names);
-              self.reducer().scale_residuals(factor);
-            });
+          [](const ArrayReducer& self, float factor, const Names& names) {
+            of_names([&](auto& reducer, auto&... some) {
+              reducer.scale_residuals(factor, some...);
+            })(self, names);
           },
           "factor"_a, "names"_a = nb::none(),
           "When a loss scale changes by `factor`; of all parameters, or of these alone.")
       .def(
           "discard_step",
-          [](const ArrayReducer& self, const std::optional<std::vector<std::string>>& names) {
-            without_gil([&] {
-              if (names.has_value()) return self.reducer().discard_step(*names);
-              self.reducer().discard_step();
-            });
-          },
+          of_names([](auto& reducer, auto&... names) { reducer.discard_step(names...); }),
           "names"_a = nb::none(),
           "Brings back the residuals from before the last step (transactional=True only), or, once "
           "accept_steps was called, from before all steps since its last call. With `names`, for "
           "these parameters alone; parameters without a step to discard are left alone.")
       .def(
           "accept_steps",
-          [](const ArrayReducer& self, const std::optional<std::vector<std::string>>& names) {
-            without_gil([&] {
-              if (names.has_value()) return self.reducer().accept_steps(*names);
-              self.reducer().accept_steps();
-            });
-          },
+          of_names([](auto& reducer, auto&... names) { reducer.accept_steps(names...); }),
           "names"_a = nb::none(),
           "The steps since the last call are final (transactional=True only), of all parameters or "
           "of these alone. From the first call on, discard_step takes back all later steps "

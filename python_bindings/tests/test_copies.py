@@ -19,8 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 import ranks
 import tersor
 import tersor.torch
-from tersor.torch.copied import CopiedHookState, ReadAhead
-from tersor.torch.scaler import LossScale
+from tersor.torch.copied import CopiedHookState
 
 SCALER = torch.amp.GradScaler("cpu")
 
@@ -98,21 +97,6 @@ def test_a_copied_state_says_what_it_is() -> None:
         with pytest.raises(tersor.InvalidArgument, match=rf"{name}: .*uncompressed"):
             getattr(copied, name)
     assert isinstance(copy.deepcopy(copied), CopiedHookState)
-
-
-def test_a_copy_reads_no_scale_ahead() -> None:
-    class Scale(LossScale):
-        reads = 0
-
-        def read_ahead(self) -> None:
-            Scale.reads += 1
-
-    read_ahead = ReadAhead(Scale(SCALER, False))
-    copy.deepcopy(read_ahead)(None)
-    pickle.loads(pickle.dumps(read_ahead))(None)
-    assert Scale.reads == 0
-    read_ahead(None)
-    assert Scale.reads == 1
 
 
 def handles(count: int) -> dict[str, Any]:

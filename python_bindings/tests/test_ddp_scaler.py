@@ -7,7 +7,6 @@ from ddp_models import gradients, inputs, mlp, wrap
 
 import ranks
 import tersor.torch
-from tersor.torch.scaler import LossScale
 
 
 def scaled(rank: int, _: int, growth: bool) -> torch.Tensor:
@@ -31,12 +30,6 @@ def test_residuals_follow_the_loss_scale() -> None:
     # Powers of two change no bits but exponents: what comes back is the same at any scale.
     for one, other in zip(ranks.run(scaled, 2, True), ranks.run(scaled, 2, False), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
-
-
-def test_a_scaler_that_is_switched_off_has_no_scale_to_read_ahead() -> None:
-    scale = LossScale(torch.amp.GradScaler("cpu", enabled=False), transactional=False)
-    scale.read_ahead()  # as at each forward pass on a GPU
-    assert scale.skipped_steps == 0
 
 
 def last_step(

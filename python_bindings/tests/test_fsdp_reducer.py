@@ -187,16 +187,18 @@ def test_a_scalers_skipped_step_leaves_no_trace(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     scaler.scale(torch.ones(()))  # makes its scale
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.0)
     handle = fsdp.compress(ours, scaler=scaler, transactional=True, **FEEDBACK)
     fsdp.compress(reference, **FEEDBACK)
-    for step in (0, 1):
-        backward(ours, rank, step, scaler.get_scale())
-        backward(reference, rank, step)
+    for step, loss_scale in ((0, 64.0), (1, 64.0), (9, torch.inf)):  # the last step is skipped
+        backward(ours, rank, step, loss_scale)
+        if step < 9:
+            backward(reference, rank, step)
+        scaler.step(optimizer)
+        scaler.update()
         for model in (ours, reference):
             model.zero_grad()
-    backward(ours, rank, 9, scaler.get_scale())  # is skipped
-    ours.zero_grad()
-    scaler.update(scaler.get_scale() / 2)
+    assert scaler.get_scale() == 32.0
     backward(ours, rank, 2, scaler.get_scale())
     backward(reference, rank, 2)
     torch.testing.assert_close(gradients(ours) / scaler.get_scale(), gradients(reference))

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
+#include <span>
 
 namespace tersor {
 namespace {
@@ -36,25 +38,26 @@ TEST(Residuals, JoinedStepsGoBackToTheValuesBeforeThem) {
     residuals.commit(took_part);
   };
   const auto all = [](std::size_t) { return true; };
+  const std::array<std::size_t, 2> both{0, 1};
+  const std::span first(both.data(), 1), second(both.data() + 1, 1);
   residuals.join();
   step(1.0f, all);
-  residuals.accept(0);
-  residuals.accept(1);
-  EXPECT_EQ(residuals.take_discarded(), 0u);
+  residuals.accept(both);
   step(2.0f, all);
   step(3.0f, [](std::size_t i) { return i == 0; });
   EXPECT_EQ(value(0), 3.0f);
-  residuals.discard(0);
+  EXPECT_TRUE(residuals.discard(first));
+  EXPECT_FALSE(residuals.discard(first));
   EXPECT_EQ(residuals.take_discarded(), 0u);  // parameter 1 is still pending
   EXPECT_EQ(value(0), 1.0f);
   EXPECT_EQ(value(1), 2.0f);
-  residuals.discard(1);
+  residuals.discard(second);
   EXPECT_EQ(residuals.take_discarded(), 2u);
   EXPECT_EQ(value(1), 1.0f);
   step(4.0f, all);
-  residuals.accept(0);
-  residuals.discard(0);
-  residuals.discard(1);
+  residuals.accept(first);
+  residuals.discard(first);
+  residuals.discard(second);
   EXPECT_EQ(residuals.take_discarded(), 0u);  // the step stands for parameter 0
   EXPECT_EQ(value(0), 4.0f);
   EXPECT_EQ(value(1), 1.0f);

@@ -32,6 +32,7 @@ from tersor.torch.fsdp import ShardedHandle
 from tersor.torch.group import seconds_of, transport
 from tersor.torch.parameters import Unsupported, wrapped_in
 from tersor.torch.planned import Plan, Planned, plan_of_ddp, plan_of_shards
+from tersor.torch.scaler import watch
 
 LEAST_BYTES = 1 << 20  # of an all-reduce that is counted
 _TEXT_BYTES = 512  # of options that ranks compare
@@ -195,8 +196,6 @@ class Constructors:
             if any(one is module for one in root.modules()) and self._stop_waiting(root):
                 seen = self._add(root, "fully_shard")
                 self._take(seen, root, plan_of_shards, self._compress_sharded)
-                if isinstance(seen.handle, ShardedHandle):  # its own hook is too late for this pass
-                    seen.handle._loss_scale.follow(seen.handle)
 
     def _give_way(self, compress: Any, model: Any, **options: Any) -> ShardedHandle:
         """Of a model that the program compresses itself ours goes first."""
@@ -231,16 +230,22 @@ class Scalers:
         construct(scaler, *arguments, **options)
         if scaler.is_enabled():
             self._made.add(scaler)
+            watch(scaler)
 
-    def __getattr__(self, name: str) -> Any:
-        """Of the one there is; without, of one that scales nothing."""
+    @property
+    def made(self) -> Any:
+        """The only scaler; None: there is none yet."""
         alive = list(self._made)
         if len(alive) > 1:
             raise InvalidArgument(
                 f"the script has {len(alive)} GradScalers, and residuals follow one: call "
                 "tersor.torch.compress(model, scaler=...) in it, or take a codec without +ef"
             )
-        return getattr(alive[0] if alive else torch.amp.GradScaler(enabled=False), name)
+        return alive[0] if alive else None
+
+    def get_scale(self) -> float:
+        """The scaler's scale; without a scaler 1."""
+        return 1.0 if (made := self.made) is None else float(made.get_scale())
 
 
 def _around(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:

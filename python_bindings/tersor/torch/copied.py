@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tersor._core import InvalidArgument
-from tersor.torch.scaler import LossScale
 
 
 class CopiedHookState:
@@ -22,17 +21,3 @@ class CopiedHookState:
             "model travel uncompressed until tersor.torch.compress(model); residuals are saved by "
             "the state_dict() of the handle"
         )
-
-
-class ReadAhead:
-    """Called before the model's forward pass; a copy of the model has nothing to read."""
-
-    def __init__(self, loss_scale: LossScale | None = None) -> None:
-        self._loss_scale = loss_scale
-
-    def __call__(self, *_: object) -> None:
-        if self._loss_scale is not None:
-            self._loss_scale.read_ahead()
-
-    def __reduce__(self) -> Any:
-        return ReadAhead, ()

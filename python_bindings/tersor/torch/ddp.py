@@ -21,7 +21,7 @@ from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, BucketParameters, Future, in_pass
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
-from tersor.torch.copied import CopiedHookState, ReadAhead
+from tersor.torch.copied import CopiedHookState
 from tersor.torch.ddp_options import check_reducer, checked_ddp, refuse_options
 from tersor.torch.exchange import TensorExchange, refuse_elastic
 from tersor.torch.layout import as_it_lies
@@ -103,6 +103,7 @@ class HookState(ReducerReporting, Weighed):
         ``"exact"``: each rank's own, from which the same run goes on bit for bit; ``"portable"``
         (a collective call): their sum over ranks, for any number of ranks.
         """
+        self._loss_scale.settle(self.reducer, lambda: self._parameters)
         state = save_reducer(self.reducer, self._process_group(), mode)
         return {**state, **self._loss_scale.state_dict()}
 
@@ -116,13 +117,13 @@ class HookState(ReducerReporting, Weighed):
             self._loaded = state or {}
             return
         load_reducer(self.reducer, self._process_group(), state)
-        self._loss_scale.load_state_dict(state or {})
+        self._loss_scale.load_state_dict(state or {}, self.reducer)
 
     def discard_step(self) -> None:
         """Brings back the residuals from before the last pass (``transactional=True`` only), whose
-        gradients no step takes. All ranks do so alike."""
+        gradients no step takes. With a scaler: from before all passes since its last ``update``.
+        All ranks do so alike."""
         self.reducer.discard_step()
-        self._loss_scale.discarded()
 
     def remove(self) -> None:
         """From the next backward pass on gradients travel uncompressed. All ranks do so alike."""
@@ -154,9 +155,7 @@ class HookState(ReducerReporting, Weighed):
         self._names = Names(parameters)
         self._unsupported = unsupported_parameters(model.module, parameters)
         self._report_unsupported()
-        exchange = self._hold(compressible(model))
-        if self._loss_scale.scaler is not None and exchange.stream is not None:
-            model.register_forward_pre_hook(ReadAhead(self._loss_scale))
+        self._hold(compressible(model))
 
     def reduce(self, bucket: GradBucket) -> Future:
         """What ``hook`` does: takes a bucket of DDP's, whose future gets the mean over ranks."""
@@ -187,7 +186,7 @@ class HookState(ReducerReporting, Weighed):
             if not self._removed:
                 _refuse_unfrozen(self._frozen)
             if self._exchange is not None:
-                self._loss_scale.follow(self.reducer)
+                self._loss_scale.follow(self.reducer, lambda: self._parameters)
         return backward
 
     def _take(self, backward: Backward, bucket: GradBucket) -> Future:
@@ -261,7 +260,7 @@ class HookState(ReducerReporting, Weighed):
         exchange = self._hold(self._names.in_order(names))
         if self._loaded is not None:
             self.load_state_dict(self._loaded)
-        self._loss_scale.follow(exchange.reducer)
+        self._loss_scale.follow(exchange.reducer, lambda: self._parameters)
         for bucket in backward.buckets:
             self._send(exchange, bucket)
 

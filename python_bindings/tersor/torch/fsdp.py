@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
-from torch.utils.hooks import RemovableHandle
 
 from tersor import _core
 from tersor._core import InvalidArgument
@@ -76,8 +75,6 @@ class ShardedHandle(Reporting, Weighed):
         self._gradients = [one for one in exchanges if isinstance(one, GradientExchange)]
         self._group = group
         self._notes = notes
-        self._loss_scale = LossScale(None, transactional=False)
-        self._hooks: list[RemovableHandle] = []
 
     @property
     def _reducers(self) -> list[ShardedReducer]:
@@ -122,8 +119,7 @@ class ShardedHandle(Reporting, Weighed):
 
     def scale_residuals(self, factor: float) -> None:
         """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
-        for core in self._cores():
-            core.scale_residuals(factor)
+        self._sender.scale_residuals(factor)
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
@@ -139,8 +135,9 @@ class ShardedHandle(Reporting, Weighed):
                 'over all ranks; save the state of mode "exact"'
             )
         self._sender.prepare()
+        self._sender.loss_scale.settle(self._sender, self._sender.trained)
         state = save_sharded(self._sender, self._group, mode)
-        return {**state, **self._loss_scale.state_dict()}
+        return {**state, **self._sender.loss_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Brings back either. None or empty: residuals start at zero, with a warning.
@@ -150,15 +147,13 @@ class ShardedHandle(Reporting, Weighed):
         """
         self._sender.prepare()
         load_sharded(self._sender, self._group, state)
-        self._loss_scale.load_state_dict(state or {})
+        self._sender.loss_scale.load_state_dict(state or {}, self._sender)
 
     def remove(self) -> None:
         """From now on gradients and weights travel as without Tersor; residuals are dropped."""
         for exchange in self._exchanges:
             exchange.remove()
         self._sender.drop()
-        for hook in self._hooks:
-            hook.remove()
 
     def reset(self) -> None:
         """After an error that ended an exchange: connects the ranks anew, residuals at zero.
@@ -171,18 +166,12 @@ class ShardedHandle(Reporting, Weighed):
     @property
     def skipped_steps(self) -> int:
         """Steps that the scaler skipped because a gradient was not finite."""
-        return self._loss_scale.skipped_steps
-
-    def follow(self, scaler: Scaler, model: nn.Module) -> None:
-        """Keeps residuals in the units of a scaler, which may change its scale between passes."""
-        self._loss_scale = scale = LossScale(scaler, self._sender.options.transactional)
-        hook = model.register_forward_pre_hook(lambda *_: scale.follow(self))
-        self._hooks.append(hook)
+        return self._sender.loss_scale.skipped_steps
 
     def discard_step(self) -> None:
-        """Brings back the residuals from before the last pass (``transactional=True`` only)."""
+        """Brings back the residuals from before the last pass (``transactional=True`` only). With a
+        scaler: from before all passes since its last ``update``."""
         self._sender.discard_step()
-        self._loss_scale.discarded()
 
 
 def compress(
@@ -222,8 +211,7 @@ def compress(
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     exchanges = _install(modules, reduces, gathers)
     handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
-    if scaler is not None:
-        handle.follow(scaler, model)
+    sender.loss_scale = LossScale(scaler, sender.options.transactional)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
     parameters = unwrapped(dict(model.named_parameters()))
     watch(parameters, {one.name: last_codec(choice) for one, choice in expected})

@@ -1,105 +1,213 @@
-"""A gradient scaler's loss scale, which residuals are in units of."""
+"""The loss scale of a gradient scaler, which is the unit of residuals, and the steps it skips."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tersor._options import described
 
+Parameters = Callable[[], Mapping[str, Tensor]]  # by their names in a reducer
+
 
 class Scaler(Protocol):
-    """What is needed of ``torch.amp.GradScaler``."""
+    """The part of ``torch.amp.GradScaler`` that every scaler needs."""
 
     def get_scale(self) -> float:
         """The scale of the next loss."""
 
 
 class Residuals(Protocol):
-    """What is needed of whoever keeps residuals."""
+    """A reducer, or several reducers together."""
 
     def scale_residuals(self, factor: float) -> None:
-        """Multiplies them."""
+        """Multiplies residuals."""
 
-    def discard_step(self) -> None:
-        """Brings back those from before the last step."""
+    def discard_step(self, names: list[str] | None = None) -> None:
+        """Brings back the residuals from before the steps since ``accept_steps``."""
+
+    def accept_steps(self, names: list[str] | None = None) -> None:
+        """The steps until now are final."""
 
 
 class LossScale:
-    """Follows a scaler from step to step; where there is none, nothing changes.
+    """Keeps residuals in the units of a scaler, and discards the steps that the scaler skipped.
 
-    A scaler lowers its scale when it skipped a step because a gradient was not finite, and at no
-    other time by itself. Gradients of a skipped step were sent nevertheless: what the residuals
-    held of them is lost with it, unless the reducer is transactional.
+    ``GradScaler`` decides per optimizer: a gradient that is not finite skips the step of all
+    parameters of its optimizer. Ranks decide alike because averaged gradients are equal. The
+    gradients of a skipped step were sent nevertheless. Their share of the residuals is lost unless
+    the reducer is transactional. All passes between two calls of ``update`` belong to one step.
     """
 
     def __init__(self, scaler: Scaler | None, transactional: bool) -> None:
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
             raise TypeError(f"scaler is the training's GradScaler, not {described(scaler)}")
+        if transactional and not isinstance(scaler, torch.amp.GradScaler | None):
+            warnings.warn(
+                f"transactional=True: only a torch.amp.GradScaler reports which optimizers it "
+                f"skips. After a step that this {type(scaler).__name__} skips, call discard_step()",
+                stacklevel=4,
+            )
         self.scaler = scaler
+        self.skipped_steps = 0
         self._transactional = transactional
         self._scale: float | None = None
-        self._coming: _HostCopy | None = None
-        self._discarded = False
-        self.skipped_steps = 0
+        self._results: _Results | None = None  # of the iteration of the last exchange
+        self._settled: set[Optimizer] = set()
+        watch(scaler)
 
-    def read_ahead(self) -> None:
-        """Where a forward pass begins on a GPU: ``follow`` then waits for what was queued by now.
-
-        That is the scaler's last update. ``get_scale`` waits for all that is queued when it is
-        called: the forward pass and what there is of the backward pass.
-        """
-        if not getattr(self.scaler, "is_enabled", lambda: True)():
-            return  # it has no tensor then, and its scale is 1
-        scale = getattr(self.scaler, "_get_scale_async", lambda: None)()
-        if isinstance(scale, Tensor) and scale.is_cuda:
-            self._coming = _HostCopy(scale)
-
-    def follow(self, residuals: Residuals) -> None:
-        """Before a step: brings the residuals into its units, and takes back a skipped one."""
+    def follow(self, residuals: Residuals, parameters: Parameters) -> None:
+        """Before a step: discards skipped steps, and converts residuals to the present scale."""
         if self.scaler is None:
             return
-        coming, self._coming = self._coming, None
-        scale = self.scaler.get_scale() if coming is None else coming.wait()
-        before, self._scale = self._scale, scale
-        discarded, self._discarded = self._discarded, False
-        if before is None or scale == before:
-            return
-        if scale < before:
-            self.skipped_steps += 1
-            if self._transactional and not discarded:
-                residuals.discard_step()
-                self._discarded = False
-        residuals.scale_residuals(scale / before)
+        self.settle(residuals, parameters)
+        scaler, watched = self._watched()
+        results = None if watched is None else watched.results
+        if results is not self._results:
+            self._results, self._settled = results, set(results or ())
+            if self._transactional:
+                residuals.accept_steps()
+        before = self._scale
+        self._scale = scale = watched.scale(scaler) if watched else self.scaler.get_scale()
+        if before and scale != before:
+            residuals.scale_residuals(scale / before)
 
-    def discarded(self) -> None:
-        """The trainer took the last step back by himself: it is not taken back again."""
-        self._discarded = True
+    def settle(self, residuals: Residuals, parameters: Parameters) -> None:
+        """Discards what skipped steps left, as far as the scaler has decided."""
+        results, (_, watched) = self._results, self._watched()
+        if results is None or watched is None:
+            return
+        is_over = results is not watched.results
+        if is_over:
+            self._results = None
+        found = {one: result.wait() > 0 for one, result in results.items()}
+        fresh = found.keys() - self._settled
+        if not any(found[one] for one in fresh) and (is_over or not fresh):
+            return
+        names = {one: name for name, one in parameters().items()}
+        trained = {
+            one: {names[p] for group in one.param_groups for p in group["params"] if p in names}
+            for one in found
+        }
+        if is_over:  # an optimizer of other tensors than the model's may have copies of them
+            unknown = set(names.values()).difference(*trained.values())
+            trained = {one: own or unknown for one, own in trained.items()}
+        stepped = {name for one in fresh if not found[one] for name in trained[one]}
+        skipped = {name for one in fresh if found[one] for name in trained[one]} - stepped
+        self._settled |= {one for one in fresh if trained[one]}
+        self.skipped_steps += bool(skipped)
+        if self._transactional and skipped:
+            residuals.discard_step(list(skipped))
+        if self._transactional and not is_over:
+            residuals.accept_steps(list(stepped))
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale that the residuals are in, and what was counted."""
+        """The scale that the residuals are in, and the number of skipped steps."""
         if self.scaler is None:
             return {}
         return {"loss_scale": self._scale, "skipped_steps": self.skipped_steps}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from there: the next step brings the residuals into its own units."""
+    def load_state_dict(self, state: Mapping[str, Any], residuals: Residuals) -> None:
+        """After ``residuals`` were loaded. The next step converts them to its own scale."""
+        self._results = None
+        self._scale = state.get("loss_scale")
         if self.scaler is not None:
-            self._scale = state.get("loss_scale")
             self.skipped_steps = state.get("skipped_steps", 0)
+        elif self._scale:  # gradients are not scaled any more
+            residuals.scale_residuals(1 / self._scale)
+
+    def _watched(self) -> tuple[Any, _Watch | None]:
+        """The scaler itself, and the watch over it."""
+        scaler = getattr(self.scaler, "made", self.scaler)
+        return scaler, None if scaler is None else _WATCHES.get(scaler)
+
+
+def watch(scaler: object) -> None:
+    """Records the results of a ``GradScaler`` from now on, unless it is disabled."""
+    if not isinstance(scaler, torch.amp.GradScaler):
+        return
+    if scaler.is_enabled() and scaler not in _WATCHES:
+        _WATCHES[scaler] = _Watch(scaler)
 
 
 class _HostCopy:
-    """A number on its way from a GPU, as its current stream has it."""
+    """A number that is copied from a device to the host, in the order of the current stream."""
 
     def __init__(self, number: Tensor) -> None:
-        self._number = torch.empty(number.shape, dtype=number.dtype, pin_memory=True)
-        self._number.copy_(number, non_blocking=True)
-        self._done = torch.cuda.current_stream(number.device).record_event()
+        self._source, self._version = number, number._version
+        pinned = number.is_cuda
+        self._number = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=pinned)
+        self._number.copy_(number.squeeze(), non_blocking=True)
+        self._done = torch.cuda.current_stream(number.device).record_event() if pinned else None
+
+    def is_of(self, number: Tensor | None) -> bool:
+        """Whether this tensor still has the same value."""
+        return number is self._source and number._version == self._version
 
     def wait(self) -> float:
-        self._done.synchronize()
+        """Waits for the work that was queued before the copy, and for no later work."""
+        if self._done is not None:
+            self._done.synchronize()
         return float(self._number)
+
+
+_Results = dict[Optimizer, _HostCopy]
+
+
+class _Watch:
+    """Records the results of a scaler.
+
+    Attributes:
+        results: the number of gradients that were not finite, by optimizer, above 0 or 0. Each
+            call of ``update`` begins another dictionary.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.results: _Results = {}
+        self._scale: _HostCopy | None = None
+        for name in ("unscale_", "step", "update"):
+            then = self._updated if name == "update" else self._found
+            setattr(scaler, name, _Method(scaler, name, then))
+
+    def scale(self, scaler: Any) -> float:
+        """``get_scale``, which on a GPU waits for the last ``update`` only."""
+        copied = self._scale
+        if copied is None or not copied.is_of(scaler._get_scale_async()):
+            return float(scaler.get_scale())
+        return copied.wait()
+
+    def _found(self, scaler: Any, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        found = list(scaler._found_inf_per_device(optimizer).values())
+        if found and optimizer not in self.results:  # update() adds others to these tensors
+            device = scaler._get_scale_async().device
+            total = sum(one.to(device, non_blocking=True) for one in found)
+            self.results[optimizer] = _HostCopy(cast(Tensor, total))
+
+    def _updated(self, scaler: Any, *_: Any, **__: Any) -> None:
+        self.results = {}
+        self._scale = _HostCopy(scaler._get_scale_async())
+
+
+class _Method:
+    """A method of a scaler, in its place. Calls ``then`` afterwards."""
+
+    def __init__(self, scaler: Any, name: str, then: Callable[..., None]) -> None:
+        self._scaler, self._name = scaler, name
+        self._method, self._then = getattr(scaler, name), then
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        result = self._method(*arguments, **options)
+        self._then(self._scaler, *arguments, **options)
+        return result
+
+    def __reduce__(self) -> Any:  # a copied or loaded scaler has the method itself
+        return getattr, (self._scaler, self._name)
+
+
+_WATCHES = weakref.WeakKeyDictionary[Any, _Watch]()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from tersor.torch.backward import Passes, after_pass
 from tersor.torch.group import close, seconds_of, transport
 from tersor.torch.parameters import Unsupported, is_supported, reason_of, report_unsupported
 from tersor.torch.samples import Samples
+from tersor.torch.scaler import LossScale
 from tersor.torch.sharded_reducer import Kind, Reducers, ReplicaReducer, ShardedReducer
 from tersor.torch.sharding import ModuleLayout, ShardedParameter, follow_passes
 
@@ -43,6 +44,7 @@ class Sender:
         self._timeout = options.get("timeout")
         self.unsupported = unsupported
         self.samples = Samples(options)
+        self.loss_scale = LossScale(None, transactional=False)
         self.reducers = Reducers(options, functools.partial(ShardedReducer, samples=self.samples))
         self.replicas = Reducers(options, ReplicaReducer)
         self.groups: set[dist.ProcessGroup] = set()
@@ -108,12 +110,35 @@ class Sender:
                 raise
             self.error = self.error or error
 
-    def discard_step(self) -> None:
-        """Brings back the residuals from before the last pass."""
-        if not self._last:
+    def trained(self) -> dict[str, Tensor]:
+        """The sharded parameters of all modules, as optimizers have them."""
+        exchanges = self.reducers.exchanges
+        return {name: one for exchange in exchanges for name, one in exchange.layout.trained()}
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiplies all residuals."""
+        for reducer in self.every_reducer():
+            reducer.core.scale_residuals(factor)
+
+    def discard_step(self, names: Collection[str] | None = None) -> None:
+        """Brings back the residuals from before the last pass, or of these parameters from before
+        the passes since ``accept_steps``. Messages without known parameters are among them."""
+        if names is None and not self._last:
             raise InvalidArgument("there is no step to discard: nothing was sent yet")
-        for reducer in self._last:
-            reducer.core.discard_step()
+        if names is None:
+            for reducer in self._last:
+                reducer.core.discard_step()
+            return
+        stand = self.trained().keys() - set(names)
+        for reducer in self.every_reducer():
+            reducer.core.discard_step([one for one in reducer.parameters if one not in stand])
+
+    def accept_steps(self, names: Collection[str] | None = None) -> None:
+        """The passes until now are final, for these parameters or for all."""
+        self.prepare()  # later passes join, of these reducers too
+        for reducer in self.every_reducer():
+            found = None if names is None else [one for one in reducer.parameters if one in names]
+            reducer.core.accept_steps(found)
 
     def seconds(self, group: dist.ProcessGroup) -> float:
         """How long an exchange among these ranks may take."""
@@ -214,6 +239,8 @@ class ModuleExchange(Exchange):
         """Reduces ``rows`` (ranks, shards), of which this rank's go to ``output``."""
         sender = self._sender
         sender.groups.add(group)
+        if not any(one.under_way for one in sender.every_reducer()):
+            sender.loss_scale.follow(sender, sender.trained)
         in_pass = sender.begin()
         reduction, factor = reduction_of(op)
         if sender.samples.weighted and reduction == "sum":

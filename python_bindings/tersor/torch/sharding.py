@@ -187,6 +187,10 @@ class ModuleLayout:
             if one.sharded_param.requires_grad or self._names[id(one)] in also
         ]
 
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """The sharded parameters, with their names."""
+        return [(self._names[id(one)], one.sharded_param) for one in self._entries]
+
     def _in_order(self) -> list[Any]:
         """The entries. From 2.15 on they are sorted by dtype at the first step."""
         entries = self._entries
