@@ -73,8 +73,8 @@ class TcpTransport final : public ForwardingTransport {
   TcpTransport(KeyValueStore& store, int rank, int ranks, const TcpOptions& options = {});
 
   /// Ranks meet in a file that all of them reach, and that no run had before: InvalidArgument where
-  /// rank 0 finds it. It stays, readable by its owner alone, since it holds the world's secret;
-  /// whose table is another user's, or may be written by others, gets InvalidArgument.
+  /// rank 0 finds it. It stays, readable by its owner alone, since it holds the world's secret:
+  /// InvalidArgument if another user owns, may read or may write the table.
   TcpTransport(const std::filesystem::path& file, int rank, int ranks,
                const TcpOptions& options = {});
 

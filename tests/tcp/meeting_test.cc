@@ -33,6 +33,7 @@ class Folder {
     std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder");
     path_ = name;
+    umask(0077);  // of the files that tests write themselves
   }
   ~Folder() { fs::remove_all(path_); }
   Folder(const Folder&) = delete;
@@ -131,16 +132,19 @@ TEST(TcpMeeting, TheSecretGoesIntoNoFileThatIsThere) {
   EXPECT_FALSE(fs::is_symlink(file.string() + ".table"));
 }
 
-TEST(TcpMeeting, ATableThatOthersMayWriteIsNotBelieved) {
+TEST(TcpMeeting, ATableThatOthersMayReadOrWriteIsNotBelieved) {
   const Folder folder;
   const fs::path file = folder / "meeting", table = file.string() + ".table";
   const auto error = [&] {
     return error_of<InvalidArgument>([&] { TcpTransport transport(file, 1, 2, kLoopback); });
   };
   std::ofstream(table) << "a table\n";
-  fs::permissions(table, fs::perms::group_write, fs::perm_options::add);
-  EXPECT_TRUE(contains(error(), "others may write it")) << error();
-  fs::permissions(table, fs::perms::group_write, fs::perm_options::remove);
+  for (const fs::perms more :
+       {fs::perms::group_write, fs::perms::group_read, fs::perms::others_read}) {
+    fs::permissions(table, more, fs::perm_options::add);
+    EXPECT_TRUE(contains(error(), "others may read or write it")) << error();
+    fs::permissions(table, more, fs::perm_options::remove);
+  }
   if (geteuid() == 0 && chown(table.c_str(), 12345, 12345) == 0)
     EXPECT_TRUE(contains(error(), "it is another user's")) << error();
   fs::remove(table);

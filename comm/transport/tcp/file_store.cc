@@ -36,11 +36,11 @@ class File {
   bool write(std::string_view text) const {
     return ::write(number_, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   }
-  /// Whether it is this user's, and nobody else may write it.
+  /// True if the file is this user's, and nobody else may read or write the file.
   bool is_own() const {
     struct stat status {};
     return fstat(number_, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
-           (status.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+           (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
   }
   std::string text() const {
     std::string all;
@@ -96,8 +96,9 @@ std::string FileStore::get(const std::string& key, Clock::time_point until) {
     const File found(wanted, O_RDONLY | O_NONBLOCK);
     const int error = errno;
     if (found.is_open() && !found.is_own())
-      throw InvalidArgument(wanted.string() +
-                            " is not believed: it is another user's, or others may write it");
+      throw InvalidArgument(
+          wanted.string() +
+          " is not believed: it is another user's, or others may read or write it");
     if (found.is_open()) return found.text();
     if (error != ENOENT)
       throw InvalidArgument("cannot read " + wanted.string() + ": " + std::strerror(error));

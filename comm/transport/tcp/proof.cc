@@ -96,4 +96,6 @@ std::string new_secret() {
   return digits;
 }
 
+void wipe(std::string& text) { sodium_memzero(text.data(), text.size()); }
+
 }  // namespace tersor::tcp

@@ -57,5 +57,7 @@ class Secret {
 Nonce new_nonce();
 /// A secret of 32 random bytes, in hexadecimal digits.
 std::string new_secret();
+/// Overwrites a text that holds a secret.
+void wipe(std::string& text);
 
 }  // namespace tersor::tcp

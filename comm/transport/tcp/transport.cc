@@ -65,7 +65,9 @@ struct Entry {
 
 struct Table {
   std::string secret;
-  std::vector<Entry> entries;
+  std::vector<Entry> entries = {};
+
+  ~Table() { wipe(secret); }
 
   std::string text() const {
     std::string all = std::string(kTableTitle) + "\n" + secret + "\n";
