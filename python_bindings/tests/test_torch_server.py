@@ -98,6 +98,8 @@ def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ra
 def test_parameters_that_no_server_takes(rank: int, ranks: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match=r"weight: .* float32, bfloat16"):
         tersor.torch.ParameterClient(torch.nn.Linear(2, 2, dtype=torch.float64))
+    with pytest.raises(tersor.InvalidArgument, match=r"straggler_timeout=1e.09: .* below timeout="):
+        tersor.torch.ParameterServer(network(), by_adam, straggler_timeout=1e9)
 
 
 @processes.on(2)
@@ -122,8 +124,8 @@ def mortal_worker(rank: int, ranks: int) -> list[int]:
     model = network()
     if rank == 0:
         server = tersor.torch.ParameterServer(model, by_adam)
-        server.wait()
-        return server.statistics().lost
+        with pytest.warns(UserWarning, match=r"left out workers \[2\]"):
+            return server.wait()
     with tersor.torch.ParameterClient(model) as client:
         for clock in range(20):
             client.pull()
