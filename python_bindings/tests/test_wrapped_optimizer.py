@@ -15,6 +15,7 @@ import ranks
 import tersor
 import tersor.torch
 from tersor.torch.optimizer import DistributedOptimizer
+from tersor.torch.sent_gradients import SentGradients
 
 
 def clamp(gradient: torch.Tensor) -> None:
@@ -189,3 +190,20 @@ def test_hooks_run_once_and_schedulers_of_either_leave_the_exchange(rank: int, c
     del outer.zero_grad
     outer.zero_grad()
     assert called[5:] == ["replaced"]
+
+
+def test_on_a_device_an_edit_of_the_bits_is_reported_one_step_later() -> None:
+    """Over host tensors; only the transfer of the flags needs a device."""
+    weight = torch.nn.Parameter(torch.zeros(33))
+    sent = SentGradients(torch.device("cuda"))
+    reports = []
+    for step in range(4):
+        weight.grad = torch.randn(33)
+        sent.add("weight", weight.grad, sent.copy("weight", weight.grad))
+        if step == 1:
+            weight.grad.data.mul_(0.5)
+        if step == 2:
+            weight.grad.mul_(0.5)  # the version counter shows this edit at once
+        reports.append(sent.changed({"weight": weight}))
+        assert len(sent.end()) == (0 if step == 2 else 1)
+    assert reports == [[], [], ["weight", "weight"], []]

@@ -134,12 +134,12 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step
         self._passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]] = {}
-        self._sent = SentGradients()
         self._dense: set[str] = set()  # whose gradients were sparse
         self._synchronized = self._skip = False
         refuse_elastic_shards(options, self._optimized.all)
         device = next(iter(self._optimized.all.values())).device
         self._exchange = TensorExchange(group, device, options)
+        self._sent = SentGradients(device)
         self._options = self._exchange.options
         self._take_part(self._parameters)
         self._exchange.hold(self._compressed())
@@ -176,7 +176,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
 
     def resume(self) -> None:
         super().resume()
-        self._sent = SentGradients()
+        self._sent = SentGradients(self._exchange.device)
         self._samples.end()
 
     def _leave_out_step(self, lost: RanksLost) -> None:

@@ -4,7 +4,8 @@ Between ``backward`` and ``synchronize`` a program can edit a gradient through `
 ``numpy()``. PyTorch's version counter misses these edits. If the reducer worked on the edited
 memory, ranks would end with different values. Therefore the reducer works on copies, and
 ``synchronize`` writes the means over the gradients. An edit before ``synchronize`` changes neither
-a sent value nor a mean, and raises an error.
+a sent value nor a mean, and raises an error. On a device such an edit is reported by the next
+``synchronize``, because the comparison of the bits must not hold up the host.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ class _Sent:
 
 
 class SentGradients:
-    """Gradients by the name of the parameter. Keeps one copy of each gradient."""
+    """Gradients by the name of the parameter. Keeps one copy of each gradient.
 
-    def __init__(self) -> None:
+    On a CPU ``changed`` waits for the comparison of the bits. On a GPU the next call reports.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._waits = device.type == "cpu"
         self._copies: dict[str, Tensor] = {}
         self._sent: dict[str, _Sent] = {}
+        self._compared: _Compared | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._sent
@@ -64,7 +70,8 @@ class SentGradients:
     def changed(self, parameters: Mapping[str, Tensor]) -> list[str]:
         """Names of parameters with a gradient edited or replaced after the copy.
 
-        ``write_means`` leaves these gradients alone.
+        ``write_means`` leaves these gradients alone. Unless this object waits, edits that only the
+        bits show are those of the step before.
         """
         found = [
             name
@@ -74,9 +81,14 @@ class SentGradients:
             or local_shard(one.gradient).data_ptr() != one.address
         ]
         kept = {name: one for name, one in self._sent.items() if name not in found}
-        found += _with_other_bits(kept)
+        compared = _compare(kept)
+        if self._waits:
+            found += compared.differing()
         for name in found:
             self._sent[name].values = None
+        if not self._waits:
+            earlier, self._compared = self._compared, compared
+            found += earlier.differing() if earlier is not None else []
         return found
 
     def end(self) -> list[tuple[Tensor, Tensor]]:
@@ -98,14 +110,34 @@ def write_means(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_(gradients, means)
 
 
-def _with_other_bits(sent: Mapping[str, _Sent]) -> list[str]:
-    """One transfer from a device for all parameters."""
+@dataclass
+class _Compared:
+    """``differ``: a flag for each name, on the host once ``done`` has happened."""
+
+    names: list[str]
+    differ: Tensor
+    done: torch.cuda.Event | None = None
+
+    def differing(self) -> list[str]:
+        if self.done is not None:
+            self.done.synchronize()
+        flags = self.differ.tolist()
+        return [name for name, differs in zip(self.names, flags, strict=True) if differs]
+
+
+def _compare(sent: Mapping[str, _Sent]) -> _Compared:
+    """Compares the present bits with the sent bits. One transfer from a device for all."""
     pairs = {name: one.bits for name, one in sent.items() if one.bits is not None}
     if not pairs:
-        return []
+        return _Compared([], torch.empty(0))
     now = [_sum_of_bits(local_shard(sent[name].gradient)) for name in pairs]
-    differ = (torch.stack(now) != torch.stack(list(pairs.values()))).tolist()
-    return [name for name, differs in zip(pairs, differ, strict=True) if differs]
+    differ = torch.stack(now) != torch.stack(list(pairs.values()))
+    if not differ.is_cuda:
+        return _Compared(list(pairs), differ)
+    flags = torch.empty(differ.shape, dtype=differ.dtype, pin_memory=True)
+    flags.copy_(differ, non_blocking=True)
+    done = torch.cuda.current_stream(differ.device).record_event()
+    return _Compared(list(pairs), flags, done)
 
 
 def _sum_of_bits(values: Tensor) -> Tensor:
