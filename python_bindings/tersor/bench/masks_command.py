@@ -70,8 +70,8 @@ def run(chosen: argparse.Namespace) -> int:
 def _ours(update: np.ndarray, keys: list[bytes]) -> int:
     sums = SumFormat(8, 16, CLIP, 0, "").encode([update], 1)
     for place, key in enumerate(keys):
-        masks.apply_mask(sums, key, -1 if place % 2 else 1)
-    return sums.nbytes
+        masks.apply_mask(sums.parts, key, -1 if place % 2 else 1)
+    return sums.data.nbytes
 
 
 def _theirs(update: np.ndarray, keys: list[bytes]) -> int:

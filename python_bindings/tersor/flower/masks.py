@@ -4,8 +4,9 @@ follow from a key, shares of a secret, sealed."""
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tersor.lanes import Lanes, add, subtract
+from tersor.lanes import Lanes
 
 SECRET_BYTES = 32
+TAG_BYTES = 16
 _HALF = 16  # what Shamir's field holds
 _NONCE = 12
 _ZEROS = memoryview(bytes(1 << 17))  # as much as stays in a cache
@@ -45,32 +47,53 @@ def public_of(private: bytes) -> bytes:
     return bytes(X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
 
-def agreed_key(private: bytes, public: bytes, purpose: str, *about: int) -> bytes:
+def agreed_key(private: bytes, public: bytes, purpose: str, *about: object) -> bytes:
     """32 bytes that only the two know, another one for each purpose, round and pair (HKDF)."""
     shared = X25519PrivateKey.from_private_bytes(private).exchange(
         X25519PublicKey.from_public_bytes(public)
     )
-    info = " ".join(["tersor", purpose, *map(str, about)]).encode()
-    return bytes(HKDF(SHA256(), SECRET_BYTES, None, info).derive(shared))
+    return bytes(HKDF(SHA256(), SECRET_BYTES, None, _info(purpose, *about)).derive(shared))
 
 
-def pair_key(private: bytes, public: bytes, round_: int, one: int, other: int) -> bytes:
-    """Of the mask that one of two adds and the other takes off."""
-    return agreed_key(private, public, "mask", round_, min(one, other), max(one, other))
+def pair_key(private: bytes, public: bytes, digest: bytes, one: int, other: int) -> bytes:
+    """The key of the mask that one node of a pair adds and the other node subtracts. Nodes with
+    different round digests derive different keys, so their masks do not cancel."""
+    return agreed_key(private, public, "mask", digest.hex(), min(one, other), max(one, other))
 
 
-def apply_mask(lanes: Lanes, key: bytes, sign: int) -> None:
-    """Adds, or takes off, the stream of a key that is used once (AES in counter mode)."""
-    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    combine = add if sign > 0 else subtract
-    piece = len(_ZEROS) // lanes.itemsize
-    stream = np.empty(piece, lanes.dtype)
-    for first in range(0, lanes.size, piece):
-        part = lanes[first : first + piece]
-        own = stream[: part.size]
-        out: Any = own.view(np.uint8)
-        cipher.update_into(_ZEROS[: own.nbytes], out)
-        combine(part, own)
+def derived(key: bytes, purpose: str, *about: object) -> bytes:
+    """A key of its own for each purpose (HMAC-SHA256)."""
+    return hmac.digest(key, _info(purpose, *about), "sha256")
+
+
+def tag(channel: bytes, stage: str, digest: bytes, sender: int, receiver: int) -> bytes:
+    """Proves to the receiver that the sender passed this stage with the same round digest."""
+    return derived(channel, stage, digest.hex(), sender, receiver)[:TAG_BYTES]
+
+
+def is_tag(found: object, expected: bytes) -> bool:
+    """Compares in constant time."""
+    return isinstance(found, bytes) and hmac.compare_digest(found, expected)
+
+
+def _info(*words: object) -> bytes:
+    return " ".join(["tersor", *map(str, words)]).encode()
+
+
+def apply_mask(parts: Sequence[Lanes], key: bytes, sign: int) -> None:
+    """Adds or subtracts the stream of a key that is used once: AES in counter mode, with one range
+    of the counter for each part."""
+    combine = np.add if sign > 0 else np.subtract
+    for place, part in enumerate(parts):
+        counter = bytes([place]) + bytes(15)
+        cipher = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
+        stream = np.empty(min(len(_ZEROS) // part.itemsize, part.size), part.dtype)
+        for first in range(0, part.size, max(1, stream.size)):
+            piece = part[first : first + stream.size]
+            own = stream[: piece.size]
+            out: Any = own.view(np.uint8)
+            cipher.update_into(_ZEROS[: own.nbytes], out)
+            combine(piece, own, out=piece)
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -14,31 +16,45 @@ from flwr.serverapp import strategy as flower
 
 from tersor import Error as TersorError
 from tersor._core import InvalidArgument
-from tersor.flower import masks
+from tersor.flower.secure_exchange import (
+    agree,
+    by_node,
+    note_update,
+    remove_masks,
+    sealed_for,
+    why,
+)
 from tersor.flower.secure_round import (
+    Disputes,
     Round,
     TooFewError,
-    are_opened,
-    are_shares,
-    is_key,
-    of_own_keys,
+    enough_neighbours,
+    failure_probability,
     ring,
-    secret_of,
-    shares_by_owner,
+    usual_threshold,
 )
-from tersor.flower.secure_wire import SumFormat, is_of, lanes_of, moved_by, names_of
+from tersor.flower.secure_wire import (
+    SumFormat,
+    SumVector,
+    is_of,
+    moved_by,
+    names_of,
+    round_digest,
+)
 from tersor.flower.strategy import Wrapper
-from tersor.flower.wire import KEY, Runs, is_float, only_arrays
-from tersor.lanes import Lanes, add
+from tersor.flower.wire import KEY, Runs, is_float, only_arrays, printable
 
 _log = logging.getLogger("flwr")
 
+
+_LIKELY = 0.05  # a round that fails with a larger probability is announced
 
 # What wants each client's own reply, or bounds it.
 _SINGLE = tuple(
     getattr(flower, name)
     for name in (
         "Bulyan",
+        "DifferentialPrivacyClientSideAdaptiveClipping",
         "DifferentialPrivacyServerSideAdaptiveClipping",
         "DifferentialPrivacyServerSideFixedClipping",
         "FedMedian",
@@ -50,25 +66,35 @@ _SINGLE = tuple(
         "QFedAvg",
     )
 )
+# Adds noise for a number of clients, which it is told.
+_NOISE = flower.DifferentialPrivacyClientSideFixedClipping
 
 
 class SecureStrategy(Wrapper):
     """Wraps one of Flower's strategies, which gets one reply a round: the mean of all clients.
 
-    Its clients' functions are decorated by ``secure``. A round has four exchanges (Bell et al.
-    2020): keys; shares of each client's two secrets, sealed for its neighbours; updates, as codes
-    of ``bits`` bits in ``lanes`` with masks that the sum is free of; shares of what is left over
-    from who has gone. ``clip``: what one value of an update is cut to, either way; ``cut`` of the
-    round's metrics is the share of values that were, and above 1 % the log says so. ``neighbours``:
-    of each client in a random ring, all where there are no more; ``threshold`` of them must stay,
-    more than half (the default) and at most all. Updates count the same, or by ``most_examples``:
-    as many examples as a client has, up to that.
+    Its clients' functions are decorated by ``secure``. A round has five exchanges, which
+    ``secure_client`` describes. ``clip``: what one value of an update is cut to, either way, before
+    it becomes a code of ``bits`` bits in ``lanes``; ``cut`` of the round's metrics is the share of
+    values that were, and above 1 % the log says so. Updates count the same, or by
+    ``most_examples``: as many examples as a client has, up to that. The server then learns each
+    client's number over the rounds: docs/federated.md.
+
+    ``neighbours``: of each client in a random ring, all where there are no more. By default, the
+    number follows the cohort: if each client goes with the probability ``dropouts``, at most the
+    share ``failures`` of rounds has no sum. ``threshold`` neighbours of each client must stay: by
+    default two thirds, rounded up; more than half, and at most all. The log warns before a round
+    that has no sum with a probability of more than 5 %.
 
     A round of which too few stay ends without a sum, and nothing is unmasked: ``failures`` says
-    why, by round. Weights that are no floats stay as they are; clients' own metrics are not asked
-    for, but in an evaluation, which is as ever. ``timeout``: seconds that clients have for keys,
-    for shares, for their last answer. Raises InvalidArgument for options that are none, for
-    strategies that look at each client's reply, and before a round whose sums lanes do not hold.
+    why, by round. A client that sent a wrong value takes no part in later rounds of the run;
+    ``left_out`` has these clients. Weights
+    that are no floats stay as they are; clients' own metrics are not asked for, but in an
+    evaluation, which is as ever. ``timeout``: seconds that clients have for keys, for shares, for
+    confirmations, for their last answer. Flower's
+    ``DifferentialPrivacyClientSideFixedClipping`` may be wrapped: its noise is for the number of
+    clients in the sum. Raises InvalidArgument for options that are none, for strategies that look
+    at each client's reply, and before a round whose sums lanes do not hold.
     """
 
     def __init__(
@@ -78,34 +104,46 @@ class SecureStrategy(Wrapper):
         clip: float,
         bits: int = 8,
         lanes: int = 16,
-        neighbours: int = 8,
+        neighbours: int | Literal["auto"] = "auto",
         threshold: int | None = None,
+        dropouts: float = 0.05,
+        failures: float = 1e-4,
         most_examples: int = 0,
         timeout: float = 3600.0,
     ) -> None:
         super().__init__(strategy)
-        if isinstance(strategy, _SINGLE):
-            raise InvalidArgument(
-                f"{type(strategy).__name__} looks at each client's reply, and there is one of all"
-            )
+        for one in _with_wrapped(strategy):
+            if isinstance(one, _SINGLE):
+                raise InvalidArgument(
+                    f"{type(one).__name__} looks at each client's reply, and there is one of all"
+                )
+        if most_examples and isinstance(strategy, _NOISE):
+            raise InvalidArgument("most_examples: differential privacy needs equal weights")
         weight = getattr(strategy, "weighted_by_key", "num-examples")
         self._format = SumFormat(bits, lanes, clip, most_examples, weight)
         if not 2 <= bits <= min(14, lanes) or lanes not in (8, 16, 32):
             raise InvalidArgument(f"bits={bits}, lanes={lanes}: 2 to 14 bits in lanes of 8, 16, 32")
         if not 0 < clip < float("inf") or most_examples < 0:
             raise InvalidArgument(f"clip={clip}, most_examples={most_examples}: not above 0")
-        if neighbours < 2 or neighbours % 2:
-            raise InvalidArgument(f"neighbours={neighbours}: an even number, at least 2")
+        if neighbours != "auto" and (neighbours < 2 or neighbours % 2):
+            raise InvalidArgument(f'neighbours={neighbours}: "auto", or an even number, at least 2')
+        if not 0 <= dropouts < 1 or not 0 < failures < 1:
+            raise InvalidArgument(f"dropouts={dropouts}, failures={failures}: between 0 and 1")
         self._neighbours, self._threshold, self._timeout = neighbours, threshold, timeout
+        self._odds = dropouts, failures
         if threshold is not None and threshold < 1:
             raise InvalidArgument(f"threshold={threshold}: 1 or more")
         if getattr(strategy, "fraction_evaluate", 0) > 0:
             _log.warning("tersor: an evaluation tells of each client: fraction_evaluate=0 has none")
-        self._runs = Runs()
+        self._runs, self._run, self._disputes = Runs(), "", Disputes()
         self._round: Round | None = None
         self._start, self._key = ArrayRecord(), "arrays"
-        self._send: Callable[..., list[Message]] = lambda *_, **__: []
         self.failures: dict[int, str] = {}
+
+    @property
+    def left_out(self) -> set[int]:
+        """Clients that take no part in later rounds of this run, because they sent wrong values."""
+        return self._disputes.at_fault()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -113,33 +151,60 @@ class SecureStrategy(Wrapper):
         """Keys and shares are exchanged here; what is returned asks for masked updates."""
         self._round = None
         run = self._runs.of(server_round)
+        if run != self._run:
+            self._run, self._disputes = run, Disputes()
+        if "clipping_norm" in config and not isinstance(self._wrapped, _NOISE):
+            raise InvalidArgument(
+                "a strategy around SecureStrategy adds noise for a fixed number of clients: wrap "
+                "DifferentialPrivacyClientSideFixedClipping in SecureStrategy instead"
+            )
         messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
-        self._send, self._start = grid.send_and_receive, arrays
-        asked = {one.metadata.dst_node_id: one.content for one in messages}
-        self._key, _ = only_arrays(messages[0].content)
-        self._format.check_room(len(asked))
+        first = messages[0].content
+        if any(one.content is not first and one.content != first for one in messages):
+            raise InvalidArgument("the strategy sends clients different arrays or configurations")
+        self._start, (self._key, _) = arrays, only_arrays(first)
+        self._format.check_room(len(messages))
+        asked = self._allowed({one.metadata.dst_node_id for one in messages})
+        send = functools.partial(grid.send_and_receive, timeout=self._timeout)
         try:
-            made, nodes = self._agree(run, server_round, sorted(asked))
+            made = self._begin(run, server_round, asked, send)
+            nodes = agree(made, asked)
         except TooFewError as error:
             self._fail(server_round, error)
             return []
         self._round = made
+        cohort = hashlib.sha256(repr(sorted(nodes)).encode()).digest()
+        told = made.told | self._format.record() | {"clients": len(nodes), "cohort": cohort}
+        made.digest = round_digest(RecordDict({**first, KEY: ConfigRecord(told)}), made.threshold)
         return [
             Message(
-                RecordDict({**asked[node], KEY: self._order(made, node, nodes)}),
+                RecordDict({**first, KEY: ConfigRecord(told | sealed_for(made, node))}),
                 dst_node_id=node,
                 message_type="train.masked",
             )
             for node in sorted(nodes)
         ]
 
-    def _agree(self, run: str, number: int, nodes: list[int]) -> tuple[Round, set[int]]:
-        """The exchanges of keys and of shares; who is still there."""
-        graph = ring(nodes, self._neighbours)
+    def _allowed(self, nodes: set[int]) -> list[int]:
+        for node in sorted(nodes & self.left_out):
+            _log.warning("tersor: node %d sent wrong values in this run; it is left out", node)
+        return sorted(nodes - self.left_out)
+
+    def _begin(
+        self, run: str, number: int, nodes: list[int], send: Callable[..., Iterable[Message]]
+    ) -> Round:
+        """A round's graph and threshold."""
+        if not nodes:
+            raise TooFewError("no node is asked")
+        dropouts, failures = self._odds
+        count = self._neighbours
+        if count == "auto":
+            count = enough_neighbours(len(nodes), dropouts, failures)
+        graph = ring(nodes, count)
         most = len(graph[nodes[0]])
-        threshold = self._threshold if self._threshold is not None else most // 2 + 1
+        threshold = self._threshold if self._threshold is not None else usual_threshold(most)
         if threshold > most:
             raise TooFewError(f"threshold={threshold}, and a node has {most} neighbours")
         if 2 * threshold <= most:
@@ -147,73 +212,14 @@ class SecureStrategy(Wrapper):
                 f"threshold={threshold} of {most} neighbours: more than half, or the server could "
                 "learn both of a node's secrets"
             )
-        made = Round(run, number, threshold, graph, {})
-        made.keys = of_own_keys(self._ask(made, "keys", {node: {} for node in nodes}, is_key))
-        there = made.sustained(made.keys)
-        self._require(there, nodes, "keys")
-        made.neighbours = {node: made.around(node, there) for node in there}
-        orders = {node: self._shares_order(made, node) for node in there}
-        made.shares = self._ask(made, "shares", orders, are_shares)
-        there = made.sustained(made.shares)
-        self._require(there, nodes, "shares")
-        made.shares = {node: made.shares[node] for node in there}
-        return made, there
-
-    @staticmethod
-    def _require(there: set[int], nodes: list[int], stage: str) -> None:
-        if not there:
-            raise TooFewError(f"too few of {len(nodes)} nodes answered for {stage!r}")
-
-    @staticmethod
-    def _shares_order(made: Round, node: int) -> dict[str, Any]:
-        around = made.neighbours[node]
-        return {
-            "nodes": around,
-            "masks": [made.keys[one]["mask"] for one in around],
-            "seals": [made.keys[one]["seal"] for one in around],
-            "threshold": made.threshold,
-        }
-
-    def _order(self, made: Round, node: int, nodes: set[int]) -> ConfigRecord:
-        """Of a masked update: the shares that its neighbours sealed for a node."""
-        senders = made.around(node, nodes)
-        sealed = [made.shares[one]["sealed"][made.neighbours[one].index(node)] for one in senders]
-        told = made.told | {"from": senders, "sealed": sealed}
-        return ConfigRecord(told | self._format.record())
-
-    def _ask(
-        self,
-        made: Round,
-        stage: str,
-        orders: Mapping[int, Mapping[str, Any]],
-        is_sound: Callable[[Round, int, Mapping[str, Any]], bool],
-    ) -> dict[int, ConfigRecord]:
-        """What nodes answer for a stage; who fails or answers twice is out, and named."""
-        messages = [
-            Message(
-                RecordDict({KEY: ConfigRecord(made.told | _filled(order))}),
-                dst_node_id=node,
-                message_type=f"train.{stage}",
+        odds = failure_probability(len(nodes), most, threshold, dropouts)
+        if odds > _LIKELY:
+            _log.warning(
+                "tersor: round %d has no sum with a probability of up to %.0f %%, if %.0f %% of %d "
+                "clients go: each needs %d of %d neighbours; ask more clients, or set neighbours=",
+                *(number, 100 * odds, 100 * dropouts, len(nodes), threshold, most),
             )
-            for node, order in orders.items()
-        ]
-        replies = list(self._send(messages, timeout=self._timeout)) if messages else []
-        answers: dict[int, ConfigRecord] = {}
-        twice: set[int] = set()
-        for node, reply in _by_node(replies):
-            record = None if reply.has_error() else reply.content.config_records.get(KEY)
-            if node in answers:
-                twice.add(node)
-            elif record is None or not is_of(record, made.told) or node not in orders:
-                _log.warning("tersor: node %d, %r: %s", node, stage, _why(reply))
-            elif not is_sound(made, node, record):
-                _log.warning("tersor: node %d, %r: not what it was asked for", node, stage)
-            else:
-                answers[node] = record
-        for node in twice:
-            _log.warning("tersor: node %d answered %r twice; it is left out", node, stage)
-            del answers[node]
-        return answers
+        return Round(run, number, threshold, graph, disputes=self._disputes, send=send)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -225,77 +231,64 @@ class SecureStrategy(Wrapper):
         found = list(replies)
         try:
             updates = self._updates(made, found)
-            content = self._mean(self._unmask(made, updates), len(updates))
+            content = self._mean(self._sum(made, updates), len(updates))
         except TooFewError as error:
             self._fail(server_round, error)
             return self._hand_over(server_round, [])
-        there = next(one for node, one in _by_node(found) if node in updates)
+        there = next(one for node, one in by_node(found) if node in updates)
         mean = Message(content=content, metadata=there.metadata)
-        arrays, metrics = self._hand_over(server_round, [mean])
+        arrays, metrics = self._hand_over_mean(server_round, mean, len(updates))
         if arrays is not None:  # Flower averages integers to f64
             for name, one in self._start.items():
                 if not is_float(one):
                     arrays[name] = one
         return arrays, metrics
 
-    def _updates(self, made: Round, replies: list[Message]) -> dict[int, Lanes]:
+    def _hand_over_mean(
+        self, server_round: int, mean: Message, clients: int
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """To a strategy that adds noise, the mean counts as the reply of each client in the sum."""
+        inner: Any = self._wrapped
+        if not isinstance(inner, _NOISE):
+            return self._hand_over(server_round, [mean])
+        sampled, inner.num_sampled_clients = inner.num_sampled_clients, clients
+        try:
+            return self._hand_over(server_round, [mean] * clients)
+        finally:
+            inner.num_sampled_clients = sampled
+
+    def _updates(self, made: Round, replies: list[Message]) -> dict[int, SumVector]:
         """Masked vectors by node; one that is none is named, and its node counted as gone."""
-        length = self._format.length(self._sizes())
-        found: dict[int, Lanes] = {}
-        for node, reply in _by_node(replies):
+        found: dict[int, SumVector] = {}
+        for node, reply in by_node(replies):
             try:
                 if reply.has_error() or node in found or node not in made.shares:
-                    raise InvalidArgument(_why(reply))
-                told = reply.content[KEY]
+                    raise InvalidArgument(why(reply))
+                told: Any = reply.content[KEY]
                 if not is_of(told, made.told):
                     raise InvalidArgument(f"an update of round {told['round']}")
-                for bad in told.get("bad", []):
-                    _log.warning("tersor: node %d's share for %d does not authenticate", bad, node)
                 _, arrays = only_arrays(reply.content)
-                found[node] = lanes_of(arrays[KEY], self._format, length)
+                vector = self._format.vector_of(arrays[KEY], self._sizes())
+                if not note_update(made, node, told):
+                    raise InvalidArgument("the update has no tag for each neighbour")
+                found[node] = vector
             except (TersorError, ValueError, KeyError, TypeError) as error:
-                _log.warning("tersor: node %d: %s", node, error)
+                _log.warning("tersor: node %d: %s", node, printable(error))
         return found
 
-    def _unmask(self, made: Round, updates: dict[int, Lanes]) -> Lanes:
-        """The sum. Nobody is asked for a share where the secrets could not be put together."""
+    def _sum(self, made: Round, updates: dict[int, SumVector]) -> SumVector:
         if not updates:
             raise TooFewError("too few updates: none came")
-        gone = {node for node in made.shares if node not in updates and made.around(node, updates)}
-        for node in [*updates, *gone]:
-            self._require_shares(made, node, len(made.around(node, updates)))
-        orders = {
-            node: {"alive": made.around(node, updates), "gone": made.around(node, gone)}
-            for node in updates
-        }
-        shares = shares_by_owner(made, self._ask(made, "unmask", orders, are_opened))
-        for node in [*updates, *gone]:
-            self._require_shares(made, node, len(shares.get(node, {})))
-        secrets = {node: secret_of(made, node, shares[node]) for node in updates}
-        secrets |= {node: secret_of(made, node, shares[node], of_mask_key=True) for node in gone}
-        total = np.zeros_like(next(iter(updates.values())))
-        for node, update in updates.items():
-            add(total, update)
-            masks.apply_mask(total, secrets[node], -1)
-        for node in gone:
-            for other in made.around(node, updates):
-                public = made.keys[other]["mask"]
-                pair = masks.pair_key(secrets[node], public, made.number, node, other)
-                masks.apply_mask(total, pair, -1 if other < node else +1)
+        total = self._format.zeros(self._sizes())
+        for update in updates.values():
+            total.add(update)
+        remove_masks(made, total, updates)
         return total
-
-    @staticmethod
-    def _require_shares(made: Round, node: int, there: int) -> None:
-        if there < made.threshold:
-            raise TooFewError(
-                f"{there} neighbours of node {node} are left, {made.threshold} are needed to take "
-                "its masks off"
-            )
 
     def _sizes(self) -> list[int]:
         return [math.prod(self._start[name].shape) for name in names_of(self._start)]
 
-    def _mean(self, sums: Lanes, clients: int) -> RecordDict:
+    def _mean(self, sums: SumVector, clients: int) -> RecordDict:
         changes, weight, cut = self._format.decode(sums, self._sizes())
         if weight == 0:
             raise TooFewError("the clients' weights are 0")
@@ -314,15 +307,8 @@ class SecureStrategy(Wrapper):
         _log.error("tersor: round %d has no sum: %s", number, error)
 
 
-def _filled(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Without empty lists, which Flower's counts of bytes do not bear."""
-    return {name: one for name, one in order.items() if one != []}
-
-
-def _by_node(replies: Iterable[Message]) -> list[tuple[int, Message]]:
-    found = ((int(one.metadata.src_node_id), one) for one in replies)
-    return sorted(found, key=lambda pair: pair[0])
-
-
-def _why(reply: Message) -> str:
-    return str(reply.error.reason) if reply.has_error() else "not what it was asked for"
+def _with_wrapped(strategy: Any) -> Iterator[Any]:
+    """A strategy, and those that it wraps."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)

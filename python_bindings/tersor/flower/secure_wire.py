@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import tersor.lanes
 from tersor._core import InvalidArgument
-from tersor.flower.wire import Values, flat, is_float, model_name, with_values
+from tersor.flower.wire import KEY, Values, flat, is_float, model_name, with_values
 from tersor.lanes import Lanes
 
-STAGES = ("keys", "shares", "masked", "unmask")
-_NUMBER_BITS = 32  # of each number that is summed beside the values
+STAGES = ("keys", "shares", "masked", "confirm", "unmask")
+COUNT_BYTES = 8  #: of each count: a sum of counts wraps around at 2**64
+_COMMON = ("run", "round", "clients", "cohort")  # sent to all clients of a round alike
+
+
+class SumVector:
+    """The numbers that clients sum: a code for each value, in ``lanes``, then ``counts``."""
+
+    def __init__(self, data: bytearray, lane_bytes: int, values: int) -> None:
+        self.data = np.frombuffer(data, np.uint8)
+        self.lanes: Lanes = self.data[: values * lane_bytes].view(f"<u{lane_bytes}")
+        self.counts: Lanes = self.data[values * lane_bytes :].view(f"<u{COUNT_BYTES}")
+
+    @property
+    def parts(self) -> tuple[Lanes, Lanes]:
+        """Arrays whose elements wrap around, each for its own width."""
+        return self.lanes, self.counts
+
+    def add(self, other: SumVector) -> None:
+        """Adds another vector of the same format."""
+        for own, its in zip(self.parts, other.parts, strict=True):
+            np.add(own, its, out=own)
+
+    def array(self, key: str) -> Array:
+        """As a message carries the vector."""
+        return Array("uint8", self.data.shape, key, self.data.tobytes())
 
 
 @dataclass(frozen=True)
@@ -49,46 +74,87 @@ class SumFormat:
                 f"{2 ** (self.lanes - self.bits)} clients, not of {clients}: take wider ones"
             )
 
-    def length(self, sizes: Sequence[int]) -> int:
-        """Lanes of a vector of arrays of these sizes."""
-        return sum(sizes) + (1 + len(sizes)) * self._digits
+    def zeros(self, sizes: Sequence[int]) -> SumVector:
+        """A vector for arrays of these sizes: their codes, the weight, each array's cut values."""
+        lane_bytes = self.lanes // 8
+        data = bytearray(sum(sizes) * lane_bytes + (1 + len(sizes)) * COUNT_BYTES)
+        return SumVector(data, lane_bytes, sum(sizes))
 
-    @property
-    def _digits(self) -> int:
-        return math.ceil(_NUMBER_BITS / self.bits)
+    def vector_of(self, array: Array, sizes: Sequence[int]) -> SumVector:
+        """A received vector. Raises InvalidArgument for an array of another length."""
+        made = self.zeros(sizes)
+        if len(array.data) != made.data.size:
+            raise InvalidArgument(
+                f"the vector has {len(array.data)} bytes instead of {made.data.size}"
+            )
+        made.data[:] = np.frombuffer(array.data, np.uint8)
+        return made
 
-    def encode(self, parts: Sequence[Values], weight: int) -> Lanes:
+    def encode(self, parts: Sequence[Values], weight: int, norm: float = math.inf) -> SumVector:
         """Codes of the parts times the client's share of the weight that most can have, its weight,
         and how many values of each array were cut. Raises InvalidArgument for what is not finite.
+
+        Rounding lengthens a vector. If ``norm`` bounds an update, the update is scaled down and
+        rounded again until the norm of the decoded codes is at most ``norm``.
         """
-        out = np.zeros(self.length([part.size for part in parts]), f"u{self.lanes // 8}")
+        vector = self.zeros([part.size for part in parts])
         share = weight / self.most_examples if self.most_examples else 1.0
-        numbers, first = self._digits_of(weight), 0
-        for part in parts:
-            codes, cut = out[first : first + part.size], 0
+        cut = self._encode_lanes(parts, share, vector.lanes)
+        while (found := self._norm(vector.lanes, norm)) > norm:
+            share *= 0.999 * norm / found
+            cut = self._encode_lanes(parts, share, vector.lanes)
+        vector.counts[:] = [weight, *cut]
+        return vector
+
+    def _encode_lanes(self, parts: Sequence[Values], share: float, lanes: Lanes) -> list[int]:
+        cut, first = [0] * len(parts), 0
+        for place, part in enumerate(parts):
+            codes = lanes[first : first + part.size]
             if share:
-                _, cut = tersor.lanes.encode(
+                _, cut[place] = tersor.lanes.encode(
                     part, self.scale / share, bits=self.bits, lanes=self.lanes, out=codes
                 )
-            numbers += self._digits_of(cut)
             first += part.size
-        out[first:] = numbers
-        return out
+        return cut
 
-    def decode(self, sums: Lanes, sizes: Sequence[int]) -> tuple[list[Values], int, list[int]]:
+    def _norm(self, lanes: Lanes, most: float) -> float:
+        if most == math.inf:
+            return 0.0
+        codes = lanes.view(f"<i{lanes.itemsize}").astype(np.float64)
+        return float(np.linalg.norm(codes)) * self.scale * (1 + 2**-20)  # decoding rounds to f32
+
+    def decode(self, sums: SumVector, sizes: Sequence[int]) -> tuple[list[Values], int, list[int]]:
         """The sums of arrays, of weights, and of each array's cut values."""
-        count = sum(sizes)
-        values = tersor.lanes.decode(sums[:count], self.scale, bits=self.bits)
-        weight, *cut = (self._number(part) for part in np.split(sums[count:], 1 + len(sizes)))
+        values = tersor.lanes.decode(sums.lanes, self.scale, bits=self.bits)
+        weight, *cut = map(int, sums.counts)
         return np.split(values, np.cumsum(sizes)[:-1]) if sizes else [], weight, cut
 
-    def _digits_of(self, number: int) -> list[int]:
-        number = min(number, 2**_NUMBER_BITS - 1)
-        mask = 2**self.bits - 1
-        return [number >> (self.bits * place) & mask for place in range(self._digits)]
 
-    def _number(self, digits: Lanes) -> int:
-        return sum(int(digit) << (self.bits * place) for place, digit in enumerate(digits))
+def round_digest(content: RecordDict, threshold: int) -> bytes:
+    """32 bytes of all that the clients of a round must be told alike: format, weights,
+    configuration, cohort, threshold and round. A server that tells clients different values gets
+    masks that do not cancel."""
+    told: Any = content[KEY]
+    agreed = SumFormat.of(told).record() | {name: told[name] for name in _COMMON}
+    plain = sorted((name, _plain(value)) for name, value in agreed.items())
+    digest = hashlib.sha256(repr((threshold, plain)).encode())
+    for key, record in sorted(content.items()):
+        if isinstance(record, ArrayRecord):
+            for name, array in record.items():
+                head = key, name, array.dtype, list(array.shape), array.stype, len(array.data)
+                digest.update(repr(head).encode())
+                digest.update(array.data)
+        elif key != KEY:
+            plain = sorted((name, _plain(value)) for name, value in record.items())
+            digest.update(repr((key, plain)).encode())
+    return digest.digest()
+
+
+def _plain(value: Any) -> Any:
+    """A value as it is after its journey: NumPy's floats and texts become Python's."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return next((kind(value) for kind in (float, str, bytes) if isinstance(value, kind)), value)
 
 
 def names_of(arrays: ArrayRecord) -> list[str]:
@@ -112,19 +178,9 @@ def moved_by(start: ArrayRecord, changes: Sequence[Values]) -> ArrayRecord:
     return moved
 
 
-def array_of(vector: Lanes, key: str) -> Array:
-    """As a message carries it."""
-    little = vector.astype(vector.dtype.newbyteorder("<"), copy=False)
-    return Array(f"uint{8 * vector.itemsize}", (vector.size,), key, little.tobytes())
-
-
-def lanes_of(array: Array, format: SumFormat, length: int) -> Lanes:
-    """Its lanes. Raises InvalidArgument for an array that is no vector of this format."""
-    if len(array.data) != length * format.lanes // 8:
-        raise InvalidArgument(
-            f"the vector has {len(array.data)} bytes, not {length} lanes of {format.lanes} bits"
-        )
-    return np.frombuffer(array.data, f"<u{format.lanes // 8}").astype(f"u{format.lanes // 8}")
+def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without empty lists, which Flower's counts of bytes do not bear."""
+    return {name: one for name, one in fields.items() if one != []}
 
 
 def is_of(record: Mapping[str, Any], told: Mapping[str, Any]) -> bool:

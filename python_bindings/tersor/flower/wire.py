@@ -78,6 +78,12 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
     return key, arrays
 
 
+def printable(text: object) -> str:
+    """Another machine's text for a log: on one line, without control characters, and short."""
+    shown = str(text)[:300]
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in shown)
+
+
 class Runs:
     """Tells rounds of one start of a strategy from those of the next, which begin anew at 1."""
 
