@@ -1,11 +1,12 @@
 """``masks``: what a client of a secure sum computes, beside Flower's own SecAgg+.
 
-An update becomes whole numbers, and gets its own mask and one for each neighbour: CPU seconds of
-one thread, in turns with Flower's functions for the same, at Flower's defaults. Keys are agreed on
-before.
+The weights of the round are hashed, an update becomes whole numbers, and gets its own mask and one
+for each neighbour: CPU seconds of one thread, in turns with Flower's functions for the same (which
+hash nothing), at Flower's defaults. Keys are agreed on before.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -13,15 +14,18 @@ from collections.abc import Callable
 
 import flwr
 import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.secure_aggregation import ndarrays_arithmetic, quantization, secaggplus_utils
 
 from tersor import _text
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile, add_option
 from tersor.flower import masks
-from tersor.flower.secure_wire import SumFormat
+from tersor.flower.secure_wire import SumFormat, round_digest
+from tersor.flower.wire import KEY
 
 CLIP = 8.0  # Flower's, with 22 bits
+FORMAT = SumFormat(8, 16, CLIP, 0, "")
 THEIR_RANGE, THEIR_MODULUS = 1 << 22, 1 << 32
 
 
@@ -40,8 +44,10 @@ def run(chosen: argparse.Namespace) -> int:
     records = RecordFile(chosen.json)
     update = np.random.default_rng(0).standard_normal(chosen.mib << 18, np.float32)
     keys = [os.urandom(32) for _ in range(1 + chosen.neighbours)]
+    content = _content(update, len(keys))
+    ours_of = functools.partial(_ours, content)
     turns = [
-        (_seconds(_ours, update, keys), _seconds(_theirs, update, keys))
+        (_seconds(ours_of, update, keys), _seconds(_theirs, update, keys))
         for _ in range(1 + chosen.turns)
     ]
     ours, theirs = (statistics.median(column) for column in zip(*turns[1:], strict=True))
@@ -53,7 +59,7 @@ def run(chosen: argparse.Namespace) -> int:
         "cpu_seconds": ours,
         "baseline_cpu_seconds": theirs,
         "ratio": statistics.median(one / other for one, other in turns[1:]),
-        "payload_bytes": _ours(update, keys[:1]),
+        "payload_bytes": ours_of(update, keys[:1]),
         "baseline_bytes": _theirs(update, keys[:1]),
     }
     records.add(record)
@@ -67,8 +73,16 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _ours(update: np.ndarray, keys: list[bytes]) -> int:
-    sums = SumFormat(8, 16, CLIP, 0, "").encode([update], 1)
+def _content(weights: np.ndarray, clients: int) -> RecordDict:
+    """What a client is sent with a round's weights."""
+    told = FORMAT.record() | {"run": "", "round": 1, "clients": clients, "cohort": b""}
+    arrays = ArrayRecord({"weights": Array(weights)})
+    return RecordDict({KEY: ConfigRecord(told), "arrays": arrays})
+
+
+def _ours(content: RecordDict, update: np.ndarray, keys: list[bytes]) -> int:
+    round_digest(content, len(keys))
+    sums = FORMAT.encode([update], 1)
     for place, key in enumerate(keys):
         masks.apply_mask(sums.parts, key, -1 if place % 2 else 1)
     return sums.data.nbytes

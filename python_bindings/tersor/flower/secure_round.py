@@ -182,8 +182,8 @@ def secret_of(
 
     def is_right(secret: bytes) -> bool:
         if of_mask_key:
-            return masks.public_of(secret) == made.keys[node]["mask"]
-        return masks.commitment(secret) == made.shares[node]["commitment"]
+            return bool(masks.public_of(secret) == made.keys[node]["mask"])
+        return bool(masks.commitment(secret) == made.shares[node]["commitment"])
 
     around, counts = made.neighbours[node], made.disputes.counts()
     order = sorted(shares, key=lambda place: counts[around[place]])

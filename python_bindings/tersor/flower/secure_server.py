@@ -107,7 +107,7 @@ class SecureStrategy(Wrapper):
         neighbours: int | Literal["auto"] = "auto",
         threshold: int | None = None,
         dropouts: float = 0.05,
-        failures: float = 1e-4,
+        failures: float = 1e-3,
         most_examples: int = 0,
         timeout: float = 3600.0,
     ) -> None:

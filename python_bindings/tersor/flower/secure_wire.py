@@ -154,7 +154,8 @@ def _plain(value: Any) -> Any:
     """A value as it is after its journey: NumPy's floats and texts become Python's."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    return next((kind(value) for kind in (float, str, bytes) if isinstance(value, kind)), value)
+    kinds: tuple[Any, ...] = (float, str, bytes)
+    return next((kind(value) for kind in kinds if isinstance(value, kind)), value)
 
 
 def names_of(arrays: ArrayRecord) -> list[str]:
