@@ -25,6 +25,7 @@ from tersor.flower.wire import (
     is_compressed,
     model_name,
     only_arrays,
+    printable,
     require_finite,
     require_size,
     with_values,
@@ -191,6 +192,6 @@ def _node(message: Message) -> int:
 
 def _failed(reply: Message, error: Exception) -> Message:
     """The failure that a node's reply is counted as."""
-    reason = f"node {_node(reply)}: {error}"
+    reason = f"node {_node(reply)}: {printable(error)}"
     _log.warning("tersor: %s", reason)
     return Message(error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), metadata=reply.metadata)
