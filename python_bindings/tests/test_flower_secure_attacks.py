@@ -477,7 +477,7 @@ def test_noise_is_for_the_clients_in_the_sum(gone: tuple[int, ...]) -> None:
     nodes.answers = lambda asked, reply: (
         [] if asked.metadata.dst_node_id in gone and "arrays" in asked.content else [reply]
     )
-    inner = Noise(fedavg(), 1.0, 0.5, 9)
+    inner = Noise(fedavg(weighted_by_key="tokens"), 1.0, 0.5, 9)
     strategy = tersor.flower.SecureStrategy(inner, clip=CLIP)
     for round_ in (1, 2):
         arrays, metrics = one_round(nodes, strategy, round_)
@@ -593,6 +593,6 @@ def test_a_round_that_is_likely_to_fail_is_announced(caplog: pytest.LogCaptureFi
     caplog.clear()
     one_round(nodes, strategy_of(dropouts=0.01))
     assert "no sum" not in caplog.text
-    for wrong in ({"dropouts": 1.0}, {"failures": 0.0}, {"neighbours": "all"}):
+    for wrong in ({"dropouts": 1.0}, {"failure_rate": 0.0}, {"neighbours": "all"}):
         with pytest.raises((tersor.InvalidArgument, TypeError)):
             strategy_of(**wrong)

@@ -82,16 +82,15 @@ class SecureStrategy(Wrapper):
 
     ``neighbours``: of each client in a random ring, all where there are no more. By default, the
     number follows the cohort: if each client goes with the probability ``dropouts``, at most the
-    share ``failures`` of rounds has no sum. ``threshold`` neighbours of each client must stay: by
-    default two thirds, rounded up; more than half, and at most all. The log warns before a round
+    share ``failure_rate`` of rounds has no sum. ``threshold`` neighbours of each client must stay:
+    by default two thirds, rounded up; more than half, and at most all. The log warns before a round
     that has no sum with a probability of more than 5 %.
 
     A round of which too few stay ends without a sum, and nothing is unmasked: ``failures`` says
     why, by round. A client that sent a wrong value takes no part in later rounds of the run;
-    ``left_out`` has these clients. Weights
-    that are no floats stay as they are; clients' own metrics are not asked for, but in an
-    evaluation, which is as ever. ``timeout``: seconds that clients have for keys, for shares, for
-    confirmations, for their last answer. Flower's
+    ``left_out`` has these clients. Weights that are no floats stay as they are; clients' own
+    metrics are not asked for, but in an evaluation, which is as ever. ``timeout``: seconds that
+    clients have for keys, for shares, for confirmations, for their last answer. Flower's
     ``DifferentialPrivacyClientSideFixedClipping`` may be wrapped: its noise is for the number of
     clients in the sum. Raises InvalidArgument for options that are none, for strategies that look
     at each client's reply, and before a round whose sums lanes do not hold.
@@ -107,7 +106,7 @@ class SecureStrategy(Wrapper):
         neighbours: int | Literal["auto"] = "auto",
         threshold: int | None = None,
         dropouts: float = 0.05,
-        failures: float = 1e-3,
+        failure_rate: float = 1e-3,
         most_examples: int = 0,
         timeout: float = 3600.0,
     ) -> None:
@@ -119,7 +118,7 @@ class SecureStrategy(Wrapper):
                 )
         if most_examples and isinstance(strategy, _NOISE):
             raise InvalidArgument("most_examples: differential privacy needs equal weights")
-        weight = getattr(strategy, "weighted_by_key", "num-examples")
+        weight = _option(strategy, "weighted_by_key", "num-examples")
         self._format = SumFormat(bits, lanes, clip, most_examples, weight)
         if not 2 <= bits <= min(14, lanes) or lanes not in (8, 16, 32):
             raise InvalidArgument(f"bits={bits}, lanes={lanes}: 2 to 14 bits in lanes of 8, 16, 32")
@@ -127,13 +126,15 @@ class SecureStrategy(Wrapper):
             raise InvalidArgument(f"clip={clip}, most_examples={most_examples}: not above 0")
         if neighbours != "auto" and (neighbours < 2 or neighbours % 2):
             raise InvalidArgument(f'neighbours={neighbours}: "auto", or an even number, at least 2')
-        if not 0 <= dropouts < 1 or not 0 < failures < 1:
-            raise InvalidArgument(f"dropouts={dropouts}, failures={failures}: between 0 and 1")
+        if not 0 <= dropouts < 1 or not 0 < failure_rate < 1:
+            raise InvalidArgument(
+                f"dropouts={dropouts}, failure_rate={failure_rate}: between 0 and 1"
+            )
         self._neighbours, self._threshold, self._timeout = neighbours, threshold, timeout
-        self._odds = dropouts, failures
+        self._odds = dropouts, failure_rate
         if threshold is not None and threshold < 1:
             raise InvalidArgument(f"threshold={threshold}: 1 or more")
-        if getattr(strategy, "fraction_evaluate", 0) > 0:
+        if _option(strategy, "fraction_evaluate", 0) > 0:
             _log.warning("tersor: an evaluation tells of each client: fraction_evaluate=0 has none")
         self._runs, self._run, self._disputes = Runs(), "", Disputes()
         self._round: Round | None = None
@@ -198,10 +199,10 @@ class SecureStrategy(Wrapper):
         """A round's graph and threshold."""
         if not nodes:
             raise TooFewError("no node is asked")
-        dropouts, failures = self._odds
+        dropouts, failure_rate = self._odds
         count = self._neighbours
         if count == "auto":
-            count = enough_neighbours(len(nodes), dropouts, failures)
+            count = enough_neighbours(len(nodes), dropouts, failure_rate)
         graph = ring(nodes, count)
         most = len(graph[nodes[0]])
         threshold = self._threshold if self._threshold is not None else usual_threshold(most)
@@ -312,3 +313,9 @@ def _with_wrapped(strategy: Any) -> Iterator[Any]:
     while strategy is not None:
         yield strategy
         strategy = getattr(strategy, "strategy", None)
+
+
+def _option(strategy: Any, name: str, default: Any) -> Any:
+    """An attribute of a strategy, or of one that it wraps."""
+    found = (getattr(one, name) for one in _with_wrapped(strategy) if hasattr(one, name))
+    return next(found, default)
