@@ -83,7 +83,7 @@ void ChunkTask::tick() {
 Operation ChunkTask::operation() const {
   const auto step = static_cast<std::uint32_t>(this->step().relays ? 0 : step_);
   return {.name = context_->name,
-          .signature = context_->signature,
+          .signature = plan_->signature == 0 ? context_->signature : plan_->signature,
           .tag = tag_ + step,
           .takes_all = tag_ != kUnorderedTag && !plan_->followed,
           .timeout = context_->timeout,

@@ -296,10 +296,8 @@ std::string Fields::difference(std::uint64_t other) const {
 std::string explained(std::string text, const Fields& own) {
   const auto both = host::signatures_in(text);
   if (!both) return text;
-  const auto [one, another] = *both;
-  const std::uint64_t mine = own.signature();
-  if (mine != one && mine != another) return text;
-  const std::string difference = own.difference(mine == one ? another : one);
+  // Equal parameters of a message change both signatures by the same bits.
+  const std::string difference = own.difference(both->first ^ both->second ^ own.signature());
   return difference.empty() ? text : std::move(text) + ": " + difference;
 }
 

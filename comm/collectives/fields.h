@@ -68,7 +68,8 @@ class Fields {
 };
 
 /// The text of an error, with what differs behind it where it tells of two signatures
-/// (comm/transport/host/signatures.h) of which one is that of these fields.
+/// (comm/transport/host/signatures.h) of which one is that of these fields, perhaps with bits that
+/// both have flipped.
 std::string explained(std::string text, const Fields& own);
 
 }  // namespace tersor

@@ -108,6 +108,7 @@ struct ChunkPlan {
   /// The next one goes under the same tags, of which each rank has as many as it has messages for
   /// there, and is decoded after this one.
   bool followed = false;
+  std::uint64_t signature = 0;  ///< of its operations; 0: the collective's
   Lanes lanes = {};
   std::vector<Dtype> bare_dtypes = {};  ///< of each step, where that is native
   // What running it takes:

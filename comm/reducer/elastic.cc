@@ -1,6 +1,7 @@
 // Reducers that go on without ranks that are gone: who is left is agreed on, the step under way is
 // void or stands on all of them, and another reducer over those takes the place of this one.
 #include "comm/reducer/impl.h"
+#include "comm/transport/host/signatures.h"
 
 #include <tersor/error.h>
 
@@ -30,7 +31,9 @@ void check_same_ranks(bool given, const std::string& what) {
 
 // In the thread that sends, while the trainer computes.
 std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
-  const std::string text = explained(cause.what(), parameters_.fields(ways_.learns()));
+  std::string text = explained(cause.what(), parameters_.fields(ways_.learns()));
+  if (of_ready() && text == cause.what() && host::signatures_in(text))
+    text += ": the ranks made different parameters ready";
   if (survivors_ == nullptr) return std::make_exception_ptr(TransportError(text));
   try {
     return agree_on_members(text);

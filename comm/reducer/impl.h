@@ -118,6 +118,7 @@ struct GradientReducer::Impl {
   void wait_for_closed(LockedStep& step);
   void begin_ready(LockedStep& step);
   void check_ready(LockedStep& step, const Ready& one) const;
+  void limit_messages(LockedStep& step);
   bool request(LockedStep& step, const ReducerStep::Order& together);
   ReducerHandle handle_of(LockedStep& step, std::uint32_t parameter) const;
   bool of_ready() const { return options_.order == SendingOrder::kOfReady; }

@@ -1,5 +1,7 @@
 #include "comm/reducer/sender.h"
 
+#include <tersor/wire.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -181,6 +183,10 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
   const auto [found, is_new] = together_.try_emplace(together);
   if (!is_new) return found->second;
   for (Bucket& bucket : reducer_.make_buckets(together)) {
+    Signature parameters;
+    for (const std::uint32_t slot : bucket.slots) parameters.add(slot);
+    for (ChunkPlan& chunk : bucket.chunks)
+      chunk.signature = context_.signature ^ parameters.value();
     found->second.push_back(step->add_message(bucket.slots));
     add_message(std::move(bucket));
   }

@@ -53,6 +53,8 @@ class Sender {
   bool adopt_order(LockedStep& step, ReducerStep::Order order);
   /// Between two steps: parameters go another way from now on, messages are made anew.
   void forget_messages(LockedStep& step);
+  /// True if messages of more sets exist than steps with the same sets of parameters have.
+  bool has_many_messages() const { return together_.size() > 64 + 2 * context_.slots.size(); }
   /// The messages of parameters that become ready together in this order.
   const std::vector<std::uint32_t>& messages_of(LockedStep& step,
                                                 const ReducerStep::Order& together);

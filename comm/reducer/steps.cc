@@ -62,9 +62,20 @@ void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) cons
   gradients_.check(one.parameter, one.given);
 }
 
+// Steps with changing sets of parameters need a limit: each set has messages. A captured graph
+// holds the addresses of messages.
+void GradientReducer::Impl::limit_messages(LockedStep& step) {
+  if (!sender_->has_many_messages() || !step->untouched()) return;
+  if (ways_.was_captured() || residence_->captured()) return;
+  const Residence::Entry entry(*residence_);
+  residence_->synchronize();
+  sender_->forget_messages(step);
+}
+
 // True where messages are to be sent.
 bool GradientReducer::Impl::request(LockedStep& step, const ReducerStep::Order& together) {
   bool requested = false;
+  if (of_ready()) limit_messages(step);
   if (!of_ready())
     for (const std::uint32_t parameter : together) requested |= step->ready(parameter);
   else if (context_.ranks > 1)

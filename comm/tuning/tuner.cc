@@ -28,6 +28,8 @@ std::array<std::size_t, 2> chunk_counts(const Transport& transport) {
   return {own, own / 4};
 }
 
+constexpr std::size_t kMostGradients = 1024;  // sizes that are remembered
+
 // Calls are many, and what one is predicted to take is all that it takes.
 const Learner::Terms kCalls{
     .timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64};
@@ -268,7 +270,10 @@ std::vector<AutoPrediction> Tuner::Impl::alternatives(const Gradient& gradient) 
 
 Tuner::Impl::Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
   const auto found = trials_.find({dtype, count});
-  if (found != trials_.end()) return found->second;
+  if (found != trials_.end()) {
+    found->second.used = ++calls_;
+    return found->second;
+  }
   for (const std::string& spec : options_.codecs)
     if (make_codec(spec)->has_feedback())
       throw InvalidArgument("auto cannot choose " + spec +
@@ -279,7 +284,10 @@ Tuner::Impl::Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
   for (const AutoPrediction& way : ways) group.ways.push_back({way_text(way.way), way.seconds});
   group.chosen = static_cast<std::size_t>(
       std::ranges::min_element(ways, {}, &AutoPrediction::seconds) - ways.begin());
-  return trials_.emplace(Gradient{dtype, count}, Trials{ways, Learner({group}, kCalls)})
+  if (trials_.size() >= kMostGradients)
+    trials_.erase(
+        std::ranges::min_element(trials_, {}, [](const auto& one) { return one.second.used; }));
+  return trials_.emplace(Gradient{dtype, count}, Trials{ways, Learner({group}, kCalls), ++calls_})
       .first->second;
 }
 
@@ -293,6 +301,7 @@ void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
 
 // Of the ways that one gradient may go by itself: hierarchical is for all of a reducer's or none.
 const std::vector<AutoPrediction>& Tuner::Impl::predicted(const Gradient& gradient) {
+  if (predicted_.size() >= kMostGradients && !predicted_.contains(gradient)) predicted_.clear();
   std::vector<AutoPrediction>& known = predicted_[gradient];
   if (known.empty()) {
     known = alternatives(gradient);

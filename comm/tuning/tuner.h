@@ -8,6 +8,7 @@
 #include <tersor/auto.h>
 
 #include <compare>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -31,6 +32,7 @@ struct Tuner::Impl {
   struct Trials {
     std::vector<AutoPrediction> ways;
     Learner learner;
+    std::uint64_t used = 0;  ///< number of the last call
 
     const AutoChoice& current() const { return ways[learner.way(0)].way; }
   };
@@ -64,7 +66,8 @@ struct Tuner::Impl {
   double add_seconds_per_byte_ = 0;
   Network network_;
   std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on
-  std::map<Gradient, Trials> trials_;
+  std::map<Gradient, Trials> trials_;  ///< of the sizes used last; all ranks use the same
+  std::uint64_t calls_ = 0;
   std::map<Gradient, std::vector<AutoPrediction>> predicted_;  ///< asked of `predict`
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import pathlib
 import time
 from typing import Any
@@ -199,6 +200,20 @@ def test_rows_of_one_value_cost_fewer_bytes_than_they_have(rank: int, count: int
         dist.all_to_all_single(exact.view(torch.int32), rows.view(torch.int32))  # handed on
         assert float((found - exact).norm() / exact.norm()) < 0.02
     assert encoded_calls() == 3
+
+
+@on(2, codec="int8")
+def test_ever_other_sizes_cost_no_more_threads_and_descriptors(rank: int, count: int) -> None:
+    held = []
+    for extra in range(60):
+        dist.all_reduce(values(rank, COUNT + extra))
+        rows = values(rank, count * (COUNT + extra)).view(count, -1)
+        dist.reduce_scatter_tensor(torch.empty(COUNT + extra), rows.flatten())
+        dist.all_to_all_single(torch.empty_like(rows), rows)
+        if extra in (29, 59):
+            held.append([len(os.listdir(f"/proc/self/{one}")) for one in ("task", "fd")])
+    assert held[0] == held[1]
+    assert encoded_calls() == 180
 
 
 @on(2)

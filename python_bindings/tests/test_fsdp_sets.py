@@ -92,6 +92,8 @@ def goes_through(rank: int, count: int, steps: int, mesh_shape: tuple[int, ...])
     assert len(handle._reducers) == len(mesh_shape)
     assert resident() - memory < 4 << 20
     assert "had no gradient" not in handle.explain()
+    (found, *_) = handle._reducers
+    assert int(found.core.explain().split(" parameters in ")[1].split()[0]) < 64 + 4 * LAYERS + 2
 
 
 @ranks.on(2)

@@ -60,9 +60,7 @@ class ReadyModel {
     return all;
   }
 
-  double residual_norm(std::size_t i) const {
-    return reducer.residual_norms()[i];
-  }
+  double residual_norm(std::size_t i) const { return reducer.residual_norms()[i]; }
 
  private:
   int rank_;
@@ -203,6 +201,59 @@ TEST(ReadyTogether, ShareAMessage) {
               std::string::npos)
         << reducer.explain();
   });
+}
+
+// Layers that are dropped by chance: each step is of another set of parameters.
+TEST(ReadyTogether, OfEverOtherSetsKeepFewMessages) {
+  constexpr std::size_t kParameters = 10, kCount = 600;
+  run_ranks(2, {}, [](Transport& transport) {
+    const ReducerOptions options{.codec = "int4+ef", .order = SendingOrder::kOfReady};
+    GradientReducer together(transport, options), alone(transport, options);
+    std::vector<Values> values(kParameters, Values(kCount)), others = values;
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < kParameters; ++i) {
+      names.push_back(std::to_string(i));
+      for (GradientReducer* reducer : {&together, &alone})
+        reducer->add(names[i], {.count = kCount});
+    }
+    for (std::size_t step = 1; step < 400; ++step) {
+      std::vector<ReadyGradient> set;
+      for (std::size_t i = 0; i < kParameters; ++i) {
+        if ((step * 5 >> i) % 2 == 0) continue;
+        values[i] = others[i] = gaussian(kCount, 100 * step + i);
+        set.push_back({names[i], values[i]});
+        alone.ready(names[i], others[i]);
+      }
+      together.ready(set);
+      together.wait();
+      alone.wait();
+      ASSERT_EQ(values, others) << "step " << step;
+    }
+    const std::string said = together.explain();
+    const std::string before = std::to_string(kParameters) + " parameters in ";
+    ASSERT_NE(said.find(before), std::string::npos) << said;
+    EXPECT_LE(std::stoul(said.substr(said.find(before) + before.size())), 100u) << said;
+  });
+}
+
+// Equal sizes would add up values of different parameters.
+TEST(ReadyTogether, OfDifferentParametersIsAnErrorOnAllRanks) {
+  for (const std::string codec : {"none", "int8+ef"})
+    run_ranks(2, {}, [&](Transport& transport) {
+      const ReducerOptions options{
+          .codec = codec, .order = SendingOrder::kOfReady, .timeout = std::chrono::seconds(30)};
+      GradientReducer reducer(transport, options);
+      for (const char* name : {"a", "b"}) reducer.add(name, {.count = 100});
+      Values values(100, 1.0f);
+      reducer.ready(transport.rank() == 0 ? "a" : "b", values);
+      try {
+        reducer.wait();
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const TransportError& error) {
+        const std::string said = error.what();
+        EXPECT_NE(said.find("different parameters ready"), std::string::npos) << said;
+      }
+    });
 }
 
 TEST(ReadyTogether, TheSameTwiceIsRefused) {

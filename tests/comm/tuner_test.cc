@@ -51,6 +51,22 @@ TEST(Tuner, AnInfiniteLinkTakesNoCodec) {
       << "a 16-bit gradient is no shorter as bf16";
 }
 
+TEST(Tuner, RemembersFewOfManySizes) {
+  run_ranks(1, {}, [](Transport& transport) {
+    Tuner tuner(transport, given(kSlow));
+    std::size_t after_some = 0;
+    for (std::size_t count = 1; count <= 1300; ++count) {
+      tuner.predict(Dtype::kF32, count);
+      tuner.choose(Dtype::kF32, count);
+      tuner.choose(Dtype::kF32, 1);  // this size is used all the time
+      if (count == 600) after_some = tuner.explain().size();
+    }
+    EXPECT_LT(tuner.explain().size(), 2 * after_some);
+    EXPECT_TRUE(tuner.settled(Dtype::kF32, 1));
+    EXPECT_FALSE(tuner.settled(Dtype::kF32, 2));
+  });
+}
+
 TEST(Tuner, AllRanksDecideAlike) {
   for (const int ranks : {1, 2, 3, 4})
     for (const std::size_t count : {0, 1, 1000, 100'000, 4'000'000}) {
