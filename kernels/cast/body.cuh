@@ -40,6 +40,7 @@ struct CastUnit {
   static constexpr bool kCounts = std::is_same_v<Wire, F16>;
   static constexpr bool kRandom = kKind != NoiseKind::kNone;
   using Noise = WideRowNoise<kKind, kRow>;
+  using Stored = CastStored<Wire, Wire>;
 
   UnitPlace<kRow> place;
   Wire* values;  // of the segment
@@ -99,10 +100,11 @@ struct CastUnit {
  private:
   /// A segment's last unit may end in padding.
   TERSOR_DEVICE void store_values(const Rows<kRow>& p) const {
-    if (place.is_whole()) return store_rows(p, values, place, values_aligned);
+    auto* stored = reinterpret_cast<Stored*>(values);
+    if (place.is_whole()) return store_rows(p, stored, place, values_aligned);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-      store_row(p[chunk], values, padded(place.row(chunk, false)));
+      store_row(p[chunk], stored, padded(place.row(chunk, false)));
   }
 
   TERSOR_DEVICE RowPlace padded(RowPlace row) const {
@@ -117,7 +119,7 @@ struct CastUnit {
       float left[kRow];
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
-        const float decoded = to_f32(from_f32<Wire>(p[chunk][i]));
+        const float decoded = to_f32(from_f32<Stored>(p[chunk][i]));
         left[i] = !kRandom && !inactive && is_finite(decoded) ? p[chunk][i] - decoded
                                                               : residual[chunk][i];
       }

@@ -2,6 +2,7 @@
 // Grid and bytes a value: kernels/cast/body.cuh.
 #pragma once
 
+#include "kernels/cast/formats.h"
 #include "kernels/device/call.cuh"
 #include "kernels/device/queue.cuh"
 #include "kernels/device/units.cuh"
@@ -67,7 +68,7 @@ struct CastDecodeKernel : UnitKernel {
     if (!sound) fill_rows<kRow>(sum, float_of(kNanBits));
     for (unsigned index = 0; sound && index < list.frames; ++index)
       add_frame(index, segment, place, sum);
-    store_rows(sum, output, place, aligned);
+    store_rows(sum, reinterpret_cast<CastStored<Wire, T>*>(output), place, aligned);
   }
 
   /// Bare values may lie in the output itself. The first frame is assigned as a product.

@@ -3,6 +3,8 @@
 // TERSOR_CAST_FORMATS lists it, in the order in which codecs() names them.
 #pragma once
 
+#include "kernels/scalar/convert.h"
+
 #include <tersor/codecs/bf16.h>
 #include <tersor/codecs/f16.h>
 #include <tersor/codecs/none.h>
@@ -53,6 +55,12 @@ struct F16Format {
 template <class Format, typename Gradient>
 using Bare = std::conditional_t<std::is_same_v<typename Format::template Wire<Gradient>, F16>,
                                 float, typename Format::template Wire<Gradient>>;
+
+/// The type that a cast stores values of type T as. Sums of f16 payloads overflow to infinities, as
+/// uncompressed f16 sums do; an owner's sum has the infinity in its frame. Decoded bf16 saturates.
+template <typename Wire, typename T>
+using CastStored =
+    std::conditional_t<std::is_same_v<T, F16> && !std::is_same_v<Wire, Bf16>, IeeeF16, T>;
 
 /// Whether a format's rounding shows in p of a gradient: not where p is the gradient, of the wire's
 /// own type.

@@ -33,7 +33,9 @@ HWY_INLINE void store_wire(VF32 value, float* wire) {
   store_values(with_nan(value, kNanBits), wire);
 }
 HWY_INLINE void store_wire(VF32 value, Bf16* wire) { store_values(value, wire); }
-HWY_INLINE void store_wire(VF32 value, F16* wire) { store_values(value, wire); }
+HWY_INLINE void store_wire(VF32 value, F16* wire) {
+  store_values(value, reinterpret_cast<IeeeF16*>(wire));
+}
 
 /// In place of noise, where values are rounded to nearest.
 struct NoNoise {
@@ -167,7 +169,7 @@ void cast_decode_range(const CastDecode& arguments) {
         add_tile<Wire>(payload, first, count, sums, add);
       assigns = false;
     }
-    T* values = output.tile(count);
+    auto* values = reinterpret_cast<CastStored<Wire, T>*>(output.tile(count));
     for (std::size_t i = 0; i < kTile; i += kLanes)
       store_values(hn::Load(F32(), sums + i), values + i);
     output.take(count);

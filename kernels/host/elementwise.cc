@@ -22,12 +22,13 @@ constexpr std::size_t kTile = 256;  // values
 /// result(index of a tile, vector of values) for all of them.
 template <typename T, class Result>
 HWY_INLINE void update(void* values, std::size_t count, Result&& result) {
+  using Stored = std::conditional_t<std::is_same_v<T, F16>, IeeeF16, T>;
   Input<T, kTile> olds(values, count);
-  Output<T, kTile> news(values, Store::kCached);
+  Output<Stored, kTile> news(values, Store::kCached);
   for (std::size_t first = 0; first < count; first += kTile) {
     const std::size_t valid = std::min(kTile, count - first);
     const T* old = olds.tile(first);
-    T* target = news.tile(valid);
+    Stored* target = news.tile(valid);
     result(first, old, target);
     news.take(valid);
   }
@@ -36,7 +37,7 @@ HWY_INLINE void update(void* values, std::size_t count, Result&& result) {
 template <typename T>
 void scale(void* values, std::size_t count, float factor) {
   const VF32 factors = hn::Set(F32(), factor);
-  update<T>(values, count, [&](std::size_t, const T* old, T* target) HWY_ATTR {
+  update<T>(values, count, [&](std::size_t, const T* old, auto* target) HWY_ATTR {
     for (std::size_t i = 0; i < kTile; i += kLanes)
       store_values(hn::Mul(load_values(old + i), factors), target + i);
   });
@@ -46,7 +47,7 @@ void scale(void* values, std::size_t count, float factor) {
 template <typename T, class Operation>
 HWY_INLINE void combine(void* values, const void* others, std::size_t count, Operation operation) {
   Input<T, kTile> rights(others, count);
-  update<T>(values, count, [&](std::size_t first, const T* left, T* target) HWY_ATTR {
+  update<T>(values, count, [&](std::size_t first, const T* left, auto* target) HWY_ATTR {
     const T* right = rights.tile(first);
     for (std::size_t i = 0; i < kTile; i += kLanes)
       store_values(operation(load_values(left + i), load_values(right + i)), target + i);

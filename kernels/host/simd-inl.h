@@ -104,14 +104,22 @@ HWY_INLINE void store_stochastic(VF32 value, VI32 random, Bf16* values) {
 }
 
 /// To nearest even; NaN becomes 0x7fff, and magnitudes from 65520 become infinite.
-HWY_INLINE void store_values(VF32 value, F16* values) {
+HWY_INLINE void store_values(VF32 value, IeeeF16* values) {
 #if TERSOR_PORTABLE
-  *values = from_f32<F16>(hn::GetLane(value));
+  *values = from_f32<IeeeF16>(hn::GetLane(value));
 #else
   const hn::Rebind<std::uint16_t, F32> narrow;
   const auto half = hn::DemoteTo(hn::Rebind<hwy::float16_t, F32>(), with_nan(value, 0x7fffffffu));
   hn::StoreU(hn::BitCast(narrow, half), narrow, reinterpret_cast<std::uint16_t*>(values));
 #endif
+}
+
+/// The same after within_f16: finite values stay finite.
+HWY_INLINE void store_values(VF32 value, F16* values) {
+  const VF32 most = hn::Set(F32(), kF16Largest);
+  const auto is_finite = hn::Lt(hn::Abs(value), hn::Set(F32(), float_of(kInfinityBits)));
+  const VF32 within = hn::Clamp(value, hn::Neg(most), most);
+  store_values(hn::IfThenElse(is_finite, within, value), reinterpret_cast<IeeeF16*>(values));
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

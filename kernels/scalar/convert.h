@@ -16,6 +16,7 @@ namespace tersor::kernels {
 constexpr std::uint16_t kNarrowNanBits = 0x7fff;  // the NaN of bf16 and f16 on the wire
 constexpr std::uint32_t kF16OverflowBits =
     0x477ff000u;  // 65520: magnitudes from here become infinite
+constexpr float kF16Largest = 65504.0f;
 
 TERSOR_BODY float bf16_to_f32(std::uint16_t bits) {
   return float_of(static_cast<std::uint32_t>(bits) << 16);
@@ -68,11 +69,30 @@ TERSOR_BODY std::uint16_t f32_to_f16(float value) {
 #endif
 }
 
+/// A finite value cut to the range of f16. Infinities and NaNs stay.
+TERSOR_BODY float within_f16(float value) {
+#if defined(__CUDA_ARCH__)
+  const float within = fminf(fmaxf(value, -kF16Largest), kF16Largest);
+  return fabsf(value) < float_of(kInfinityBits) ? within : value;
+#else
+  if (!is_finite(value)) return value;
+  return value > kF16Largest ? kF16Largest : value < -kF16Largest ? -kF16Largest : value;
+#endif
+}
+
+/// An f16 value that is rounded by IEEE 754: finite values may become infinities. Payloads and
+/// transports use IeeeF16. Decodes write F16, which saturates.
+struct IeeeF16 {
+  std::uint16_t bits;
+};
+
 TERSOR_BODY float to_f32(float value) { return value; }
 TERSOR_BODY float to_f32(Bf16 value) { return bf16_to_f32(value.bits); }
 TERSOR_BODY float to_f32(F16 value) { return f16_to_f32(value.bits); }
+TERSOR_BODY float to_f32(IeeeF16 value) { return f16_to_f32(value.bits); }
 
-/// An f32 rounded to a gradient's type; the f32 itself is left as it is.
+/// An f32 rounded to a gradient's type. As F16, a finite value stays finite: the largest magnitude
+/// is 65504. An f32 keeps its bits.
 template <typename T>
 TERSOR_BODY T from_f32(float value);
 template <>
@@ -85,6 +105,10 @@ TERSOR_BODY Bf16 from_f32<Bf16>(float value) {
 }
 template <>
 TERSOR_BODY F16 from_f32<F16>(float value) {
+  return {f32_to_f16(within_f16(value))};
+}
+template <>
+TERSOR_BODY IeeeF16 from_f32<IeeeF16>(float value) {
   return {f32_to_f16(value)};
 }
 

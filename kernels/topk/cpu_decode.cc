@@ -120,7 +120,8 @@ class Decoder {
       cast_loops<F16Format>().decode(cast);
   }
 
-  void narrow(const float* sum, std::size_t count, void* output) const {
+  void narrow(float* sum, std::size_t count, void* output) const {
+    if (task_.dtype == Dtype::kF16) std::transform(sum, sum + count, sum, within_f16);
     const CastEncode cast{.sent = {sum, Dtype::kF32, count}, .output = {.values = output}};
     if (task_.dtype == Dtype::kBf16)
       cast_loops<Bf16Format>().encode(cast);

@@ -20,6 +20,14 @@ _TEXTS = {name: text for text, name in _NAMES.items()}
 _ALIGNMENT = 64  # of frames made here; the format asks for 16
 
 
+def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, Any]:
+    """Decoded values as another dtype. Finite values stay finite in float16: at most 65504."""
+    if numpy.dtype(dtype) == numpy.float16:
+        most = numpy.finfo(numpy.float16).max.astype(values.dtype)
+        values = numpy.where(numpy.isfinite(values), values.clip(-most, most), values)
+    return values.astype(dtype)
+
+
 def library_of(array: Array) -> str:
     """The library that an array's class comes from: "numpy", "torch", "cupy", …"""
     return type(array).__module__.partition(".")[0]

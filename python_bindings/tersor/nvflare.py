@@ -18,6 +18,7 @@ from nvflare.apis.shareable import Shareable
 
 from tersor import Codec
 from tersor._core import InvalidArgument
+from tersor.arrays import narrowed
 
 __all__ = ["Compress", "Decompress"]
 
@@ -116,11 +117,12 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         values = np.empty(count, np.float32)
         self._made.decode(np.array(frame), values, signature=_hash(name))
         if dtype in _FLOATS:
-            with np.errstate(over="ignore"):
-                return values.reshape(shape).astype(dtype)
+            return narrowed(values.reshape(shape), dtype)
         import torch
 
-        return torch.from_numpy(values).reshape(shape).to(getattr(torch, dtype[len("torch.") :]))
+        name = dtype[len("torch.") :]
+        values = narrowed(values, name) if name == "float16" else values
+        return torch.from_numpy(values).reshape(shape).to(getattr(torch, name))
 
 
 def _is_float(value: Any) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 import tersor
 import tersor.local
+from tersor.arrays import narrowed
 
 COUNT = 1009
 
@@ -309,3 +310,23 @@ def test_memory_that_is_lent_stays_although_a_tensor_is_given_other_memory() -> 
         return [float(one.mean()) for one in (own, *others)]
 
     assert tersor.local.run(2, exchange) == [[0.0] + [99.0] * 9] * 2
+
+
+def test_finite_values_stay_finite_in_float16() -> None:
+    values = numpy.array([1.0, 7e4, -1e30, 65504, numpy.inf, -numpy.inf, numpy.nan], numpy.float32)
+    wanted = [1, 65504, -65504, 65504, numpy.inf, -numpy.inf, numpy.nan]
+    for wide in (values, values.astype(numpy.float64)):
+        found = narrowed(wide, "float16")
+        assert found.dtype == numpy.float16
+        numpy.testing.assert_array_equal(found, wanted)
+        numpy.testing.assert_array_equal(narrowed(wide, "float32"), values)
+
+
+def test_decoding_saturates_in_float16() -> None:
+    array = numpy.full(256, 60000, numpy.float16)
+    array[::2] *= -1
+    for spec in ("hadamard:bits=1", "hadamard", "bf16", "int4"):
+        codec = tersor.Codec(spec)
+        out = numpy.empty_like(array)
+        codec.decode(codec.encode(array), out)
+        assert numpy.isfinite(out).all(), spec

@@ -156,6 +156,18 @@ def test_a_rank_alone_is_asked_for_sums() -> None:
 
 
 @ranks.on(2)
+def test_a_sum_beyond_float16_is_an_infinity(rank: int, count: int) -> None:
+    layer = torch.nn.Linear(64, 128, bias=False)
+    fully_shard(layer, mesh=init_device_mesh("cpu", (count,)), mp_policy=CAST["f16"])
+    layer.set_gradient_divide_factor(1.0)  # a sum, and no division
+    fsdp.compress(layer, codec="int8")
+    for size, finite in ((30_000, True), (40_000, False)):
+        (layer(torch.ones(1, 64)).sum() * size).backward()
+        assert bool(local(layer.weight.grad).isfinite().all()) is finite
+        layer.weight.grad = None
+
+
+@ranks.on(2)
 def test_totals_are_of_all_parameters(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, transactional=True, measure_error=True, **FEEDBACK)

@@ -183,7 +183,7 @@ TEST(Blocktopk, DecodesByTheFormulasOfTheFormat) {
               const float product = decoded[i] * 0.3f;
               expected[i] = expected[i] + product;
             }
-          for (float& value : expected) value = rounded(value, dtype);
+          for (float& value : expected) value = decoded_as(value, dtype);
           harness.decode(ranks.frames, mode, 0.3f);
           EXPECT_TRUE(same_values(harness.output(), expected)) << variant.spec;
         }

@@ -51,6 +51,23 @@ TEST(Cast, RoundsToNearestEvenAndPassesOnWhatIsNotFinite) {
   });
 }
 
+/// Payloads of f16 add as f16 values do without compression; what bf16 decodes to saturates.
+TEST(Cast, SumsBeyondTheRangeOfF16) {
+  for_each_isa([] {
+    for (const auto& [spec, sum] :
+         {std::pair{"none", INFINITY}, {"f16", INFINITY}, {"bf16", 65504.0f}}) {
+      CodecHarness harness(spec, {300}, {.dtype = Dtype::kF16});
+      harness.set_gradient(std::vector<float>(300, -40'000.0f));
+      const GuardedBytes frame = harness.encode();
+      harness.decode({frame, frame});
+      EXPECT_EQ(harness.output(), std::vector<float>(300, -sum)) << spec;
+      harness.set_output(std::vector<float>(300, -40'000.0f));
+      harness.decode({frame}, DecodeMode::kAdd);
+      EXPECT_EQ(harness.output(), std::vector<float>(300, -sum)) << spec;
+    }
+  });
+}
+
 TEST(Cast, F16CountsOverflowsAndKeepsTheirResidual) {
   for_each_isa([] {
     CodecHarness harness("f16+ef", {70'001, 3}, {.threads = 2});

@@ -156,7 +156,7 @@ TEST(Hadamard, DecodesByTheFormulasOfTheFormat) {
           auto expected = hadamard_sum(task_of(harness, bits), ranks.coded, count, 0.3f);
           for (std::size_t i = 0; i < count; ++i)
             expected[i] =
-                rounded(mode == DecodeMode::kAdd ? old[i] + expected[i] : expected[i], dtype);
+                decoded_as(mode == DecodeMode::kAdd ? old[i] + expected[i] : expected[i], dtype);
           EXPECT_TRUE(same_values(harness.output(), expected)) << bits << dtype_name(dtype);
         }
   });

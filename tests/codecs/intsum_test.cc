@@ -125,7 +125,7 @@ void expect_numbers_of_the_format(const IntsumCase& one, Dtype dtype, float fact
   }
   std::vector<float> outputs(kCount);
   for (std::size_t i = 0; i < kCount; ++i)
-    outputs[i] = rounded(static_cast<float>(sums[i]) * (scales[i / kBlock] * 0.5f), dtype);
+    outputs[i] = decoded_as(static_cast<float>(sums[i]) * (scales[i / kBlock] * 0.5f), dtype);
   for (const CodecHarness& rank : rounds.ranks) EXPECT_TRUE(same_values(rank.output(), outputs));
   EXPECT_TRUE(rounds.intact());
 }

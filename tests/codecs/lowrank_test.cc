@@ -183,7 +183,7 @@ void expect_exchange(NativeRounds& rounds, const Numbers& one, Shape shape) {
     expect_rank(rounds, rank, one, shape, basis);
   const std::vector<float> sum = rounds.combined[1].floats();
   std::vector<float> outputs = expected_values(shape, basis, columns_of(sum, one.rank));
-  for (float& value : outputs) value = rounded(value * 0.75f, one.dtype);
+  for (float& value : outputs) value = decoded_as(value * 0.75f, one.dtype);
   for (const CodecHarness& rank : rounds.ranks) {
     EXPECT_TRUE(same_values(rank.output(), outputs));
     EXPECT_TRUE(same_values(rank.memory(), sum));

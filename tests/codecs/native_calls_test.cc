@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <string>
@@ -82,6 +83,25 @@ TEST_P(NativeCalls, FramesAreRefused) {
   EXPECT_TRUE(refused([&] { harness.encode(); }));
   EXPECT_TRUE(refused([&] { harness.decode(frames); }));
   EXPECT_TRUE(refused([&] { harness.reduce(frames); }));
+}
+
+/// Sums beyond the range of f16, and means that a codec makes too large, are 65504.
+TEST_P(NativeCalls, FiniteF16GradientsStayFinite) {
+  for (const std::string& spec : native().specs)
+    for (const float factor : {1.0f, 1.0f / 3}) {
+      NativeRounds rounds = rounds_of(spec, {.dtype = Dtype::kF16, .contributions = 3});
+      for (CodecHarness& rank : rounds.ranks)
+        for (std::size_t i = 0; i < rank.segments.size(); ++i) {
+          std::vector<float> values = rank.gradient(i);
+          for (float& one : values) one = std::copysign(65504.0f, one);
+          rank.set_gradient(values, i);
+        }
+      rounds.exchange({.decode_factor = factor});
+      for (const CodecHarness& rank : rounds.ranks)
+        EXPECT_TRUE(
+            std::ranges::all_of(rank.outputs(), [](float one) { return std::isfinite(one); }))
+            << spec << factor;
+    }
 }
 
 TEST_P(NativeCalls, OtherRoundsAndFactorsAreRefused) {

@@ -98,7 +98,7 @@ inline void expect_reference_decode(const std::string& spec, const QuantizeTask&
         const bool assigns = mode == DecodeMode::kAssign && rank == 0;
         expected[i] = assigns ? code * scale : std::fma(code, scale, expected[i]);
       }
-      expected[i] = rounded(expected[i], dtype);
+      expected[i] = decoded_as(expected[i], dtype);
     }
     EXPECT_TRUE(same_values(harness.output(), expected)) << spec << dtype_name(dtype);
   }

@@ -198,7 +198,7 @@ TEST(Topk, SumsFollowTheFormat) {
         for (std::size_t i = 0; i < chosen.places.size(); ++i)
           expected[chosen.places[i]] += chosen.values[i] * 0.3f;
       }
-      for (float& value : expected) value = rounded(value, dtype);
+      for (float& value : expected) value = decoded_as(value, dtype);
       harness.decode(frames, DecodeMode::kAssign, 0.3f);
       EXPECT_TRUE(same_values(harness.output(), expected)) << dtype_name(dtype);
     }

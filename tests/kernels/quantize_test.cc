@@ -264,7 +264,7 @@ TEST_P(Quantize, DecodesAnyBytesInOrderWithOneRounding) {
                 sum = rank == 0 && mode == DecodeMode::kAssign ? reference::product(code, scale)
                                                                : std::fma(code, scale, sum);
               }
-              reference::store(sum, want.data() + offset, dtype, i);
+              reference::store_decoded(sum, want.data() + offset, dtype, i);
             }
             codec_.loops().decode(
                 {payloads.views, count, {got.data() + offset, dtype, factor, mode, store}});

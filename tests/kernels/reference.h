@@ -87,6 +87,12 @@ inline void store(float value, void* values, Dtype dtype, std::size_t index) {
         narrow(value, dtype == Dtype::kBf16 ? kBf16 : kF16);
 }
 
+/// The same for a decode: a finite value beyond f16's range is 65504 with the value's sign.
+inline void store_decoded(float value, void* values, Dtype dtype, std::size_t index) {
+  const bool limited = dtype == Dtype::kF16 && std::isfinite(value) && std::fabs(value) > 65504;
+  store(limited ? std::copysign(65504.0f, value) : value, values, dtype, index);
+}
+
 /// Philox4x32 of `rounds`, from its definition.
 inline std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> x,
                                            std::array<std::uint32_t, 2> key, int rounds) {

@@ -229,6 +229,35 @@ TEST_P(CodecConformance, SeveralFramesAreAddedInTheirOrder) {
   });
 }
 
+/// Whatever a codec makes of f16 gradients, what is decoded of finite ones, or of a mean, is
+/// finite.
+TEST_P(CodecConformance, FiniteF16GradientsStayFinite) {
+  for_each_isa([&] {
+    CodecHarness harness(spec(), {3000, 77}, {.dtype = Dtype::kF16, .contributions = 3});
+    std::vector<GuardedBytes> frames;
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      for (std::size_t segment = 0; segment < 2; ++segment) {
+        std::vector<float> values = gaussian(harness.segments[segment].count, rank);
+        for (std::size_t i = 0; i < values.size(); ++i)
+          values[i] = std::copysign(i % 3 == 0 ? 65504.0f : 60000.0f, values[i]);
+        harness.set_gradient(values, segment);
+        harness.set_residual(std::vector<float>(values.size(), 0.0f), segment);
+      }
+      frames.push_back(harness.encode());
+    }
+    const auto is_finite = [&] {
+      return std::ranges::all_of(harness.outputs(), [](float one) { return std::isfinite(one); });
+    };
+    harness.decode({frames[0]});
+    EXPECT_TRUE(is_finite()) << "one rank's";
+    harness.decode(frames, DecodeMode::kAssign, 1.0f / 3);
+    EXPECT_TRUE(is_finite()) << "a mean";
+    if (!allows(Exchange::kTwoShot)) return;
+    harness.decode({harness.reduce(frames, 1.0f / 3)});
+    EXPECT_TRUE(is_finite()) << "a mean of an owner's";
+  });
+}
+
 /// The same frames as if they came from f32 gradients: all codecs but none send the same payload.
 std::vector<GuardedBytes> as_f32(std::vector<GuardedBytes> frames) {
   for (GuardedBytes& frame : frames)

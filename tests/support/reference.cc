@@ -78,6 +78,12 @@ float rounded(float value, Dtype dtype) {
   return dtype == Dtype::kF32 ? value : widen(narrow(value, dtype), dtype);
 }
 
+float decoded_as(float value, Dtype dtype) {
+  const float result = rounded(value, dtype);
+  const bool overflows = dtype == Dtype::kF16 && std::isinf(result) && std::isfinite(value);
+  return overflows ? std::copysign(65504.0f, value) : result;
+}
+
 float with_feedback(float gradient_factor, float gradient, float residual_factor, float residual) {
   const float scaled_gradient = gradient_factor * gradient;
   const float scaled_residual = residual_factor * residual;

@@ -25,6 +25,8 @@ std::uint16_t narrow_stochastic(float value, std::uint32_t random);
 
 /// `value` rounded to a gradient's dtype, as an f32.
 float rounded(float value, Dtype dtype);
+/// The same for a decode: a finite value beyond f16's range is 65504 with the value's sign.
+float decoded_as(float value, Dtype dtype);
 
 /// p = gradient_factor · gradient + residual_factor · residual, each step rounded.
 float with_feedback(float gradient_factor, float gradient, float residual_factor, float residual);

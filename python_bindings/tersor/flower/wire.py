@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tersor import Codec
 from tersor._core import InvalidArgument
+from tersor.arrays import narrowed
 
 KEY = "tersor"  #: of our record in a message, of what a client keeps, and an array's stype
 Values = np.ndarray[Any, Any]
@@ -60,7 +61,7 @@ def flat(array: Array) -> Values:
 
 def with_values(like: Array, values: Values) -> Array:
     """An array as another one, of these values."""
-    return Array(values.reshape(like.shape).astype(like.dtype))
+    return Array(narrowed(values.reshape(like.shape), like.dtype))
 
 
 def model_name(arrays: ArrayRecord) -> str:

@@ -35,6 +35,14 @@ def is_supported(gradient: torch.Tensor) -> bool:
     return gradient.layout == torch.strided and gradient.dtype in DTYPES
 
 
+def store(own: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies decoded values. Finite values stay finite in float16: at most 65504."""
+    if own.dtype == torch.float16:
+        most = torch.finfo(torch.float16).max
+        values = torch.where(values.isfinite(), values.clamp(-most, most), values)
+    own.copy_(values)
+
+
 def wrapped_in(model: nn.Module) -> nn.Module:
     """What torch.compile and DistributedDataParallel have wrapped."""
     uncompiled: nn.Module = getattr(model, "_orig_mod", model)

@@ -14,7 +14,7 @@ from torch import nn
 import tersor
 from tersor.server import Part, Worker
 from tersor.torch import group as groups
-from tersor.torch.parameters import DTYPES
+from tersor.torch.parameters import DTYPES, store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -89,7 +89,7 @@ class ParameterClient(Worker):
         """The weights of this clock, into the model."""
         self._client.pull(self._arrays)
         for name, one in self._parameters.items():
-            one.copy_(torch.from_numpy(self._arrays[name]))
+            store(one, torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
         """The model's gradients; of a parameter without one zeros. Where one is not finite all are

@@ -256,6 +256,9 @@ class ModuleExchange(Exchange):
         if late:
             return sender.leave(output)
         reducer.wait(sent)
+        if reduction == "sum" and output.dtype == torch.float16:
+            # A saturated sum: loss scalers look for infinities.
+            output.masked_fill_(output.abs() >= torch.finfo(torch.float16).max, math.inf)
         if not in_pass:
             sender.end_steps()
         if factor != 1.0:
