@@ -4,79 +4,46 @@
 #include <tersor/gossip.h>
 
 #include "comm/collectives/alone.h"
+#include "comm/gossip/lost_edges.h"
+#include "comm/gossip/step_size.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <random>
 #include <utility>
 
 namespace tersor {
 namespace {
 
-// Before each frame. Little-endian.
+enum class MessageType : std::uint32_t {
+  kFrame = 0,    // a frame follows, then the lost edges
+  kWaiting = 1,  // a heartbeat: the sender waits for another rank
+  kGaveUp = 2,   // the sender has lost the receiver
+};
+
+// The first bytes of each message. Little-endian.
 struct Head {
   std::uint32_t epoch = 0;  // how often the sender has begun anew
   std::uint32_t step = 0;
-  std::uint64_t reserved = 0;
+  MessageType type = MessageType::kFrame;
+  std::uint32_t reserved = 0;
 };
 static_assert(sizeof(Head) == 16);
 
-// `keep_alive`: what is sent lies in, which the network may read when nobody waits any more.
-Operation operation(std::chrono::milliseconds timeout, std::shared_ptr<const void> keep_alive) {
+// Operations have no deadline of their own: wait_for ends them, because heartbeats extend the
+// timeout. `keep_alive` owns the sent bytes: the network may read them after an error.
+Operation operation(std::shared_ptr<const void> keep_alive) {
   return {.name = "gossip",
           .tag = kUnorderedTag,
-          .timeout = timeout,
+          .timeout = std::chrono::milliseconds::max(),
           .keep_alive = std::move(keep_alive)};
 }
 
-std::shared_ptr<const Codec> codec_of(const std::string& spec) {
-  auto codec = make_codec(spec);
-  if (codec->has_feedback())
-    throw InvalidArgument("gossip by \"" + spec +
-                          "\": what is left out is left over by itself: without +ef");
-  return codec;
-}
-
-// What is left of the energy of normal values.
-double kept_energy(const Codec& codec) {
-  constexpr std::size_t kCount = 1 << 14;
-  std::mt19937 generator(1);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(kCount), back(kCount);
-  for (float& one : values) one = normal(generator);
-  const Segment segment{.count = kCount};
-  const Plan plan = plan_alone(codec, {&segment, 1}, "gossip");
-  Buffer frame(plan.frame_bytes), workspace(plan.workspace_bytes);
-  const ConstValueSpan in(values);
-  const ValueSpan out(back);
-  codec.encode({.segments = {&segment, 1},
-                .gradients = {&in, 1},
-                .execution = {.workspace = workspace.span()}},
-               frame.span());
-  const ConstByteSpan bytes = frame.span();
-  codec.decode({.segments = {&segment, 1},
-                .frames = {&bytes, 1},
-                .outputs = {&out, 1},
-                .execution = {.workspace = workspace.span()}});
-  double lost = 0, all = 0;
-  for (std::size_t i = 0; i < kCount; ++i) {
-    lost += (values[i] - back[i]) * (values[i] - back[i]);
-    all += values[i] * values[i];
-  }
-  return 1 - lost / all;
-}
-
-double step_size_of(const GossipOptions& options, const Codec& codec) {
-  if (options.step_size != 0) {
-    if (!(options.step_size > 0 && options.step_size <= 1))
-      throw InvalidArgument("gossip: step_size is above 0 and at most 1, not " +
-                            std::to_string(options.step_size));
-    return options.step_size;
-  }
-  const double kept = kept_energy(codec);  // tried on rings of 8 and 16: docs/gossip.md
-  return kept > 0.6 ? 1.0 : std::max(kept / 2, 0.01);
+std::shared_ptr<Buffer> message_of(MessageType type) {
+  auto message = std::make_shared<Buffer>(sizeof(Head));
+  const Head head{.type = type};
+  std::memcpy(message->pointer(), &head, sizeof(head));
+  return message;
 }
 
 }  // namespace
@@ -84,19 +51,23 @@ double step_size_of(const GossipOptions& options, const Codec& codec) {
 // A neighbour, and what is under way to and from it.
 struct Neighbour {
   Edge edge;
-  Handle sending, receiving;
-  bool counts = false;  // in this epoch: what it knows is in `around`
+  Handle sending, receiving, heartbeat;
+  Clock::time_point last_message = {};  // from the neighbour, or the step's begin
+  bool counts = false;                  // in this epoch: what it knows is in `around`
+  bool is_lost = false;
 };
 
 struct Gossip::State {
   State(Transport& transport, Topology graph, const GossipOptions& chosen)
       : topology(std::move(graph)),
         options(chosen),
-        codec(codec_of(chosen.codec)),
-        step_size(step_size_of(chosen, *codec)),
+        codec(gossip_codec(chosen.codec)),
+        step_size(gossip_step_size(chosen, *codec)),
         rank(transport.rank()),
+        patience(std::min<std::chrono::milliseconds>(chosen.timeout, std::chrono::hours(24 * 365))),
         everybody(transport.channel()),
-        lifeline(transport.lifeline()) {
+        lifeline(transport.lifeline()),
+        lost_edges(topology) {
     if (topology.ranks() != transport.ranks())
       throw InvalidArgument("gossip: a topology of " + std::to_string(topology.ranks()) +
                             " ranks among " + std::to_string(transport.ranks()));
@@ -108,13 +79,20 @@ struct Gossip::State {
   const std::shared_ptr<const Codec> codec;
   const double step_size;
   const int rank;
+  const std::chrono::milliseconds patience;
   const std::unique_ptr<Transport> everybody, lifeline;
+  const std::shared_ptr<Buffer> waiting = message_of(MessageType::kWaiting);
+  LostEdges lost_edges;
+  std::vector<Handle> notices;  // of kGaveUp
+  Clock::time_point next_heartbeat = {};
   std::vector<Neighbour> links;
   std::vector<std::string> names;
   std::vector<ValueSpan> weights;
   std::vector<Segment> segments;
-  std::vector<std::vector<float>> known, around;  // y; the sum of weight * (y of a neighbour - y)
-  std::vector<std::vector<float>> changed;  // x - y; then what differs between q and a neighbour's
+  // y; the sum of weight * (y of a neighbour - y). In f64, because each rounding error stays in the
+  // sum, and every later step moves the weights by the error.
+  std::vector<std::vector<double>> known, around;
+  std::vector<std::vector<float>> changed;  // x - y; then a decoded q
   Plan plan;
   std::shared_ptr<Buffer> message;
   Buffer workspace;
@@ -136,7 +114,7 @@ struct Gossip::State {
   void settle() {
     if (is_settled) return;
     plan = plan_alone(*codec, segments, "gossip");
-    message = std::make_shared<Buffer>(sizeof(Head) + plan.frame_bytes);
+    message = std::make_shared<Buffer>(sizeof(Head) + plan.frame_bytes + lost_edges.most_bytes());
     workspace = Buffer(plan.workspace_bytes);
     agree();
     for (const ValueSpan& one : weights) {
@@ -183,7 +161,8 @@ struct Gossip::State {
       if (!std::ranges::all_of(now, [](float one) { return std::isfinite(one); }))
         throw InvalidArgument("gossip: " + names[i] +
                               " is not finite; nothing was sent, neighbours wait");
-      std::ranges::transform(now, known[i], changed[i].begin(), std::minus());
+      std::ranges::transform(now, known[i], changed[i].begin(),
+                             [](double x, double y) { return static_cast<float>(x - y); });
     }
     const std::vector<ConstValueSpan> changes(changed.begin(), changed.end());
     const auto step = static_cast<std::uint32_t>(seen.steps);
@@ -195,16 +174,15 @@ struct Gossip::State {
                    .identity = identity(),
                    .execution = execution()},
                   message->span().subspan(sizeof(Head)));
+    lost_edges.write(message->span().subspan(sizeof(Head) + own_frame().size()));
   }
 
-  void decode(std::vector<std::vector<float>>& to, ConstByteSpan frame, DecodeMode mode,
-              float factor = 1) {
-    std::vector<ValueSpan> outputs(to.begin(), to.end());
+  // To `changed`.
+  void decode(ConstByteSpan frame) {
+    std::vector<ValueSpan> outputs(changed.begin(), changed.end());
     codec->decode({.segments = segments,
                    .frames = {&frame, 1},
                    .outputs = outputs,
-                   .mode = mode,
-                   .factor = factor,
                    .identity = identity(),
                    .execution = execution()});
   }
@@ -212,30 +190,77 @@ struct Gossip::State {
   void begin() {
     settle();
     encode();
-    const ConstByteSpan bytes = message->span().first(sizeof(Head) + own_frame().size());
-    const std::size_t capacity = message->bytes();
+    const ConstByteSpan bytes =
+        message->span().first(sizeof(Head) + own_frame().size() + lost_edges.bytes());
+    next_heartbeat = Clock::now() + patience / 4;
     for_each_neighbour([&](Neighbour& link) {
-      link.sending = lifeline->send(operation(options.timeout, message), link.edge.rank, bytes);
-      link.receiving = lifeline->receive(operation(options.timeout, {}), link.edge.rank, capacity);
+      link.sending = lifeline->send(operation(message), link.edge.rank, bytes);
+      receive(link);
       seen.sent_bytes += bytes.size();
     });
     is_under_way = true;
   }
 
+  void receive(Neighbour& link) {
+    link.receiving = lifeline->receive(operation({}), link.edge.rank, message->bytes());
+    link.last_message = Clock::now();
+  }
+
+  // Throws PeerLost if the neighbour is gone, has lost this rank, or is silent for too long.
+  void wait_for(Neighbour& link) {
+    while (!has_frame(link) || !link.sending.test()) {
+      const Clock::time_point latest = link.last_message + patience;
+      if (Clock::now() >= latest)
+        throw PeerLost("gossip: rank " + std::to_string(link.edge.rank) + " is silent for " +
+                           std::to_string(patience.count()) + " ms",
+                       link.edge.rank);
+      lifeline->wait_activity(std::min(latest, next_heartbeat));
+      if (Clock::now() >= next_heartbeat) send_heartbeats();
+    }
+  }
+
+  bool has_frame(Neighbour& link) {
+    while (link.receiving.test()) {
+      const MessageType type = head_of(link).type;
+      if (type == MessageType::kFrame) return true;
+      if (type == MessageType::kGaveUp)
+        throw PeerLost("gossip: given up by rank " + std::to_string(link.edge.rank),
+                       link.edge.rank);
+      receive(link);
+    }
+    return false;
+  }
+
+  // Without heartbeats, the neighbours would lose this rank together with the late rank.
+  void send_heartbeats() {
+    next_heartbeat = Clock::now() + patience / 4;
+    for (Neighbour& link : links) try {
+        if (link.is_lost || (link.heartbeat.valid() && !link.heartbeat.test())) continue;
+        link.heartbeat = lifeline->send(operation(waiting), link.edge.rank, waiting->span());
+      } catch (const PeerLost&) {  // wait_for reports the loss
+      }
+  }
+
+  void give_up(Neighbour& link) {
+    link.is_lost = true;
+    seen.lost.push_back(link.edge.rank);
+    lost_edges.add(rank, link.edge.rank);
+    const auto notice = message_of(MessageType::kGaveUp);
+    try {
+      notices.push_back(lifeline->send(operation(notice), link.edge.rank, notice->span()));
+    } catch (const PeerLost&) {  // the neighbour is gone
+    }
+  }
+
   // Whoever is lost in it is one no more; what is on its way there may be read for a while.
   template <typename Work>
   void for_each_neighbour(const Work& work) {
-    const std::size_t before = links.size();
-    std::erase_if(links, [&](Neighbour& link) {
-      try {
+    for (Neighbour& link : links) try {
         work(link);
-        return false;
       } catch (const PeerLost&) {
-        seen.lost.push_back(link.edge.rank);
-        return true;
+        give_up(link);
       }
-    });
-    if (links.size() == before) return;
+    if (std::erase_if(links, [](const Neighbour& link) { return link.is_lost; }) == 0) return;
     is_broken = true;
     const Buffer& old = *message;
     auto anew = std::make_shared<Buffer>(old.bytes());
@@ -246,16 +271,27 @@ struct Gossip::State {
   void mix() {
     if (!is_under_way) begin();
     is_under_way = false;
-    for_each_neighbour([](Neighbour& link) {
-      link.receiving.wait_synchronize();
-      link.sending.wait_synchronize();
-    });
+    for_each_neighbour([this](Neighbour& link) { wait_for(link); });
     std::uint32_t newest = epoch + (std::exchange(is_broken, false) ? 1 : 0);
     for (const Neighbour& link : links) newest = std::max(newest, head_of(link).epoch);
     const bool anew = newest != epoch;
     if (anew) forget(newest);
     take(anew);
     ++seen.steps;
+    find_split();
+  }
+
+  // Called after a complete step.
+  void find_split() {
+    std::vector<int> now = lost_edges.cut_off(rank);
+    const bool is_new = !std::ranges::includes(seen.cut_off, now);
+    seen.cut_off = std::move(now);
+    if (!is_new || options.on_split == OnSplit::kContinue) return;
+    std::string ranks;
+    for (const int one : seen.cut_off) ranks += " " + std::to_string(one);
+    throw PeerLost("gossip: no path joins rank " + std::to_string(rank) + " to ranks" + ranks +
+                       " any more; calls from here on mix without these ranks",
+                   -1);
   }
 
   static Head head_of(const Neighbour& link) {
@@ -270,48 +306,45 @@ struct Gossip::State {
   void forget(std::uint32_t newest) {
     epoch = newest;
     for (auto* all : {&known, &around})
-      for (auto& one : *all) std::ranges::fill(one, 0.0f);
+      for (auto& one : *all) std::ranges::fill(one, 0.0);
     for (Neighbour& link : links) link.counts = false;
   }
 
   // Those of this epoch count; where it has just begun, nothing moves yet, and our own frame was of
   // the one before.
   void take(bool anew) {
+    double own_weight = 0;
     for (Neighbour& link : links) {
+      const ConstByteSpan body = body_of(link), frame = body.first(frame_bytes(body));
+      lost_edges.read(body.subspan(frame.size()));
       if (head_of(link).epoch == epoch) {
-        if (!std::exchange(link.counts, true)) begin_to_count(link);
-        add_difference(link, anew);
+        if (!std::exchange(link.counts, true)) add(around, -link.edge.weight, known);
+        decode(frame);
+        add(around, link.edge.weight, changed);
+        own_weight += link.edge.weight;
       }
       link.receiving = {};
       link.sending = {};
     }
     if (anew) return;
-    decode(known, own_frame(), DecodeMode::kAdd);
-    for (std::size_t i = 0; i < weights.size(); ++i) {
-      const auto own = weights[i].as<float>();
-      for (std::size_t j = 0; j < own.size(); ++j)
-        own[j] += static_cast<float>(step_size) * around[i][j];
-    }
+    decode(own_frame());
+    add(known, 1, changed);
+    add(around, -own_weight, changed);
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      std::ranges::transform(
+          weights[i].as<float>(), around[i], weights[i].as<float>().begin(),
+          [this](double x, double move) { return static_cast<float>(x + step_size * move); });
   }
 
-  // Of what has come from a neighbour and what went there, before it is weighed: the neighbour has
-  // the same with the other sign, to the last bit, so that the mean stays.
-  void add_difference(const Neighbour& link, bool anew) {
-    if (anew)
-      for (auto& one : changed) std::ranges::fill(one, 0.0f);
-    else
-      decode(changed, own_frame(), DecodeMode::kAssign, -1);
-    decode(changed, link.receiving.received(link.edge.rank).subspan(sizeof(Head)),
-           DecodeMode::kAdd);
-    for (std::size_t i = 0; i < around.size(); ++i)
-      for (std::size_t j = 0; j < around[i].size(); ++j)
-        around[i][j] += static_cast<float>(link.edge.weight) * changed[i][j];
+  static ConstByteSpan body_of(const Neighbour& link) {
+    return link.receiving.received(link.edge.rank).subspan(sizeof(Head));
   }
 
-  void begin_to_count(const Neighbour& link) {
-    for (std::size_t i = 0; i < known.size(); ++i)
-      for (std::size_t j = 0; j < known[i].size(); ++j)
-        around[i][j] -= static_cast<float>(link.edge.weight) * known[i][j];
+  template <typename T>
+  static void add(std::vector<std::vector<double>>& sums, double factor,
+                  const std::vector<std::vector<T>>& values) {
+    for (std::size_t i = 0; i < sums.size(); ++i)
+      for (std::size_t j = 0; j < sums[i].size(); ++j) sums[i][j] += factor * values[i][j];
   }
 };
 

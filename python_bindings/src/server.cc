@@ -304,7 +304,8 @@ void bind_gossip(nb::module_& module) {
   nb::class_<GossipStatistics>(module, "GossipStatistics", "What one rank of a gossip has done.")
       .def_ro("steps", &GossipStatistics::steps)
       .def_ro("sent_bytes", &GossipStatistics::sent_bytes)
-      .def_ro("lost", &GossipStatistics::lost);
+      .def_ro("lost", &GossipStatistics::lost)
+      .def_ro("cut_off", &GossipStatistics::cut_off);
   nb::class_<Topology>(module, "Topology")
       .def(
           "__init__",
@@ -322,12 +323,14 @@ void bind_gossip(nb::module_& module) {
       .def(
           "__init__",
           [](HeldGossip* self, Transport& transport, const Topology& topology,
-             const std::string& codec, double step_size, double timeout) {
-            const GossipOptions options{
-                .codec = codec, .step_size = step_size, .timeout = to_timeout(timeout)};
+             const std::string& codec, double step_size, double timeout, bool raises) {
+            const GossipOptions options{.codec = codec,
+                                        .step_size = step_size,
+                                        .timeout = to_timeout(timeout),
+                                        .on_split = raises ? OnSplit::kThrow : OnSplit::kContinue};
             new (self) HeldGossip{make_without_gil<Gossip>(transport, topology, options)};
           },
-          "transport"_a, "topology"_a, "codec"_a, "step_size"_a, "timeout"_a,
+          "transport"_a, "topology"_a, "codec"_a, "step_size"_a, "timeout"_a, "raises"_a,
           nb::keep_alive<1, 2>())
       .def(
           "add",

@@ -10,7 +10,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -244,17 +244,25 @@ class Gossip:
         *,
         step_size: float = 0.0,
         timeout: float = 300.0,
+        on_split: Literal["raise", "warn"] = "raise",
     ) -> None:
         """A collective call. ``topology``: "ring", "torus", "exponential", or for each rank its
         neighbours and their weights, symmetric. ``step_size``: 0: chosen from the codec.
-        ``timeout``: seconds after which a neighbour is lost. Raises InvalidArgument that names what
-        is wrong with the graph, at the first step also which ranks differ."""
+        ``timeout``: seconds after which a silent neighbour is lost; a neighbour that waits in
+        ``mix`` is not silent. ``on_split``: if no path joins this rank to others any more, ``mix``
+        raises TransportError after its step, or warns. Further calls mix with the ranks that are
+        left. Raises InvalidArgument that names what is wrong with the graph, at the first step also
+        which ranks differ."""
+        if on_split not in ("raise", "warn"):
+            raise InvalidArgument(f'on_split={on_split!r}: "raise" or "warn"')
         expect(transport, Transport, "transport is one of tersor's")
         if isinstance(topology, str):
             graph = _core.Topology.named(topology, transport.ranks)
         else:
             graph = _core.Topology(topology)
-        self._core = _core.Gossip(transport, graph, codec, step_size, timeout)
+        self._warns = on_split == "warn"
+        self._core = _core.Gossip(transport, graph, codec, step_size, timeout, not self._warns)
+        self._cut_off: set[int] = set()
 
     def add(self, name: str, weights: Any) -> None:
         """A float32 array that is mixed in place, until this ends; before the first step."""
@@ -267,6 +275,11 @@ class Gossip:
     def mix(self) -> None:
         """Waits for the neighbours', and moves the weights towards them."""
         self._core.mix()
+        cut_off = set(self._core.statistics().cut_off)
+        if self._warns and cut_off - self._cut_off:
+            ranks = ", ".join(map(str, sorted(cut_off)))
+            warnings.warn(f"gossip: no path joins this rank to ranks {ranks}", stacklevel=2)
+        self._cut_off = cut_off
 
     @property
     def step_size(self) -> float:
@@ -274,7 +287,7 @@ class Gossip:
         return self._core.step_size
 
     def statistics(self) -> _core.GossipStatistics:
-        """Steps, bytes sent, and neighbours that are lost."""
+        """Steps, bytes sent, neighbours that are lost, and the ranks that no path leads to."""
         return self._core.statistics()
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -277,6 +278,27 @@ def test_the_pages_program_averages(capsys: pytest.CaptureFixture[str]) -> None:
         assert float(sent) < 0.3 * float(whole)
 
 
+@pytest.mark.parametrize("on_split", ["raise", "warn"])
+def test_a_rank_without_neighbours_is_told(on_split: Literal["raise", "warn"]) -> None:
+    def rank(transport: tersor.Transport) -> list[int]:
+        gossip = tersor.Gossip(transport, on_split=on_split)
+        gossip.add("w", np.full(100, transport.rank, np.float32))
+        gossip.mix()
+        if transport.rank == 1:
+            return []
+        with contextlib.ExitStack() as stack:
+            if on_split == "raise":
+                stack.enter_context(pytest.raises(tersor.TransportError, match="ranks 1 any more"))
+            else:
+                stack.enter_context(pytest.warns(UserWarning, match="to ranks 1"))
+            for _ in range(3):
+                gossip.mix()
+        gossip.mix()
+        return gossip.statistics().cut_off
+
+    assert tersor.local.run(2, rank)[0] == [1]
+
+
 def test_graphs_that_gossip_cannot_go_by() -> None:
     apart = [[(1, 0.5)], [(0, 0.5)], [(3, 0.5)], [(2, 0.5)]]
 
@@ -293,5 +315,7 @@ def test_graphs_that_gossip_cannot_go_by() -> None:
         gossip.add("w", np.zeros(10, np.float32))
         with pytest.raises(tersor.InvalidArgument, match="have ranks 1"):
             gossip.mix()
+        with pytest.raises(tersor.InvalidArgument, match="on_split='stop'"):
+            tersor.Gossip(transport, on_split="stop")  # type: ignore[arg-type]
 
     tersor.local.run(4, rank)

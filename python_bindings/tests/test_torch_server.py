@@ -160,6 +160,12 @@ def test_models_of_neighbours_come_together(rank: int, ranks: int) -> None:
 
 @processes.on(2)
 def test_gossip_beside_training(rank: int, ranks: int) -> None:
+    halves = torch.nn.Linear(16, 16).half()
+    halves.weight.data.fill_(65504)
+    mixing = tersor.torch.Gossip(halves, codec="hadamard:bits=1", on_split="warn")
+    for _ in range(3):
+        mixing.step()
+    assert halves.weight.isfinite().all()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     gossip = tersor.torch.Gossip(model, codec="int4")

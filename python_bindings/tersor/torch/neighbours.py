@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import expect
 from tersor.torch import group as groups
-from tersor.torch.parameters import DTYPES
+from tersor.torch.parameters import DTYPES, store
 
 
 class Gossip:
@@ -34,6 +35,7 @@ class Gossip:
         codec: str = "int8",
         *,
         step_size: float = 0.0,
+        on_split: Literal["raise", "warn"] = "raise",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """A collective call; the group's time limit is after which a neighbour is lost. Options as
@@ -43,7 +45,12 @@ class Gossip:
         expect(model, nn.Module, "Gossip takes a model")
         ranks = groups.transport(process_group)
         self._core = tersor.Gossip(
-            ranks, topology, codec, step_size=step_size, timeout=groups.seconds_of(process_group)
+            ranks,
+            topology,
+            codec,
+            step_size=step_size,
+            timeout=groups.seconds_of(process_group),
+            on_split=on_split,
         )
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, one in model.named_parameters():
@@ -61,7 +68,7 @@ class Gossip:
             mixed.copy_(own)
         self._core.mix()
         for own, mixed in self._pairs:
-            own.copy_(mixed)
+            store(own, mixed)
 
     def step(self) -> None:
         """Both. After the optimizer's step."""
