@@ -115,6 +115,27 @@ def test_no_secret_remains_in_the_store() -> None:
         assert store._store.num_keys() == count - 1
 
 
+class Plain:
+    """A store that neither counts nor removes keys."""
+
+    def __init__(self) -> None:
+        store = dist.HashStore()
+        self.set, self.get, self.check = store.set, store.get, store.check
+
+    def add(self, key: str, amount: int) -> int:
+        raise NotImplementedError
+
+    def delete_key(self, key: str) -> bool:
+        raise RuntimeError("deleteKey not implemented for this store")
+
+
+def test_ranks_meet_in_a_store_that_keeps_all_keys() -> None:
+    store = Plain()
+    for _ in range(2):
+        found = at_once(*(functools.partial(met, store, rank, 3) for rank in range(3)))
+        assert [one.result() for one in found] == [6.0] * 3
+
+
 def completed(rank: int, count: int) -> list[str]:
     """What ranks get who share another secret, or another protection, or none."""
     import tersor.torch.group as group

@@ -80,12 +80,14 @@ class Meeting:
         word, count = f"{self._name}/{key}", f"{self._name}/{key}/readers"
         if self._rank == 0:
             self._remove(word)
-        elif self._store.add(count, 1) == self._ranks - 1:
-            self._remove(word, count)
+            return
+        with contextlib.suppress(RuntimeError):  # some stores do not count
+            if self._store.add(count, 1) == self._ranks - 1:
+                self._remove(word, count)
 
     def _remove(self, *keys: str) -> None:
-        for key in keys:
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # a store may not remove
+        with contextlib.suppress(RuntimeError):  # some stores keep all keys
+            for key in keys:
                 self._store.delete_key(key)
 
     def give_up(self, reason: str) -> None:
