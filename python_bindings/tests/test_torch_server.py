@@ -120,6 +120,34 @@ def test_a_rank_that_serves_works_too_in_bfloat16(rank: int, ranks: int) -> None
     assert loss_of(model.float()).item() < 0.9 * first
 
 
+@processes.on(2)
+def test_a_client_follows_parameters_that_are_replaced(rank: int, ranks: int) -> None:
+    told: Any = {"push": "none", "pull": "none"}
+    model, reference = network(), network()
+    if rank == 0:
+        tersor.torch.ParameterServer(model, by_adam, **told).wait()
+        return
+    optimizer = by_adam(list(reference.parameters()))
+    with tersor.torch.ParameterClient(model, **told) as client:
+        for clock in range(4):
+            state = {name: one.clone() for name, one in model.state_dict().items()}
+            if clock == 1:
+                model.load_state_dict(state, assign=True)
+            if clock == 2:
+                model[0] = torch.nn.Linear(20, 40)
+            client.pull()
+            for one, other in ((model, client), (reference, optimizer)):
+                one.zero_grad()
+                loss_of(one).backward()
+                other.push() if other is client else other.step()
+        client.pull()
+        for own, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(own, wanted)
+        model[0] = torch.nn.Linear(20, 41)
+        with pytest.raises(tersor.InvalidArgument, match=r"0\.weight: the model has no such"):
+            client.pull()
+
+
 def mortal_worker(rank: int, ranks: int) -> list[int]:
     model = network()
     if rank == 0:

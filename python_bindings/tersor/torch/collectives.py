@@ -23,9 +23,9 @@ from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgument
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
-from tersor.torch.group import ranks_of, with_timeout
+from tersor.torch.group import checked, ranks_of, with_timeout
 from tersor.torch.layout import in_order, straightened
-from tersor.torch.parameters import DTYPES
+from tersor.torch.parameters import DTYPES, is_sharded_over, local_shard
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -166,7 +166,19 @@ def broadcast_parameters(
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in named.items():
         refuse_shard(name, tensor)
-    broadcast_all(list(named.values()), root, group, codec)
+    broadcast_all(list(named.values()), root, group, codec=codec)
+
+
+def broadcast_start(model: nn.Module, group: dist.ProcessGroup | None, timeout: float) -> None:
+    """Rank 0's parameters and buffers, as ``broadcast_parameters``; shards within the ranks that
+    hold the same shard."""
+    own = set(dist.get_process_group_ranks(checked(group))) - {dist.get_rank()}
+    tensors = [
+        local_shard(one.detach())
+        for one in (*model.parameters(), *model.buffers())
+        if not is_sharded_over(own, one)
+    ]
+    broadcast_all(tensors, 0, group, timeout=timeout)
 
 
 def broadcast_optimizer_state(
@@ -187,7 +199,7 @@ def broadcast_optimizer_state(
     if dist.get_rank(group) != root:
         state = tree_map_only(_Hole, _Hole.filled, told[0])
     tensors = [one for one in tree_leaves(state) if isinstance(one, Tensor)]
-    broadcast_all(tensors, root, group, "none")
+    broadcast_all(tensors, root, group)
     if dist.get_rank(group) != root:
         optimizer.load_state_dict(state)
 
@@ -209,11 +221,14 @@ def refuse_shard(name: str, tensor: Tensor) -> None:
 
 
 def broadcast_all(
-    tensors: list[Tensor], root: int, group: dist.ProcessGroup | None, codec: str
+    tensors: list[Tensor],
+    root: int,
+    group: dist.ProcessGroup | None,
+    **options: Unpack[CollectiveOptions],
 ) -> None:
     for tensor in tensors:
         if tensor.dtype in DTYPES:
-            broadcast(tensor.detach(), root, group=group, codec=codec)
+            broadcast(tensor.detach(), root, group=group, **options)
         else:
             with straightened(tensor.detach()) as values:
                 # As bytes: gloo does not know all types.

@@ -48,8 +48,8 @@ class CompressedAdamW(CompressedOptimizer):
     4,096 values, as bf16) go by AdamW on the mean gradient. A parameter without a gradient on this
     rank counts as one whose gradient is zero; one that no rank has a gradient of is left alone. One
     that is unfrozen, or added, takes part from its first gradient on. Ranks must begin with equal
-    parameters: nothing is broadcast here. Moments of parameters with ``+ef`` are float32, whatever
-    the parameters are.
+    parameters: ``tersor.torch.broadcast_parameters(model)`` sends them, and buffers. Moments of
+    parameters with ``+ef`` are float32, whatever the parameters are.
 
     A ``GradScaler`` goes around it as around any optimizer. A gradient that is not finite on one
     rank skips the step on all of them, with a scaler or without, and changes nothing on any.

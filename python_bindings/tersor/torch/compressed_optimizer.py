@@ -120,6 +120,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         if somewhere is None:
             return None
         self._take_in([name for name in somewhere if name not in self._parameters])
+        self._begin_replaced()
         parameters = self._parameters
         gradients = {name: self._gradient(name, parameters[name]) for name in somewhere}
         if self._exchange.elastic:  # the step may be done again
@@ -196,8 +197,16 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             rules.append((pattern, codec, self._dense_steps if later else 0))
         return rules
 
+    def _begin_replaced(self) -> None:
+        """Moments start at zero for a replaced parameter, and if a program clears ``state``."""
+        for former in self._optimized.take_replaced().values():
+            self.state.pop(former, None)
+        if new := {name: one for name, one in self._parameters.items() if not self.state.get(one)}:
+            self._begin(new)
+
     def _kept(self) -> Kept:
         self._optimized.follow_groups()
+        self._begin_replaced()
         names = {id(one): name for name, one in self._optimized.all.items()}
         return Kept(
             {name: self.state[one] for name, one in self._parameters.items()},

@@ -36,6 +36,7 @@ from tersor.torch.parameters import (
     unsupported_parameters,
     wrapped_in,
 )
+from tersor.torch.registered import CheckRegistered, Registered
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.samples import Samples, UnevenInputs, Weighed, scale
 from tersor.torch.scaler import LossScale, Scaler
@@ -85,7 +86,7 @@ class HookState(ReducerReporting, Weighed):
         self._backward: Backward | None = None
         self._buckets: dict[int, BucketParameters] = {}
         self._rebuilt = False
-        self._removed = False
+        self._removed = self._checks_parameters = False
         self._unsupported: dict[str, str] = {}
         self._reported = False
         self._loaded: Mapping[str, Any] | None = None
@@ -155,6 +156,7 @@ class HookState(ReducerReporting, Weighed):
         self._names = Names(parameters)
         self._unsupported = unsupported_parameters(model.module, parameters)
         self._report_unsupported()
+        self._check_parameters_of(model)
         self._hold(compressible(model))
 
     def reduce(self, bucket: GradBucket) -> Future:
@@ -164,6 +166,7 @@ class HookState(ReducerReporting, Weighed):
         check_reducer(isinstance(bucket, GradBucket))
         if self._backward is None:
             refuse_options(self._uneven.model())
+            self._check_parameters_of(self._uneven.model())
             self._backward = self._begin()
         compressed = is_supported(bucket.buffer()) and self._known(bucket).supported
         compressed = compressed and not self._removed
@@ -176,6 +179,14 @@ class HookState(ReducerReporting, Weighed):
     def __reduce_ex__(self, protocol: object) -> Any:
         """Of a copy of the model, and in a file, there is no more than that there was one."""
         return CopiedHookState, ()
+
+    def _check_parameters_of(self, model: DistributedDataParallel | None) -> None:
+        """Before each forward pass from now on; once for a model."""
+        if model is not None and not self._checks_parameters:
+            self._checks_parameters = True
+            parameters, _ = split_parameters(model.module, model.parameters_to_ignore)
+            check = CheckRegistered(Registered(parameters, model.modules()))
+            model.register_forward_pre_hook(check)
 
     def _begin(self) -> Backward:
         backward = Backward(None if self._exchange is None else self._exchange.stream)

@@ -23,18 +23,19 @@ from tersor._core import InvalidArgument, RanksLost, TransportError
 from tersor._options import expect
 from tersor.collectives import allreduce
 from tersor.torch.checkpoint import Mode, check_mode, load_reducer, save_reducer
-from tersor.torch.collectives import broadcast
+from tersor.torch.collectives import broadcast_start
 from tersor.torch.exchange import ElasticOptions, Result, TensorExchange, refuse_elastic_shards
 from tersor.torch.fragments import Timetable, UnderWay, differences, divide, hidden
 from tersor.torch.grace import Grace, LateReporting, Part, Tasks, check_grace, check_state
 from tersor.torch.outer import OuterOptimizer, averaging, check_outer, nesterov
 from tersor.torch.parameters import (
+    every_parameter,
+    followed,
     local_shard,
     only_device,
     refuse_sharded,
     refuse_unsupported,
     shards_of,
-    unwrapped,
 )
 from tersor.torch.presence import Presence
 from tersor.torch.samples import refuse_weighted
@@ -59,9 +60,9 @@ class DiLoCo(LateReporting):
             outer.step()    # every 500th call exchanges; the others return at once
 
     Besides the model it keeps one copy of the parameters, the outer optimizer's state, and for
-    ``+ef`` the residuals. Buffers (running means of batch norms) stay each rank's own. A parameter
-    that no rank has moved since the last exchange is left alone. One that is unfrozen takes part
-    from the next exchange on, at which all ranks take the mean of theirs, uncompressed.
+    ``+ef`` the residuals. Buffers (running means of batch norms) begin alike and stay each rank's
+    own. A parameter that no rank has moved since the last exchange is left alone. An unfrozen one
+    takes part from the next exchange on, at which all ranks take the mean, uncompressed.
 
     With ``fragments`` each exchange is of one of so many parts of the model, in turn, ``every``
     steps after its last one; with a ``delay`` it travels during so many inner steps, while the
@@ -89,7 +90,7 @@ class DiLoCo(LateReporting):
         group: dist.ProcessGroup | None = None,
         **options: Unpack[ElasticOptions],
     ) -> None:
-        """All ranks begin with rank 0's parameters, which this hands to the others.
+        """All ranks begin with rank 0's parameters, frozen ones too, and buffers.
 
         ``every``: inner steps between two exchanges, of the same fragment. ``fragments``: at most
         ``every``, and the number of parameters. ``delay``: inner steps from sending a fragment to
@@ -116,12 +117,11 @@ class DiLoCo(LateReporting):
             raise InvalidArgument(f"mix={mix}: from 0 to below 1, which would take nothing")
         if not 0 <= residual_factor <= 1:
             raise InvalidArgument(f"residual_factor={residual_factor}: from 0 to 1")
-        self.every = every
-        self.residual_factor = residual_factor
-        self.steps = 0
+        self.every, self.residual_factor, self.steps = every, residual_factor, 0
         self.samples = 1.0  #: of this rank's inner step, which weigh its difference with ``grace``
         self._model = model
-        self._parameters = {n: one for n, one in self._every().items() if one.requires_grad}
+        found = every_parameter(model)
+        self._parameters = {n: one for n, one in found.items() if one.requires_grad}
         if not self._parameters:
             raise InvalidArgument("no parameter of the model wants a gradient")
         self._group = group
@@ -135,8 +135,7 @@ class DiLoCo(LateReporting):
         if grace is not None:
             told["weighted"] = True
         self._exchange = TensorExchange(group, only_device(self._parameters), told)
-        for shard in shards_of(self._parameters).values():
-            broadcast(shard, group=group, timeout=self._exchange.options["timeout"])
+        broadcast_start(model, group, self._exchange.options["timeout"])
         self._start: dict[str, torch.nn.Parameter] = {}
         self._take_start(self._parameters)
         self.outer_optimizer = outer_optimizer(list(self._start.values()))
@@ -148,15 +147,12 @@ class DiLoCo(LateReporting):
         self._grace: Grace | None = None
         if grace is not None:
             done = (self._exchange, self._presence, self._together, self._take_part)
-            self._grace = Grace(Tasks(*done, lambda: shards_of(self._parameters)), every, grace)
+            self._grace = Grace(Tasks(*done, lambda: shards_of(self._follow())), every, grace)
 
     @torch.no_grad()
     def step(self) -> bool:
-        """To be called after each inner step, by all ranks.
-
-        Returns whether weights changed: by an exchange, or the fragment that arrived in this step.
-        Raises what ``synchronize`` does.
-        """
+        """After each inner step, on all ranks. Returns True if an exchange or the fragment that
+        arrived in this step changed weights. Raises what ``synchronize`` does."""
         if not 0 <= self.samples < math.inf:
             raise InvalidArgument(f"samples={self.samples}: a number of samples, 0 or more")
         self.steps += 1
@@ -195,9 +191,7 @@ class DiLoCo(LateReporting):
         With ``elastic=True`` RanksLost: ``resume``, and go on; what was under way is left out, and
         the next exchange has it.
         """
-        if self._grace is not None:
-            return self._grace.synchronize()
-        self._together(self._synchronize)
+        return self._grace.synchronize() if self._grace else self._together(self._synchronize)
 
     def _synchronize(self) -> None:
         self._settle(math.inf)
@@ -208,8 +202,8 @@ class DiLoCo(LateReporting):
     def common_parameters(self) -> dict[str, torch.Tensor]:
         """What all ranks have in common: of each parameter what its last outer step made of it.
 
-        For ``torch.func.functional_call``, or a model to keep. Not copied; of parameters that are
-        sharded this rank's shards. With ``grace`` a copy, since late ranks' start moves any time.
+        For ``torch.func.functional_call``, or a model to keep; of sharded parameters this rank's
+        shards. Copied with ``grace`` alone, since late ranks' start moves any time.
         """
         with self._alone():
             starts = {name: start.detach() for name, start in self._start.items()}
@@ -274,11 +268,12 @@ class DiLoCo(LateReporting):
         if self._grace is not None:
             self._grace.load(late, self._start)
 
-    def _every(self) -> dict[str, torch.nn.Parameter]:
-        return unwrapped(dict(self._model.named_parameters()))
+    def _follow(self) -> Mapping[str, torch.nn.Parameter]:
+        """The parameters, also those that the program replaced in the model."""
+        self._parameters = followed(self._model, self._parameters, "DiLoCo")
+        return self._parameters
 
     def _check(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Before anything of them is touched."""
         refuse_unsupported(parameters, "DiLoCo")
         refuse_sharded(parameters, self._process_group(), "use tersor.torch.compress")
 
@@ -293,12 +288,13 @@ class DiLoCo(LateReporting):
         shards, here = self._weights(), self._part.here
         moved = torch.stack([(start != shards[n]).any() for n, start in self._start.items()])
         own = dict(zip(self._start, moved.tolist(), strict=True))
-        trained = {n: own.get(n, here and one.requires_grad) for n, one in self._every().items()}
+        every = every_parameter(self._model)
+        trained = {n: own.get(n, here and one.requires_grad) for n, one in every.items()}
         self._somewhere, counts = self._presence.somewhere(trained, also)
         return counts
 
     def _weights(self) -> Mapping[str, torch.Tensor]:
-        return shards_of(self._parameters) if self._part.here else self._start
+        return shards_of(self._follow()) if self._part.here else self._start
 
     def _take_part(self, part: Part) -> bool:
         """An exchange with ``grace``, on its thread; all ranks, some of them late.
@@ -351,8 +347,9 @@ class DiLoCo(LateReporting):
         mean, mix, self._under_way = self._under_way.mean, self._under_way.mix, None
         if self._part.here:
             self._step_outside(mean)
+            live = self._follow()
             for name in mean:
-                own, start = local_shard(self._parameters[name]), self._start[name]
+                own, start = local_shard(live[name]), self._start[name]
                 own.lerp_(start, 1 - mix) if mix else own.copy_(start)
         elif self._grace is not None:
             before = {name: self._start[name].clone() for name in mean}
@@ -371,7 +368,7 @@ class DiLoCo(LateReporting):
         """Parameters that were frozen at the last exchange: all ranks go on from their mean."""
         if not newcomers:
             return
-        every = self._every()
+        every = every_parameter(self._model)
         new = {name: every[name] for name in newcomers}
         self._check(new)
         ranks, limit = self._exchange.channel(), self._exchange.options["timeout"]

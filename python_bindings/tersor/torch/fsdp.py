@@ -23,7 +23,7 @@ from tersor.reducer import GradientOptions, ReducerOptions, lasting
 from tersor.torch.adam_warning import last_codec, watch
 from tersor.torch.checkpoint import Mode
 from tersor.torch.exchange import refuse_elastic
-from tersor.torch.parameters import Unsupported, unwrapped
+from tersor.torch.parameters import Unsupported, every_parameter, unwrapped
 from tersor.torch.reporting import Reporting
 from tersor.torch.residuals import Kept, residual_count
 from tersor.torch.samples import Weighed, refuse_weighted
@@ -213,7 +213,7 @@ def compress(
     handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
     sender.loss_scale = LossScale(scaler, sender.options.transactional)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
-    parameters = unwrapped(dict(model.named_parameters()))
+    parameters = every_parameter(model)
     watch(parameters, {one.name: last_codec(choice) for one, choice in expected})
     return handle
 
@@ -223,7 +223,7 @@ def prepared(
 ) -> tuple[Sender, dict[str, FSDPModule], dict[str, GradientExchange]]:
     """What ``compress`` will put in place, of each module by name. Raises InvalidArgument as it."""
     modules = _sharded_modules(model)
-    parameters = unwrapped(dict(model.named_parameters()))
+    parameters = every_parameter(model)
     names = {id(one): name for name, one in parameters.items()}
     _refuse_others(modules, "reduce-scatter")
     sender = Sender(_checked(options), unsupported)

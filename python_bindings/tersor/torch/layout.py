@@ -37,27 +37,6 @@ def in_order(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-class Straight:
-    """Values in the order of indices, of tensors whose results come later."""
-
-    def __init__(self) -> None:
-        self._copies: list[tuple[Tensor, Tensor]] = []
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The tensor itself, or a copy."""
-        values = tensor.contiguous()
-        if values is not tensor:
-            self._copies.append((tensor, values))
-        return values
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """What became of the copies, to where they came from."""
-        copies, self._copies = self._copies, []
-        for tensor, values in copies:
-            tensor.copy_(values)
-
-
 @contextlib.contextmanager
 def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
     """The values in the order of indices; what becomes of them is written back at the end.

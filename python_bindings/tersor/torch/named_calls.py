@@ -131,7 +131,7 @@ class Call:
         tensors = [self.take(one) for _, one in named]
         kinds = [(one.dtype, list(one.shape)) for one in tensors]
         self.agree(root_of(root_rank), [name for name, _ in named], kinds)
-        self.ask(collectives.broadcast_all, tensors, root_rank, None, "none")
+        self.ask(collectives.broadcast_all, tensors, root_rank, None)
 
 
 def reduction_of(op: Op, average: bool | None = None) -> Reduction:

@@ -14,7 +14,7 @@ from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import expect
 from tersor.torch import group as groups
-from tersor.torch.parameters import DTYPES, store
+from tersor.torch.parameters import DTYPES, every_parameter, followed, store
 
 
 class Gossip:
@@ -41,7 +41,11 @@ class Gossip:
         """A collective call; the group's time limit is after which a neighbour is lost. Options as
         those of ``tersor.Gossip``. Parameters of bfloat16, float16 and on devices go by float32 on
         the host. Raises InvalidArgument for a graph or codec that it cannot be, and for parameters
-        of other dtypes or that are sharded."""
+        of other dtypes or that are sharded.
+
+        Parameters that the program replaces in the model later are mixed from then on. Ranks keep
+        their own buffers and may start from different parameters; to start alike call
+        ``tersor.torch.broadcast_parameters(model)``, which includes buffers."""
         expect(model, nn.Module, "Gossip takes a model")
         ranks = groups.transport(process_group)
         self._core = tersor.Gossip(
@@ -52,22 +56,22 @@ class Gossip:
             timeout=groups.seconds_of(process_group),
             on_split=on_split,
         )
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for name, one in model.named_parameters():
-            self._core.add(name, self._mixed(name, one.detach()).numpy())
+        self._model = model
+        self._parameters = every_parameter(model)
+        self._mixed = {name: _mixed(name, one.detach()) for name, one in self._parameters.items()}
+        for name, one in self._mixed.items():
+            self._core.add(name, one.numpy())
 
     def begin(self) -> None:
         """Sends what the weights have moved by; they may move on until ``mix``."""
-        for own, mixed in self._pairs:
-            mixed.copy_(own)
+        self._take()
         self._core.begin()
 
     def mix(self) -> None:
         """Waits for the neighbours', and moves the weights towards them."""
-        for own, mixed in self._pairs:
-            mixed.copy_(own)
+        elsewhere = self._take()
         self._core.mix()
-        for own, mixed in self._pairs:
+        for own, mixed in elsewhere:
             store(own, mixed)
 
     def step(self) -> None:
@@ -84,14 +88,23 @@ class Gossip:
         """Steps, bytes sent, and neighbours that are lost."""
         return self._core.statistics()
 
-    def _mixed(self, name: str, own: torch.Tensor) -> torch.Tensor:
-        """What is mixed in its place: its own memory where that will do."""
-        if isinstance(own, torch.distributed.tensor.DTensor) or own.dtype not in DTYPES:
-            raise InvalidArgument(
-                f"{name}: Gossip takes whole parameters of float32, bfloat16 and float16"
-            )
-        if own.device.type == "cpu" and own.dtype == torch.float32 and own.is_contiguous():
-            return own
-        mixed = torch.empty(own.shape, dtype=torch.float32)
-        self._pairs.append((own, mixed))
-        return mixed
+    def _take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies the parameters of other types, devices or memory than the mixed values. Returns
+        each with the copy."""
+        self._parameters = followed(self._model, self._parameters, "Gossip")
+        pairs = [(one.detach(), self._mixed[name]) for name, one in self._parameters.items()]
+        elsewhere = [(own, mixed) for own, mixed in pairs if own.data_ptr() != mixed.data_ptr()]
+        for own, mixed in elsewhere:
+            mixed.copy_(own)
+        return elsewhere
+
+
+def _mixed(name: str, own: torch.Tensor) -> torch.Tensor:
+    """The memory to mix in: the parameter's own, or new float32 values on the host."""
+    if isinstance(own, torch.distributed.tensor.DTensor) or own.dtype not in DTYPES:
+        raise InvalidArgument(
+            f"{name}: Gossip takes whole parameters of float32, bfloat16 and float16"
+        )
+    if own.device.type == "cpu" and own.dtype == torch.float32 and own.is_contiguous():
+        return own
+    return torch.empty(own.shape, dtype=torch.float32)

@@ -69,7 +69,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
     A parameter without a gradient on this rank contributes zeros, keeps its residual, and gets the
     mean of the others; one that no rank has a gradient of is left alone. One that is unfrozen, or
     added to the wrapped optimizer, is exchanged from its first gradient on. Ranks must begin with
-    equal parameters: nothing is broadcast here.
+    equal parameters: call ``tersor.torch.broadcast_parameters(model)``, which includes buffers.
 
     Gradients may be thrown away, by all ranks alike: ``zero_grad`` before a step takes back what
     residuals held of them, with ``transactional=True``; ``discard_step`` does so by itself. So does
@@ -180,7 +180,6 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self._samples.end()
 
     def _leave_out_step(self, lost: RanksLost) -> None:
-        """Gradients hold anything: this step has none."""
         warnings.warn(f"{lost}: the step is left out", stacklevel=4)
         self.resume()
         self.optimizer.zero_grad(set_to_none=True)
@@ -236,11 +235,9 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self.reducer.discard_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the wrapped optimizer."""
         self.optimizer.load_state_dict(state_dict)
 
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
@@ -252,7 +249,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         load_reducer(self.reducer, self._process_group(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """To the wrapped optimizer, between two steps, on all ranks alike."""
+        """Between two steps, on all ranks alike."""
         self.optimizer.add_param_group(param_group)
 
     @property
@@ -265,15 +262,19 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
         report_unsupported(found, "error" if self._exchange.elastic else how, group)
         self._uncompressed.update(found)
-        for name, parameter in newcomers.items():
-            if parameter.requires_grad:  # a rank may have it frozen still
+        self._watch(newcomers)
+
+    def _watch(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self._parameters[name].requires_grad:  # a rank may have it frozen still
                 watch = functools.partial(_accumulated, weakref.ref(self), name)
-                parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
+                self._parameters[name].register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
 
     def _end_exchange(self, *, discards: bool) -> list[str]:
-        """Those of all parameters that some rank has a gradient of; their means are there."""
+        """The parameters with a gradient on some rank."""
         try:
             present = self._optimized.with_gradients()
+            self._watch(self._optimized.take_replaced())
             somewhere, [discarding] = self._presence.somewhere(present, [discards])
             self._samples.weigh_once(self.reducer)
             self._send_rest(self._parameters, [] if discards else somewhere)
@@ -292,7 +293,6 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         return somewhere
 
     def _throw_away(self) -> None:
-        """Gradients that no step takes, and what residuals hold of them."""
         transactional = self._options.get("transactional", False)
         leaves_some = has_feedback(self._options) and not transactional
         if leaves_some and len(self._sent):

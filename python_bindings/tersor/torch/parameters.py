@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tersor._core import InvalidArgument
 from tersor._options import described
 from tersor.torch.layout import straightened
+from tersor.torch.registered import Registered
 from tersor.torch.samples import Samples, scale
 
 Unsupported = Literal["warn", "error"]
@@ -60,6 +61,11 @@ def split_parameters(
     return unwrapped(trained), unwrapped(frozen)
 
 
+def every_parameter(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By the names that Tersor takes."""
+    return unwrapped(dict(model.named_parameters()))
+
+
 def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
     """The same, in the same order, by names without what PyTorch's wrappers add to them.
 
@@ -92,28 +98,61 @@ class OptimizedParameters:
         self._optimizer = weakref.ref(optimizer)
         self._named = _by_identity(named_parameters or ())
         self.all: dict[str, torch.Tensor] = {}
+        self.taking_part: dict[str, torch.Tensor] = {}
+        self._replaced: dict[str, torch.Tensor] = {}
+        self._order: list[int] = []
         if named_parameters is not None:
             self._check_names()
         self.follow_groups()
         self.taking_part = {name: one for name, one in self.all.items() if one.requires_grad}
 
     def with_gradients(self) -> dict[str, bool]:
-        """Of all, what was added to groups too, whether this rank has a gradient."""
+        """Of all, what was added to groups too, whether this rank has a gradient.
+
+        Raises InvalidArgument for a parameter that was replaced or cast in a model.
+        """
         self.follow_groups()
+        self._registered.check(
+            "make the optimizer after that, or put the new parameter into its param_groups"
+        )
         return {name: one.grad is not None for name, one in self.all.items()}
 
     def follow_groups(self) -> None:
-        """Takes in what was added to the optimizer's groups since."""
+        """Takes in what was added to the optimizer's groups, or replaced there, since.
+
+        A tensor without a name of its own takes the name of the tensor that was in its place.
+        """
         own = {id(one): one for one in self._own()}
         if own.keys() == {id(one) for one in self.all.values()}:
             return
         in_groups = _names_in_groups(self._groups())
+        before = self._order if len(self._order) == len(own) else []
         for index, (key, one) in enumerate(own.items()):
-            self._named.setdefault(key, (in_groups.get(key, f"parameter.{index}"), one))
+            name = f"parameter.{index}"
+            if before and before[index] not in own:
+                name = self._named[before[index]][0]
+            self._named.setdefault(key, (in_groups.get(key, name), one))
+        self._order = list(own)
         named = {name: one for key, (name, one) in self._named.items() if key in own}
         if len(named) < len(own):
             raise InvalidArgument("two parameters of the optimizer have one name")
-        self.all = unwrapped(named)
+        every = unwrapped(named)
+        for name, former in self.taking_part.items():
+            one = every.get(name, former)
+            if (one.shape, one.dtype, one.device) != (former.shape, former.dtype, former.device):
+                raise InvalidArgument(
+                    f"{name} was replaced in param_groups by a parameter of another shape, type or "
+                    "device: make a new optimizer"
+                )
+            if one is not former:
+                self._replaced[name] = former
+        self.all, self._registered = every, Registered(every)
+        self.taking_part = {name: every.get(name, one) for name, one in self.taking_part.items()}
+
+    def take_replaced(self) -> dict[str, torch.Tensor]:
+        """The former tensors of parameters that were replaced in the groups since the last call."""
+        replaced, self._replaced = self._replaced, {}
+        return replaced
 
     def join(self, newcomers: Collection[str]) -> None:
         """These take part from now on."""
@@ -210,6 +249,34 @@ def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None
         )
 
 
+def followed(
+    model: nn.Module, known: Mapping[str, torch.Tensor], who: str
+) -> dict[str, nn.Parameter]:
+    """The model's current parameters by the names in ``known``.
+
+    Raises InvalidArgument with the name of a parameter that is gone or changed its shape or device,
+    or has a type that no codec takes.
+    """
+    current = every_parameter(model)
+    for name, before in known.items():
+        now = current.get(name)
+        if now is None or (now.shape, now.device) != (before.shape, before.device):
+            raise InvalidArgument(
+                f"{name}: the model has no such parameter of {tuple(before.shape)} on "
+                f"{before.device} any more: make a new {who}"
+            )
+    found = {name: current[name] for name in known}
+    refuse_unsupported(found, who)
+    return found
+
+
+def is_sharded_over(ranks: Collection[int], tensor: torch.Tensor) -> bool:
+    """True if one of these ranks has another shard."""
+    if not isinstance(tensor, DTensor):
+        return False
+    return not set(tensor.device_mesh.mesh.flatten().tolist()).isdisjoint(ranks)
+
+
 def refuse_sharded(
     parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, else_: str
 ) -> None:
@@ -217,7 +284,7 @@ def refuse_sharded(
     else."""
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, one in parameters.items():
-        if isinstance(one, DTensor) and others & set(one.device_mesh.mesh.flatten().tolist()):
+        if is_sharded_over(others, one):
             raise InvalidArgument(
                 f"{name} is sharded over ranks of the group, each of which has other values of it: "
                 f"shard over other ranks than those of group= (a host's, say), or {else_}"

@@ -14,7 +14,7 @@ from torch import nn
 import tersor
 from tersor.server import Part, Worker
 from tersor.torch import group as groups
-from tersor.torch.parameters import DTYPES, store
+from tersor.torch.parameters import DTYPES, every_parameter, followed, split_parameters, store
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,29 +86,35 @@ class ParameterClient(Worker):
 
     @torch.no_grad()
     def pull(self) -> None:
-        """The weights of this clock, into the model."""
+        """The weights of this clock, into the model. Frozen parameters and buffers are not served:
+        ``tersor.torch.broadcast_parameters(model)`` makes all ranks start alike."""
         self._client.pull(self._arrays)
-        for name, one in self._parameters.items():
+        for name, one in self._follow().items():
             store(one, torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
         """The model's gradients; of a parameter without one zeros. Where one is not finite all are
         zeros, and a warning says so. Raises InvalidArgument for one of a parameter that needed none
         when this was made: no server has it."""
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in every_parameter(self._model).items():
             if parameter.grad is not None and name not in self._parameters:
                 raise tersor.InvalidArgument(
                     f"{name} has a gradient, and was frozen or not there when the server was made"
                 )
         gradients = {
             name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
-            for name, one in self._parameters.items()
+            for name, one in self._follow().items()
         }
         bad = [name for name, one in gradients.items() if not np.isfinite(one).all()]
         if bad:
             warnings.warn(f"the gradient of {bad[0]} is not finite: pushed zeros", stacklevel=2)
             gradients = {name: np.zeros_like(one) for name, one in gradients.items()}
         self._client.push(gradients)
+
+    def _follow(self) -> dict[str, nn.Parameter]:
+        """The model's parameters, also where the program replaced them."""
+        self._parameters = followed(self._model, self._parameters, "ParameterClient")
+        return self._parameters
 
 
 class _ByOptimizer:
@@ -130,7 +136,7 @@ class _ByOptimizer:
 
 def _served(model: nn.Module) -> dict[str, nn.Parameter]:
     """What a server has of it."""
-    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    parameters, _ = split_parameters(model)
     for name, one in parameters.items():
         if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:
             raise tersor.InvalidArgument(
