@@ -189,7 +189,8 @@ def test_models_of_neighbours_come_together(rank: int, ranks: int) -> None:
 @processes.on(2)
 def test_gossip_beside_training(rank: int, ranks: int) -> None:
     halves = torch.nn.Linear(16, 16).half()
-    halves.weight.data.fill_(65504)
+    generator = torch.Generator().manual_seed(rank)
+    halves.weight.data = 65504 * torch.randn(16, 16, generator=generator).sign().half()
     mixing = tersor.torch.Gossip(halves, codec="hadamard:bits=1", on_split="warn")
     for _ in range(3):
         mixing.step()
