@@ -2,6 +2,7 @@
 
 #include <tersor/codec.h>
 
+#include "codecs/apart.h"
 #include "codecs/checks.h"
 #include "codecs/device.h"
 
@@ -64,6 +65,7 @@ void Codec::encode(const EncodeCall& call, ByteSpan frame) const {
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
   check_one_memory(*this, call, frame);
+  check_apart(*this, call, frame.first(sizes.frame_bytes));
   do_encode(call, frame.first(sizes.frame_bytes));
 }
 
@@ -72,6 +74,7 @@ void Codec::decode(const DecodeCall& call) const {
   const PlanRequest request = checked(*this, call, call.frames.size());
   check_execution(*this, plan_sizes(request), call.execution);
   check_one_memory(*this, call);
+  check_apart(*this, call);
   do_decode(call);
 }
 
@@ -88,6 +91,7 @@ void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
   check_one_memory(*this, call, frame);
+  check_apart(*this, call, frame.first(sizes.frame_bytes));
   do_reduce(call, frame.first(sizes.frame_bytes));
 }
 
@@ -98,6 +102,7 @@ void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values
   check_execution(*this, sizes, call.execution);
   check_one_memory(*this, call, {});
   check_one_memory(*this, memory_of(call), values);
+  check_apart(*this, call, {});
   do_encode_native(call, factor, values);
 }
 
@@ -107,6 +112,7 @@ void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
   check_execution(*this, plan_sizes(request), call.execution);
   check_one_memory(*this, call);
   check_one_memory(*this, memory_of(call), values);
+  check_apart(*this, call);
   do_decode_native(call, values);
 }
 

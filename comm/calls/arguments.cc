@@ -1,5 +1,6 @@
 #include "comm/calls/arguments.h"
 
+#include "codecs/apart.h"
 #include "comm/collectives/bind.h"
 
 #include <string>
@@ -28,9 +29,7 @@ void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ra
                         std::to_string(all.count()) + " that were given");
 }
 
-}  // namespace
-
-void check_call(const Call& call, const CollectiveOptions& options) {
+void check_spans(const Call& call, const CollectiveOptions& options) {
   const Transport& transport = call.transport;
   const KindInfo& kind = info_of(call.kind);
   refuse_automatic(options, kind.name);
@@ -45,6 +44,36 @@ void check_call(const Call& call, const CollectiveOptions& options) {
   if (!call.has_whole()) return;
   if (has(call.kind, kWholeInput)) return check_shards(call.input, call.output, transport.ranks());
   check_shards(call.output, call.input, has(call.kind, kWholeOutput) ? transport.ranks() : 1);
+}
+
+/// Input and output are one span, or a shard lies at its rank's place in the whole, or they are
+/// apart; a state is apart from both.
+void check_apart(const Call& call, const CollectiveOptions& options) {
+  const bool whole_input = has(call.kind, kWholeInput);
+  ConstValueSpan input = call.input, output = call.output;
+  if (!call.has_whole()) (whole_input ? input : output) = {};
+  const ConstValueSpan &whole = whole_input ? input : output, &shard = whole_input ? output : input;
+  const std::size_t place = shard.count() == whole.count() ? 0 : call.transport.rank();
+  const bool in_place =
+      !whole.empty() && shard.pointer() == whole.pointer() + place * shard.bytes();
+  if (in_place) (whole_input ? output : input) = {};
+  encoding::CallMemory memory;
+  memory.read("input", input.pointer(), input.bytes());
+  memory.write("output", output.pointer(), output.bytes());
+  if (options.state != nullptr) {
+    const CollectiveState& state = *options.state;
+    memory.write("residual", state.residual.pointer(), state.residual.bytes());
+    memory.write("owner's residual", state.owner_residual.pointer(), state.owner_residual.bytes());
+  }
+  if (const std::string overlap = memory.overlap(); !overlap.empty())
+    throw InvalidArgument(overlap);
+}
+
+}  // namespace
+
+void check_call(const Call& call, const CollectiveOptions& options) {
+  check_spans(call, options);
+  check_apart(call, options);
 }
 
 void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name) {

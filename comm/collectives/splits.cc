@@ -1,5 +1,6 @@
 #include "comm/collectives/splits.h"
 
+#include "codecs/apart.h"
 #include "comm/collectives/planner.h"
 #include "comm/transport/arguments.h"
 #include "kernels/host/checksum.h"
@@ -57,12 +58,6 @@ std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
     refuse(side, name + " adds up to " + std::to_string(sum) + " rows, but the " +
                      std::string(side.span) + " has " + std::to_string(rows));
   return {split.begin(), split.end()};
-}
-
-bool overlap(const ConstValueSpan& one, const ConstValueSpan& other) {
-  const std::less<> before;
-  return !one.empty() && !other.empty() && before(one.pointer(), other.pointer() + other.bytes()) &&
-         before(other.pointer(), one.pointer() + one.bytes());
 }
 
 /// By lanes. Where it is not known what passes, as it was.
@@ -158,7 +153,7 @@ Rows rows_of(const Transport& transport, const ConstValueSpan& input, const Cons
   if (rows.sent[own] != rows.received[own])
     refuse(from, "it sends itself " + std::to_string(rows.sent[own]) + " rows but takes " +
                      std::to_string(rows.received[own]) + " of its own");
-  if (overlap(input, output)) refuse(from, "input and output overlap");
+  if (encoding::overlap(input, output)) refuse(from, "input and output overlap");
   return rows;
 }
 

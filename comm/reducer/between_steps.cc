@@ -2,45 +2,12 @@
 #include "comm/collectives/fold.h"
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
+#include "comm/reducer/loading.h"
 
 #include <algorithm>
 
 namespace tersor {
 namespace {
-
-void check_count(std::string_view name, std::string_view what, std::size_t found,
-                 std::size_t wanted) {
-  if (found == wanted) return;
-  throw InvalidArgument("the state's " + std::string(what) + " of \"" + std::string(name) +
-                        "\" has " + std::to_string(found) + " values, this reducer's " +
-                        std::to_string(wanted));
-}
-
-/// Of a residual that is one rank's no more: who owed it, all ranks together or this one alone.
-enum class OwedBy : std::uint8_t { kAll, kThisRank };
-
-/// Among how many ranks of a new run a residual is shared, and by how many a mean is divided.
-struct NewRun {
-  int sharing_ranks;
-  int ranks;
-};
-
-// What a residual must be multiplied by so that its contribution to the result stays the same: the
-// equal shares of it, one on each rank that encodes it where all owed it, must add up to what the
-// old run would have added.
-float portable_factor(const ReducerState& state, Reduction reduction, const NewRun& run) {
-  const double shares = run.sharing_ranks;
-  if (reduction == Reduction::kSum) return static_cast<float>(1.0 / shares);
-  return static_cast<float>(run.ranks / (shares * state.ranks));
-}
-
-void check_place(const ReducerState::Parameter& found, const Slot& slot) {
-  if (found.residual.empty() || found.residual_first == slot.residual_first) return;
-  throw InvalidArgument("the state's residual of \"" + found.name + "\" begins at value " +
-                        std::to_string(found.residual_first) + ", this rank's at " +
-                        std::to_string(slot.residual_first) +
-                        ": the ranks were on other hosts; save the portable state for that");
-}
 
 /// Of the ranks that encode a parameter the first: others may never have seen its codec's memory.
 bool tells_memory(const ExchangeContext& context, const Slot& slot) {
@@ -48,46 +15,6 @@ bool tells_memory(const ExchangeContext& context, const Slot& slot) {
   int rank = 0;
   while (state_ranges(context, slot, rank).encoded.count == 0) ++rank;
   return rank == context.rank;
-}
-
-// The parameters are the same, in the same order.
-void check_model(const ReducerState& state, std::span<const ReducerParameter> parameters,
-                 std::size_t parameter) {
-  const auto described = [](const auto& one) {
-    return "\"" + one.name + "\" with " + std::to_string(one.count) + " values";
-  };
-  const std::string number = "parameter " + std::to_string(parameter);
-  if (parameter >= parameters.size())
-    throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
-                          "\", is none of this reducer's");
-  const std::string own = described(parameters[parameter]);
-  if (parameter >= state.parameters.size())
-    throw InvalidArgument("the state has no " + number + ", this reducer's is " + own);
-  const std::string saved = described(state.parameters[parameter]);
-  if (saved != own)
-    throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
-}
-
-// What "auto" begins with may be another codec in each run, and a schedule's codec another at each
-// step; what is owed fits any that has feedback.
-void check_codec(const ReducerState::Parameter& found, const ReducerParameter& own,
-                 const Codec& codec) {
-  if (found.codec == codec.spec().text()) return;
-  for (const RulePhase& phase : own.choice.phases)
-    if (found.codec == phase.codec->spec().text()) return;
-  const bool is_auto = !own.ways.empty();
-  if (is_auto && found.residual.empty() == !codec.has_feedback()) return;
-  throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +
-                        ", this reducer's travels as " + codec.spec().text());
-}
-
-void check_exact_counts(const ReducerState::Parameter& found, const Slot& slot,
-                        const Residuals& residuals, std::size_t parameter) {
-  check_count(found.name, "residual", found.residual.size(),
-              residuals.current_sender(parameter).count());
-  check_count(found.name, "owner's residual", found.owner.size(),
-              residuals.current_owner(parameter).count());
-  check_place(found, slot);
 }
 
 ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_t i,
@@ -112,33 +39,17 @@ ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_
   return state;
 }
 
-void check_run(const ReducerState& state, const Parameters& parameters) {
-  if (state.reduction != parameters.options().reduction)
-    throw InvalidArgument("the state belongs to the other reduction (sum or mean)");
-  const ExchangeContext& context = parameters.context();
-  const bool same = static_cast<int>(state.ranks) == context.ranks &&
-                    static_cast<int>(state.rank) == context.rank;
-  if (state.form == ReducerState::Form::kExact && !same)
-    throw InvalidArgument("the state is rank " + std::to_string(state.rank) + " of " +
-                          std::to_string(state.ranks) + "'s own, this is rank " +
-                          std::to_string(context.rank) + " of " + std::to_string(context.ranks) +
-                          "; for other ranks save the portable state");
-}
-
 // What ranks owe as owners is in the portable state's one residual.
 void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Parameters& parameters,
                     StreamView stream) {
   const ReducerState::Parameter& found = state.parameters[i];
-  const ExchangeContext& context = parameters.context();
   const Slot& slot = parameters.slots[i];
   const ValueSpan residual = parameters.residuals.current_sender(i);
   if (state.form == ReducerState::Form::kExact) {
     from_floats(found.residual, 1.0f, residual, stream);
     from_floats(found.owner, 1.0f, parameters.residuals.current_owner(i), stream);
   } else {
-    const int sharing = whom == OwedBy::kAll ? encoding_ranks(context, slot) : 1;
-    const NewRun run{sharing, context.ranks};
-    const float factor = portable_factor(state, state.reduction, run) / owed(context, slot).sender;
+    const float factor = loading_factor(state, whom, parameters, i);
     from_floats(residual_part(found.residual, slot, residual.count()), factor, residual, stream);
   }
   if (found.codec == slot.codec->spec().text())
@@ -198,24 +109,6 @@ void make_portable(ReducerState& state, const Parameters& parameters, const Sum&
   add_up(state, sum);
 }
 
-/// Throws InvalidArgument where it is another model's, or other ranks' own.
-void check_state(const ReducerState& state, const Parameters& parameters) {
-  check_run(state, parameters);
-  for (std::size_t i = 0; i < std::max(state.parameters.size(), parameters.count()); ++i) {
-    check_model(state, parameters.all, i);
-    const ReducerState::Parameter& found = state.parameters[i];
-    const Slot& slot = parameters.slots[i];
-    check_codec(found, parameters.all[i], *slot.codec);
-    if (found.codec == slot.codec->spec().text())
-      check_count(found.name, "codec's memory", found.memory.size(), memory_count(slot));
-    if (state.form == ReducerState::Form::kExact)
-      check_exact_counts(found, slot, parameters.residuals, i);
-    else
-      check_count(found.name, "residual", found.residual.size(),
-                  slot.codec->has_feedback() ? parameters.all[i].count : 0);
-  }
-}
-
 /// Of a state that was checked, whose codecs the parameters have by now, where "auto" chose them.
 void load_residuals(const ReducerState& state, OwedBy whom, Parameters& parameters,
                     StreamView stream) {
@@ -269,7 +162,7 @@ ReducerState GradientReducer::Impl::exact_state() {
           .ranks = static_cast<std::uint32_t>(context_.ranks),
           .rank = static_cast<std::uint32_t>(context_.rank),
           .step = residence_->step(),
-          .order = step->order_known() ? step->order() : ReducerStep::Order{},
+          .order = step->order(),
           .parameters = tersor::exact_state(parameters_, ways_, stream())};
 }
 
@@ -283,7 +176,10 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   load_residuals(state, OwedBy::kAll, parameters_, stream());
   residence_->set_step(state.step);
   const bool exact = state.form == ReducerState::Form::kExact;
-  if (exact && !state.order.empty() && !of_ready()) sender_->adopt_order(step, state.order);
+  if (exact && !of_ready()) step->propose(state.order);
+  if (!loaded_.has_value()) parameters_.loaded_states += 1;
+  loaded_ = describe(state, parameters_);
+  context_.signature = parameters_.fields(ways_.learns()).signature();
 }
 
 // The state is the exact one of a reducer over more ranks. By hosts a rank has a part of what its

@@ -33,7 +33,7 @@ void check_same_ranks(bool given, const std::string& what) {
 std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
   std::string text = explained(cause.what(), parameters_.fields(ways_.learns()));
   if (of_ready() && text == cause.what() && host::signatures_in(text))
-    text += ": the ranks made different parameters ready";
+    text += ": the ranks made different parameters ready, or only some ranks loaded a state";
   if (survivors_ == nullptr) return std::make_exception_ptr(TransportError(text));
   try {
     return agree_on_members(text);
@@ -125,6 +125,8 @@ void GradientReducer::Impl::go_on_from(Impl& before) {
   LockedStep step = step_.lock();
   step->go_on_from(before.step_.lock()->number());
   steps_before_ = before.steps_before_;
+  loaded_ = before.loaded_;
+  parameters_.loaded_states = before.parameters_.loaded_states;
   finalize(step);
   take_over(step, state, before);
   residence_->set_step(state.step);

@@ -1,10 +1,13 @@
 #include "comm/reducer/gradients.h"
 
+#include "codecs/apart.h"
 #include "codecs/loss.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/host_copy.h"
 #include "kernels/scalar/convert.h"
 
+#include <algorithm>
+#include <functional>
 #include <string>
 
 namespace tersor {
@@ -72,6 +75,45 @@ void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given
   if (!has(parameter))
     throw InvalidArgument("\"" + parameters_.all[parameter].name +
                           "\" was added without a gradient: give it to ready()");
+}
+
+// A shard may lie in the gradient, at its own place there.
+void Gradients::lend(std::uint32_t parameter, const std::optional<Given>& given) {
+  const Given& memory = given ? *given : Given{parameters_.all[parameter].gradient, {}};
+  const ConstValueSpan &gradient = memory.gradient, &shard = memory.shard;
+  if (!gradient.empty()) lending_.push_back({gradient, parameter});
+  const auto rank = static_cast<std::size_t>(parameters_.context().rank);
+  if (!shard.empty() && shard.pointer() != gradient.pointer() + rank * shard.bytes())
+    lending_.push_back({shard, parameter});
+}
+
+std::span<Gradients::Lent> Gradients::overlapping(const ConstValueSpan& memory) {
+  const auto first = std::ranges::partition_point(lent_, [&](const Lent& one) {
+    return !encoding::overlap(one.memory, memory) && one.memory.pointer() < memory.pointer();
+  });
+  const auto last = std::partition_point(
+      first, lent_.end(), [&](const Lent& one) { return encoding::overlap(one.memory, memory); });
+  return {first, last};
+}
+
+void Gradients::check_apart(const std::function<bool(std::uint32_t)>& is_back) {
+  const auto refuse = [&](const Lent& one, const Lent& other) {
+    throw InvalidArgument("the memory of \"" + parameters_.all[one.parameter].name +
+                          "\" overlaps that of \"" + parameters_.all[other.parameter].name +
+                          "\" in one step: give each gradient and shard memory of its own");
+  };
+  std::ranges::sort(lending_, {}, [](const Lent& one) { return one.memory.pointer(); });
+  for (std::size_t i = 0; i < lending_.size(); ++i) {
+    if (i > 0 && encoding::overlap(lending_[i - 1].memory, lending_[i].memory))
+      refuse(lending_[i - 1], lending_[i]);
+    for (const Lent& other : overlapping(lending_[i].memory))
+      if (!is_back(other.parameter)) refuse(lending_[i], other);
+  }
+  for (const Lent& one : lending_) {
+    const std::span<Lent> back = overlapping(one.memory);
+    const auto at = lent_.begin() + (back.data() - lent_.data());
+    lent_.insert(lent_.erase(at, at + static_cast<std::ptrdiff_t>(back.size())), one);
+  }
 }
 
 // A call that failed later on may have left it out.
@@ -150,6 +192,7 @@ void Gradients::end_step() {
     parameters_.slots[i].host_sum = {};
   }
   left_out_ = false;
+  lent_.clear();
   nowhere_.assign(parameters_.slots.size(), false);
 }
 

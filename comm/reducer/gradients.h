@@ -9,7 +9,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace tersor {
@@ -38,6 +40,13 @@ class Gradients {
   /// Before any of a call is taken: a mistake, which throws InvalidArgument, leaves the step as it
   /// was.
   void check(std::uint32_t parameter, const std::optional<Given>& given) const;
+  /// Adds a parameter's memory to the memory that the next `check_apart` checks.
+  void lend(std::uint32_t parameter, const std::optional<Given>& given);
+  /// Throws InvalidArgument, which names two parameters, if lent memory overlaps, or overlaps
+  /// memory of this step whose result is not back. Else the memory is lent until the step is
+  /// complete.
+  void check_apart(const std::function<bool(std::uint32_t)>& is_back);
+  void forget_lent() { lending_.clear(); }
   void take(std::uint32_t parameter, const std::optional<Given>& given, Contribution contribution);
   /// It sends zeros; one with a residual keeps it.
   void leave_out(std::uint32_t parameter);
@@ -60,6 +69,13 @@ class Gradients {
   Residence* residence_ = nullptr;
   bool left_out_ = false;  ///< in this step some parameter is inactive
   std::vector<bool> nowhere_;
+  struct Lent {
+    ConstValueSpan memory;
+    std::uint32_t parameter;
+  };
+  std::span<Lent> overlapping(const ConstValueSpan& memory);
+  std::vector<Lent> lending_;  ///< of the call under way
+  std::vector<Lent> lent_;     ///< in this step, by address; none overlaps another
 };
 
 }  // namespace tersor

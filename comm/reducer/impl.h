@@ -8,6 +8,7 @@
 #include "comm/collectives/hierarchy.h"
 #include "comm/reducer/driver.h"
 #include "comm/reducer/gradients.h"
+#include "comm/reducer/loading.h"
 #include "comm/reducer/parameters.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/sender.h"
@@ -117,6 +118,8 @@ struct GradientReducer::Impl {
   void wait_until(LockedStep& step, const std::function<bool()>& is_done);
   void wait_for_closed(LockedStep& step);
   void begin_ready(LockedStep& step);
+  /// Asks the driver to compare states with other ranks, if one was loaded since the last step.
+  void want_agreement(LockedStep& step);
   void check_ready(LockedStep& step, const Ready& one) const;
   void limit_messages(LockedStep& step);
   bool request(LockedStep& step, const ReducerStep::Order& together);
@@ -126,7 +129,7 @@ struct GradientReducer::Impl {
   void fail_missing(LockedStep& step, const std::string& names);
   void close_step(LockedStep& step);
   void complete_step(LockedStep& step);
-  void check_requested(LockedStep& step, std::uint32_t parameter) const;
+  void check_requested(LockedStep& step, std::uint32_t parameter);
   /// With the step locked: what the trainer did from `begin` until now.
   void trace(Traced what, std::uint32_t step, std::uint32_t parameter, Clock::time_point begin);
   void note_exposed(std::uint32_t step, Clock::time_point begin);
@@ -152,7 +155,8 @@ struct GradientReducer::Impl {
   Gradients gradients_;
   Totals totals_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
-  std::uint32_t steps_before_ = 0;  ///< complete ones of other runs, less those thrown away
+  std::uint32_t steps_before_ = 0;     ///< complete ones of other runs, less those thrown away
+  std::optional<LoadedState> loaded_;  ///< until a step is complete on all ranks
 
   // There once all parameters are known, but for the step.
   SharedStep step_;

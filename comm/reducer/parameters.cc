@@ -201,7 +201,8 @@ Fields Parameters::fields(bool learns) const {
       .add("algorithm", options_.algorithm, algorithm_names())
       .add("ranks", static_cast<std::uint32_t>(context_.ranks))
       .add("chunk_count", static_cast<std::uint64_t>(options_.chunk_count))
-      .add("bucket_bytes", static_cast<std::uint64_t>(options_.bucket_bytes));
+      .add("bucket_bytes", static_cast<std::uint64_t>(options_.bucket_bytes))
+      .add_unless_zero("number of loaded states", loaded_states, "loaded states");
   add_each(fields);
   add_rest_of_each(fields);
   if (options_.order == SendingOrder::kOfReady)

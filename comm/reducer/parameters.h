@@ -93,6 +93,7 @@ class Parameters {
   std::vector<ReducerParameter> all;
   std::vector<Slot> slots;
   Residuals residuals;
+  std::uint32_t loaded_states = 0;  ///< a part of `fields`: loads with an exchange after each
 
  private:
   void check_memory(const std::string& name, Memory memory);

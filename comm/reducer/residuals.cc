@@ -151,8 +151,13 @@ void Residuals::scale(std::size_t parameter, float factor) {
   const Entry& entry = entries_[parameter];
   if (entry.count == 0) return;
   const Range kept = {0, sender_room(entry.count) + entry.owned_count};
-  for (unsigned generation = 0; generation < generations_; ++generation)
-    residence_->scale(values(parameter, generation, kept), factor, residence_->stream());
+  for (unsigned generation = 0; generation < generations_; ++generation) {
+    const ValueSpan all = values(parameter, generation, kept);
+    if (factor == 0)  // a product would keep a NaN
+      residence_->clear({all.pointer(), all.bytes()}, residence_->stream());
+    else
+      residence_->scale(all, factor, residence_->stream());
+  }
 }
 
 void Residuals::clear() {

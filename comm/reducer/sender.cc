@@ -17,13 +17,18 @@ constexpr std::chrono::milliseconds kIdleWait{50};
 ReducerStep::Order parse_order(ConstByteSpan bytes, std::size_t parameters) {
   ReducerStep::Order order(bytes.size() / sizeof(std::uint32_t));
   if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(order[0]));
-  ReducerStep::Order sorted = order;
-  std::sort(sorted.begin(), sorted.end());
-  bool valid = sorted.size() == parameters;
-  for (std::size_t i = 0; valid && i < parameters; ++i) valid = sorted[i] == i;
-  if (!valid)
+  if (!is_order(order, parameters))
     throw WireError("gradient reducer: rank 0's order of sending is no order of the parameters");
   return order;
+}
+
+LoadedState parse_state(ConstByteSpan bytes, int rank) {
+  LoadedState state;
+  if (bytes.size() < sizeof state)
+    throw WireError("gradient reducer: rank " + std::to_string(rank) +
+                    " sends no record of a loaded state");
+  std::memcpy(&state, bytes.data(), sizeof state);
+  return state;
 }
 
 double parse_samples(ConstByteSpan bytes, int rank) {
@@ -36,8 +41,16 @@ double parse_samples(ConstByteSpan bytes, int rank) {
 
 }  // namespace
 
+bool is_order(ReducerStep::Order order, std::size_t parameters) {
+  std::ranges::sort(order);
+  bool valid = order.size() == parameters;
+  for (std::size_t i = 0; valid && i < parameters; ++i) valid = order[i] == i;
+  return valid;
+}
+
 bool Sender::advance() {
   if (agree()) return true;
+  if (states_handle_.valid()) return false;
   while (true) {
     LockedStep step = step_.lock();
     const auto index = step->take_requested();
@@ -52,8 +65,8 @@ bool Sender::advance() {
 // A fault that is heard of while nothing is under way is told in the reducer's name.
 void Sender::advance_or_wait() {
   if (advance()) return;
-  const bool idle =
-      pipeline_.idle() && !weights_handle_.valid() && !order_handle_.valid() && !vote_.valid();
+  const bool idle = pipeline_.idle() && !weights_handle_.valid() && !states_handle_.valid() &&
+                    !order_handle_.valid() && !vote_.valid();
   try {
     pipeline_.wait_activity(Clock::now() + kIdleWait);
   } catch (const TransportError& error) {
@@ -95,17 +108,22 @@ bool Sender::vote() {
   return true;
 }
 
+Handle Sender::gather(std::string_view name, ConstByteSpan own, std::size_t most_bytes) {
+  return transport().all_gather({.name = name,
+                                 .signature = context_.signature,
+                                 .tag = transport().reserve_tags(1),
+                                 .timeout = context_.timeout},
+                                own, most_bytes);
+}
+
 // The steps before are complete then, so that all ranks ask at the same place among messages.
 void Sender::ask_for_weights() {
   const LockedStep step = step_.lock();
   const auto samples = step->closed() ? std::nullopt : weights_.take_wanted();
   if (!samples.has_value()) return;
   samples_ = *samples;
-  weights_handle_ = transport().all_gather({.name = "gradient reducer (weights)",
-                                            .signature = context_.signature,
-                                            .tag = transport().reserve_tags(1),
-                                            .timeout = context_.timeout},
-                                           std::as_bytes(std::span(&samples_, 1)), sizeof samples_);
+  weights_handle_ =
+      gather("gradient reducer (weights)", std::as_bytes(std::span(&samples_, 1)), sizeof samples_);
 }
 
 bool Sender::learn_weights() {
@@ -124,17 +142,53 @@ bool Sender::learn_weights() {
   return true;
 }
 
+void Sender::want_agreement(LockedStep& step, const LoadedState& loaded) {
+  loaded_ = loaded;
+  step->want_agreement();
+}
+
+void Sender::ask_for_states() {
+  const LockedStep step = step_.lock();
+  if (!step->take_agreement_wanted()) return;
+  const auto loaded = std::as_bytes(std::span(&loaded_, 1));
+  const auto order = std::as_bytes(std::span(step->order()));
+  record_.assign(loaded.begin(), loaded.end());
+  if (context_.rank == 0) record_.insert(record_.end(), order.begin(), order.end());
+  states_handle_ = gather("gradient reducer (loaded state)", record_,
+                          sizeof loaded_ + context_.slots.size() * sizeof(std::uint32_t));
+}
+
+// A rank that loaded no state has another signature.
+bool Sender::compare_states() {
+  if (!states_handle_.valid()) ask_for_states();
+  if (!states_handle_.valid()) return false;
+  if (context_.queues()) states_handle_.wait_synchronize();
+  if (!states_handle_.test()) return false;
+  std::vector<LoadedState> records;
+  ConstByteSpan order;
+  for (int rank = 0; rank < context_.ranks; ++rank) {
+    const ConstByteSpan bytes = rank == context_.rank ? record_ : states_handle_.received(rank);
+    records.push_back(parse_state(bytes, rank));
+    if (rank == 0) order = bytes.subspan(sizeof(LoadedState));
+  }
+  check_alike(records);
+  ReducerStep::Order agreed;
+  if (!order.empty()) agreed = parse_order(order, context_.slots.size());
+  states_handle_ = {};
+  LockedStep step = step_.lock();
+  const bool requested = !agreed.empty() && adopt_order(step, std::move(agreed));
+  step->agree();
+  if (requested) follow_trainer();
+  return true;
+}
+
 void Sender::ask_for_order() {
   const LockedStep step = step_.lock();
   if (!step->take_order_wanted()) return;
   order_.clear();
   if (context_.rank == 0) order_ = step->sequence();
-  order_handle_ = transport().all_gather({.name = "gradient reducer (order)",
-                                          .signature = context_.signature,
-                                          .tag = transport().reserve_tags(1),
-                                          .timeout = context_.timeout},
-                                         std::as_bytes(std::span(order_)),
-                                         context_.slots.size() * sizeof(std::uint32_t));
+  order_handle_ = gather("gradient reducer (order)", std::as_bytes(std::span(order_)),
+                         context_.slots.size() * sizeof(std::uint32_t));
 }
 
 // The first step: rank 0 tells all in which order its parameters became ready.
@@ -196,6 +250,7 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
 void Sender::fail(std::exception_ptr error) {
   pipeline_.drop();
   weights_handle_ = {};
+  states_handle_ = {};
   order_handle_ = {};
   vote_ = {};
   try {

@@ -4,6 +4,7 @@
 
 #include "comm/collectives/pipeline.h"
 #include "comm/reducer/buckets.h"
+#include "comm/reducer/loading.h"
 #include "comm/reducer/residence.h"
 #include "comm/reducer/step.h"
 #include "comm/reducer/weights.h"
@@ -16,6 +17,9 @@
 #include <vector>
 
 namespace tersor {
+
+/// Whether an order is a permutation of so many parameters.
+bool is_order(ReducerStep::Order order, std::size_t parameters);
 
 class Sender {
  public:
@@ -45,9 +49,12 @@ class Sender {
   void advance_or_wait();
   /// To the end of what was requested.
   void finish() { pipeline_.finish(); }
-  /// What is agreed on beside values, where that is asked for: a step's weights, and in which order
-  /// gradients go. True where one of them is known now.
-  bool agree() { return learn_weights() || learn_order(); }
+  /// What is agreed on beside values, where that is asked for: a step's weights, that ranks loaded
+  /// equal states, and in which order gradients go. True where one of them is known now.
+  bool agree() { return learn_weights() || compare_states() || learn_order(); }
+  /// Before the first message of this step, ranks compare the states that they loaded, and take
+  /// rank 0's order of sending.
+  void want_agreement(LockedStep& step, const LoadedState& loaded);
 
   /// Messages and buffers for an order. True where some are requested.
   bool adopt_order(LockedStep& step, ReducerStep::Order order);
@@ -86,8 +93,11 @@ class Sender {
     std::size_t chunks_left;
   };
 
+  Handle gather(std::string_view name, ConstByteSpan own, std::size_t most_bytes);
   bool learn_weights();
   void ask_for_weights();
+  bool compare_states();
+  void ask_for_states();
   bool learn_order();
   void ask_for_order();
   bool vote();
@@ -106,6 +116,9 @@ class Sender {
   Pipeline pipeline_;
   Handle weights_handle_;
   double samples_ = 0;  ///< of this rank
+  Handle states_handle_;
+  LoadedState loaded_;
+  std::vector<std::byte> record_;  ///< of this rank's state; rank 0's ends with the order
   Handle order_handle_;
   ReducerStep::Order order_;
   Handle vote_;

@@ -9,6 +9,7 @@
 #include <tersor/align.h>
 #include <tersor/error.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <type_traits>
@@ -76,6 +77,20 @@ class Reader {
     List values(static_cast<std::size_t>(count), {});
     take(values.data(), values.size() * sizeof(typename List::value_type));
     return values;
+  }
+
+  template <typename Enum>
+  Enum choice(Enum last) {
+    const auto value = number<Enum>();
+    if (value > last) throw InvalidArgument("the reducer's state has an unknown form or reduction");
+    return value;
+  }
+
+  /// The bytes up to the checksum are padding.
+  void end() const {
+    const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+    if (rest_.size() >= kWord || !std::ranges::all_of(rest_, is_zero))
+      throw InvalidArgument("the reducer's state does not end after its last parameter");
   }
 
  private:
@@ -150,8 +165,8 @@ std::vector<std::byte> write_state(const ReducerState& state) {
 ReducerState read_state(std::span<const std::byte> bytes) {
   Reader reader(check_envelope(bytes));
   ReducerState state;
-  state.form = reader.number<ReducerState::Form>();
-  state.reduction = reader.number<Reduction>();
+  state.form = reader.choice(ReducerState::Form::kPortable);
+  state.reduction = reader.choice(Reduction::kMean);
   state.ranks = reader.number<std::uint32_t>();
   state.rank = reader.number<std::uint32_t>();
   state.step = reader.number<std::uint32_t>();
@@ -170,6 +185,7 @@ ReducerState read_state(std::span<const std::byte> bytes) {
     parameter.memory = reader.list<std::vector<float>>();
     state.parameters.push_back(std::move(parameter));
   }
+  reader.end();
   return state;
 }
 

@@ -6,7 +6,7 @@ namespace tersor {
 
 void ReducerStep::set_parameters(std::size_t count, SendingOrder sending) {
   sending_ = sending;
-  order_known_ = sending == SendingOrder::kOfReady;
+  forget_order();
   ready_.resize(count, false);
   back_.resize(count, number_);
 }
@@ -41,7 +41,7 @@ bool ReducerStep::ready(Parameter parameter) {
   awaited_ = true;
   ready_[parameter] = true;
   sequence_.push_back(parameter);
-  return request_ready();
+  return request_ready() || agreement_ == Agreement::kWanted;
 }
 
 bool ReducerStep::learn(Order order, Messages messages) {
@@ -54,7 +54,35 @@ bool ReducerStep::learn(Order order, Messages messages) {
 void ReducerStep::close() {
   closed_ = true;
   awaited_ = false;
-  order_wanted_ = !order_known_;
+  order_wanted_ = !order_known_ && !agreeing();
+}
+
+void ReducerStep::forget_order() {
+  order_known_ = sending_ == SendingOrder::kOfReady;
+  order_.clear();
+}
+
+void ReducerStep::propose(Order order) {
+  order_ = std::move(order);
+  order_known_ = false;
+}
+
+void ReducerStep::want_agreement() {
+  if (agreement_ != Agreement::kNone) return;
+  agreement_ = Agreement::kWanted;
+  order_known_ = sending_ == SendingOrder::kOfReady;
+}
+
+bool ReducerStep::take_agreement_wanted() {
+  if (agreement_ != Agreement::kWanted) return false;
+  agreement_ = Agreement::kUnderWay;
+  return true;
+}
+
+void ReducerStep::agree() {
+  agreement_ = Agreement::kReached;
+  order_wanted_ = closed_ && !order_known_;
+  changed_ = true;
 }
 
 std::uint32_t ReducerStep::add_message(Order parameters) {
@@ -67,7 +95,7 @@ bool ReducerStep::request(const Order& parameters, std::span<const std::uint32_t
   for (const Parameter parameter : parameters) ready_[parameter] = true;
   requested_.insert(requested_.end(), messages.begin(), messages.end());
   next_message_ += messages.size();
-  return !messages.empty();
+  return !messages.empty() || agreement_ == Agreement::kWanted;
 }
 
 std::optional<std::uint32_t> ReducerStep::take_requested() {
@@ -92,6 +120,7 @@ void ReducerStep::complete() {
   messages_back_ = 0;
   closed_ = false;
   order_wanted_ = false;
+  agreement_ = Agreement::kNone;
   changed_ = true;
 }
 

@@ -65,15 +65,34 @@ class ReducerStep {
   /// Nothing becomes ready any more. Where the order is not known, the driver is asked to learn it.
   void close();
   bool order_known() const { return order_known_; }
+  /// As learned or proposed; else empty.
   const Order& order() const { return order_; }
-  void forget_order() { order_known_ = sending_ == SendingOrder::kOfReady; }
+  void forget_order();
+  /// The order of a loaded state: known once ranks have agreed on their states.
+  void propose(Order order);
   /// Whether the driver is asked to learn the order: told once.
   bool take_order_wanted() { return std::exchange(order_wanted_, false); }
+
+  /// Whether ranks compare the states that they loaded, before the first message of a step.
+  enum class Agreement : std::uint8_t { kNone, kWanted, kUnderWay, kReached };
+  bool agreeing() const {
+    return agreement_ == Agreement::kWanted || agreement_ == Agreement::kUnderWay;
+  }
+  bool has_agreed() const { return agreement_ == Agreement::kReached; }
+  /// Once in a step. Until `agree` nothing is sent, and no order is known.
+  void want_agreement();
+  /// Whether the driver is asked to compare states: told once.
+  bool take_agreement_wanted();
+  /// Ranks loaded equal states. The order is to be learned if none is known by now.
+  void agree();
+
   /// Parameters in the order in which they became ready.
   const Order& sequence() const { return sequence_; }
 
   /// Whether the driver has something to do.
-  bool wanted() const { return !requested_.empty() || order_wanted_; }
+  bool wanted() const {
+    return !requested_.empty() || order_wanted_ || agreement_ == Agreement::kWanted;
+  }
   std::optional<std::uint32_t> take_requested();
   /// A message's results are there.
   void set_back(std::uint32_t message);
@@ -116,6 +135,7 @@ class ReducerStep {
   SendingOrder sending_ = SendingOrder::kLearned;
   bool order_known_ = false;
   bool order_wanted_ = false;
+  Agreement agreement_ = Agreement::kNone;
   Order sequence_, order_;
   Messages messages_;
   std::size_t next_message_ = 0;  ///< not yet requested; kOfReady: how many were

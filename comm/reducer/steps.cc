@@ -53,6 +53,16 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
         "a step cannot be captured where residuals are kept in two generations: set "
         "ReducerOptions::transactions to kOff");
   step->set_awaited();
+  want_agreement(step);
+}
+
+void GradientReducer::Impl::want_agreement(LockedStep& step) {
+  if (!loaded_.has_value() || context_.ranks == 1) return;
+  if (residence_->captured())
+    throw InvalidArgument(
+        "after load_state() ranks compare their states in the next step, which "
+        "cannot be captured: run one step before the capture");
+  sender_->want_agreement(step, *loaded_);
 }
 
 void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) const {
@@ -111,7 +121,12 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   LockedStep step = step_.lock();
   if (together.size() > 1) check_apart(parameters, parameters_.all[parameters.front()].name);
   begin_ready(step);
-  for (const Ready& one : together) check_ready(step, one);
+  gradients_.forget_lent();
+  for (const Ready& one : together) {
+    check_ready(step, one);
+    gradients_.lend(one.parameter, one.given);
+  }
+  gradients_.check_apart([&](std::uint32_t one) { return step->is_back(one, step->number()); });
   for (std::size_t i = 0; i < together.size(); ++i) {
     gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
     handles[i] = handle_of(step, together[i].parameter);
@@ -158,6 +173,7 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   follow_phases(step);
   learn(step);
   if (residence_->captured()) ways_.note_captured();
+  if (!of_ready()) want_agreement(step);
   const bool requested = mark_missing(step);
   step->close();
   weights_.end();
@@ -215,12 +231,13 @@ LockedStep GradientReducer::Impl::stopped() {
   return step_.lock();
 }
 
-void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t parameter) const {
+void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t parameter) {
   if (step->closed()) return;
   const std::string& name = parameters_.all[parameter].name;
   if (context_.queues() && !of_ready())  // how far each rank is differs: all must send in one order
     throw InvalidArgument("flush() before waiting for \"" + name +
                           "\": over this transport a step is sent to its end by all ranks alike");
+  wait_until(step, [&] { return !step->agreeing(); });
   if (!step->order_known())
     throw InvalidArgument(
         "in the first step everything is sent at its end: flush() before waiting for \"" + name +
@@ -264,6 +281,7 @@ void GradientReducer::Impl::complete_step(LockedStep& step) {
     return step->is_ready(static_cast<std::uint32_t>(parameter)) &&
            !gradients_.is_nowhere(parameter);
   });
+  if (step->has_agreed()) loaded_.reset();
   gradients_.end_step();
   totals_.note_step(context_, sender_->wire_seconds(),
                     [&](std::uint32_t parameter) { return step->is_ready(parameter); });

@@ -3,7 +3,9 @@
 #include "comm/reducer/impl.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <string>
 
 namespace tersor {
 namespace {
@@ -25,6 +27,8 @@ std::vector<std::size_t> indices_of(const Parameters& parameters,
 
 // Parameters that were added since the last step have none yet.
 void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::size_t> parameters) {
+  if (!std::isfinite(factor))
+    throw InvalidArgument("scale_residuals() takes a finite factor, not " + std::to_string(factor));
   const auto lock = between_steps();
   if (residence_ == nullptr) return;
   const Residence::Entry entry(*residence_);

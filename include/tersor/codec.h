@@ -193,7 +193,8 @@ struct ReduceCall {
 };
 
 /// Turns gradients into payloads and back. Public functions check their arguments once
-/// (InvalidArgument, nothing touched) and call the codec's own part.
+/// (InvalidArgument, nothing touched) and call the codec's own part. Memory that a call writes
+/// overlaps no other memory of the call, unless a state's in and out are one span.
 class Codec {
  public:
   Codec(CodecSpec spec, std::uint16_t id) : spec_(std::move(spec)), id_(id) {}

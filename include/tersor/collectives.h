@@ -125,8 +125,9 @@ struct CollectiveOptions {
 /// there later finds the result; a transport that queues (NCCL) does not wait on the host but in
 /// the first of equal calls, one over hosts (MPI) until the result is queued. Damage and deadlines
 /// are then thrown by the next call on the transport, and the values are NaN, never a wrong sum.
-/// Throws InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
-/// undefined, transport poisoned).
+/// Throws InvalidArgument (nothing changed; also if spans or the state overlap, unless input and
+/// output are one span or a shard lies at its rank's place in the whole), TransportError, WireError
+/// or CudaError (values undefined, transport poisoned).
 void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options = {},
                StreamView stream = {});
 

@@ -235,7 +235,8 @@ class GradientReducer {
   void weigh(double samples);
 
   /// The gradient of this step is there: it may be sent from now on, and must be left alone until
-  /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument.
+  /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument, as is memory
+  /// that overlaps another gradient which is not done.
   ReducerHandle ready(std::string_view name);
   ReducerHandle ready(std::string_view name, ValueSpan gradient,
                       Contribution contribution = Contribution::kGradient);
@@ -259,7 +260,8 @@ class GradientReducer {
   /// The next step learns the order of sending again, from rank 0, where it is learned at all.
   void relearn_order();
 
-  /// When a loss scale changes by `factor`: residuals are in the gradient's units.
+  /// When a loss scale changes by `factor`: residuals are in the gradient's units. 0 clears NaNs,
+  /// too. Throws InvalidArgument for a factor that is not finite.
   void scale_residuals(float factor);
   /// Those of these parameters alone, as of a part of a model that is exchanged by itself. Throws
   /// InvalidArgument, and scales nothing, where one of them was never added.
@@ -296,7 +298,11 @@ class GradientReducer {
   std::vector<std::byte> save_state() const;
   /// The sum over ranks (a collective call): for any number of ranks.
   std::vector<std::byte> save_portable_state() const;
-  /// Loads either. Throws InvalidArgument that names what does not fit (parameters, counts, ranks).
+  /// Loads either. Throws InvalidArgument, and changes nothing, if the state does not fit: other
+  /// parameters, counts or ranks, a sending order that is no permutation, values that are not
+  /// finite. In the next step ranks compare their states. If steps, forms or codecs' memories
+  /// differ, every rank raises a TransportError that names two ranks and their states. All ranks
+  /// take rank 0's sending order.
   void load_state(std::span<const std::byte> state);
 
   ReducerStatistics statistics() const;

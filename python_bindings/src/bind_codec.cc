@@ -59,15 +59,6 @@ void bind_frames(nb::module_& module) {
       .def_ro("segments", &FrameHeader::segments)
       .def_ro("count", &FrameHeader::count)
       .def_ro("payload_bytes", &FrameHeader::payload_bytes);
-  module.def(
-      "frame_header",
-      [](nb::handle frame) {
-        const auto bytes = read_bytes(frame, {.name = "payload"});
-        if (bytes.memory == Memory::kDevice)
-          throw InvalidArgument("payload: its header lies on a device, where nobody waits for it");
-        return read_frame_header(bytes.span);
-      },
-      nb::arg("frame"));
 }
 
 void bind_codec_options(nb::module_& module) {
@@ -108,6 +99,7 @@ void bind_codec(nb::module_& module) {
            nb::arg("gradients"))
       .def("encode", &ArrayCodec::encode, nb::arg("gradients"), nb::arg("frame"),
            nb::arg("residuals"), nb::arg("options"), nb::arg("stream").none())
+      .def("header", &ArrayCodec::header, nb::arg("payload"), nb::arg("options"))
       .def("decode", &ArrayCodec::decode, nb::arg("frames"), nb::arg("outputs"),
            nb::arg("decoding"), nb::arg("options"), nb::arg("stream").none());
 }

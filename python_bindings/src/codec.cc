@@ -1,6 +1,7 @@
 // See codec.h. What the library checks (counts, dtypes, room, alignment) is left to it.
 #include "python_bindings/src/codec.h"
 
+#include "codecs/frame.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/device_scope.h"
 #include "python_bindings/src/waiting.h"
@@ -189,6 +190,21 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
                    output.span);
     return place.memory == Memory::kHost ? frame_bytes(output.span) : sizes.frame_bytes;
   });
+}
+
+FrameHeader ArrayCodec::header(nb::handle frame, const FrameOptions& options) const {
+  const auto bytes = read_bytes(frame, {.name = "payload"});
+  if (bytes.memory == Memory::kDevice)
+    throw InvalidArgument("payload: its header lies on a device, where nobody waits for it");
+  std::vector<ConstByteSpan> frames{bytes.span};
+  const std::vector<Buffer> copies = align_frames(frames, bytes.memory);
+  frame_bytes(frames[0]);
+  const FrameHeader header = read_frame_header(frames[0]);
+  if (header.codec_id != codec_->id() || header.signature != options.signature ||
+      encoding::has_checksum(header) != options.checksum)
+    throw WireError("payload: another codec, signature or use of checksums made it");
+  if (options.checksum) encoding::check_checksum(frames[0], nullptr);
+  return header;
 }
 
 void ArrayCodec::decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,

@@ -52,6 +52,10 @@ class ArrayCodec {
   std::size_t encode(Arrays gradients, nb::handle frame, Arrays residuals,
                      const FrameOptions& options, nb::handle stream);
 
+  /// The header of a payload on the host. Throws WireError if the header or the checksum is
+  /// damaged, or is not what the options say.
+  FrameHeader header(nb::handle frame, const FrameOptions& options) const;
+
   /// Writes (or adds) `factor` times the sum of the frames' values.
   void decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,
               const FrameOptions& options, nb::handle stream);

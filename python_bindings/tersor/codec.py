@@ -150,6 +150,8 @@ class Codec:
         if out is None:
             out = empty_bytes(self._core.capacity_of_arrays(arrays), arrays[0] if arrays else None)
         indices = _first_indices(first_index)
+        _check_numbers({"parameter": parameter, "step": step}, 32)
+        _check_numbers({"seed": seed, "signature": signature}, 64)
         options = _core.FrameOptions(indices, parameter, checksum, signature, seed, step, factor)
         residuals = [] if residual is None else _as_list(residual)
         written = self._core.encode(arrays, out, residuals, options, stream)
@@ -189,31 +191,36 @@ class Codec:
             WireError: for a payload that is damaged, truncated, or not what the call says. With
                 ``add`` nothing was written then. Without, it was not either where another plan's
                 payload or a part of one is given; where bytes are damaged ``out`` is as it was, or
-                NaN. On a device only a payload's length is known at once; for all else nobody
+                NaN. Without ``out``, header and checksum are checked before anything is allocated.
+                On a device only a payload's length is known at once; for all else nobody
                 waits, and ``out`` is NaN, with ``add`` too.
             InvalidArgument: as in ``encode``.
         """
         payloads = _as_list(payload)
-        if out is None:
-            out = self._new_output(payloads, add)
         decoding = _core.DecodeOptions(add, factor)
         indices = _first_indices(first_index)
+        _check_numbers({"parameter": parameter}, 32)
+        _check_numbers({"signature": signature}, 64)
         options = _core.FrameOptions(indices, parameter, checksum, signature)
+        if out is None:
+            out = self._new_output(payloads, add, options)
         self._core.decode(payloads, _as_list(out), decoding, options, stream)
         return out
 
-    @staticmethod
-    def _new_output(payloads: list[Array], add: bool) -> Array:
+    def _new_output(self, payloads: list[Array], add: bool, options: _core.FrameOptions) -> Array:
         if add:
             raise _core.InvalidArgument("out: pass the array that is to be added to")
         if not payloads:
             raise _core.InvalidArgument("payload: no array was given")
-        header = _core.frame_header(payloads[0])
+        header = self._core.header(payloads[0], options)
         if header.segments != 1:
             raise _core.InvalidArgument(
                 f"out: the payload holds {header.segments} gradients; pass a list of as many arrays"
             )
-        return empty_values(header.count, header.dtype, payloads[0])
+        try:
+            return empty_values(header.count, header.dtype, payloads[0])
+        except (MemoryError, ValueError) as error:  # possible without a checksum
+            raise _core.WireError(f"payload: no memory for {header.count} values") from error
 
 
 def _as_list(arrays: Array | list[Array]) -> list[Array]:
@@ -222,6 +229,13 @@ def _as_list(arrays: Array | list[Array]) -> list[Array]:
 
 def _first_indices(first_index: int | Sequence[int]) -> list[int]:
     """Of each array; none where all are 0."""
-    if isinstance(first_index, int):
-        return [first_index] if first_index else []
-    return list(first_index)
+    indices = [first_index] if isinstance(first_index, int) else list(first_index)
+    for one in indices:
+        _check_numbers({"first_index": one}, 64)
+    return [] if indices == [0] else indices
+
+
+def _check_numbers(numbers: dict[str, int], bits: int) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value < 1 << bits:
+            raise _core.InvalidArgument(f"{name}={value}: an integer from 0 to below 2**{bits}")

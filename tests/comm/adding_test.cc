@@ -123,7 +123,7 @@ TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
     grows.add("first");
     grows.add("second");
     grows.step(0);
-    Values gradient(kValues, 1.0f), more(kValues);
+    Values gradient(kValues, 1.0f), other(kValues, 1.0f), more(kValues);
     grows.reducer().ready("first", gradient);
     try {
       grows.reducer().add("third", more);
@@ -131,7 +131,7 @@ TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
     } catch (const InvalidArgument& error) {
       EXPECT_THAT(error.what(), HasSubstr("add \"third\" between two steps"));
     }
-    grows.reducer().ready("second", gradient);
+    grows.reducer().ready("second", other);
     grows.reducer().wait();
     grows.add("third");
     EXPECT_EQ(grows.step(2).size(), 3u);

@@ -14,8 +14,10 @@ Both are dicts of tensors, lists, texts and numbers, which ``torch.load`` takes 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,7 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from tersor import _core
-from tersor._core import InvalidArgument, ReducerState
+from tersor._core import Error, InvalidArgument, ReducerState
+from tersor._options import described
 from tersor.torch.scaler import Residuals
 
 VERSION = 2  # 1 had residuals of owners in units of a sum where a mean was taken
@@ -53,17 +56,72 @@ def load_reducer(
 
     None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
     with a warning where there are any. Raises InvalidArgument, which names the parameter, where the
-    state is of another model or codec, and in the exact mode of another rank or number of ranks.
+    state is of another model or codec, and in the exact mode of another rank or number of ranks,
+    and for a damaged state. Nothing was changed then.
     """
-    if not state:
+    if not (state := as_mapping(state)):
         now = ReducerState.read(reducer.save_state()).parameters
         return start_at_zero(
             [reducer], sum(bool(len(one.residual) + len(one.owner)) for one in now)
         )
+    reducer.load_state(read_bytes(state, group))
+
+
+def read_bytes(state: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
+    """A state that is not empty, as a reducer loads it. Raises InvalidArgument if it is damaged."""
+    with refusing_damage():
+        return _read(state, dist.get_rank(group)).write()
+
+
+@contextlib.contextmanager
+def refusing_damage() -> Iterator[None]:
+    """Every error from reading a state becomes an InvalidArgument. The body changes no handle."""
     try:
-        reducer.load_state(_read(state, dist.get_rank(group)).write())
+        yield
+    except Error:
+        raise
     except KeyError as missing:
         raise InvalidArgument(f"the state has no entry {missing}") from None
+    except Exception as damage:
+        raise InvalidArgument(f"the state is damaged: {damage}") from damage
+
+
+def as_mapping(state: Any) -> Mapping[str, Any]:
+    """A state as a handle takes it; empty for None. Raises InvalidArgument for other types, and for
+    a loss scale that is none."""
+    if state is None:
+        return {}
+    if not isinstance(state, Mapping):
+        raise InvalidArgument(f"a state is a dict or None, not {described(state)}")
+    scale = state.get("loss_scale")
+    if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
+        raise InvalidArgument(f"the state's loss_scale is {scale!r}: a finite number above 0")
+    number(state.get("skipped_steps", 0), "skipped_steps")
+    return state
+
+
+def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
+    """An integer of a state. Raises InvalidArgument for other types, and outside the range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidArgument(
+            f"the state's {name} is {described(value)}: an integer from {least} to {most}"
+        )
+    return value
+
+
+def like(found: Any, wanted: Tensor, name: str) -> Tensor:
+    """Raises InvalidArgument if what is found is no tensor of the wanted shape."""
+    if not isinstance(found, Tensor) or found.shape != wanted.shape or found.is_complex():
+        shape = tuple(found.shape) if isinstance(found, Tensor) else described(found)
+        raise InvalidArgument(f"the state's {name} is {shape}, wanted are {tuple(wanted.shape)}")
+    return found
+
+
+def finite(values: Tensor, name: str) -> Tensor:
+    """Raises InvalidArgument, which names the values, if one of them is not finite."""
+    if not values.isfinite().all():
+        raise InvalidArgument(f"the state's {name} has values that are not finite")
+    return values
 
 
 def move_residuals(

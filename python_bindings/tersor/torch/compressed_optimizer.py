@@ -143,9 +143,10 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
 
         Raises InvalidArgument, which names what does not fit, where it is the state of other
         parameters, another codec, another optimizer, or in the exact mode of another number of
-        ranks; nothing was changed then.
+        ranks, or for a damaged state; nothing was changed then. The next step raises
+        TransportError if ranks loaded different saves.
         """
-        load(self._kept(), state_dict)
+        load(self._kept(), self, state_dict)
         moments = dict(self.state)
         super().load_state_dict({"state": {}, "param_groups": plain_groups(state_dict)})
         self.state.update(moments)

@@ -7,6 +7,7 @@ and in the same two modes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,10 +16,18 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
 from tersor._core import InvalidArgument
 from tersor.collectives import allreduce
-from tersor.torch.checkpoint import Mode, load_reducer, own_row, save_reducer, side_by_side
+from tersor.torch.checkpoint import (
+    Mode,
+    load_reducer,
+    own_row,
+    refusing_damage,
+    save_reducer,
+    side_by_side,
+)
 from tersor.torch.exchange import TensorExchange
 from tersor.torch.parameters import local_shard
 
@@ -61,11 +70,31 @@ def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
 
 
 def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parameter groups, as PyTorch's optimizers have them."""
+    """The parameter groups, as PyTorch's optimizers have them; parameters by their place."""
     return [
         {key: value for key, value in group.items() if key != "tersor"}
+        | {"params": list(range(len(group["params"])))}
         for group in saved["param_groups"]
     ]
+
+
+def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument if a group lacks an option, or has another type than the default."""
+    for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for name in own.keys() & optimizer.defaults.keys():
+            if not _alike(group.get(name), optimizer.defaults[name]):
+                raise InvalidArgument(f"the state's {name} of a group is {group.get(name)!r}")
+
+
+def _alike(found: Any, value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        same = isinstance(found, tuple | list) and len(found) == len(value)
+        return same and all(map(_alike, found, value))
+    if isinstance(value, bool | str):
+        return isinstance(found, type(value))
+    if value is None and not isinstance(found, int | float | Tensor):
+        return found is None
+    return isinstance(found, int | float | Tensor) and math.isfinite(found)
 
 
 def _own(saved: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -75,10 +104,12 @@ def _own(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     return own
 
 
-def load(kept: Kept, saved: Mapping[str, Any]) -> None:
+def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Moments and residuals; all of them or, after an InvalidArgument, nothing."""
-    _check(kept, saved)
-    values = list(_values(kept, saved))
+    with refusing_damage():
+        _check(kept, saved)
+        check_groups(optimizer, saved)
+        values = list(_values(kept, saved))
     load_reducer(kept.exchange.reducer, kept.group, _own(saved))
     for target, value in values:
         target.copy_(value.reshape(target.shape))
@@ -140,7 +171,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
         for key, target in moments.items():
             own, value = local_shard(target), entry.get(key)
             value = None if value is None else local_shard(value)
-            if value is None or value.numel() != own.numel():
+            if value is None or value.numel() != own.numel() or value.is_complex():
                 found = "none" if value is None else f"{value.numel()} values"
                 raise InvalidArgument(
                     f"{key} of {name} has {own.numel()} values, the state {found}: it is of "

@@ -20,7 +20,7 @@ from tersor.reducer import ReducerOptions, lasting
 from tersor.torch import group
 from tersor.torch.adam_warning import chosen_codecs, watch
 from tersor.torch.backward import Backward, Bucket, BucketParameters, Future, in_pass
-from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
+from tersor.torch.checkpoint import Mode, as_mapping, load_reducer, read_bytes, save_reducer
 from tersor.torch.copied import CopiedHookState
 from tersor.torch.ddp_options import check_reducer, checked_ddp, refuse_options
 from tersor.torch.exchange import TensorExchange, refuse_elastic
@@ -112,10 +112,13 @@ class HookState(ReducerReporting, Weighed):
         """Brings back what ``state_dict`` gave, in either mode; None: residuals start at zero.
 
         Raises InvalidArgument, which names the parameter, where it belongs to another model or
-        codec.
+        codec, or is damaged. Nothing was changed then. The next pass raises TransportError if ranks
+        loaded different saves.
         """
         if self._exchange is None:
-            self._loaded = state or {}
+            self._loaded = as_mapping(state)
+            if state:
+                read_bytes(state, self._process_group())
             return
         load_reducer(self.reducer, self._process_group(), state)
         self._loss_scale.load_state_dict(state or {}, self.reducer)

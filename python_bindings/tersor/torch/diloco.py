@@ -22,8 +22,9 @@ import torch.distributed as dist
 from tersor._core import InvalidArgument, RanksLost, TransportError
 from tersor._options import expect
 from tersor.collectives import allreduce
-from tersor.torch.checkpoint import Mode, check_mode, load_reducer, save_reducer
+from tersor.torch.checkpoint import Mode, check_mode, save_reducer
 from tersor.torch.collectives import broadcast_start
+from tersor.torch.diloco_state import check_diloco, load_both
 from tersor.torch.exchange import ElasticOptions, Result, TensorExchange, refuse_elastic_shards
 from tersor.torch.fragments import Timetable, UnderWay, differences, divide, hidden
 from tersor.torch.grace import Grace, LateReporting, Part, Tasks, check_grace, check_state
@@ -245,28 +246,27 @@ class DiLoCo(LateReporting):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Brings back what ``state_dict`` gave, in either mode, also with other fragments or delay.
 
-        Raises InvalidArgument that names what does not fit.
+        Raises InvalidArgument that names what does not fit or is damaged; nothing was changed then.
+        The next exchange raises TransportError if ranks loaded different saves.
         """
+        outer = self.outer_optimizer
+        names = every_parameter(self._model).keys()
+        check_diloco(state, self._start, names, self._grace, outer)
         if self._grace is None:
             return self._load(state)
         self._grace.ask("load_state_dict", lambda: self._load(state))
 
-    def _load(self, state: dict[str, Any]) -> None:
-        if state["start"].keys() != self._start.keys():
-            other = sorted(state["start"].keys() ^ self._start.keys())
-            raise InvalidArgument(f"the state is of another model: {', '.join(other)}")
-        late = check_state(state.get("grace"), self._grace)
+    def _load(self, state: Mapping[str, Any]) -> None:
         self._fetch()
-        load_reducer(self.reducer, self._process_group(), state["residuals"])
-        self.outer_optimizer.load_state_dict(state["outer_optimizer"])
+        load_both(self.reducer, self._process_group(), self.outer_optimizer, state)
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]
         self._somewhere = list(state.get("somewhere", []))
         kept = state.get("under_way")
-        self._under_way = kept and UnderWay.of(kept, self._start)
+        self._under_way = UnderWay.of(kept, self._start) if kept else None
         if self._grace is not None:
-            self._grace.load(late, self._start)
+            self._grace.load(check_state(state.get("grace"), self._grace), self._start)
 
     def _follow(self) -> Mapping[str, torch.nn.Parameter]:
         """The parameters, also those that the program replaced in the model."""

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 
 from tersor._core import InvalidArgument
-from tersor.torch.checkpoint import side_by_side
+from tersor.torch.checkpoint import refusing_damage, side_by_side
 
 
 class Stateful(Protocol):
@@ -50,7 +50,8 @@ def load_checkpoint(
     group = group or dist.group.WORLD
     if group is None:
         raise InvalidArgument("call torch.distributed.init_process_group first")
-    state = _empty_state(reader, key, group)
+    with refusing_damage():
+        state = _empty_state(reader, key, group)
     if state:
         load({key: state}, storage_reader=reader, process_group=group)
     handle.load_state_dict(state)

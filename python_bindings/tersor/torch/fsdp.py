@@ -143,7 +143,8 @@ class ShardedHandle(Reporting, Weighed):
         """Brings back either. None or empty: residuals start at zero, with a warning.
 
         On a 2-D mesh loading a portable state is a collective call. Raises InvalidArgument, which
-        names the parameter, where the state does not fit.
+        names the parameter, where the state does not fit or is damaged; nothing was changed then.
+        The next pass raises TransportError if ranks loaded different saves.
         """
         self._sender.prepare()
         load_sharded(self._sender, self._group, state)

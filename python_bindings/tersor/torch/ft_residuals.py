@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tersor import _core
 from tersor._options import fill
-from tersor.torch.checkpoint import zeros
+from tersor.torch.checkpoint import as_mapping, finite, number, refusing_damage, zeros
 
 __all__ = ["Places", "World"]
 
@@ -164,7 +164,12 @@ class Places:
         return {f"{one[0]}.{one[1]}": tensor for one, tensor in (self._loaded | owed).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Raises InvalidArgument, and changes nothing, if the state is damaged or not finite."""
+        loaded = {}
+        with refusing_damage():
+            for key, tensor in as_mapping(state).items():
+                fragment, place = map(int, key.split("."))
+                residual = finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
+                loaded[number(fragment, "fragment"), number(place, "place")] = residual
         self.forget()
-        for key, tensor in state.items():
-            fragment, _, place = key.partition(".")
-            self._loaded[int(fragment), int(place)] = tensor
+        self._loaded = loaded

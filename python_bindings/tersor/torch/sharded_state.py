@@ -20,9 +20,13 @@ from tersor._core import InvalidArgument
 from tersor.torch.checkpoint import (
     VERSION,
     Mode,
+    as_mapping,
     check_mode,
     check_version,
+    finite,
+    number,
     own_row,
+    refusing_damage,
     side_by_side,
     start_at_zero,
 )
@@ -64,37 +68,44 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
 
     None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
     with a warning where there are any. Raises InvalidArgument, which names the parameter, where the
-    state is of another model or codec, or the exact one of another rank or number of ranks; nothing
-    was changed then.
+    state is of another model or codec, or the exact one of another rank or number of ranks, or
+    damaged; nothing was changed then.
     """
-    portable = state is not None and state.get("mode") == "portable"
+    state = as_mapping(state)
+    portable = state.get("mode") == "portable"
     reducers = sender.reducers.all() if portable else sender.every_reducer()
     found = [(reducer, *reducer.read()) for reducer in reducers]
     kept = {name: one for _, _, views in found for name, one in views.items()}
     if not state:
         names = {one.parameter.name for one in kept.values()}
         return start_at_zero([one.core for one in reducers], len(names))
-    _check(kept, state)
-    _check_ranks(group, state)
-    if not portable and state.get("hosts") != _hosts(sender, group):
-        raise InvalidArgument(
-            "in the state's run ranks were grouped by host in another way: save with "
-            'mode="portable" to go on so'
-        )
-    _check_shapes(kept, group, state)
-    parts = group.size() if state["reduction"] == "sum" else state["ranks"]
-    for name, step in zip(state["parameters"], state["steps"], strict=True):
-        one, saved = kept[name], state["residuals"][name]
-        one.step = step
-        if portable:  # each rank's part: together they add what they would have added
-            one.take(to_flat(saved / parts, one.parameter, one.ranks))
-        else:
-            one.residual.copy_(own_row(saved, group.rank())[: len(one.residual)])
+    with refusing_damage():
+        _check(kept, state)
+        _check_ranks(group, state)
+        if not portable and state.get("hosts") != _hosts(sender, group):
+            raise InvalidArgument(
+                "in the state's run ranks were grouped by host in another way: save with "
+                'mode="portable" to go on so'
+            )
+        _check_shapes(kept, group, state)
+        _take(kept, group, state)
     if portable:
         _move_to_replicas(sender.replicas.all(), kept, state)
     for reducer, values, views in found:
         values.step = state.get("step", values.step)
         reducer.write(values, views)
+
+
+def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
+    """Copies a state that was checked to the views; no reducer has it yet."""
+    parts = group.size() if state["reduction"] == "sum" else state["ranks"]
+    for name, step in zip(state["parameters"], state["steps"], strict=True):
+        one, saved = kept[name], state["residuals"][name]
+        one.step = number(step, f"step of {name}")
+        if state["mode"] == "portable":  # together ranks add what they would have added
+            one.take(to_flat(saved / parts, one.parameter, one.ranks))
+        else:
+            one.residual.copy_(own_row(saved, group.rank())[: len(one.residual)])
 
 
 def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
@@ -157,6 +168,11 @@ def _move_to_replicas(
 def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
     """Raises InvalidArgument where a state is not of this version, these parameters and codecs."""
     check_version(state)
+    check_mode(state["mode"])
+    number(state["ranks"], "ranks", 1, 2**16)
+    number(state.get("step", 0), "step")
+    if state["reduction"] not in ("sum", "mean"):
+        raise InvalidArgument(f"the state's reduction is {state['reduction']!r}: sum or mean")
     saved = dict(zip(state["parameters"], state["codecs"], strict=True))
     for name in saved.keys() ^ kept.keys():
         where = "the state" if name in saved else "this model"
@@ -190,7 +206,8 @@ def _check_shapes(
     for name, one in kept.items():
         saved = state["residuals"][name]
         exact = state["mode"] == "exact"
-        found = own_row(saved, group.rank()).shape if exact else saved.shape
+        values = own_row(saved, group.rank()) if exact else saved
+        found = finite(values, f"residual of {name}").shape
         wanted = torch.Size([one.longest]) if exact else one.parameter.shape
         if found != wanted:
             raise InvalidArgument(
