@@ -1,6 +1,8 @@
 // What Tersor throws. The library never prints, never aborts and never swallows an error.
 #pragma once
 
+#include <tersor/abi.h>
+
 #include <cstdint>
 #include <stdexcept>
 #include <string>
