@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs a build into a folder of its own and builds user programs against the copy: the project in
 the folder consumer by find_package, the same source and every program of the README, of docs/adam.md,
-docs/elastic.md and docs/gpu.md by pkg-config.
+docs/elastic.md and docs/gpu.md by pkg-config. A program compiled for another ABI must not link.
 With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --tcp the
 processes of the folder tcp, which must sum, and need no library beside the system's; with --nccl the
 program of docs/gpu.md that uses NCCL, which must start, and say what is missing where there is no GPU.
@@ -51,14 +51,33 @@ def build_project(source, prefix, work, compiler):
     return work / "cmake"
 
 
-def by_pkg_config(prefix, source, compiler):
+def pkg_config_command(prefix, source, program, compiler, package="tersor"):
+    """The compiler command that builds a program with the flags of pkg-config."""
     folder = next(prefix.rglob("tersor.pc")).parent
-    flags = output_of("pkg-config", "--cflags", "--libs", "tersor",
+    flags = output_of("pkg-config", "--cflags", "--libs", package,
                       env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
-    program = source.with_suffix(".program")
-    run(compiler, "-std=c++20", *shlex.split(os.environ.get("CXXFLAGS", "")), source, "-o", program,
-        *shlex.split(flags))
-    run(program, env={**os.environ, "LD_LIBRARY_PATH": str(folder.parent)})  # where it is shared
+    return [compiler, "-std=c++20", *shlex.split(os.environ.get("CXXFLAGS", "")), source, "-o", program,
+            *shlex.split(flags)]
+
+
+def by_pkg_config(prefix, source, work, compiler, package="tersor"):
+    """Builds a program; a static library needs no LD_LIBRARY_PATH, a shared library does."""
+    program = work / (source.stem + ".program")
+    run(*pkg_config_command(prefix, source, program, compiler, package))
+    os.environ["LD_LIBRARY_PATH"] = str(next(prefix.rglob("tersor.pc")).parent.parent)
+    return program
+
+
+def check_refused_abis(prefix, source, work, compiler):
+    """A program with another layout of the standard library's types does not link, and the symbol says why."""
+    for macro, symbol in (
+        ("-D_GLIBCXX_DEBUG", "compile_libtersor_with_GLIBCXX_DEBUG_too"),
+        ("-D_GLIBCXX_USE_CXX11_ABI=0", "compile_libtersor_with_GLIBCXX_USE_CXX11_ABI_0_too"),
+    ):  # fmt: skip
+        command = pkg_config_command(prefix, source, work / "refused", compiler)
+        done = subprocess.run([*map(str, command), macro], text=True, capture_output=True)
+        if done.returncode == 0 or symbol not in done.stderr:
+            sys.exit(f"package: a program with {macro} links, or without this reason:\n{done.stderr}")
 
 
 def programs_in(page):
@@ -83,7 +102,8 @@ def check_programs(build, compiler):
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"
         source.write_text(text)
-        by_pkg_config(prefix, source, compiler)
+        run(by_pkg_config(prefix, source, work, compiler))
+    check_refused_abis(prefix, work / "program_0.cc", work, compiler)
     print(f"package: {1 + len(programs)} programs built against {prefix} and run")
 
 
@@ -103,7 +123,10 @@ def check_trainers(build, compiler):
         return SKIPPED
     programs = build_project(FOLDER / "mpi", prefix, work, compiler)
     first, plain = losses(programs / "trainer")
+    by_name = by_pkg_config(prefix, FOLDER / "mpi" / "trainer_tersor.cc", work, compiler, "tersor-mpi")
     same_first, with_tersor = losses(programs / "trainer_tersor")
+    if losses(by_name) != (same_first, with_tersor):
+        sys.exit("package: the trainer that pkg-config built learns something else")
     if first != same_first or not plain < 0.1 * first:
         sys.exit("package: the trainers do not start alike, or do not learn")
     if not abs(with_tersor - plain) <= LOSS_TOLERANCE * plain:
@@ -122,8 +145,9 @@ def check_tcp(build, compiler):
     libraries = output_of("ldd", program)
     if any(prefix.rglob("libtersor_tcp.a")) and "sodium" in libraries:
         sys.exit("package: a program that links tersor::tcp needs libsodium at run time:\n" + libraries)
-    ranks = [subprocess.Popen([program, work / "meeting", str(rank), str(RANKS)], text=True,
-                              stdout=subprocess.PIPE) for rank in range(RANKS)]
+    other = by_pkg_config(prefix, FOLDER / "tcp" / "sum.cc", work, compiler, "tersor-tcp")
+    ranks = [subprocess.Popen([one, work / "meeting", str(rank), str(RANKS)], text=True,
+                              stdout=subprocess.PIPE) for rank, one in enumerate((program, other))]
     printed = [rank.communicate(timeout=60)[0] for rank in ranks]
     if printed != [f"rank {rank}: {RANKS}.000\n" for rank in range(RANKS)]:
         sys.exit(f"package: the ranks say {printed}")
@@ -140,6 +164,7 @@ def check_nccl(build, compiler):
     shutil.copytree(FOLDER / "nccl", work / "project")
     [program] = filter(needs_nccl, programs_in("docs/gpu.md"))
     (work / "project" / "program.cc").write_text(program)
+    by_pkg_config(prefix, work / "project" / "program.cc", work, compiler, "tersor-nccl")
     built = build_project(work / "project", prefix, work, compiler) / "program"
     done = subprocess.run([built, "0", "1", work / "nccl-id"], text=True, capture_output=True)
     print(done.stdout, done.stderr, sep="", end="")
