@@ -1,11 +1,10 @@
 // The parameter server over a transport: who waits for whom, and who is told what.
 #include "tests/comm/served.h"
 
-#include <tersor/server.h>
-
 #include "comm/server/notes.h"
 
 #include <gtest/gtest.h>
+#include <tersor/server.h>
 
 #include <algorithm>
 #include <atomic>
