@@ -1,5 +1,4 @@
-// Residuals between steps: loss scales, and transactions, which take back the steps since they
-// began.
+// Operations on residuals between steps: loss scales, and transactions that discard steps.
 #include "comm/reducer/impl.h"
 
 #include <algorithm>
@@ -25,7 +24,7 @@ std::vector<std::size_t> indices_of(const Parameters& parameters,
 
 }  // namespace
 
-// Parameters that were added since the last step have none yet.
+// A parameter added after the last step has no residual yet.
 void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::size_t> parameters) {
   if (!std::isfinite(factor))
     throw InvalidArgument("scale_residuals() takes a finite factor, not " + std::to_string(factor));
@@ -49,12 +48,12 @@ void GradientReducer::Impl::check_transactions(std::string_view call) const {
   throw InvalidArgument(std::string(call) + "() needs ReducerOptions::transactions = kOn");
 }
 
-// False where no parameter has a step to discard. The number of the next step falls only if no
-// parameter keeps what a discarded step wrote.
+// Returns false if no parameter has a step to discard. The step number falls only if every
+// parameter discards the step.
 bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
   const LockedStep step = stopped();
   Residuals& residuals = parameters_.residuals;
-  // A step that an error ended never became current, unless it was to join others.
+  // After an error the residuals from before the step are current, except in joined steps.
   if (step->failed() && !step->untouched() && !residuals.joins()) return true;
   check_transactions("discard_step");
   const bool found = residuals.discard(parameters);

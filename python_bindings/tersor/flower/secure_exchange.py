@@ -1,4 +1,4 @@
-"""The exchanges of a secure sum, as the server makes them; ``secure_client`` describes them."""
+"""The server's exchanges of a secure sum. ``secure_client`` describes the protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("flwr")
 
 
 def agree(made: Round, nodes: list[int]) -> set[int]:
-    """The exchanges of keys and of shares. Returns the nodes that are still there."""
+    """The exchanges of keys and of shares. Returns the remaining nodes."""
     made.keys = of_own_keys(_ask(made, "keys", {node: {} for node in nodes}, is_key))
     there = _sustained(made, made.keys, nodes, "keys")
     made.neighbours = {node: made.around(node, there) for node in there}
@@ -56,14 +56,14 @@ def _shares_order(made: Round, node: int) -> dict[str, Any]:
 
 
 def sealed_for(made: Round, node: int) -> dict[str, Any]:
-    """The shares that a node's neighbours sealed for the node."""
+    """The shares sealed by a node's neighbours for the node."""
     senders = made.around(node, made.shares)
     sealed = [made.shares[one]["sealed"][made.neighbours[one].index(node)] for one in senders]
     return {"from": senders, "sealed": sealed}
 
 
 def note_update(made: Round, node: int, record: Mapping[str, Any]) -> bool:
-    """Keeps the tags that came with a node's update. Returns False if they are none."""
+    """Keeps the tags of a node's update. Returns False if the tags are malformed."""
     senders = made.around(node, made.shares)
     if not are_tags(made, node, {**record, "nodes": senders}):
         return False
@@ -73,8 +73,8 @@ def note_update(made: Round, node: int, record: Mapping[str, Any]) -> bool:
 
 
 def remove_masks(made: Round, total: SumVector, updates: Iterable[int]) -> None:
-    """Subtracts all masks from the sum of these nodes' updates. Nobody is asked for a share if the
-    secrets could not be put together. Raises TooFewError."""
+    """Subtracts all masks from the sum of these nodes' updates. Raises TooFewError before any
+    node reveals a share if the secrets cannot be reconstructed."""
     alive = set(updates)
     gone = {node for node in made.shares if node not in alive and made.around(node, alive)}
     shares = _collect(made, alive, gone)
@@ -92,7 +92,7 @@ def remove_masks(made: Round, total: SumVector, updates: Iterable[int]) -> None:
 
 
 def _collect(made: Round, alive: set[int], gone: set[int]) -> dict[int, dict[int, bytes]]:
-    """Shares of one secret of each node, after neighbours confirmed to each other who is alive."""
+    """Shares of one secret of each node, after neighbours confirmed the survivors to each other."""
     owners = sorted(alive | gone)
     made.require_holders(owners, alive)
     orders: dict[int, dict[str, Any]] = {}
@@ -118,7 +118,7 @@ def _collect(made: Round, alive: set[int], gone: set[int]) -> dict[int, dict[int
 
 
 def _by_receiver(found: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[int, bytes]]:
-    """For each of these nodes the tags that the nodes sent to it, by sender."""
+    """The tags of each node by their senders."""
     tags: dict[int, dict[int, bytes]] = {node: {} for node in found}
     for sender, record in found.items():
         pairs = zip(record.get("nodes", []), record.get("tags", []), strict=True)
@@ -134,7 +134,7 @@ def _ask(
     orders: Mapping[int, Mapping[str, Any]],
     is_sound: Callable[[Round, int, Mapping[str, Any]], bool],
 ) -> dict[int, ConfigRecord]:
-    """What nodes answer for a stage; who fails or answers twice is out, and named."""
+    """The nodes' replies of a stage. A node that fails or replies twice is left out by name."""
     messages = [
         Message(
             RecordDict({KEY: ConfigRecord(made.told | filled(order))}),
@@ -164,17 +164,17 @@ def _ask(
 
 
 def _note_bad(made: Round, node: int, record: Mapping[str, Any]) -> None:
-    """Notes the nodes whose share or tag a node found wrong."""
+    """Records the nodes with a share or tag that a node found wrong."""
     for bad in made.around(node, record.get("bad", [])):
         made.disputes.add(bad, node, "share or tag")
 
 
 def by_node(replies: Iterable[Message]) -> list[tuple[int, Message]]:
-    """In the order of their nodes."""
+    """Replies in the order of their nodes."""
     found = ((int(one.metadata.src_node_id), one) for one in replies)
     return sorted(found, key=lambda pair: pair[0])
 
 
 def why(reply: Message) -> str:
-    """Why a reply is of no use."""
+    """The reason that a reply is unusable."""
     return printable(reply.error.reason) if reply.has_error() else "not what it was asked for"

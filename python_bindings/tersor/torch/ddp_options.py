@@ -30,7 +30,7 @@ def checked_ddp(model: nn.Module) -> DistributedDataParallel:
 
 
 def refuse_options(ddp: DistributedDataParallel | None) -> None:
-    """Raises InvalidArgument for options by which DDP bypasses its communication hook."""
+    """Raises InvalidArgument for options that make DDP bypass the communication hook."""
     if delayed := getattr(ddp, "_delay_all_reduce_params", None):
         assert ddp is not None
         found = [
