@@ -53,3 +53,18 @@ def test_gradients_are_unscaled_in_f32(rank: int, count: int, dtype: torch.dtype
 
 def f32(named: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
     return {name: one.float() for name, one in named.items()}
+
+
+@ranks.on(1)
+def test_a_schedule_in_a_compiled_step_compiles_nothing_again(rank: int, count: int) -> None:
+    weight = torch.nn.Parameter(torch.zeros(64, 64))
+    optimizer = CompressedAdamW([("w", weight)], lr=1e-2, rules=[("*", "int8+ef")])
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    frames = []
+    for _ in range(4):
+        weight.grad = torch.randn(64, 64)
+        step()
+        schedule.step()
+        frames.append(torch._dynamo.utils.counters["frames"]["total"])
+    assert frames[1] == frames[-1]
