@@ -11,6 +11,7 @@ import unittest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TARGETS = "tersor_gpu_test tersor_gpu_nccl_test tersor_kernels_test tersor_cuda_kernels tersor_faults_test"
+TARGETS += " tersor_codecs_test"
 CMAKE = f"""#!/bin/sh
 echo "cmake $*" >> "$CALLS"
 case "$*" in
@@ -28,6 +29,9 @@ PYTHON = """#!/bin/sh
 echo "test-python $*" >> "$CALLS"
 [ -z "$3" ] || echo '<testsuite><testcase name="B"/></testsuite>' > "$3/python-$2.xml"
 """
+GIT = """#!/bin/sh
+mkdir -p "$4" && cp -r scripts "$4"
+"""  # git clone --quiet . FOLDER
 NOTHING = "#!/bin/sh\n"
 
 
@@ -40,6 +44,7 @@ class Parts(unittest.TestCase):
         self.install("scripts/test-python", PYTHON)
         self.install("bin/cmake", CMAKE)
         self.install("bin/ctest", CTEST)
+        self.install("bin/git", GIT)
         self.install("bin/cuobjdump", NOTHING)  # so that none is fetched
         for name in ("test", "test_summary.py"):
             shutil.copy(REPOSITORY / "scripts" / name, self.root / "scripts" / name)
