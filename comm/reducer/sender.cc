@@ -171,7 +171,12 @@ bool Sender::compare_states() {
     records.push_back(parse_state(bytes, rank));
     if (rank == 0) order = bytes.subspan(sizeof(LoadedState));
   }
-  check_alike(records);
+  try {
+    check_alike(records);
+  } catch (const TransportError& error) {  // a rank that is late raises the same words
+    transport().poison(error.what());
+    throw;
+  }
   ReducerStep::Order agreed;
   if (!order.empty()) agreed = parse_order(order, context_.slots.size());
   states_handle_ = {};
