@@ -85,7 +85,8 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         """By which a parameter moves that travels by a codec."""
 
-    @torch.compiler.disable  # Dynamo would compile the step again for each learning rate
+    # Dynamo would compile the step again for each learning rate.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchanges, and moves the weights; a collective call. Returns what ``closure`` does.
