@@ -228,11 +228,11 @@ def _as_list(arrays: Array | list[Array]) -> list[Array]:
 
 
 def _first_indices(first_index: int | Sequence[int]) -> list[int]:
-    """Of each array; none where all are 0."""
+    """The first index of each array. Empty if ``first_index`` is 0."""
     indices = [first_index] if isinstance(first_index, int) else list(first_index)
     for one in indices:
         _check_numbers({"first_index": one}, 64)
-    return [] if indices == [0] else indices
+    return [] if first_index == 0 else indices
 
 
 def _check_numbers(numbers: dict[str, int], bits: int) -> None:

@@ -91,7 +91,8 @@ def goes_through(rank: int, count: int, steps: int, mesh_shape: tuple[int, ...])
                 torch.testing.assert_close(one, other)
         if step == steps // 2:
             before, memory = held(), resident()
-    assert held() == before
+    # A leak holds at least one of either for each set.
+    assert all(now < then + steps // 4 for now, then in zip(held(), before or (), strict=True))
     assert len(handle._reducers) == len(mesh_shape)
     assert resident() - memory < 4 << 20
     assert "had no gradient" not in handle.explain()
