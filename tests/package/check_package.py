@@ -56,8 +56,8 @@ def pkg_config_command(prefix, source, program, compiler, package="tersor"):
     folder = next(prefix.rglob("tersor.pc")).parent
     flags = output_of("pkg-config", "--cflags", "--libs", package,
                       env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
-    return [compiler, "-std=c++20", *shlex.split(os.environ.get("CXXFLAGS", "")), source, "-o", program,
-            *shlex.split(flags)]
+    options = [*shlex.split(os.environ.get("CXXFLAGS", "")), f"-I{source.parent}"]
+    return [compiler, "-std=c++20", *options, source, "-o", program, *shlex.split(flags)]
 
 
 def by_pkg_config(prefix, source, work, compiler, package="tersor"):
