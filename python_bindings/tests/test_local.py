@@ -248,5 +248,7 @@ def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
         return lost.value.members, lost.value.last_step, str(lost.value)
 
     first, _, third = tersor.local.run(3, rank)
-    assert first == third
-    assert first[:2] == ([0, 2], 1)
+    assert first[:2] == third[:2] == ([0, 2], 1)
+    # The texts differ: a rank detects the loss itself or receives the announcement of another rank.
+    assert "rank 1 left" in first[2]
+    assert "rank 1 left" in third[2]
