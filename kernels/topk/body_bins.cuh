@@ -1,5 +1,5 @@
-// Histograms of keys: counted in shared memory, added up in device memory, and the bin found in
-// which the value of a rank lies, counted from the largest.
+// Histograms of keys, counted in shared memory and summed in device memory. Also the search for the
+// bin of a given rank, counted from the largest key.
 #pragma once
 
 #include "kernels/device/memory.cuh"
@@ -14,12 +14,12 @@ struct TopkBinShared {
   SharedArray<std::uint64_t, 3> place;
 };
 
-/// Where the value of a rank lies. `total` counts all bins; the rest holds where it reaches the
-/// rank.
+/// The bin that contains a given rank. `total` counts the values of all bins. The other members are
+/// valid if `total` reaches the rank.
 struct TopkBinPlace {
   std::uint32_t bin;
-  std::uint64_t above;   // values in the bins above it
-  std::uint64_t inside;  // values in it
+  std::uint64_t above;   // values in higher bins
+  std::uint64_t inside;  // values in this bin
   std::uint64_t total;
 };
 
@@ -29,7 +29,7 @@ TERSOR_DEVICE void clear_bins(const Block& block, Bins& bins) {
   block.sync();
 }
 
-/// A barrier, then adds the block's bins to those in device memory.
+/// Synchronises the block, then adds the block's bins to the bins in device memory.
 template <unsigned kBins, class Block, class Bins>
 TERSOR_DEVICE void add_bins(const Block& block, const Bins& bins, std::uint64_t* sums) {
   block.sync();
@@ -39,13 +39,13 @@ TERSOR_DEVICE void add_bins(const Block& block, const Bins& bins, std::uint64_t*
   }
 }
 
-/// For a block of kTopkThreads; `count_of(bin)` is read twice. Each thread owns a few neighbouring
-/// bins, the first one the highest.
+/// Finds the bin of a rank, in a block of kTopkThreads threads. Each thread owns a few neighbouring
+/// bins, and thread 0 owns the highest bins. `count_of(bin)` is read twice.
 template <unsigned kBins, class Block, class CountOf>
 TERSOR_DEVICE TopkBinPlace find_bin(const Block& block, TopkBinShared& shared, std::uint64_t rank,
                                     const CountOf& count_of) {
   constexpr unsigned kMine = (kBins + kTopkThreads - 1) / kTopkThreads;
-  const unsigned first = block.thread_rank() * kMine;  // from the highest bin
+  const unsigned first = block.thread_rank() * kMine;  // counted from the highest bin
   std::uint64_t mine = 0;
   TERSOR_UNROLL_4
   for (unsigned i = 0; i < kMine; ++i) {

@@ -1,8 +1,9 @@
-// How many of each part are sent: keys above the k-th, and keys that equal it, first in each part,
-// then before it. With that, every part knows where its values go.
+// The count kernel: counts the keys above and equal to the k-th key, first within each part, then
+// in all earlier parts. The counts give each part its offset in the payload.
 //
-// Grid: blocks of 256 threads, each with its own stretch of parts, a warp a part. Reads 8 bytes a
-// candidate, or over all of p 4 bytes a value (8, where the residual does not hold p).
+// Grid: blocks of 256 threads. Each block processes a contiguous range of parts, one warp per part.
+// The kernel reads 8 bytes per candidate. If the kernel reads all of p, the kernel reads 4 bytes
+// per value (8 if the residual does not hold p).
 #pragma once
 
 #include "kernels/topk/body_tensor.cuh"
@@ -12,7 +13,7 @@
 
 namespace tersor::kernels {
 
-/// What is sent: keys above `key`, and the first `ties` that equal it.
+/// The selection: all keys above `key`, and the first `ties` keys equal to `key`.
 struct TopkCut {
   std::uint32_t key;
   std::uint32_t ties;
@@ -23,15 +24,15 @@ struct TopkCut {
   TERSOR_DEVICE bool larger(float p) const { return topk_key(p) > key; }
   TERSOR_DEVICE bool equal(float p) const { return topk_key(p) == key; }
 
-  /// How many of the first `larger` + `equal` keys are sent.
+  /// Returns the number of sent values among `larger` + `equal` consecutive keys.
   TERSOR_DEVICE std::uint64_t sent(std::uint64_t larger, std::uint64_t equal) const {
     return larger + (equal < ties ? equal : ties);
   }
 };
 
-/// Calls visit(row, index) for a part's values, a row a thread at a time in ascending order;
-/// `index` is that of the thread's first value in the part. Every thread of the warp is called as
-/// often.
+/// Calls visit(row, index) for the values of a part in ascending order, one row per thread at a
+/// time. `index` is the index within the part of the thread's first value. All threads of the warp
+/// make the same number of calls.
 template <class Reader, class Warp, class Visit>
 TERSOR_DEVICE void for_each_warp_row(const Warp& warp, const Reader& reader, std::size_t part,
                                      const Visit& visit) {
@@ -44,7 +45,8 @@ TERSOR_DEVICE void for_each_warp_row(const Warp& warp, const Reader& reader, std
   }
 }
 
-/// The same for its candidates: "rows" of one value, whose index is that of the value.
+/// Like for_each_warp_row, for the candidates of a part: a row is a single candidate, and `index`
+/// is the candidate's index.
 template <class Warp, class Visit>
 TERSOR_DEVICE void for_each_warp_candidate(const Warp& warp, const TopkDeviceMemory& memory,
                                            const TopkPartRun& run, const Visit& visit) {
@@ -67,7 +69,7 @@ struct TopkCountKernel {
   struct Shared {};
 
   TopkTask<G, E> task;
-  std::size_t block_parts;  // of a block
+  std::size_t block_parts;  // parts per block
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -101,7 +103,7 @@ struct TopkCountKernel {
   TERSOR_DEVICE void count_part(const Warp& warp, const Reader& reader, std::size_t part,
                                 TopkCut cut, bool reads_all) const {
     TopkPartRun* run = task.memory.runs + part;
-    std::uint64_t sum = 0;  // larger ones in the low half, equal ones in the high half
+    std::uint64_t sum = 0;  // low half: larger keys; high half: equal keys
     const auto count = [&](const auto& row, unsigned) { count_row(row, cut, sum); };
     if (reads_all)
       for_each_warp_row(warp, reader, part, count);
@@ -114,7 +116,7 @@ struct TopkCountKernel {
     store(&run->equal, static_cast<std::uint32_t>(sum >> 32));
   }
 
-  /// Counts of the block's parts become counts before them, and the block's.
+  /// Replaces the counts of the block's parts by prefix sums, and stores the block's totals.
   template <class Block>
   TERSOR_DEVICE void add_up_parts(const Block& block, std::size_t begin, std::size_t end) const {
     std::uint64_t larger = 0, equal = 0;
@@ -138,7 +140,7 @@ struct TopkCountKernel {
     store(&task.memory.bases[block.rank()].equal, equal);
   }
 
-  /// The same for all blocks.
+  /// Replaces the totals of all blocks by prefix sums.
   template <class Block>
   TERSOR_DEVICE void add_up_blocks(const Block& block, TopkCut cut) const {
     std::uint64_t larger = 0, equal = 0;

@@ -1,13 +1,13 @@
-// The sum of several payloads, in their order, in f32 and rounded once.
+// The decode kernel: sums several payloads in order, in f32, rounded once.
 //
-// Grid: a block takes 4,096 outputs of one segment at a time, in shared memory between the one read
-// (where values are added) and the one write. Reads 2 bytes a place and 4, 2 or 1 a value of each
-// frame, writes each output once.
+// Grid: each block processes 4,096 outputs of one segment at a time. The sums stay in shared memory
+// between the single read (if values are added) and the single write. Per frame, the kernel reads 2
+// bytes per index and 4, 2 or 1 bytes per value. Each output is written once.
 //
-// No byte of a frame is trusted. A block searches for its places among those of their tile, and
-// adds what it finds only where the places are its own and ascend. The search for a larger index
-// never ends before the one for a smaller index, whatever the list holds, so that units cut it into
-// consecutive pieces: each place of a tile is some block's to look at, and none is passed over.
+// The kernel trusts no byte of a frame. A block searches for its indices within their tile, and
+// adds values only if the indices belong to the block's unit and ascend. Even in an invalid list,
+// the search for a larger index never ends before the search for a smaller index. Units therefore
+// divide the list of a tile into consecutive slices, and exactly one block checks each index.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -24,26 +24,26 @@
 
 namespace tersor::kernels {
 
-/// Outputs that a block takes at a time. A segment's first unit begins at its value 0, or at the
-/// last multiple of this that is not behind the window.
+/// Outputs that a block processes at a time. A segment's first unit begins at value 0 or at the
+/// last multiple of kTopkDecodeUnit at or before the start of the window.
 constexpr std::size_t kTopkDecodeUnit = 4096;
 static_assert(kTopkTile % kTopkDecodeUnit == 0);
 
 struct TopkDecodeEntry {
-  void* output;         // of value `begin`
+  void* output;         // address of value `begin`
   std::uint64_t count;  // of the segment
-  std::uint64_t begin;  // values [begin, end) are wanted
+  std::uint64_t begin;  // values [begin, end) are requested
   std::uint64_t end;
-  std::uint64_t offset;  // of the segment's sections, in bytes from the payload's beginning
+  std::uint64_t offset;  // of the segment's sections, in bytes from the start of the payload
   std::uint32_t kept;
   std::uint32_t first_unit;
-  std::uint32_t segment;  // its place in the call's list
+  std::uint32_t segment;  // index of the segment in the call
   std::uint32_t reserved;
 };
-/// As many as fit kernel parameters beside the frames.
+/// The number of entries that fit into the kernel parameters next to the frames.
 constexpr unsigned kTopkMostDecoded = 420;
 
-/// One payload's sections of a segment.
+/// The sections of one segment in one payload.
 struct TopkSections {
   const std::byte* payload;
   TopkLayout layout;
@@ -66,8 +66,8 @@ struct TopkSections {
                       load_input(scales + place / TopkLayout::kBlock));
   }
 
-  /// The first place from `low` on, below `high`, whose index is `index` or more. A warp looks at
-  /// 32 places at a time: each look costs as much as a load takes to arrive.
+  /// Returns the first position in [low, high) whose index is at least `index`. A warp probes 32
+  /// positions at a time, because each probe costs the latency of a load.
   template <class Warp>
   TERSOR_DEVICE std::uint32_t lower_bound(const Warp& warp, std::uint32_t low, std::uint32_t high,
                                           std::uint32_t index) const {
@@ -75,7 +75,7 @@ struct TopkSections {
       const std::uint32_t step = (high - low + 31) / 32;
       const std::uint64_t probe = low + std::uint64_t{warp.thread_rank() + 1} * step - 1;
       const std::uint32_t smaller = warp.ballot(probe < high && index_in_tile(probe) < index);
-      const unsigned leading = count_bits(smaller & ~(smaller + 1));  // smaller ones without a gap
+      const unsigned leading = count_bits(smaller & ~(smaller + 1));  // before the first gap
       const std::uint64_t end = low + std::uint64_t{leading + 1} * step - 1;
       low += leading * step;
       high = end < high ? static_cast<std::uint32_t>(end) : high;
@@ -85,12 +85,12 @@ struct TopkSections {
   }
 };
 
-/// A block's outputs: those of [unit, unit + kTopkDecodeUnit) that are wanted.
+/// The outputs of a block: the requested values of [unit, unit + kTopkDecodeUnit).
 struct TopkDecodeUnit {
   const TopkDecodeEntry& segment;
   std::size_t unit;
-  unsigned skipped;  // values of the unit before the wanted ones
-  unsigned values;   // that are wanted
+  unsigned skipped;  // values of the unit before the requested values
+  unsigned values;   // requested values
 
   TERSOR_DEVICE TopkDecodeUnit(const TopkDecodeEntry& entry, std::uint32_t number)
       : segment(entry),
@@ -98,15 +98,15 @@ struct TopkDecodeUnit {
         skipped(unit < entry.begin ? static_cast<unsigned>(entry.begin - unit) : 0),
         values(up_to(entry.end) - skipped) {}
 
-  /// In the output.
+  /// Position of the first requested value in the output.
   TERSOR_DEVICE std::size_t first() const { return unit + skipped - segment.begin; }
   TERSOR_DEVICE std::size_t tile() const { return unit / kTopkTile; }
   TERSOR_DEVICE unsigned index_in_tile() const { return static_cast<unsigned>(unit % kTopkTile); }
-  /// Values of the unit that lie before `end`.
+  /// Number of values of the unit before `end`.
   TERSOR_DEVICE unsigned up_to(std::size_t end) const {
     return end - unit < kTopkDecodeUnit ? static_cast<unsigned>(end - unit) : kTopkDecodeUnit;
   }
-  /// Whether these are the segment's last values, so that places behind them are wrong ones.
+  /// True if the unit ends the segment, so later indices are invalid.
   TERSOR_DEVICE bool ends_segment() const { return unit + kTopkDecodeUnit >= segment.count; }
 };
 
@@ -136,14 +136,14 @@ struct TopkDecodeKernel {
   }
 
  private:
-  /// Some of a payload's places, as many as a unit can have at most.
+  /// A range of a payload's indices, at most as long as a unit.
   struct Slice {
     std::uint32_t first;
     unsigned places;
     bool sound;
   };
 
-  /// Rows lie so in shared memory that neighbouring threads meet neighbouring words.
+  /// Rows are transposed in shared memory, so neighbouring threads access neighbouring words.
   TERSOR_DEVICE static unsigned slot(unsigned value) {
     return value % kRow * (kTopkDecodeUnit / kRow) + value / kRow;
   }
@@ -203,8 +203,8 @@ struct TopkDecodeKernel {
     });
   }
 
-  /// Where the places of a unit lie in a frame, a window's whole unit; nowhere where `first` is not
-  /// sound, or where there are more than can ascend.
+  /// Returns the slice of a frame's indices that belong to a whole unit. The slice is invalid if
+  /// `first` is invalid, or if the slice has more indices than a unit has values.
   template <class Warp>
   TERSOR_DEVICE static Slice slice_of(const Warp& warp, const TopkSections& frame,
                                       const TopkDecodeUnit& unit) {
@@ -219,8 +219,8 @@ struct TopkDecodeKernel {
     return {first, last - first, last - first <= kTopkDecodeUnit};
   }
 
-  /// Calls visit(place, index in the unit) for the slice's places, in parallel. The index of one
-  /// that is not the unit's is larger than those of the unit.
+  /// Calls visit(place, index in the unit) for the slice's positions, in parallel. An index outside
+  /// the unit appears larger than all indices of the unit.
   template <class Block, class Visit>
   TERSOR_DEVICE static void for_each_place(const Block& block, const TopkSections& frame,
                                            const TopkDecodeUnit& unit, Slice slice,
@@ -229,8 +229,8 @@ struct TopkDecodeKernel {
       visit(slice.first + i, frame.index_in_tile(slice.first + i) - unit.index_in_tile());
   }
 
-  /// Whether the places that this thread looks at ascend, and are the unit's. The first ones in a
-  /// slice are compared with those before by their range.
+  /// True if the indices examined by this thread ascend and belong to the unit. The range check
+  /// alone separates the first index of a slice from the previous slice.
   template <class Block>
   TERSOR_DEVICE static bool is_sound(const Block& block, const TopkSections& frame,
                                      const TopkDecodeUnit& unit, Slice slice) {
@@ -249,7 +249,7 @@ struct TopkDecodeKernel {
                          const TopkDecodeUnit& unit, Slice slice) const {
     for_each_place(block, frame, unit, slice, [&](std::uint32_t place, unsigned index) {
       const unsigned value = index - unit.skipped;
-      if (value >= unit.values) return;  // outside of the window
+      if (value >= unit.values) return;  // outside the window
       const unsigned at = slot(value);
       shared.sum.set(at, shared.sum.get(at) + topk_contribution(frame.value(place), factor));
     });

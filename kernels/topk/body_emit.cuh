@@ -1,10 +1,11 @@
-// What is sent: values, places and what remains of them in the residual. Also everything else that
-// a payload holds, the frame's header, and what is done where nothing can be sent: NaNs in place of
-// a segment that holds poison, zeros for one that is not active, and the old residual for both.
+// The emit kernel: writes values, indices and remainders of the sent values, all other sections of
+// a payload, and the frame's header. A segment with non-finite values becomes NaNs, and an inactive
+// segment becomes zeros. Both keep the old residual.
 //
-// Grid: blocks of 128 threads, a warp a part. Reads 8 bytes a candidate and writes 6 a value that
-// is sent (values in f32), 4 at its place in the residual. Where all of p is read, 4 bytes a value
-// (8, where the residual does not hold p), and where the residual is written only now, those too.
+// Grid: blocks of 128 threads, one warp per part. The kernel reads 8 bytes per candidate. Per sent
+// value, the kernel writes 6 bytes (values in f32) and 4 bytes to the residual. If the kernel reads
+// all of p, the kernel reads 4 bytes per value (8 if the residual does not hold p). If the scan did
+// not write the residual, the kernel writes all of the residual.
 #pragma once
 
 #include "kernels/topk/body_count.cuh"
@@ -24,7 +25,7 @@ struct TopkEmitKernel {
 
   TopkTask<G, E> task;
   TopkTarget target;
-  std::size_t block_parts;  // of a block that counted
+  std::size_t block_parts;  // parts per block of the count kernel
   FrameSeal seal;
   NextWords next;
 
@@ -47,18 +48,19 @@ struct TopkEmitKernel {
   }
 
  private:
-  /// Keys before a value in its part.
+  /// Numbers of keys before a value within its part.
   struct Before {
     unsigned larger, equal;
   };
 
-  /// What is sent of a part: its first value's place, and how many of its equal keys.
+  /// The selection within a part: the payload position of the first sent value, and the remaining
+  /// ties.
   struct PartCut {
     std::uint32_t place;
     TopkCut cut;
   };
 
-  // One part.
+  // Sending one part.
 
   template <class Warp>
   TERSOR_DEVICE void send_part(const Warp& warp, const Reader& reader, std::size_t part,
@@ -90,8 +92,9 @@ struct TopkEmitKernel {
       store(target.first() + target.layout.tiles(), load_input(&task.memory.control->kept));
   }
 
-  /// Sends what is chosen of a row, the first of which is value `first`. Rows of one value are
-  /// candidates; longer ones are all that there is, and where the residual waits it is written.
+  /// Sends the selected values of a row, which starts at value `first`. A row of one value is a
+  /// candidate. A longer row holds consecutive values, and the residual of the row is written here
+  /// if the scan did not write the residual.
   template <unsigned kRow, class Warp>
   TERSOR_DEVICE void send_row(const Warp& warp, const Reader& reader, const float (&row)[kRow],
                               std::size_t first, PartCut part, Before& before) const {
@@ -121,7 +124,7 @@ struct TopkEmitKernel {
       if (writes_row) reader.store_residual(reader.place(first), left);
   }
 
-  /// Keys before this thread's row; `before` goes on to the next one of the warp.
+  /// Returns the counts before this thread's row, and advances `before` past the warp's rows.
   template <unsigned kRow, class Warp>
   TERSOR_DEVICE static Before count_row(const Warp& warp, const float (&row)[kRow], TopkCut cut,
                                         Before& before) {
@@ -139,8 +142,8 @@ struct TopkEmitKernel {
     return mine;
   }
 
-  /// Writes a value that is sent; returns what remains of it. Of int8 all does, until its block's
-  /// scale is known.
+  /// Writes a sent value and returns the remainder. The remainder of an int8 value is all of p
+  /// until the block's scale is known.
   TERSOR_DEVICE float send(std::uint32_t place, std::size_t index, float p) const {
     store(target.index_in_tile() + place, static_cast<std::uint16_t>(index % kTopkTile));
     write_value(place, p);
@@ -159,7 +162,7 @@ struct TopkEmitKernel {
     }
   }
 
-  // What is there once.
+  // Other sections of the payload.
 
   /// Calls visit(i) for [begin, end), in parallel over the grid.
   template <class Block, class Visit>
@@ -193,7 +196,7 @@ struct TopkEmitKernel {
     });
   }
 
-  // Where nothing is sent.
+  // Segments without sent values.
 
   template <class Block>
   TERSOR_DEVICE void stay_idle(const Block& block, const Reader& reader) const {
@@ -207,7 +210,7 @@ struct TopkEmitKernel {
                          [&](std::size_t first) { reader.copy_residual(reader.place(first)); });
   }
 
-  /// k NaNs at the indices 0 … k - 1, and the old residual.
+  /// Writes k NaNs at the indices 0 … k - 1, and restores the old residual.
   template <class Block>
   TERSOR_DEVICE void write_poison(const Block& block, const Reader& reader) const {
     const std::size_t k = task.plan.k;

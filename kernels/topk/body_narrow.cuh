@@ -1,11 +1,11 @@
-// From a range of keys to the k-th key itself: a digit of it a launch. Where a range is known, 13
-// bits are left, and one launch finds them among the candidates; else there are three, over the
-// candidates or over all of p. The first launch also gathers, where the scan's threshold missed
-// but a better one is known.
+// The narrow kernel: finds the k-th key within a range of keys, one digit per launch. If the scan
+// found the range, one launch over the candidates finds the remaining 13 bits. Otherwise three
+// launches run over the candidates or over all of p. If the scan's threshold missed but a better
+// threshold is known, the first launch gathers a new list.
 //
-// Grid: parts of 4,096 values (or candidates) a block. Reads 8 bytes a candidate; to gather or over
-// all of p 4 bytes a value (8, where the residual does not hold p). Launches that have nothing to
-// do leave at once.
+// Grid: each block processes parts of 4,096 values (or candidates). The kernel reads 8 bytes per
+// candidate. If the kernel gathers or reads all of p, the kernel reads 4 bytes per value (8 if the
+// residual does not hold p). A launch without work exits at once.
 #pragma once
 
 #include "kernels/topk/body_scan.cuh"
@@ -18,7 +18,7 @@ namespace tersor::kernels {
 template <typename G, typename E, unsigned kDigit>
 struct TopkNarrowKernel {
   static constexpr unsigned kThreads = kTopkThreads;
-  static constexpr unsigned kResident = kDigit == 0 ? 3 : 4;  // the first one gathers, too
+  static constexpr unsigned kResident = kDigit == 0 ? 3 : 4;  // the first launch also gathers
   static constexpr bool kScans = true;
   static constexpr unsigned kBins = kTopkDigitBins[kDigit];
   static constexpr unsigned kFirstBin = kTopkDigitBin[kDigit];
@@ -33,7 +33,7 @@ struct TopkNarrowKernel {
     TopkBinShared place;
   };
 
-  /// Keys [base, base + (kBins << shift)), cut into bins.
+  /// Keys [base, base + (kBins << shift)), divided into bins.
   struct Range {
     std::uint32_t base, shift;
   };
@@ -65,7 +65,8 @@ struct TopkNarrowKernel {
  private:
   TERSOR_DEVICE std::uint64_t* sums() const { return task.memory.control->digit + kFirstBin; }
 
-  /// Rebuilds the list. The scan has counted how many reach the new threshold: they fit.
+  /// Rebuilds the list. All candidates fit, because the scan counted the keys that reach the new
+  /// threshold.
   template <class Block>
   TERSOR_DEVICE void gather(const Block& block, Shared& shared) const {
     TopkControl* control = task.memory.control;
@@ -109,8 +110,8 @@ struct TopkNarrowKernel {
       count(shared, range, topk_key(load_input(&task.memory.candidates[i].value)));
   }
 
-  /// Once per launch: the digit is found. Only the first one may have fewer than k keys: all that
-  /// are not zero are sent then.
+  /// Stores the digit found by this launch. Only the first launch can find fewer than k keys. All
+  /// nonzero values are sent in this case.
   TERSOR_DEVICE void narrow(Range range, std::uint64_t rank, const TopkBinPlace& place) const {
     TopkControl* control = task.memory.control;
     const bool takes_all = place.total < rank;

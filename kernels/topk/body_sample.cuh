@@ -1,9 +1,9 @@
-// The sample: a threshold that is almost surely a little below the k-th key, from this step's p.
+// The sample kernel: finds a threshold almost surely a little below the k-th key of the current p.
 //
-// Grid: a row of 16 bytes of the gradient a thread, at a jittered place of each of equal strata, or
-// all rows where the segment is small. Reads gradient and residual there, writes p to the
-// workspace. The last block finds the order statistic in two histograms: of all samples by coarse
-// bins, of one bin by fine ones.
+// Grid: each thread reads a 16-byte row of the gradient at a jittered offset in one of equal
+// strata. If the segment is small, all rows are read. The kernel reads gradient and residual of the
+// sampled rows and writes p to the workspace. The last block finds the order statistic with two
+// histograms: coarse bins over all samples, then fine bins within one coarse bin.
 #pragma once
 
 #include "kernels/scalar/philox.h"
@@ -52,7 +52,7 @@ struct TopkSampleKernel {
   TERSOR_DEVICE std::size_t rows() const { return task.plan.samples / kRow; }
 
  private:
-  /// Zeros are not counted: they are never sent.
+  /// Zeros are not counted because a zero is never sent.
   TERSOR_DEVICE static void count(Shared& shared, std::uint32_t key, std::uint32_t bin) {
     if (key >= kTopkSmallestKey) shared.bins.add(bin, 1);
   }
@@ -79,8 +79,8 @@ struct TopkSampleKernel {
     }
   }
 
-  /// The lower edge of the fine bin in which the rank lies; the smallest key where fewer values
-  /// than that are not zero.
+  /// Returns the lower edge of the fine bin that contains the rank, or the smallest key if fewer
+  /// nonzero values were sampled.
   template <class Block>
   TERSOR_DEVICE std::uint32_t find_threshold(const Block& block, Shared& shared) const {
     const std::uint64_t* coarse = task.memory.control->coarse;
@@ -100,7 +100,7 @@ struct TopkSampleKernel {
 
   template <class Block>
   TERSOR_DEVICE void count_fine(const Block& block, Shared& shared, std::uint32_t coarse) const {
-    constexpr unsigned kAtOnce = 4;  // loads that do not wait for each other
+    constexpr unsigned kAtOnce = 4;  // independent loads in flight
     for (std::size_t first = block.thread_rank(); first < rows();
          first += kAtOnce * block.threads()) {
       float p[kAtOnce][kRow];

@@ -1,8 +1,9 @@
-// The scan: the one pass over a segment, and the list of candidates that it makes.
+// The scan kernel: the single pass over a segment, which builds the list of candidates.
 //
-// Grid: as many blocks of 256 threads as are resident, each taking parts of 4,096 values in turns,
-// 16 a thread. Reads 4 bytes a value of the gradient and 4 of the residual, writes 4 of the
-// residual (f32), and 8 a candidate. The last block chooses how to go on.
+// Grid: as many blocks of 256 threads as are resident. Each block processes every n-th part of
+// 4,096 values, 16 values per thread. The kernel reads 4 bytes per value of the gradient and 4 of
+// the residual, and writes 4 bytes per value of the residual (f32) and 8 bytes per candidate. The
+// last block chooses the path.
 #pragma once
 
 #include "kernels/topk/body_bins.cuh"
@@ -13,15 +14,15 @@
 
 namespace tersor::kernels {
 
-/// Appends the candidates of whole parts to the list, each in order of index: one atomic a part. A
-/// part that finds no room stores nothing; its candidates are counted all the same.
+/// Appends the candidates of whole parts to the list in order of index, with one atomic per part.
+/// If the list has no space for a part, none of its candidates are stored, but all are counted.
 template <class Reader>
 struct TopkList {
   static constexpr std::uint32_t kNoRoom = 0xffffffffu;
   static constexpr unsigned kRow = Reader::kRow;
   static constexpr unsigned kRows = TopkPartRows<Reader>::kRows;
-  // In one sum over the block: candidates in the first rows of all threads, in the second ones …,
-  // each in 12 bits, and values that are poison in the highest 16.
+  // A single block-wide sum adds several counts: the candidates in row 0 of all threads, in row 1,
+  // and so on, 12 bits each. The highest 16 bits count non-finite values.
   static constexpr unsigned kFieldBits = 12, kPoisonShift = 48;
   static constexpr std::uint64_t kField = (1u << kFieldBits) - 1;
   static_assert(kTopkThreads * kRow <= kField && kRows * kFieldBits <= kPoisonShift);
@@ -31,7 +32,7 @@ struct TopkList {
   std::uint64_t* found;
   std::uint32_t capacity;
 
-  /// Returns how many of the part's values are poison; all threads are told.
+  /// Returns the number of non-finite values of the part, to all threads.
   template <class Block>
   TERSOR_DEVICE std::uint32_t append(const Block& block, Shared& shared, std::size_t part,
                                      const TopkPartRows<Reader>& rows, std::uint32_t threshold,
@@ -145,8 +146,8 @@ struct TopkScanKernel {
     if (block.thread_rank() == 0 && poisonous != 0) atomic_add(&control->poisonous, poisonous);
   }
 
-  /// Reads p, and writes the residual as if nothing were sent; where p is poison the old one stays.
-  /// Returns how many values are.
+  /// Reads p and writes the residual as if nothing were sent. A non-finite p leaves the old
+  /// residual. Returns the number of non-finite values.
   TERSOR_DEVICE std::uint32_t read_part(const Reader& reader, std::size_t part, unsigned thread,
                                         Rows& rows) const {
     std::uint32_t poisonous = 0;
@@ -164,7 +165,7 @@ struct TopkScanKernel {
     return poisonous;
   }
 
-  /// A row becomes p, and so does its residual.
+  /// Replaces a row by p, and the row's residual by p.
   TERSOR_DEVICE std::uint32_t combine(const Reader& reader, RowPlace place, float (&row)[kRow],
                                       float (&residual)[kRow]) const {
     std::uint32_t poisonous = 0;
@@ -199,14 +200,15 @@ struct TopkScanKernel {
       reader.undo(reader.place(Rows::first_of(part, row, thread)), rows.value[row]);
   }
 
-  /// How to go on. `place` is the k-th key's in the window, or that of none.
+  /// Chooses the path. `place` is the window bin of the k-th key, if the window contains the k-th
+  /// key.
   TERSOR_DEVICE void choose(const TopkBinPlace& place) const {
     TopkControl* control = task.memory.control;
     const std::uint32_t threshold = load(&control->threshold), low = load(&control->low);
     const std::uint64_t found = load_fresh(&control->found);
-    // Fewer than k values are not zero, and all of them are to be sent …
+    // True if fewer than k values are nonzero, so all of them are sent.
     const bool takes_all = place.total < task.plan.k && low == kTopkSmallestKey;
-    // … or it is known in which bin the k-th key lies; the last one has no end.
+    // True if the bin of the k-th key is known. The last bin has no upper end.
     const bool is_known = place.total >= task.plan.k && place.bin != kTopkWindowBins - 1;
     const std::uint32_t edge = takes_all ? kTopkSmallestKey : low + (place.bin << kTopkWindowShift);
     const std::uint64_t reached = takes_all ? place.total : place.above + place.inside;

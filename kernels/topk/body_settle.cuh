@@ -1,7 +1,9 @@
-// int8 values: the scales and codes of what was chosen, and what remains of it in the residual.
+// The settle kernel, for int8 values: writes scales and codes of the selected values, and the
+// remainders to the residual.
 //
-// Grid: a warp takes 256 chosen values at a time. Reads 4 bytes a value that is sent, writes 1 and
-// 4 at its place in the residual; 4 bytes a scale.
+// Grid: each warp processes 256 selected values at a time. Per sent value, the kernel reads 4
+// bytes, writes a code of 1 byte, and writes 4 bytes to the residual. Per scale, the kernel writes
+// 4 bytes.
 #pragma once
 
 #include "kernels/quantize/int8.h"
@@ -19,7 +21,7 @@ struct TopkSettleKernel {
   static constexpr unsigned kResident = 4;
   static constexpr bool kScans = false;
   static constexpr unsigned kBlock = Int8Format::kBlock;
-  static constexpr unsigned kMine = kBlock / 32;  // values of a thread
+  static constexpr unsigned kMine = kBlock / 32;  // values per thread
   static_assert(kBlock == TopkLayout::kBlock);
   struct Shared {};
 
@@ -66,7 +68,7 @@ struct TopkSettleKernel {
     }
   }
 
-  /// Tiles [low, high], in which the values of a block lie.
+  /// Tiles [low, high] that contain the values of a block.
   struct Tiles {
     std::size_t low, high;
   };
@@ -78,7 +80,7 @@ struct TopkSettleKernel {
     return {tile_of(all, begin), tile_of(all, end - 1)};
   }
 
-  /// The last tile whose first value is not behind `place`.
+  /// Returns the last tile whose first value is at or before `place`.
   TERSOR_DEVICE std::size_t tile_of(Tiles tiles, std::size_t place) const {
     while (tiles.low < tiles.high) {
       const std::size_t middle = (tiles.low + tiles.high + 1) / 2;

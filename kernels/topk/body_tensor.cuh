@@ -1,6 +1,6 @@
-// A segment as the kernels of top-k read and write it, row by row: what would be sent, p = a · g +
-// b · e, and the residual. Where p is read more than once, it comes from the residual, if that
-// holds it exactly, and is computed again if not.
+// Row-by-row access to a segment for the top-k kernels: the corrected gradient p = a · g + b · e,
+// and the residual. After the scan, p is read back from the residual if the residual holds p
+// exactly, and otherwise computed again.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -15,7 +15,7 @@
 
 namespace tersor::kernels {
 
-/// `E` is the residual's type, or NoResidual.
+/// `E` is the residual type or NoResidual.
 template <typename G, typename E>
 struct TopkTensor {
   const G* gradient;
@@ -24,10 +24,10 @@ struct TopkTensor {
   const std::uint32_t* active;
   CallWords words;
   std::uint64_t count;
-  std::uint32_t limit;  // keys from here are poison
+  std::uint32_t limit;  // keys from here on are non-finite
 };
 
-/// Where a segment's payload lies, and what it looks like.
+/// Address and layout of a segment's payload.
 struct TopkTarget {
   std::byte* payload;
   TopkLayout layout;
@@ -45,7 +45,7 @@ struct TopkTarget {
   }
 };
 
-/// What all kernels of a segment carry.
+/// The arguments shared by all kernels of a segment.
 template <typename G, typename E>
 struct TopkTask {
   TopkTensor<G, E> tensor;
@@ -53,14 +53,14 @@ struct TopkTask {
   TopkDeviceMemory memory;
 };
 
-/// Reads and writes rows of a segment. `first` is always a row's first value, counted from the
-/// segment's start; what lies behind its end counts as 0 and is not written.
+/// Reads and writes rows of a segment. `first` is the index of a row's first value within the
+/// segment. Values after the segment's end read as 0 and are not written.
 template <typename G, typename E>
 class TopkReader {
  public:
   static constexpr unsigned kRow = 16 / sizeof(G);
   static constexpr bool kHasResidual = !std::is_same_v<E, NoResidual>;
-  static constexpr bool kKeepsSums = std::is_same_v<E, float>;  // the residual can hold p
+  static constexpr bool kKeepsSums = std::is_same_v<E, float>;  // True if the residual can hold p
   using Row = float[kRow];
 
   TERSOR_DEVICE explicit TopkReader(const TopkTensor<G, E>& tensor)
@@ -75,15 +75,16 @@ class TopkReader {
 
   TERSOR_DEVICE bool is_in_place() const { return tensor_.residual_in == tensor_.residual_out; }
 
-  /// Whether the scan may write the residual: the old one must come back where p is poison. In
-  /// place it does so by arithmetic, if it does; otherwise it is written when all is known.
+  /// True if the scan may write the residual. The old residual must be recoverable if p is
+  /// non-finite. An in-place residual is recovered by arithmetic, which needs f32 and b != 0.
+  /// Otherwise the residual is written after the selection is known.
   TERSOR_DEVICE bool writes_in_scan() const {
     if constexpr (!kHasResidual) return false;
     return !is_in_place() || (kKeepsSums && b_ != 0);
   }
   TERSOR_DEVICE bool writes_afterwards() const { return kHasResidual && !writes_in_scan(); }
 
-  /// True where rows of [first, first + values) are whole and aligned.
+  /// True if the rows of [first, first + values) are whole and aligned.
   TERSOR_DEVICE bool is_plain(std::size_t first, std::size_t values) const {
     return gradient_aligned_ && (!kHasResidual || residual_aligned_) &&
            first + values <= tensor_.count;
@@ -114,7 +115,7 @@ class TopkReader {
     if constexpr (kHasResidual) store(tensor_.residual_out + place, from_f32<E>(value));
   }
 
-  /// p of a gradient's row.
+  /// Computes p of a row of the gradient.
   TERSOR_DEVICE void add_feedback(Row& row, const Row& residual) const {
     if constexpr (kHasResidual) {
       TERSOR_UNROLL
@@ -131,7 +132,7 @@ class TopkReader {
     }
   }
 
-  /// p after the scan. What was poison may be anything.
+  /// Loads p after the scan. Non-finite values may have changed.
   TERSOR_DEVICE void load_sum_again(RowPlace place, Row& row) const {
     if constexpr (kKeepsSums) {
       place.aligned |= residual_aligned_;
@@ -141,7 +142,8 @@ class TopkReader {
     load_sum(place, row);
   }
 
-  /// In place, where the residual holds p of a row: the old values, to one rounding.
+  /// Restores the old residual of a row, within one rounding, if the residual is in place and holds
+  /// p.
   TERSOR_DEVICE void undo(RowPlace place, const Row& row) const {
     if constexpr (kKeepsSums) {
       Row gradient;
@@ -154,7 +156,7 @@ class TopkReader {
     }
   }
 
-  /// Not in place: the old values, bit by bit.
+  /// Copies the old residual bit by bit, if the residual is not in place.
   TERSOR_DEVICE void copy_residual(RowPlace place) const {
     if constexpr (kHasResidual) copy_row<E, kRow>(tensor_.residual_in, tensor_.residual_out, place);
   }
@@ -166,7 +168,7 @@ class TopkReader {
   bool residual_aligned_ = false;
 };
 
-/// Calls visit(first) for the first value of every row of the segment, in parallel over the grid.
+/// Calls visit(first) for the first value of each row of the segment, in parallel over the grid.
 template <class Reader, class Block, class Visit>
 TERSOR_DEVICE void for_each_row(const Block& block, std::size_t count, const Visit& visit) {
   const std::size_t stride = std::size_t{block.blocks()} * block.threads() * Reader::kRow;
@@ -176,12 +178,12 @@ TERSOR_DEVICE void for_each_row(const Block& block, std::size_t count, const Vis
     visit(first);
 }
 
-/// The rows of a part that one thread of a block of kTopkThreads holds.
+/// The rows of a part held by one thread of a block of kTopkThreads threads.
 template <class Reader>
 struct TopkPartRows {
   static constexpr unsigned kRow = Reader::kRow;
   static constexpr unsigned kRows = kTopkPart / kTopkThreads / kRow;
-  static constexpr unsigned kRowStep = kTopkThreads * kRow;  // values between a thread's rows
+  static constexpr unsigned kRowStep = kTopkThreads * kRow;  // values between the rows of a thread
 
   float value[kRows][kRow];
 
@@ -189,8 +191,9 @@ struct TopkPartRows {
     return part * kTopkPart + row * kRowStep + thread * kRow;
   }
 
-  /// Calls visit(place_of) with where each row lies; of a plain part all are known to be whole, so
-  /// that nothing stands between the loads of one row and those of the next.
+  /// Calls visit(place_of), where place_of returns the position of each row. All rows of a plain
+  /// part are known to be whole, and therefore no branch separates the loads of one row from the
+  /// loads of the next.
   template <class Visit>
   TERSOR_DEVICE static void with_places(const Reader& reader, std::size_t part, unsigned thread,
                                         const Visit& visit) {

@@ -1,5 +1,5 @@
-// Exact top-k with error feedback on the CPU: one pass over the gradient, the same bytes whatever
-// the instruction set, the threads and the path. And the sum of several such payloads.
+// Exact top-k with error feedback on the CPU, in one pass over the gradient, and the sum of several
+// top-k payloads. The bytes do not depend on instruction set, thread count or path.
 #pragma once
 
 #include "kernels/host/arguments.h"
@@ -13,21 +13,22 @@
 
 namespace tersor::kernels {
 
-/// Where the sections of a payload lie; 4-byte aligned (index_in_tile: 2).
+/// Addresses of a payload's sections, aligned to 4 bytes (index_in_tile: 2 bytes).
 struct TopkPayload {
   std::uint32_t* first;          // [tiles + 1], tiles = ceil(count / 65,536)
   std::uint16_t* index_in_tile;  // [k]
-  void* values;                  // f32[k], bf16[k] or, with scales, int8 codes [k]
+  void* values;                  // f32[k], bf16[k] or, if `scales` is set, int8 codes [k]
   float* scales = nullptr;       // [ceil(k / 256)], int8 only
 };
 
-/// One tensor. Pointers of values need only their element's alignment.
+/// The arguments of topk_encode for one tensor. Value pointers need only the alignment of their
+/// element type.
 struct TopkEncode {
   const void* gradient;  // `count` values of `dtype`
   Dtype dtype;           // f32, bf16 or f16
   std::size_t count;
-  ErrorFeedback feedback;  // without a residual: a pure read pass
-  std::size_t k;           // 1 to count and below 2^32; 0 where count is 0
+  ErrorFeedback feedback;  // without a residual, nothing is written except the payload
+  std::size_t k;           // 1 to count, and below 2^32; 0 if count is 0
   Dtype value_dtype;       // f32, bf16 or i8
   TopkPayload payload;
   std::span<std::byte> workspace;  // topk_workspace_bytes; any alignment
@@ -35,24 +36,27 @@ struct TopkEncode {
 };
 
 struct TopkResult {
-  std::size_t kept;  // below k where fewer values are not zero
+  std::size_t kept;  // number of selected values; below k if fewer than k values are nonzero
   TopkPath path;
-  std::size_t non_finite;  // values of p that poisoned the tensor
+  std::size_t non_finite;  // number of non-finite values of p
 };
 
-/// Bytes of workspace that topk_encode needs with up to `threads` threads. At 1 % and below, and
-/// where counts are large, at most a sixteenth of the f32 gradient plus the payload.
+/// Returns the workspace size in bytes for topk_encode with up to `threads` threads. The size is at
+/// most 1/16 of the f32 gradient plus the payload if the count is large and k is at most 1 %.
 std::size_t topk_workspace_bytes(std::size_t count, std::size_t k, unsigned threads);
 
-/// Writes the payload, in ascending order of index, unused places 0, and leaves p - decoded in the
-/// residual. Where p holds a value that is not finite, the payload is k NaNs at the indices 0 … k -
-/// 1 and the residual keeps its old values; in place and f32 to one rounding where p is finite:
-/// they come back as (p - a · g) / b. Residuals of bf16 in place need a second pass over the
-/// gradient, since p is not read back exactly. Throws InvalidArgument for another dtype, a k out of
-/// range or a workspace that is too short.
+/// Writes the payload in ascending order of index, fills unused entries with 0, and leaves p -
+/// decoded in the residual.
+///
+/// If p contains a non-finite value, the payload is k NaNs at the indices 0 … k - 1, and the
+/// residual keeps its old values. An in-place f32 residual is restored as (p - a · g) / b wherever
+/// p is finite, accurate to one rounding. An in-place bf16 residual needs a second pass over the
+/// gradient, because bf16 does not hold p exactly.
+///
+/// Throws InvalidArgument for another dtype, for a k out of range and for a short workspace.
 TopkResult topk_encode(const TopkEncode& task, Threads& threads);
 
-/// The sections of a payload that came from elsewhere.
+/// The sections of a received payload.
 struct TopkPayloadView {
   const std::uint32_t* first;
   const std::uint16_t* index_in_tile;
@@ -60,19 +64,19 @@ struct TopkPayloadView {
   const float* scales = nullptr;
 };
 
-/// What is wrong with a payload's `first` and `index_in_tile`, as a sentence; null where
-/// topk_decode may be called. Reads first[tiles + 1], and index_in_tile[k] only as far as `first`
-/// is sound.
+/// Returns a sentence about the first error in `first` and `index_in_tile`, or null if topk_decode
+/// may be called. Reads first[tiles + 1] in full and index_in_tile[k] as far as `first` is valid.
 const char* topk_validate(const TopkPayloadView& payload, std::size_t count, std::size_t k);
 
-/// The sum of the payloads, in their order, in f32 and rounded once into the output:
-/// acc = +0 or the old value; for each payload acc = acc + value · factor, both rounded, where an
-/// int8 value is code · scale, rounded.
+/// The arguments of topk_decode. The payloads are summed in order in f32, and the sum is rounded
+/// once to the output's dtype. The sum starts at +0 or at the old output. Each payload adds value ·
+/// factor, and the product and the sum are rounded separately. An int8 value is code · scale,
+/// rounded.
 struct TopkDecode {
-  std::span<const TopkPayloadView> payloads;  // each one validated
+  std::span<const TopkPayloadView> payloads;  // each payload passed topk_validate
   Dtype value_dtype;                          // f32, bf16 or i8
   std::size_t count;                          // of the whole gradient
-  std::size_t begin;                          // the values [begin, end) of it are decoded
+  std::size_t begin;                          // values [begin, end) of the gradient are decoded
   std::size_t end;
   float factor = 1;
   DecodeMode mode = DecodeMode::kAssign;
@@ -81,10 +85,11 @@ struct TopkDecode {
   std::span<std::byte> workspace;  // topk_decode_workspace_bytes; any alignment
 };
 
-/// Bytes of workspace that topk_decode needs with up to `threads` threads; 0 for f32 outputs.
+/// Returns the workspace size in bytes for topk_decode with up to `threads` threads. f32 outputs
+/// need 0.
 std::size_t topk_decode_workspace_bytes(Dtype dtype, unsigned threads);
 
-/// Throws InvalidArgument for another dtype, a range out of the gradient or a workspace too short.
+/// Throws InvalidArgument for another dtype, a range outside the gradient or a short workspace.
 void topk_decode(const TopkDecode& task, Threads& threads);
 
 }  // namespace tersor::kernels

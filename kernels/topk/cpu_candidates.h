@@ -1,5 +1,5 @@
-// The candidates of all strips, in pages that tasks take as they need them; and passes over them,
-// or over p itself where they do not suffice. Inside kernels/topk only.
+// The candidates of all strips, in pages allocated to tasks on demand, and passes over the
+// candidates or, if these do not suffice, over p. Private to kernels/topk.
 #pragma once
 
 #include "kernels/topk/cpu_plan.h"
@@ -12,7 +12,7 @@ namespace tersor::kernels {
 
 class CandidateList {
  public:
-  /// Where a task writes.
+  /// The write position of a task.
   struct Cursor {
     std::size_t at = 0;
     std::size_t end = 0;
@@ -21,13 +21,13 @@ class CandidateList {
   CandidateList(const TopkPlan& plan, const TopkWorkspace& workspace)
       : plan_(plan), workspace_(workspace) {}
 
-  /// Forgets all candidates; not while a task runs.
+  /// Discards all candidates. Do not call while a task runs.
   void clear() {
     next_page_.store(0, std::memory_order_relaxed);
     too_many_.store(false, std::memory_order_relaxed);
   }
 
-  /// Makes room for a strip; false where there is none left.
+  /// Reserves space for a strip. Returns false if no space is left.
   bool reserve(Cursor& cursor) {
     if (cursor.end - cursor.at >= kTopkStripRoom) return true;
     const std::size_t page = next_page_.fetch_add(1, std::memory_order_relaxed);
@@ -43,7 +43,7 @@ class CandidateList {
     return {workspace_.candidates.value + place, workspace_.candidates.index + place};
   }
 
-  /// True where a strip found no room: the list is not complete.
+  /// True if a strip found no space, so the list is incomplete.
   bool too_many() const { return too_many_.load(std::memory_order_relaxed); }
 
  private:
@@ -53,7 +53,7 @@ class CandidateList {
   std::atomic<bool> too_many_{false};
 };
 
-/// The strips of a tile, as they lie in the gradient.
+/// Visits the strips of a tile in gradient order.
 template <typename Visitor>
 void for_each_strip(const TopkPlan& plan, std::size_t tile, Visitor&& visitor) {
   const std::size_t end = std::min(plan.count, (tile + 1) * kTopkTile);
@@ -61,7 +61,7 @@ void for_each_strip(const TopkPlan& plan, std::size_t tile, Visitor&& visitor) {
     visitor(TopkStrip{begin, std::min(kTopkStrip, end - begin)});
 }
 
-/// The stored candidates of a tile, in order, as few runs as possible.
+/// Visits the stored candidates of a tile in order, merged into as few runs as possible.
 template <typename Visitor>
 void for_each_stored_run(const TopkPlan& plan, const TopkWorkspace& workspace, std::size_t tile,
                          Visitor&& visitor) {
@@ -84,15 +84,15 @@ void for_each_stored_run(const TopkPlan& plan, const TopkWorkspace& workspace, s
   visit();
 }
 
-/// Where the passes after the scan find values: among the candidates, or, where `reread` is given,
-/// in p, which is computed again strip by strip.
+/// The source of values for the passes after the scan: the stored candidates or, if `reread` is
+/// set, p, computed again strip by strip.
 struct TopkSource {
   const TopkPlan& plan;
   const TopkWorkspace& workspace;
   const TopkScan* reread = nullptr;
 
-  /// Visits all values of a tile whose keys are at least `low`, in order, and perhaps others.
-  /// A visited run stays until the next one.
+  /// Visits all values of a tile whose keys are at least `low`, in order, and possibly further
+  /// values. A visited run is valid until the next visit.
   template <typename Visitor>
   void for_each_run(std::size_t tile, std::uint32_t low, TopkScratch& scratch,
                     Visitor&& visitor) const {
@@ -106,7 +106,7 @@ struct TopkSource {
     });
   }
 
-  /// The same for visitors that need no indices: what they see may have none.
+  /// Like for_each_run, for visitors without need for indices: visited runs may have none.
   template <typename Visitor>
   void for_each_values(std::size_t tile, TopkScratch& scratch, Visitor&& visitor) const {
     if (reread == nullptr) return for_each_stored_run(plan, workspace, tile, visitor);
@@ -118,7 +118,7 @@ struct TopkSource {
   }
 };
 
-/// Cuts a run into pieces that fit into a scratch.
+/// Splits a run into pieces that fit into a TopkScratch.
 template <typename Visitor>
 void for_each_piece(const TopkRunView& run, Visitor&& visitor) {
   for (std::size_t begin = 0; begin < run.count; begin += kTopkStrip)

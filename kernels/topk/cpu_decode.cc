@@ -1,5 +1,5 @@
-// Adds sparse payloads tile by tile, so that the outputs of one tile stay in the cache while all
-// payloads add to it. Outputs of 16 bits are summed in f32, in a scratch tile of the task.
+// Adds sparse payloads tile by tile. The outputs of a tile stay in the cache while all payloads are
+// added. Outputs of 16 bits are summed in f32 in a scratch tile per task.
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 #include "kernels/quantize/formulas.h"
@@ -15,22 +15,22 @@
 namespace tersor::kernels {
 namespace {
 
-constexpr std::size_t kLargeTask = 4;  // tiles; fewer are not worth another thread
+constexpr std::size_t kLargeTask = 4;  // tiles; a smaller task is not worth a thread
 
-/// Values [begin, end) of the gradient, all of tile `index`.
+/// Values [begin, end) of the gradient, all within tile `index`.
 struct Tile {
   std::size_t index;
   std::size_t begin;
   std::size_t end;
 };
 
-/// Kept values [begin, end) of a payload.
+/// Selected values [begin, end) of a payload.
 struct Kept {
   std::size_t begin;
   std::size_t end;
 };
 
-/// The kept values of a payload that lie in a part of a tile.
+/// Returns the selected values of a payload within a part of a tile.
 Kept kept_in(const TopkPayloadView& payload, const Tile& tile) {
   const std::uint16_t* index = payload.index_in_tile;
   const std::uint16_t* first = index + payload.first[tile.index];
@@ -42,7 +42,8 @@ Kept kept_in(const TopkPayloadView& payload, const Tile& tile) {
   return {static_cast<std::size_t>(first - index), static_cast<std::size_t>(last - index)};
 }
 
-/// sum[index] += value · factor for some kept values; `value_of(i)` is one of them.
+/// Adds value · factor to sum[index] for a range of selected values. The visitor `value_of(i)`
+/// returns selected value i.
 template <typename ValueOf>
 void add_kept(const std::uint16_t* index, Kept kept, float factor, float* sum, ValueOf value_of) {
   for (std::size_t i = kept.begin; i < kept.end; ++i) {
@@ -155,7 +156,8 @@ void check(const TopkDecode& task, Threads& threads) {
                           " bytes of workspace, not " + std::to_string(task.workspace.size()));
 }
 
-/// Whether the indices of one tile ascend strictly; the loop has no early exit, to be vectorised.
+/// True if the indices of one tile strictly ascend. The loop has no early exit because compilers
+/// vectorise only loops without early exits.
 bool ascends(const std::uint16_t* index, std::size_t count) {
   std::uint16_t broken = 0;
   for (std::size_t i = 1; i < count; ++i) broken |= index[i - 1] >= index[i];

@@ -1,12 +1,14 @@
-// Top-k with error feedback on the CPU. A sample gives a threshold that is almost surely a little
-// too low; one pass computes p, writes the residual and keeps the candidates that reach it; the
-// k-th key is found among them; what reaches that is sent.
+// Top-k with error feedback on the CPU. A sample gives a threshold almost surely a little below the
+// k-th key. One pass computes p, writes the residual and stores the candidates at or above the
+// threshold. The encoder finds the k-th key among the candidates and sends all values with larger
+// keys, and as many values with an equal key as needed.
 //
-// In the hope that a candidate will be sent, the pass leaves there what remains after sending; what
-// is rejected is put back. Where the threshold missed, all candidates are put back, and p is read
-// again from the residual (f32) or computed again. A residual that would not hold p exactly, or
-// from which the old one could not be computed, is written in a second pass, when all is known.
-// Long because the four ways to find the set share one state.
+// The pass assumes that a candidate above the guess will be sent and leaves the remainder in the
+// residual. The encoder later restores the residuals of rejected candidates. If the threshold
+// missed, the residuals of all candidates are restored, and p is read back from the residual (f32)
+// or computed again. A second pass writes the residual if the residual does not hold p exactly, or
+// if the old residual cannot be recovered from p. Long because the four ways to find the set share
+// one state.
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
 #include "kernels/quantize/int8.h"
@@ -33,7 +35,7 @@ struct TileRange {
   std::size_t end;
 };
 
-/// What is chosen: keys above `key`, and the first `ties` that equal it.
+/// The selection: all keys above `key`, and the first `ties` keys equal to `key`.
 struct Cut {
   std::uint32_t key;
   std::size_t ties;
@@ -109,7 +111,7 @@ class Encoder {
     return task_.value_dtype == Dtype::kBf16 ? TopkClear::kBf16 : TopkClear::kNothing;
   }
 
-  /// Reads p once more, and writes nothing.
+  /// Returns a scan that reads p again and writes nothing.
   TopkScan rereading() const {
     TopkScan reread = scan_;
     reread.clear = TopkClear::kNothing;
@@ -161,7 +163,7 @@ class Encoder {
                      [&](TopkStrip strip) { scan_into_list(scan, strip, cursor, scratch); });
   }
 
-  /// A strip that finds no room leaves its candidates in the scratch, and p in the residual.
+  /// A strip without space in the list leaves the candidates in the scratch, and p in the residual.
   void scan_into_list(const TopkScan& scan, TopkStrip strip, CandidateList::Cursor& cursor,
                       TopkScratch& scratch) {
     const std::uint64_t bad_before = scratch.tally.non_finite;
@@ -180,7 +182,7 @@ class Encoder {
     run.state = TopkRun::kUndone;
   }
 
-  /// Whether old residuals come back by arithmetic only.
+  /// True if old residuals can only be recovered by arithmetic.
   bool undoes() const {
     return writes_ == Writes::kInTheScan &&
            task_.feedback.residual_in == task_.feedback.residual_out;
@@ -203,7 +205,7 @@ class Encoder {
     return {bracket.keys.low, bracket.reached < plan_.k ? plan_.k : plan_.k - bracket.above};
   }
 
-  /// Makes the residual p everywhere.
+  /// Restores p in all residuals.
   void put_back() {
     path_ = TopkPath::kRadix;
     if (scan_.clear == TopkClear::kNothing) return;
@@ -213,7 +215,7 @@ class Encoder {
     });
   }
 
-  /// Corrects the residual of all candidates of a tile whose keys are in keys_of(tile).
+  /// Corrects the residuals of all candidates of a tile with keys in keys_of(tile).
   template <typename KeysOf>
   void correct(TopkCorrection correction, TileRange tiles, TopkScratch& scratch, KeysOf&& keys_of) {
     TopkCorrections corrections(scan_, correction, scratch);
@@ -225,8 +227,9 @@ class Encoder {
     }
   }
 
-  /// Reads p once more, with a better threshold: the lower end of the bracket, where few enough
-  /// values reach it, else what the sample says now that its error is known.
+  /// Reads p again with a better threshold. The threshold is the lower end of the bracket if few
+  /// enough values reach that end. Otherwise the threshold is the sample's estimate, corrected by
+  /// the observed error.
   void gather(TopkBracket& bracket, const TopkTally& tally) {
     std::uint32_t low = bracket.keys.low;
     if (bracket.reached > plan_.capacity)
@@ -281,7 +284,8 @@ class Encoder {
     });
   }
 
-  /// From which key on all values of a tile are chosen; kSomeTies where the ties run out in it.
+  /// Returns the key from which all values of a tile are selected, or kSomeTies if the ties run out
+  /// within the tile.
   std::uint32_t lowest_chosen(Cut cut, std::size_t tile) const {
     const TopkTileCount& found = workspace_.tiles[tile];
     const std::size_t ties = payload_.first[tile + 1] - payload_.first[tile] - found.larger;
@@ -289,7 +293,7 @@ class Encoder {
     return ties == 0 ? cut.key + 1 : kSomeTies;
   }
 
-  /// The one tile in which the ties run out.
+  /// Emits the single tile in which the ties run out.
   void emit_with_some_ties(Cut cut, std::size_t tile, TopkScratch& scratch) {
     std::size_t at = payload_.first[tile];
     std::size_t ties = payload_.first[tile + 1] - at - workspace_.tiles[tile].larger;
@@ -308,10 +312,10 @@ class Encoder {
     });
   }
 
-  /// Whether the residual holds what remains of all candidates from the guess on.
+  /// True if the residual holds the remainder of every candidate that reaches the guess.
   bool guessed() const { return path_ == TopkPath::kHit && scan_.clear != TopkClear::kNothing; }
 
-  /// What lies between the guess and the lowest key that was chosen.
+  /// Corrects the candidates between the guess and the lowest selected key.
   void correct_guess(Cut cut, TileRange tiles, TopkScratch& scratch) {
     const std::uint32_t guess = scan_.ladder.guess;
     const auto wrong = [&](std::size_t tile) -> TopkKeys {
@@ -352,7 +356,7 @@ class Encoder {
                     .codes = static_cast<std::byte*>(payload_.values) + begin}});
   }
 
-  /// What is not in the residual yet: all of p, or what remains of the chosen values.
+  /// Writes the missing part of the residual: all of p, or the remainders of the selected values.
   void write_residual() {
     if (writes_ == Writes::kNever || guessed()) return;
     TopkScan writing = scan_;
@@ -406,7 +410,7 @@ class Encoder {
   TopkSource source_;
   TopkSample sample_;
   TopkPath path_ = TopkPath::kHit;
-  float* chosen_;  // p of what is sent
+  float* chosen_;  // p of the sent values
 };
 
 void check(const TopkEncode& task) {

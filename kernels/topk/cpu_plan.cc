@@ -1,4 +1,4 @@
-// Sizes of a top-k on the CPU, all known before the first value is read.
+// Sizes of a CPU top-k, all known before the first value is read.
 #include "kernels/topk/cpu_plan.h"
 
 #include "kernels/topk/cpu.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-/// So many that the sample's share of the k is large enough, but at most a quarter of all values.
+/// Returns enough samples for kSampledChosen expected hits, but at most a quarter of all values.
 std::size_t samples_of(std::size_t count, std::size_t k) {
   using Tuning = TopkTuning;
   if (count <= Tuning::kSampleAbove) return 0;
@@ -20,11 +20,11 @@ std::size_t samples_of(std::size_t count, std::size_t k) {
   const double wanted = std::min(Tuning::kSampledChosen / density, double{Tuning::kMostSamples});
   const std::size_t samples = std::min(static_cast<std::size_t>(wanted), count / 4);
   const double rank = topk_sample_rank(static_cast<double>(samples) * density);
-  if (rank > static_cast<double>(samples) / 4) return 0;  // dense: a threshold would spare little
+  if (rank > static_cast<double>(samples) / 4) return 0;  // dense: a threshold would save little
   return align_up(samples, Tuning::kSampleGroup);
 }
 
-/// Twice what the threshold should let through.
+/// Twice the number of candidates expected at the threshold.
 std::size_t capacity_of(const TopkPlan& plan) {
   if (plan.samples == 0) return plan.count;
   const double share = static_cast<double>(plan.samples) / static_cast<double>(plan.count);
@@ -39,7 +39,7 @@ std::size_t tasks_of(std::size_t count, std::size_t tiles, unsigned threads) {
   return std::max(least, std::min(most, threads * TopkTuning::kTasksAThread));
 }
 
-/// Hands out parts of a workspace one after the other.
+/// Allocates consecutive parts of a workspace.
 class Carver {
  public:
   explicit Carver(std::byte* memory) : memory_(memory) {}
@@ -68,7 +68,8 @@ TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads) {
   plan.tasks = tasks_of(count, plan.tiles, threads);
   plan.samples = samples_of(count, k);
   plan.capacity = capacity_of(plan);
-  // A page is left when a strip might not fit any more: all but kTopkStripRoom of it is used.
+  // A task leaves a page when the next strip might not fit, so at most kTopkStripRoom entries are
+  // lost.
   plan.page = plan.tasks == 1 ? plan.capacity + kTopkStripRoom
                               : std::clamp(plan.capacity / (8 * plan.tasks), 2 * kTopkStripRoom,
                                            TopkTuning::kMostPage);

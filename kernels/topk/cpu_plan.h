@@ -1,5 +1,5 @@
-// How a top-k on the CPU is cut into tiles, strips, tasks and pages, and where each part of its
-// workspace lies. Inside kernels/topk only.
+// How CPU top-k splits a tensor into tiles, strips, tasks and pages, and the layout of the
+// workspace. Private to kernels/topk.
 #pragma once
 
 #include "kernels/topk/cpu_scan.h"
@@ -10,14 +10,14 @@
 
 namespace tersor::kernels {
 
-/// The numbers that were tuned.
+/// Tuned constants.
 struct TopkTuning {
-  static constexpr std::size_t kSampleAbove = 16384;  // counts up to here are not sampled
-  static constexpr double kSampledChosen = 512;       // sampled values that are among the k
+  static constexpr std::size_t kSampleAbove = 16384;  // counts up to this are not sampled
+  static constexpr double kSampledChosen = 512;       // expected sampled values among the k largest
   static constexpr std::size_t kMostSamples = std::size_t{1} << 17;
-  static constexpr std::size_t kSampleGroup = 32;  // values read at one place: two lines of f32
-  static constexpr std::size_t kMostTopSamples = 16384;             // that are looked at one by one
-  static constexpr std::size_t kTaskValues = std::size_t{1} << 18;  // a task has at least as many
+  static constexpr std::size_t kSampleGroup = 32;        // contiguous values: two lines of f32
+  static constexpr std::size_t kMostTopSamples = 16384;  // samples examined individually
+  static constexpr std::size_t kTaskValues = std::size_t{1} << 18;  // minimum values per task
   static constexpr std::size_t kMostTaskTiles = 32768;
   static constexpr std::size_t kTasksAThread = 4;
   static constexpr std::size_t kMostPage = 65536;  // candidates
@@ -30,9 +30,9 @@ struct TopkPlan {
   std::size_t k;
   std::size_t tiles;
   std::size_t tasks;     // each a range of tiles
-  std::size_t samples;   // values to sample; 0: every value that is not zero is a candidate
-  std::size_t capacity;  // candidates that are sure to fit, wherever they lie
-  std::size_t page;      // candidates that a task asks for at once
+  std::size_t samples;   // values to sample; 0: every nonzero value is a candidate
+  std::size_t capacity;  // candidates for which space is guaranteed, whatever their indices
+  std::size_t page;      // candidates that a task reserves at once
   std::size_t pages;
 
   std::size_t strips() const { return tiles * (kTopkTile / kTopkStrip); }
@@ -41,7 +41,7 @@ struct TopkPlan {
 
 TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads);
 
-/// Candidates of one strip, side by side.
+/// The candidates of one strip, stored contiguously.
 struct TopkRun {
   enum State : std::uint32_t { kStored, kTooMany, kUndone };
   std::size_t base;
@@ -49,7 +49,7 @@ struct TopkRun {
   State state;
 };
 
-/// What one task works in.
+/// The scratch memory of one task.
 struct alignas(64) TopkScratch {
   std::array<float, kTopkStripRoom> value[2];
   std::array<std::uint16_t, kTopkStripRoom> index[2];
@@ -63,7 +63,7 @@ struct alignas(64) TopkScratch {
 
 struct TopkWorkspace {
   TopkCandidates candidates;  // [pages · page + kTopkSlack]
-  float* chosen;              // [k], for values that are not f32
+  float* chosen;              // [k], unless values are f32
   TopkRun* runs;              // [strips]
   TopkTileCount* tiles;       // [tiles]
   float* samples;             // [samples]
@@ -71,8 +71,8 @@ struct TopkWorkspace {
   TopkScratch* scratch;       // [tasks]
 };
 
-/// The parts of a workspace that begins at `memory`, 64-byte aligned; null only measures. `bytes`
-/// becomes where they end.
+/// Lays out a workspace at the 64-byte aligned address `memory`. If `memory` is null, only the size
+/// is computed. Sets `bytes` to the workspace size.
 TopkWorkspace topk_workspace(const TopkPlan& plan, std::byte* memory, std::size_t& bytes);
 
 }  // namespace tersor::kernels

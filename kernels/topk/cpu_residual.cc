@@ -1,4 +1,4 @@
-// Residuals of single values.
+// Residual updates of single values.
 #include "kernels/topk/cpu_residual.h"
 
 #include "kernels/quantize/formulas.h"
@@ -17,7 +17,7 @@ void visit_residual_out(const ErrorFeedback& feedback, std::size_t begin, Visito
     visitor(static_cast<float*>(feedback.residual_out) + begin);
 }
 
-/// What the payload says at place `i` of the chosen.
+/// Returns the decoded value of selected value `i`.
 float decoded(const TopkSettle& settle, std::size_t i) {
   const TopkPayload& payload = settle.task.payload;
   switch (settle.task.value_dtype) {
@@ -31,7 +31,7 @@ float decoded(const TopkSettle& settle, std::size_t i) {
   }
 }
 
-/// residual = (residual - a · g) / b in a range of values.
+/// residual = (residual - a · g) / b for a range of values.
 void undo_range(const TopkScan& scan, std::size_t begin, std::size_t end) {
   const ErrorFeedback& feedback = scan.feedback;
   auto* residual = static_cast<float*>(feedback.residual_out);
@@ -43,7 +43,7 @@ void undo_range(const TopkScan& scan, std::size_t begin, std::size_t end) {
   });
 }
 
-/// Scattered stores wait for their lines one after the other, unless all are asked for first.
+/// Prefetches all lines first, because otherwise each scattered store waits for its own line.
 template <typename E>
 void prefetch(const E* residual, const std::uint16_t* index, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) __builtin_prefetch(residual + index[i], 1);

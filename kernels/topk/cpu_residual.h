@@ -1,5 +1,5 @@
-// Writes residuals of single values: what was wrongly taken away is put back, what was sent is
-// taken away, and a poisoned step is undone. Inside kernels/topk only.
+// Updates residuals of single values: restores wrongly cleared values, subtracts sent values, and
+// reverts a poisoned step. Private to kernels/topk.
 #pragma once
 
 #include "kernels/topk/cpu.h"
@@ -10,12 +10,14 @@
 
 namespace tersor::kernels {
 
-/// residual_out = p, or what remains of p when it is sent (TopkScan::clear).
+/// kPut: residual_out = p. kTake: residual_out = the remainder of p after sending
+/// (TopkScan::clear).
 enum class TopkCorrection { kPut, kTake };
 void topk_correct(const TopkScan& scan, TopkCorrection correction, std::size_t tile,
                   const TopkRunView& run);
 
-/// Corrects many places; lines of one batch are fetched while the one before is written.
+/// Corrects many values. The cache lines of one batch are prefetched while the previous batch is
+/// written.
 class TopkCorrections {
  public:
   TopkCorrections(const TopkScan& scan, TopkCorrection correction, TopkScratch& scratch)
@@ -24,7 +26,7 @@ class TopkCorrections {
   TopkCorrections(const TopkCorrections&) = delete;
   TopkCorrections& operator=(const TopkCorrections&) = delete;
 
-  /// The candidates of a piece (for_each_piece) of a tile whose keys are in the range.
+  /// Adds the candidates of a piece of a tile (for_each_piece) if their keys are in the range.
   void add(std::size_t tile, const TopkRunView& piece, TopkKeys keys);
 
  private:
@@ -38,8 +40,8 @@ class TopkCorrections {
   TopkRunView waiting_{};
 };
 
-/// residual_out = p - decoded at the chosen values [begin, end), all in tile `tile`; `chosen` are
-/// their p, at places [begin, end).
+/// Sets residual_out = p - decoded at the selected values [begin, end), all in tile `tile`. The
+/// array `chosen` holds p of the selected values at the same positions.
 struct TopkSettle {
   const TopkEncode& task;
   const float* chosen;
@@ -48,14 +50,15 @@ struct TopkSettle {
 };
 void topk_settle(const TopkSettle& settle, std::size_t tile);
 
-/// Brings back the old values of a strip whose f32 residual, in place, holds p: everywhere but at
-/// values that are not finite, where it is the old one already. `candidates` are the strip's, all
-/// that are not finite among them; `put` says whether their p must be put back first.
+/// Restores the old residual of a strip whose in-place f32 residual holds p. Non-finite values
+/// already hold the old residual. The parameter `candidates` lists the strip's candidates,
+/// including all non-finite values. If `put` is kYes, the p of each finite candidate is written
+/// back first.
 enum class TopkPut : std::uint8_t { kNo, kYes };
 void topk_undo_strip(const TopkScan& scan, TopkStrip strip, const TopkRunView& candidates,
                      TopkPut put);
 
-/// Copies the old residual of a range of values to the new one.
+/// Copies a range of the old residual to the new residual.
 void topk_copy_residual(const ErrorFeedback& feedback, std::size_t begin, std::size_t end);
 
 }  // namespace tersor::kernels

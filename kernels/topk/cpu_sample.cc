@@ -1,4 +1,4 @@
-// Samples p and reads order statistics off the sample.
+// Samples p and computes order statistics of the sample.
 #include "kernels/topk/cpu_sample.h"
 
 #include "kernels/scalar/philox.h"
@@ -10,9 +10,9 @@ namespace tersor::kernels {
 namespace {
 
 constexpr std::size_t kGroup = TopkTuning::kSampleGroup;
-constexpr std::size_t kPrefetched = 24;     // groups ahead
-constexpr double kStretch = 1.1;            // of the rank after a miss
-constexpr unsigned kCoarseShift = 31 - 12;  // bins of 1/16 octave; there are kTopkBins of them
+constexpr std::size_t kPrefetched = 24;     // prefetch distance in groups
+constexpr double kStretch = 1.1;            // factor applied to the rank after a miss
+constexpr unsigned kCoarseShift = 31 - 12;  // bins of 1/16 octave, kTopkBins in total
 
 }  // namespace
 
@@ -23,7 +23,7 @@ TopkSample::TopkSample(const TopkScan& source, const TopkPlan& plan, const TopkW
   if (plan.samples != 0) threads.run(plan.tasks, [&](std::size_t task) { read(task); });
 }
 
-/// The task's share of the sample, and its histogram.
+/// Reads one task's share of the sample and builds the task's histogram.
 void TopkSample::read(std::size_t task) {
   const std::size_t begin = groups_ * task / plan_.tasks;
   const std::size_t end = groups_ * (task + 1) / plan_.tasks;
@@ -72,7 +72,7 @@ std::uint32_t TopkSample::threshold_after(std::size_t reached) {
   return key_at(rank);
 }
 
-/// Collects all samples from the bin of a rank on, or none where they are too many.
+/// Collects the samples from the bin of the rank upwards, or none if too many samples qualify.
 void TopkSample::collect_top(double rank) {
   double reached = 0;
   std::size_t bin = kTopkBins;
@@ -89,7 +89,8 @@ void TopkSample::collect_top(double rank) {
                            TopkTuning::kMostTopSamples + kTopkSlack);
 }
 
-/// The key of that rank among the samples collected; the lowest that is known where they are fewer.
+/// Returns the key of the given rank among the collected samples, or the lowest known key if fewer
+/// samples were collected.
 std::uint32_t TopkSample::key_at(double rank) {
   if (rank < 1) return source_.limit;
   const auto place = static_cast<std::size_t>(rank) - 1;

@@ -1,5 +1,5 @@
-// A threshold that is almost surely a little below the k-th key, from a sample of this step's p.
-// Inside kernels/topk only.
+// Samples the current p for a threshold almost surely a little below the k-th key. Private to
+// kernels/topk.
 #pragma once
 
 #include "kernels/topk/cpu_plan.h"
@@ -8,19 +8,21 @@
 
 namespace tersor::kernels {
 
-/// The sample: groups of neighbouring values, one at a jittered place of each of equal strata.
+/// A stratified sample: one group of neighbouring values at a jittered offset in each equal
+/// stratum.
 class TopkSample {
  public:
-  /// Reads the sample into the workspace, where it stays.
+  /// Reads the sample into the workspace and keeps the sample there.
   TopkSample(const TopkScan& source, const TopkPlan& plan, const TopkWorkspace& workspace,
              Threads& threads);
 
-  /// The ladder for this step, by order statistics (topk_sample_rank). Where nothing was sampled,
-  /// the smallest key thrice. `scale` multiplies the ranks: 1, unless the threshold is to miss.
+  /// Returns the ladder for this step from order statistics (topk_sample_rank). Without samples,
+  /// all three steps are the smallest key. `scale` multiplies the ranks. Tests pass a value other
+  /// than 1 to force a miss.
   TopkLadder ladder(double scale);
 
-  /// A better threshold after one that `reached` keys reached: the sample's ranks are stretched by
-  /// what it was wrong. To be used once.
+  /// Returns a better threshold after `reached` keys reached the previous threshold. The rank in
+  /// the sample is rescaled by the observed error. Call at most once.
   std::uint32_t threshold_after(std::size_t reached);
 
  private:

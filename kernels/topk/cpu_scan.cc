@@ -1,8 +1,8 @@
-// The loops of top-k over values, one source for all instruction sets. A scan reads the gradient
-// and the residual once and writes the residual once, strip by strip. Branches that nobody can
-// foresee are kept out of the loop over values: it writes p everywhere and notes the places of
-// candidates, bit by bit; then the candidates are looked at one by one.
-// Long because one source holds the loops of all instruction sets and dtypes.
+// The top-k loops over values, one source for all instruction sets. A scan reads gradient and
+// residual once and writes the residual once, strip by strip. The loop over values contains no
+// unpredictable branch: the loop writes p everywhere and records candidate indices as bits. A
+// second loop then examines each candidate. Long because one source holds the loops of all
+// instruction sets and dtypes.
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/topk/cpu_scan.cc"
@@ -27,7 +27,7 @@ namespace {
 
 struct NoResidual {};
 
-/// Calls `visitor(G{}, E{})` with the gradient's type and the residual's: float, Bf16 or
+/// Calls `visitor(G{}, E{})`. G is the gradient type, and E is the residual type: float, Bf16 or
 /// NoResidual.
 template <typename Visitor>
 void visit_types(const TopkScan& scan, Visitor&& visitor) {
@@ -41,7 +41,7 @@ void visit_types(const TopkScan& scan, Visitor&& visitor) {
   });
 }
 
-/// Where the values of one strip lie. `E` is the residual's type, or NoResidual.
+/// Pointers to the values of one strip. `E` is the residual type or NoResidual.
 template <typename G, typename E>
 struct Strip {
   static constexpr bool kHasResidual = !std::is_same_v<E, NoResidual>;
@@ -67,7 +67,7 @@ struct Strip {
   std::size_t first_index;
 };
 
-// One value at a time: the portable code, and the tail of a strip for all others.
+// Scalar code: the portable target, and the tail of a strip on all other targets.
 
 template <typename G, typename E>
 HWY_INLINE float value_at(const Strip<G, E>& strip, std::size_t i) {
@@ -81,7 +81,7 @@ HWY_INLINE float value_at(const Strip<G, E>& strip, std::size_t i) {
   }
 }
 
-/// The residual at a candidate, where `old` was, becomes what remains if it is sent.
+/// Sets the residual of a candidate, whose old residual is `old`, to the remainder after sending.
 template <typename G, typename E>
 HWY_INLINE void settle_candidate(const Strip<G, E>& strip, std::size_t i, float p, E old) {
   const TopkScan& scan = strip.scan;
@@ -99,7 +99,7 @@ HWY_INLINE void tally_candidate(const TopkScan& scan, float p, TopkTally& tally)
   tally.non_finite += key >= scan.limit;
 }
 
-/// Scans the values [begin, strip.count); `found` candidates are there already.
+/// Scans the values [begin, strip.count). The first `found` candidates are already stored.
 template <typename G, typename E>
 std::size_t scan_values(const Strip<G, E>& strip, std::size_t begin, std::size_t found,
                         TopkCandidates out, TopkTally& tally) {
@@ -130,13 +130,13 @@ HWY_INLINE VI32 keys_of(VF32 p) {
   return hn::BitCast(I32(), hn::And(hn::BitCast(U32(), p), hn::Set(U32(), 0x7fffffffu)));
 }
 
-/// A bound for hn::Gt; keys fit into 31 bits.
+/// A bound for hn::Gt. Keys fit into 31 bits.
 HWY_INLINE VI32 before(std::uint32_t key) {
   return hn::Set(I32(), static_cast<std::int32_t>(key - 1));
 }
 
-constexpr std::size_t kAhead = 1024;  // values that are asked for before they are needed
-constexpr std::size_t kBlock = 512;   // values, after which the candidates before are looked at
+constexpr std::size_t kAhead = 1024;  // prefetch distance in values
+constexpr std::size_t kBlock = 512;  // candidates are examined after each block of this many values
 constexpr std::size_t kWord = 64;
 constexpr std::uint64_t kLastBit = std::uint64_t{1} << 63;
 
@@ -145,8 +145,9 @@ struct TopkRunRange {
   std::size_t end;
 };
 
-/// Notes the places of candidates, in order. Up to kTopkSlack places behind the last one are
-/// overwritten: words hold few bits, so four are always looked for, and only more cost a branch.
+/// Records candidate indices, in order. A 64-bit word usually has few bits set, so `add` always
+/// extracts four bits, and only further bits cost a branch. Up to kTopkSlack entries after the last
+/// index are overwritten.
 class Places {
  public:
   Places(std::uint16_t* places, std::size_t first_index) : places_(places), base_(first_index) {}
@@ -164,7 +165,7 @@ class Places {
 
  private:
   HWY_INLINE std::uint16_t next(std::uint64_t& word) const {
-    // The last bit stands for "none": a zero would cost std::countr_zero a branch.
+    // The last bit stands for "none", because std::countr_zero needs a branch to handle zero.
     const auto bit = static_cast<std::size_t>(std::countr_zero(word | kLastBit));
     word &= word - 1;
     return static_cast<std::uint16_t>(base_ + bit);
@@ -184,8 +185,9 @@ HWY_INLINE std::uint64_t bits_of_mask(Mask mask) {
   return bits;
 }
 
-/// The loop over the values of one strip. An f32 residual may be written in place: then the old
-/// ones are kept in `kept`, and p is read back; otherwise p can be computed again.
+/// The loop over the values of one strip. If the residual is f32, the loop may overwrite the
+/// residual in place: the old values are saved in `kept`, and p is read back. Otherwise p can be
+/// computed again.
 template <typename G, typename E>
 class VectorScan {
  public:
@@ -195,7 +197,7 @@ class VectorScan {
         b_(hn::Set(F32(), strip.scan.feedback.residual_factor)),
         threshold_(before(strip.scan.ladder.threshold)) {}
 
-  /// p at place `i`, and the old residual.
+  /// Returns p at index `i` and sets `old` to the old residual.
   HWY_INLINE VF32 values_at(std::size_t i, VF32& old) const {
     const VF32 g = load_values(strip_.gradient + i);
     if constexpr (!Strip<G, E>::kHasResidual)
@@ -206,8 +208,8 @@ class VectorScan {
     }
   }
 
-  /// Scans the values [begin, end), whole vectors of them: writes p to the residual and notes the
-  /// places of candidates.
+  /// Scans the values [begin, end), a whole number of vectors. Writes p to the residual and records
+  /// candidate indices.
   template <bool kWrites>
   HWY_INLINE void run(std::size_t begin, std::size_t end, Places& found, float* kept) const {
     for (; begin + kWord <= end; begin += kWord) found.add(word<kWrites>(begin, kWord, kept));
@@ -215,7 +217,7 @@ class VectorScan {
   }
 
  private:
-  /// One bit a value that says "candidate".
+  /// Returns a bit mask of the candidates.
   template <bool kWrites>
   HWY_INLINE std::uint64_t word(std::size_t begin, std::size_t count, float* kept) const {
     std::uint64_t bits = 0;
@@ -242,7 +244,7 @@ class VectorScan {
   VI32 threshold_;
 };
 
-/// Looks at the candidates [begin, end) of a strip, whose places are known.
+/// Examines the candidates [begin, end) of a strip, whose indices are already recorded.
 template <bool kWrites, typename G, typename E>
 HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range, const float* kept,
                                   TopkCandidates out, TopkTally& tally) {
@@ -261,8 +263,8 @@ HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range, 
   }
 }
 
-/// Scans as many values as fill whole vectors. The candidates of a block are looked at while the
-/// values of the next one are on their way.
+/// Scans as many values as fill whole vectors. The candidates of one block are examined while the
+/// values of the next block are being loaded.
 template <bool kWrites, typename G, typename E>
 std::size_t scan_vectors(const Strip<G, E>& strip, std::size_t count, TopkCandidates out,
                          TopkTally& tally) {
@@ -280,7 +282,7 @@ std::size_t scan_vectors(const Strip<G, E>& strip, std::size_t count, TopkCandid
   return places.count();
 }
 
-/// Stores the lanes of a mask side by side; the places behind them are overwritten.
+/// Stores the masked lanes contiguously. Entries after the stored lanes are overwritten.
 template <typename Mask>
 HWY_INLINE void store_lanes(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
   const hn::Rebind<std::uint16_t, F32> narrow;
@@ -290,7 +292,7 @@ HWY_INLINE void store_lanes(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
              out.index);
 }
 
-/// The same without touching what lies behind the lanes.
+/// Like store_lanes, but without overwriting later entries.
 template <typename Mask>
 void store_lanes_only(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
   float value[kTopkSlack];
@@ -301,7 +303,7 @@ void store_lanes_only(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
   if (out.index != nullptr) std::memcpy(out.index, position, count * sizeof(std::uint16_t));
 }
 
-/// The selection from as many values as fill whole vectors.
+/// Selects from as many values as fill whole vectors.
 std::size_t select_vectors(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
                            std::size_t room) {
   const hn::Rebind<std::uint16_t, F32> narrow;

@@ -1,5 +1,5 @@
-// The loops of top-k over values, for each instruction set: scan a strip, select, count. Inside
-// kernels/topk only.
+// The top-k loops over values, compiled per instruction set: scan a strip, select, count. Private
+// to kernels/topk.
 #pragma once
 
 #include "kernels/host/arguments.h"
@@ -10,24 +10,24 @@
 
 namespace tersor::kernels {
 
-/// Values that one call scans; a tile holds a whole number of strips.
+/// Values per scan call. A tile holds a whole number of strips.
 constexpr std::size_t kTopkStrip = 2048;
-/// Places behind the last result into which a vector store may reach.
+/// Entries after the last result that a vector store may overwrite.
 constexpr std::size_t kTopkSlack = 16;
-/// Places that a strip may need, whatever it holds.
+/// Entries that a strip may need, whatever the values.
 constexpr std::size_t kTopkStripRoom = kTopkStrip + kTopkSlack;
 
-/// The keys that matter to a scan, in ascending order.
+/// The keys used by a scan, in ascending order.
 struct TopkLadder {
-  std::uint32_t threshold;  // from here values are candidates
-  std::uint32_t guess;      // from here they will probably be sent
-  std::uint32_t above;      // from here they are almost surely fewer than k
+  std::uint32_t threshold;  // values with this key or more are candidates
+  std::uint32_t guess;      // values with this key or more will probably be sent
+  std::uint32_t above;      // almost surely, fewer than k values reach this key
 };
 
-/// What the scan leaves in the residual where a value will probably be sent.
+/// The residual left by the scan for a value that will probably be sent.
 enum class TopkClear : std::uint8_t { kNothing, kWhole, kBf16 };  // p, 0, p - bf16(p)
 
-/// What remains of a value when it is sent as f32 (kWhole) or bf16.
+/// Returns the remainder of a value sent as f32 (kWhole) or bf16.
 inline float topk_remainder(TopkClear clear, float p) {
   return clear == TopkClear::kWhole ? 0.0f : topk_bf16_remainder(p);
 }
@@ -35,19 +35,19 @@ inline float topk_remainder(TopkClear clear, float p) {
 struct TopkScan {
   const void* gradient;
   Dtype dtype;
-  ErrorFeedback feedback;  // no residual_out: nothing is written
+  ErrorFeedback feedback;  // if residual_out is null, nothing is written
   TopkLadder ladder;
-  std::uint32_t limit = kInfinityBits;  // not below the ladder
+  std::uint32_t limit = kInfinityBits;  // not below any step of the ladder
   TopkClear clear = TopkClear::kNothing;
 };
 
-/// Values [begin, begin + count) of the gradient, all of one tile.
+/// Values [begin, begin + count) of the gradient, within one tile.
 struct TopkStrip {
   std::size_t begin;
   std::size_t count;
 };
 
-/// Where candidates are written: p and the index in the tile.
+/// Output arrays for candidates: p and the index within the tile.
 struct TopkCandidates {
   float* value;
   std::uint16_t* index;
@@ -60,7 +60,7 @@ struct TopkRunView {
   std::size_t count;
 };
 
-/// How many keys reach each one of the ladder, and how many the limit.
+/// Counts of keys that reach each step of the ladder, and the count of keys that reach the limit.
 struct TopkTally {
   std::uint64_t threshold = 0;
   std::uint64_t guess = 0;
@@ -79,22 +79,23 @@ struct TopkTileCount {
   std::uint32_t equal;
 };
 
-/// Computes p and writes it to `out`.
+/// Computes p and writes p to `out`.
 void topk_compute(const TopkScan& scan, TopkStrip strip, float* out);
 
-/// Computes p, writes the residual (p; from the guess on what `clear` says; the old value where p
-/// is not finite), adds to the tally and writes the candidates: at most strip.count, in order; up
-/// to kTopkSlack places behind them are overwritten. Returns how many they are.
+/// Computes p, writes the residual, adds to the tally and writes the candidates in order. The
+/// residual becomes p, or the remainder selected by `clear` if the key reaches the guess. A
+/// non-finite p leaves the old residual. Returns the number of candidates, at most strip.count. Up
+/// to kTopkSlack entries after the last candidate are overwritten.
 std::size_t topk_scan_strip(const TopkScan& scan, TopkStrip strip, TopkCandidates out,
                             TopkTally& tally);
 
-/// Copies the candidates whose keys are in the range, in order; writes nothing beyond `room`
-/// places, which must suffice. A run without indices (null) has none copied. Returns how many they
-/// are.
+/// Copies the candidates with keys in the range, in order, and returns their number. Nothing is
+/// written beyond `room` entries, and `room` must suffice. If the run has no indices (null), no
+/// indices are copied.
 std::size_t topk_select(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
                         std::size_t room);
 
-/// How many of a run's keys are larger than `key`, and how many equal.
+/// Counts the keys of a run above `key`, and the keys equal to `key`.
 TopkTileCount topk_count(const TopkRunView& run, std::uint32_t key);
 
 }  // namespace tersor::kernels

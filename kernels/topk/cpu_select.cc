@@ -1,4 +1,4 @@
-// A radix selection by digits counted from the bracket's lower end: at most 12 bits a pass.
+// Radix selection by digits relative to the lower end of the bracket, at most 12 bits per pass.
 #include "kernels/topk/cpu_select.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@ namespace tersor::kernels {
 namespace {
 
 constexpr std::size_t kFewBins = 256;
-constexpr std::size_t kKeysABin = 32;  // at least: more bins cost more than they spare
+constexpr std::size_t kKeysABin = 32;  // a minimum: more bins would cost more than they save
 
 struct Bins {
   std::size_t count;

@@ -1,5 +1,5 @@
-// Finds the k-th key: counts at some keys give a bracket, histograms narrow it to one key.
-// Inside kernels/topk only.
+// Finds the k-th key: key counts give a bracket, and histograms narrow the bracket to a single key.
+// Private to kernels/topk.
 #pragma once
 
 #include "kernels/topk/cpu_candidates.h"
@@ -8,9 +8,9 @@
 
 namespace tersor::kernels {
 
-/// The k-th key is one of `keys`. Of p's keys, `above` are at least keys.high, and fewer than k; at
-/// most `reached` are at least keys.low. Where fewer than k values are not zero, reached < k and
-/// the bracket is the smallest key alone.
+/// The k-th key is in `keys`. Exactly `above` keys of p, fewer than k, are at least keys.high. At
+/// most `reached` keys are at least keys.low. If fewer than k values are nonzero, reached < k and
+/// the bracket contains only the smallest key.
 struct TopkBracket {
   TopkKeys keys;
   std::size_t reached;
@@ -19,10 +19,10 @@ struct TopkBracket {
   bool single() const { return keys.high - keys.low == 1; }
 };
 
-/// Makes use of the fact that exactly `reached` keys are at least `key`.
+/// Updates the bracket with the fact that exactly `reached` keys are at least `key`.
 void topk_learn(TopkBracket& bracket, std::uint32_t key, std::size_t reached, std::size_t k);
 
-/// Narrows a bracket that is not a single key by a pass over its values.
+/// Narrows a bracket of more than one key by a pass over its values.
 TopkBracket topk_narrow(const TopkSource& source, const TopkBracket& bracket, Threads& threads);
 
 }  // namespace tersor::kernels

@@ -1,16 +1,15 @@
-// Top-k on a device: eight operations a segment (nine with int8 values), one behind the other on
-// the stream, of which those that turn out not to be needed leave at once. All decisions are made
-// on the device.
+// Top-k on a device: eight stream operations per segment (nine with int8 values). Kernels without
+// work exit at once. All decisions are made on the device.
 //
-//   clear    what the launches tell each other (no kernel)
-//   sample   a threshold, almost surely a little below the k-th key
-//   scan     the one pass: residual, candidates, window; chooses the path
-//   narrow   three times: a better list of candidates, or a digit of the k-th key
-//   count    where in the payload each part of the segment begins
-//   emit     values, places, what remains; the frame's header
-//   settle   int8 only: scales, codes and what remains
+//   clear   Zeroes the state shared by the launches (no kernel).
+//   sample  Finds a threshold almost surely a little below the k-th key.
+//   scan    Makes the single pass (residual, candidates, window) and chooses the path.
+//   narrow  Runs three times: builds a better candidate list, or finds a digit of the k-th key.
+//   count   Finds the payload offset of each part of the segment.
+//   emit    Writes values, indices, remainders and the frame's header.
+//   settle  Writes scales, codes and remainders; int8 only.
 //
-// With a checksum the whole call ends with one more.
+// If frames have a checksum, one more launch ends the call.
 
 #include "kernels/device/device_call.cuh"
 #include "kernels/topk/body_decode.cuh"
@@ -30,7 +29,7 @@
 namespace tersor::kernels {
 namespace {
 
-/// Writes a frame's header where no segment has values.
+/// Writes a frame's header if no segment has values.
 struct TopkSealKernel {
   static constexpr unsigned kThreads = 32;
   static constexpr unsigned kResident = 1;
@@ -51,7 +50,7 @@ TopkLayout layout_of(std::size_t count, const TopkOptions& options) {
   return {count, topk_kept(count, options.density), options.values};
 }
 
-/// What the last segment's launches write besides.
+/// What the launches of the last segment write in addition.
 struct TopkEnding {
   FrameSeal seal;
   NextWords next;
@@ -114,7 +113,7 @@ TopkTensor<G, E> tensor_of(const EncodeCall& call, std::size_t index, const Topk
           .limit = topk_limit(values, residual)};
 }
 
-/// Segments before this one have something to send, those from it on have not.
+/// Returns the end of the segments that have values to send: all later segments are empty.
 std::size_t sending_segments(std::span<const Segment> segments) {
   std::size_t end = segments.size();
   while (end != 0 && segments[end - 1].count == 0) --end;
@@ -145,7 +144,7 @@ void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& op
   if (last == 0) queue.launch(TopkSealKernel{ending.seal, ending.next}, 1);
 }
 
-/// The part of a segment that a call wants.
+/// The part of a segment requested by a call.
 TopkDecodeEntry decode_entry_of(const DecodeCall& call, std::size_t index, std::uint64_t offset,
                                 const TopkOptions& options) {
   const std::size_t count = call.segments[index].count;

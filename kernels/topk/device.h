@@ -1,5 +1,5 @@
-// Top-k on a device: the same bytes as on the CPU. Queued on the call's stream; the call was
-// checked.
+// Top-k on a device, with the same bytes as on the CPU. Kernels are queued on the call's stream.
+// The caller has validated the call.
 #pragma once
 
 #include "kernels/device/device_frame.h"
@@ -12,15 +12,16 @@
 
 namespace tersor::kernels {
 
-/// Bytes of the call's workspace that encoding one segment needs; segments follow one another.
+/// Returns the workspace bytes needed to encode one segment. Segments are encoded one after
+/// another.
 std::size_t topk_device_workspace_bytes(std::size_t count, double density);
 
-/// `force` is for tests: it makes the sampled threshold miss.
+/// `force` makes the sampled threshold miss. For tests.
 void topk_device_encode(const EncodeCall& call, const TopkOptions& options,
                         const DeviceFrame& frame, TopkForce force = TopkForce::kNothing);
 
-/// Frames whose header is not `expected` make all outputs NaN; places that are not sound, those
-/// outputs in whose neighbourhood they are met.
+/// If a frame's header differs from `expected`, all outputs become NaN. If a frame's indices are
+/// invalid, the outputs of the affected units become NaN.
 void topk_device_decode(const DecodeCall& call, const TopkOptions& options,
                         const FrameHeader& expected);
 

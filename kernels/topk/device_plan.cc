@@ -1,4 +1,4 @@
-// See device_plan.h. Sizes and addresses only: no device is needed.
+// See device_plan.h. Computes only sizes and addresses and needs no device.
 #include "kernels/topk/device_plan.h"
 
 #include <tersor/align.h>
@@ -9,14 +9,15 @@
 namespace tersor::kernels {
 namespace {
 
-constexpr double kSampledChosen = 256;  // sampled values that are among the k
+constexpr double kSampledChosen = 256;  // expected sampled values among the k largest
 constexpr std::size_t kMostSamples = std::size_t{1} << 18;
 constexpr std::size_t kLongestRow = 8;
 constexpr std::size_t kAlignment = 64;
 constexpr double kMostCandidates = 4294967294.0;
 
-/// Candidates that will do almost surely: 2 k, more where so few are sampled that the threshold has
-/// to be far too low. (4.75 standard deviations of what the threshold's rank stands for.)
+/// Returns a candidate count that almost surely suffices. The count is 2 k, or more if a small
+/// sample forces a threshold far below the k-th key. The margin is 4.75 standard deviations of the
+/// sampled rank.
 std::uint32_t capacity_of(const TopkDevicePlan& plan, double expected) {
   const double rank = topk_sample_rank(expected);
   const double k = plan.k;

@@ -1,5 +1,5 @@
-// Top-k on a device: how a segment is cut up, what its kernels tell each other, and where each part
-// of the workspace lies. Plain C++; inside kernels/topk and its tests only.
+// Device top-k: how a segment is divided, the state passed between kernels, and the layout of the
+// workspace. Plain C++. Private to kernels/topk and its tests.
 #pragma once
 
 #include "kernels/topk/formulas.h"
@@ -9,16 +9,17 @@
 
 namespace tersor::kernels {
 
-/// Values that a block (in the scan) or a warp (where the chosen are counted and sent) takes at a
-/// time, in ascending order of index; a tile of the payload holds a whole number of them.
+/// The number of values processed at a time by a block (in the scan) or by a warp (in count and
+/// emit), in ascending order of index. A payload tile holds a whole number of parts.
 constexpr std::size_t kTopkPart = 4096;
 static_assert(kTopkTile % kTopkPart == 0);
 
 constexpr unsigned kTopkThreads = 256;
 
-/// Bins of keys. The sample: 1/8 octave, and within one of them 1/4096 of that. The window of the
-/// scan: from an octave below the threshold to three above. Digits of the key: 12, 13 and 6 bits;
-/// the 13 are also those of a key within a bin of the window.
+/// Histogram bins of keys. The sample uses bins of 1/8 octave, and 4096 fine bins within one coarse
+/// bin. The scan's window starts one octave below the threshold and ends three octaves above. The
+/// digits of a key have 12, 13 and 6 bits. The 13 bits are also the digits of a key within a bin of
+/// the window.
 constexpr unsigned kTopkCoarseBins = 2048, kTopkCoarseShift = 20;
 constexpr unsigned kTopkFineBins = 4096, kTopkFineShift = 8;
 constexpr unsigned kTopkWindowBins = 4096, kTopkWindowShift = 13;
@@ -26,92 +27,92 @@ constexpr std::uint32_t kTopkOctave = 1u << 23;
 constexpr unsigned kTopkDigits = 3, kTopkFirstShift = 19;
 constexpr unsigned kTopkDigitBins[kTopkDigits] = {4096, 8192, 64};
 constexpr unsigned kTopkDigitShift[kTopkDigits] = {kTopkFirstShift, 6, 0};
-constexpr unsigned kTopkDigitBin[kTopkDigits] = {0, 4096, 4096 + 8192};  // of `digit` below
+constexpr unsigned kTopkDigitBin[kTopkDigits] = {0, 4096, 4096 + 8192};  // offsets in `digit`
 static_assert(kTopkDigitBins[1] == 1u << kTopkWindowShift);
 
-/// A path of the device alone: the segment was not active.
+/// A path of devices only: the segment was not active.
 constexpr std::uint32_t kTopkIdle = 4;
 
-/// In place of a shift: the k-th key is known.
+/// A value of `shift`: the k-th key is known.
 constexpr std::uint32_t kTopkDone = 32;
 
-/// In place of ties to send: all.
+/// A value of `ties`: all ties are sent.
 constexpr std::uint32_t kTopkAllTies = 0xffffffffu;
 
-/// What one launch leaves for the next; all zeros before the first one. The last block of a launch
-/// writes what the others have counted.
+/// State passed from launch to launch, zeroed before the first launch. The last block of a launch
+/// writes the results of all blocks' counts.
 struct TopkControl {
   enum Ticket { kSampled, kScanned, kNarrowed, kCounted = kNarrowed + kTopkDigits, kTickets };
 
-  std::uint32_t path;       // a TopkPath, or kTopkIdle
-  std::uint32_t threshold;  // from here keys are candidates
-  std::uint32_t low;        // where the window begins
+  std::uint32_t path;       // a TopkPath or kTopkIdle
+  std::uint32_t threshold;  // keys from here on are candidates
+  std::uint32_t low;        // start of the window
   std::uint32_t base;       // the k-th key is in [base, base + (bins << shift))
   std::uint32_t shift;      // of the next digit, or kTopkDone
-  std::uint32_t key;        // the k-th key; larger ones are all sent
-  std::uint32_t ties;       // how many that equal it
-  std::uint32_t kept;       // values that are sent
-  std::uint64_t rank;       // of the k-th key among those from `base` on
+  std::uint32_t key;        // the k-th key; all larger keys are sent
+  std::uint32_t ties;       // number of sent values with this key
+  std::uint32_t kept;       // number of sent values
+  std::uint64_t rank;       // of the k-th key among the keys from `base` on
   std::uint64_t listed;     // candidates in the list
   std::uint64_t found;      // keys that reach the scan's threshold
-  std::uint64_t gathered;   // keys that reach the second one
-  std::uint64_t poisonous;  // keys from the limit on
+  std::uint64_t gathered;   // keys that reach the second threshold
+  std::uint64_t poisonous;  // keys that reach the limit
   std::uint32_t ticket[kTickets + kTickets % 2];
   std::uint64_t coarse[kTopkCoarseBins];
   std::uint64_t window[kTopkWindowBins];
   std::uint64_t digit[kTopkDigitBin[2] + kTopkDigitBins[2]];
 };
 
-/// A value that may be sent: p, and where in its part it lies.
+/// A candidate: p, and the index within the part.
 struct alignas(8) TopkCandidate {
   float value;
   std::uint32_t index;
 };
 
-/// What is known of a part of 4,096 values.
+/// The state of one part of 4,096 values.
 struct alignas(16) TopkPartRun {
-  std::uint32_t base;    // its first candidate in the list; the others follow, in order of index
-  std::uint16_t count;   // how many; 0 where they found no room
-  std::uint16_t undone;  // 1: it held poison, and its residuals have their old values again
-  std::uint32_t larger;  // keys above the k-th: in the part, then before it in the parts of a block
-  std::uint32_t equal;   // keys that equal it, likewise
+  std::uint32_t base;   // list position of the first candidate; the others follow in order of index
+  std::uint16_t count;  // number of candidates; 0 if the list had no space
+  std::uint16_t undone;  // 1: had non-finite values, and its residuals were restored
+  std::uint32_t larger;  // keys above the k-th: in the part, later in the block's earlier parts
+  std::uint32_t equal;   // keys equal to the k-th, counted like `larger`
 };
 
-/// Keys of all parts before those that one block counted.
+/// Keys in all parts before the parts counted by one block.
 struct alignas(16) TopkBlockBase {
   std::uint64_t larger;
   std::uint64_t equal;
 };
 
-/// Blocks that count the chosen, at most.
+/// Maximum number of blocks that count the selected values.
 constexpr std::size_t kTopkMostBlocks = 4096;
 
 struct TopkDevicePlan {
   std::size_t count;
   std::uint32_t k;
-  std::uint32_t capacity;  // candidates that the list takes
+  std::uint32_t capacity;  // size of the candidate list
   std::size_t parts;
-  std::size_t samples;  // a multiple of the widest row; `count` or more: all values are
-  std::uint32_t rank;   // in the sample, of the threshold
+  std::size_t samples;  // a multiple of the widest row; if at least `count`, all values are sampled
+  std::uint32_t rank;   // of the threshold in the sample
 
   TERSOR_BODY bool samples_all() const { return samples >= count; }
 };
 
-/// Where the parts of the workspace lie; all 64-byte aligned where the workspace is.
+/// Addresses of the workspace's parts, all 64-byte aligned if the workspace is.
 struct TopkDeviceMemory {
   TopkControl* control;
   TopkBlockBase* bases;       // [kTopkMostBlocks] or fewer
   TopkPartRun* runs;          // [parts]
   TopkCandidate* candidates;  // [capacity]
   float* samples;             // [samples]
-  float* chosen;              // [k], p of what is sent; only where values are int8
+  float* chosen;              // [k], p of the sent values; used only for int8 values
 };
 
-/// Throws nothing; count and k are at least 1.
+/// Does not throw. `count` and `k` are at least 1.
 TopkDevicePlan topk_device_plan(std::size_t count, std::size_t k,
                                 TopkForce force = TopkForce::kNothing);
 
-/// Cuts a workspace up; `bytes` becomes how many it needs, whatever `workspace` is.
+/// Divides a workspace. Sets `bytes` to the required size, whatever `workspace` is.
 TopkDeviceMemory topk_device_memory(const TopkDevicePlan& plan, std::byte* workspace,
                                     std::size_t& bytes);
 
