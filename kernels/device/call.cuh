@@ -1,6 +1,6 @@
-// What all kernels of a codec's call carry: where its segments and frames lie, as tables in the
-// kernel's parameters (nothing is copied to the device first, so a captured graph holds all it
-// needs), and the words of the state.
+// The arguments shared by all kernels of a codec's call: tables of segments and frames in the
+// kernel's parameters, and the words of the state. Nothing is copied to the device first, so a
+// captured graph is self-contained.
 #pragma once
 
 #include "kernels/device/device_frame.h"
@@ -15,18 +15,19 @@
 
 namespace tersor::kernels {
 
-/// Kernel parameters hold 32,764 bytes: lists longer than this take several launches.
+/// Longer lists take several launches, because kernel parameters hold at most 32,764 bytes.
 constexpr unsigned kMostSegments = 500;
-/// Frames that one decode or reduce takes.
+/// Maximum number of frames per decode or reduce.
 constexpr unsigned kMostFrames = kMostDeviceFrames;
-/// Lists up to here have kernels whose parameters take less than the 4,096 bytes that every launch
-/// has had room for, instead of up to 32,224, which the driver copies for each launch. In longer
-/// ones a block's units follow each other (units.cuh).
+/// Lists up to these lengths use kernels with less than 4,096 bytes of parameters. Every CUDA
+/// version supports this size. Kernels for longer lists have up to 32,224 bytes of parameters, and
+/// the driver copies the parameters for each launch. A block of a kernel for longer lists processes
+/// consecutive units (units.cuh).
 constexpr unsigned kFewSegments = 48;
 constexpr unsigned kFewFrames = 48;
 
-/// Entries begin at their first unit: units are what a warp (or block) does at a time, numbered
-/// through all segments.
+/// Table entries. A unit is the work of a warp (or block) at a time. Units are numbered through all
+/// segments, and `first_unit` is a segment's first unit.
 struct EncodeEntry {
   const void* gradient;
   const void* residual_in;  // null: no feedback
@@ -34,7 +35,7 @@ struct EncodeEntry {
   const std::uint32_t* active;
   std::uint64_t count;
   std::uint64_t first_index;
-  std::uint64_t offset;  // of the segment's sections, in bytes from the payload's beginning
+  std::uint64_t offset;  // of the segment's sections, in bytes from the start of the payload
   std::uint32_t parameter;
   std::uint32_t first_unit;
 };
@@ -65,16 +66,16 @@ struct ReduceEntry {
 template <class Entry, unsigned kMost>
 struct SegmentTable {
   static constexpr unsigned kEntries = kMost;
-  static constexpr std::uint32_t kMostUnits = 1u << 31;  // sums with what is beyond them fit
+  static constexpr std::uint32_t kMostUnits = 1u << 31;  // leaves headroom for sums of unit numbers
 
   std::uint32_t entries = 0;
   std::uint32_t units = 0;
-  std::uint32_t run = 1;  // units that a warp takes one behind the other
+  std::uint32_t run = 1;  // consecutive units per warp
   Entry entry[kMost];
 
   void clear() { entries = units = 0; }
 
-  /// Takes a segment of `units_of_it` units; false where the table is full.
+  /// Adds a segment of `units_of_it` units. Returns false if the table is full.
   bool add(Entry next, std::size_t units_of_it) {
     if (entries == kMost || units_of_it > kMostUnits - units) return false;
     next.first_unit = units;
@@ -83,10 +84,10 @@ struct SegmentTable {
     return true;
   }
 
-  /// The segment in which a unit lies.
+  /// Returns the segment of a unit.
   TERSOR_DEVICE const Entry& find(std::uint32_t unit) const { return entry[index_of(unit)]; }
   TERSOR_DEVICE unsigned index_of(std::uint32_t unit) const {
-    unsigned low = 0, high = entries;  // it is in [low, high)
+    unsigned low = 0, high = entries;  // the index is in [low, high)
     while (high - low > 1) {
       const unsigned middle = (low + high) / 2;
       if (entry[middle].first_unit <= unit)
@@ -96,16 +97,17 @@ struct SegmentTable {
     }
     return low;
   }
-  /// The same where it is `index` or a little behind it.
+  /// Like index_of, if the result is `index` or slightly larger.
   TERSOR_DEVICE unsigned index_from(unsigned index, std::uint32_t unit) const {
     while (index + 1 < entries && entry[index + 1].first_unit <= unit) ++index;
     return index;
   }
 };
 
-/// The words of a call: read where they lie, so that a replayed graph reads new ones.
+/// The state words of a call. Kernels read the words from memory, so a replayed graph sees new
+/// words.
 struct CallWords {
-  const StateWords* in = nullptr;  // null: factors 1 and `step`
+  const StateWords* in = nullptr;  // null: both factors are 1, and the step is `step`
   std::uint32_t step = 0;
 
   TERSOR_DEVICE std::uint32_t step_of() const { return in == nullptr ? step : load(&in->step); }
@@ -117,7 +119,7 @@ struct CallWords {
   }
 };
 
-/// Adds what the threads of a warp counted; null: nowhere.
+/// Adds the counts of a warp's threads to *total. A null `total` discards the counts.
 template <class Warp>
 TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* total) {
   if (total == nullptr) return;
@@ -125,12 +127,12 @@ TERSOR_DEVICE void add_counts(const Warp& warp, unsigned count, std::uint64_t* t
   if (warp.thread_rank() == 0 && sum != 0) atomic_add(total, sum);
 }
 
-/// The next step's words, written by one thread of a launch in which nobody reads the step. In
-/// place only the step changes. Overflows are added by whoever counts them.
+/// The next step's words, written by one thread of a launch in which no thread reads the step. If
+/// in == out, only the step changes. Kernels that detect overflows add to the overflow counter.
 struct NextWords {
   const StateWords* in = nullptr;
   StateWords* out = nullptr;  // null: the call advances nothing
-  std::uint32_t step = 0;     // where `in` is null
+  std::uint32_t step = 0;     // used if `in` is null
 
   template <class Block>
   TERSOR_DEVICE void write(const Block& block) const {

@@ -1,5 +1,4 @@
-// Checksums on a device: the numbers they are made with, sums over pieces of a frame, and sums that
-// many threads add to.
+// Checksums on a device: constants, sums over pieces of a frame, and sums shared by many threads.
 #pragma once
 
 #include "kernels/device/memory.cuh"
@@ -12,30 +11,30 @@ namespace tersor::kernels {
 
 static __device__ const ChecksumNumbers kDeviceChecksumNumbers = make_checksum_numbers();
 
-/// What kernels add up are numbers below 2^61 + 8 that only have the right remainder: to take it
-/// each time would double what a sum costs in the end.
+/// Kernels add partially reduced numbers below 2^61 + 8 with the right remainder, because a full
+/// reduction per step would double the cost of ending a sum.
 TERSOR_DEVICE std::uint64_t fold_number(std::uint64_t number) {
   return (number & kChecksumPrime) + (number >> kChecksumBits);
 }
-/// Of a · b, b being a remainder: below 2^61 + a.
+/// Returns a · b, partially reduced: below 2^61 + a. The factor b must be a remainder.
 TERSOR_DEVICE std::uint64_t multiply_number(std::uint64_t a, std::uint64_t b) {
   const auto product = static_cast<unsigned __int128>(a) * b;
   return (static_cast<std::uint64_t>(product) & kChecksumPrime) +
          static_cast<std::uint64_t>(product >> kChecksumBits);
 }
 
-/// A checksum as atomics can add it up: halves of 32 bits, in sums of 64. Zeros at first.
+/// A checksum for atomic adds: 32-bit halves in 64-bit sums, initially zero.
 struct ChecksumParts {
   std::uint64_t low;
   std::uint64_t high;
 
-  /// Adds what this thread has.
+  /// Adds the sum of this thread.
   TERSOR_DEVICE void add(std::uint64_t sum) {
     atomic_add(&low, sum & 0xffffffffu);
     atomic_add(&high, sum >> 32);
   }
 
-  /// Once all have added.
+  /// Returns the total. Call after all threads added.
   TERSOR_DEVICE std::uint64_t value() const {
     const std::uint64_t upper = checksum_remainder(load_fresh(&high));
     return add_checksums(multiply_checksums(upper, std::uint64_t{1} << 32),
@@ -43,7 +42,7 @@ struct ChecksumParts {
   }
 };
 
-/// The part of a word of a frame's first row, or of a difference of two.
+/// Returns the part of a word in a frame's first row, or of a difference of two words.
 TERSOR_DEVICE std::uint64_t checksum_of_word(std::int64_t word, unsigned column) {
   const ChecksumNumbers& numbers = kDeviceChecksumNumbers;
   return multiply_checksums(checksum_of(fold_checksum(word * numbers.weight[0])),
@@ -53,18 +52,18 @@ TERSOR_DEVICE std::uint64_t checksum_of_word(std::int64_t word, unsigned column)
 constexpr std::size_t kRowBytes = kChecksumColumns * sizeof(std::uint32_t);
 constexpr std::size_t kGroupBytes = kChecksumRows * kRowBytes;
 
-/// How a warp sums a group: 256 bytes at a time, of which a thread takes two columns of one row.
-/// Wider loads would be fewer, but more columns cost more in the end of each piece.
+/// How a warp sums a group: 256 bytes at a time, two columns of one row per thread. Wider loads
+/// would be fewer, but more columns per thread would cost more at the end of each piece.
 constexpr unsigned kWarpBytes = 32 * sizeof(Words64);
-constexpr unsigned kFoursBytes = kChecksumProducts * kWarpBytes;  // four rows of each thread
+constexpr unsigned kFoursBytes = kChecksumProducts * kWarpBytes;  // four rows per thread
 constexpr unsigned kFoursRows = kFoursBytes / kRowBytes;
 
-/// The weights of four rows that a thread takes one behind the other, so that one load brings them.
+/// The weights of four consecutive rows of a thread, fetched by one load.
 struct ThreadWeights {
   struct alignas(16) Four {
     std::int32_t weight[kChecksumProducts];
   };
-  Four of[kChecksumRows] = {};  // from a row on; behind a group come others' weights, of no words
+  Four of[kChecksumRows] = {};  // indexed by the first row
 };
 constexpr ThreadWeights make_thread_weights() {
   const ChecksumNumbers numbers = make_checksum_numbers();
@@ -78,10 +77,10 @@ constexpr ThreadWeights make_thread_weights() {
 }
 static __device__ const ThreadWeights kDeviceThreadWeights = make_thread_weights();
 
-/// What a thread has of its two columns of a group.
+/// A thread's sums of its two columns of a group.
 class ColumnPair {
  public:
-  /// Adds four rows, of which `left` bytes exist behind the first one's place.
+  /// Adds four rows. The number of existing bytes from the first row's address on is `left`.
   template <bool kWhole>
   TERSOR_DEVICE void add(const std::byte* from, const ThreadWeights::Four* weights, unsigned left) {
     const auto four = load(weights);
@@ -90,7 +89,7 @@ class ColumnPair {
     for (unsigned k = 0; k < kChecksumProducts; ++k) {
       if (kWhole || k * kWarpBytes < left)
         words[k] = load(reinterpret_cast<const Words64*>(from + k * kWarpBytes));
-      // Else nvcc multiplies numbers of 64 bits where the load may be left out.
+      // Without this, nvcc would use 64-bit multiplications where the load may be skipped.
       if (!kWhole) asm("" : "+r"(words[k].word[0]), "+r"(words[k].word[1]));
     }
     TERSOR_UNROLL
@@ -103,7 +102,8 @@ class ColumnPair {
     }
   }
 
-  /// All that was added, up to a group, the first column being `column`.
+  /// Returns the sum of all added rows of at most a group. `column` is the index of the first
+  /// column.
   TERSOR_DEVICE std::uint64_t value(std::uint64_t column) const {
     constexpr std::size_t kPowers = ChecksumNumbers::kPowers;
     const ChecksumNumbers& numbers = kDeviceChecksumNumbers;
@@ -120,9 +120,9 @@ class ColumnPair {
   ProductSum column_[2];
 };
 
-/// What this thread of a warp has of a group's bytes [begin, end), multiples of 8. Written by this
-/// warp, or by an earlier launch. `kFours` times four rows are under way at a time. Counters are
-/// short: there are few registers beside the words.
+/// Returns this thread's part of the sum over a group's bytes [begin, end), which are multiples of
+/// 8. This warp or an earlier launch wrote the bytes. `kFours` times four rows are in flight at a
+/// time. The counters are 32-bit, because few registers are left besides the words.
 template <unsigned kFours = 2>
 TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t group, unsigned begin,
                                       unsigned end, unsigned thread) {
@@ -150,15 +150,15 @@ TERSOR_DEVICE std::uint64_t sum_group(const std::byte* frame, std::uint32_t grou
   return columns.value(group * std::uint64_t{kChecksumColumns} + thread * 2 % kChecksumColumns);
 }
 
-/// The sum of what all threads of a warp have.
+/// Returns the sum over all threads of a warp.
 template <class Warp>
 TERSOR_DEVICE std::uint64_t sum_of_warp(const Warp& warp, std::uint64_t sum) {
-  constexpr unsigned kBits = 21;  // 32 such numbers fit into a word
+  constexpr unsigned kBits = 21;  // 32 numbers of this width fit into a word
   constexpr std::uint64_t kMask = (std::uint64_t{1} << kBits) - 1;
   const std::uint64_t low = warp.add(static_cast<std::uint32_t>(sum & kMask));
   const std::uint64_t middle = warp.add(static_cast<std::uint32_t>(sum >> kBits & kMask));
   const std::uint32_t high = warp.add(static_cast<std::uint32_t>(sum >> 2 * kBits));
-  constexpr unsigned kBelow = kChecksumBits - 2 * kBits;  // what lies above is worth 1
+  constexpr unsigned kBelow = kChecksumBits - 2 * kBits;  // bits above have weight 1
   const std::uint64_t upper = high & ((1u << kBelow) - 1);
   return fold_number(low + (middle << kBits) + (upper << 2 * kBits) + (high >> kBelow));
 }

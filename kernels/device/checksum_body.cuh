@@ -1,6 +1,6 @@
-// The checksums of frames in a launch of their own, where the kernels that write and read do not
-// see all words of a frame: top-k's, and long lists of segments. A warp sums a piece at a time.
-// Reads every byte of the payloads once.
+// Computes the checksums of frames in a separate launch. Top-k and long lists of segments need this
+// launch, because their kernels do not see all words of a frame. Each warp sums a piece at a time.
+// The kernel reads every byte of the payloads once.
 #pragma once
 
 #include "kernels/device/frames.cuh"
@@ -22,10 +22,10 @@ struct ChecksumKernel {
 
   std::uint32_t frames = 0;
   const std::byte* frame[kMost];
-  std::uint64_t frame_bytes;  // of each, header included; a multiple of 16
+  std::uint64_t frame_bytes;  // per frame, including the header; a multiple of 16
   std::uint32_t piece_bytes;
-  ChecksumParts* sums;  // [frames], the payloads' parts are added to each
-  FrameSeal seal;       // of the one frame, where it is written
+  ChecksumParts* sums;  // [frames]; the kernel adds the payload's part to each
+  FrameSeal seal;       // of the single frame, if this call writes a frame
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {

@@ -1,3 +1,4 @@
+// Implements cuda_error.h.
 #if TERSOR_HAS_CUDA
 
 #include "kernels/device/cuda_error.h"
@@ -13,7 +14,8 @@ namespace tersor::kernels {
 
 void check_cuda(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // it is said here, and not to the caller's next call of CUDA again
+  (void)cudaGetLastError();  // clears the error, which would otherwise be reported again by the
+                             // caller's next CUDA call
   const std::string text = std::string(doing) + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
   throw CudaError(text);

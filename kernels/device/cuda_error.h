@@ -1,5 +1,5 @@
-// The CUDA runtime's errors as exceptions, and what the launcher asks of the runtime. For builds
-// with CUDA only.
+// Converts CUDA runtime errors to exceptions, and queries the occupancy of kernels. Only for builds
+// with CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,10 +8,11 @@
 
 namespace tersor::kernels {
 
-/// Throws OutOfMemory or CudaError that says what was being done.
+/// Throws OutOfMemory or CudaError for a failed status. The message contains `doing`.
 void check_cuda(cudaError_t status, const char* doing);
 
-/// How many blocks of a kernel the current device runs at once; asked once for each kernel.
+/// Returns the number of blocks of a kernel that the current device runs at once. The result is
+/// cached per kernel.
 std::size_t resident_blocks(const void* kernel, unsigned threads);
 
 template <typename... Arguments>

@@ -1,4 +1,4 @@
-// See device.h, <tersor/stream.h>.
+// Implements device.h and the stream of <tersor/stream.h>.
 #include "kernels/device/device.h"
 
 #include <tersor/error.h>
@@ -21,11 +21,11 @@ namespace {
 
 constexpr const char* kWithoutCuda = "; give it host memory";
 
-/// Throws where no device can be used at all.
+/// Throws if no device can be used at all.
 void require_driver() {
   int devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&devices);
-  if (status != cudaSuccess) (void)cudaGetLastError();  // said here
+  if (status != cudaSuccess) (void)cudaGetLastError();  // clears the error, which is reported here
   if (status == cudaErrorInsufficientDriver)
     throw CudaError(std::string("device memory asked for, but there is no NVIDIA driver, or one "
                                 "older than CUDA ") +
@@ -43,7 +43,7 @@ int attribute_of(int device, cudaDeviceAttr which) {
   return value;
 }
 
-/// Whether an error says that a program holds nothing that the device can run.
+/// True if the error means that the program contains no code for the device.
 bool says_no_image(cudaError_t status) {
   return status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidKernelImage ||
          status == cudaErrorInvalidDeviceFunction || status == cudaErrorInvalidPtx ||
@@ -51,7 +51,7 @@ bool says_no_image(cudaError_t status) {
          status == cudaErrorJitCompilationDisabled;
 }
 
-/// Throws where the device has no kernel to run.
+/// Throws if this build has no kernel for the device.
 void require_image(int device) {
   cudaFuncAttributes attributes{};
   const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel());
@@ -71,7 +71,7 @@ void require_image(int device) {
 bool has_cuda() { return true; }
 
 void require_device() {
-  static std::atomic<std::uint64_t> known{0};  // a bit for each of the first 64 devices
+  static std::atomic<std::uint64_t> known{0};  // one bit for each of the first 64 devices
   int device = 0;
   const cudaError_t status = cudaGetDevice(&device);
   const std::uint64_t bit = status == cudaSuccess && device < 64 ? std::uint64_t{1} << device : 0;
@@ -86,7 +86,8 @@ void check_device_pointer(const void* pointer) {
   cudaPointerAttributes attributes{};
   const cudaError_t status = cudaPointerGetAttributes(&attributes, pointer);
   if (status == cudaErrorInvalidValue) {
-    (void)cudaGetLastError();  // said below: its type stayed unregistered
+    (void)cudaGetLastError();  // clears the error, which is reported below: the type stays
+                               // unregistered
   } else {
     check_cuda(status, "asking whose memory a pointer is to");
   }
@@ -104,7 +105,7 @@ void check_device_pointer(const void* pointer) {
 void check_stream(StreamView stream) {
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   int device = 0, own = 0;
-  // While a stream is captured nothing else is asked of it: that could end the capture.
+  // Other queries are skipped during a capture, because a query could end the capture.
   if (handle == nullptr || capture_of(stream) != 0) return;
   check_cuda(cudaGetDevice(&device), "asking for the current device");
   check_cuda(cudaStreamGetDevice(handle, &own), "asking for a stream's device");

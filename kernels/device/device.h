@@ -1,5 +1,5 @@
-// What a call asks of the machine before it queues kernels: a build with CUDA, a driver, a device
-// that the kernels were built for, pointers and a stream of that device.
+// The checks made by a call before queueing kernels: a build with CUDA, a driver, a supported
+// device, and pointers and a stream of this device.
 #pragma once
 
 #include <tersor/stream.h>
@@ -9,36 +9,38 @@
 
 namespace tersor::kernels {
 
-/// Whether this build has CUDA, on whatever machine.
+/// True if this build has CUDA, whatever the machine.
 bool has_cuda();
 
-/// Throws CudaError where this build has no CUDA, or the machine no driver or no device, or the
-/// current device needs kernels that this build does not hold; the message says which.
+/// Throws CudaError if this build has no CUDA, or if the machine has no driver or no device. Also
+/// throws CudaError if this build has no kernels for the current device. The message names the
+/// cause.
 void require_device();
 
-/// Throws InvalidArgument where `pointer` is not memory that the current device can reach.
+/// Throws InvalidArgument if the current device cannot access the memory at `pointer`.
 void check_device_pointer(const void* pointer);
 
-/// Throws InvalidArgument where the stream belongs to another device than the current one.
+/// Throws InvalidArgument if the stream does not belong to the current device.
 void check_stream(StreamView stream);
 
-/// The number of the capture that the stream is part of; 0 where its work runs as it is queued.
+/// Returns the ID of the capture that the stream is part of, or 0 if the stream is not captured.
 std::uint64_t capture_of(StreamView stream);
 
-/// Lets this thread allocate, and query events, while other threads capture streams of their own:
-/// CUDA would otherwise refuse both.
+/// Lets this thread allocate memory and query events while other threads capture their own streams.
+/// Otherwise CUDA would refuse both.
 void ignore_captures();
 
-/// Waits until all that was queued on the stream is done. Throws CudaError where something failed.
+/// Waits until all work queued on the stream is done. Throws CudaError if any of the work failed.
 void synchronize(StreamView stream);
 
-/// The device of this thread's calls. A new thread begins with device 0. Throw CudaError.
+/// Get and set the device of this thread's calls. A new thread starts with device 0. Both throw
+/// CudaError.
 int current_device();
 void use_device(int device);
-/// What the current device calls itself.
+/// Returns the name of the current device.
 std::string device_name();
 
-/// Between two looks at a word that a device will write: lets others run, for some microseconds.
+/// Sleeps for some microseconds between two polls of a word that a device will write.
 void rest();
 
 }  // namespace tersor::kernels

@@ -1,5 +1,5 @@
-// What the launchers of all codecs share: lists of segments cut into tables, headers and words,
-// checksums, and visiting types. Everything here runs on the host.
+// Host code shared by the launchers of all codecs: divides lists of segments into tables, prepares
+// headers, state words and checksums, and visits types.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -19,7 +19,7 @@
 
 namespace tersor::kernels {
 
-/// The type of a call's residuals.
+/// Calls the visitor with the type of a call's residuals.
 template <typename Visitor>
 void visit_residual_type(std::span<const SegmentState> states, Visitor&& visitor) {
   if (states.empty()) return visitor(NoResidual{});
@@ -27,7 +27,7 @@ void visit_residual_type(std::span<const SegmentState> states, Visitor&& visitor
   return visitor(Bf16{});
 }
 
-/// The dtype of a call's checked list; f32 where it is empty.
+/// Returns the dtype of a validated list, or f32 for an empty list.
 template <typename Span>
 Dtype dtype_of(std::span<Span> values) {
   return values.empty() ? Dtype::kF32 : values.front().dtype();
@@ -44,11 +44,12 @@ void visit_sent(const EncodeCall& call, Visitor&& visitor) {
 template <auto kValue>
 using Constant = std::integral_constant<decltype(kValue), kValue>;
 
-/// Which lengths of lists kernels are made for. Long lists are those of many small tensors, which
-/// are sent as they are or rounded to nearest: what is rare with them takes several launches.
+/// The list lengths for which a kernel is compiled. Long lists usually hold many small tensors that
+/// are sent uncompressed or rounded to nearest. Rarer codec options process long lists in several
+/// launches.
 enum class Lengths : std::uint8_t { kFewAndMost, kFew };
 #ifdef TERSOR_FEWER_KERNELS
-constexpr bool kFewerKernels = true;  // those for long lists do for short ones, too
+constexpr bool kFewerKernels = true;  // kernels for long lists also serve short lists
 #else
 constexpr bool kFewerKernels = false;
 #endif
@@ -62,8 +63,8 @@ void visit_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) 
   if constexpr (!kMost || !kFewerKernels) visitor(Constant<kFewSegments>{}, Constant<kFewFrames>{});
 }
 
-/// Calls visitor(mode, segments, frames). Collectives never add: of that there is one kernel for
-/// lists of all lengths.
+/// Calls visitor(mode, segments, frames). Collectives never add. Therefore kAdd has only one
+/// kernel, for lists of all lengths.
 template <typename Visitor>
 void visit_decode(const DecodeCall& call, Visitor&& visitor) {
   if (call.mode == DecodeMode::kAdd)
@@ -73,17 +74,17 @@ void visit_decode(const DecodeCall& call, Visitor&& visitor) {
   });
 }
 
-/// Which of a call's launches one is.
+/// The position of a launch within its call.
 struct LaunchPlace {
   bool is_first, is_last;
 };
 
-/// Fills `table` and calls launch(place), as often as a list of segments fills it; at least once.
-/// What stands in it say entry_of(i, offset), with where the segment's sections begin, and
-/// sizes_of(segment), a SegmentSizes, or what has other `bytes` that add up to offsets. Segments
-/// without values stand in none.
+/// Fills `table` from a list of segments and calls launch(place) whenever the table is full, and
+/// once at the end. The callback entry_of(i, offset) returns the entry of segment i with sections
+/// at `offset`. The callback sizes_of(segment) returns a SegmentSizes, or another type with a
+/// summable `bytes` member. Segments without values have no entry.
 struct SegmentSizes {
-  std::size_t bytes;  // of its sections
+  std::size_t bytes;  // of the segment's sections
   std::size_t units;
 };
 template <class Table, class SizesOf, class EntryOf, class Launch>
@@ -105,16 +106,16 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
   launch(LaunchPlace{is_first, true});
 }
 
-/// Where a call is one launch, its kernel sums the frames that it reads.
+/// kOne: the call is a single launch, and its kernel sums the frames while reading.
 enum class Launches : std::uint8_t { kOne, kSeveral };
 template <class Table>
 Launches launches_of(const Table&, std::span<const Segment> segments) {
   return segments.size() <= Table::kEntries ? Launches::kOne : Launches::kSeveral;
 }
 
-/// Units that a warp takes one behind the other: one, unless it sums what it writes. Then as many
-/// as are worth summing at once (Kernel::kRun) and still in a cache, several frames included; all
-/// warps get about as many.
+/// Returns the number of consecutive units per warp. The number is 1 unless the kernel computes a
+/// checksum of the written frame. Then two limits apply: the units worth summing at once
+/// (Kernel::kRun) and the cache, shared with the frames read. All warps get about the same number.
 template <class Kernel>
 std::uint32_t run_of(const Queue& queue, const Kernel& kernel) {
   if constexpr (requires { kernel.seal; }) {
@@ -131,7 +132,7 @@ std::uint32_t run_of(const Queue& queue, const Kernel& kernel) {
   return 1;
 }
 
-/// A launch over all units of the kernel's table.
+/// Launches the kernel over all units of the kernel's table.
 template <class Kernel>
 void launch_units(Queue& queue, Kernel& kernel) {
   constexpr unsigned kWarps = Kernel::kThreads / kWarpThreads;
@@ -141,26 +142,26 @@ void launch_units(Queue& queue, Kernel& kernel) {
   queue.launch(kernel, queue.blocks_for<Kernel>(runs, kWarps));
 }
 
-/// A header's part of its frame's checksum.
+/// Returns the header's part of its frame's checksum.
 inline std::uint64_t header_part(FrameHeader header) {
   header.checksum = 0;
   return checksum(&header, sizeof header / sizeof(std::uint32_t), 0);
 }
 
-/// The header of a frame as the launch in `place` knows it.
+/// Returns the seal of a frame for the launch in `place`.
 inline FrameSeal seal_of(const DeviceFrame& frame, LaunchPlace place) {
   FrameSeal seal{frame.frame, frame.header, place.is_first, place.is_last};
   seal.header.checksum = seal.has_checksum() ? header_part(frame.header) : 0;
   return seal;
 }
 
-/// Before the first launch that writes a frame.
+/// Zeroes the sums of a frame before the first launch that writes the frame.
 inline void prepare_seal(Queue& queue, const DeviceFrame& frame) {
   if ((frame.header.flags & kFrameHasChecksum) != 0)
     queue.zero(FrameSeal::sums_of(frame.frame), FrameSeal::kSumsBytes);
 }
 
-/// Sums the payloads of `frames` frames that the kernel lists.
+/// Sums the payloads of the `frames` frames that the kernel lists.
 template <unsigned kMost>
 void launch_checksum(Queue& queue, ChecksumKernel<kMost>& kernel, std::size_t frames) {
   using Kernel = ChecksumKernel<kMost>;
@@ -170,8 +171,7 @@ void launch_checksum(Queue& queue, ChecksumKernel<kMost>& kernel, std::size_t fr
   queue.launch(kernel, queue.blocks_for<Kernel>(pieces, Kernel::kThreads / kWarpThreads));
 }
 
-/// Makes the header of a frame with a checksum whole, behind launches that wrote the payload and
-/// did not sum it.
+/// Completes the header of a frame with a checksum, after launches without their own sums.
 inline void add_checksum(Queue& queue, const DeviceFrame& frame) {
   if ((frame.header.flags & kFrameHasChecksum) == 0) return;
   ChecksumKernel<1> kernel;
@@ -182,8 +182,8 @@ inline void add_checksum(Queue& queue, const DeviceFrame& frame) {
   launch_checksum(queue, kernel, 1);
 }
 
-/// The frames of a call. Where they have checksums, there are zeros in `workspace` for the kernel
-/// that sums them, or their sums.
+/// Lists the frames of a call. If the frames have checksums, `workspace` holds the sums of an
+/// earlier launch, or zeros if the kernel itself sums the frames.
 template <unsigned kMost>
 FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames,
                              const FrameHeader& expected, const Execution& execution,
@@ -207,7 +207,7 @@ FrameList<kMost> list_frames(Queue& queue, std::span<const ConstByteSpan> frames
   return list;
 }
 
-/// Words of an EncodeCall or ReduceCall.
+/// Returns the state words of an EncodeCall or ReduceCall.
 template <typename Call>
 CallWords words_of_call(const Call& call) {
   return {call.words, call.random.step};
@@ -217,14 +217,15 @@ NextWords next_words_of_call(const Call& call) {
   return {call.words, call.words_out, call.random.step};
 }
 
-/// Before a call's first launch: other words than those that are read begin to count from 0.
+/// Prepares a call's first launch: zeroes the overflow counter of words_out if words_out differs
+/// from the words read.
 template <typename Call>
 void prepare_next_words(Queue& queue, const Call& call) {
   if (call.words_out != nullptr && call.words_out != call.words)
     queue.zero(&call.words_out->overflows, sizeof call.words_out->overflows);
 }
 
-/// Writes the next step's words in a launch of its own.
+/// Writes the next step's words in a separate launch.
 struct AdvanceWordsKernel {
   static constexpr unsigned kThreads = 32;
   static constexpr unsigned kResident = 1;
@@ -239,7 +240,7 @@ struct AdvanceWordsKernel {
   }
 };
 
-/// Table entries without what is known only later.
+/// Return a table entry whose first_unit is not yet set.
 inline EncodeEntry entry_of(const EncodeCall& call, std::size_t i, std::uint64_t offset) {
   const Segment& segment = call.segments[i];
   const SegmentState state = call.states.empty() ? SegmentState{} : call.states[i];
@@ -272,17 +273,18 @@ inline DecodeEntry entry_of(const DecodeCall& call, std::size_t i, std::uint64_t
           .reserved = 0};
 }
 
-/// Where a call counts finite values that became others.
+/// Returns the counter of finite values that overflowed.
 template <class Call>
 std::uint64_t* overflows_of(const Call& call) {
   return call.words_out == nullptr ? call.execution.overflows : &call.words_out->overflows;
 }
 
-/// Who writes the next step's words: the last launch, or where kernels read the step, one behind.
+/// When the next step's words are written: by the last launch, or by a separate launch afterwards
+/// if kernels read the step.
 enum class Advance : std::uint8_t { kInLast, kBehind };
 
-/// The launches of an EncodeCall or ReduceCall that writes a frame or, where `frame` is null, bare
-/// values.
+/// Queues the launches of an EncodeCall or ReduceCall. The call writes a frame or, if `frame` is
+/// null, raw values.
 template <Advance kAdvance, class Kernel, class Call, class SizesOf>
 void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceFrame* frame,
                    const SizesOf& sizes_of) {
@@ -301,7 +303,7 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
     if (call.words_out != nullptr) queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 
-/// The launches of a call that decodes.
+/// Queues the launches of a call that decodes.
 template <class Kernel, class SizesOf>
 void launch_reader(Queue& queue, Kernel& kernel, const DecodeCall& call, const SizesOf& sizes_of) {
   kernel.factor = call.factor;

@@ -1,4 +1,4 @@
-// Frames as the entry points of device kernels take them.
+// Frames as passed to the entry points of device kernels.
 #pragma once
 
 #include <tersor/align.h>
@@ -8,17 +8,17 @@
 
 namespace tersor::kernels {
 
-/// A frame to be written: where, and its header but for the checksum.
+/// A frame to write: the address, and the header without the checksum.
 struct DeviceFrame {
   std::byte* frame;
   FrameHeader header;
 };
 
-/// Frames that one decode or reduce on a device takes.
+/// Maximum number of frames per decode or reduce on a device.
 constexpr std::size_t kMostDeviceFrames = 1000;
 
-/// Workspace of a call that reads frames on a device: two sums of 64 bits for each, of which their
-/// checksums are made, and a word that counts blocks.
+/// Returns the workspace size in bytes for a call with `frames` input frames on a device. Each
+/// frame needs two 64-bit sums for the checksum. One further word counts blocks.
 constexpr std::size_t device_frames_bytes(std::size_t frames) {
   return align_up(frames * 2 * sizeof(std::uint64_t) + sizeof(std::uint32_t), 64);
 }

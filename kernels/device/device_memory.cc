@@ -1,3 +1,4 @@
+// Implements device_memory.h.
 #include "kernels/device/device_memory.h"
 
 #include "kernels/device/device.h"
@@ -17,10 +18,10 @@ namespace {
 
 cudaStream_t stream_of(StreamView stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// `where`: of what memory.
+/// Throws if an allocation failed. `where` names the kind of memory.
 void check_allocation(cudaError_t status, std::size_t bytes, const std::string& where) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // said here
+  (void)cudaGetLastError();  // clears the error, which is reported here
   if (status == cudaErrorMemoryAllocation)
     throw OutOfMemory("no " + std::to_string(bytes) + " bytes of " + where + " memory");
   throw CudaError(where + " memory: " + cudaGetErrorString(status));

@@ -1,4 +1,4 @@
-// Memory of a device and pinned memory of the host, and what is queued on streams to fill them.
+// Device memory, pinned host memory, and queued copies and fills.
 #pragma once
 
 #include <tersor/span.h>
@@ -9,22 +9,24 @@
 
 namespace tersor::kernels {
 
-/// At least 256-byte aligned memory of the current device. Throws OutOfMemory, CudaError.
+/// Allocates memory of the current device, aligned to at least 256 bytes. Throws OutOfMemory and
+/// CudaError.
 std::byte* allocate_device(std::size_t bytes);
-/// Waits for all that is queued on the device.
+/// Waits for all work queued on the device, then frees the memory.
 void free_device(std::byte* memory) noexcept;
 
-/// Page-locked host memory, zeros at first, which the device reaches at the same address: the host
-/// end of copies that nobody waits for, and of words that both sides read. Throws as above.
+/// Allocates zeroed, page-locked host memory that the device can access at the same address. Pinned
+/// memory serves asynchronous copies and words shared by host and device. Throws OutOfMemory and
+/// CudaError.
 std::byte* allocate_pinned(std::size_t bytes);
 void free_pinned(std::byte* memory) noexcept;
 
-/// Queues a copy between any two of device memory and pinned memory.
+/// Queues a copy. Each side is device memory or pinned memory.
 void copy_bytes(void* to, const void* from, std::size_t bytes, StreamView stream);
-/// Queues zeros for device memory.
+/// Queues a memset of device memory to zero.
 void zero_bytes(void* memory, std::size_t bytes, StreamView stream);
 
-/// Owner of pinned memory. Move only.
+/// Owner of pinned memory. Move-only.
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;

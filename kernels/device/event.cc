@@ -1,3 +1,4 @@
+// Implements event.h.
 #include "kernels/device/event.h"
 
 #include "kernels/device/device.h"
@@ -38,7 +39,7 @@ void Event::hold(StreamView stream) const {
 bool Event::done() const {
   const cudaError_t status = cudaEventQuery(event_of(handle_));
   if (status == cudaErrorNotReady) {
-    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();  // it is no error
+    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();  // not an error
     return false;
   }
   check_cuda(status, "asking whether queued work is done");

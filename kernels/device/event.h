@@ -1,4 +1,4 @@
-// Order between streams: what is queued behind an event waits for what was queued before it.
+// Events: order between streams. Work queued after an event waits for the work queued before.
 #pragma once
 
 #include <tersor/stream.h>
@@ -7,11 +7,10 @@
 
 namespace tersor::kernels {
 
-/// A `cudaEvent_t` of the current device, without timing. Move only. Nothing here waits on the
-/// host.
+/// A `cudaEvent_t` of the current device, without timing. Move-only. No member waits on the host.
 class Event {
  public:
-  /// Throws CudaError where there is no device, or this build has no CUDA.
+  /// Throws CudaError if the machine has no device or this build has no CUDA.
   Event();
   ~Event();
   Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -20,20 +19,21 @@ class Event {
     return *this;
   }
 
-  /// Stands from now on for all that is queued on the stream so far.
+  /// Marks all work queued on the stream up to now.
   void record(StreamView stream);
-  /// What is queued on the stream from now on comes after what the event stands for.
+  /// Makes all work queued on the stream from now on wait for the marked work.
   void hold(StreamView stream) const;
-  /// Whether that is done. Not while a stream is captured: a query would end the capture.
+  /// True if the marked work is done. Do not call while a stream is captured: a query would end the
+  /// capture.
   bool done() const;
 
  private:
   void* handle_ = nullptr;
 };
 
-/// What is queued on `later` from now on comes after all that is queued on `earlier` so far, by
-/// way of `event`. Both streams are alive, and here the current thread's: so one handle is one
-/// stream, and nothing is to be done.
+/// Makes all work queued on `later` from now on wait for all work queued on `earlier` up to now.
+/// Uses `event`. Both streams must exist and belong to the current thread's device. Equal handles
+/// name the same stream and need no ordering.
 inline void order(StreamView earlier, StreamView later, Event& event) {
   if (earlier.handle == later.handle) return;
   event.record(earlier);

@@ -1,5 +1,5 @@
-// The frames that a kernel reads: whether their headers say what the call does, and whether their
-// checksums are right, which the warps add up as they read.
+// The frames read by a kernel. Kernels check that headers match the call, and the warps sum the
+// payloads' checksums while reading.
 #pragma once
 
 #include "kernels/device/checksum.cuh"
@@ -17,36 +17,35 @@
 
 namespace tersor::kernels {
 
-/// In place of a residual's type: no feedback.
+/// Replaces the residual type if there is no feedback.
 struct NoResidual {};
 
-/// The frames that a call reads, and what each must say of itself. Every block compares headers
-/// before it reads payloads. Checksums are summed beside the reading, if all of it is one launch,
-/// and compared by its last block; else an earlier launch has summed them.
+/// The frames that a call reads, and the expected header. Every block checks the headers before
+/// reading payloads. If the call is a single launch, the launch sums checksums while reading, and
+/// the last block compares them. Otherwise an earlier launch computes the sums.
 template <unsigned kMost>
 struct FrameList {
   static constexpr unsigned kFrames = kMost;
 
   FrameHeader expected;
-  ChecksumParts* sums = nullptr;  // [frames], the payload's part; null: checksums are not looked at
+  ChecksumParts* sums = nullptr;  // [frames], sums of the payloads; null: checksums are not checked
   FrameFault* fault = nullptr;
-  std::uint64_t header_part = 0;  // of the checksum, with the step of `expected`
-  std::uint64_t share =
-      0;  // pieces of each frame that a block sums in a round, times 2^32; 0: none
-  std::uint32_t pieces = 0;  // of a frame, of piece_bytes each
+  std::uint64_t header_part = 0;  // the header's part of the checksum, with the step of `expected`
+  std::uint64_t share = 0;   // pieces that a block sums per frame and round, times 2^32; 0: none
+  std::uint32_t pieces = 0;  // per frame, of piece_bytes each
   std::uint32_t piece_bytes = 0;
   std::uint32_t frames = 0;
-  std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: bare values, of which nothing is known
-  bool carries_step = false;  // the step is the first frame's, whatever `expected` says
-  bool are_summed = false;    // by an earlier launch
+  std::uint32_t header_bytes = sizeof(FrameHeader);  // 0: raw values without a header
+  bool carries_step = false;                         // True if the first frame defines the step
+  bool are_summed = false;                           // True if an earlier launch computed the sums
   const std::byte* frame[kMost];
 
   TERSOR_DEVICE const std::byte* payload(unsigned index) const {
     return frame[index] + header_bytes;
   }
 
-  /// Lets each of the blocks' rounds, `rounds` in all, sum as much, unless an earlier launch did
-  /// it.
+  /// Divides the summing equally among the blocks' `rounds` rounds, unless an earlier launch
+  /// computed the sums.
   void share_in(std::size_t rounds) {
     if (sums == nullptr || are_summed) return;
     piece_bytes = frames > 1 ? piece_bytes_of(frames * frame_bytes()) : kShortPiece;
@@ -54,17 +53,17 @@ struct FrameList {
     share = ceil_div(std::uint64_t{pieces} << 32, std::max<std::size_t>(rounds, 1));
   }
 
-  /// Of header and payload.
+  /// Size of header and payload.
   TERSOR_BODY std::size_t frame_bytes() const {
     return sizeof(FrameHeader) + expected.payload_bytes;
   }
 
-  /// The step that the first frame carries.
+  /// Returns the step in the first frame's header.
   TERSOR_DEVICE std::uint32_t carried_step() const {
     return load(reinterpret_cast<const std::uint32_t*>(frame[0]) + kStepWord);
   }
 
-  /// A barrier; false where a frame is not what the call says, as far as is known.
+  /// True if all frames match the call as far as checked. A barrier.
   template <class Block>
   TERSOR_DEVICE bool check(const Block& block) const {
     if (header_bytes == 0) return true;
@@ -74,7 +73,7 @@ struct FrameList {
     return !block.any(wrong);
   }
 
-  /// A barrier, in the last block: true where a checksum is wrong.
+  /// True if a checksum is wrong. A barrier. Call only in the last block.
   template <class Block>
   TERSOR_DEVICE bool is_damaged(const Block& block) const {
     bool wrong = false;
@@ -82,12 +81,13 @@ struct FrameList {
     return block.any(wrong);
   }
 
-  /// Counts the blocks that are done: behind the sums.
+  /// Counter of finished blocks, stored after the sums.
   TERSOR_DEVICE std::uint32_t* ticket() const {
     return reinterpret_cast<std::uint32_t*>(sums + frames);
   }
 
-  /// The first fault stays. Its kind comes last: who sees it sees the rest.
+  /// Records a fault. Only the first fault is kept. The kind is stored last, so a reader of the
+  /// kind also sees the other fields.
   TERSOR_DEVICE void report(unsigned index, std::uint32_t kind, std::uint64_t detail) const {
     if (fault == nullptr || atomic_add(&fault->times, 1u) != 0) return;
     store(&fault->frame, index);
@@ -130,7 +130,7 @@ struct FrameList {
     return false;
   }
 
-  /// Whether a payload, and a header that is as expected, have the checksum that it claims.
+  /// True if the payload's checksum and the expected header's checksum give the claimed checksum.
   TERSOR_DEVICE bool check_sum(unsigned index) const {
     std::uint64_t sum = add_checksums(sums[index].value(), header_part);
     if (carries_step) sum = add_checksums(sum, step_part(expected, carried_step()));
@@ -145,9 +145,10 @@ struct FrameList {
   }
 };
 
-/// What a block adds to the checksums of the frames that it reads. In each round it reads about
-/// `share` pieces of each frame, about those that its warps, in turn, sum afterwards from a cache.
-/// Thread i of each warp has the sum of frame i, or its own part of the only one.
+/// A block's contribution to the checksums of the frames read by the block. Each round, the block
+/// reads about `share` pieces of each frame. The warps then sum about the same pieces from a cache,
+/// in turn. Thread i of each warp holds the sum of frame i. A single frame is summed by all
+/// threads, and each thread holds a part of the sum.
 template <class Block, class List>
 class ReadSums {
  public:
@@ -158,7 +159,7 @@ class ReadSums {
     if (is_due()) sums_.clear(block_.thread_rank());
   }
 
-  /// In round `round` of the launch, the block's turn-th.
+  /// Sums the pieces of round `round` of the launch, which is round number `turn` of this block.
   TERSOR_DEVICE void add_round(std::uint32_t round, unsigned turn) const {
     if (!is_due()) return;
     const auto share_before = [&](std::uint64_t rounds) {
@@ -172,8 +173,8 @@ class ReadSums {
     }
   }
 
-  /// A barrier, after all rounds: the launch's sums take what the block has. True where the last
-  /// block is to look at them.
+  /// Adds the block's sums to the launch's sums. Call after all rounds. A barrier. True if the last
+  /// block must check the sums.
   TERSOR_DEVICE bool leave() const {
     if (!is_due()) return false;
     block_.sync();
@@ -208,8 +209,8 @@ class ReadSums {
   Sums& sums_;
 };
 
-/// What the last block of a launch makes of values that were written from a damaged frame: NaN in
-/// all values of the segments, of type T at pointer_of(segment).
+/// Fills all values of all segments with NaN, because a damaged frame was read. Called in the last
+/// block of a launch. The values of a segment have type T and start at pointer_of(segment).
 template <typename T, class Block, class Table, class PointerOf>
 TERSOR_DEVICE void fill_nan(const Block& block, const Table& table, const PointerOf& pointer_of) {
   for (unsigned i = 0; i < table.entries; ++i) {
@@ -219,7 +220,7 @@ TERSOR_DEVICE void fill_nan(const Block& block, const Table& table, const Pointe
   }
 }
 
-/// The end of a kernel that decodes: what it read is looked at, once all blocks are done.
+/// Ends a decoding kernel. After all blocks are done, the last block checks the checksums.
 template <typename T, class Block, class Table, class Sums, class List>
 TERSOR_DEVICE void close_decoded(const Block& block, const Table& table, const Sums& sums,
                                  const List& list) {
@@ -227,7 +228,8 @@ TERSOR_DEVICE void close_decoded(const Block& block, const Table& table, const S
   fill_nan<T>(block, table, [](const auto& segment) { return segment.output; });
 }
 
-/// The end of a kernel that reduces. A sum of damaged frames is sealed so that nobody believes it.
+/// Ends a reducing kernel. If an input frame is damaged, the reduced frame receives a wrong
+/// checksum, so no rank accepts the frame.
 template <typename E, class Block, class Table, class Sums, class List>
 TERSOR_DEVICE void close_reduced(const Block& block, const Table& table, const Sums& sums,
                                  const List& list, const FrameSeal& seal) {

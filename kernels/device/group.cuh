@@ -1,5 +1,5 @@
-// The thread groups of a device: what kernel bodies are templates over. Every thread of a group
-// calls its members, and all in one order.
+// The thread groups of a device, used as template parameters of kernel bodies. All threads of a
+// group must call its members, in the same order.
 #pragma once
 
 #include "kernels/scalar/bits.h"
@@ -16,27 +16,27 @@ class DeviceWarp {
  public:
   TERSOR_DEVICE unsigned thread_rank() const { return threadIdx.x % kWarpThreads; }
 
-  /// The largest value of all 32 threads.
+  /// Returns the maximum over all 32 threads.
   TERSOR_DEVICE std::uint32_t maximum(std::uint32_t value) const {
     return __reduce_max_sync(~0u, value);
   }
-  /// The sum over all 32 threads, modulo 2^32.
+  /// Returns the sum over all 32 threads, modulo 2^32.
   TERSOR_DEVICE std::uint32_t add(std::uint32_t value) const {
     return __reduce_add_sync(~0u, value);
   }
-  /// What all threads wrote before is read behind it.
+  /// A barrier. Earlier writes of the warp are visible after the barrier.
   TERSOR_DEVICE void sync() const { __syncwarp(); }
-  /// The value that thread `rank ^ mask` gave.
+  /// Returns the value of thread `rank ^ mask`.
   TERSOR_DEVICE std::uint32_t shuffle_xor(std::uint32_t value, unsigned mask) const {
     return __shfl_xor_sync(~0u, value, mask);
   }
-  /// The value that thread `rank` gave.
+  /// Returns the value of thread `rank`.
   TERSOR_DEVICE std::uint32_t shuffle(std::uint32_t value, unsigned rank) const {
     return __shfl_sync(~0u, value, static_cast<int>(rank));
   }
-  /// Bit i: what thread i said.
+  /// Returns a mask. Bit i is the flag of thread i.
   TERSOR_DEVICE std::uint32_t ballot(bool flag) const { return __ballot_sync(~0u, flag); }
-  /// The sum over all 32 threads, modulo 2^64.
+  /// Returns the sum over all 32 threads, modulo 2^64.
   TERSOR_DEVICE std::uint64_t sum(std::uint64_t value) const {
     for (unsigned mask = kWarpThreads / 2; mask != 0; mask /= 2)
       value += __shfl_xor_sync(~0u, value, mask);
@@ -44,7 +44,7 @@ class DeviceWarp {
   }
 };
 
-/// What a block's scans work in; empty for kernels without any.
+/// The shared memory of a block's scans. Empty for kernels without scans.
 template <unsigned kThreads, bool kScans>
 struct DeviceBlockStorage {};
 template <unsigned kThreads>
@@ -67,12 +67,13 @@ class DeviceBlock {
   TERSOR_DEVICE unsigned blocks() const { return gridDim.x; }
   TERSOR_DEVICE DeviceWarp warp() const { return {}; }
 
-  /// A barrier: what was written before is read behind it.
+  /// A barrier. Earlier writes of the block are visible after the barrier.
   TERSOR_DEVICE void sync() const { __syncthreads(); }
-  /// A barrier; true where any thread said so.
+  /// A barrier. True if the flag of any thread is true.
   TERSOR_DEVICE bool any(bool flag) const { return __syncthreads_or(flag); }
 
-  /// A barrier; the sum over the threads before this one, and over all.
+  /// A barrier. Returns the sum over all lower thread ranks, and sets `total` to the sum over all
+  /// threads.
   TERSOR_DEVICE std::uint64_t exclusive_sum(std::uint64_t value, std::uint64_t& total) const {
     static_assert(kScans, "a kernel that scans says so: kScans");
     std::uint64_t before;
@@ -81,8 +82,8 @@ class DeviceBlock {
     return before;
   }
 
-  /// A barrier; true in the block that comes last, which then sees all that the others wrote.
-  /// `ticket` is 0 before the launch and counts the blocks.
+  /// A barrier. True in the last block to arrive. The last block sees all writes of the other
+  /// blocks. `ticket` must be 0 before the launch and counts the blocks.
   TERSOR_DEVICE bool is_last(std::uint32_t* ticket) const {
     __threadfence();
     __syncthreads();

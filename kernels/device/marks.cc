@@ -1,4 +1,4 @@
-// What marks.h has on the host: in builds without CUDA, errors.
+// The host part of marks.h. Builds without CUDA throw in all other functions.
 #include "kernels/device/marks.h"
 
 #include "kernels/device/device.h"

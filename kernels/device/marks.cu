@@ -1,4 +1,5 @@
-// Most have one thread, for a few words of pinned memory.
+// Implements the kernels of marks.h. Most kernels run a single thread for a few words of pinned
+// memory.
 
 #include "kernels/device/device_call.cuh"
 #include "kernels/device/marks.h"
@@ -10,7 +11,7 @@
 namespace tersor::kernels {
 namespace {
 
-/// Counts one word on; what belongs to it is there before.
+/// Increments one counter. The words that belong to the counter are written first.
 struct MarkKernel {
   static constexpr unsigned kThreads = 32;
   static constexpr unsigned kResident = 1;
@@ -34,7 +35,7 @@ struct MarkKernel {
   }
 };
 
-/// The next step, and for the host what was counted until then.
+/// Advances the step, and copies the overflow count for the host.
 struct AdvanceStepKernel {
   static constexpr unsigned kThreads = 32;
   static constexpr unsigned kResident = 1;
@@ -52,7 +53,7 @@ struct AdvanceStepKernel {
   }
 };
 
-/// Ones for all bits.
+/// Sets all bits to one.
 struct SpoilKernel {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = 4;
@@ -74,7 +75,7 @@ void mark(ProgressWords* words, std::uint64_t* counter, StreamView stream) {
   Queue(stream).launch(MarkKernel{words, counter, false, 0, 0}, 1);
 }
 
-/// The sum of squares: threads add rows of 16 bytes, and a block its threads' sums as a tree.
+/// The sum of squares. Threads add rows of 16 bytes, and a block adds the threads' sums as a tree.
 template <typename T>
 struct SquaresKernel {
   static constexpr unsigned kThreads = 256;

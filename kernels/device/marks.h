@@ -1,6 +1,6 @@
-// Kernels of no codec: a state's step, and words in pinned memory by which a device says how far it
-// has come, so that the host sees it without asking CUDA: a query would end a stream's capture, and
-// replays of graphs count too.
+// Kernels that belong to no codec. One advances a state's step. Others write progress counters to
+// pinned memory, so the host can read a device's progress without a CUDA query. A query would end a
+// stream's capture, and the counters also count replays of graphs.
 #pragma once
 
 #include <tersor/codec.h>
@@ -12,37 +12,38 @@
 
 namespace tersor::kernels {
 
-/// Written by the kernels below; zeros at first.
+/// Progress counters, written by the kernels below and initially zero.
 struct ProgressWords {
-  std::uint64_t begun = 0;       ///< brackets
-  std::uint64_t ended = 0;       ///< of these
-  std::uint64_t signals = 0;     ///< that the host waits for
-  std::uint32_t timeout_ms = 0;  ///< of the bracket that began last
-  std::uint32_t name = 0;        ///< the number of its operation's name
+  std::uint64_t begun = 0;       ///< brackets begun
+  std::uint64_t ended = 0;       ///< brackets ended
+  std::uint64_t signals = 0;     ///< signals sent to the host
+  std::uint32_t timeout_ms = 0;  ///< timeout of the latest bracket
+  std::uint32_t name = 0;        ///< number of the latest operation's name
 };
 
-/// A copy of the words, taken while a device may write them: `begun` is not older than the rest.
+/// Returns a copy of the words while a device may write them. The copy of `begun` is at least as
+/// new as the copy of `ended`.
 ProgressWords read_progress(const ProgressWords& words);
 
-/// Queue begun + 1, with what is known of the bracket; ended + 1; signals + 1.
+/// Queue an increment of `begun`, `ended` or `signals`. mark_begun also writes timeout and name.
 void mark_begun(ProgressWords* words, std::chrono::milliseconds timeout, std::uint32_t name,
                 StreamView stream);
 void mark_ended(ProgressWords* words, StreamView stream);
 void mark_signal(ProgressWords* words, StreamView stream);
 
-/// Queues ones for all bits of memory, a multiple of 16 bytes: then it holds no frame, and as
-/// values NaN.
+/// Queues a fill with one bits. The size must be a multiple of 16 bytes. Afterwards the memory is
+/// no valid frame, and all values are NaN.
 void spoil(ByteSpan memory, StreamView stream);
 
-/// Queues step + 1, once all calls of an exchange are queued that read the step, and a copy of the
-/// words' overflows in pinned memory; null: none.
+/// Queues an increment of the step, after all calls of an exchange that read the step. Also queues
+/// a copy of the words' overflows to pinned memory, unless `overflows` is null.
 void advance_step(StateWords* words, std::uint64_t* overflows, StreamView stream);
 
-/// Queues *sum += the squares of f32, bf16 or f16 values, in f64; `sum` lies on the device.
+/// Queues *sum += the sum of squares of f32, bf16 or f16 values, in f64. `sum` is in device memory.
 void add_squares(ConstValueSpan values, double* sum, StreamView stream);
 
-/// A kernel's address, as the CUDA runtime wants it: by it a process finds out whether its device
-/// can run any.
+/// Returns the address of a kernel for the CUDA runtime. A process uses the address to check
+/// whether its device can run any kernel of this build.
 const void* any_kernel();
 
 }  // namespace tersor::kernels

@@ -1,5 +1,5 @@
-// How kernel bodies reach memory: loads, stores and atomics of 1, 2, 4, 8 or 16 bytes, each one
-// instruction but for those that the host reads.
+// Memory accesses of kernel bodies: loads, stores and atomics of 1, 2, 4, 8 or 16 bytes. Each
+// access is a single instruction, except stores to words that the host reads.
 #pragma once
 
 #include "kernels/scalar/bits.h"
@@ -9,7 +9,7 @@
 
 namespace tersor::kernels {
 
-/// 8 and 16 bytes that move at once; pointers to them are aligned to that.
+/// 8 and 16 bytes, moved at once. Pointers must be aligned to the size.
 struct alignas(8) Words64 {
   std::uint32_t word[2];
 };
@@ -22,7 +22,7 @@ __device__ __forceinline__ T load(const T* pointer) {
   return *pointer;
 }
 
-/// For memory that no thread of the launch writes: past the first-level cache.
+/// Loads memory that no thread of the launch writes. Wide loads bypass the first-level cache.
 template <typename T>
 __device__ __forceinline__ T load_input(const T* pointer) {
   return __ldg(pointer);
@@ -44,7 +44,7 @@ __device__ __forceinline__ Words128 load_input(const Words128* pointer) {
   return value;
 }
 
-/// For memory that other blocks of the launch wrote, in the block that came last.
+/// Loads memory written by other blocks of the launch. Call only in the last block.
 template <typename T>
 __device__ __forceinline__ T load_fresh(const T* pointer) {
   return __ldcg(pointer);
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store(T* pointer, T value) {
   *pointer = value;
 }
 
-/// The value before.
+/// Adds and returns the previous value.
 __device__ __forceinline__ std::uint32_t atomic_add(std::uint32_t* pointer, std::uint32_t value) {
   return atomicAdd(pointer, value);
 }
@@ -67,23 +67,23 @@ __device__ __forceinline__ double atomic_add(double* pointer, double value) {
   return atomicAdd(pointer, value);
 }
 
-/// Of words in pinned memory that the host reads while the kernel runs: it sees all that was
-/// stored before no later than these.
+/// Stores to a word in pinned memory for a host that polls the word. If the host sees the word, the
+/// host also sees all earlier stores.
 template <typename T>
 __device__ __forceinline__ void store_for_host(T* pointer, T value) {
   __threadfence_system();
   *static_cast<volatile T*>(pointer) = value;
 }
-/// Atomic for the threads of one device, which is all that add.
+/// Like store_for_host, but adds. Atomic among the threads of one device. No other device adds.
 template <typename T>
 __device__ __forceinline__ void add_for_host(T* pointer, T value) {
   __threadfence_system();
   atomic_add(pointer, value);
 }
 
-/// Memory that the threads of a block share; what it holds at first is not known. Kernels name
-/// theirs in a struct Shared. Two threads must not meet at one element between two barriers, unless
-/// both read or both add.
+/// Memory shared by the threads of a block, initially undefined. Kernels declare their arrays in a
+/// struct Shared. Between two barriers, two threads may access the same element only if both read
+/// or both add.
 template <typename T, unsigned kCount>
 class SharedArray {
  public:

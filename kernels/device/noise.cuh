@@ -1,4 +1,4 @@
-// The random bytes of stochastic rounding on a device.
+// Random bytes for stochastic rounding on a device.
 #pragma once
 
 #include "kernels/device/device_call.cuh"
@@ -15,11 +15,14 @@
 
 namespace tersor::kernels {
 
-/// Where random bytes come from: none for nearest rounding; a counter for 16 values where the
-/// segment begins at a multiple of 512 in its parameter; else one for each value.
+/// The source of random bytes:
+/// - kNone: nearest rounding needs no random bytes.
+/// - kUnits: each Philox counter serves 16 values. Each segment must start at a multiple of 512 in
+///   the parameter.
+/// - kAny: each value has its own counter.
 enum class NoiseKind : std::uint8_t { kNone, kUnits, kAny };
 
-/// Which random bytes a call needs.
+/// Calls the visitor with the kind of random bytes needed by a call.
 template <typename Visitor>
 void visit_noise(Rounding rounding, std::span<const Segment> segments, Visitor&& visitor) {
   if (rounding == Rounding::kNearest) return visitor(Constant<NoiseKind::kNone>{});
@@ -29,7 +32,7 @@ void visit_noise(Rounding rounding, std::span<const Segment> segments, Visitor&&
   return visitor(Constant<NoiseKind::kAny>{});
 }
 
-/// Long lists are not of those that have noise or feedback.
+/// Long lists are compiled only for calls without noise and feedback.
 template <typename E, NoiseKind kKind>
 constexpr Lengths kEncodeLengths =
     std::is_same_v<E, NoResidual>&& kKind == NoiseKind::kNone ? Lengths::kFewAndMost
@@ -37,13 +40,13 @@ constexpr Lengths kEncodeLengths =
 
 template <NoiseKind kKind, typename Visitor>
 void visit_reduce_lengths(std::size_t segments, std::size_t frames, Visitor&& visitor) {
-  if constexpr (kKind == NoiseKind::kAny)  // rare, and slow anyway
+  if constexpr (kKind == NoiseKind::kAny)  // rare and slow
     visitor(Constant<kFewSegments>{}, Constant<kMostFrames>{});
   else
     visit_lengths(segments, frames, visitor);
 }
 
-/// Nobody reads the step where rounding is nearest, so that the last kernel may advance it.
+/// Nearest rounding does not read the step. Therefore the last kernel may advance the step.
 template <NoiseKind kKind>
 constexpr Advance kAdvanceOf = kKind == NoiseKind::kNone ? Advance::kInLast : Advance::kBehind;
 
@@ -61,7 +64,7 @@ class RowNoise<NoiseKind::kNone, kRow> {
 template <unsigned kRow>
 class RowNoise<NoiseKind::kAny, kRow> {
  public:
-  /// `element`: where the unit begins in its parameter.
+  /// `element`: index of the unit's first value in the parameter.
   template <class Warp>
   TERSOR_DEVICE RowNoise(const Warp& warp, std::uint64_t element, std::uint64_t key,
                          std::uint32_t step, std::uint32_t parameter)
@@ -92,8 +95,8 @@ class RowNoise<NoiseKind::kUnits, kRow> {
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < 4; ++chunk) word_[chunk][0] = words.word[chunk];
     } else {
-      // Threads t and t + 16 own halves of the same two counters: each makes one and gives the
-      // other what it does not need itself.
+      // Threads t and t + 16 need halves of the same two counters. Each thread computes one
+      // counter, and the threads exchange the unused halves.
       const bool low = thread < 16;
       const unsigned counter = low ? 2 * thread : 2 * (thread - 16) + 1;
       const PhiloxWords words = noise_words(first + counter, key, step, parameter);
@@ -117,12 +120,12 @@ class RowNoise<NoiseKind::kUnits, kRow> {
   std::uint32_t word_[kUnitChunks<kRow>][kRow / 4];
 };
 
-/// What a kernel is told for it.
+/// The key type of a kernel with wide noise.
 struct NoKey {};
 template <NoiseKind kKind>
 using WideKeyOf = std::conditional_t<kKind == NoiseKind::kNone, NoKey, WideKey>;
 
-/// 16 random bits a value.
+/// 16 random bits per value.
 template <NoiseKind kKind, unsigned kRow>
 class WideRowNoise {
  public:

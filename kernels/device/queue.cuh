@@ -1,12 +1,13 @@
-// Where kernels are launched: a Queue over the caller's stream. A kernel is a struct that is copied
-// into the launch:
-//   static constexpr unsigned kThreads;          a multiple of 32, of each block
-//   static constexpr unsigned kResident;         blocks on a multiprocessor at once, at least:
-//                                                65,536 / (kThreads * kResident) registers a thread
-//   static constexpr bool kScans;                whether it calls block.exclusive_sum
-//   struct Shared;                               SharedArrays, or nothing
+// Kernel launches: a Queue wraps the caller's stream. A kernel is a struct that is copied into the
+// launch:
+//   static constexpr unsigned kThreads;          threads per block, a multiple of 32
+//   static constexpr unsigned kResident;         minimum blocks per multiprocessor:
+//                                                65,536 / (kThreads * kResident) registers per
+//                                                thread
+//   static constexpr bool kScans;                true if the kernel calls block.exclusive_sum
+//   struct Shared;                               SharedArrays, or empty
 //   template <class Block> void operator()(const Block& block, Shared& shared) const;
-// Launching neither waits nor allocates.
+// A launch neither waits nor allocates.
 #pragma once
 
 #include "kernels/device/cuda_error.h"
@@ -30,9 +31,9 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kResident)
   kernel(Block(storage), shared);
 }
 
-/// Of a table of tuning, whose rows begin with the architecture `from` which on they hold, the row
-/// of the architecture that is compiled for. Its numbers may differ by architecture, since hosts
-/// ask the device how many blocks it holds.
+/// Selects from a tuning table the row for the compiled architecture. Each row applies to
+/// architectures from `from` upwards. The values may differ by architecture, because the host
+/// queries the device for the number of resident blocks.
 template <class Row, std::size_t kRows>
 constexpr Row tuning_of(const Row (&table)[kRows]) {
 #if defined(__CUDA_ARCH__)
@@ -50,8 +51,8 @@ class Queue {
  public:
   explicit Queue(StreamView stream) : stream_(static_cast<cudaStream_t>(stream.handle)) {}
 
-  /// As many blocks as can do `tasks` tasks at once, each block `tasks_a_block`; at least 1. Blocks
-  /// go on with the next task until none is left.
+  /// Returns the number of blocks for `tasks` tasks, `tasks_a_block` per block, limited to the
+  /// resident blocks and at least 1. Each block loops until no task is left.
   template <class Kernel>
   unsigned blocks_for(std::size_t tasks, unsigned tasks_a_block) const {
     const std::size_t wanted = (tasks + tasks_a_block - 1) / tasks_a_block;
@@ -59,17 +60,18 @@ class Queue {
         std::clamp<std::size_t>(wanted, 1, resident_blocks(&run_kernel<Kernel>, Kernel::kThreads)));
   }
 
-  /// Throws CudaError where the launch is refused.
+  /// Throws CudaError if the launch is refused.
   template <class Kernel>
   void launch(const Kernel& kernel, unsigned blocks) {
-    // What this launch returns: cudaGetLastError() could be an error of the caller's own.
+    // Checks the launch's own status, because cudaGetLastError() could return an earlier error of
+    // the caller.
     void* arguments[] = {const_cast<Kernel*>(&kernel)};
     check_cuda(
         cudaLaunchKernel(&run_kernel<Kernel>, blocks, Kernel::kThreads, arguments, 0, stream_),
         "launching a kernel");
   }
 
-  /// Zeros, in the stream's order.
+  /// Queues a memset to zero.
   void zero(void* pointer, std::size_t bytes) {
     check_cuda(cudaMemsetAsync(pointer, 0, bytes, stream_), "clearing device memory");
   }

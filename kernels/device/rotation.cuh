@@ -1,10 +1,12 @@
 // Blocks of 256 values in the registers of eight neighbouring threads: the transform T, the tree
-// sum, random signs, and codes by planes of bits. A warp works on four blocks at a time, sixteen of
-// which share a round of random numbers. All threads of a warp call everything here together.
+// sum, random signs, and codes stored as bit planes. A warp processes four blocks at a time.
+// Sixteen blocks share a round of random numbers. All threads of a warp must call every function
+// here together.
 //
 // A block is eight rows of 32 values. T and the codes need all of a row in one thread (a run), and
-// all rows at one place in one thread. Values change between the two in shared memory, for half an
-// instruction each: a stage of T among threads would take two by shuffles, and takes one here.
+// also the same position of all rows in one thread. Values are transposed between the two in shared
+// memory, at half an instruction per value. A stage of T across threads would take two instructions
+// per value by shuffles, and takes one here.
 #pragma once
 
 #include "kernels/device/instructions.cuh"
@@ -16,18 +18,18 @@
 
 namespace tersor::kernels {
 
-constexpr unsigned kRotationThreads = 8;  // that share a block
-constexpr unsigned kRotationRows = 8;     // of a thread
-constexpr unsigned kRotationRow = 4;      // values of each, neighbours
+constexpr unsigned kRotationThreads = 8;  // threads per block
+constexpr unsigned kRotationRows = 8;     // rows per thread
+constexpr unsigned kRotationRow = 4;      // neighbouring values per row
 constexpr unsigned kRotationValues = kRotationRows * kRotationRow;
-constexpr unsigned kRotatedAtOnce = 4;  // blocks of a warp
-constexpr unsigned kRotationUnit = 16;  // blocks whose random numbers are made together
+constexpr unsigned kRotatedAtOnce = 4;  // blocks per warp
+constexpr unsigned kRotationUnit = 16;  // blocks whose random numbers are generated together
 
-/// 32 values of a block in thread t: its row t, as a run; or four of each row r at [4 · r].
+/// 32 values of a block in thread t: row t as a run, or four values of each row r at [4 · r].
 using RotatedValues = float[kRotationValues];
 
-/// Which four of a row thread t has: neighbours, as they move to and from memory; or those from
-/// which codes are packed, each the fourth behind the other.
+/// The four values of a row held by thread t. kNeighbours: contiguous values, for moving to and
+/// from memory. kFourths: every fourth value, for packing codes.
 enum class RowShare : std::uint8_t { kNeighbours, kFourths };
 
 template <RowShare kShare>
@@ -36,16 +38,16 @@ constexpr unsigned place_in_row(unsigned thread, unsigned q) {
                                          : kRotationRow * q + thread % 2 * 16 + thread / 2;
 }
 
-/// Where a thread's rows of a block lie in their segment.
+/// The positions of a thread's rows of a block within the segment.
 struct RotationPlace {
   std::size_t first;  // of the block
   std::size_t count;  // of the segment
-  unsigned thread;    // of the eight
-  bool is_whole;      // all four blocks of the warp
+  unsigned thread;    // within the group of eight
+  bool is_whole;      // True if all four blocks of the warp are whole
 
-  /// False behind the segment's end.
+  /// False after the segment's end.
   TERSOR_DEVICE bool is_there() const { return first < count; }
-  /// The block's number, and behind the segment's end one that may be read.
+  /// The block's index, or 0, which is safe to read, after the segment's end.
   TERSOR_DEVICE std::size_t block() const { return is_there() ? first / kRotationBlock : 0; }
   TERSOR_DEVICE std::size_t position() const { return first + thread * kRotationRow; }
   TERSOR_DEVICE RowPlace row(unsigned r) const {
@@ -54,7 +56,7 @@ struct RotationPlace {
   }
 };
 
-/// All rows of a thread: of whole and aligned blocks at once, of others value by value.
+/// Loads all rows of a thread: at once for whole and aligned blocks, otherwise value by value.
 template <Load kLoad, typename T>
 TERSOR_DEVICE void load_rotated(const T* values, const RotationPlace& place, RotatedValues& x) {
   using Bytes = RowBytes<kRotationRow * sizeof(T)>;
@@ -101,9 +103,9 @@ TERSOR_DEVICE void rotate_within(RotatedValues& x) {
   }
 }
 
-/// The signs of a thread's values by rows, neighbours.
+/// The signs of a thread's values, by rows (kNeighbours).
 struct RotationSigns {
-  std::uint32_t word[kRotationRows];  // of row r, its four bits on top
+  std::uint32_t word[kRotationRows];  // word of row r, shifted: the four signs are in the top bits
 
   TERSOR_DEVICE void flip(RotatedValues& x) const {
     TERSOR_UNROLL
@@ -114,8 +116,8 @@ struct RotationSigns {
   }
 };
 
-/// What a warp changes values and codes of its four blocks in, and keeps the signs of 16 in. Rows
-/// lie a place further apart than they are long, so that threads do not meet at a bank.
+/// Shared memory of a warp, used to transpose values and codes of four blocks and to hold the signs
+/// of 16 blocks. Rows are padded by one entry to avoid bank conflicts.
 struct RotationRoom {
   static constexpr unsigned kRow = kRotationThreads + 1;
   static constexpr unsigned kBlock = kRotationRows * kRow + 1;
@@ -123,11 +125,11 @@ struct RotationRoom {
   Words128 signs[2 * kRotationUnit];
 };
 
-/// A unit of 16 blocks as a thread sees it, which makes the random words of half a block.
+/// A unit of 16 blocks. Each thread generates the random words of half a block.
 template <class Warp>
 class Rotation {
  public:
-  /// `signs`: of the unit's blocks.
+  /// `signs`: the signs of the unit's blocks.
   TERSOR_DEVICE Rotation(const Warp& warp, RotationRoom& room, const Signs& signs)
       : warp_(warp),
         thread_(warp.thread_rank() % kRotationThreads),
@@ -141,7 +143,8 @@ class Rotation {
     warp.sync();
   }
 
-  /// Of this thread's values in block `block` of the 16, one of its group's.
+  /// Returns the signs of this thread's values in block `block` of the 16, a block of the thread's
+  /// group.
   TERSOR_DEVICE RotationSigns signs(unsigned block) const {
     RotationSigns signs;
     TERSOR_UNROLL
@@ -154,8 +157,8 @@ class Rotation {
     return signs;
   }
 
-  /// Calls visit(block, place) for this thread's blocks of the unit, which begins at value `first`
-  /// of `count`; what it does is done by the whole warp, also behind the segment's end.
+  /// Calls visit(block, place) for this thread's blocks of the unit, which starts at value `first`
+  /// of `count`. The whole warp makes the same calls, even for blocks after the segment's end.
   template <class Visit>
   TERSOR_DEVICE void for_each_block(std::size_t first, std::size_t count,
                                     const Visit& visit) const {
@@ -163,20 +166,20 @@ class Rotation {
     const unsigned group = warp_.thread_rank() / kRotationThreads;
     _Pragma("unroll 1") for (unsigned round = 0; round < kRotationUnit / kRotatedAtOnce; ++round) {
       const std::size_t at = first + round * kAtOnce;
-      if (at >= count) return;  // the whole warp
+      if (at >= count) return;  // the whole warp returns
       visit(round * kRotatedAtOnce + group,
             RotationPlace{at + group * kRotationBlock, count, thread_, count - at >= kAtOnce});
     }
   }
 
-  /// T of values by rows, as other shares of rows.
+  /// Applies T to values stored by rows, and returns rows in another share.
   template <RowShare kFrom, RowShare kTo>
   TERSOR_DEVICE void rotate(RotatedValues& x) const {
     rows_to_runs<kFrom>(x);
     rotate_runs<kTo>(x);
   }
 
-  /// T of values by runs, as rows.
+  /// Applies T to values stored as runs, and returns rows.
   template <RowShare kTo>
   TERSOR_DEVICE void rotate_runs(RotatedValues& x) const {
     rotate_within<1>(x);
@@ -190,7 +193,7 @@ class Rotation {
     rotate_within<4 * kRotationRow>(x);
   }
 
-  /// The tree sum of values by rows, in fourths, which every thread of the block gets.
+  /// Returns the tree sum of values stored by rows in fourths, to every thread of the block.
   TERSOR_DEVICE float tree_sum(RotatedValues& s) const {
     add_halves<kRotationValues / 2>(s);
     TERSOR_UNROLL
@@ -202,7 +205,8 @@ class Rotation {
     return sum;
   }
 
-  /// The bits of a block's largest magnitude; more than those of the infinity where it has a NaN.
+  /// Returns the bits of the largest magnitude of a block. If the block has a NaN, the bits exceed
+  /// those of infinity.
   TERSOR_DEVICE std::uint32_t maximum(const RotatedValues& x) const {
     float most = 0.0f;
     TERSOR_UNROLL
@@ -213,8 +217,8 @@ class Rotation {
     return bits_of(most);
   }
 
-  /// From four codes of four bits of each row, in fourths, to the words of this thread's row: code
-  /// 4 · n + w at bit 4 · n of word w.
+  /// Converts four 4-bit codes of each row, in fourths, to the words of this thread's row. Code 4 ·
+  /// n + w is at bit 4 · n of word w.
   TERSOR_DEVICE Words128 codes_of_row(const std::uint16_t (&share)[kRotationRows]) const {
     warp_.sync();
     TERSOR_UNROLL
@@ -263,7 +267,7 @@ class Rotation {
     }
   }
 
-  /// Of a thread's own values, down to one row.
+  /// Sums a thread's own values down to one row.
   template <unsigned kHalf>
   TERSOR_DEVICE static void add_halves(RotatedValues& s) {
     if constexpr (kHalf >= kRotationRow) {

@@ -1,5 +1,5 @@
-// Rows: the few consecutive values that one thread of a warp owns, in registers as f32. A row that
-// is whole and aligned moves 8 or 16 bytes at a time, any other one value by value, by the same
+// Rows: the few consecutive values owned by one thread of a warp, held in registers as f32. A whole
+// and aligned row moves 8 or 16 bytes at a time. Any other row is moved value by value, by the same
 // thread.
 #pragma once
 
@@ -12,17 +12,17 @@
 
 namespace tersor::kernels {
 
-/// How memory is loaded: as an input that nobody writes meanwhile, or as anything else.
+/// How memory is loaded. Use kInput for memory not written during the launch, and kAny otherwise.
 enum class Load : std::uint8_t { kInput, kAny };
 
-/// The widest unit in which `bytes` consecutive bytes move.
+/// The widest unit for moving `kBytes` consecutive bytes.
 template <std::size_t kBytes>
 using UnitOf = std::conditional_t<
     kBytes % 16 == 0, Words128,
     std::conditional_t<kBytes % 8 == 0, Words64,
                        std::conditional_t<kBytes % 4 == 0, std::uint32_t, std::uint16_t>>>;
 
-/// True where rows that begin at multiples of their length move in their widest units.
+/// True if rows can be moved in their widest unit. Rows must start at multiples of their length.
 template <typename T, unsigned kValues>
 TERSOR_DEVICE bool is_aligned_for(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % sizeof(UnitOf<kValues * sizeof(T)>) == 0;
@@ -36,7 +36,7 @@ TERSOR_DEVICE Unit load_unit(const Unit* pointer) {
     return load(pointer);
 }
 
-/// `bytes` consecutive bytes, in their widest units.
+/// A run of `kBytes` bytes, stored as units of the widest type.
 template <std::size_t kBytes>
 struct alignas(kBytes % 16 == 0 ? 16 : kBytes) RowBytes {
   using Unit = UnitOf<kBytes>;
@@ -59,7 +59,7 @@ struct alignas(kBytes % 16 == 0 ? 16 : kBytes) RowBytes {
   Unit unit[kUnits];
 };
 
-/// The bits of a value of 16 or 32 bits, and back.
+/// Converts between a 16-bit or 32-bit value and its bits.
 template <typename T>
 TERSOR_DEVICE T
 value_of_bits(std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint16_t> bits) {
@@ -74,7 +74,7 @@ TERSOR_DEVICE std::uint32_t bits_of_value(T value) {
   return value.bits;
 }
 
-/// Values of a row, one after the other.
+/// Unpacks the values of a row in order.
 template <typename T, unsigned kValues>
 TERSOR_DEVICE void unpack_row(const RowBytes<kValues * sizeof(T)>& row, float (&values)[kValues]) {
   std::uint32_t word[kValues * sizeof(T) / 4];
@@ -105,8 +105,8 @@ TERSOR_DEVICE RowBytes<kValues * sizeof(T)> pack_row(const float (&values)[kValu
   return row;
 }
 
-/// Where a row lies: `left` values from its first one on exist, and the others count as 0.
-/// `aligned` says that rows of this span move whole.
+/// The position of a row. The row has `left` existing values, and further values count as 0. The
+/// member `aligned` is true if rows of this span move as a whole.
 struct RowPlace {
   std::size_t first;
   std::size_t left;

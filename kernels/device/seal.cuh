@@ -1,5 +1,4 @@
-// The frame that a kernel writes: its header, and the checksum, which the warps add up as they
-// write.
+// The frame written by a kernel: the header, and the checksum that the warps sum while writing.
 #pragma once
 
 #include "kernels/device/checksum.cuh"
@@ -20,7 +19,7 @@ TERSOR_DEVICE std::uint32_t word_of(const FrameHeader& header, unsigned word) {
   return reinterpret_cast<const std::uint32_t*>(&header)[word];
 }
 
-/// What a step in place of the header's adds to the header's own part of a checksum.
+/// Returns the checksum difference if the header contains `step` instead of its own step.
 TERSOR_DEVICE std::uint64_t step_part(const FrameHeader& header, std::uint32_t step) {
   const auto value = [](std::uint32_t word) {
     return std::int64_t{static_cast<std::int32_t>(word)};
@@ -29,8 +28,9 @@ TERSOR_DEVICE std::uint64_t step_part(const FrameHeader& header, std::uint32_t s
   return step == old ? 0 : checksum_of_word(value(step) - value(old), kStepWord);
 }
 
-/// What a warp sums of a frame at a time, from a multiple of it on: parts of a group. Long pieces
-/// cost less, if frames of `bytes` bytes have enough of them for all warps.
+/// The number of bytes of a frame that a warp sums at a time, starting at a multiple of that
+/// number. A piece is part of a group. Long pieces cost less, if frames of `bytes` bytes have
+/// enough pieces for all warps.
 constexpr unsigned kShortPiece = 4096;
 constexpr unsigned kLongPiece = 16384;
 static_assert(kGroupBytes % kLongPiece == 0);
@@ -38,7 +38,7 @@ constexpr unsigned piece_bytes_of(std::size_t bytes) {
   return bytes >= std::size_t{1} << 26 ? kLongPiece : kShortPiece;
 }
 
-/// What this thread of a warp has of the piece at `begin` of a frame of `frame_bytes` bytes,
+/// Returns this thread's part of the sum of the piece at `begin` of a frame of `frame_bytes` bytes,
 /// without the header.
 TERSOR_DEVICE std::uint64_t sum_piece(const std::byte* frame, std::size_t frame_bytes,
                                       std::size_t begin, unsigned piece_bytes, unsigned thread) {
@@ -50,17 +50,17 @@ TERSOR_DEVICE std::uint64_t sum_piece(const std::byte* frame, std::size_t frame_
                    thread);
 }
 
-/// A frame's header. The first launch of a call writes it but, where there is a checksum, for the
-/// words that are sums until the last block of the last launch puts there what belongs there. These
-/// are zeros before the first launch, or are made so by it.
+/// A frame's header. The first launch of a call writes the header. If the frame has a checksum,
+/// some header words hold sums until the last block of the last launch writes their final content.
+/// These words are zeroed before the first launch or by the first launch.
 struct FrameSeal {
-  std::byte* frame = nullptr;              // null: bare values, or written by another kernel
-  FrameHeader header;                      // with its own part of the checksum
-  bool is_first = false, is_last = false;  // launch of the call
-  bool clears_sums = false;                // in the first launch, which adds nothing to them
+  std::byte* frame = nullptr;              // null: raw values, or written by another kernel
+  FrameHeader header;                      // includes the header's own part of the checksum
+  bool is_first = false, is_last = false;  // position of the launch in the call
+  bool clears_sums = false;  // True if the first launch zeroes the sums and adds nothing
 
-  /// What is 0 before the first launch: the payload's parts, and a word that counts the blocks that
-  /// are done.
+  /// Size of the data that is zero before the first launch: the payload's sums and a counter of
+  /// finished blocks.
   static constexpr std::size_t kSumsBytes = sizeof(ChecksumParts) + sizeof(std::uint32_t);
   TERSOR_BODY static ChecksumParts* sums_of(std::byte* frame) {
     return reinterpret_cast<ChecksumParts*>(frame) + 1;
@@ -73,7 +73,7 @@ struct FrameSeal {
   TERSOR_BODY bool has_checksum() const {
     return frame != nullptr && (header.flags & kFrameHasChecksum) != 0;
   }
-  /// Whether the last block of this launch is to call `finish`.
+  /// True if the last block of this launch must call `finish`.
   TERSOR_DEVICE bool closes() const { return has_checksum() && is_last; }
 
   template <class Block>
@@ -81,7 +81,7 @@ struct FrameSeal {
     write(block, word_of(header, kStepWord));
   }
 
-  /// The same with a step, in place of the 0 that `header` has there.
+  /// Writes the header with `step` instead of the 0 in `header`.
   template <class Block>
   TERSOR_DEVICE void write(const Block& block, std::uint32_t step) const {
     const unsigned word = block.thread_rank();
@@ -91,22 +91,22 @@ struct FrameSeal {
     store_word(word, word == kStepWord ? step : is_sum ? 0 : word_of(header, word));
   }
 
-  /// In the last block: the words that were sums, and the checksum; a wrong one in a frame that
-  /// nobody is to believe.
+  /// Writes the checksum and restores the words that held sums. For the last block. If `is_sound`
+  /// is false, the checksum is wrong, so no rank accepts the frame.
   template <class Block>
   TERSOR_DEVICE void finish(const Block& block, bool is_sound = true) const {
     if (block.thread_rank() != 0) return;
     FrameHeader sealed = header;
     sealed.checksum =
         add_checksums(add_checksums(header.checksum, part_of_step()), sums()->value());
-    if (!is_sound) sealed.checksum = ~std::uint64_t{0};  // no sum, nor a bit or two from one
+    if (!is_sound) sealed.checksum = ~std::uint64_t{0};  // not the sum with a few flipped bits
     for (unsigned word = kFirstSum; word < kLastSum; ++word)
       store_word(word, word_of(sealed, word));
     store_word(kChecksumWord, word_of(sealed, kChecksumWord));
     store_word(kChecksumWord + 1, word_of(sealed, kChecksumWord + 1));
   }
 
-  /// A barrier, where this launch closes the frame.
+  /// Finishes the frame if this launch closes the frame. A barrier in that case.
   template <class Block>
   TERSOR_DEVICE void close(const Block& block) const {
     if (closes() && block.is_last(ticket())) finish(block);
@@ -117,7 +117,7 @@ struct FrameSeal {
   static constexpr unsigned kLastSum = kFirstSum + kSumsBytes / sizeof(std::uint32_t);
   static_assert(kLastSum <= kStepWord);
 
-  /// Of the step that was written.
+  /// The part of the written step.
   TERSOR_DEVICE std::uint64_t part_of_step() const {
     return step_part(header, load_fresh(reinterpret_cast<const std::uint32_t*>(frame) + kStepWord));
   }
@@ -127,24 +127,25 @@ struct FrameSeal {
   }
 };
 
-/// Sums of a block's threads: in shared memory, since the work beside them needs the registers.
+/// Sums of a block's threads. Stored in shared memory, because the rest of the kernel needs the
+/// registers.
 template <unsigned kThreads>
 class ThreadSums {
  public:
-  /// Before anything is added.
+  /// Call before adding.
   TERSOR_DEVICE void clear(unsigned thread) { sum_.set(thread, 0); }
   TERSOR_DEVICE std::uint64_t get(unsigned thread) const { return sum_.get(thread); }
   TERSOR_DEVICE void add(unsigned thread, std::uint64_t sum) {
     sum_.set(thread, fold_number(sum_.get(thread) + sum));
   }
-  /// What the threads of this rank have in all warps; behind a barrier.
+  /// Returns the sum over the threads of this rank in all warps. Call after a barrier.
   TERSOR_DEVICE std::uint64_t of_rank(unsigned thread) const {
     std::uint64_t sum = 0;
     TERSOR_KEEP_LOOP
     for (; thread < kThreads; thread += 32) sum = fold_number(sum + sum_.get(thread));
     return sum;
   }
-  /// Behind a barrier: what all threads have is added to `parts`, by the first warp.
+  /// Adds the sums of all threads to `parts`, in the first warp. Call after a barrier.
   template <class Block>
   TERSOR_DEVICE void add_to(const Block& block, ChecksumParts* parts) const {
     if (block.warp_rank() != 0) return;
@@ -157,8 +158,8 @@ class ThreadSums {
   SharedArray<std::uint64_t, kThreads> sum_;
 };
 
-/// What a block adds to the checksum of the frame that it writes: its warps sum what they wrote
-/// once more, from the caches, a run of units at a time. `kFours`: of sum_group.
+/// A block's contribution to the checksum of the written frame. The warps read their own writes
+/// back from the caches and sum them, a run of units at a time. `kFours` is passed to sum_group.
 template <class Block, unsigned kFours = 2>
 class WrittenSum {
  public:
@@ -169,7 +170,8 @@ class WrittenSum {
     if (seal_.has_checksum()) sums_.clear(block_.thread_rank());
   }
 
-  /// Bytes [begin, end) of the payload, multiples of 8: what all threads of the warp wrote before.
+  /// Adds the bytes [begin, end) of the payload, multiples of 8, previously written by the warp's
+  /// threads.
   TERSOR_DEVICE void add_bytes(std::size_t begin, std::size_t end) const {
     if (!seal_.has_checksum()) return;
     block_.warp().sync();
@@ -187,7 +189,7 @@ class WrittenSum {
     }
   }
 
-  /// A barrier, once all is written: the frame's sums take what the block has.
+  /// Adds the block's sums to the frame's sums. Call after all writes. A barrier.
   TERSOR_DEVICE void leave() const {
     if (!seal_.has_checksum()) return;
     block_.sync();

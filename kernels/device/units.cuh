@@ -1,5 +1,5 @@
-// Units: the 512 values of a segment that a warp works on at a time, in chunks of one row (4 or 8
-// values) a thread.
+// Units: the 512 values of a segment that a warp processes at a time, in chunks of one row (4 or 8
+// values) per thread.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -12,18 +12,18 @@
 
 namespace tersor::kernels {
 
-/// Values of a unit; as many share their counters of random bytes.
+/// Values per unit. The values of a unit share their counters of random bytes.
 constexpr unsigned kUnitValues = kNoiseUnit;
 template <unsigned kRow>
 constexpr unsigned kChunkValues = 32 * kRow;
 template <unsigned kRow>
 constexpr unsigned kUnitChunks = kUnitValues / kChunkValues<kRow>;
 
-/// A thread's values of a unit.
+/// The values of a unit held by one thread.
 template <unsigned kRow>
 using Rows = float[kUnitChunks<kRow>][kRow];
 
-/// The same value in all of them.
+/// Fills all rows with the same value.
 template <unsigned kRow>
 TERSOR_DEVICE void fill_rows(Rows<kRow>& rows, float value) {
   TERSOR_UNROLL
@@ -33,20 +33,20 @@ TERSOR_DEVICE void fill_rows(Rows<kRow>& rows, float value) {
   }
 }
 
-/// Where a thread's rows of a unit lie in their segment.
+/// The positions of a thread's rows of a unit within the segment.
 template <unsigned kRow>
 struct UnitPlace {
   std::size_t first;  // of the unit
   std::size_t count;  // of the segment
   unsigned thread;
 
-  /// Where a row begins in the unit, and in the segment.
+  /// Returns the index of a row's first value in the unit (index) and in the segment (position).
   TERSOR_DEVICE unsigned index(unsigned chunk) const {
     return chunk * kChunkValues<kRow> + thread * kRow;
   }
   TERSOR_DEVICE std::size_t position(unsigned chunk) const { return first + index(chunk); }
 
-  /// Values of the unit; all but a segment's last one are whole.
+  /// Number of values in the unit. Only the last unit of a segment may be partial.
   TERSOR_DEVICE unsigned values() const {
     return is_whole() ? static_cast<unsigned>(kUnitValues) : static_cast<unsigned>(count - first);
   }
@@ -58,8 +58,8 @@ struct UnitPlace {
   }
 };
 
-/// All rows of a thread: whole and aligned units row by row, others value by value. One branch
-/// decides for the whole unit, so that its loads go out together.
+/// Loads all rows of a thread: row by row in whole and aligned units, otherwise value by value. A
+/// single branch per unit decides, so the loads of the unit are issued together.
 template <Load kLoad, typename T, unsigned kRow>
 TERSOR_DEVICE void load_rows(const T* values, const UnitPlace<kRow>& place, bool aligned,
                              Rows<kRow>& rows) {
@@ -92,15 +92,15 @@ TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPlace
     store_row(rows[chunk], values, place.row(chunk, false));
 }
 
-/// In place of what for_each_run calls.
+/// A callback of for_each_run that does nothing.
 struct DoNothing {
   template <typename... Arguments>
   TERSOR_DEVICE void operator()(const Arguments&...) const {}
 };
 
-/// The rounds of a launch in which a block takes part: a run of table.run units for each warp. One
-/// block's rounds follow each other (kFollow), so that its next unit lies in the same segment or a
-/// little behind; or those of all blocks do, side by side.
+/// The rounds of a launch in which a block takes part. Each warp processes table.run units per
+/// round. If kFollow is true, a block's rounds are consecutive, and the next unit is in the same
+/// segment or slightly later. Otherwise the rounds of all blocks are interleaved.
 template <class Block, class Table, bool kFollow>
 class BlockRounds {
  public:
@@ -123,7 +123,7 @@ class BlockRounds {
   TERSOR_DEVICE std::uint32_t round(unsigned turn) const {
     return kFollow ? first_ + turn : block_.rank() + turn * block_.blocks();
   }
-  /// This warp's units.
+  /// The units of this warp.
   TERSOR_DEVICE std::uint32_t first_unit(unsigned turn) const {
     return (round(turn) * block_.warps() + block_.warp_rank()) * table_.run;
   }
@@ -131,7 +131,8 @@ class BlockRounds {
     const std::uint32_t end = first_unit(turn) + table_.run;
     return end < table_.units ? end : table_.units;
   }
-  /// The segment of a unit, of one that was `index` before.
+  /// Returns the index of the segment of a unit. `index` is the segment of an earlier unit, or
+  /// kNone.
   TERSOR_DEVICE unsigned find(unsigned index, std::uint32_t unit) const {
     return kFollow && index != kNone ? table_.index_from(index, unit) : table_.index_of(unit);
   }
@@ -143,15 +144,17 @@ class BlockRounds {
   std::uint32_t first_ = 0, count_ = 0;
 };
 
-/// Goes through the units, of `kValues` values each, in rounds, in each of which a warp takes a run
-/// of table.run units. Calls visit(segment, first) for each unit of this warp, with its first
-/// value; then in all warps of a block read(round, turn), for its turn-th round; then
-/// written(segment, first, end) for what the run has of each segment. Little is kept between
-/// visits: they need the registers.
+/// Visits units of `kValues` values in rounds. Each warp processes a run of table.run units per
+/// round. The callbacks run in this order:
+/// - Calls visit(segment, first) for each unit of this warp, with the index of the unit's first
+///   value.
+/// - Calls read(round, turn) in all warps of a block, for the block's round number `turn`.
+/// - Calls written(segment, first, end) for the values of the run in each segment. Little state is
+///   kept between calls, because the callbacks need the registers.
 template <unsigned kValues, class Block, class Table, class Read, class Visit, class Written>
 TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Read& read,
                                 const Visit& visit, const Written& written) {
-  // To find the segment takes long where there are many, and longer units are fewer.
+  // Finding a segment is slow in long lists. Longer units are fewer, so the search matters less.
   constexpr bool kFollow = kValues == kUnitValues && Table::kEntries > kFewSegments;
   using Rounds = BlockRounds<Block, Table, kFollow>;
   const Rounds rounds(block, table);
@@ -179,7 +182,7 @@ TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Re
   }
 }
 
-/// The same for units of 512 values, with visit(segment, place).
+/// Like for_each_run, for units of 512 values, with visit(segment, place).
 template <unsigned kRow, class Block, class Table, class Read, class Visit, class Written>
 TERSOR_DEVICE void for_each_place(const Block& block, const Table& table, const Read& read,
                                   const Visit& visit, const Written& written) {
@@ -197,10 +200,10 @@ TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const V
   for_each_place<kRow>(block, table, DoNothing{}, visit, DoNothing{});
 }
 
-/// What all kernels have that take a unit a warp.
+/// Common members of kernels that process one unit per warp.
 struct UnitKernel {
   static constexpr unsigned kThreads = 256;
-  static constexpr unsigned kRun = 8;  // units that are worth summing at once
+  static constexpr unsigned kRun = 8;  // units worth summing at once
   static constexpr bool kScans = false;
   struct Shared {};
 };
