@@ -9,7 +9,7 @@
 namespace tersor {
 namespace {
 
-/// Of messages "to" or "from" each peer.
+/// Checks a list of messages; `way` is "to" or "from" for error texts.
 template <typename Message>
 void check_peers(const Operation& operation, const Transport& transport,
                  std::span<const Message> messages, const std::string& way) {

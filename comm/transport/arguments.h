@@ -1,4 +1,4 @@
-// What every transport asks of its arguments, in the same words.
+// Argument checks shared by all transports, with common error texts.
 #pragma once
 
 #include <tersor/transport.h>
@@ -13,20 +13,20 @@ namespace tersor {
 /// All ranks: 0, 1, …
 std::vector<int> all_ranks(int ranks);
 
-/// Throws InvalidArgument that names the operation.
+/// Throws InvalidArgument with the operation's name.
 [[noreturn]] void refuse(const Operation& operation, const std::string& why);
 
-/// Throws InvalidArgument where there is not one entry for each rank.
+/// Throws InvalidArgument unless there is one entry per rank.
 void check_entries(const Operation& operation, std::size_t entries, int ranks);
 
-/// Throws InvalidArgument where `peer` is not another rank of the transport.
+/// Throws InvalidArgument unless `peer` is another rank of the transport.
 void check_peer(const Operation& operation, const Transport& transport, int peer);
 
-/// Throws InvalidArgument for lists that no exchange may have.
+/// Throws InvalidArgument for invalid message lists of an exchange.
 void check_messages(const Operation& operation, const Transport& transport,
                     std::span<const SendTo> sends, std::span<const ReceiveFrom> receives);
 
-/// Throws InvalidArgument where a split's members are not ascending ranks, `rank` among them.
+/// Throws InvalidArgument unless a split's members are ascending ranks and include `rank`.
 void check_members(std::span<const int> members, int rank, int ranks);
 
 }  // namespace tersor

@@ -1,4 +1,4 @@
-// Implements what <tersor/transport.h> says of operations that are another one.
+// Implements the operations of <tersor/transport.h> built on other operations.
 #include <tersor/error.h>
 #include <tersor/network.h>
 #include <tersor/transport.h>
@@ -15,7 +15,7 @@ std::unique_ptr<Transport> Transport::lifeline() {
       "TcpTransport");
 }
 
-// The next rank first, so that not all ranks send to the same one at the same time.
+// Starts with the next rank, to spread the load over the ranks.
 Handle Transport::all_to_all(Operation operation, std::span<const ConstByteSpan> sends,
                              std::span<const std::size_t> capacities) {
   check_entries(operation, sends.size(), ranks());
@@ -38,7 +38,7 @@ Handle Transport::send(Operation operation, int peer, ConstByteSpan bytes) {
 }
 
 Handle Transport::receive(Operation operation, int peer, std::size_t capacity) {
-  check_peer(operation, *this, peer);  // not any rank
+  check_peer(operation, *this, peer);  // refuses kAnyRank
   const ReceiveFrom from{peer, capacity};
   operation.calling = Calling::kSend;
   return exchange(operation, {}, {&from, 1});

@@ -1,5 +1,4 @@
-// What an operation hands to its channel: messages from one rank to another, started without
-// waiting.
+// The messages an operation hands to its channel: sends and receives, started without waiting.
 #pragma once
 
 #include <tersor/transport.h>
@@ -17,23 +16,24 @@
 
 namespace tersor::host {
 
-/// Which messages of one sender and one channel meet: equal keys in the order of posting.
+/// Identifies messages between two ranks of a channel. Messages with equal keys match in posting
+/// order.
 struct MessageKey {
   std::uint32_t tag = 0;   ///< of the operation
-  std::uint32_t part = 0;  ///< within the operation; the first message of a pair is part 0
+  std::uint32_t part = 0;  ///< index within the operation; the first message of a pair is part 0
 
   friend bool operator==(const MessageKey&, const MessageKey&) = default;
 };
 
-/// A message to send. The payload is read until its batch is closed; where it lies in a block, that
-/// is handed over instead, for as long as the network reads it.
+/// A send. The payload is read until the batch is closed. If `block` holds the payload, the network
+/// keeps a reference to the block instead, for as long as needed.
 struct Outgoing {
   int peer = 0;
   ConstByteSpan payload = {};
   Block block = {};
 };
 
-/// A message to come. Its channel fills in `source` and `payload`, then sets `arrived`.
+/// A receive. The channel sets `source` and `payload`, then `arrived`.
 struct Incoming {
   int peer = 0;  ///< or kAnyRank
   std::size_t least_bytes = 0;
@@ -42,27 +42,25 @@ struct Incoming {
   std::atomic<bool> arrived{false};
   int source = kAnyRank;
   Block payload;
-  void* ticket = nullptr;  ///< of the letterbox
+  void* ticket = nullptr;  ///< used by the match queue
 };
 
-/// Messages of one operation that are posted together. Stays where it is from `post` until it is
-/// closed or cancelled.
+/// Messages of an operation posted together. Must not move from `post` until closed or cancelled.
 struct Batch {
-  std::string_view name;  ///< of the operation, for messages about it
+  std::string_view name;  ///< of the operation, for error texts
   MessageKey key;
-  Envelope envelope;       ///< of what is sent, and what must come, but for `bytes`
-  bool takes_all = false;  ///< no batch that is posted later takes messages of this key
+  Envelope envelope;       ///< of the sends, and of the expected messages except for `bytes`
+  bool takes_all = false;  ///< True if no later batch receives messages with this key
   std::span<Outgoing> outgoing;
   std::span<Incoming> incoming;
-  std::shared_ptr<const void> keep_alive;  ///< owner of the payloads that are sent, or null
-  Block block = {};                        ///< in which they lie, all or some, or none
-  BlockPool* pool = nullptr;               ///< a wish where payloads that come should lie, or null
+  std::shared_ptr<const void> keep_alive;  ///< owner of the sent payloads, or null
+  Block block = {};                        ///< contains some or all payloads, or empty
+  BlockPool* pool = nullptr;               ///< preferred pool for received payloads, or null
 
-  /// Why it ended alone, on a lifeline; set before it is closed.
+  /// The error that ended the batch alone, on an isolated channel. Set before the batch is closed.
   std::exception_ptr error = {};
 
-  /// Messages still under way; set by `post`. Nobody but its owner touches a batch after
-  /// this is 0.
+  /// Number of messages under way, set by `post`. At 0, only the owner accesses the batch.
   std::atomic<std::uint32_t> open{0};
   bool closed() const { return open.load(std::memory_order_acquire) == 0; }
 };

@@ -14,12 +14,12 @@
 namespace tersor::host {
 namespace {
 
-constexpr std::chrono::microseconds kYielding{30};  // before a thread goes to sleep
-constexpr unsigned long kTimerSlack = 1'000;        // ns; a thread's ordinary slack is 50 us
+constexpr std::chrono::microseconds kYielding{30};  // before a thread sleeps
+constexpr unsigned long kTimerSlack = 1'000;        // ns; the default slack of a thread is 50 us
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == sizeof(std::uint32_t));
 
-/// Timers of this thread are exact for as long as this lives.
+/// Gives the thread exact timers while this object lives.
 class ExactTimers {
  public:
   ExactTimers() : before_(prctl(PR_GET_TIMERSLACK)) { prctl(PR_SET_TIMERSLACK, kTimerSlack); }
@@ -48,8 +48,9 @@ void Bell::ring() {
   if (elsewhere_.load()) eventfd_write(alarm_, 1);
 }
 
-// While ranks do nothing but talk, lending the core is quicker than sleeping. Where others compute,
-// one turn of theirs uses up the time, and sleeping is better: a ring then interrupts them.
+// While ranks only communicate, yielding is faster than sleeping. If other threads compute, a
+// single time slice consumes the time, and sleeping is better: a signal then interrupts the
+// computing thread.
 void Bell::wait(std::uint32_t seen, Clock::time_point until, Patience patience) {
   if (patience == Patience::kShort) {
     const auto end = std::min(until, Clock::now() + kYielding);

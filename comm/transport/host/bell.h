@@ -1,5 +1,6 @@
-// Wakes one waiting thread, and keeps count, so that no ring is lost. On Linux's futex: a waiting
-// rank comes back microseconds after its ring or its time, where a condition variable takes tens.
+// An event that wakes a single waiting thread and counts signals, so no signal is lost. Built on
+// Linux's futex: a waiting rank wakes within microseconds of the signal or the deadline. A
+// condition variable takes tens of microseconds.
 #pragma once
 
 #include <tersor/transport.h>
@@ -12,7 +13,7 @@ namespace tersor::host {
 
 class Bell {
  public:
-  /// How to wait: asleep at once, or lending the core to others for some microseconds before.
+  /// How to wait: sleep at once (kLong), or first yield the core for a few microseconds (kShort).
   enum class Patience { kLong, kShort };
 
   Bell() = default;
@@ -20,10 +21,10 @@ class Bell {
 
   std::uint32_t rings() const { return rings_.load(std::memory_order_acquire); }
   void ring();
-  /// Returns as soon as `rings()` is not `seen` any more, or `until` has come; seldom earlier.
+  /// Returns when `rings()` differs from `seen` or at `until`. Rarely returns earlier.
   void wait(std::uint32_t seen, Clock::time_point until, Patience patience);
-  /// Calls `rest` unless it has rung, with a descriptor that a ring makes readable; -1 where the
-  /// system has no more of them. One thread at a time.
+  /// Calls `rest(alarm)` unless the event was already signaled. A signal makes the descriptor
+  /// `alarm` readable; -1 if the system has no free descriptors. Single-threaded.
   void wait_elsewhere(std::uint32_t seen, const std::function<void(int alarm)>& rest);
 
  private:
@@ -32,7 +33,7 @@ class Bell {
   std::atomic<std::uint32_t> rings_{0};
   std::atomic<bool> asleep_{false};
   std::atomic<bool> elsewhere_{false};
-  int alarm_ = -1;  // once somebody waited elsewhere
+  int alarm_ = -1;  // created by the first `wait_elsewhere`
 };
 
 }  // namespace tersor::host

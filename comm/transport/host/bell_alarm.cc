@@ -1,5 +1,5 @@
-// Implements bell.h for those who wait for more than a bell; a file of its own, since tests of time
-// have another bell.cc.
+// Implements bell.h for threads waiting for more than the event. A separate file, because tests
+// with a virtual clock replace bell.cc.
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ void Bell::wait_elsewhere(std::uint32_t seen, const std::function<void(int alarm
   if (rings() == seen) rest(alarm_);
   elsewhere_.store(false);
   eventfd_t ignored = 0;
-  if (alarm_ >= 0) eventfd_read(alarm_, &ignored);  // a ring may have come late
+  if (alarm_ >= 0) eventfd_read(alarm_, &ignored);  // a signal may have come late
 }
 
 }  // namespace tersor::host

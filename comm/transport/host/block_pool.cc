@@ -13,11 +13,11 @@ namespace tersor {
 
 struct Block::Slab {
   Buffer memory;
-  kernels::PinnedBuffer pinned;  // or this
+  kernels::PinnedBuffer pinned;  // used instead of `memory` for pinned blocks
   host::BlockPool* pool;
   unsigned size_class;
   std::atomic<std::uint32_t> references{0};
-  Slab* next = nullptr;  // in the list of free ones
+  Slab* next = nullptr;  // in the free list
 };
 
 Block::Block(const Block& other) : slab_(other.slab_), bytes_(other.bytes_) {
@@ -48,7 +48,7 @@ unsigned class_of(std::size_t bytes) {
   return static_cast<unsigned>(std::bit_width(std::max(bytes, kSmallestBlock) - 1));
 }
 
-/// Makes a device the thread's for as long as this lives.
+/// Selects a device for the thread while this object lives.
 class OnDevice {
  public:
   explicit OnDevice(int device) : device_(device), before_(kernels::current_device()) {

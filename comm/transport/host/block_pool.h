@@ -1,4 +1,4 @@
-// Memory of messages: blocks go back to a pool, so that a running exchange allocates nothing.
+// Message memory. Blocks return to a pool, so a running exchange allocates nothing.
 #pragma once
 
 #include <tersor/network.h>
@@ -13,15 +13,16 @@
 
 namespace tersor::host {
 
-/// Blocks by powers of two, at least 64-byte aligned. Grows with what is under way and keeps it.
-/// Outlives its blocks; safe to use from many threads.
+/// Blocks with power-of-two sizes and at least 64-byte alignment. The pool grows with the memory in
+/// use and never shrinks. A pool must outlive its blocks. Thread-safe.
 class BlockPool {
  public:
-  /// Pinned and device memory: of the device that is current now, whichever thread takes a block.
+  /// Pinned and device pools use the device current at construction, on any thread.
   explicit BlockPool(BlockMemory memory = BlockMemory::kHost);
   ~BlockPool();
 
-  /// A block of `bytes` bytes, not initialised; an empty one for 0. Throws OutOfMemory, CudaError.
+  /// Returns an uninitialized block of `bytes` bytes; for 0 bytes, an empty block. Throws
+  /// OutOfMemory or CudaError.
   Block take(std::size_t bytes);
 
  private:
@@ -39,12 +40,12 @@ class BlockPool {
   std::vector<std::unique_ptr<Block::Slab>> slabs_;
 };
 
-/// The pools of one world, those of pinned and of device memory made when they are first asked for.
-/// Outlives all blocks; safe to use from many threads.
+/// The pools of a progress engine. Pinned and device pools are created on first use. Must outlive
+/// all blocks. Thread-safe.
 class BlockPools {
  public:
   BlockPool& host() { return host_; }
-  /// For the current device.
+  /// The pools of the current device.
   BlockPool& pinned() { return of(BlockMemory::kPinned); }
   BlockPool& device() { return of(BlockMemory::kDevice); }
 
@@ -53,7 +54,7 @@ class BlockPools {
 
   BlockPool host_;
   std::mutex mutex_;
-  std::map<std::pair<BlockMemory, int>, BlockPool> others_;  // by the number of the device
+  std::map<std::pair<BlockMemory, int>, BlockPool> others_;  // by device number
 };
 
 }  // namespace tersor::host

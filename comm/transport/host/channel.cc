@@ -1,4 +1,4 @@
-// Implements channel.h: who waits, for how long, and what is said when it was too long.
+// Implements channel.h: waiting, deadlines, and the error texts of timeouts.
 #include "comm/transport/host/channel.h"
 
 #include <algorithm>
@@ -7,10 +7,10 @@
 namespace tersor::host {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestQuestion{1000};  // who is there answers sooner
-constexpr std::chrono::hours kLongestTimeout{24 * 365};      // so that deadlines do not overflow
+constexpr std::chrono::milliseconds kLongestQuestion{1000};  // responsive ranks answer sooner
+constexpr std::chrono::hours kLongestTimeout{24 * 365};      // to prevent overflow of deadlines
 
-// While a device copies: shorter than it takes for a chunk.
+// Polling interval during device copies: shorter than the copy of a chunk.
 constexpr std::chrono::microseconds kCopyNap{20};
 
 Clock::time_point deadline_of(const Operation& operation) {
@@ -87,7 +87,7 @@ void Channel::poll() {
 
 void Channel::check(std::string_view name) {
   if (!box_.faulty()) return;
-  poll();  // the others may not have heard of it yet
+  poll();  // announces the fault, if other ranks do not know the fault yet
   throw TransportError(std::string(name) + ": the transport is poisoned: " + fault());
 }
 
@@ -108,7 +108,7 @@ bool Channel::step(HostTransfer& transfer) {
   return true;
 }
 
-// What has come already goes on at once: to look for more may give the core away.
+// Steps operations first, because polling for more messages may yield the core.
 void Channel::step_all() {
   if (step_ready()) return;
   poll();
@@ -122,7 +122,7 @@ bool Channel::step_ready() {
   return completions_ != before;
 }
 
-// A fault that ended something is told in the name of what has waited longest.
+// The error of a fault names the operation that has waited longest.
 void Channel::move() {
   const std::string_view name =
       under_way_.empty() ? "progress" : under_way_.front()->operation().name;
@@ -130,13 +130,13 @@ void Channel::move() {
   check(name);
 }
 
-// What a first look brings in is seen by the second one.
+// The second poll steps the operations enabled by the first.
 void Channel::progress() {
   poll();
   move();
 }
 
-// True once it is done.
+// Returns true if the operation is done.
 bool Channel::advance(HostTransfer& transfer) {
   if (transfer.done_ || step(transfer)) return true;
   poll();
@@ -196,7 +196,7 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
   return copying ? std::min(until, Clock::now() + kCopyNap) : until;
 }
 
-// Whom it waits for in vain; or how one of those differs from whom it holds up.
+// Explains a timeout: the ranks to blame, or how one call differs from another.
 std::string Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   if (transfer.copying())
@@ -209,7 +209,8 @@ std::string Channel::why_late(const HostTransfer& transfer) {
   return "no message from " + names(*this, culprits.ranks) + within(transfer);
 }
 
-// On a lifeline it ends alone, and nobody is asked: who is late may be as good as gone.
+// On an isolated channel, the operation fails alone and asks no rank, because a late rank may be
+// lost.
 void Channel::end_late(HostTransfer& transfer) {
   if (box_.is_lifeline()) {
     const std::vector<int> late = transfer.missing();
@@ -218,7 +219,8 @@ void Channel::end_late(HostTransfer& transfer) {
         PeerLost(transfer.cause("no message from " + names(*this, late) + within(transfer)), who)));
   }
   const std::string cause = transfer.raise(why_late(transfer));
-  if (fault() != cause) check(transfer.operation_.name);  // there was another one meanwhile
+  // Throws an earlier fault, if another one was raised meanwhile.
+  if (fault() != cause) check(transfer.operation_.name);
   throw TransportError(cause);
 }
 

@@ -1,4 +1,5 @@
-// One channel of one rank: what its operations share, who is under way, deadlines and faults.
+// A channel of a rank: the shared state of its operations, the operations under way, deadlines and
+// faults.
 #pragma once
 
 #include <tersor/transport.h>
@@ -16,15 +17,16 @@ namespace tersor::host {
 
 class Channel;
 
-/// What a transfer begins with: where, which operation, and what its ranks must all say of it.
+/// Arguments to create a transfer: the channel, the operation, and the envelope expected of all
+/// ranks.
 struct Start {
   std::shared_ptr<Channel> channel;
   const Operation& operation;
   Envelope envelope;
 };
 
-/// An operation as a state machine: `begin` posts its first messages, `step` takes what has come
-/// and posts what that allows. Never waits by itself.
+/// An operation as a state machine: `begin` posts the first messages, and `step` handles arrivals
+/// and posts the next messages. Never blocks.
 class HostTransfer : public Transfer {
  public:
   explicit HostTransfer(const Start& start);
@@ -38,13 +40,13 @@ class HostTransfer : public Transfer {
   int source() const override;
 
   virtual void begin() = 0;
-  /// True once done; not called again after that.
+  /// Returns true when the operation is done. Not called again after returning true.
   virtual bool step() = 0;
-  /// Ranks whose messages have not come, of those that are waited for now.
+  /// Ranks whose currently awaited messages have not arrived.
   virtual std::vector<int> missing() const = 0;
-  /// Whether it waits for copies of a device, of whose end nobody tells.
+  /// True if the transfer waits for device copies, which complete without a notification.
   virtual bool copying() const { return false; }
-  /// On a lifeline: ends it, unless it is done, with what `check` then throws.
+  /// On an isolated channel: ends the operation unless already done. `check` then throws the error.
   virtual void end(std::exception_ptr /*error*/) {}
   virtual void check() const {}
 
@@ -52,17 +54,17 @@ class HostTransfer : public Transfer {
   Clock::time_point deadline() const { return deadline_; }
   bool done() const { return done_; }
   Channel& channel() const { return *channel_; }
-  /// "allreduce on rank 2: …"
+  /// Formats an error text: "allreduce on rank 2: …".
   std::string cause(std::string_view why) const;
-  /// Ends it on all ranks. The cause.
+  /// Raises a fault on all ranks and returns the fault's text.
   std::string raise(std::string_view why) const;
 
  protected:
   const Envelope& envelope() const { return envelope_; }
-  /// For one that does a part of this one's work.
+  /// Arguments to create a sub-transfer of this transfer.
   Start part_of(const Operation& operation) const { return {channel_, operation, envelope_}; }
   void require_done() const;
-  /// Prepares a batch of this operation.
+  /// Initializes a batch of this operation.
   void address(Batch& batch, std::uint32_t part) const;
   void cancel(Batch& batch) const;
 
@@ -76,11 +78,12 @@ class HostTransfer : public Transfer {
   bool done_ = false;
 };
 
-/// A box of a world, and the operations that go by it. One thread at a time, but for `wake`, and
-/// for what the world lets any thread do.
+/// A channel and the operations using the channel. Not thread-safe, except for `wake` and for the
+/// engine's thread-safe calls.
 class Channel {
  public:
-  /// Of all ranks; and of a box that `World::join` made, which it releases.
+  /// The first constructor takes the channel of all ranks. The second takes a channel made by
+  /// `World::join`, and the destructor releases the channel.
   explicit Channel(std::shared_ptr<World> world) : Channel(world, world->everybody()) {}
   Channel(std::shared_ptr<World> world, Box& box);
   ~Channel() { world_->release(box_); }
@@ -89,19 +92,20 @@ class Channel {
   Box& box() const { return box_; }
   int rank() const { return box_.rank; }
   int ranks() const { return static_cast<int>(box_.members.size()); }
-  /// How errors name a rank: "rank 2"; on a split also its number in the whole.
+  /// How errors name a rank: "rank 2"; on a split followed by the world rank.
   std::string name(int rank) const { return box_.name(rank); }
   bool one_host() const { return one_host_; }
 
-  /// Starts the messages of a batch. A message that is not what the batch expects (`disagreement`)
-  /// never arrives: it ends in a fault.
+  /// Starts the messages of a batch. If a message differs from the batch's expectation
+  /// (`disagreement`), the message raises a fault and is never delivered.
   void post(Batch& batch) { world_->post(box_, batch); }
-  /// A channel of `members` (ranks of this one, ascending, the own among them), numbered anew.
+  /// Joins a channel of `members` (group ranks of this channel, ascending, this rank included),
+  /// renumbered from 0.
   std::shared_ptr<Channel> join(std::span<const int> members, Family::Kind kind) {
     return std::make_shared<Channel>(world_, world_->join(box_, members, kind));
   }
 
-  /// Throws TransportError where the transport is poisoned.
+  /// Throws TransportError if the transport is aborted.
   void check(std::string_view name);
   std::string fault() const { return world_->fault(box_); }
   Handle start(std::unique_ptr<HostTransfer> transfer);
@@ -113,16 +117,16 @@ class Channel {
   void forget(HostTransfer& transfer) { std::erase(under_way_, &transfer); }
 
  private:
-  /// Moves what is under way at the world.
+  /// Makes progress in the engine.
   void poll();
   /// Returns as soon as a batch was closed, a fault was raised or `wake` was called since the last
-  /// `poll`, or `until` has come. May return early.
+  /// `poll`, or at `until`. May return early.
   void sleep(Clock::time_point until) { world_->wait(box_, seen_, until); }
   void move();
   void step_all();
-  /// True where that ended one.
+  /// Returns true if an operation ended.
   bool step_ready();
-  /// Steps one that is under way; true where that ended it.
+  /// Steps an operation under way. Returns true if the operation ended.
   bool step(HostTransfer& transfer);
   bool advance(HostTransfer& transfer);
   void end_late(HostTransfer& transfer);
@@ -132,11 +136,11 @@ class Channel {
 
   std::shared_ptr<World> world_;
   Box& box_;
-  std::uint32_t seen_ = 0;                // rings of the bell that were looked after
-  const bool one_host_;                   // all ranks share it
-  std::vector<HostTransfer*> under_way_;  // in the order of starting
-  std::uint64_t completions_ = 0;         // operations that were done, ever
-  std::uint64_t reported_ = 0;            // of these, before the last return of wait_activity
+  std::uint32_t seen_ = 0;                // event count at the last poll
+  const bool one_host_;                   // True if all ranks share one host
+  std::vector<HostTransfer*> under_way_;  // in starting order
+  std::uint64_t completions_ = 0;         // total number of completed operations
+  std::uint64_t reported_ = 0;  // value of `completions_` at the last return of wait_activity
   std::atomic<bool> woken_{false};
 };
 

@@ -1,4 +1,4 @@
-// Says in words how two envelopes differ.
+// Describes the differences between two envelopes.
 #include "comm/transport/host/envelope.h"
 
 #include "comm/transport/host/signatures.h"
@@ -33,7 +33,7 @@ bool same_protocol(const Envelope& one, const Envelope& other) {
   return one.magic == other.magic && one.version == other.version;
 }
 
-/// Of calls of the same thing that go another way, too.
+/// Included even if the ranks call different algorithms of the same operation.
 std::string signatures_of(const Envelope& own, const Envelope& came) {
   return own.signature == came.signature ? "" : signatures_text(came.signature, own.signature);
 }

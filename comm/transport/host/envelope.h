@@ -1,5 +1,4 @@
-// What stands before every message between hosts, so that ranks that call different things find
-// out.
+// The envelope of each message between hosts. Ranks compare envelopes to detect mismatched calls.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -13,36 +12,37 @@
 
 namespace tersor::host {
 
-/// 32 bytes, little-endian, counted like the payload behind them.
+/// 32 bytes, little-endian. The traffic counters include the envelope.
 struct Envelope {
   std::uint32_t magic = kMagic;
   Calling call = Calling::kSend;
-  Dtype dtype = Dtype::kF32;  ///< of sums
+  Dtype dtype = Dtype::kF32;  ///< of a sum or maximum
   std::uint16_t version = 1;
   std::uint64_t signature = 0;  ///< of the collective
-  std::uint64_t count = 0;      ///< values that are summed, in all parts
+  std::uint64_t count = 0;      ///< summed values in all parts
   std::uint64_t bytes = 0;      ///< of the payload
 
-  static constexpr std::uint32_t kMagic = 0x4d535254;  // "TRSM" read as bytes
+  static constexpr std::uint32_t kMagic = 0x4d535254;  // "TRSM" as bytes
 };
 static_assert(sizeof(Envelope) == 32 && std::is_trivially_copyable_v<Envelope>);
 
-/// What a rank waits for: an envelope, but for its bytes, which lie in [least_bytes, capacity].
+/// The expected envelope of a receive, with payload bytes in [least_bytes, capacity].
 struct Expectation {
   Envelope envelope;
   std::size_t least_bytes = 0;
   std::size_t capacity = 0;
 };
 
-/// Whether what came is what was waited for.
+/// True if a received envelope meets the expectation.
 bool agrees(const Expectation& expected, const Envelope& came);
 
-/// How one that nobody waits for differs from the own call: a sentence about its sender.
+/// Describes how an unexpected envelope differs from the own call. `sender` ("rank 2") is the
+/// subject.
 std::string difference(const Envelope& own, const Envelope& came, std::string_view sender,
                        std::string_view name);
 
-/// Where they do not agree: a sentence about how `sender` ("rank 2") differs in its call of the
-/// operation `name`.
+/// Describes how a mismatched envelope differs from the expectation. `sender` ("rank 2") is the
+/// subject, and `name` is the operation.
 std::string disagreement(const Expectation& expected, const Envelope& came, std::string_view sender,
                          std::string_view name);
 

@@ -1,4 +1,5 @@
-// Operations of one batch: everything is sent at once, and done when all has come.
+// Operations with a single batch: all messages start at once, and the operation is done when all
+// have arrived.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +11,10 @@
 
 namespace tersor::host {
 
-/// Transport::exchange, and all_gather; of device memory: staging.h.
+/// Transport::exchange and all_gather for host memory. See staging.h for device memory.
 class HostExchange : public HostTransfer {
  public:
-  /// Of a transfer that will get `receives` calls of `add_receive` before it begins.
+  /// `receives` is the number of `add_receive` calls to follow before the transfer begins.
   HostExchange(const Start& start, std::size_t receives);
   ~HostExchange() override { cancel(batch_); }
 
@@ -21,7 +22,8 @@ class HostExchange : public HostTransfer {
     outgoing_.push_back({.peer = peer, .payload = payload});
   }
   void add_receive(int peer, std::size_t least_bytes, std::size_t capacity);
-  /// To each other rank, and from each: the next one first, so that not all send to the same one.
+  /// Sends to and receives from each other rank. Starts with the next rank, to spread the load over
+  /// the ranks.
   void add_all(ConstByteSpan payload, std::size_t least_bytes, std::size_t capacity);
 
   void begin() override;
@@ -39,15 +41,15 @@ class HostExchange : public HostTransfer {
  protected:
   std::span<Outgoing> outgoing() { return outgoing_; }
   std::span<Incoming> incoming() { return incoming_; }
-  /// Where what comes should lie.
+  /// Sets the preferred pool for received payloads.
   void receive_into(BlockPool& pool) { batch_.pool = &pool; }
-  /// As `received`, while `step` still runs.
+  /// Same as `received`, for use while `step` still runs.
   ConstByteSpan payload_of(int rank) const;
 
  private:
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  std::size_t added_ = 0;  // of `incoming_`
+  std::size_t added_ = 0;  // number of used entries of `incoming_`
   Batch batch_;
 };
 

@@ -1,4 +1,4 @@
-// The faults of a world: who is in vain waited for, what ends then, and who is told.
+// Faults: waits in vain, the operations to end, and the announcement to all ranks.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -10,21 +10,24 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kToldWithin = 1s;  // a fault reaches whoever is there, on a busy machine, too
-constexpr auto kExplainedWithin = 250ms;  // that a rank went without a word, by who knows why
-constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of its text
+// Time for a fault to reach all responsive ranks, even on a busy machine.
+constexpr auto kToldWithin = 1s;
+// Time to receive the reason for a lost rank from a better informed rank.
+constexpr auto kExplainedWithin = 250ms;
+constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of a fault's text
 
 }  // namespace
 
 void World::check_abandoned(Box& box) {
-  while (!box.members.empty() && !box.faulty()) {  // else nobody here has joined it yet
+  while (!box.members.empty() && !box.faulty()) {  // no members: not joined yet
     const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
     if (!found.has_value()) return;
     abandon(box, *found->batch, found->peer);
   }
 }
 
-// Who waits for one that is gone ends alone on a lifeline, and else with all of the family.
+// An operation waiting for a departed rank fails alone on an isolated channel. Otherwise, the whole
+// fault domain fails.
 void World::abandon(Box& box, Batch& batch, int who) {
   std::string why = who == kAnyRank ? "every other rank" : box.name(who);
   const auto loss = who == kAnyRank ? lost_.end() : lost_.find(box.member(who));
@@ -46,9 +49,9 @@ void World::end_late(Box& box, Batch& batch, std::exception_ptr error) {
   if (!batch.closed()) end(box, batch, std::move(error));
 }
 
-// Lifelines hear at once that a rank went without a word. It has often heard of another one's
-// fault, which then comes here too: ordinary families wait for that, so that nobody is named who
-// only was the first to go.
+// Isolated channels learn at once of a rank lost without a goodbye. A rank often leaves because of
+// another rank's fault, and the announcement of this fault follows. Ordinary fault domains wait for
+// the announcement, in order not to blame the first departed rank.
 void World::lose(int peer, const std::string& cause) {
   if (gone_.contains(peer)) return;
   const auto [loss, is_new] = lost_.try_emplace(peer, Loss{cause, Clock::now() + kExplainedWithin});
@@ -56,10 +59,10 @@ void World::lose(int peer, const std::string& cause) {
   next_loss_ = std::min(next_loss_.load(), loss->second.told_at);
   end_sends(peer);
   part_with(peer);
-  ring_all();  // who sleeps is to come back by then
+  ring_all();  // sleeping threads must wake up in time
 }
 
-/// On lifelines: what is under way to a rank never leaves.
+/// On isolated channels, ends sends to a lost rank, because the messages never leave.
 void World::end_sends(int peer) {
   const auto is_vain = [peer](const auto& send) {
     const Outstanding& each = send.second;
@@ -73,7 +76,7 @@ void World::end_sends(int peer) {
   }
 }
 
-// True where something was told.
+// Returns true if a loss was announced.
 bool World::tell_losses() {
   const Clock::time_point due = next_loss_.load(std::memory_order_relaxed);
   if (due == Clock::time_point::max() || Clock::now() < due) return false;
@@ -100,7 +103,7 @@ std::vector<std::shared_ptr<Family>> World::families() const {
   return all;
 }
 
-// Of one that nobody here has joined yet, too: who joins it finds it faulty.
+// Also for a fault domain not joined by this rank yet: a later `join` finds the domain faulty.
 Family& World::family_of(std::uint64_t id) {
   for (const auto& family : families())
     if (family->id == id) return *family;
@@ -120,12 +123,12 @@ void World::raise_locked(Family& family, const std::string& cause) {
   announce(family);
 }
 
-/// Of the wire, or of somebody who uses it wrongly.
+/// Used for errors of the wire and for misuse of the wire.
 void World::raise_all(const std::string& cause) {
   for (const auto& family : families()) raise_locked(*family, cause);
 }
 
-// What nobody will take any more gives its room back: other families go on.
+// Returns the credits of unexpected messages, because other fault domains continue.
 void World::poison(Family& family, const std::string& cause) {
   if (family.faulty) return;
   family.fault = cause;
@@ -156,8 +159,9 @@ std::string World::fault(const Box& box) const {
   return box.family->fault;
 }
 
-// Tells all of a family, on a thread that the network lets in; those who are gone cannot hold it up
-// for long, and keep nobody else from hearing of it. On lifelines nobody else is concerned.
+// Announces a fault to all ranks of a domain, on a thread with network access. Departed ranks delay
+// the announcement only briefly and never block the announcement for others. On isolated channels,
+// no other rank is concerned.
 void World::announce(const Family& family) {
   if (family.kind == Family::Kind::kLifeline) return;
   unannounced_ = !wire_->right_thread();
@@ -170,7 +174,8 @@ void World::announce(const Family& family) {
   tell_until(Clock::now() + kToldWithin);
 }
 
-// Passed on to those who would see this rank go, perhaps before they hear of it.
+// Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the
+// fault.
 void World::hear_fault(const Head& head, const Wire::Arrival& arrival) {
   const ConstByteSpan bytes = arrival.payload.bytes();
   Family& family = family_of(head.channel);
@@ -186,7 +191,7 @@ void World::tell_fault(const Family& family, int peer, const Block& text) try {
   told_.push_back({.peer = peer, .job = job});
   send(peer, {.channel = family.id, .kind = Kind::kFault}, {text.bytes(), text, job});
 } catch (const std::exception&) {
-  // This one will find out at its deadline.
+  // This rank detects the fault at the deadline.
 }
 
 bool World::told() const {
@@ -195,7 +200,7 @@ bool World::told() const {
   });
 }
 
-// A fault may stand in line behind much that was sent before: it moves while anybody calls.
+// A fault may be queued behind many messages. The announcement progresses in every call.
 void World::tell_more() {
   if (!wire_->right_thread()) return;
   if (unannounced_) return announce(*everybody_->family);
@@ -203,7 +208,7 @@ void World::tell_more() {
   try {
     wire_->poll();
   } catch (const std::exception&) {
-    // The fault is known here; who cannot be told finds out at the deadline.
+    // the fault is known on this rank; unreachable ranks detect it at their deadlines
   }
 }
 

@@ -1,4 +1,4 @@
-// What wires share that take each other's messages.
+// State shared by wires with a common lock.
 #pragma once
 
 #include <tersor/network.h>
@@ -14,27 +14,29 @@
 
 namespace tersor::host {
 
-/// A mutex that rings bells once it is released: whoever wakes finds it free.
+/// A mutex. Signals events only after the release, so a woken thread finds the mutex free.
 class Gate {
  public:
   void lock() { mutex_.lock(); }
   void unlock();
-  /// With the lock held. The bell lives as long as the gate: whom it wakes may be gone when it
-  /// rings. One that was given back is given out again, with its descriptor; it may ring late.
+  /// Requires the lock. Events live as long as the shared lock, because the woken thread may be
+  /// gone when the signal comes. A returned event is reused, descriptor included, and may receive a
+  /// late signal.
   Bell& take_bell();
   void give_back(Bell& bell) { free_bells_.push_back(&bell); }
   void ring(Bell& bell);
-  /// With the lock held: whether a bell rings once it is released.
+  /// Requires the lock. True if the event will be signaled after the release.
   bool will_ring(const Bell& bell) const;
 
  private:
-  static constexpr std::size_t kMostRings = 32;  // more ring at once
+  // Further events are signaled at once, with the lock held.
+  static constexpr std::size_t kMostRings = 32;
 
   std::mutex mutex_;
   std::deque<Bell> bells_;
   std::vector<Bell*> free_bells_;
   std::array<Bell*, kMostRings> rings_;
-  std::size_t count_ = 0;  // of `rings_`
+  std::size_t count_ = 0;  // number of used entries of `rings_`
 };
 
 }  // namespace tersor::host

@@ -1,4 +1,4 @@
-// What a MessageHead says: which channel and operation the message behind it is for.
+// The content of a MessageHead: the channel and the operation of a message.
 #pragma once
 
 #include <tersor/network.h>
@@ -13,22 +13,22 @@ namespace tersor::host {
 
 enum class Kind : std::uint8_t {
   kMessage = 1,
-  kFault = 2,      ///< the payload says why the sender gave up
-  kLeave = 3,      ///< the sender takes no more on this channel; `part` 1: nor on any other
-  kQuestion = 4,   ///< whom do you wait for up to `tag`? `part` is the question's number
-  kAnswer = 5,     ///< for the ranks in the payload, in a call that is `envelope` under `tag`
-  kAnnounced = 6,  ///< a message that waits at its sender, numbered in the order of these heads
-  kRequest = 7,    ///< for the one with the number `part`
-  kBody = 8,       ///< its payload
-  kRoom = 9,       ///< for `envelope.count` bytes more that nobody has asked for
+  kFault = 2,      ///< the payload is the reason why the sender gave up
+  kLeave = 3,      ///< the sender left this channel; if `part` is 1, all channels
+  kQuestion = 4,   ///< which ranks do you wait for, up to `tag`? `part` is the question's number
+  kAnswer = 5,     ///< the awaited ranks (payload), in the call `envelope` under `tag`
+  kAnnounced = 6,  ///< a message waits at its sender; numbered in the order of these headers
+  kRequest = 7,    ///< requests the announced message number `part`
+  kBody = 8,       ///< payload of a requested message
+  kRoom = 9,       ///< returns `envelope.count` bytes of credits
 };
 
 struct Head {
   Envelope envelope;
-  std::uint64_t channel = 0;  ///< the same number on all its ranks
+  std::uint64_t channel = 0;  ///< equal on all ranks of the channel
   std::uint32_t tag = 0;      ///< of the operation
-  std::uint32_t part = 0;     ///< within it
-  std::int32_t from = 0;      ///< rank in the channel; of a message, held against who sent it
+  std::uint32_t part = 0;     ///< index of the message within the operation
+  std::int32_t from = 0;      ///< group rank in the channel; checked against the sending peer
   Kind kind = Kind::kMessage;
   std::uint8_t reserved[3] = {};
 };

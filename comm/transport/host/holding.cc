@@ -1,5 +1,4 @@
-// Messages that wait at their sender until they are asked for, and how far the others may run
-// ahead: flow.h.
+// Flow control (flow.h): announced messages waiting for a request, and credits.
 #include <string>
 #include <utility>
 
@@ -7,7 +6,7 @@
 
 namespace tersor::host {
 
-// What is announced takes memory too, at the peer.
+// Announcements use memory of the peer, too.
 void World::check_room(const Box& box, const Batch& batch) const {
   for (const Outgoing& outgoing : batch.outgoing) {
     const int peer = box.member(outgoing.peer);
@@ -19,7 +18,7 @@ void World::check_room(const Box& box, const Batch& batch) const {
   }
 }
 
-// Whom it goes to may ask for it while it is still being announced.
+// Stores the message before sending the announcement, because the request may arrive immediately.
 void World::hold(int peer, Head head, Wire::Payload payload) {
   if (!payload.block && payload.job->keep_alive == nullptr) {
     payload.block = in_block(payload.bytes);
@@ -39,8 +38,8 @@ void World::take_request(const Head& head, int peer) {
   send(peer, {.part = head.part, .kind = Kind::kBody}, std::move(found.mapped().payload));
 }
 
-// Whose it was may have gone since, in an error. For rank `peer` of the world, which left a channel
-// or, null, all.
+// Drops messages announced to world rank `peer`. The peer left the channel `box` or, if null, all
+// channels. The operation may have failed and be gone.
 void World::drop_held(int peer, const Box* box) {
   for (auto held = held_.lower_bound({peer, 0});
        held != held_.end() && held->first.first == peer;) {
@@ -59,7 +58,8 @@ void World::drop_held(int peer, const Box* box) {
   }
 }
 
-// What it announced goes with it; what waits for that waits for another one, or in vain.
+// Drops the announcements of a lost rank. A receive matched with a dropped message waits for
+// another message or fails.
 void World::drop_announced(int peer) {
   std::vector<Letter*> letters;
   for (const auto& [number, letter] : coming_)
@@ -69,13 +69,14 @@ void World::drop_announced(int peer) {
     Batch* const batch = letter->batch;
     Incoming* const incoming = letter->incoming;
     if (box != nullptr) box->letters.reject(*letter);
-    letter->asked = false;  // it never comes
+    letter->asked = false;  // the payload never arrives
     drop(*letter);
     if (batch != nullptr) seek_letter(*box, *batch, *incoming);
   }
 }
 
-// Nothing of the letter is touched after that: it may be here, and gone.
+// The caller must not access the message afterwards: the payload may arrive and be delivered at
+// once.
 void World::ask_for(Letter& letter) {
   if (std::exchange(letter.asked, true)) return;
   send(letter.arrival.peer, {.part = letter.number, .kind = Kind::kRequest});
@@ -95,7 +96,8 @@ void World::take_body(const Head& head, Wire::Arrival arrival) {
   if (letter.batch != nullptr) wake_for(*letter.box, *letter.batch);
 }
 
-// It takes no room any more that its sender has not been given. Who is gone sends nothing.
+// Returns the credits of a message to the sender. A departed rank sends nothing and needs no
+// credits.
 void World::make_room(Letter& letter) {
   const int peer = letter.arrival.peer;
   const std::size_t room = flow(peer).asked_for(std::exchange(letter.cost, 0));

@@ -1,4 +1,4 @@
-// Implements host_transport.h: checks arguments and makes transfers of them.
+// Implements host_transport.h: checks arguments and creates transfers.
 #include "comm/transport/host/host_transport.h"
 #include "comm/transport/arguments.h"
 
@@ -14,10 +14,10 @@
 namespace tersor::host {
 namespace {
 
-constexpr std::chrono::seconds kSettlesWithin{10};  // what is queued on a device
+constexpr std::chrono::seconds kSettlesWithin{10};  // for work queued on a device
 
-/// A part that is not empty, or an empty one; the others are of its dtype and memory. Throws
-/// InvalidArgument where they are not.
+/// The first non-empty part, or an empty part. Throws InvalidArgument if dtypes or memories differ
+/// between non-empty parts.
 ValueSpan any_part(const Operation& operation, std::span<const ValueSpan> parts) {
   ValueSpan any;
   for (const ValueSpan& part : parts) {
@@ -45,7 +45,7 @@ HostTransport::HostTransport(std::shared_ptr<Channel> channel)
               .device = kernels::has_cuda() && !channel->box().is_lifeline()},
       channel_(std::move(channel)) {}
 
-// Memory that a device that is stuck, or broken, may still write to is left to it.
+// If a hung or broken device may still write to memory, the memory is leaked.
 HostTransport::~HostTransport() {
   world().leave(channel_->box());
   if (staging_ != nullptr && !staging_->settle(Clock::now() + kSettlesWithin))
@@ -72,7 +72,7 @@ Staging& HostTransport::staging_for(const Operation& operation) {
   return *staging_;
 }
 
-// What calls on frames found wrong ends in an error here, and with that on all ranks.
+// A fault recorded by calls on frames throws here and aborts the transport on all ranks.
 void HostTransport::begin(const Operation& operation) {
   if (operation.memory == Memory::kHost) return;
   channel_->check(operation.name);
@@ -127,7 +127,7 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
   check_entries(operation, parts.size(), ranks());
   Start start = this->start(operation, call);
   Envelope& envelope = start.envelope;
-  envelope.signature += operation.whole_bytes;  // which decides how values travel
+  envelope.signature += operation.whole_bytes;  // selects the algorithm, so the bytes must agree
   const ValueSpan any = any_part(operation, parts);
   envelope.dtype = any.dtype();
   envelope.count = count_of(parts);

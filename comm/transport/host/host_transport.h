@@ -1,4 +1,4 @@
-// The Transport of ranks on hosts, whatever carries their messages.
+// The Transport of ranks on hosts, on any wire.
 #pragma once
 
 #include <tersor/transport.h>
@@ -19,7 +19,7 @@ class HostTransport final : public Transport {
   explicit HostTransport(std::shared_ptr<Channel> channel);
   explicit HostTransport(std::shared_ptr<World> world)
       : HostTransport(std::make_shared<Channel>(std::move(world))) {}
-  /// Tells peers that still wait for this rank.
+  /// Notifies the peers still waiting for this rank.
   ~HostTransport() override;
 
   int rank() const override { return channel_->rank(); }
@@ -66,7 +66,7 @@ class HostTransport final : public Transport {
 
   const TransportTraits traits_;
   std::shared_ptr<Channel> channel_;
-  std::unique_ptr<Staging> staging_;  // made by the first operation on device memory
+  std::unique_ptr<Staging> staging_;  // created by the first operation on device memory
   std::uint32_t next_tag_ = 0;
 };
 

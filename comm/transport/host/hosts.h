@@ -1,4 +1,4 @@
-// Numbers of hosts as Transport::hosts gives them.
+// Host numbers as returned by Transport::hosts.
 #pragma once
 
 #include <map>
@@ -7,7 +7,7 @@
 
 namespace tersor::host {
 
-/// Names of hosts, one a rank, as numbers: counted from 0 in the order of their lowest ranks.
+/// Converts the host names of all ranks to numbers from 0 in the order of each host's lowest rank.
 template <typename Names>
 std::vector<int> number_hosts(const Names& names) {
   std::map<std::ranges::range_value_t<Names>, int> numbers;

@@ -73,8 +73,8 @@ const Letter* Letterbox::unclaimed(const MessageKey& key) const {
   return found == unclaimed_.end() ? nullptr : *found;
 }
 
-// They were sent before all that nobody claimed yet. What is still to come for the batch was called
-// as it was, and is no mistake.
+// Messages of the canceled batch go to the front, because they were sent before all unexpected
+// messages. Later messages for this batch belong to a valid call and are no mismatch.
 std::vector<Letter*> Letterbox::cancel(Batch& batch) {
   std::erase(open_, &batch);
   Begun& begun = begun_[batch.key.tag % kRemembered];
@@ -127,7 +127,7 @@ Awaited Letterbox::awaited(std::uint32_t tag) const {
     if (own > tag && own != kUnorderedTag) continue;
     for (const Incoming& incoming : batch->incoming) {
       if (incoming.arrived.load(std::memory_order_relaxed)) continue;
-      const auto* letter = static_cast<const Letter*>(incoming.ticket);  // that came in part
+      const auto* letter = static_cast<const Letter*>(incoming.ticket);  // partially received
       const int from = letter != nullptr ? letter->from : incoming.peer;
       if (from != kAnyRank) first.add(from, own, batch->envelope);
     }

@@ -1,5 +1,5 @@
-// Where one rank of one channel takes its messages: pairs what came with the batches that wait for
-// it, whatever carried it. Not safe by itself to use from many threads.
+// The match queue of a channel on a rank: pairs incoming messages with posted receives, on any
+// wire. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -17,71 +17,73 @@ namespace tersor::host {
 
 struct Box;
 
-/// A message from the moment that its receiver knows of it until it is delivered.
+/// An incoming message, from header to delivery.
 struct Letter {
   Envelope envelope;
   MessageKey key;
-  int from = 0;                  // rank in the channel
-  Block payload;                 // whole once `there`
-  bool there = false;            // all of it has come
-  Batch* batch = nullptr;        // that waits for it, or null
-  Incoming* incoming = nullptr;  // in that batch
+  int from = 0;                  // group rank in the channel
+  Block payload;                 // complete once `there`
+  bool there = false;            // True if the whole payload has arrived
+  Batch* batch = nullptr;        // the batch with the matching receive, or null
+  Incoming* incoming = nullptr;  // the matching receive, or null
 
-  // The world's:
-  Wire::Arrival arrival;     // of one that is there, the peer alone
-  Box* box = nullptr;        // null once that is gone
-  std::size_t cost = 0;      // of the room of those that nobody has asked for
-  bool announced = false;    // it waits at its sender,
-  std::uint32_t number = 0;  // as the one with this number,
-  bool asked = false;        // and is to come
-  bool receiving = false;    // its payload is under way
+  // Used by the progress engine only:
+  Wire::Arrival arrival;     // if the payload has arrived, only `peer` is set
+  Box* box = nullptr;        // null once the channel is gone
+  std::size_t cost = 0;      // credits used while unexpected
+  bool announced = false;    // True if the message waits at its sender (rendezvous)
+  std::uint32_t number = 0;  // number of the announcement
+  bool asked = false;        // True if the announced payload was requested
+  bool receiving = false;    // True if the payload is being received
 };
 
-/// Whom a rank waits for, and in which call.
+/// The ranks a rank waits for, and the waiting call.
 struct Awaited {
   std::vector<int> ranks = {};
   std::uint32_t tag = kUnorderedTag;
   Envelope envelope = {};
 
-  /// Whoever is waited for in the call that began first.
+  /// Adds a rank awaited under tag `of`. Keeps only the ranks of the call with the lowest tag.
   void add(int rank, std::uint32_t of, const Envelope& call);
 };
 
-/// Letters and batches meet here by sender and key, each in the order of coming.
+/// Matches incoming messages with batches by sender and key, each in order of arrival.
 class Letterbox {
  public:
-  /// Gives a letter to the first one that waits for it; else keeps it until one does. True where
-  /// it found one.
+  /// Matches a message with the first posted receive. Without a match, the message becomes
+  /// unexpected. Returns true on a match.
   bool claim(Letter& letter);
-  /// A batch that waits from now on, but for what `seek` finds.
+  /// Adds a batch to the posted batches. Does not search the unexpected messages: `seek` does.
   void open(Batch& batch) { open_.push_back(&batch); }
-  /// Notes that a batch is posted after which nobody takes messages of its key.
+  /// Records that no later batch receives messages with this batch's key.
   void note_last(const Batch& batch);
-  /// How an unclaimed letter differs from what such a batch called; nothing where it may yet be
-  /// waited for. `rank` and `sender` are names.
+  /// How an unexpected message differs from the call of the last batch with its key. Empty if a
+  /// later batch may still receive the message. `rank` and `sender` are names.
   std::string stray(const Letter& letter, std::string_view rank, std::string_view sender) const;
-  /// An unclaimed letter of a key, or null.
+  /// The first unexpected message with a key, or null.
   const Letter* unclaimed(const MessageKey& key) const;
-  /// The letter that came before it was waited for, now paired with it; null where there is none.
+  /// Pairs a receive with the first matching unexpected message. Returns the message, or null
+  /// without a match.
   Letter* seek(Batch& batch, Incoming& incoming);
-  /// Parts a batch from its letters, which then wait for another one. Those that found one at once.
+  /// Removes a batch and makes the batch's messages available to other batches. Returns the
+  /// messages matched with another batch at once.
   std::vector<Letter*> cancel(Batch& batch);
-  /// Nobody gets the letter: neither who waits for it nor who might.
+  /// Removes a message from the queue, matched or not.
   void reject(Letter& letter);
 
-  /// Whether a paired letter is what is waited for.
+  /// True if a matched message meets the expectation of the receive.
   static bool fits(const Letter& letter);
-  /// Where it does not: how it differs; `sender` is the name of its rank.
+  /// How a matched message differs from the expectation. `sender` is the sending rank's name.
   static std::string misfit(const Letter& letter, std::string_view sender);
-  /// Fills in what waited for a letter that is there. True where that closed its batch.
+  /// Completes the receive of a complete message. Returns true if the batch is now closed.
   bool deliver(Letter& letter);
-  /// Counts one message less of a batch that is under way. True where that closed it.
+  /// Decrements the open messages of a batch. Returns true if the batch is now closed.
   bool close_one(Batch& batch);
 
   std::span<Batch* const> batches() const { return open_; }
   std::span<Letter* const> unclaimed() const { return unclaimed_; }
 
-  /// What waits for somebody of whom `gone(rank)` is true (a rank, or kAnyRank).
+  /// A receive waiting for a peer (a rank or kAnyRank) with `gone(peer)` true.
   struct InVain {
     Batch* batch;
     int peer;
@@ -94,13 +96,14 @@ class Letterbox {
     return std::nullopt;
   }
 
-  /// Whom this rank waits for under a tag or, first, one before it; or, last, under none.
+  /// The ranks awaited under the lowest tag up to `tag`, otherwise the ranks awaited under
+  /// kUnorderedTag.
   Awaited awaited(std::uint32_t tag) const;
 
  private:
   bool find_batch(Letter& letter);
 
-  /// A call of which nothing is left but what it was.
+  /// The record of a call, kept beyond the batch.
   struct Begun {
     bool any = false;
     MessageKey key;
@@ -116,12 +119,12 @@ class Letterbox {
     return waits(incoming) && (incoming.peer == from || incoming.peer == kAnyRank);
   }
 
-  std::vector<Batch*> open_;              // that still wait for something, in the order of posting
-  std::vector<Letter*> unclaimed_;        // that no batch waits for yet, in the order of sending
-  std::array<Begun, kRemembered> begun_;  // the last ones, by tag
+  std::vector<Batch*> open_;              // posted batches with open messages, in posting order
+  std::vector<Letter*> unclaimed_;        // unexpected messages, in sending order
+  std::array<Begun, kRemembered> begun_;  // the last calls, by tag
 };
 
-/// "rank 2"; of a split also its number in the whole.
+/// "rank 2"; on a split followed by the world rank.
 std::string rank_name(int rank, int world_rank, bool whole);
 
 }  // namespace tersor::host

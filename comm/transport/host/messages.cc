@@ -1,4 +1,4 @@
-// The messages of a world: sent, claimed by who waits for them, received in whole, delivered.
+// Messages: send, match, receive and deliver.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -9,7 +9,7 @@
 namespace tersor::host {
 namespace {
 
-/// Of a block that holds these bytes, they alone; else none.
+/// The part of a block that holds `bytes`, or an empty block if the bytes lie elsewhere.
 Block part_of(const Block& block, ConstByteSpan bytes) {
   const ConstByteSpan all = block.bytes();
   const bool inside =
@@ -30,7 +30,8 @@ Block World::in_block(ConstByteSpan bytes) {
   return block;
 }
 
-// Copies what must lie in blocks, outside of the lock; what goes to several peers once.
+// Copies payloads into blocks if the wire needs blocks, without the lock. Consecutive sends of the
+// same payload share a copy.
 void World::pack(Batch& batch) {
   if (traits_.sends_in_place && batch.keep_alive != nullptr) return;
   const Outgoing* before = nullptr;
@@ -49,7 +50,7 @@ void World::post(Box& box, Batch& batch) {
   batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
   pack(batch);
   const std::lock_guard lock(gate_);
-  if (batch.incoming.empty()) poll();  // who left should be known: nothing else tells
+  if (batch.incoming.empty()) poll();  // a send-only batch learns of departed ranks only here
   if (box.faulty()) return;
   check_room(box, batch);
   if (!batch.incoming.empty()) box.letters.open(batch);
@@ -73,9 +74,10 @@ void World::take_last(Box& box, const Batch& batch) {
   if (const Letter* letter = box.letters.unclaimed(batch.key)) check_stray(box, *letter);
 }
 
-// Nobody will ever wait for it: its sender calls something else. On lifelines that ends nothing.
+// No later batch can receive this message: the sender calls something else. On isolated channels, a
+// stray message ends nothing.
 void World::check_stray(Box& box, const Letter& letter) {
-  if (box.members.empty() || box.faulty()) return;  // nobody here has joined it yet
+  if (box.members.empty() || box.faulty()) return;  // not joined yet
   if (box.is_lifeline()) return;
   if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
   const std::string what = box.letters.stray(letter, box.name(box.rank), box.name(letter.from));
@@ -87,7 +89,7 @@ void World::send(int peer, Head head, Wire::Payload payload) {
   wire_->send(peer, to_message_head(head), std::move(payload));
 }
 
-// Whoever is there gets it, whether others are gone or not.
+// Sends to each reachable rank, even if other ranks are gone.
 void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
   if (is_over(box, batch) || gone_from(box, outgoing.peer)) return;
   Head head = head_in(box, Kind::kMessage);
@@ -105,14 +107,15 @@ void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
   goes ? send(peer, head, std::move(payload)) : hold(peer, head, std::move(payload));
 }
 
-// Who receives nothing may wait for something else next, where nobody polls: then what was copied
-// but has not left, to a peer that is still being connected, say, never would.
+// A batch without receives must wait until its messages left, on wires without background progress.
+// The caller may next wait for something else and never poll: copied messages to a peer that is
+// still connecting, for example, would never leave.
 bool World::must_leave(const Batch& batch) const {
   return batch.incoming.empty() && !traits_.moves_alone;
 }
 
-// The batch is closed only once that has left; if straight from the owner's memory, the network may
-// read that even after an error.
+// Keeps the batch open until the payload has left. The network may read the owner's memory even
+// after an error.
 std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch, int peer) {
   auto job = std::make_shared<Wire::Job>();
   job->keep_alive = batch.keep_alive;
@@ -138,7 +141,7 @@ void World::cancel(Box& box, Batch& batch) {
   take_back(box, batch);
 }
 
-// What came for it waits for another one from now on.
+// Messages of the batch become available to other batches.
 void World::take_back(Box& box, Batch& batch) {
   std::erase_if(sends_, [&](const auto& send) { return send.second.batch == &batch; });
   const std::vector<Letter*> taken = box.letters.cancel(batch);
@@ -201,7 +204,7 @@ void World::take_message(const Head& head, Wire::Arrival arrival) {
   box.letters.claim(letter) ? paired(box, letter) : check_stray(box, letter);
 }
 
-// Of a channel that nobody here has joined yet, that shows once somebody waits.
+// If the channel is not joined yet, `paired` checks the sender later.
 bool World::is_sender(const Box& box, int from, int peer) const {
   if (box.members.empty()) return true;
   const auto place = static_cast<std::size_t>(from);
@@ -212,7 +215,7 @@ void World::refuse(int peer) {
   raise_all("rank " + std::to_string(peer) + " sends in the name of another rank");
 }
 
-// What does not fit is never received.
+// A mismatched message is never received.
 void World::fail_misfit(Box& box, Letter& letter) {
   Batch& batch = *letter.batch;
   const std::string cause = std::string(batch.name) + " on " + box.name(box.rank) + ": " +
@@ -272,7 +275,7 @@ Letter& World::new_letter() {
   return letter;
 }
 
-// What is under way goes when it is there.
+// A payload being received is dropped after its arrival.
 void World::drop(Letter& letter) {
   letter.payload = {};
   letter.box = nullptr;
@@ -290,8 +293,7 @@ void World::drop_unclaimed(Box& box) {
   }
 }
 
-// A thread that sleeps until its next batch can be closed at the earliest is woken by what closes
-// one before that.
+// Wakes a sleeping thread if a batch closes before the thread's next poll.
 void World::wake_for(Box& box, const Batch& batch) {
   if (box.asleep_until == Box::kAwake) return;
   const Clock::time_point closed = completion(batch);
@@ -306,7 +308,7 @@ Clock::time_point World::completion(const Batch& batch) const {
     if (incoming.arrived.load(std::memory_order_relaxed)) continue;
     if (incoming.ticket == nullptr) return Clock::time_point::max();
     const auto& letter = *static_cast<const Letter*>(incoming.ticket);
-    if (!letter.receiving) return Clock::time_point::max();  // it does not fit: never delivered
+    if (!letter.receiving) return Clock::time_point::max();  // mismatched: never delivered
     last = std::max(last, wire_->earliest(letter.arrival));
   }
   return last;

@@ -1,4 +1,4 @@
-// How a thread waits between two polls of a network that moves nothing while nobody calls it.
+// How a thread waits between two polls of a network without background progress.
 #pragma once
 
 #include <sched.h>
@@ -11,36 +11,37 @@
 
 namespace tersor::host {
 
-/// Lends the core while those who take it give it back soon, and naps otherwise. A thread that
-/// computes keeps a lent core for milliseconds, but is interrupted at once by one whose nap is
-/// over.
+/// A back-off policy: yields the core while other threads return it quickly, and naps otherwise. A
+/// computing thread keeps a yielded core for milliseconds, but the kernel interrupts such a thread
+/// at once when a nap ends.
 class Patience {
  public:
-  /// Call it where something moved, and before the first poll.
+  /// Call before the first poll and after each poll with progress.
   void renew() { news_ = kNow; }
 
-  /// Waits for a moment, unless the poll before did (`lent`); until the bell rings at the latest,
-  /// or `until`. When it looked at the clock last.
+  /// Waits for a moment, unless the preceding poll already yielded (`lent`). Waits at most until a
+  /// signal of `bell` or `until`. Returns the time of the last clock reading.
   Clock::time_point wait(Bell& bell, std::uint32_t seen, Clock::time_point until, bool lent) {
     return wait(kLending, lent, [&](Clock::time_point now) {
       bell.wait(seen, std::min(until, now + kNap), Bell::Patience::kLong);
     });
   }
 
-  /// As above, of a network that wakes who sleeps: `sleep` does so until it has news.
+  /// Same for a network that wakes sleeping threads: `sleep` returns when there is news.
   template <typename Sleep>
   Clock::time_point wait_for_news(Sleep&& sleep) {
     return wait(kLendingBeforeSleep, false, [&](Clock::time_point) { sleep(); });
   }
 
  private:
-  static constexpr std::chrono::microseconds kLending{500};  // without news
+  static constexpr std::chrono::microseconds kLending{500};  // without progress
   static constexpr std::chrono::microseconds kLendingBeforeSleep{50};
   static constexpr std::chrono::microseconds kNap{50};
-  static constexpr std::chrono::microseconds kLongTurn{600};  // of somebody who computes
-  static constexpr unsigned kNapsAfter = 200;                 // such a turn
+  // An iteration longer than this time shows a computing thread.
+  static constexpr std::chrono::microseconds kLongTurn{600};
+  static constexpr unsigned kNapsAfter = 200;  // number of naps after a long iteration
 
-  static constexpr Clock::time_point kNow = Clock::time_point::max();  // once somebody looks
+  static constexpr Clock::time_point kNow = Clock::time_point::max();  // set at the next wait
 
   template <typename Nap>
   Clock::time_point wait(Clock::duration lending, bool lent, Nap&& nap) {

@@ -1,5 +1,4 @@
-// Who waits for whom: asked of those who are waited for, so that whoever is late is named and not
-// those who wait for it.
+// Asks the awaited ranks for whom they wait, to blame the late rank rather than the waiting rank.
 #include <cstring>
 #include <exception>
 #include <map>
@@ -15,7 +14,8 @@
 namespace tersor::host {
 namespace {
 
-/// Whether two ranks wait in different calls under one tag. Of sums another count is found at once.
+/// True if two ranks wait in different calls under the same tag. Sums with different counts are
+/// detected at the first message.
 bool differ(const Awaited& one, const Awaited& other) {
   return !one.ranks.empty() && !other.ranks.empty() && one.tag == other.tag &&
          (one.envelope.call != other.envelope.call ||
@@ -24,7 +24,7 @@ bool differ(const Awaited& one, const Awaited& other) {
 
 }  // namespace
 
-// Who waits here answers at once, whichever thread brings the question; who is elsewhere is silent.
+// A rank with a waiting thread answers at once, on any thread. Other ranks stay silent.
 void World::take_question(const Head& head, int peer) {
   questions_.emplace_back(head, peer);
   if (waiting_ > 0) return answer_questions();
@@ -57,7 +57,7 @@ void World::take_answer(const Head& head, ConstByteSpan ranks) {
   answers_[head.part] = {std::move(numbers), head.tag, head.envelope};
 }
 
-// For whose messages, or for who takes some, in the call that began first.
+// The ranks awaited by receives and by sends, in the earliest call.
 Awaited World::awaited(const Box& box, std::uint32_t tag) const {
   Awaited first = box.letters.awaited(tag);
   for (const auto& [job, sending] : sends_) {
@@ -68,8 +68,8 @@ Awaited World::awaited(const Box& box, std::uint32_t tag) const {
   return first;
 }
 
-/// One search, from those who are late along to those whom they wait for. Who waits in vain for
-/// this rank itself calls something else.
+/// A search from the late ranks along the ranks they wait for. If a rank waits in vain for this
+/// rank, the two calls differ.
 class World::Inquiry {
  public:
   Inquiry(World& world, Box& box, const Question& question)
@@ -95,15 +95,16 @@ class World::Inquiry {
   }
 
  private:
-  using Asked = std::pair<int, std::uint32_t>;  // a rank, and the tag under which it is waited for
+  // A rank, and the tag of the calls waiting for the rank.
+  using Asked = std::pair<int, std::uint32_t>;
   struct Wait {
     Asked asked;
     int by;
-    Awaited before;  // what that one said
+    Awaited before;  // the waiting rank's answer
   };
 
-  // All at once: who is dead takes no time from the others. Where several are silent, all but one
-  // may only be slow, and get more time.
+  // Asks all ranks at once, because dead ranks would delay a sequential search. If several ranks
+  // are silent, most of them may only be slow and get more time.
   void ask() {
     constexpr int kMorePatience = 4;
     std::unique_lock lock(world_.gate_);
@@ -123,7 +124,7 @@ class World::Inquiry {
     open_.clear();
   }
 
-  // Silent until it answers; who was silent before is not asked again.
+  // Treats a rank as silent until the rank answers. A rank silent before is not asked again.
   void put(const Asked& asked) {
     const auto [rank, tag] = asked;
     Awaited& answer = answers_[asked];
@@ -169,7 +170,7 @@ class World::Inquiry {
   const Question& question_;
   std::vector<Wait> waits_;
   std::map<Asked, Awaited> answers_;
-  std::map<std::uint32_t, Asked> open_;  // by the question's number
+  std::map<std::uint32_t, Asked> open_;  // by question number
   std::set<Asked> followed_;
   std::set<int> silent_;
 };
@@ -178,7 +179,7 @@ Culprits World::culprits(Box& box, const Question& question, std::span<const int
   return Inquiry(*this, box, question).find(late);
 }
 
-// The question's number, unless nobody can be asked now.
+// Returns the question's number, or nothing if no question can be sent now.
 std::optional<std::uint32_t> World::put(Box& box, int rank, std::uint32_t tag) try {
   if (box.faulty() || !wire_->right_thread() || !wire_->running()) return std::nullopt;
   Head head = head_in(box, Kind::kQuestion);
@@ -187,7 +188,7 @@ std::optional<std::uint32_t> World::put(Box& box, int rank, std::uint32_t tag) t
   send(box.member(rank), head);
   return head.part;
 } catch (const std::exception&) {
-  return std::nullopt;  // it is as silent as can be
+  return std::nullopt;  // treated as silent
 }
 
 }  // namespace tersor::host

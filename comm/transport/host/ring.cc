@@ -62,15 +62,16 @@ class Ring final : public HostTransfer {
  private:
   int neighbour(int distance) const { return (channel().rank() + distance) % ranks_; }
 
-  /// The chunk of message `index` (sent where `shift` is 1, taken where it is 2).
+  /// The chunk of message `index`: sent if `shift` is 1, received if `shift` is 2.
   ValueSpan chunk(std::size_t index, int shift) const {
     const auto step = static_cast<int>(index / chunks_.chunks);
     const int part = neighbour(2 * ranks_ - shift - step);
     return chunks_.of(parts_[static_cast<std::size_t>(part)], index % chunks_.chunks);
   }
 
-  // A message of the first step needs nothing but room in the window; later ones wait for the chunk
-  // that they pass on. The window moves with what has come, so nobody runs far ahead of the wire.
+  // Messages of the first step need only space in the window. Later messages forward a chunk and
+  // wait for its arrival. The window advances with received chunks, so no rank runs far ahead of
+  // the network.
   bool may_send(std::size_t index) const {
     if (index >= messages_ || index >= taken_ + window_) return false;
     if (index >= chunks_.chunks + taken_) return false;
@@ -102,7 +103,7 @@ class Ring final : public HostTransfer {
     channel().post(batch);
   }
 
-  // A whole part overwrites the values that this rank sent ranks - 1 steps before.
+  // A complete part overwrites the values sent ranks - 1 steps earlier.
   bool take_next() {
     if (taken_ == messages_ || !receives_[taken_ % window_].closed()) return false;
     const std::size_t copied_from = messages_ / 2;
@@ -123,10 +124,10 @@ class Ring final : public HostTransfer {
   Combine combine_;
   RingChunks chunks_;
   int ranks_;
-  std::size_t messages_;  // that each rank sends, and takes
+  std::size_t messages_;  // number of messages each rank sends and receives
   std::size_t window_;
   std::size_t sent_ = 0;
-  std::size_t left_ = 0;  // of those sent, whose memory may be written again
+  std::size_t left_ = 0;  // number of sent messages whose memory may be overwritten
   std::size_t taken_ = 0;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
@@ -134,7 +135,7 @@ class Ring final : public HostTransfer {
   std::vector<Batch> receives_;
 };
 
-/// Everybody's values come whole; each rank combines them in the ring's order.
+/// Receives all values of all ranks and combines them locally, in the order of the ring.
 class Direct final : public HostExchange {
  public:
   Direct(const Start& start, const RingWork& work)
@@ -171,10 +172,10 @@ class Direct final : public HostExchange {
 
   std::vector<ValueSpan> parts_;
   Combine combine_;
-  std::vector<std::byte> own_;  // this rank's values, part after part
+  std::vector<std::byte> own_;  // local values, part after part
 };
 
-/// Where non-empty parts begin that lie one behind the other; null where they do not.
+/// The first byte of all non-empty parts if the parts are contiguous; otherwise null.
 std::byte* begin_of_row(std::span<const ValueSpan> parts) {
   std::byte *begin = nullptr, *end = nullptr;
   for (const ValueSpan& part : parts) {
@@ -186,7 +187,7 @@ std::byte* begin_of_row(std::span<const ValueSpan> parts) {
   return begin;
 }
 
-/// What is little, step by step: the same bits whichever way and on all ranks (steps.h).
+/// Sums short inputs with step lists (steps.h). All algorithms and all ranks return the same bits.
 class SmallSum final : public Stepwise {
  public:
   SmallSum(const Start& start, const RingWork& work, HostSteps steps)
@@ -209,7 +210,8 @@ class SmallSum final : public Stepwise {
   }
 
  private:
-  // The lower rank's values stand first, on both: of two NaNs the first one is the sum.
+  // The lower rank's values are the first operand on both ranks: of two NaNs, the first is the
+  // result.
   void combine(const HostStep& step, Block came) override {
     std::byte* const own = at(step.taken.first);
     std::byte* const theirs = came.writable().data();
@@ -224,7 +226,7 @@ class SmallSum final : public Stepwise {
         [](ValueSpan part, std::byte* place) { std::memcpy(part.pointer(), place, part.bytes()); });
   }
 
-  /// Calls `copy(a part's values, their place in the block)`.
+  /// Calls `copy(values of a part, address in the block)`.
   template <typename Copy>
   void for_each_part(Copy&& copy) const {
     std::byte* next = block_.writable().data();
@@ -237,14 +239,14 @@ class SmallSum final : public Stepwise {
   std::vector<ValueSpan> parts_;
   Combine combine_;
   Dtype dtype_;
-  Block block_;  // of all values, where they do not lie in a row
+  Block block_;  // all values, if the parts are not contiguous
 };
 
 bool is_exact(Dtype dtype) {
   return dtype == Dtype::kI8 || dtype == Dtype::kI32 || dtype == Dtype::kU32;
 }
 
-// Parts of a collective go the same way, so that cutting it changes no bits.
+// All parts of a collective use the same algorithm, so splitting a collective changes no bits.
 SumWay way_of(const Start& start, const RingWork& work) {
   const Channel& channel = *start.channel;
   const std::size_t bytes = bytes_of_all(work.parts);

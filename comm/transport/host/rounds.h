@@ -1,10 +1,10 @@
-// all_gather of little among many ranks, by `gather_in_rounds` (steps.h): in ceil(log2 ranks) steps
-// instead of ranks - 1 messages. A record is what one rank gathers to all: its bytes as u64, 8
-// bytes of zeros, the bytes themselves, zeros up to the length of all records.
+// all_gather of short inputs among many ranks with `gather_in_rounds` (steps.h): ceil(log2 ranks)
+// steps instead of ranks - 1 messages. Each rank contributes a record: the payload size as u64, 8
+// zero bytes, the payload, and zeros up to the common record size.
 //
-// Worth it where a message costs its sender more than a step's latency shared out over the messages
-// that are saved: with a cost of o a message and a latency of l, (ranks - 1) o + l of the direct
-// way against ceil(log2 ranks) (2 o + l).
+// Rounds pay off if the cost per message is high compared with the latency. Let o be the cost per
+// message and l the latency. The direct algorithm takes (ranks - 1) o + l, and rounds take
+// ceil(log2 ranks) (2 o + l).
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,27 @@
 
 namespace tersor::host {
 
-/// Which all_gathers go in rounds and not directly: those of at least so many ranks and at most so
-/// many bytes of each. The same on all ranks.
+/// The limits for rounds: at least `least_ranks` ranks and at most `most_bytes` bytes per rank.
+/// Must be equal on all ranks.
 ///
-/// Measured in process (ranks as threads on 2 cores, 64 bytes of each, direct / rounds): without a
-/// link 0.02 / 0.06 ms on 8 ranks, 0.24 / 0.31 ms on 32; over a link of 1 Gbit/s and 50 us 0.1 /
-/// 0.4 ms on 8, 0.9 / 2.0 on 32, 2.8 / 3.0 on 64, 8.3 / 15 on 128, 69 / 57 on 256. With 1 KiB of
-/// each the direct way won on all of these.
+/// Measured in process (ranks as threads on 2 cores, 64 bytes per rank), in milliseconds:
+///
+///   link             ranks   direct   rounds
+///   none                 8     0.02     0.06
+///   none                32     0.24     0.31
+///   1 Gbit/s, 50 us      8     0.1      0.4
+///   1 Gbit/s, 50 us     32     0.9      2.0
+///   1 Gbit/s, 50 us     64     2.8      3.0
+///   1 Gbit/s, 50 us    128     8.3     15
+///   1 Gbit/s, 50 us    256    69       57
+///
+/// With 1 KiB per rank, the direct algorithm was faster in all of these cases.
 struct RoundsTuning {
   int least_ranks = 256;
   std::size_t most_bytes = 64;
 };
 
-/// `send` goes to all others, of whom each sends at most `capacity` bytes.
+/// Sends `send` to all other ranks. Each other rank sends at most `capacity` bytes.
 std::unique_ptr<HostTransfer> make_gather_in_rounds(const Start& start, ConstByteSpan send,
                                                     std::size_t capacity);
 

@@ -1,4 +1,4 @@
-// Operations on device memory; staging.h says how.
+// Operations on device memory. See staging.h.
 #include "comm/transport/host/staging.h"
 
 #include <algorithm>
@@ -9,14 +9,14 @@
 namespace tersor::host {
 namespace {
 
-/// An exchange whose payloads lie on a device: their copies are sent, and copies of what came are
-/// received. Without payloads, a barrier: of what is queued on the streams.
+/// An exchange with payloads on a device: sends copies of the payloads and copies received payloads
+/// to the device. Without payloads, a barrier for the work queued on the streams.
 class StagedExchange final : public HostExchange {
  public:
   StagedExchange(Staging& staging, const Start& start, std::size_t receives)
       : HostExchange(start, receives), copies_(staging, start.operation) {}
 
-  // The caller has queued what reads the bytes that came, if it took them.
+  // After success, the caller may have queued work that reads the received bytes.
   ~StagedExchange() override {
     if (!done()) return;
     for (Incoming& came : incoming())
@@ -41,7 +41,7 @@ class StagedExchange final : public HostExchange {
   bool copying() const override { return copies_.going_down(); }
 
  private:
-  // What goes to several peers is copied once. Who sends nothing waits for no stream.
+  // Copies a payload for several peers once. Without sends, waits for no stream.
   void copy_down() {
     if (outgoing().empty()) return;
     const StreamView stream = copies_.begin_down();
@@ -85,12 +85,12 @@ class StagedExchange final : public HostExchange {
     copies_.end_up();
   }
 
-  // Zero bytes have no block, and the network may have written to the device by itself.
+  // Empty messages have no block, and the network may have written to device memory directly.
   bool must_go_up(const Incoming& incoming) const {
     return incoming.payload && incoming.payload.memory() != BlockMemory::kDevice;
   }
 
-  // Short messages come in memory of the network that is not pinned.
+  // Short messages arrive in unpinned memory of the network.
   void copy_up(Incoming& incoming, StreamView stream) {
     const std::size_t bytes = incoming.payload.bytes().size();
     Block up = copies_.staging().device().take(bytes);
@@ -107,8 +107,8 @@ class StagedExchange final : public HostExchange {
   bool came_down_ = false;
 };
 
-/// A native sum or maximum of values on a device: copied down, combined by the hosts as in ring.h,
-/// and copied up again.
+/// A native sum or maximum of device values: copied to the host, combined as in ring.h, and copied
+/// back.
 class StagedReduction final : public HostTransfer {
  public:
   StagedReduction(Staging& staging, const Start& start, const RingWork& work)
@@ -174,11 +174,11 @@ class StagedReduction final : public HostTransfer {
   }
 
   std::vector<ValueSpan> parts_;    // on the device
-  std::vector<ValueSpan> on_host_;  // their copies
+  std::vector<ValueSpan> on_host_;  // host copies of the parts
   Combine combine_;
   Copies copies_;
   Block pinned_;
-  std::unique_ptr<HostTransfer> reduction_;  // of the copies
+  std::unique_ptr<HostTransfer> reduction_;
 };
 
 }  // namespace

@@ -67,7 +67,7 @@ void Staging::sweep() {
   });
 }
 
-// A device that reports errors is done with nothing.
+// A device with errors never completes queued work.
 bool Staging::settle(Clock::time_point until) try {
   for (sweep(); !retired_.empty(); sweep()) {
     if (Clock::now() >= until) return false;
@@ -97,7 +97,7 @@ Copies::~Copies() {
   }
 }
 
-// An error may have come in the middle of queueing.
+// An error may have interrupted the queueing of copies.
 const kernels::Event& Copies::last_event() {
   if (state_ == State::kQueueingDown) events_->down.record(down());
   if (state_ == State::kQueueingDown || state_ == State::kDown) return events_->down;

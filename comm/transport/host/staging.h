@@ -1,15 +1,15 @@
-// Device memory between hosts: what is sent is copied down into pinned memory, goes over the
-// network as any host memory does, and is copied up again where it arrives.
+// Device memory over host networks: payloads are copied into pinned memory, sent as host memory,
+// and copied to the device at the receiver.
 //
-// Copies run on two streams of the channel, one a direction, ordered with the operation's stream by
-// events. So they overlap with what the caller queues behind them (it encodes the next chunk) and
-// with each other; four chunks that are under way keep wire and both directions busy, and no
-// message needs to be cut for that. Where an operation says `in_order` they stand on its own
+// Copies run on two streams of the channel, one per direction. Events order them with the
+// operation's stream. Copies therefore overlap with each other and with later work of the caller,
+// for example encoding the next chunk. Four chunks under way keep the network and both directions
+// busy, so no message is split for overlap. With `in_order`, copies run on the operation's own
 // stream.
 //
-// The host learns by asking an event that a copy down is done, and sends then. Nobody waits for
-// copies up: the operation's stream does. Memory that queued work still reads or writes is kept
-// until that is done (`retire`), and only then used again.
+// The host polls an event to detect the end of a device-to-host copy, then sends. The host never
+// waits for host-to-device copies: the operation's stream does. Memory in use by queued work is
+// kept until the work is done (`retire`) and then reused.
 #pragma once
 
 #include <tersor/stream.h>
@@ -26,26 +26,26 @@
 
 namespace tersor::host {
 
-/// What the device operations of one channel share. One thread at a time, as the channel.
+/// The state shared by the device operations of a channel. Not thread-safe.
 class Staging {
  public:
-  /// Of the current device. Throws CudaError, OutOfMemory.
+  /// Uses the current device. Throws CudaError or OutOfMemory.
   explicit Staging(std::shared_ptr<Channel> channel);
 
-  /// Throws what a device operation must be refused for: no device, another device than that of
-  /// this channel, a stream that is captured or belongs to another device.
+  /// Throws if a device operation must be refused: no device, a device other than this channel's,
+  /// or a stream under capture or of another device.
   void check(const Operation& operation) const;
-  /// Throws InvalidArgument where bytes that are to be sent lie elsewhere.
+  /// Throws InvalidArgument unless the bytes to send lie on the device.
   static void check(const Operation& operation, ConstByteSpan bytes);
 
-  /// Where payloads of so many bytes lie for the network: pinned memory, or device memory where
-  /// the network reads and writes that.
+  /// The pool for network payloads of `bytes` bytes: pinned memory, or device memory if the network
+  /// can access device memory.
   BlockPool& network_pool(std::size_t bytes) const;
   BlockPool& pinned() const { return pinned_; }
   BlockPool& device() const { return device_; }
   FrameFault* fault() const { return reinterpret_cast<FrameFault*>(fault_.pointer()); }
 
-  /// Waits until no queued work needs anything any more. False where it still does at `until`.
+  /// Waits until queued work needs no memory any more. Returns false if work remains at `until`.
   bool settle(Clock::time_point until);
 
  private:
@@ -53,7 +53,7 @@ class Staging {
   struct Events {
     kernels::Event ready, down, up;
   };
-  /// What queued work needs until an event is done.
+  /// Memory in use by queued work until an event completes.
   struct Retired {
     std::unique_ptr<Events> events;
     const kernels::Event* last;
@@ -63,42 +63,44 @@ class Staging {
   std::unique_ptr<Events> take_events();
   void sweep();
 
-  std::shared_ptr<Channel> channel_;  // the pools of its world are where blocks go back to
-  int number_;                        // of the device
+  std::shared_ptr<Channel> channel_;  // keeps the engine's pools alive
+  int number_;                        // device number
   BlockPool& pinned_;
   BlockPool& device_;
   Stream down_, up_;
   kernels::PinnedBuffer fault_;
   std::vector<std::unique_ptr<Events>> free_events_;
   std::vector<Retired> retired_;
-  std::vector<Block> lost_;  // of which no event could be recorded
+  std::vector<Block> lost_;  // blocks without a recorded event
 };
 
 /// The copies of one operation.
 class Copies {
  public:
   Copies(Staging& staging, const Operation& operation);
-  /// Keeps what queued work still needs.
+  /// Keeps all memory in use by queued work.
   ~Copies();
 
   Staging& staging() const { return staging_; }
 
-  /// The stream for copies down; they come after what is queued on the operation's stream.
+  /// Returns the stream for device-to-host copies. The copies run after the work queued on the
+  /// operation's stream.
   StreamView begin_down();
   void end_down();
-  /// Whether copies down are queued and not yet done.
+  /// True if device-to-host copies are queued and not known to be done.
   bool going_down() const { return state_ == State::kDown; }
-  /// True once they are done; from then on it is not asked again.
+  /// Returns true when the device-to-host copies are done. Not called again after returning true.
   bool came_down();
 
-  /// The stream for copies up; what is queued on the operation's stream later comes after them.
+  /// Returns the stream for host-to-device copies. Later work on the operation's stream runs after
+  /// the copies.
   StreamView begin_up();
   void end_up();
 
-  /// Keeps a block until copies are done.
+  /// Keeps a block until the copies are done.
   void keep(Block block) { blocks_.push_back(std::move(block)); }
-  /// Keeps a block until the work is done that the caller has queued on the operation's stream
-  /// when the handle goes.
+  /// Keeps a block until the caller's work is done. The relevant work is queued on the operation's
+  /// stream before the handle is destroyed.
   void keep_for_caller(Block block);
 
  private:
@@ -115,14 +117,14 @@ class Copies {
   std::vector<Block> blocks_;
 };
 
-/// As HostExchange, of payloads that lie on a device; without payloads, a barrier of what is queued
-/// on the streams. And as make_reduction, of such parts.
+/// Like HostExchange for payloads on a device. Without payloads, a barrier for the queued work of
+/// the streams. The second function is like make_reduction for parts on a device.
 std::unique_ptr<HostExchange> make_staged_exchange(Staging& staging, const Start& start,
                                                    std::size_t receives);
 std::unique_ptr<HostTransfer> make_staged_reduction(Staging& staging, const Start& start,
                                                     const RingWork& work);
 
-/// Does what may meet an error of the device: that ends the operation on all ranks.
+/// Runs `work`. A device error raises a fault on all ranks.
 template <typename Work>
 auto on_device(const HostTransfer& transfer, Work&& work) try {
   return work();

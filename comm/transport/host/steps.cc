@@ -6,11 +6,11 @@
 namespace tersor::host {
 namespace {
 
-/// Where a rank stands among those that fold into a power of two of partners.
+/// The role of a rank in the reduction to a power of two of partners.
 struct Fold {
   int partners;
-  bool beyond;  ///< gives its values to another one
-  int other;    ///< this one, or who gives it values; kNobody where there is none
+  bool beyond;  ///< True if the rank gives its values to another rank
+  int other;    ///< the receiving rank, the giving rank, or kNobody
 
   Fold(int rank, int ranks)
       : partners(static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)))),
@@ -24,7 +24,7 @@ HostStep exchange(int peer, ItemRange sent, ItemRange taken) {
   return {.to = peer, .from = peer, .sent = sent, .taken = taken, .combines = true};
 }
 
-/// The steps of partners, and what those do beyond whom there is a partner only.
+/// Adds steps for the ranks beyond the partners to the partners' steps.
 template <typename AmongPartners>
 HostSteps folded(int rank, int ranks, ItemRange all, AmongPartners&& among_partners) {
   const Fold fold(rank, ranks);

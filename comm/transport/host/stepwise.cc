@@ -14,7 +14,7 @@ void Stepwise::begin() {
 
 void Stepwise::post() {
   const HostStep& step = steps_[now_];
-  address(batch_, 0);  // two ranks meet in the order of their steps
+  address(batch_, 0);  // steps of two ranks match in order
   batch_.outgoing = {};
   batch_.incoming = {};
   if (step.to != HostStep::kNobody) {

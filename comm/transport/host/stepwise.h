@@ -1,4 +1,4 @@
-// Runs the steps of an operation (steps.h) one after the other.
+// Runs the steps of an operation (steps.h) in sequence.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +18,18 @@ class Stepwise : public HostTransfer {
   std::vector<int> missing() const final;
 
  protected:
-  /// On items of so many bytes each.
+  /// `item_bytes` is the size of an item.
   Stepwise(const Start& start, HostSteps steps, std::size_t item_bytes);
 
-  /// Where the items lie, from `begin` to the end of the last step. A message is read from there
-  /// until its step is over.
+  /// Sets the memory of the items, valid from `begin` to the end of the last step. A message is
+  /// read from this memory until the end of its step.
   void lie_at(std::byte* items) { items_ = items; }
   std::byte* at(std::size_t item) const { return items_ + item * item_bytes_; }
   BlockPool& pool() const { return channel().world().pools().host(); }
 
-  /// Combines what came with what is there. `came` is nobody else's.
+  /// Combines received items with local items. `came` may be overwritten.
   virtual void combine(const HostStep& /*step*/, Block /*came*/) {}
-  /// After the last step.
+  /// Called after the last step.
   virtual void finish() {}
 
  private:
@@ -40,7 +40,7 @@ class Stepwise : public HostTransfer {
   const HostSteps steps_;
   const std::size_t item_bytes_;
   std::byte* items_ = nullptr;
-  std::size_t now_ = 0;  // step
+  std::size_t now_ = 0;  // index of the current step
   Outgoing outgoing_;
   Incoming incoming_;
   Batch batch_;

@@ -1,4 +1,4 @@
-// Implements <tersor/network.h>; blocks: block_pool.cc.
+// Implements <tersor/network.h> except blocks (block_pool.cc).
 #include <sched.h>
 #include <tersor/error.h>
 #include <tersor/network.h>

@@ -1,5 +1,5 @@
-// Implements world.h: who is there, and waiting. Messages: messages.cc; faults: faults.cc;
-// questions: questions.cc.
+// Implements world.h: joining and leaving channels, and waiting. Messages: messages.cc; faults:
+// faults.cc; questions: questions.cc.
 #include "comm/transport/host/world.h"
 
 #include <tersor/wire.h>
@@ -15,11 +15,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kShortRest = 1ms;     // of who has other things to look after, too
-constexpr auto kGoodbyeWithin = 1s;  // for the others to say theirs
-constexpr auto kLeavesWithin = 10s;  // for what was sent to leave
+constexpr auto kShortRest = 1ms;     // for a thread with other work to poll
+constexpr auto kGoodbyeWithin = 1s;  // to receive the goodbyes of the others
+constexpr auto kLeavesWithin = 10s;  // to deliver all sent messages
 
-/// The same number on all ranks that make the same channel.
+/// The channel id. All ranks making the same channel compute the same id.
 std::uint64_t channel_id(const Box& parent, std::span<const int> members, int ordinal) {
   Signature signature;
   signature.add(parent.id).add(ordinal);
@@ -73,8 +73,8 @@ Wire::Parting World::parting() {
   return agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone;
 }
 
-// Waits a moment for the others, and for what was sent, so that nothing is lost; true where all is
-// over.
+// Waits for the goodbyes of the others and for outgoing messages, to lose no message. Returns true
+// if all ranks are gone and nothing is under way.
 bool World::said_goodbye() {
   wire_->note_use();
   std::unique_lock lock(gate_);
@@ -127,9 +127,9 @@ Box& World::join(Box& box, std::span<const int> members, Family::Kind kind) {
   return joined;
 }
 
-// Without a running network there is nobody left to tell. After a fault nobody needs to know,
-// unless there are lifelines: then the network goes on, and boxes go as soon as nobody sends to
-// them.
+// Without a running network, no peer can be notified. After a fault, no peer needs a notification,
+// except with isolated channels. Then the network stays in use, and channel states are freed after
+// the last member left.
 void World::leave(Box& box) {
   if (!wire_->running()) return;
   wire_->note_use();
@@ -163,7 +163,8 @@ void World::take_leave(const Head& head, int peer) {
   drop_if_over(box);
 }
 
-// Ends what waits for a rank that is gone. While others are told of that, boxes may go.
+// Ends everything waiting for a departed rank. Abandoning an operation sends messages and may free
+// other channel states, so the loop iterates over ids.
 void World::part_with(int peer) {
   drop_announced(peer);
   drop_held(peer, nullptr);
@@ -177,7 +178,7 @@ void World::part_with(int peer) {
   }
 }
 
-// In a forked process the lock may be held by a thread that is not there.
+// After a fork, a nonexistent thread may hold the lock.
 void World::release(Box& box) {
   if (&box == everybody_ || !wire_->running()) return;
   const std::lock_guard lock(gate_);
@@ -189,7 +190,7 @@ void World::release(Box& box) {
   }
 }
 
-// Once all have left, or after a fault, no message for it is taken any more.
+// After all members left or after a fault, the channel receives no more messages.
 void World::drop_if_over(Box& box) {
   const bool over = gone(box, kAnyRank) || (box.faulty() && !lifelines_);
   if (!box.released || !over) return;
@@ -198,7 +199,7 @@ void World::drop_if_over(Box& box) {
   state_->boxes.erase(box.id);
 }
 
-// A rank is gone from a channel when it left it, or when its process left all, or was lost.
+// True if a rank left the channel, left all channels, or is lost.
 bool World::gone_from(const Box& box, int rank) const {
   const int peer = box.member(rank);
   if (box.left.contains(peer) || gone_.contains(peer)) return true;
@@ -232,13 +233,13 @@ TransferCounters World::counters(const Box& box) const {
   return box.counters;
 }
 
-// As `poll_wire`, on a thread that works here: it answers what others have asked.
+// Like `poll_wire`, for a working thread: also answers questions of other ranks.
 bool World::poll() {
   answer_questions();
   return poll_wire();
 }
 
-// True where something moved. An error of the network ends all.
+// Returns true if anything progressed. A network error fails all channels.
 bool World::poll_wire() {
   if (deaf_) {
     tell_more();
@@ -253,7 +254,7 @@ bool World::poll_wire() {
   }
 }
 
-// What was closed comes first: to look for more may give the core away.
+// Stops as soon as a batch is closed, because a further poll may yield the core.
 void World::progress(Box& box) {
   wire_->check_thread();
   if (!traits_.polled && !questioned_.load(std::memory_order_relaxed)) return;

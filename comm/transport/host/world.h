@@ -1,7 +1,7 @@
-// What all channels of one rank share: its wire, letterboxes, the first fault. One lock for all;
-// whoever holds it moves what is under way for everybody. Here stand the rules by which nobody
-// waits for ever, whatever the network: a fault is told to all, who leaves is told from who is
-// late, and whom to name is asked of those who are waited for.
+// The progress engine of a rank: the wire, the match queues of all channels and the first fault. A
+// single lock protects everything, and the lock holder makes progress for all channels. No rank
+// waits forever, on any network: the engine announces each fault to all ranks and distinguishes
+// departed ranks from late ranks. To find the rank to blame, the engine asks the awaited ranks.
 #pragma once
 
 #include <tersor/network.h>
@@ -28,15 +28,16 @@
 
 namespace tersor::host {
 
-/// Channels that end together: a fault of one is a fault of all. Those of all ranks and what is
-/// made of them; those of a split of a lifeline. On lifelines operations end alone, and nothing but
-/// the end of this rank's own wire ends all.
+/// A fault domain: a set of channels failing together. The channels of all ranks and their
+/// descendants form a domain; the splits of an isolated channel form others. On an isolated
+/// channel, each operation fails alone, and only the end of this rank's own wire fails all of them.
 struct Family {
   enum class Kind { kOrdinary, kLifeline };
 
-  const std::uint64_t id;  ///< of its first channel, the same on all its ranks
+  const std::uint64_t id;  ///< id of the domain's first channel, equal on all ranks of the domain
   const Kind kind;
-  std::vector<int> members;  ///< ranks of the world, ascending; none until one here has joined it
+  /// World ranks, ascending; empty until this rank joins a channel of the domain.
+  std::vector<int> members;
   std::string fault;
   std::atomic<bool> faulty{false};
 
@@ -44,23 +45,25 @@ struct Family {
   bool has(int peer) const { return std::ranges::binary_search(members, peer); }
 };
 
-/// One channel, as this rank sees it. Made by the first message for it or by `join`.
+/// The state of a channel on this rank. Created by `join` or by the first message for the channel.
 struct Box {
   static constexpr Clock::time_point kAwake = Clock::time_point::min();
 
-  const std::uint64_t id;          ///< of the channel, the same on all its ranks
-  std::vector<int> members;        ///< ranks of the world; empty until joined
-  std::shared_ptr<Family> family;  ///< none until joined, or until a fault of it is heard of
+  const std::uint64_t id;          ///< of the channel, equal on all ranks
+  std::vector<int> members;        ///< world ranks; empty until joined
+  std::shared_ptr<Family> family;  ///< null until joined or until a fault of the domain is received
   int rank = 0;
   bool whole = true;
-  bool released = false;  ///< nobody here uses it any more
+  bool released = false;  ///< True if this rank no longer uses the channel
   Letterbox letters;
-  std::set<int> left;                      ///< ranks of the world that are gone from it
-  std::map<std::vector<int>, int> joined;  ///< how many channels it made, by members
+  std::set<int> left;  ///< world ranks gone from the channel
+  /// Number of channels made from this channel, by members.
+  std::map<std::vector<int>, int> joined;
   TransferCounters counters;
-  Patience patience;                        ///< of the thread that waits here
-  Clock::time_point asleep_until = kAwake;  ///< when that thread looks again by itself
-  /// Rings when a batch is closed, on faults and questions, and on `wake`.
+  Patience patience;  ///< of the thread waiting on this channel
+  /// Next time at which the waiting thread polls by itself.
+  Clock::time_point asleep_until = kAwake;
+  /// Signaled when a batch is closed, on faults and questions, and by `wake`.
   Bell& bell;
 
   Box(std::uint64_t number, Bell& own) : id(number), bell(own) {}
@@ -72,20 +75,21 @@ struct Box {
   bool is_lifeline() const { return family != nullptr && family->kind == Family::Kind::kLifeline; }
 };
 
-/// Whom do others wait for, in the call of this name and tag?
+/// A question to other ranks: for whom do you wait in the call with this name and tag?
 struct Question {
   std::string_view name;
   std::uint32_t tag = 0;
-  std::chrono::milliseconds patience{0};  ///< for an answer
+  std::chrono::milliseconds patience{0};  ///< time to wait for an answer
 };
 
-/// Who holds others up: they are silent, or wait for nobody; or how the call of one differs.
+/// The ranks blocking the others: ranks without an answer and ranks waiting for no rank.
+/// Alternatively, the difference between two calls.
 struct Culprits {
   std::vector<int> ranks = {};
   std::string difference = {};
 };
 
-/// Counts a thread that waits, for as long as this lives.
+/// Counts the calling thread as waiting while this object lives.
 class Waiting {
  public:
   explicit Waiting(std::atomic<int>& threads) : threads_(threads) { ++threads_; }
@@ -99,46 +103,49 @@ class Waiting {
 
 class World {
  public:
-  /// Starts the wire.
   explicit World(std::unique_ptr<Wire> wire);
-  /// Says goodbye and gives back what the network lets go of; the rest lives until the process
-  /// ends.
+  /// Says goodbye and frees everything the network has released. The remaining memory lives until
+  /// the process ends.
   ~World();
 
-  /// Leaves all channels and ends the wire while transports still live: what they are asked for
-  /// later, or wait for now, ends in TransportError. For wires that do not move alone.
+  /// Leaves all channels and ends the wire while transports still exist. Every later call and every
+  /// current wait of these transports throws TransportError. Used on wires without background
+  /// progress.
   void close();
 
   const Wire::Traits& traits() const { return traits_; }
   Box& everybody() { return *everybody_; }
   BlockPools& pools() { return wire_->shared().pools; }
 
-  /// Of another kind than the box: the first of a family of its own.
+  /// Joins the channel of `members`. If `kind` differs from the kind of `box`, the new channel
+  /// starts a new fault domain.
   Box& join(Box& box, std::span<const int> members, Family::Kind kind);
   void leave(Box& box);
-  /// Nobody here uses a box any more, which was left before: it goes as soon as all have left it.
+  /// Marks a channel as no longer used by this rank, after `leave`. The state is freed when all
+  /// ranks have left the channel.
   void release(Box& box);
   void post(Box& box, Batch& batch);
   void cancel(Box& box, Batch& batch);
-  /// On a lifeline: ends one that is not closed yet, alone.
+  /// On an isolated channel: ends a batch alone with `error`, unless the batch is closed.
   void end_late(Box& box, Batch& batch, std::exception_ptr error);
   void progress(Box& box);
   void wait(Box& box, std::uint32_t seen, Clock::time_point until);
 
-  /// Of the box's family, which is no lifeline's.
+  /// Raises a fault of the channel's fault domain. Not for isolated channels.
   void raise(Box& box, const std::string& cause);
   std::string fault(const Box& box) const;
-  /// Asks those who are late, and along who waits for whom, up to all who wait for nobody or are
-  /// silent, or one who calls something else. Those who are late where all wait for each other.
+  /// Finds the ranks to blame. Asks the late ranks, then follows the answers along the awaited
+  /// ranks. Ends at the ranks without an answer, at the ranks waiting for no rank, or at a
+  /// differing call. Returns the late ranks if all ranks wait for each other.
   Culprits culprits(Box& box, const Question& question, std::span<const int> late);
   std::vector<int> unsent(const Batch& batch) const;
   TransferCounters counters(const Box& box) const;
   std::vector<int> hosts(const Box& box) const;
 
  private:
-  /// What must live on where the network may still write to it or read from it.
+  /// State to keep beyond the engine while the network may still access its memory.
   struct State {
-    std::unique_ptr<Wire> wire;  // goes last: it holds the pools
+    std::unique_ptr<Wire> wire;  // destroyed last: the wire owns the pools
     std::deque<Letter> letters;
     std::vector<Letter*> free_letters;
     std::map<std::uint64_t, std::unique_ptr<Box>> boxes;
@@ -146,7 +153,7 @@ class World {
   struct Outstanding {
     Batch* batch;
     Box* box;
-    int peer;  // in the box
+    int peer;  // group rank in the channel
   };
   struct Held {
     std::uint64_t channel;
@@ -158,10 +165,10 @@ class World {
   };
   struct Loss {
     std::string cause;
-    Clock::time_point told_at;  // to ordinary families
+    Clock::time_point told_at;  // time at which the loss is announced to ordinary fault domains
     bool told = false;
   };
-  using Number = std::pair<int, std::uint32_t>;  // of a message that was announced, and its peer
+  using Number = std::pair<int, std::uint32_t>;  // peer, and the number of an announced message
 
   Wire::Parting parting();
   bool said_goodbye();
@@ -171,7 +178,7 @@ class World {
   void poll_until(Box& box, std::uint32_t seen, Clock::time_point until);
   Clock::time_point fall_asleep(Box& box);
 
-  // With the lock held.
+  // The functions from here to `put` require the lock.
   Box& box_of(std::uint64_t id);
   Awaited awaited(const Box& box, std::uint32_t tag) const;
   void drop_if_over(Box& box);
@@ -240,30 +247,33 @@ class World {
   std::optional<std::uint32_t> put(Box& box, int rank, std::uint32_t tag);
 
   std::unique_ptr<State> state_;
-  Wire* wire_;  // the state's
-  Gate& gate_;  // the wire's
+  Wire* wire_;  // owned by the state
+  Gate& gate_;  // owned by the wire
   const Wire::Traits traits_;
   Box* everybody_ = nullptr;
-  std::vector<int> host_names_;  // by rank of the world
-  int present_ = 1;              // channels that are not left
-  std::set<int> gone_;           // who left all channels, by rank of the world
-  std::map<int, Loss> lost_;     // who went without a word, likewise
-  std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};  // when it is told
-  std::map<const Wire::Job*, Outstanding> sends_;  // that batches count, under way
-  std::vector<Flow> flows_;                        // by rank of the world
-  std::map<Number, Held> held_;                    // until the peer asks for it
-  std::map<Number, Letter*> coming_;               // whose body has not come
-  std::uint32_t asked_ = 0;                        // questions of our own
-  std::map<std::uint32_t, Awaited> answers_;       // as they came, by question
-  std::vector<std::pair<Head, int>> questions_;    // of others, by rank of the world
-  std::atomic<bool> questioned_{false};            // there are some, and nobody was here
-  std::atomic<int> waiting_{0};                    // threads
-  std::vector<Telling> told_;                      // messages of faults
-  bool deaf_ = false;       // all families are faulty: nothing that comes is wanted
-  bool lifelines_ = false;  // there are some, or were
+  std::vector<int> host_names_;  // by world rank
+  int present_ = 1;              // channels not left
+  std::set<int> gone_;           // world ranks that left all channels
+  std::map<int, Loss> lost_;     // world ranks lost without a goodbye
+  // Announcement time of the next loss.
+  std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};
+  std::map<const Wire::Job*, Outstanding> sends_;  // counted sends of batches that are under way
+  std::vector<Flow> flows_;                        // by world rank
+  std::map<Number, Held> held_;               // announced messages, until the peer requests them
+  std::map<Number, Letter*> coming_;          // announced messages whose body is missing
+  std::uint32_t asked_ = 0;                   // number of questions sent by this rank
+  std::map<std::uint32_t, Awaited> answers_;  // received answers, by question number
+  // Received questions, with the world rank that asked.
+  std::vector<std::pair<Head, int>> questions_;
+  std::atomic<bool> questioned_{false};  // True if questions arrived while no thread was waiting
+  std::atomic<int> waiting_{0};          // number of waiting threads
+  std::vector<Telling> told_;            // fault announcements
+  bool deaf_ = false;       // True if all fault domains are faulty: arrivals are ignored
+  bool lifelines_ = false;  // True if isolated channels exist or existed
   bool closed_ = false;
-  std::optional<bool> ended_;  // whether the wire gave all back; nothing before it was asked
-  // The fault is not yet told: raised on a thread that is kept out, where there are no lifelines.
+  std::optional<bool> ended_;  // True if the wire released all memory; unset until asked
+  // True if the fault is not announced yet because the raising thread may not use the network. Only
+  // without isolated channels.
   bool unannounced_ = false;
 };
 

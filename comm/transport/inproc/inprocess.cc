@@ -12,7 +12,7 @@
 namespace tersor {
 namespace {
 
-/// Keeps the first exception of its own kind and the first that may be a peer's fault passed on.
+/// Stores the first original exception and the first exception possibly caused by a peer's fault.
 class FirstErrors {
  public:
   void keep(std::exception_ptr error, bool passed_on) {
@@ -20,7 +20,7 @@ class FirstErrors {
     std::exception_ptr& first = passed_on ? passed_on_ : own_;
     if (first == nullptr) first = std::move(error);
   }
-  /// Throws what says most, if there is anything.
+  /// Throws the most informative exception, if any.
   void rethrow() const {
     if (own_ != nullptr) std::rethrow_exception(own_);
     if (passed_on_ != nullptr) std::rethrow_exception(passed_on_);
@@ -48,7 +48,7 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
 
 }  // namespace
 
-/// Worlds of ranks whose transport was not yet asked for.
+/// The engines of ranks without a requested transport.
 struct InProcessWorld::State {
   std::mutex mutex;
   std::vector<std::shared_ptr<host::World>> worlds;

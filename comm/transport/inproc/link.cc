@@ -1,4 +1,4 @@
-// Links as text: RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS].
+// The text format of links: RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS].
 #include <tersor/error.h>
 #include <tersor/inprocess.h>
 
@@ -16,7 +16,7 @@ struct Unit {
   double factor;
 };
 
-// The larger ones first: text() takes the first that leaves at least 1.
+// Largest units first: text() takes the first unit with a value of at least 1.
 constexpr std::array<Unit, 4> kRates{{{"Gbit", 1e9}, {"Mbit", 1e6}, {"Kbit", 1e3}, {"bit", 1}}};
 constexpr std::string_view kOverhead = "overhead=", kPerHost = "per_host=";
 constexpr std::array<Unit, 4> kTimes{{{"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}}};
@@ -30,7 +30,7 @@ constexpr std::array<Unit, 4> kTimes{{{"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns
                         "a host; what is none has neither latency nor overhead");
 }
 
-/// The number that `text` begins with, of at least `least`; the rest stays in `text`.
+/// Parses and removes a number of at least `least` at the start of `text`.
 std::optional<double> take_number(std::string_view& text, double least) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -39,7 +39,7 @@ std::optional<double> take_number(std::string_view& text, double least) {
   return number;
 }
 
-/// A number and its unit, in the smallest unit.
+/// Parses a number with a unit. Returns the value in the smallest unit.
 std::optional<double> parse_quantity(std::string_view text, std::span<const Unit> units) {
   const auto number = take_number(text, 0);
   if (!number) return std::nullopt;
@@ -66,7 +66,7 @@ std::optional<std::chrono::nanoseconds> parse_latency(std::string_view text) {
   return std::chrono::nanoseconds(std::llround(*latency));
 }
 
-/// The words of a text, taken one after the other; a comma begins another one.
+/// Splits a text at commas.
 class LinkWords {
  public:
   explicit LinkWords(std::string_view text) : rest_(text) {}
@@ -86,14 +86,14 @@ class LinkWords {
   bool left_ = true;
 };
 
-/// Puts a parsed field into its place; false where there was nothing to put.
+/// Stores a parsed field. Returns false without a value.
 template <typename T>
 bool put(T& place, const std::optional<T>& value) {
   if (value) place = *value;
   return value.has_value();
 }
 
-/// Rate, latency and overhead, in this order; the last two may be missing.
+/// Reads rate, latency and overhead, in this order. Latency and overhead are optional.
 bool read_emulation(Link& link, LinkWords& words) {
   const auto rate = parse_quantity(words.take(), kRates);
   if (!rate || *rate <= 0) return false;

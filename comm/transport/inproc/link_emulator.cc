@@ -58,7 +58,7 @@ void LinkEmulator::post(Packet& packet, Seconds now) {
   if (egress.current == nullptr) begin_segment(egress, now);
 }
 
-// Departures in the order of time over all hosts, because ingresses serve in that order.
+// Processes departures of all hosts in time order, because ingresses serve segments in this order.
 void LinkEmulator::depart_until(Seconds now) {
   while (!departing_.empty() && std::get<Seconds>(departing_.top()) <= now) {
     Egress& next = *std::get<Egress*>(departing_.top());
@@ -96,8 +96,8 @@ void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
   departing_.emplace(egress.free, &egress);
 }
 
-// Of the k segments that its flow still sends up to the packet's end, the last one waits for at
-// least k - 1 segments of every other flow that has as many.
+// Let k be the number of segments of the flow up to the end of the packet. The last segment waits
+// for at least k - 1 segments of every other flow, if the flow has as many.
 Seconds LinkEmulator::departure(const Egress& egress, const Packet& packet) const {
   if (packet.waiting == 0) return egress.free;
   const PacketQueue& own = egress.flows[static_cast<std::size_t>(packet.destination)];

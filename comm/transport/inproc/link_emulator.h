@@ -1,11 +1,11 @@
-// When messages arrive over the emulated link, computed and not waited for: time is an argument.
+// Computes arrival times of messages on an emulated link. Never waits: time is an argument.
 //
-// Each host has an egress and an ingress of the link's rate, full duplex. Messages of one host to
-// one other are a flow, first in first out; the flows of a host take turns, a segment of 16 KiB
-// each. A segment of s bytes (times the overhead) behaves so:
+// Each host has an egress and an ingress with the link's rate, full duplex. The messages from a
+// host to another host form a flow in FIFO order. The flows of a host alternate in segments of 16
+// KiB. A segment of s bytes (multiplied by the overhead) takes:
 //   depart = max(now, egress free) + s / rate
 //   arrive = max(depart + latency, ingress free + s / rate)
-// and segments reach an ingress in the order in which they departed.
+// Segments reach an ingress in order of departure.
 #pragma once
 
 #include <tersor/inprocess.h>
@@ -19,20 +19,20 @@
 
 namespace tersor::inproc {
 
-using Seconds = double;  ///< since the world began
+using Seconds = double;  ///< since the creation of the network
 inline constexpr Seconds kNever = std::numeric_limits<Seconds>::infinity();
 
-/// One message on the link. Stays where it is until it has arrived.
+/// A message on the link. Must not move until the arrival.
 struct Packet {
   int source = 0;  ///< host
   int destination = 0;
-  std::size_t bytes = 0;     ///< all of them, envelope included
-  std::size_t waiting = 0;   ///< of these, not yet in a segment that has begun to depart
-  Seconds arrival = kNever;  ///< known as soon as the last segment has departed
-  Packet* next = nullptr;    ///< in its flow
+  std::size_t bytes = 0;     ///< total, including the envelope
+  std::size_t waiting = 0;   ///< bytes not yet in a departing segment
+  Seconds arrival = kNever;  ///< known when the last segment has departed
+  Packet* next = nullptr;    ///< next packet of the flow
 };
 
-/// Packets in order, linked through `next`.
+/// A linked list of packets in order.
 struct PacketQueue {
   Packet* first = nullptr;
   Packet* last = nullptr;
@@ -51,7 +51,7 @@ class LinkEmulator {
   /// Starts a packet of at least one byte. Call `advance(now, …)` first.
   void post(Packet& packet, Seconds now);
 
-  /// Moves everything that happens up to `now` and calls `arrived(packet)` for what came by then.
+  /// Processes all events up to `now` and calls `arrived(packet)` for each arrived packet.
   template <typename Arrived>
   void advance(Seconds now, Arrived&& arrived) {
     depart_until(now);
@@ -62,17 +62,17 @@ class LinkEmulator {
     }
   }
 
-  /// A time before which the packet cannot arrive: exact where nothing else comes in between.
+  /// A lower bound of the packet's arrival time; exact without later competing packets.
   Seconds earliest_arrival(const Packet& packet) const;
 
  private:
   struct Egress {
     std::vector<PacketQueue> flows;  // by destination
-    std::vector<int> busy;           // flows that are not empty, ascending
-    Packet* current = nullptr;       // whose segment is departing
-    std::size_t segment = 0;         // its bytes
-    Seconds free = 0;                // when it has departed
-    int turn = 0;                    // the flow that was served last
+    std::vector<int> busy;           // destinations of non-empty flows, ascending
+    Packet* current = nullptr;       // packet of the departing segment
+    std::size_t segment = 0;         // bytes of the departing segment
+    Seconds free = 0;                // departure time of the segment
+    int turn = 0;                    // destination of the last served flow
   };
 
   template <typename Event>
@@ -88,8 +88,9 @@ class LinkEmulator {
   Seconds latency_;
   std::vector<Egress> egresses_;
   std::vector<Seconds> ingress_free_;
-  Soonest<std::tuple<Seconds, Egress*>> departing_;      // when the segment of each has departed
-  Soonest<std::tuple<Seconds, int, Packet*>> departed_;  // whole, by arrival and destination
+  Soonest<std::tuple<Seconds, Egress*>> departing_;  // departure time of each egress's segment
+  // Complete packets, by arrival and destination.
+  Soonest<std::tuple<Seconds, int, Packet*>> departed_;
 };
 
 }  // namespace tersor::inproc

@@ -45,7 +45,7 @@ void Network::leave(int rank) {
     if (message.to == rank) message.job = nullptr;
 }
 
-// Between hosts payloads take their time. Words of the transport itself do not.
+// Payloads between hosts use the emulated link. Control messages of the transport do not.
 bool Network::crosses_link(int peer, const Wire::Arrival& arrival) const {
   const host::Kind kind = host::head_of(arrival.head).kind;
   return emulated() && host_of(peer) != host_of(arrival.peer) &&

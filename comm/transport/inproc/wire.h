@@ -1,5 +1,5 @@
-// The wire between ranks that are threads: a message is handed over, block and all, by the thread
-// that sends it, at once or over an emulated link.
+// The wire between ranks in threads. The sending thread hands over each message including its
+// block, at once or over an emulated link.
 #pragma once
 
 #include <tersor/inprocess.h>
@@ -16,15 +16,15 @@
 
 namespace tersor::inproc {
 
-/// A payload on the emulated link, from its sending until it was received.
+/// A payload on the emulated link, from sending to receiving.
 struct Message : Packet {
-  int to = 0;                      ///< rank
-  bool there = false;              ///< has arrived
-  std::shared_ptr<Wire::Job> job;  ///< of the receiver, once it asked
+  int to = 0;                      ///< world rank
+  bool there = false;              ///< True if the payload has arrived
+  std::shared_ptr<Wire::Job> job;  ///< set by the receiver's request
 };
 
-/// What all ranks share: who is there, and the emulated link. With the lock of the wires held, but
-/// for `enter` and `leave`.
+/// State shared by all ranks: the present ranks and the emulated link. All functions except `enter`
+/// and `leave` require the wires' lock.
 class Network {
  public:
   Network(int ranks, const Link& link);
@@ -39,7 +39,7 @@ class Network {
 
   void send(int peer, Wire::Arrival arrival, std::size_t bytes);
   void receive(Message& message, const std::shared_ptr<Wire::Job>& job);
-  /// Moves the link up to now. True where something arrived.
+  /// Advances the link to the current time. Returns true if a message arrived.
   bool advance();
   Clock::time_point earliest(const Message& message) const;
 
@@ -52,8 +52,8 @@ class Network {
   const Clock::time_point start_ = Clock::now();
   const int ranks_per_host_;
   const std::shared_ptr<Wire::Shared> shared_;
-  std::vector<std::function<void(Wire::Arrival)>> takers_;  // by rank; empty where it left
-  std::optional<LinkEmulator> emulator_;                    // its nodes are hosts
+  std::vector<std::function<void(Wire::Arrival)>> takers_;  // by rank; empty after `leave`
+  std::optional<LinkEmulator> emulator_;                    // link nodes are hosts
   std::deque<Message> messages_;
   std::vector<Message*> free_messages_;
 };
@@ -67,7 +67,7 @@ class InProcessWire final : public Wire {
   int ranks() const override { return network_->ranks(); }
   std::vector<int> host_names() const override;
   std::size_t wire_bytes(std::size_t payload_bytes) const override {
-    constexpr std::size_t kHeadBytes = 32;  // of every message, as they are counted
+    constexpr std::size_t kHeadBytes = 32;  // counted header size of each message
     return kHeadBytes + payload_bytes;
   }
 

@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<bool> poisoned{false};
 
-/// A yes or no of the environment, as Open MPI writes them ("1", "true", "yes", "enabled").
+/// Reads a boolean environment variable in Open MPI's formats ("1", "true", "yes", "enabled").
 std::optional<bool> environment_switch(const char* name) {
   const char* text = std::getenv(name);
   if (text == nullptr) return std::nullopt;
@@ -91,8 +91,8 @@ bool takes_device_memory() {
 #endif
 }
 
-// Not asked of MPI's tool interface: to begin that sets the thread level of the whole process, for
-// good, and takes Open MPI 200 ms.
+// Avoids MPI's tool interface: its initialization permanently sets the thread level of the process
+// and takes 200 ms with Open MPI.
 bool yields_when_idle() {
   const auto chosen = environment_switch("OMPI_MCA_mpi_yield_when_idle");
   return chosen.value_or(environment_switch("OMPI_MCA_mpi_oversubscribe").value_or(false));

@@ -1,4 +1,4 @@
-// What concerns MPI itself: whether it is there, what it reports, which threads it lets in.
+// MPI library queries: state, errors, thread level and features.
 #pragma once
 
 #include <mpi.h>
@@ -7,30 +7,29 @@
 
 namespace tersor::mpi {
 
-/// Throws TransportError with MPI's own words where `code` is an error of `call`.
+/// Throws TransportError with MPI's text if `code` is an error of `call`.
 void check(int code, std::string_view call);
 
-/// Initialised and not yet finalised.
+/// True if MPI is initialized and not finalized.
 bool running();
 
-/// Throws InvalidArgument unless a transport may be made over the communicator.
+/// Throws InvalidArgument unless the communicator is usable for a transport.
 void check_communicator(MPI_Comm communicator);
 
-/// The level that MPI was initialised with, as MPI_THREAD_SINGLE, …
+/// The thread level of MPI's initialization: MPI_THREAD_SINGLE, …
 int thread_level();
 std::string_view thread_level_name(int level);
 
-/// Whether MPI takes pointers to device memory: TERSOR_MPI_CUDA=0|1 of the environment, else what
-/// MPI itself says. Throws InvalidArgument for any other value.
+/// True if MPI accepts device pointers. The environment variable TERSOR_MPI_CUDA=0|1 takes
+/// precedence over MPI's answer. Throws InvalidArgument for any other value.
 bool takes_device_memory();
 
-/// Whether MPI lends the core to others where it finds nothing to do: Open MPI's
-/// mpi_yield_when_idle, as its launcher leaves it in the environment, or else what the launcher
-/// says of ranks and cores.
+/// True if an idle MPI yields the core: Open MPI's mpi_yield_when_idle from the launcher's
+/// environment. The default is the launcher's oversubscription setting.
 bool yields_when_idle();
 
-/// Of this process: whether a transport was poisoned, so that MPI may wait for the dead when it is
-/// finalised.
+/// True if any transport of this process was aborted. MPI_Finalize may then wait for dead ranks
+/// forever.
 bool any_poisoned();
 void note_poisoned();
 

@@ -29,7 +29,7 @@ int Requests::test_some() {
   return count == MPI_UNDEFINED ? 0 : count;
 }
 
-// The last request takes the place of one that is done; from the back, so that none is lost.
+// Moves the last request into each completed entry, from the back, to lose none.
 std::vector<std::shared_ptr<Job>> Requests::take_finished(int count) {
   std::vector<std::shared_ptr<Job>> finished(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < finished.size(); ++i) {
@@ -50,12 +50,12 @@ std::vector<std::shared_ptr<Job>> Requests::take_finished(int count) {
   return finished;
 }
 
-// Open MPI looks first and moves things after: what that brought is seen by the next call.
+// Open MPI checks requests before making progress: the next call reports new completions.
 bool Requests::poll() {
   if (requests_.empty()) return false;
   const int count = test_some();
   if (count == 0) return false;
-  std::exception_ptr error;  // the first; the others are done all the same
+  std::exception_ptr error;  // the first error; remaining jobs still complete
   for (const auto& job : take_finished(count)) try {
       if (--job->open == 0 && job->done) job->done(*job);
     } catch (...) {

@@ -1,4 +1,4 @@
-// What is under way with MPI.
+// The MPI requests under way.
 #pragma once
 
 #include <mpi.h>
@@ -14,18 +14,17 @@ using Job = Wire::Job;
 
 class Requests {
  public:
-  /// Adds a request that was started for a job, which keeps the place of its status, if any.
+  /// Adds a started request of a job. The job owns the memory of `status`, if given.
   void add(std::shared_ptr<Job> job, MPI_Request request, MPI_Status* status = nullptr);
 
-  /// Asks MPI once, and runs `done` of the jobs that are, which may poll again. True where a
-  /// request was done.
-  /// Throws TransportError where MPI reports an error.
+  /// Polls MPI once and calls `done` of each completed job; `done` may poll again. Returns true if
+  /// a request completed. Throws TransportError on an MPI error.
   bool poll();
 
-  /// True where nothing is under way but `expected` requests.
+  /// True if at most `expected` requests are under way.
   bool idle_but(std::size_t expected) const { return requests_.size() <= expected; }
 
-  /// Calls back all that is under way: only receives that no message meets any more.
+  /// Cancels all requests. Only receives without a matching message may be under way.
   void cancel_all();
 
  private:
@@ -33,8 +32,8 @@ class Requests {
   std::vector<std::shared_ptr<Job>> take_finished(int count);
 
   std::vector<MPI_Request> requests_;
-  std::vector<std::shared_ptr<Job>> jobs_;  // of each
-  std::vector<MPI_Status*> wanted_;         // by each: where its status belongs, or null
+  std::vector<std::shared_ptr<Job>> jobs_;  // job of each request
+  std::vector<MPI_Status*> wanted_;         // status location of each request, or null
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
 };

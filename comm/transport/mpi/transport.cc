@@ -10,7 +10,7 @@
 namespace tersor {
 namespace {
 
-/// Initialises MPI and returns a communicator of all processes.
+/// Initializes MPI and returns a communicator of all processes.
 MPI_Comm initialise(int* argument_count, char*** arguments) {
   int before = 0, after = 0;
   MPI_Initialized(&before);
@@ -28,7 +28,7 @@ MPI_Comm initialise(int* argument_count, char*** arguments) {
   return all;
 }
 
-/// Whether all processes come here in time: MPI_Finalize itself would wait for the dead for ever.
+/// True if all processes arrive in time. MPI_Finalize would wait for dead processes forever.
 bool everybody_comes(MPI_Comm meeting) {
   MPI_Request request = MPI_REQUEST_NULL;
   if (MPI_Ibarrier(meeting, &request) != MPI_SUCCESS) return false;

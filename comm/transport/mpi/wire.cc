@@ -14,13 +14,14 @@ constexpr int kHeadTag = 1;
 constexpr int kFirstRestTag = 2;
 constexpr std::size_t kLeastHeads = 8;
 constexpr std::size_t kMostHeads = 64;
-constexpr std::size_t kCopiedBytes = 8 * 1024;  // shorter payloads leave the head's block
-// Pieces that Open MPI sends over TCP without asking first (its eager limit is 64 KiB with its own
-// header): a receiver that computes holds nobody up. On four hosts at 1 Gbit/s int8 took 0.23 s for
-// 64 MiB so, and 0.31 s in one piece. Long payloads go in longer ones, so that requests stay few; a
-// chunk of f32 values does not. What two ranks send each other in one long piece each goes one way
-// after the other: the answer of who asks second stands behind all of its own message on the same
-// connection.
+// Shorter payloads are copied out of the header's block.
+constexpr std::size_t kCopiedBytes = 8 * 1024;
+// Size of pieces sent by Open MPI over TCP without a handshake: the eager limit is 64 KiB, Open
+// MPI's header included. A computing receiver therefore blocks no sender. On four hosts at 1
+// Gbit/s, int8 took 0.23 s for 64 MiB in these pieces and 0.31 s in one piece. Long payloads use
+// longer pieces to limit the number of requests; a chunk of f32 values does not. If two ranks
+// exchange long single pieces, both directions run in sequence. The cause is the handshake reply of
+// the second rank, queued behind the rank's own message on the same connection.
 constexpr std::size_t kEagerPieceBytes = 63 * 1024;
 constexpr std::size_t kMostEagerPieces = 66;
 constexpr std::size_t kLongPieceBytes = std::size_t{1} << 30;  // MPI counts in int
@@ -37,7 +38,7 @@ MPI_Comm duplicate(MPI_Comm communicator) {
   return own;
 }
 
-/// For each rank the lowest rank that it shares memory with.
+/// The lowest rank sharing memory with each rank.
 std::vector<int> lowest_ranks_of_hosts(MPI_Comm communicator) {
   MPI_Comm host = MPI_COMM_NULL;
   int name = 0, ranks = 0;
@@ -76,12 +77,12 @@ void for_each_piece(std::size_t bytes, Visitor&& visit) {
 
 }  // namespace
 
-/// The receive of a head, and perhaps of its payload.
+/// The receive of a header with an optional payload.
 struct MpiWire::HeadReceive : Job, std::enable_shared_from_this<HeadReceive> {
   MPI_Status status;
 };
 
-// What is collective comes before `start`, after which every message that comes is taken.
+// All collective calls come before `start`, because `start` accepts every message.
 MpiWire::MpiWire(MPI_Comm communicator)
     : communicator_(duplicate(communicator)),
       thread_level_(thread_level()),
@@ -113,7 +114,7 @@ void MpiWire::start(Events events) {
       post_head(std::move(receive));
     }
   } catch (...) {
-    requests_.cancel_all();  // the blocks go
+    requests_.cancel_all();  // frees the blocks
     throw;
   }
 }
@@ -156,7 +157,7 @@ void MpiWire::post_head(std::shared_ptr<Job> job) {
   requests_.add(std::move(job), request, &receive.status);
 }
 
-// The next message may come before this one is taken.
+// Posts the next receive first, because the next message may come before this message is handled.
 void MpiWire::head_came(HeadReceive& receive) {
   Arrival arrival = parse(receive);
   post_head(receive.shared_from_this());
@@ -184,7 +185,7 @@ Wire::Arrival MpiWire::parse(const HeadReceive& receive) {
   return arrival;
 }
 
-// MPI matches heads in order, but may finish a short one before a long one that came first.
+// MPI matches headers in order, but may complete a short message before an earlier long message.
 void MpiWire::take_in_order(Arrival arrival) {
   auto& [sent, taken, early] = peers_[static_cast<std::size_t>(arrival.peer)];
   if (early.empty() && arrival.head.sequence == taken) {
@@ -208,8 +209,8 @@ void MpiWire::send(int peer, MessageHead head, Payload payload) {
   send_rest(peer, head, std::move(payload));
 }
 
-// A head that could not be sent takes no number: what follows must not wait for it. MPI sends what
-// is short at once, if it can: then nothing is under way.
+// Assigns the sequence number after a successful send, because later messages wait for each number.
+// MPI usually sends short messages at once, without a pending request.
 void MpiWire::send_head(int peer, MessageHead& head, Payload payload) {
   std::uint32_t& sent = peers_[static_cast<std::size_t>(peer)].sent;
   head.sequence = sent;

@@ -1,4 +1,4 @@
-// Messages between processes over MPI, of any length and in order.
+// Ordered messages of any length between processes over MPI.
 #pragma once
 
 #include <mpi.h>
@@ -16,18 +16,18 @@
 
 namespace tersor::mpi {
 
-/// One process's end of a communicator of its own.
+/// A process's endpoint on a private communicator.
 ///
-/// A message of up to kWholeBytes, head included, travels as one; a longer one sends its head alone
-/// and then its whole payload under a tag of its own, received straight into its place once the
-/// receiver has agreed.
+/// A message of up to kWholeBytes, header included, is sent as a single MPI message. A longer
+/// message sends its header first. The payload follows under a separate tag and is received in
+/// place after the receiver has posted the receive.
 class MpiWire final : public Wire {
  public:
   static constexpr std::size_t kWholeBytes = 63 * 1024;
-  /// Of a payload that travels with its head.
+  /// Maximum payload sent together with the header.
   static constexpr std::size_t kMostBytesWithHead = kWholeBytes - sizeof(MessageHead);
 
-  /// Duplicates the communicator, and learns who shares a host: a collective call.
+  /// Duplicates the communicator and gathers the host of each rank. Collective.
   explicit MpiWire(MPI_Comm communicator);
 
   Traits traits() const override;
@@ -36,7 +36,7 @@ class MpiWire final : public Wire {
   std::vector<int> host_names() const override { return host_names_; }
 
   void start(Events events) override;
-  /// A communicator that some still use, and requests that MPI cannot end, are left to it.
+  /// Leaks a communicator still in use by other ranks, and requests MPI cannot end.
   bool end(Parting parting) override;
 
   void send(int peer, MessageHead head, Payload payload) override;
@@ -55,8 +55,8 @@ class MpiWire final : public Wire {
  private:
   struct HeadReceive;
   struct Peer {
-    std::uint32_t sent = 0, taken = 0;       // heads
-    std::map<std::uint32_t, Arrival> early;  // by number
+    std::uint32_t sent = 0, taken = 0;       // number of headers
+    std::map<std::uint32_t, Arrival> early;  // headers received out of order, by sequence number
   };
 
   void post_head(std::shared_ptr<Job> job);
@@ -70,14 +70,14 @@ class MpiWire final : public Wire {
   MPI_Comm communicator_;
   const int thread_level_;
   const bool takes_device_memory_;
-  const bool yields_;  // where it finds nothing
+  const bool yields_;  // True if an idle MPI yields the core
   std::atomic<std::thread::id> user_ = std::this_thread::get_id();
   Events events_;
   int rank_ = 0;
   int ranks_ = 0;
-  std::vector<int> host_names_;  // by rank: the lowest rank on its host
-  std::uint32_t rest_tags_ = 0;  // how many there are
-  std::size_t heads_ = 0;        // receives that wait for any head
+  std::vector<int> host_names_;  // lowest rank on the same host, by rank
+  std::uint32_t rest_tags_ = 0;  // number of tags
+  std::size_t heads_ = 0;        // number of posted header receives
   Requests requests_;
   std::vector<Peer> peers_;  // by rank
 };

@@ -16,12 +16,12 @@ std::atomic<const Api*> replacement{nullptr};
 
 enum class Need { kRequired, kOptional };
 
-/// Fills the entries of a table from a library.
+/// Fills a table from a library.
 class Filler {
  public:
   Filler(void* library, int version) : library_(library), version_(version) {}
 
-  /// `since`: the version that the function came with, or the oldest that is of use.
+  /// `since` is the version that introduced the function, or the oldest supported version.
   template <typename Function>
   void fill(Function& entry, const char* name, const char* since, Need need = Need::kRequired) {
     entry = reinterpret_cast<Function>(dlsym(library_, name));
@@ -92,7 +92,7 @@ const Api& api() {
 
 void use_api(const Api* table) { replacement.store(table, std::memory_order_release); }
 
-// Up to 2.8 a version was written with one digit for the minor number.
+// Up to 2.8, version numbers had a single digit for the minor version.
 std::string version_name(int version) {
   const int unit = version < 10'000 ? 1'000 : 10'000;
   return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +

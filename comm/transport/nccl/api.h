@@ -1,5 +1,5 @@
-// The functions of NCCL that are used, found while the program runs: so that one process never
-// holds two NCCLs, and one build works with many versions.
+// The used functions of NCCL, loaded at run time. A process therefore never holds two NCCL
+// libraries, and a build works with many NCCL versions.
 #pragma once
 
 #include <nccl.h>
@@ -10,12 +10,12 @@
 
 namespace tersor::nccl {
 
-/// Pointers to NCCL's functions, under their own names. Where a comment names a version, older
-/// libraries lack the function and the pointer is null; its type is written out, since the header
-/// of such a library does not declare the function either.
+/// Pointers to NCCL's functions, named after the functions. Pointers with a version comment are
+/// null in older libraries; their types are written out, because older headers do not declare the
+/// functions.
 struct Api {
-  int version = 0;   ///< as ncclGetVersion gives it: 22809 for 2.28.9
-  std::string path;  ///< of the file that it came from
+  int version = 0;   ///< as returned by ncclGetVersion: 22809 for 2.28.9
+  std::string path;  ///< of the library's file
 
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRankConfig) comm_init = nullptr;
@@ -25,7 +25,7 @@ struct Api {
   decltype(&::ncclCommFinalize) comm_finalize = nullptr;
   decltype(&::ncclCommDestroy) comm_destroy = nullptr;
   decltype(&::ncclCommAbort) comm_abort = nullptr;
-  /// Null in older ones; 2.28.9 has it. Flags: 0.
+  /// Null in older libraries; available in 2.28.9. `flags` must be 0.
   ncclResult_t (*comm_revoke)(ncclComm_t communicator, int flags) = nullptr;
   decltype(&::ncclCommGetAsyncError) comm_async_error = nullptr;
   decltype(&::ncclCommCount) comm_count = nullptr;
@@ -45,21 +45,21 @@ struct Api {
   decltype(&::ncclGroupEnd) group_end = nullptr;
 };
 
-/// The NCCL of this process, looked for at the first call. Throws TransportError where there is
-/// none, or one that is too old; the next call then looks again.
+/// The NCCL library of this process, loaded by the first call. Throws TransportError if no library
+/// is found or the library is too old; the next call then tries again.
 const Api& api();
 
-/// Puts another table in its place, which outlives all that uses it; null: back. For tests.
+/// Replaces the table for tests; null restores the library. `table` must outlive all uses.
 void use_api(const Api* table);
 
-/// "2.28.9" of 22809.
+/// Formats a version: 22809 becomes "2.28.9".
 std::string version_name(int version);
 
-/// Throws TransportError with NCCL's own words where `result` is an error of `call`.
-/// `communicator` may be null; it is not touched unless `result` is an error.
+/// Throws TransportError with NCCL's text if `result` is an error of `call`. `communicator` may be
+/// null and is accessed only if `result` is an error.
 void check(ncclResult_t result, std::string_view call, ncclComm_t communicator);
 
-/// What NCCL says of an error, in a sentence without an end.
+/// NCCL's description of an error, without a final period.
 std::string describe(ncclResult_t result, ncclComm_t communicator);
 
 }  // namespace tersor::nccl

@@ -11,12 +11,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kFinishesWithin = 10s;  // what is queued when a communicator is destroyed
-constexpr auto kShortCall = 100ms;     // the longest that a call which does not block takes
-constexpr int kLooksBeforeRest = 100;  // at a call that does not block: resting is a system call
-constexpr auto kHearsWithin = 1s;      // of a call that blocks and is revoked
+constexpr auto kFinishesWithin = 10s;  // for queued work when a communicator is destroyed
+constexpr auto kShortCall = 100ms;     // maximum duration of a nonblocking call
+// During a nonblocking call, because resting is a system call.
+constexpr int kLooksBeforeRest = 100;
+constexpr auto kHearsWithin = 1s;  // time for a revoke to end a blocking call
 
-/// The state of a communicator: ncclInProgress, or how it ended.
+/// The state of a communicator: ncclInProgress or the final result.
 ncclResult_t state_of(ncclComm_t handle) {
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = api().comm_async_error(handle, &state);
@@ -42,7 +43,7 @@ void check_on_current_device(ncclComm_t handle) {
                           "; call cudaSetDevice first");
 }
 
-/// Waits until the communicator is not busy. Its state then; ncclInProgress at `until`.
+/// Waits until the communicator is not busy. Returns the final state, or ncclInProgress at `until`.
 ncclResult_t settle(ncclComm_t handle, Clock::time_point until) {
   ncclResult_t state = state_of(handle);
   while (state == ncclInProgress && Clock::now() < until) {
@@ -89,7 +90,7 @@ Communicator::TimedCall::~TimedCall() {
   communicator_.call_until_.reset();
 }
 
-// Nothing of the communicator is touched once it was stopped: it may be gone.
+// A stopped communicator is never accessed, because the communicator may be gone.
 void Communicator::finish_call(ncclResult_t result, const Operation& operation, Lock& lock) {
   for (int look = 0; result == ncclInProgress && !stopped_; ++look) {
     lock.unlock();
@@ -133,8 +134,8 @@ std::optional<std::string> Communicator::late_call(Clock::time_point now) const 
   return call_name_;
 }
 
-// A call that blocks holds the lock for as long as it waits for other ranks: then NCCL is to be
-// called beside it, which it allows for this.
+// A blocking call holds the lock while waiting for other ranks. NCCL is then called concurrently,
+// as NCCL permits for revoke and abort.
 void Communicator::stop() {
   Lock lock(mutex_, kShortCall);
   if (stopped_.exchange(true)) return;
@@ -144,9 +145,9 @@ void Communicator::stop() {
   api().comm_abort(handle_);
 }
 
-// Beside a call that is under way a revoke is the gentler end: an abort frees what the call still
-// looks at. But NCCL may take a revoke back before the call has seen it, and then only that is
-// left.
+// Concurrently with a call, a revoke is safer than an abort: an abort frees memory in use by the
+// call. However, NCCL may undo a revoke before the call has seen the revoke. Then the caller has to
+// abort.
 void Communicator::let_go(Lock& lock) {
   revoke();
   if (api().comm_revoke != nullptr) static_cast<void>(lock.try_lock_for(kHearsWithin));
@@ -165,16 +166,16 @@ void destroy(ncclComm_t handle) noexcept {
     else
       api().comm_abort(handle);
   } catch (const std::exception&) {
-    // Without NCCL there is no communicator either.
+    // without NCCL, no communicator exists
   }
 }
 
 namespace {
 
-// Only a communicator that does not block can be made by a deadline; but NCCL starts a thread for
-// each group of calls on one. So its ranks, now that all are there, go on with one that blocks;
-// but where it cannot be revoked, as aborting it beside a call that blocks frees what the call
-// uses.
+// Only nonblocking communicators can be created with a deadline, but NCCL starts a thread for each
+// group of calls on a nonblocking communicator. Therefore, the ranks split off a blocking
+// communicator once all ranks are connected. Without ncclCommRevoke, the communicator stays
+// nonblocking, because aborting during a blocking call frees memory in use by the call.
 ncclComm_t made_blocking(ncclComm_t first, Clock::time_point until) {
   if (api().comm_split == nullptr || api().comm_revoke == nullptr) return first;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -190,7 +191,7 @@ ncclComm_t made_blocking(ncclComm_t first, Clock::time_point until) {
     return *second;
   }
   const std::string why = describe(state_of(first), first);
-  const ncclComm_t* given_up = second.release();  // a thread of NCCL's may still write there
+  const ncclComm_t* given_up = second.release();  // an NCCL thread may still write to this location
   if (*given_up != nullptr) api().comm_abort(*given_up);
   api().comm_abort(first);
   throw TransportError("making a communicator: its split failed: " + why);

@@ -1,4 +1,4 @@
-// One communicator of NCCL: who owns it, calls that end in time, and how it is stopped.
+// An NCCL communicator: ownership, calls with a timeout, and stopping.
 #pragma once
 
 #include <tersor/transport.h>
@@ -16,22 +16,22 @@ namespace tersor::nccl {
 
 enum class Owner { kCaller, kTransport };
 
-/// Used by the thread of a channel and by the watcher, which calls `ask_error` and `stop`.
+/// Used by a channel's thread and by the watcher thread, which calls `ask_error` and `stop`.
 class Communicator {
  public:
-  /// Throws InvalidArgument for null, for one of another device than the current one, and for one
-  /// that was aborted or has failed, as far as NCCL tells.
+  /// Throws InvalidArgument if the handle is null, belongs to a device other than the current one,
+  /// or was aborted or has failed according to NCCL.
   Communicator(ncclComm_t handle, Owner owner, const Fault& fault);
-  /// Destroys its own; aborts it where it was stopped.
+  /// Destroys an owned communicator, or aborts the communicator if stopped.
   ~Communicator();
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   Owner owner() const { return owner_; }
 
-  /// Runs call(handle) and sees it through where the communicator does not block. While it lasts
-  /// the watcher holds it to the operation's timeout. Throws TransportError with NCCL's words, or
-  /// with the transport's fault.
+  /// Calls call(handle) and waits for completion if the communicator is nonblocking. The watcher
+  /// enforces the operation's timeout meanwhile. Throws TransportError with NCCL's text or with the
+  /// transport's fault.
   template <typename Call>
   void run(const Operation& operation, Call&& call) {
     const TimedCall timed(*this, operation);
@@ -40,23 +40,23 @@ class Communicator {
     finish_call(call(handle_), operation, lock);
   }
 
-  /// Tells NCCL of device memory that it will often receive into, until the end of this object.
-  /// Where it refuses it goes on without.
+  /// Registers a frequently used receive buffer with NCCL until the end of this object. Ignores a
+  /// refusal by NCCL.
   void enrol(ByteSpan memory);
 
-  /// What NCCL found by itself; nothing where it is busy, or all is well.
+  /// The asynchronous error found by NCCL; nothing while NCCL is busy or without an error.
   std::optional<std::string> ask_error();
-  /// The operation whose call has not come back in its time.
+  /// The name of the operation whose current call exceeded the timeout.
   std::optional<std::string> late_call(Clock::time_point now) const;
-  /// Ends what waits for other ranks: revokes where NCCL can, aborts its own. Waits until what is
-  /// queued on it has ended. Never throws.
+  /// Ends all waits for other ranks: revokes the communicator if NCCL supports revoking, and aborts
+  /// an owned communicator. Waits until queued work has ended. Never throws.
   void stop();
   bool is_stopped() const { return stopped_; }
 
  private:
   using Lock = std::unique_lock<std::timed_mutex>;
 
-  /// While it lives the watcher holds a call to its time.
+  /// Lets the watcher enforce the timeout of a call while this object lives.
   class TimedCall {
    public:
     TimedCall(Communicator& communicator, const Operation& operation);
@@ -79,22 +79,22 @@ class Communicator {
   Owner owner_;
   int rank_ = 0;
   int ranks_ = 0;
-  std::timed_mutex mutex_;  // held while NCCL is called
+  std::timed_mutex mutex_;  // held during calls to NCCL
   std::atomic<bool> stopped_{false};
-  bool aborted_ = false;  // then the handle is gone
+  bool aborted_ = false;  // True if the handle is gone
 
-  std::map<std::byte*, void*> enrolled_;  // null: refused
+  std::map<std::byte*, void*> enrolled_;  // null if refused
 
-  mutable std::mutex call_mutex_;  // of what follows
+  mutable std::mutex call_mutex_;  // protects the following members
   std::optional<Clock::time_point> call_until_;
   std::string call_name_;
 };
 
-/// Destroys a communicator, or aborts it where it cannot be finished within some seconds.
+/// Destroys a communicator, or aborts the communicator if finalizing takes more than some seconds.
 void destroy(ncclComm_t handle) noexcept;
 
-/// Makes a communicator of the current device without ever blocking in NCCL; calls on it do block,
-/// where NCCL can split (2.18). Throws TransportError where it is not done at `until`.
+/// Creates a communicator for the current device without blocking in NCCL. Calls on the result
+/// block, if NCCL supports ncclCommSplit (2.18). Throws TransportError if not done at `until`.
 ncclComm_t make_communicator(const ncclUniqueId& id, int rank, int ranks, Clock::time_point until);
 
 }  // namespace tersor::nccl

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kLeastBytes = 4096;
 
-/// Up to an eighth more, so that lengths that differ a little share blocks.
+/// Rounds up by at most an eighth. Slightly different lengths therefore share blocks.
 std::size_t rounded(std::size_t bytes) {
   if (bytes <= kLeastBytes) return kLeastBytes;
   const std::size_t step = std::bit_ceil(bytes) / 16;
@@ -21,9 +21,9 @@ std::size_t rounded(std::size_t bytes) {
 
 }  // namespace
 
-// A block that a graph wrote to stays that graph's. One that no graph knows yet may join one: what
-// read it before is behind the graph's launch, or in it. That it was read on a stream of the same
-// handle says nothing: a stream's handle may be another's later.
+// A block written by a graph stays with the graph. A block without a graph may join a graph,
+// because all previous reads precede the graph's launch or belong to the graph. An equal stream
+// handle proves nothing about the order of reads: a later stream may reuse the handle.
 DeviceBlock& DeviceBlocks::take(std::size_t bytes, StreamView stream) {
   const std::size_t wanted = rounded(bytes);
   const std::uint64_t capture = kernels::capture_of(stream);
@@ -43,7 +43,7 @@ DeviceBlock& DeviceBlocks::take(std::size_t bytes, StreamView stream) {
   return add(wanted, capture, stream);
 }
 
-// Allocating may wait for the device, and so is done without the lock.
+// Allocates without the lock, because allocation may wait for the device.
 DeviceBlock& DeviceBlocks::add(std::size_t bytes, std::uint64_t capture, StreamView stream) {
   auto block = std::make_unique<DeviceBlock>(
       DeviceBlock{Buffer(bytes, Memory::kDevice), capture, stream, {}, false});

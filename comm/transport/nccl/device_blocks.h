@@ -1,5 +1,4 @@
-// Device memory that received bytes lie in: blocks that are lent again and again, so that a running
-// exchange allocates nothing.
+// Device memory for received bytes. Blocks are reused, so a running exchange allocates nothing.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -15,31 +14,32 @@
 
 namespace tersor::nccl {
 
-/// A block is lent to one operation at a time, and after that to whatever comes later on its
-/// stream; to one on another stream only behind an event.
+/// A block is lent to a single operation at a time. After a return, later operations on the same
+/// stream may use the block at once; operations on other streams wait for an event.
 struct DeviceBlock {
   Buffer memory;
-  std::uint64_t capture = 0;  ///< of a graph, whose replays write here for ever; 0: of none
-  StreamView stream;          ///< that it was last read on
-  kernels::Event read;        ///< stands for that
+  std::uint64_t capture = 0;  ///< id of the graph whose replays write to the block, or 0
+  StreamView stream;          ///< last stream that read the block
+  kernels::Event read;        ///< recorded after the last read
   bool free = false;
 };
 
-/// Of one queue; one thread at a time, but for `spoil`. Grows with what is under way and keeps it.
+/// The blocks of a queue. Single-threaded except for `spoil`. Grows with the memory in use and
+/// never shrinks.
 class DeviceBlocks {
  public:
-  /// A block of at least `bytes` bytes for work on the stream. Throws InvalidArgument where the
-  /// stream is captured and no block is free: nothing can be allocated then.
+  /// Returns a block of at least `bytes` bytes for work on the stream. Throws InvalidArgument if
+  /// the stream is under capture and no block is free, because allocation is then impossible.
   DeviceBlock& take(std::size_t bytes, StreamView stream);
-  /// What is queued on the block's stream so far is the last to read it.
+  /// Returns a block. The work queued so far on the block's stream is the last reader.
   void give_back(DeviceBlock& block);
-  /// Queues that no block holds anything that was received.
+  /// Queues overwriting all received data in all blocks.
   void spoil(StreamView stream);
 
  private:
   DeviceBlock& add(std::size_t bytes, std::uint64_t capture, StreamView stream);
 
-  std::mutex mutex_;  // where blocks are added, and seen by `spoil`
+  std::mutex mutex_;  // protects `blocks_` against `spoil`
   std::vector<std::unique_ptr<DeviceBlock>> blocks_;
 };
 

@@ -21,7 +21,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kTellOthers = 1000ms;  // a gather that is done here may still move for others
+// A gather completed on this rank may still be under way for other ranks.
+constexpr auto kTellOthers = 1000ms;
 constexpr auto kLongestDeafness = 1ms;
 
 Agreement agreement_of(const Operation& operation) {
@@ -38,8 +39,8 @@ Agreement agreement_of(ConstByteSpan message) {
   return other;
 }
 
-/// The same for all processes of one machine, containers on it too where they share its name: of
-/// that and the number that Linux gave it when it was started.
+/// A hash of the host name and Linux's boot id. Equal for all processes of a machine, including
+/// containers with the same host name.
 std::uint64_t machine_number() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
@@ -81,12 +82,12 @@ DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric,
   gather_hosts();
 }
 
-// The communicator ends while the device memory that it knows is still there.
+// Destroys the communicator before the registered device memory.
 DeviceTransport::~DeviceTransport() {
   try {
     queue_->finish();
   } catch (const std::exception&) {
-    // A device that failed: nothing is queued on it any more.
+    // after a device failure, no work is queued any more
   }
   fabric_->remove(*communicator_);
   communicator_.reset();
@@ -130,14 +131,14 @@ void DeviceTransport::begin(const Operation& operation) {
   open(operation);
 }
 
-// A frame that was not what its call said became NaN on this rank alone: so all ranks stop.
+// All ranks stop, because a frame contradicting the call became NaN on this rank only.
 void DeviceTransport::check_frames(std::string_view operation) {
   if (const auto damage = queue_->find_damage())
     fabric_->fail(name(rank()) + ": " + *damage, {}, Blame::kFrame);
   fabric_->check(operation);
 }
 
-// On what some ranks do between them the others cannot agree.
+// Point-to-point operations need no agreement by all ranks.
 void DeviceTransport::open(const Operation& operation) {
   kernels::check_stream(operation.stream);
   check_frames(operation.name);
@@ -187,8 +188,8 @@ std::unique_ptr<Transport> DeviceTransport::split(std::span<const int> members) 
   return join(members, queue_, "split");
 }
 
-// By an identifier of its own and not by ncclCommSplit, which all ranks would have to call, not
-// the members alone.
+// Creates a communicator from a new id. ncclCommSplit would require calls by all ranks, not only by
+// the members.
 std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
                                                  std::shared_ptr<Queue> queue,
                                                  std::string_view name) {

@@ -1,4 +1,4 @@
-// The Transport of one channel or split over NCCL.
+// The NCCL Transport of a channel or split.
 #pragma once
 
 #include <tersor/transport.h>
@@ -18,20 +18,20 @@
 
 namespace tersor::nccl {
 
-/// What each rank says before a collective that is new.
+/// The record each rank sends before a new collective.
 struct Agreement {
   std::uint64_t signature = 0;
-  char name[56] = {};  ///< as much of it as there is room for; ends with a NUL
+  char name[56] = {};  ///< truncated to fit, NUL-terminated
 };
 
-/// A queue of its own, watched while it lives.
+/// Creates a queue watched by the fabric during its lifetime.
 std::shared_ptr<Queue> make_lane(const std::shared_ptr<Fabric>& fabric);
 
 inline cudaStream_t stream_of(StreamView stream) {
   return static_cast<cudaStream_t>(stream.handle);
 }
 
-/// Calls of NCCL that begin and end together; of two results, the first that is an error.
+/// `worse` returns the first error of two results. `grouped` runs NCCL calls as a group.
 inline ncclResult_t worse(ncclResult_t first, ncclResult_t second) {
   return first == ncclSuccess || first == ncclInProgress ? second : first;
 }
@@ -46,7 +46,7 @@ ncclResult_t grouped(const Calls& calls) {
 
 class DeviceTransport final : public Transport {
  public:
-  /// All ranks; gathers who is on which host.
+  /// Includes all ranks. Gathers the host of each rank.
   DeviceTransport(std::shared_ptr<Fabric> fabric, std::unique_ptr<Communicator> communicator,
                   std::chrono::milliseconds timeout);
   ~DeviceTransport() override;
@@ -86,12 +86,12 @@ class DeviceTransport final : public Transport {
 
   friend class LoneBracket;
 
-  /// queueing(communicator, stream, into) puts operations of NCCL on the stream. What comes lies
-  /// `into`, one message behind the other; that of this rank itself is scratch.
+  /// queueing(communicator, stream, into) queues NCCL operations on the stream. Received messages
+  /// are stored contiguously at `into`; the message of this rank itself is scratch memory.
   template <typename Queueing>
   Handle launch(const Operation& operation, std::span<const ReceiveFrom> receives,
                 const Queueing& queueing);
-  /// A failed call poisons the transport.
+  /// Calls NCCL. A failed call aborts the transport.
   template <typename Call>
   void call_nccl(const Operation& operation, Call&& call) {
     try {
@@ -123,9 +123,9 @@ class DeviceTransport final : public Transport {
   std::shared_ptr<Fabric> fabric_;
   std::shared_ptr<Queue> queue_;
   std::unique_ptr<Communicator> communicator_;
-  std::chrono::milliseconds timeout_;  // of what has no operation
+  std::chrono::milliseconds timeout_;  // for calls without an operation
   std::vector<int> hosts_;
-  std::set<std::uint64_t> agreed_;  // on what all ranks gave the same
+  std::set<std::uint64_t> agreed_;  // signatures confirmed by all ranks
   std::uint32_t next_tag_ = 0;
 
   std::atomic<std::uint64_t> sent_bytes_{0};

@@ -84,7 +84,7 @@ void Fabric::observe(Clock::time_point now) {
   stop_all(now, lock);
 }
 
-// A call of the host's that blocks in NCCL, or a bracket that the device does not come through.
+// Checks for host calls that hang in NCCL and for late brackets on the device.
 std::optional<std::string> Fabric::find_late(Clock::time_point now) {
   for (const Communicator* communicator : communicators_)
     if (const auto name = communicator->late_call(now))
@@ -117,8 +117,8 @@ std::string Fabric::what_nccl_says() {
   return {};
 }
 
-// To stop a communicator NCCL tells the device, and waits until what is queued on it has run: which
-// may stand behind what waits on another. So each has a thread of its own.
+// Runs each stop on a separate thread. NCCL stops a communicator by signaling the device and
+// waiting for the queued work, and this work may depend on another communicator.
 template <typename Kind, typename Action>
 void Fabric::on_each_at_once(const std::vector<Kind*>& all, const Action& action) const {
   std::vector<std::jthread> threads;
@@ -129,7 +129,7 @@ void Fabric::on_each_at_once(const std::vector<Kind*>& all, const Action& action
     });
 }
 
-// Without the lock: it takes as long as what is queued takes to end.
+// Stops without the lock, because the stop waits for the queued work.
 void Fabric::stop_all(Clock::time_point now, Lock& lock) {
   if (stopping_ || !stop_at_.has_value() || now < *stop_at_) return;
   std::vector<Communicator*> running;

@@ -1,6 +1,7 @@
-// What all channels and splits of one transport share: the first fault, and the thread that finds
-// faults while nobody waits on the host. It looks at words that the device writes and asks NCCL for
-// errors; it asks CUDA nothing, so that streams may be captured meanwhile.
+// State shared by all channels and splits of a transport: the first fault, and a watcher thread.
+// The watcher detects faults while no host thread waits. The watcher reads progress words written
+// by the device and asks NCCL for errors. The watcher never calls CUDA, so streams may be under
+// capture meanwhile.
 #pragma once
 
 #include <tersor/transport.h>
@@ -26,27 +27,28 @@ class Fabric {
   Fabric() = default;
   ~Fabric();
 
-  /// From here on the thread watches. `who` stands in messages: "rank 0 of 4".
+  /// Starts the watcher. `who` names this rank in error texts: "rank 0 of 4".
   void watch(std::string who);
   const std::string& who() const { return who_; }
 
   const Fault& fault() const { return fault_; }
   void check(std::string_view operation) const { fault_.check(operation); }
-  /// Keeps the cause, stops all communicators and waits for that. Those that are stopped `later`
-  /// end first what tells other ranks of the same fault; them the thread stops.
+  /// Records the cause, stops all communicators and waits for the end. If `later` is given, the
+  /// watcher stops the communicators after this time. Until then, operations reporting the same
+  /// fault to other ranks can finish.
   void fail(const std::string& cause, std::chrono::milliseconds later = {},
             Blame blame = Blame::kRanks);
 
   void add(Communicator& communicator);
   void add(Queue& queue);
-  /// Wait while communicators are being stopped.
+  /// Both functions wait while communicators are being stopped.
   void remove(Communicator& communicator);
   void remove(Queue& queue);
 
-  /// For names on a device: the same number for the same name.
+  /// Converts a name to a number for the device; equal names have equal numbers.
   std::uint32_t number_of(std::string_view name);
 
-  /// One look of the thread's.
+  /// A single check of the watcher thread.
   void observe(Clock::time_point now);
 
  private:
@@ -65,14 +67,14 @@ class Fabric {
   void run(const std::stop_token& stop);
 
   Fault fault_;
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // protects the following members
   std::condition_variable_any changed_;
   std::string who_ = "this rank";
   std::vector<Communicator*> communicators_;
   std::vector<Queue*> queues_;
   std::vector<std::string> names_;
   std::optional<Clock::time_point> stop_at_;
-  bool stopping_ = false;  // then nothing is removed, though the lock is free
+  bool stopping_ = false;  // True while stopping without the lock; nothing is removed meanwhile
   int device_ = 0;
   std::jthread thread_;
 };

@@ -1,4 +1,4 @@
-// The first thing that went wrong with a transport: kept, and thrown by every later call.
+// The first fault of a transport. Every later call throws this fault.
 #pragma once
 
 #include <tersor/error.h>
@@ -16,7 +16,7 @@ class Fault {
  public:
   bool is_raised() const { return raised_.load(std::memory_order_acquire); }
 
-  /// False where there was a cause before.
+  /// Returns false if a fault was raised before.
   bool raise(const std::string& cause, Blame blame = Blame::kRanks) {
     const std::lock_guard lock(mutex_);
     if (is_raised()) return false;
@@ -26,7 +26,8 @@ class Fault {
     return true;
   }
 
-  /// Throws TransportError with the cause, if there is one; once WireError, where a frame is it.
+  /// Throws TransportError with the cause, if raised. The first call throws WireError if a frame is
+  /// to blame.
   void check(std::string_view operation) const {
     if (!is_raised()) return;
     const bool named = cause_.starts_with(operation);
@@ -38,9 +39,9 @@ class Fault {
  private:
   std::mutex mutex_;
   std::atomic<bool> raised_{false};
-  std::string cause_;  // this and its blame are never written again once it is raised
+  std::string cause_;  // `cause_` and `blame_` are constant once raised
   Blame blame_ = Blame::kRanks;
-  mutable std::atomic<bool> told_{false};  // of a frame
+  mutable std::atomic<bool> told_{false};  // True if WireError was thrown
 };
 
 }  // namespace tersor::nccl

@@ -16,7 +16,7 @@ constexpr const char* kName = "libnccl.so.2";
 constexpr const char* kAnyFunction = "ncclGetVersion";
 constexpr const char* kVariable = "TERSOR_NCCL_LIBRARY";
 
-/// Adds the loader's words to `tried` where it does not open.
+/// Opens a library. On failure, appends the loader's error to `tried`.
 void* open(const std::string& name, std::string& tried) {
   if (void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL); handle != nullptr) return handle;
   const char* why = dlerror();
@@ -24,9 +24,9 @@ void* open(const std::string& name, std::string& tried) {
   return nullptr;
 }
 
-/// The one that the process holds: linked to it, or opened by somebody else.
+/// The library already in the process: linked, or opened by other code.
 std::optional<void*> already_here() {
-  if (dlsym(RTLD_DEFAULT, kAnyFunction) != nullptr) return RTLD_DEFAULT;  // which is null
+  if (dlsym(RTLD_DEFAULT, kAnyFunction) != nullptr) return RTLD_DEFAULT;  // RTLD_DEFAULT is null
   void* handle = dlopen(kName, RTLD_NOW | RTLD_NOLOAD);
   return handle == nullptr ? std::nullopt : std::optional(handle);
 }
@@ -36,7 +36,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// In <prefix>/lib/python3.x/{site,dist}-packages.
+/// The library in <prefix>/lib/python3.x/{site,dist}-packages.
 std::optional<fs::path> library_of_prefix(const fs::path& prefix) {
   std::error_code ignored;
   for (const auto& version : fs::directory_iterator(prefix / "lib", ignored)) {
@@ -51,7 +51,7 @@ std::optional<fs::path> library_of_prefix(const fs::path& prefix) {
 
 }  // namespace
 
-// A virtual environment's python3 is a link: what counts is the folder that it was found in.
+// The folder on the path counts: python3 of a virtual environment is a link to another folder.
 std::optional<fs::path> find_python_library(const std::string& path) {
   std::istringstream folders(path);
   std::error_code ignored;

@@ -1,4 +1,4 @@
-// Where NCCL is looked for.
+// Locates the NCCL library.
 #pragma once
 
 #include <filesystem>
@@ -7,17 +7,16 @@
 
 namespace tersor::nccl {
 
-/// A handle for dlsym, never closed, since NCCL has threads of its own. The one that the process
-/// holds already; else the one that TERSOR_NCCL_LIBRARY names; else libnccl.so.2 where the loader
-/// finds it; else that of PyTorch's package. Throws TransportError that lists where it was looked
-/// for.
+/// Returns a handle for dlsym, never closed because NCCL runs own threads. The loaded library of
+/// the process has precedence. Otherwise, the search order is: TERSOR_NCCL_LIBRARY, libnccl.so.2 on
+/// the loader's path, PyTorch's package. Throws TransportError with a list of the tried locations.
 void* find_library();
 
-/// nvidia/nccl/lib/libnccl.so.2 in the packages of the first python3 in `path`, which is written as
-/// PATH is.
+/// Finds nvidia/nccl/lib/libnccl.so.2 in the packages of the first python3 in `path`, a list in the
+/// format of PATH.
 std::optional<std::filesystem::path> find_python_library(const std::string& path);
 
-/// The file that a function is in.
+/// The file containing a function.
 std::string file_of(void* function);
 
 }  // namespace tersor::nccl

@@ -1,5 +1,4 @@
-// Implements NcclCommunicator of <tersor/nccl.h>: how ranks that have no communicator find each
-// other.
+// Implements NcclCommunicator of <tersor/nccl.h>: rendezvous of ranks without a communicator.
 #include <tersor/error.h>
 #include <tersor/nccl.h>
 #include <tersor/wire.h>
@@ -24,7 +23,7 @@ ncclUniqueId new_id() {
   return id;
 }
 
-/// Under another name first, so that nobody reads half of it.
+/// Writes a temporary file, then renames the file. No rank can read a partial id.
 void write_id(const fs::path& file, const ncclUniqueId& id) {
   if (fs::exists(file))
     throw InvalidArgument(file.string() + " is there already: give a name that no run had before");

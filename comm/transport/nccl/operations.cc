@@ -1,4 +1,4 @@
-// Implements device_transport.h: what is put on streams, and what goes by way of them.
+// Implements device_transport.h: operations on streams.
 #include <tersor/align.h>
 
 #include <algorithm>
@@ -10,8 +10,9 @@
 namespace tersor::nccl {
 namespace {
 
-constexpr std::size_t kAlignment = 256;                // of messages that came
-constexpr std::size_t kLeastRegisteredBytes = 65'536;  // below, it is not worth NCCL's while
+constexpr std::size_t kAlignment = 256;  // of received messages
+// Registration does not pay off for shorter messages.
+constexpr std::size_t kLeastRegisteredBytes = 65'536;
 
 ncclDataType_t type_of(Dtype dtype) {
   constexpr ncclDataType_t kTypes[] = {ncclFloat32, ncclBfloat16, ncclFloat16,
@@ -19,7 +20,7 @@ ncclDataType_t type_of(Dtype dtype) {
   return kTypes[static_cast<std::size_t>(dtype)];
 }
 
-/// The values of all parts in as few spans as can be: parts that touch become one.
+/// Merges adjacent parts. Returns the smallest number of spans with all values.
 std::vector<ValueSpan> merged(std::span<const ValueSpan> parts) {
   std::vector<ValueSpan> runs;
   for (const ValueSpan& part : parts)
@@ -40,7 +41,8 @@ std::vector<ValueSpan> merged(std::span<const ValueSpan> parts) {
   return runs;
 }
 
-/// The messages of an exchange, which begin together; empty ones are none. What comes lies `into`.
+/// Queues the messages of an exchange as a group, without the empty messages. Received bytes are
+/// stored at `into`.
 ncclResult_t queue_messages(std::span<const SendTo> sends, std::span<const ReceiveFrom> receives,
                             std::byte* into, ncclComm_t handle, cudaStream_t stream) {
   return grouped([&] {
@@ -60,7 +62,7 @@ ncclResult_t queue_messages(std::span<const SendTo> sends, std::span<const Recei
 
 }  // namespace
 
-/// A bracket around an operation that stands outside of any.
+/// A bracket around an operation outside of any bracket.
 class LoneBracket {
  public:
   LoneBracket(DeviceTransport& transport, const Operation& operation)
@@ -68,12 +70,12 @@ class LoneBracket {
     transport.fabric_->check(operation.name);
     if (open_) transport.open(operation);
   }
-  /// Where an error unwinds, too, the bracket ends: else its deadline would pass.
+  /// Also ends the bracket during unwinding. Otherwise, the bracket's deadline would expire.
   ~LoneBracket() {
     try {
       if (open_) transport_.end(operation_);
     } catch (const std::exception&) {
-      // The device fails: whoever unwinds says so.
+      // the unwinding error describes the device failure
     }
   }
   LoneBracket(const LoneBracket&) = delete;
@@ -148,7 +150,7 @@ Handle DeviceTransport::exchange(const Operation& operation, std::span<const Sen
   });
 }
 
-// A sum of one value.
+// The barrier is an all-reduce of a single byte.
 Handle DeviceTransport::meet(const Operation& operation) {
   const ReceiveFrom word{rank(), 1};
   return launch(operation, {&word, 1}, [](ncclComm_t handle, cudaStream_t stream, std::byte* into) {
@@ -157,7 +159,8 @@ Handle DeviceTransport::meet(const Operation& operation) {
   });
 }
 
-// Own bytes are not moved between two ranks; among more, NCCL's all-gather copies them on the way.
+// Two ranks use send and receive, to avoid a copy of the own bytes. More ranks use NCCL's
+// all-gather, including the copy.
 Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                    std::size_t capacity) {
   if (operation.memory == Memory::kHost) return gather_staged(operation, send, capacity);

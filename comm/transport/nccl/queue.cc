@@ -9,7 +9,7 @@
 namespace tersor::nccl {
 namespace {
 
-/// In pinned memory, which begins as zeros.
+/// The layout of the pinned memory, initially zero.
 struct Words {
   kernels::ProgressWords progress;
   alignas(64) FrameFault frames;
@@ -17,7 +17,7 @@ struct Words {
   alignas(64) std::byte nothing[16];
 };
 
-/// The ticket of a relay whose signal is not queued yet.
+/// The ticket of a relay before its signal is queued.
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
 constexpr auto kSpoilsWithin = std::chrono::seconds(5);
@@ -29,7 +29,8 @@ Queue::Queue(const Fault& fault) : fault_(fault), pinned_(sizeof(Words)) {
   words_ = &words->progress;
   frame_fault_ = &words->frames;
   spoiled_ = &words->spoiled;
-  // CUDA loads a kernel when it is first used, for which it may wait: not while an exchange hangs.
+  // CUDA loads a kernel at the first use and may wait for the device. Load the kernel now, not
+  // while an exchange hangs.
   kernels::spoil(words->nothing, spoiling_.view());
 }
 
@@ -41,9 +42,10 @@ Queue::~Queue() {
   try {
     if (!fault_.is_raised() || ended()) return;
   } catch (const std::exception&) {
-    // A device that does not even answer.
+    // the device does not answer
   }
-  // Freeing memory waits for the whole device, which may wait for a rank that is gone.
+  // Freeing memory waits for the whole device, and the device may wait for a lost rank. Leak the
+  // memory.
   static_cast<void>(pool_.release());
   new std::vector<std::unique_ptr<Relay>>(std::move(relays_));
   new kernels::PinnedBuffer(std::move(pinned_));
@@ -93,7 +95,7 @@ void Queue::spoil() noexcept try {
   while (kernels::read_progress(*spoiled_).signals == before && Clock::now() < until)
     kernels::rest();
 } catch (const std::exception&) {
-  // A device that fails writes no results either.
+  // a failed device writes no results either
 }
 
 kernels::Event Queue::take_event() {

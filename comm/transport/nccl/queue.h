@@ -1,5 +1,6 @@
-// What a channel and its splits queue on, so that work on several communicators stays in one order:
-// a stream, the bracket of a collective, words of its progress, and memory.
+// The queue of a channel and its splits: a stream, the current bracket (the begin/end pair of a
+// collective), progress words, and memory. A common queue keeps work on several communicators in
+// order.
 #pragma once
 
 #include <tersor/transport.h>
@@ -19,31 +20,31 @@
 
 namespace tersor::nccl {
 
-/// Both ends of what a host sends and receives by way of a device.
+/// The pinned host buffer and the device buffer of a host-memory message.
 struct Relay {
   kernels::PinnedBuffer host;
   Buffer device;
-  std::uint64_t ticket = 0;  ///< the signal that ends its use
+  std::uint64_t ticket = 0;  ///< number of the signal that ends the use
   bool free = false;
 };
 
-/// What the watcher remembers between two looks.
+/// The state of the watcher between two checks.
 struct Sighting {
-  std::uint64_t bracket = 0;  ///< under way; 0: none
+  std::uint64_t bracket = 0;  ///< number of the bracket under way, or 0
   Clock::time_point since;
 };
 
-/// A bracket that was still under way at its deadline.
+/// A bracket still under way at the deadline.
 struct LateBracket {
   std::uint32_t name = 0;
   std::chrono::milliseconds timeout{0};
 };
 
-/// One thread at a time, but for what the watcher calls.
+/// Single-threaded, except for the functions called by the watcher.
 class Queue {
  public:
   explicit Queue(const Fault& fault);
-  /// What the device may still touch where it was stopped is given up, not freed.
+  /// After a stop, leaks the memory still accessible to the device instead of freeing it.
   ~Queue();
 
   StreamView wire() const { return wire_.view(); }
@@ -51,31 +52,32 @@ class Queue {
   FrameFault* frame_fault() const { return frame_fault_; }
 
   bool in_bracket() const { return depth_ != 0; }
-  /// The outermost queues the mark, behind the bracket before.
+  /// The outermost bracket queues a progress mark, after the previous bracket.
   void open(const Operation& operation, std::uint32_t name);
   void close(const Operation& operation);
-  /// What a kernel reported of a frame.
+  /// The frame fault reported by a kernel.
   std::optional<std::string> find_damage() const;
-  /// The same, once the bracket that it is of has ended: it ends for the other ranks too.
+  /// Like `find_damage`, but only after the end of the faulty frame's bracket, which then ends on
+  /// the other ranks, too.
   std::optional<std::string> observe_damage();
-  /// Overwrites what was received, so that what is queued behind an exchange that will be stopped
-  /// finds no frame, but not that of an earlier step. Waits for that, within limits. Any thread.
+  /// Overwrites all received data. Work queued after a stopped exchange then finds invalid frames
+  /// instead of frames from an earlier step. Waits for completion, with a limit. Thread-safe.
   void spoil() noexcept;
 
-  /// `later` comes after what is queued on `earlier` so far.
+  /// Makes later work on `later` wait for the work queued so far on `earlier`.
   void order(StreamView earlier, StreamView later) { kernels::order(earlier, later, turn_); }
-  /// An event for the end of one operation.
+  /// Returns an event for the end of an operation.
   kernels::Event take_event();
   void give_back(kernels::Event event) { events_.push_back(std::move(event)); }
 
   Relay& take_relay(std::size_t bytes);
-  /// Queues the signal that ends the relay's use.
+  /// Queues the signal that ends the use of the relay.
   void signal(Relay& relay);
   bool is_signalled(const Relay& relay) const;
 
-  /// What is late; called again and again.
+  /// Returns the late bracket, if any. Called periodically.
   std::optional<LateBracket> observe(Clock::time_point now);
-  /// Waits until the last bracket has ended, or the transport has failed.
+  /// Waits until the last bracket has ended or the transport has failed.
   void finish() const;
 
  private:
@@ -84,20 +86,21 @@ class Queue {
   const Fault& fault_;
   kernels::PinnedBuffer pinned_;
   kernels::ProgressWords* words_;
-  kernels::ProgressWords* spoiled_;  // signals alone
+  kernels::ProgressWords* spoiled_;  // used for signals only
   FrameFault* frame_fault_;
   Stream wire_;
   std::unique_ptr<DeviceBlocks> pool_ = std::make_unique<DeviceBlocks>();
   std::vector<kernels::Event> events_;
   std::vector<std::unique_ptr<Relay>> relays_;
-  std::uint64_t signals_ = 0;  // queued
+  std::uint64_t signals_ = 0;  // number of queued signals
   kernels::Event turn_;
-  kernels::Event last_;  // stands for the last bracket that was not captured
+  kernels::Event last_;  // recorded after the last bracket outside of captures
   bool has_ended_ = false;
   unsigned depth_ = 0;
   Stream spoiling_;
-  Sighting sighting_;                    // the watcher's
-  std::optional<std::uint64_t> damage_;  // too: brackets that had ended when it was seen
+  Sighting sighting_;  // used by the watcher
+  // Number of ended brackets when the watcher first saw the fault.
+  std::optional<std::uint64_t> damage_;
 };
 
 }  // namespace tersor::nccl

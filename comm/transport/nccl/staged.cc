@@ -1,5 +1,5 @@
-// Implements device_transport.h: host memory, by way of pinned memory and the device. For messages
-// that control others, not for gradients.
+// Implements device_transport.h: host memory, sent through pinned memory and the device. Used for
+// control messages, not for gradients.
 #include <tersor/error.h>
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace tersor::nccl {
 
-// The messages of all ranks lie alike in pinned memory and on the device.
+// The messages of all ranks have the same layout in pinned memory and on the device.
 Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan send,
                                       std::size_t capacity) {
   check_host(operation);
@@ -47,7 +47,7 @@ void DeviceTransport::check_host(const Operation& operation) const {
                           ": the host waits for it, so that it cannot be captured in a graph");
 }
 
-// From the first member to the others.
+// Sends the id from the first member to the other members.
 ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Operation& operation) {
   ncclUniqueId id{};
   check_host(operation);

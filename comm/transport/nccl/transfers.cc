@@ -12,13 +12,14 @@ int NcclTransfer::source() const {
   throw InvalidArgument("only handles of receive_any have a source, and NCCL has no receive_any");
 }
 
-// A block that nobody waited for is given up: the network may write to it at any time.
+// A block without a completed wait is never reused, because the network may still write to the
+// block.
 QueuedTransfer::~QueuedTransfer() {
   try {
     if (block_ != nullptr && !waits_ && !failed_) queue_->pool().give_back(*block_);
     if (!waits_ && queued_.has_value()) queue_->give_back(std::move(*queued_));
   } catch (const std::exception&) {
-    // The block stays lent for as long as the queue lives.
+    // the block stays lent during the queue's lifetime
   }
 }
 

@@ -1,4 +1,4 @@
-// What the handles of operations on NCCL hold.
+// The transfers behind the handles of NCCL operations.
 #pragma once
 
 #include <tersor/align.h>
@@ -14,7 +14,7 @@
 
 namespace tersor::nccl {
 
-/// What all of them have: whose they are, and what came from each rank.
+/// The common part of all transfers: the owner, and the received bytes of each rank.
 class NcclTransfer : public Transfer {
  public:
   NcclTransfer(const NcclTransfer&) = delete;
@@ -44,7 +44,7 @@ class NcclTransfer : public Transfer {
   std::vector<ConstByteSpan> received_;
 };
 
-/// Device memory: queued as soon as it is made; waiting for it is a wait of its stream.
+/// An operation on device memory, queued at creation. Waiting for the handle makes the stream wait.
 class QueuedTransfer final : public NcclTransfer {
  public:
   QueuedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
@@ -52,12 +52,12 @@ class QueuedTransfer final : public NcclTransfer {
       : NcclTransfer(std::move(fabric), std::move(queue), operation, ranks) {}
   ~QueuedTransfer() override;
 
-  /// Memory for what comes, until the end of this handle.
+  /// Returns memory for received bytes, valid until the end of this handle.
   DeviceBlock& receive_into(std::size_t bytes);
 
-  /// The stream to queue on, behind what is queued on the operation's.
+  /// Returns the stream to queue on, ordered after the work on the operation's stream.
   StreamView enter();
-  /// Everything is queued.
+  /// Called after all work is queued.
   void leave();
 
   bool test() override;
@@ -66,11 +66,12 @@ class QueuedTransfer final : public NcclTransfer {
  private:
   DeviceBlock* block_ = nullptr;
   std::optional<kernels::Event> queued_;
-  bool waits_ = false;   // the stream has still to be held for the event
-  bool failed_ = false;  // what is queued may go on without anybody who waits for it
+  bool waits_ = false;   // True if the stream does not wait for the event yet
+  bool failed_ = false;  // True if queued work may continue without a waiting handle
 };
 
-/// Host memory: all ranks' bytes by way of pinned memory and the device. The host waits.
+/// An operation on host memory. The bytes of all ranks are sent through pinned memory and the
+/// device. The host waits.
 class RelayedTransfer final : public NcclTransfer {
  public:
   RelayedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
@@ -88,12 +89,12 @@ class RelayedTransfer final : public NcclTransfer {
   Relay& relay_;
 };
 
-/// A message of up to `capacity` bytes and its length, as it lies in a relay.
+/// A message of up to `capacity` bytes in a relay: the length, then the bytes.
 struct SizedMessage {
   static constexpr std::size_t kHead = 16;
   static std::size_t bytes(std::size_t capacity) { return kHead + align_up(capacity, 16); }
   static void write(ByteSpan memory, ConstByteSpan message);
-  /// Throws TransportError for a length that the memory cannot hold.
+  /// Throws TransportError if the length exceeds the memory.
   static ConstByteSpan read(ConstByteSpan memory);
 };
 
