@@ -1,6 +1,6 @@
-// From p to planes and residual, a batch of blocks at a time, for one instruction set. What a block
-// needs next is known only after a chain of sums and a root; so each phase is run over a whole
-// batch, whose blocks do not wait for each other.
+// Encodes p to planes and residual, in batches of blocks, for one instruction set. Each step of a
+// block depends on a chain of sums and a root. Each phase therefore runs over a whole batch of
+// independent blocks.
 #if defined(TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_
 #undef TERSOR_KERNELS_HADAMARD_BLOCKS_INL_H_
@@ -18,11 +18,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kBatch = 4;  // blocks; with p and y 8 KiB
+constexpr std::size_t kBatch = 4;  // blocks; p and y take 8 KiB
 constexpr std::size_t kBatchValues = kBatch * kRotationBlock;
-constexpr std::size_t kAhead = 4;  // batches that are asked for before they are read
+constexpr std::size_t kAhead = 4;  // prefetch distance in batches
 
-/// Calls `visitor(Bits<1>{})` up to 4.
+/// Calls `visitor(Bits<bits>{})` for 1 to 4 bits.
 template <unsigned kBits>
 using Bits = std::integral_constant<unsigned, kBits>;
 template <typename Visitor>
@@ -41,8 +41,8 @@ HWY_INLINE Pointer<T> pointer_of(const void* values) {
     return static_cast<T*>(values);
 }
 
-/// Asks for the block kAhead batches behind `values`, between the work on two others: no hardware
-/// follows reads that come in bursts.
+/// Prefetches the block kAhead batches after `values`, between the work on other blocks. Hardware
+/// prefetchers do not follow bursts of reads.
 template <typename T>
 HWY_INLINE void ask_for_block(const T* values) {
   const auto* bytes = reinterpret_cast<const std::byte*>(values + kAhead * kBatchValues);
@@ -51,7 +51,7 @@ HWY_INLINE void ask_for_block(const T* values) {
 }
 HWY_INLINE void ask_for_block(Absent) {}
 
-/// Writes y, and returns the sum that its scale comes from.
+/// Writes y, and returns the sum that determines the scale.
 template <bool kOneBit>
 HWY_NOINLINE float rotate_block(const float* p, float down, const std::uint8_t* signs, float* y) {
   RotationVectors x;
@@ -64,8 +64,8 @@ HWY_NOINLINE float rotate_block(const float* p, float down, const std::uint8_t* 
   return tree_sum(x, [](VF32 v) HWY_ATTR { return kOneBit ? hn::Abs(v) : hn::Mul(v, v); });
 }
 
-/// Codes y; what they leave of p is the residual. 2 · T(k) has 12 bits and t has 8, so that T(k) ·
-/// t is T(k · t), without a rounding.
+/// Encodes y, and writes the difference to p as the residual. 2 · T(k) has 12 bits and t has 8
+/// bits. Therefore T(k) · t equals T(k · t) without rounding.
 template <unsigned kBits, typename E>
 HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const float* p,
                              const std::uint8_t* signs, std::uint8_t* planes, Pointer<E> residual) {
@@ -87,8 +87,8 @@ HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const f
   }
 }
 
-/// Writes the blocks of a range in order, batch by batch: the caller takes p of each block of a
-/// batch, for which there is room(first), and writes the batch.
+/// Writes the blocks of a range in order, batch by batch. The caller computes p of each block of a
+/// batch, optionally into room(first), and calls take. The caller then calls write for the batch.
 template <typename E>
 class HadamardWriter {
  public:
@@ -107,8 +107,8 @@ class HadamardWriter {
   HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
   HWY_INLINE float* room(std::size_t first) { return p_[index_of(first)]; }
 
-  /// The block at `first`, whose values were shown. In its room what is missing becomes +0; p that
-  /// lies elsewhere has zeros there.
+  /// Registers the block at `first` and its absmax. Missing values in the block's room become +0.
+  /// If p is stored elsewhere, the caller has already padded p with zeros.
   HWY_INLINE void take(std::size_t first, const float* p, const Absmax& absmax) {
     range_[index_of(first)] = {absmax.bits()};
     from_[index_of(first)] = p;
@@ -116,7 +116,7 @@ class HadamardWriter {
       std::fill(room(first) + (count_ - first), room(first) + kRotationBlock, 0.0f);
   }
 
-  /// The batch at `first`, with its signs; `gradient` is that of the range, or Absent.
+  /// Writes the batch at `first` with its signs. `gradient` is the range's gradient or Absent.
   template <typename Gradient>
   HWY_INLINE void write(std::size_t first, const std::uint8_t* signs, Gradient gradient) {
     visit_bits(bits_, [&]<unsigned kBits>(Bits<kBits>) HWY_ATTR {
@@ -131,7 +131,7 @@ class HadamardWriter {
     });
   }
 
-  /// Finite values that decode to NaN.
+  /// Number of finite values that decode to NaN.
   std::size_t overflows() const { return overflows_; }
 
  private:

@@ -1,11 +1,12 @@
-// The kernels of hadamard: a warp takes 16 blocks of one segment at a time, four at once, 32 values
-// of one a thread, in registers and shared memory between the one read and the one write. Bits of
-// codes are the same for a whole launch.
+// The kernels of hadamard. A warp processes 16 blocks of one segment, four at once. Each thread
+// holds 32 values of one block in registers and shared memory between the single read and the
+// single write. The number of bits per code is fixed per launch.
 //
-// Grid: as many blocks of 128 threads as are resident, each warp striding over the units.
-// Bytes a value, f32 and 2 bits: encode 4 read and 0.26 written, with feedback 4 more of each;
-// decode 0.26 read a frame and 4 written; reduce 0.26 read a frame and 0.26 written, with the
-// owner's residual 4 more of each.
+// Grid: as many blocks of 128 threads as are resident, each warp striding over the units. Memory
+// traffic in bytes per value, for f32 and 2 bits:
+//   Encode: 4 read and 0.26 written. Error feedback adds 4 read and 4 written.
+//   Decode: 0.26 read per frame and 4 written.
+//   Reduce: 0.26 read per frame and 0.26 written. The owner's residual adds 4 read and 4 written.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -23,10 +24,10 @@
 namespace tersor::kernels {
 
 constexpr unsigned kHadamardThreads = 128;
-/// Blocks on a multiprocessor: as many as need no spills. A thread holds 32 values of y, and with
-/// feedback of p.
+/// Blocks per multiprocessor: the maximum without register spills. A thread holds 32 values of y
+/// and, with feedback, 32 values of p.
 constexpr unsigned kHadamardResident = 4, kHadamardFedResident = 3;
-/// Of decode, by architecture.
+/// Blocks per multiprocessor for decode, by architecture.
 struct HadamardResident {
   unsigned from;
   unsigned decode;
@@ -35,7 +36,7 @@ constexpr HadamardResident kHadamardTuning[] = {{.from = 0, .decode = 4},
                                                 {.from = 1200, .decode = 3}};
 constexpr unsigned kHadamardUnitValues = kRotationUnit * kRotationBlock;
 
-/// What encode and reduce do with p: codes, scale and residual of one block.
+/// Writes codes, scale and residual of one block, for encode and reduce.
 template <typename E>
 struct HadamardBlock {
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
@@ -44,9 +45,9 @@ struct HadamardBlock {
   std::byte* sections;  // of the segment
   const E* residual_in;
   E* residual_out;
-  bool keeps;  // codes and scale are 0, the residual stays
+  bool keeps;  // True if codes and scale are 0 and the residual is kept
 
-  /// Of an EncodeEntry or a ReduceEntry.
+  /// Creates a HadamardBlock from an EncodeEntry or a ReduceEntry.
   template <class Entry>
   TERSOR_DEVICE static HadamardBlock of(const Entry& segment, const RotationPlace& place,
                                         std::byte* payload, bool keeps) {
@@ -54,7 +55,7 @@ struct HadamardBlock {
             static_cast<E*>(segment.residual_out), keeps};
   }
 
-  /// p = a · p + b · residual; what is missing stays +0.
+  /// p = a · p + b · residual. Missing values stay +0.
   TERSOR_DEVICE void add_residual(float a, float b, RotatedValues& p) const {
     if constexpr (kFeedback) {
       RotatedValues residual;
@@ -65,7 +66,7 @@ struct HadamardBlock {
     clear_missing(p);
   }
 
-  /// Returns how many finite values decode to NaN.
+  /// Returns the number of finite values that decode to NaN.
   template <class Warp>
   TERSOR_DEVICE unsigned write(const Rotation<Warp>& rotation, unsigned bits,
                                const RotationSigns& signs, const RotatedValues& p) const {
@@ -105,7 +106,7 @@ struct HadamardBlock {
     return count;
   }
 
-  /// Writes codes and scale of y, which becomes what they stand for.
+  /// Writes codes and scale of y, and replaces y by the decoded values.
   template <unsigned kBits, class Warp>
   TERSOR_DEVICE void code(const Rotation<Warp>& rotation, const HadamardRange& range,
                           RotatedValues& y) const {
@@ -122,7 +123,7 @@ struct HadamardBlock {
             keeps ? std::uint16_t{0} : sent);
   }
 
-  /// The new residual, where `decoded` is what a block with codes decodes to.
+  /// Writes the new residual. `decoded` holds the decoded values of a block with codes.
   TERSOR_DEVICE void leave(const HadamardRange& range, const RotatedValues& p,
                            RotatedValues& decoded) const {
     if (keeps || range.poisoned()) {
@@ -139,7 +140,7 @@ struct HadamardBlock {
   }
 };
 
-/// The padding of the scales is written with the segment's last unit.
+/// Writes the padding after the scales, together with the segment's last unit.
 template <class Warp>
 TERSOR_DEVICE void pad_scales(const Warp& warp, std::byte* sections, std::size_t first,
                               std::size_t count) {
@@ -150,13 +151,13 @@ TERSOR_DEVICE void pad_scales(const Warp& warp, std::byte* sections, std::size_t
     store(reinterpret_cast<std::uint16_t*>(sections) + block, std::uint16_t{0});
 }
 
-/// Adds what a warp wrote of a segment's values [first, end) to the frame's sum.
+/// Adds the bytes written by a warp for a segment's values [first, end) to the frame's sum.
 template <class Sum, class Entry>
 TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, unsigned bits,
                                std::size_t first, std::size_t end) {
   const std::size_t from = first / kRotationBlock, to = ceil_div(end, kRotationBlock);
   const std::size_t planes = segment.offset + HadamardLayout{segment.count, bits}.planes_offset();
-  const std::size_t bytes = bits * kRotationBlock / 8;  // of a block
+  const std::size_t bytes = bits * kRotationBlock / 8;  // per block
   sum.add_bytes(segment.offset + from * sizeof(std::uint16_t),
                 segment.offset + align_up(to * sizeof(std::uint16_t), 16));
   sum.add_bytes(planes + from * bytes, planes + to * bytes);
@@ -209,7 +210,7 @@ struct HadamardEncodeKernel {
   TERSOR_DEVICE unsigned encode_unit(const Rotation<Warp>& rotation, const EncodeEntry& segment,
                                      std::size_t first) const {
     const bool inactive = is_inactive(segment);
-    // Read anew for each unit: they need no registers in between.
+    // Loaded for each unit, to save registers between units.
     const float a = words.gradient_factor(), b = words.residual_factor();
     unsigned count = 0;
     rotation.for_each_block(first, segment.count, [&](unsigned index, const RotationPlace& place) {
@@ -224,7 +225,7 @@ struct HadamardEncodeKernel {
   }
 };
 
-/// A segment that is decoded.
+/// A segment to decode.
 struct HadamardEntry {
   void* output;
   std::uint64_t count;

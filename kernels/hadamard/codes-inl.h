@@ -1,5 +1,5 @@
-// Codes of 1 to 4 bits between vectors in rotated space and planes of bits, for one instruction
-// set.
+// Conversion between vectors in rotated space and 1-bit to 4-bit codes stored as bit planes, for
+// one instruction set.
 #if defined(TERSOR_KERNELS_HADAMARD_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HADAMARD_CODES_INL_H_
 #undef TERSOR_KERNELS_HADAMARD_CODES_INL_H_
@@ -17,16 +17,16 @@ constexpr std::size_t kPlaneBytes = HadamardLayout::kPlaneBytes;
 
 #if HWY_TARGET == HWY_AVX3
 
-constexpr std::size_t kCodeVectors = 4;  // whose codes are made, written and read at once
+constexpr std::size_t kCodeVectors = 4;  // vectors whose codes are handled together
 
-/// Codes, a byte each: in 128 bits those of four lanes, vector after vector.
+/// One byte per code. Each 128-bit part holds the codes of four lanes, vector by vector.
 struct Codes {
   __m512i bytes;
 };
 
 using BlockCodes = Codes[kRotationVectors / kCodeVectors];
 
-/// From codes to the order of values, or back.
+/// Converts between code order and value order.
 HWY_INLINE __m512i reordered(__m512i bytes) {
   const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(places, bytes);
@@ -36,7 +36,7 @@ HWY_INLINE __m512i plane_bit(std::size_t plane) {
   return _mm512_set1_epi8(static_cast<char>(1 << plane));
 }
 
-/// The codes of vectors k to k + kCodeVectors − 1.
+/// Stores the codes of vectors k to k + kCodeVectors − 1.
 template <unsigned kBits>
 HWY_INLINE void store_codes(Codes codes, std::uint8_t* planes, std::size_t k) {
   const __m512i ordered = reordered(codes.bytes);
@@ -79,10 +79,11 @@ class CodeNumbers {
   }
 
  private:
-  VF32 table_;  // looked up by the lowest four bits of a lane
+  VF32 table_;  // indexed by the lowest four bits of a lane
 };
 
-/// The codes of kCodeVectors vectors of y. No |y / s| is above 16 / Δ < 48, so that 16 bits do.
+/// Returns the codes of kCodeVectors vectors of y. Every |y / s| is at most 16 / Δ < 48, so 16 bits
+/// suffice.
 template <unsigned kBits>
 HWY_INLINE Codes codes_of(const float* y, VF32 inverse) {
   using Steps = HadamardSteps<kBits>;
@@ -104,9 +105,10 @@ HWY_INLINE Codes codes_of(const float* y, VF32 inverse) {
   return {_mm512_min_epu8(bytes, _mm512_set1_epi8((1 << kBits) - 1))};
 }
 
-/// T of a block's numbers: that of its codes, in 16 bits, less T of kMiddle, which is 0 but at
-/// value 0. Pairs whose places differ in bit 1, then 6, 7, 0, 2, 3, 5 and last 4: those within a
-/// vector are moved to two that stand side by side, and all begin where this leaves them in order.
+/// Applies T to a block's numbers: T of the codes in 16 bits, minus T of kMiddle. T of kMiddle is 0
+/// except at value 0. The stages combine values whose indices differ in bit 1, then 6, 7, 0, 2, 3,
+/// 5 and last 4. Pairs within a vector are first moved to two adjacent vectors. The initial order
+/// is chosen to leave the result in order.
 template <unsigned kBits>
 HWY_INLINE void rotate_numbers(const BlockCodes& codes, RotationVectors& to) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
@@ -152,11 +154,11 @@ HWY_INLINE void rotate_numbers(const BlockCodes& codes, RotationVectors& to) {
 
 #else
 
-constexpr std::size_t kCodeVectors = 1;  // whose codes are made, written and read at once
+constexpr std::size_t kCodeVectors = 1;  // vectors whose codes are handled together
 using Codes = VU32;
 using BlockCodes = Codes[kRotationVectors];
 
-/// Bit i: bit kBit of lane i.
+/// Returns bit kBit of each lane. Bit i of the result is from lane i.
 template <int kBit>
 HWY_INLINE std::uint32_t bits_of_lanes(VU32 lanes) {
 #if HWY_TARGET == HWY_AVX2
@@ -171,14 +173,14 @@ HWY_INLINE std::uint32_t bits_of_lanes(VU32 lanes) {
 #endif
 }
 
-/// Writes the bits of vector k into a plane. Vectors come in order.
+/// Writes the bits of vector k into a plane. Vectors must be written in order.
 HWY_INLINE void store_bits(std::uint32_t bits, std::uint8_t* plane, std::size_t k) {
   const std::size_t bit = k * kLanes % 8;
   std::uint8_t& byte = plane[k * kLanes / 8];
   byte = static_cast<std::uint8_t>(bit == 0 ? bits : byte | bits << bit);
 }
 
-/// The codes of vector k, whose bits are the lowest ones of `codes`.
+/// Stores the codes of vector k, which are in the lowest bits of `codes`.
 template <unsigned kBits>
 HWY_INLINE void store_codes(Codes codes, std::uint8_t* planes, std::size_t k) {
   store_bits(bits_of_lanes<0>(codes), planes, k);
@@ -187,7 +189,7 @@ HWY_INLINE void store_codes(Codes codes, std::uint8_t* planes, std::size_t k) {
   if constexpr (kBits > 3) store_bits(bits_of_lanes<3>(codes), planes + 3 * kPlaneBytes, k);
 }
 
-/// Bit kBit of the codes of vector k, as a number in each lane.
+/// Returns bit kBit of the codes of vector k, as a number per lane.
 template <unsigned kBit>
 HWY_INLINE VU32 load_bit(const std::uint8_t* planes, std::size_t k) {
   const std::uint32_t bits = bits_of_vector(planes + kBit * kPlaneBytes, k);
@@ -217,7 +219,7 @@ struct CodeNumbers {
   }
 };
 
-/// Codes of one vector of y, in the lowest bits; those of the upper half of a byte are 0.
+/// Returns the codes of one vector of y in the lowest bits. The other bits of the low byte are 0.
 template <unsigned kBits>
 HWY_INLINE Codes codes_of(const float* y, VF32 inverse) {
   using Steps = HadamardSteps<kBits>;
@@ -230,7 +232,7 @@ HWY_INLINE Codes codes_of(const float* y, VF32 inverse) {
   return hn::BitCast(U32(), hn::Add(clamped, hn::Set(F32(), kHadamardMagic)));
 }
 
-/// T of a block's numbers.
+/// Applies T to a block's numbers.
 template <unsigned kBits>
 HWY_INLINE void rotate_numbers(const BlockCodes& codes, RotationVectors& to) {
   const CodeNumbers<kBits> numbers;

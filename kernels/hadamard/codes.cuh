@@ -1,4 +1,5 @@
-// Codes of 1 to 4 bits between rotated values in registers and planes of bits in a payload.
+// Conversion between rotated values in registers and 1-bit to 4-bit codes, stored as bit planes in
+// a payload.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -15,7 +16,7 @@ namespace tersor::kernels {
 template <unsigned kBits>
 using CodeBits = std::integral_constant<unsigned, kBits>;
 
-/// Of what a decode and a reduce read.
+/// The input of decode and reduce.
 struct HadamardSource {
   std::size_t offset;  // of the segment
   unsigned bits;
@@ -30,7 +31,7 @@ TERSOR_DEVICE void visit_code_bits(unsigned bits, const Visit& visit) {
   visit(CodeBits<4>{});
 }
 
-/// Where one block's scale and planes lie, behind the segment's sections.
+/// Return the offsets of one block's scale and planes within the segment's sections.
 TERSOR_DEVICE std::size_t scale_offset(const RotationPlace& place) {
   return place.block() * sizeof(std::uint16_t);
 }
@@ -39,8 +40,8 @@ TERSOR_DEVICE std::size_t plane_offset(const RotationPlace& place, unsigned bits
          place.block() * bits * HadamardLayout::kPlaneBytes + place.thread * sizeof(std::uint32_t);
 }
 
-/// Bit j of the four bits at place n of word w becomes bit w at place n of word j: from codes to
-/// planes, and back.
+/// Transposes codes to planes and back. Bit j of the four bits at position n of word w becomes bit
+/// w at position n of word j.
 TERSOR_DEVICE void transpose_codes(std::uint32_t (&word)[4]) {
   const auto swap = [](std::uint32_t& a, std::uint32_t& b, unsigned bits, std::uint32_t low) {
     const std::uint32_t was = a;
@@ -53,10 +54,10 @@ TERSOR_DEVICE void transpose_codes(std::uint32_t (&word)[4]) {
   swap(word[2], word[3], 1, 0x55555555u);
 }
 
-/// The codes of values y by rows, in fourths. y becomes values k · unit.
+/// Encodes values y, stored by rows in fourths, and replaces y by the values k · unit.
 template <unsigned kBits>
 struct HadamardCodes {
-  std::uint16_t share[kRotationRows];  // of each row four codes of four bits, the first one lowest
+  std::uint16_t share[kRotationRows];  // four 4-bit codes per row, first code lowest
 
   TERSOR_DEVICE HadamardCodes(RotatedValues& y, float inverse, float unit) {
     TERSOR_UNROLL
@@ -69,7 +70,8 @@ struct HadamardCodes {
     }
   }
 
-  /// Nothing is written behind the segment's end; zeros where the block has no codes.
+  /// Stores the codes, or zeros if the block has no codes. Nothing is written after the segment's
+  /// end.
   template <class Warp>
   TERSOR_DEVICE void store_to(const Rotation<Warp>& rotation, std::byte* sections,
                               const RotationPlace& place, bool coded) const {
@@ -85,7 +87,7 @@ struct HadamardCodes {
   }
 
  private:
-  /// Of one bit the code is the highest one of four, and changed.
+  /// Appends one code. A 1-bit code is the highest of four bits, inverted.
   TERSOR_DEVICE static std::uint32_t with_code(std::uint32_t codes, float& y, float inverse,
                                                float unit) {
     if constexpr (kBits == 1) {
@@ -94,16 +96,16 @@ struct HadamardCodes {
       return shifted_in(codes, bits, 4);
     } else {
       using Steps = HadamardSteps<kBits>;
-      constexpr float kCodes = static_cast<float>(1u << kBits);  // divides without rounding
+      constexpr float kCodes = static_cast<float>(1u << kBits);  // dividing by this is exact
       const float z = saturated_multiply_add(y, inverse / kCodes, Steps::kMiddle / kCodes);
       const float sum = fused_multiply_add(fminf(z, Steps::kMost / kCodes), kCodes, kHadamardMagic);
       y = fused_multiply_add(sum - kHadamardMagic, unit, -(Steps::kMiddle * unit));  // exact
-      return (codes << 4) + bits_of(sum);  // of which more than the code lies above 16 bits
+      return (codes << 4) + bits_of(sum);  // bits above the code land above bit 16
     }
   }
 };
 
-/// What a frame has of one row of a block.
+/// The codes of one row of a block in one frame.
 template <unsigned kBits>
 struct FrameCodes {
   std::uint32_t plane[kBits];
@@ -116,7 +118,7 @@ struct FrameCodes {
     for (unsigned j = 0; j < kBits; ++j) plane[j] = load_input(from + j * kRotationThreads);
   }
 
-  /// w = fma(k, unit, w) by runs.
+  /// w = fma(k, unit, w), stored as runs.
   TERSOR_DEVICE void add_to(RotatedValues& w, float factor) const {
     const float unit = hadamard_unit(scale, factor);
     std::uint32_t codes[4] = {};
@@ -128,9 +130,10 @@ struct FrameCodes {
   }
 
  private:
-  /// To every fourth one of w. A code at bit b of an f32 from 2^23 on counts 2^b; it becomes k
-  /// without a shift where it lies below bit 23 and 2^(23 − b) + 1/2 is an f32. Of eight codes that
-  /// holds for four, and for the others where the word's halves change places.
+  /// Adds eight codes to every fourth value of w. A code at bit b of an f32 of 2^23 or more counts
+  /// 2^b. The code becomes k without a shift if the code lies below bit 23 and 2^(23 − b) + 1/2 is
+  /// an f32. Four of eight codes meet this condition. The other four meet the condition after
+  /// swapping the word's halves.
   TERSOR_DEVICE static void add_word(float* w, std::uint32_t word, float unit) {
     constexpr std::uint32_t kMagic = 0x4b000000u, kCode = (1u << kBits) - 1;
     const std::uint32_t straight = chosen_bytes(word, kMagic, 0x7210);
@@ -148,8 +151,8 @@ struct FrameCodes {
   }
 };
 
-/// The frames' sum of one block by rows, neighbours. What is added to −0 stays as it is: the first
-/// frame's products. A frame is loaded while the one before it is added.
+/// Sums one block over the frames, stored by rows as neighbours. The sum starts at −0, which leaves
+/// the first frame's products unchanged. Each frame is loaded while the previous frame is added.
 template <unsigned kMost, class Warp>
 TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kMost>& list,
                               const HadamardSource& source, const RotationPlace& place,

@@ -1,7 +1,8 @@
-// hadamard on the CPU. A block of 256 values is rotated in registers: 16 of AVX-512. Bytes a value,
-// f32 and 2 bits: encode 4 read and 0.26 written, with feedback 4 more of each; decode 0.26 read a
-// payload and 4 written; reduce 0.26 read a payload and 0.26 written, with the owner's residual 4
-// more of each.
+// hadamard on the CPU. A block of 256 values is rotated in registers (16 AVX-512 registers). Memory
+// traffic in bytes per value, for f32 and 2 bits:
+//   Encode: 4 read and 0.26 written. Error feedback adds 4 read and 4 written.
+//   Decode: 0.26 read per payload and 4 written.
+//   Reduce: 0.26 read per payload and 0.26 written. The owner's residual adds 4 read and 4 written.
 
 #include "kernels/hadamard/cpu.h"
 
@@ -35,7 +36,7 @@ std::size_t encode_range(const HadamardEncode& arguments) {
   return writer.overflows();
 }
 
-/// The payloads' sum of one block, before its signs.
+/// Sums the payloads of one block, before applying the signs.
 template <unsigned kBits>
 HWY_INLINE void sum_block(std::span<const HadamardView> payloads, std::size_t block, float factor,
                           RotationVectors& w) {
@@ -56,8 +57,9 @@ HWY_INLINE void sum_block(std::span<const HadamardView> payloads, std::size_t bl
   rotate(w);
 }
 
-/// One payload of a block, before its signs, as T(k) · t: that is T(k · t) where t has 12 bits at
-/// most, e.g. where the factor is a power of two. Otherwise false, and nothing is done.
+/// Decodes one payload of a block as T(k) · t, before applying the signs. The result equals T(k ·
+/// t) if t has at most 12 bits, for example if the factor is a power of two. Otherwise returns
+/// false and does nothing.
 template <unsigned kBits>
 HWY_INLINE bool decode_block(const HadamardView& payload, std::size_t block, float factor,
                              RotationVectors& w) {

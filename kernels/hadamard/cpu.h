@@ -1,6 +1,7 @@
-// hadamard on the CPU: ranges of a segment that begin at a block of 256 values, on one thread. The
-// arithmetic stands in kernels/hadamard/formulas.h. Same bytes on every instruction set. All
-// pointers of values need only their element's alignment.
+// hadamard on the CPU: single-threaded encode, decode and reduce of ranges of a segment. A range
+// begins at a block of 256 values. kernels/hadamard/formulas.h defines the arithmetic. The bytes
+// are the same on every instruction set. Value pointers need only the alignment of their element
+// type.
 #pragma once
 
 #include "kernels/host/arguments.h"
@@ -15,9 +16,9 @@
 
 namespace tersor::kernels {
 
-/// Where the scales and planes of a range are written; as many blocks as it has.
+/// The scales and planes written for the blocks of a range.
 struct HadamardOutput {
-  unsigned bits;  // of a code
+  unsigned bits;  // per code
   std::uint16_t* scales;
   std::byte* planes;
 };
@@ -28,13 +29,13 @@ struct HadamardEncode {
   HadamardOutput output;
 };
 
-/// The scales and planes of one payload, from the block where the range begins. Any bytes will do.
+/// The scales and planes of one payload, starting at the range's first block. Any bytes are valid.
 struct HadamardView {
   const std::uint16_t* scales;
   const std::byte* planes;
 };
 
-/// The payloads of a range: at least one.
+/// The payloads of a range, at least one.
 struct HadamardInput {
   unsigned bits;
   std::span<const HadamardView> payloads;
@@ -42,13 +43,13 @@ struct HadamardInput {
   Signs signs;
 };
 
-/// The sum of the payloads, times `factor`, in order, rounded once into the output.
+/// The sum of the payloads, in order, times `factor`, rounded once to the output's dtype.
 struct HadamardDecode {
   HadamardInput input;
   Decoded to;
 };
 
-/// The sum of the payloads, times `factor`, in order, plus residual_factor · residual, coded again.
+/// Encodes the sum of the payloads, in order, times `factor`, plus residual_factor · residual.
 struct HadamardReduce {
   HadamardInput input;
   float factor;
@@ -56,13 +57,14 @@ struct HadamardReduce {
   HadamardOutput output;
 };
 
-/// Codes a range, with or without error feedback. Returns how many finite values decode to NaN.
+/// Encodes a range, with or without error feedback. Returns the number of finite values that decode
+/// to NaN.
 std::size_t hadamard_encode(const HadamardEncode& arguments);
 
 /// Decodes the sum of payloads.
 void hadamard_decode(const HadamardDecode& arguments);
 
-/// Adds payloads and codes their sum. Returns what hadamard_encode does.
+/// Adds payloads and encodes the sum. Returns the number of finite values that decode to NaN.
 std::size_t hadamard_reduce(const HadamardReduce& arguments);
 
 }  // namespace tersor::kernels

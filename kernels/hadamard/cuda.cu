@@ -1,6 +1,7 @@
-// How hadamard is launched on a device: types and lists of a call become kernels. One launch a call
-// for up to 500 segments; with words to write one more that advances the step, which an encode
-// reads. With checksums their words are cleared before.
+// Launches hadamard's kernels on a device: selects kernels by the types and list lengths of a call.
+// A call with up to 500 segments is one launch. If the call writes state words, one more launch
+// advances the step, because an encode reads the step. If frames have checksums, a memset first
+// zeroes the header words used for sums.
 
 #include "kernels/device/device_call.cuh"
 #include "kernels/hadamard/body.cuh"
@@ -16,7 +17,7 @@ auto sizes_of(unsigned bits) {
   };
 }
 
-/// Kernels read the step, so that a launch behind them advances it.
+/// Launches a kernel, and a separate launch to advance the step, because the kernel reads the step.
 template <class Kernel, class Call>
 void launch_hadamard(Queue& queue, Kernel& kernel, const Call& call, unsigned bits,
                      const DeviceFrame& frame) {

@@ -1,13 +1,14 @@
-// hadamard: what every device computes of a block, one value at a time.
+// hadamard: the formulas for a block, value by value, identical on every device.
 //
-// With p the values to send, absmax the largest |p| as an integer maximum of bits, 2^e the power of
-// two at or below it, and T the transform of kernels/host/rotation-inl.h:
-//   rotated   y = T(±p · 2^-(e + 4)), of about the size that absmax / 2^e has
-//   scale    s = bf16(2 · mean |y|) for one bit, else bf16(√(mean y²) · Δ); s · 2^e is sent
-//   code     one bit: whether y's sign bit is 0; else the low bits of clamp(fma(y, 1/s, L − 1/2))
-//            + 2^23
-//   value    k = code − (L − 1/2); T(k · t) with the block's signs, t = scale · 2^-4
-//   residual p − value
+// Let p be the values to send, and absmax the largest |p|, computed as an integer maximum of bits.
+// Let 2^e be the power of two at or below absmax, and T the transform of
+// kernels/host/rotation-inl.h:
+//   rotated   y = T(±p · 2^-(e + 4)), of about the magnitude of absmax / 2^e
+//   scale     s = bf16(2 · mean |y|) for 1-bit codes, else bf16(√(mean y²) · Δ); s · 2^e is sent
+//   code      1 bit: set if y's sign bit is 0; else the low bits of clamp(fma(y, 1/s, L − 1/2))
+//             + 2^23
+//   value     k = code − (L − 1/2); T(k · t) with the block's signs, t = scale · 2^-4
+//   residual  p − value
 #pragma once
 
 #include "kernels/scalar/convert.h"
@@ -24,42 +25,43 @@ constexpr std::uint32_t kHadamardPoisonBits = 0x7b800000u;  // 2^120
 constexpr std::uint32_t kHadamardLeastBits = 0x0d800000u;   // 2^-100
 constexpr float kHadamardMagic = 8388608.0f;                // 2^23
 
-/// What a block is coded with, by the bits of a code.
+/// The quantizer of a block, by the number of bits per code.
 template <unsigned kBits>
 struct HadamardSteps {
   static_assert(kBits >= 1 && kBits <= 4);
-  /// Codes are numbered from the lowest; k = code − kMiddle.
+  /// Codes are numbered from the lowest value; k = code − kMiddle.
   static constexpr float kMost = static_cast<float>((1u << kBits) - 1);
   static constexpr float kMiddle = kMost / 2;
-  /// The best equal step for a normal distribution, in its standard deviations.
+  /// The best uniform step for a normal distribution, in standard deviations.
   static constexpr float kStep = kBits == 1   ? 1.5957691f
                                  : kBits == 2 ? 0.9956867f
                                  : kBits == 3 ? 0.58601943f
                                               : 0.33520061f;
 };
 
-/// How large the values of a block are.
+/// The magnitude of the values of a block.
 struct HadamardRange {
   std::uint32_t absmax_bits;
 
-  /// The block decodes to NaN; its codes are 0, and its residual stays.
+  /// True if the block decodes to NaN. The block's codes are 0, and its residual is kept.
   TERSOR_BODY bool poisoned() const { return absmax_bits >= kHadamardPoisonBits; }
-  /// Scale and codes are 0, the residual is p.
+  /// True if the block's values are too small to send. Scale and codes are 0, and the residual is
+  /// p.
   TERSOR_BODY bool vanishes() const { return absmax_bits < kHadamardLeastBits; }
   TERSOR_BODY bool is_odd() const { return poisoned() || vanishes(); }
   /// 2^-(e + 4)
   TERSOR_BODY float down() const { return float_of((250u - (absmax_bits >> 23)) << 23); }
-  /// The scale of a block that is poisoned or vanishes.
+  /// The scale sent for a poisoned or vanishing block.
   TERSOR_BODY std::uint16_t odd_scale() const { return poisoned() ? 0x7fc0 : 0; }
 };
 
-/// The scale of a block, as it is sent and for coding.
+/// The scale of a block: the sent scale, and the inverse used for coding.
 struct HadamardScale {
   std::uint16_t sent;  // bf16
-  float inverse;       // 1/s; not needed for one bit
+  float inverse;       // 1/s; not needed for 1-bit codes
 };
 
-/// `sum`: the tree sum of |y| for one bit, else of y · y.
+/// `sum`: the tree sum of |y| for 1-bit codes, else of y · y.
 template <unsigned kBits>
 TERSOR_BODY HadamardScale hadamard_scale(const HadamardRange& range, float sum) {
   float s = sum * 0x1p-7f;
@@ -70,7 +72,7 @@ TERSOR_BODY HadamardScale hadamard_scale(const HadamardRange& range, float sum) 
           kBits == 1 ? 0.0f : reciprocal(bf16_to_f32(static_cast<std::uint16_t>(bits)))};
 }
 
-/// t of the values k · t in rotated space.
+/// Returns t, the unit of the values k · t in rotated space.
 TERSOR_BODY float hadamard_unit(std::uint16_t scale, float factor) {
   return bf16_to_f32(scale) * factor * 0x1p-4f;
 }

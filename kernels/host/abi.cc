@@ -1,4 +1,5 @@
-// The symbols that programs compiled for the same standard library refer to.
+// Defines the symbols of <tersor/abi.h>. Programs compiled for the same standard library refer to
+// these symbols.
 #include <tersor/abi.h>
 
 #ifdef TERSOR_ABI_DEBUG

@@ -1,4 +1,4 @@
-// Summing the words of a frame as they are written or read, for one instruction set.
+// Sums the words of a frame while they are written or read, for one instruction set.
 #if defined(TERSOR_KERNELS_HOST_CHECKSUM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HOST_CHECKSUM_INL_H_
 #undef TERSOR_KERNELS_HOST_CHECKSUM_INL_H_
@@ -20,12 +20,12 @@ constexpr std::size_t kRowBytes = kChecksumColumns * kWordBytes;
 
 #if TERSOR_PORTABLE
 
-/// What the rows of a group add up to, column by column.
+/// Column-wise sums of the rows of a group.
 class ColumnSums {
  public:
   HWY_INLINE ColumnSums() {}
 
-  /// kRows whole rows, whose weights begin at `weights`.
+  /// Adds kRows whole rows with the weights from `weights` on.
   template <std::size_t kRows>
   HWY_INLINE void add(const std::byte* rows, const std::int32_t* weights) {
     for (std::size_t column = 0; column < kChecksumColumns; ++column) {
@@ -36,7 +36,7 @@ class ColumnSums {
     }
   }
 
-  /// A row of which only columns [begin, end) are there.
+  /// Adds a row with only the columns [begin, end).
   HWY_INLINE void add_part(const std::byte* row, std::size_t begin, std::size_t end,
                            std::int32_t weight) {
     for (std::size_t column = begin; column < end; ++column)
@@ -61,7 +61,7 @@ class ColumnSums {
 
 #else
 
-// GCC would load a vector twice rather than keep it in a register.
+// Without this, GCC loads a vector twice instead of keeping the vector in a register.
 #if HWY_ARCH_X86
 #define TERSOR_KEEP(vector) asm("" : "+v"((vector).raw))
 #else
@@ -72,8 +72,8 @@ using I64 = hn::Repartition<std::int64_t, I32>;
 using U64 = hn::Repartition<std::uint64_t, I32>;
 using VI64 = hn::Vec<I64>;
 
-/// What the rows of a group add up to, column by column: those at even and at odd places of a
-/// vector apart, as products of 32 bits want it.
+/// Column-wise sums of the rows of a group. Even and odd lanes of a vector are summed separately,
+/// because 32-bit multiplications need separate lanes.
 class ColumnSums {
  public:
   HWY_INLINE ColumnSums() {
@@ -81,7 +81,7 @@ class ColumnSums {
       for (Lanes& lanes : part) lanes = {hn::Zero(I64()), hn::Zero(I32())};
   }
 
-  /// kRows whole rows, whose weights begin at `weights`.
+  /// Adds kRows whole rows with the weights from `weights` on.
   template <std::size_t kRows>
   HWY_INLINE void add(const std::byte* rows, const std::int32_t* weights) {
     static_assert(kRows <= kChecksumProducts);
@@ -93,10 +93,10 @@ class ColumnSums {
     }
   }
 
-  /// A row of which only columns [begin, end) are there.
+  /// Adds a row with only the columns [begin, end).
   HWY_INLINE void add_part(const std::byte* row, std::size_t begin, std::size_t end,
                            std::int32_t weight) {
-#if HWY_ARCH_X86  // elsewhere Highway reads lanes that the mask leaves out
+#if HWY_ARCH_X86  // on other targets, Highway reads masked lanes
     for (std::size_t part = 0; part < kParts; ++part) {
       const VI32 column = hn::Iota(I32(), static_cast<std::int32_t>(part * kLanes));
       const auto before = hn::Lt(column, hn::Set(I32(), static_cast<std::int32_t>(begin)));
@@ -127,9 +127,9 @@ class ColumnSums {
   }
 
  private:
-  static constexpr std::size_t kParts = kChecksumColumns / kLanes;  // vectors of a row
+  static constexpr std::size_t kParts = kChecksumColumns / kLanes;  // vectors per row
 
-  /// A sum of products in each lane of 64 bits, of words at even and at odd places.
+  /// Sums of products in 64-bit lanes, for words in even and in odd lanes.
   struct Products {
     HWY_INLINE void add(VI32 words, std::int32_t factor) {
       TERSOR_KEEP(words);
@@ -141,7 +141,7 @@ class ColumnSums {
     VI64 even, odd;
   };
 
-  /// A ProductSum in each lane of 64 bits; of `high` the upper halves count.
+  /// A ProductSum per 64-bit lane. Only the upper halves of `high` count.
   struct Lanes {
     HWY_INLINE void add(VI64 products) {
       constexpr int kShift = ProductSum::kHighShift - 32;
@@ -168,14 +168,14 @@ class ColumnSums {
 
 #endif
 
-/// The checksum of words that follow each other.
+/// The checksum of consecutive words.
 class WordSum {
  public:
-  /// `first_word`: where they begin in the frame.
+  /// `first_word`: index of the first word in the frame.
   explicit HWY_INLINE WordSum(std::uint64_t first_word)
       : place_(first_word % kChecksumGroup), group_(first_word / kChecksumGroup) {}
 
-  /// The next `count` words, at any address.
+  /// Adds the next `count` words, at any address.
   HWY_INLINE void add(const std::byte* words, std::size_t count) {
     if (count == 0) return;         // `words` may be null
     ColumnSums columns = columns_;  // in registers
@@ -193,13 +193,13 @@ class WordSum {
     columns_ = columns;
   }
 
-  /// Of all words so far.
+  /// Returns the checksum of all words so far.
   std::uint64_t value() const {
     return place_ == 0 ? groups_ : add_checksums(groups_, of_group(columns_, group_));
   }
 
  private:
-  /// Words of one group, the first of which has this place in it.
+  /// Adds words of one group. `place` is the index of the first word in the group.
   static HWY_INLINE void add(ColumnSums& columns, const std::byte* words, std::size_t count,
                              std::size_t place) {
     const std::int32_t* weights = kChecksumNumbers.weight + place / kChecksumColumns;
@@ -217,9 +217,9 @@ class WordSum {
       columns.add_part(words, 0, static_cast<std::size_t>(end - words) / kWordBytes, *weights);
   }
 
-  // By value: an address that is handed on would keep the sums out of registers.
+  // Passed by value: passing an address would keep the sums out of registers.
   static HWY_NOINLINE std::uint64_t of_group(ColumnSums columns, std::uint64_t group) {
-    unsigned __int128 sum = 0;  // of 16 products below 2^124
+    unsigned __int128 sum = 0;  // sum of 16 products below 2^124
     columns.each([&](std::size_t column, ProductSum products) HWY_ATTR {
       sum += static_cast<unsigned __int128>(products.reduced()) * kChecksumNumbers.power[0][column];
     });
@@ -230,9 +230,9 @@ class WordSum {
     return multiply_checksums(all, kChecksumNumbers.power_of(group * kChecksumColumns));
   }
 
-  std::size_t place_;  // the next word's in its group
+  std::size_t place_;  // index of the next word in its group
   std::uint64_t group_;
-  std::uint64_t groups_ = 0;  // of all groups before
+  std::uint64_t groups_ = 0;  // sum of all earlier groups
   ColumnSums columns_;
 };
 

@@ -1,4 +1,4 @@
-// The loop behind kernels/host/checksum.h, once for each instruction set.
+// Implements kernels/host/checksum.h, once per instruction set.
 
 #include "kernels/host/checksum.h"
 

@@ -1,4 +1,4 @@
-// The checksum of a frame on the CPU; what it is stands in kernels/scalar/checksum.h.
+// The checksum of a frame on the CPU. kernels/scalar/checksum.h defines the checksum.
 #pragma once
 
 #include "kernels/scalar/checksum.h"
@@ -10,11 +10,12 @@ namespace tersor::kernels {
 
 extern const ChecksumNumbers kChecksumNumbers;
 
-/// The part of the checksum that `count` words at `words` (any alignment) give, the first of which
-/// is word number `first_word` of the frame: below 2^61 - 1. Add parts by add_checksums().
+/// Returns the checksum part of `count` words at `words` (any alignment), below 2^61 - 1. The first
+/// word is word number `first_word` of the frame. Add parts with add_checksums().
 std::uint64_t checksum(const void* words, std::size_t count, std::uint64_t first_word);
 
-/// Of a row, at any address, and of `count` words that follow it in the frame but lie elsewhere.
+/// Returns the checksum part of a frame's first row and of the next `count` words of the frame,
+/// stored at another address.
 std::uint64_t checksum_behind(const void* first_row, const void* words, std::size_t count);
 
 }  // namespace tersor::kernels

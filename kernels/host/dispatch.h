@@ -1,5 +1,5 @@
-// Which of Highway's instruction sets a call runs on: the one that <tersor/isa.h> says. Highway's
-// own choice is left alone, so a process that uses Highway for something else never notices.
+// Runs a call on the instruction set selected by <tersor/isa.h>. Highway's own choice is not
+// changed. Therefore other users of Highway in the process are not affected.
 //
 //   TERSOR_DISPATCHED(void, encode, (const Encode& arguments), (arguments))  // under #if HWY_ONCE
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace tersor::kernels {
 
-/// The place of the current instruction set in the tables of HWY_EXPORT.
-/// Throws InvalidArgument where TERSOR_ISA names one that is not available.
+/// Returns the index of the current instruction set in the tables of HWY_EXPORT. Throws
+/// InvalidArgument if TERSOR_ISA names an unavailable instruction set.
 std::size_t dispatch_index();
 
 }  // namespace tersor::kernels
@@ -25,7 +25,7 @@ std::size_t dispatch_index();
   (*(HWY_DISPATCH_TABLE(function)[::tersor::kernels::dispatch_index()]))
 #endif
 
-/// Defines a function that calls function_on, of which there is one for each instruction set.
+/// Defines a function that calls function_on. One function_on exists per instruction set.
 #define TERSOR_DISPATCHED(result, function, parameters, arguments) \
   HWY_EXPORT(function##_on);                                       \
   result function parameters { return TERSOR_DISPATCH(function##_on) arguments; }

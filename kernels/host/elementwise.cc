@@ -1,4 +1,4 @@
-// The loops behind kernels/host/elementwise.h, once for each instruction set.
+// Implements kernels/host/elementwise.h, once per instruction set.
 
 #include "kernels/host/elementwise.h"
 
@@ -19,7 +19,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kTile = 256;  // values
 
-/// result(index of a tile, vector of values) for all of them.
+/// Calls result(first, old values, target) for each tile.
 template <typename T, class Result>
 HWY_INLINE void update(void* values, std::size_t count, Result&& result) {
   using Stored = std::conditional_t<std::is_same_v<T, F16>, IeeeF16, T>;
@@ -57,12 +57,12 @@ HWY_INLINE void combine(void* values, const void* others, std::size_t count, Ope
 HWY_INLINE VF32 larger(VF32 a, VF32 b) {
   const VF32 unequal = hn::IfThenElse(hn::Lt(a, b), b, a);
   const VF32 ordered = hn::IfThenElse(hn::Eq(a, b), hn::And(a, b), unequal);
-  const VF32 sum = hn::Add(a, b);  // a NaN where one of them is, and where infinities cancel
+  const VF32 sum = hn::Add(a, b);  // NaN if either is NaN or if infinities cancel
   const auto numbers = hn::And(hn::Eq(a, a), hn::Eq(b, b));
   return hn::IfThenElse(numbers, ordered, sum);
 }
 
-constexpr std::size_t kSums = 16;  // of squares, side by side: value i goes to sum i mod 16
+constexpr std::size_t kSums = 16;  // parallel sums of squares: value i goes to sum i mod 16
 
 #if TERSOR_PORTABLE
 
@@ -120,7 +120,7 @@ double squares(const void* values, std::size_t count) {
   return std::accumulate(sums, sums + kSums, 0.0);
 }
 
-/// The same of integers: left to the compiler, which has vectors for them.
+/// Like combine, for integers. Compilers vectorise this loop.
 template <typename T, class Operation>
 HWY_INLINE void combine_integers(void* values, const void* others, std::size_t count,
                                  Operation operation) {
@@ -129,7 +129,7 @@ HWY_INLINE void combine_integers(void* values, const void* others, std::size_t c
   for (std::size_t i = 0; i < count; ++i) left[i] = operation(left[i], right[i]);
 }
 
-/// By one of the two operations.
+/// Applies the operation for the dtype.
 template <class Floats, class Integers>
 HWY_INLINE void combine_any(void* values, const void* others, Dtype dtype, std::size_t count,
                             Floats floats, Integers integers) {
@@ -155,7 +155,7 @@ void scale_values_on(void* values, Dtype dtype, std::size_t count, float factor)
   visit_gradient_dtype(dtype, [&](auto value) { scale<decltype(value)>(values, count, factor); });
 }
 
-// Sums of integers wrap around.
+// Integer sums wrap around.
 void add_values_on(void* sums, const void* values, Dtype dtype, std::size_t count) {
   combine_any(
       sums, values, dtype, count, [](VF32 a, VF32 b) HWY_ATTR { return hn::Add(a, b); },

@@ -1,6 +1,6 @@
-// Small loops over values in place: what the sum on hosts and a mean need beside a codec. One
-// thread; pointers need only their element's alignment; spans do not overlap unless they are the
-// same.
+// Small in-place loops over values, for sums on hosts and for means. The functions run on one
+// thread. Pointers need only the alignment of their element type. Spans must be identical or
+// disjoint.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -9,18 +9,20 @@
 
 namespace tersor::kernels {
 
-/// values = values · factor, rounded once. f32, bf16, f16; InvalidArgument for any other dtype.
+/// values = values · factor, rounded once. Supports f32, bf16 and f16. Throws InvalidArgument for
+/// another dtype.
 void scale_values(void* values, Dtype dtype, std::size_t count, float factor);
 
-/// sums = sums + values. f32; bf16 and f16 in f32, rounded once; i8, i32 and u32 wrap around.
+/// sums = sums + values. bf16 and f16 are added in f32 and rounded once. i8, i32 and u32 wrap
+/// around.
 void add_values(void* sums, const void* values, Dtype dtype, std::size_t count);
 
-/// maxima = the larger of maxima and values; of a NaN and anything NaN, of two zeros +0 unless both
-/// are -0, so that the order of the operands never matters.
+/// maxima = the larger of maxima and values, independent of operand order. If either is NaN, the
+/// result is NaN. The larger of two zeros is +0 unless both are -0.
 void maximum_values(void* maxima, const void* values, Dtype dtype, std::size_t count);
 
-/// The sum of the values' squares, added up in f64 in an order that only `count` decides. f32,
-/// bf16, f16; InvalidArgument for any other dtype.
+/// Returns the sum of squares of the values, in f64. Only `count` determines the order of
+/// summation. Supports f32, bf16 and f16. Throws InvalidArgument for another dtype.
 double sum_of_squares(const void* values, Dtype dtype, std::size_t count);
 
 }  // namespace tersor::kernels

@@ -1,5 +1,4 @@
-// p = a · g + b · e, vector by vector, for a gradient of any type and a residual of any type or
-// none.
+// p = a · g + b · e, vector by vector, for any gradient dtype and any or no residual.
 #if defined(TERSOR_KERNELS_HOST_FEEDBACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HOST_FEEDBACK_INL_H_
 #undef TERSOR_KERNELS_HOST_FEEDBACK_INL_H_
@@ -16,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Calls `visitor(E{})` with the type of the residual: float, Bf16, or Absent where there is none.
+/// Calls `visitor(E{})` with the residual type: float, Bf16, or Absent without a residual.
 template <typename Visitor>
 decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) {
   if (feedback.residual_in == nullptr) return visitor(Absent{});
@@ -34,12 +33,12 @@ decltype(auto) visit_sent(const Sent& sent, Visitor&& visitor) {
   });
 }
 
-/// How the residual is to be stored: in place it lies in the cache already.
+/// Returns how to store the residual. An in-place residual is already in the cache.
 inline Store residual_store(const ErrorFeedback& feedback) {
   return feedback.residual_in == feedback.residual_out ? Store::kCached : feedback.store;
 }
 
-/// The two factors, in every lane.
+/// The two factors, broadcast to all lanes.
 struct Factors {
   explicit Factors(const ErrorFeedback& feedback)
       : gradient(hn::Set(F32(), feedback.gradient_factor)),

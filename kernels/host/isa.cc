@@ -1,4 +1,5 @@
-// Chooses the instruction set: forced, else by TERSOR_ISA, else the best that this CPU runs.
+// Selects the instruction set: forced by force_isa, else TERSOR_ISA, else the best supported by the
+// CPU.
 
 #include <tersor/isa.h>
 
@@ -17,7 +18,7 @@ namespace {
 struct Entry {
   Isa isa;
   std::string_view name;
-  long long targets;  // Highway's bits
+  long long targets;  // Highway's target bits
 };
 
 // Slowest first.
@@ -30,7 +31,7 @@ constexpr Entry kEntries[] = {
 
 const Entry& entry_of(Isa isa) { return *std::ranges::find(kEntries, isa, &Entry::isa); }
 
-/// The bits of those that are both built and supported; portable code needs no support.
+/// Returns the bits of the targets that are built and supported. Portable code is always supported.
 long long usable_targets() {
   return HWY_TARGETS & (hwy::SupportedTargets() | HWY_SCALAR | HWY_EMU128);
 }
@@ -57,7 +58,7 @@ Isa default_isa() {
   return isa;
 }
 
-/// Its place in a table of HWY_EXPORT. Such a table holds one function for each bit of the mask.
+/// Returns the index in a table of HWY_EXPORT. Each bit of the mask has one function in the table.
 std::size_t table_index([[maybe_unused]] Isa isa) {
 #if (HWY_TARGETS & (HWY_TARGETS - 1)) == 0
   return 0;
@@ -70,7 +71,7 @@ std::size_t table_index([[maybe_unused]] Isa isa) {
 #endif
 }
 
-/// The choice, as isa + 1 and its place in the tables; 0 while nothing has been chosen.
+/// The chosen index << 8 | (isa + 1), or 0 before the first choice.
 std::atomic<std::uint32_t> chosen{0};
 
 std::uint32_t packed(Isa isa) {

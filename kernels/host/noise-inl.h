@@ -1,4 +1,4 @@
-// The random bytes of kernels/scalar/philox.h, 512 at a time and in the order of the elements.
+// The random bytes of kernels/scalar/philox.h, generated 512 at a time in element order.
 #if defined(TERSOR_KERNELS_HOST_NOISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HOST_NOISE_INL_H_
 #undef TERSOR_KERNELS_HOST_NOISE_INL_H_
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// The keys of all rounds.
+/// The Philox keys of all rounds.
 struct RoundKeys {
   explicit RoundKeys(std::uint64_t key) {
     std::uint32_t key0 = static_cast<std::uint32_t>(key);
@@ -33,7 +33,7 @@ struct RoundKeys {
 
 #if TERSOR_PORTABLE
 
-/// The 512 bytes of one unit: byte 128·w + 4·j + b is byte b of word w of counter j.
+/// Generates the 512 bytes of one unit: byte 128·w + 4·j + b is byte b of word w of counter j.
 inline void fill_unit(const Noise& noise, const RoundKeys&, std::uint64_t unit,
                       std::uint8_t* bytes) {
   for (std::size_t j = 0; j < kNoiseUnitCounters; ++j) {
@@ -50,8 +50,8 @@ inline void fill_unit(const Noise& noise, const RoundKeys&, std::uint64_t unit,
 using U64 = hn::Repartition<std::uint64_t, U32>;
 using VU64 = hn::Vec<U64>;
 
-/// Counters of 64 bits a lane; only the low half of each word counts, the high half is left over
-/// from the products, which never read it.
+/// Counters in 64-bit lanes. Only the low half of each word counts. The high half holds leftovers
+/// of the products and is never read.
 struct VectorWords {
   VU64 word[4];
 };
@@ -75,8 +75,8 @@ HWY_INLINE VectorWords philox(VectorWords counter, const RoundKeys& keys) {
   return {{w0, w1, w2, w3}};
 }
 
-/// The 512 bytes of one unit. Even and odd counters are computed apart, so that merging them puts
-/// their words in order.
+/// Generates the 512 bytes of one unit. Even and odd counters are computed separately, because
+/// merging them then puts the words in order.
 inline void fill_unit(const Noise& noise, const RoundKeys& keys, std::uint64_t unit,
                       std::uint8_t* bytes) {
   const std::uint64_t first = unit * kNoiseUnitCounters;
@@ -99,13 +99,13 @@ inline void fill_unit(const Noise& noise, const RoundKeys& keys, std::uint64_t u
 
 #endif
 
-/// The bytes of consecutive elements, made when they are first asked for.
+/// The random bytes of consecutive elements, generated on first use.
 class NoiseBytes {
  public:
   explicit NoiseBytes(const Noise& noise) : noise_(noise), keys_(noise.key) {}
 
-  /// The bytes of `count` ≤ 512 elements from first_index + position on; null for nearest rounding.
-  /// Positions only grow.
+  /// Returns the bytes of `count` ≤ 512 elements from first_index + position on, or null for
+  /// nearest rounding. Positions must not decrease.
   HWY_INLINE const std::uint8_t* at(std::size_t position, std::size_t count) {
     if (noise_.rounding == Rounding::kNearest) return nullptr;
     const std::uint64_t element = noise_.first_index + position;
@@ -115,7 +115,7 @@ class NoiseBytes {
   }
 
  private:
-  /// Makes the buffer begin with `unit` and hold `units` of them.
+  /// Makes the buffer start at `unit` and hold `units` units.
   void provide(std::uint64_t unit, std::size_t units) {
     if (held_ == 2 && unit == unit_ + 1) {
       std::copy_n(bytes_ + kNoiseUnit, kNoiseUnit, bytes_);
@@ -135,20 +135,20 @@ class NoiseBytes {
   alignas(64) std::uint8_t bytes_[2 * kNoiseUnit];
 };
 
-/// 16 random bits of consecutive elements, as NoiseBytes has 8.
+/// 16 random bits per element. NoiseBytes provides 8 bits.
 class WideNoise {
  public:
   explicit WideNoise(const Noise& noise)
       : high_(with_key(noise, wide_key(noise.key).high)),
         low_(with_key(noise, wide_key(noise.key).low)) {}
 
-  /// Makes those of `count` elements from first_index + position on.
+  /// Prepares the bits of `count` elements from first_index + position on.
   HWY_INLINE void provide(std::size_t position, std::size_t count) {
     highs_ = high_.at(position, count);
     lows_ = low_.at(position, count);
   }
 
-  /// Those of the elements from `index` on, of these.
+  /// Returns the bits of the elements from `index` on, relative to `position`.
   HWY_INLINE VI32 at(std::size_t index) const {
     const hn::Rebind<std::uint8_t, I32> narrow;
     const VI32 high = hn::PromoteTo(I32(), hn::LoadU(narrow, highs_ + index));

@@ -1,5 +1,5 @@
-// Blocks of 256 values in registers: the transform T, the tree sum, and random signs, many blocks'
-// at once. For one instruction set.
+// Blocks of 256 values in registers: the transform T, the tree sum, and random signs for many
+// blocks at once. Included once per instruction set.
 #if defined(TERSOR_KERNELS_HOST_TURN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HOST_TURN_INL_H_
 #undef TERSOR_KERNELS_HOST_TURN_INL_H_
@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <cstring>
 
-// Before loops over a block's vectors, which are registers where there are enough of them.
+// Put before loops over the vectors of a block, which are registers if enough registers exist.
 #undef TERSOR_VECTOR_LOOP
 #if HWY_TARGET == HWY_AVX3
 #define TERSOR_VECTOR_LOOP TERSOR_UNROLL
@@ -27,7 +27,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kRotationVectors = kRotationBlock / kLanes;
 
-/// Value i in lane i mod kLanes of vector i / kLanes.
+/// Value i is in lane i mod kLanes of vector i / kLanes.
 using RotationVectors = VF32[kRotationVectors];
 
 #if HWY_TARGET == HWY_AVX3
@@ -36,7 +36,7 @@ HWY_INLINE VF32 swapped_blocks(VF32 value) { return hn::SwapAdjacentBlocks(value
 HWY_INLINE VF32 swapped_blocks(VF32 value) { return value; }
 #endif
 
-/// Lane i gets what lane i XOR kDistance holds.
+/// Lane i receives lane i XOR kDistance.
 template <std::size_t kDistance>
 HWY_INLINE VF32 swapped(VF32 value) {
 #if TERSOR_PORTABLE
@@ -50,12 +50,12 @@ HWY_INLINE VF32 swapped(VF32 value) {
 #endif
 }
 
-/// Vectors that are rotated in registers at once.
+/// Number of vectors rotated in registers at once.
 constexpr std::size_t kRotationRadix = HWY_TARGET == HWY_AVX3 ? 16 : 8;
 
-/// (x_i, x_{i + h}) ← (x_i + x_{i + h}, x_i − x_{i + h}) for h = kDistance and all that follow
-/// below kLanes: pairs within a vector. Products with 1 and −1 are exact, so fma rounds as the sum
-/// does.
+/// (x_i, x_{i + h}) ← (x_i + x_{i + h}, x_i − x_{i + h}) for h = kDistance, 2 · kDistance, ...
+/// below kLanes: pairs within a vector. Products with 1 and −1 are exact, so fma rounds like the
+/// sum.
 template <std::size_t kDistance, std::size_t kCount>
 HWY_INLINE void rotate_within(VF32 (&x)[kCount]) {
   if constexpr (kDistance < kLanes) {
@@ -69,7 +69,7 @@ HWY_INLINE void rotate_within(VF32 (&x)[kCount]) {
   }
 }
 
-/// The same for pairs of vectors.
+/// Like rotate_within, for pairs of vectors.
 template <std::size_t kDistance, std::size_t kCount>
 HWY_INLINE void rotate_between(VF32 (&x)[kCount]) {
   if constexpr (kDistance < kCount) {
@@ -84,7 +84,8 @@ HWY_INLINE void rotate_between(VF32 (&x)[kCount]) {
   }
 }
 
-/// Vectors that stand kStride apart: all pairs among kRotationRadix of them, then wider ones.
+/// Rotates vectors with stride kStride: all pairs among kRotationRadix vectors, then larger
+/// strides.
 template <std::size_t kStride>
 HWY_INLINE void rotate_from(RotationVectors& x) {
   if constexpr (kStride < kRotationVectors) {
@@ -104,7 +105,7 @@ HWY_INLINE void rotate_from(RotationVectors& x) {
   }
 }
 
-/// T.
+/// The transform T.
 HWY_INLINE void rotate(RotationVectors& x) { rotate_from<1>(x); }
 
 template <std::size_t kDistance>
@@ -115,7 +116,7 @@ HWY_INLINE VF32 tree_sum_within(VF32 sum) {
     return tree_sum_within<kDistance / 2>(hn::Add(sum, swapped<kDistance>(sum)));
 }
 
-/// Σ of(x_i), as a tree.
+/// Returns Σ of(x_i), summed as a tree.
 template <class Of>
 HWY_INLINE float tree_sum(const RotationVectors& x, const Of& of) {
   VF32 sum[kRotationVectors / 2];
@@ -130,7 +131,7 @@ HWY_INLINE float tree_sum(const RotationVectors& x, const Of& of) {
   return hn::GetLane(tree_sum_within<kLanes / 2>(sum[0]));
 }
 
-/// The bits of vector k, of a block's 256, in the lowest ones.
+/// Returns the bits of vector k of a block's 256 bits, in the lowest bits.
 HWY_INLINE std::uint32_t bits_of_vector(const std::uint8_t* block, std::size_t k) {
   if constexpr (kLanes == 16) {
     std::uint16_t bits;
@@ -140,7 +141,7 @@ HWY_INLINE std::uint32_t bits_of_vector(const std::uint8_t* block, std::size_t k
   return block[k * kLanes / 8] >> (k * kLanes % 8);
 }
 
-/// Vector k of a block, with its random signs.
+/// Applies the random signs to vector k of a block.
 HWY_INLINE VF32 flipped(VF32 value, const std::uint8_t* signs, std::size_t k) {
   const std::uint32_t bits = bits_of_vector(signs, k);
 #if HWY_TARGET == HWY_AVX3
@@ -157,16 +158,16 @@ HWY_INLINE VF32 flipped(VF32 value, const std::uint8_t* signs, std::size_t k) {
 #endif
 }
 
-constexpr std::size_t kSignBytes = kRotationBlock / 8;  // of a block
+constexpr std::size_t kSignBytes = kRotationBlock / 8;  // per block
 
-/// The signs of consecutive blocks, made for 32 of them when the first is asked for.
+/// The signs of consecutive blocks. Signs are generated for 32 blocks at a time, on first use.
 class BlockSigns {
  public:
   explicit BlockSigns(const Signs& signs)
       : signs_(signs), keys_{RoundKeys(kSignKey), RoundKeys(kSignKey + 1)} {}
 
-  /// 256 bits of the block that begins at value `first` of the range; those of the blocks behind it
-  /// follow, up to a multiple of 32 blocks.
+  /// Returns 256 bits for the block that begins at value `first` of the range. The bits of the next
+  /// blocks follow, up to a multiple of 32 blocks.
   HWY_INLINE const std::uint8_t* at(std::size_t first) {
     const std::size_t block = first / kRotationBlock;
     if (HWY_UNLIKELY(block / kGroup != group_)) fill(block / kGroup);
@@ -205,7 +206,7 @@ class BlockSigns {
     }
   }
 
-  /// Words w and w + 1 of each counter.
+  /// Returns words w and w + 1 of each counter.
   HWY_INLINE static VU64 pair(const VectorWords& words, std::size_t w) {
     return hn::BitCast(U64(), hn::OddEven(hn::BitCast(U32(), hn::ShiftLeft<32>(words.word[w + 1])),
                                           hn::BitCast(U32(), words.word[w])));

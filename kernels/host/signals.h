@@ -1,13 +1,13 @@
-// Signals are for the threads of the program, not for those that are begun here: a handler would
-// run in the middle of our work, and the program's own `sigwait` would wait in vain.
+// Keeps the program's signals away from threads started here. Otherwise a handler would run in the
+// middle of Tersor's work, and the program's own `sigwait` would not receive the signal.
 #pragma once
 
 #include <csignal>
 
 namespace tersor::kernels {
 
-/// Threads that are begun while this lives get no signals but those of their own mistakes, and of
-/// profilers.
+/// Blocks signals in threads started during this object's lifetime. Fault signals and SIGPROF are
+/// not blocked.
 class SignalsKeptOut {
  public:
   SignalsKeptOut() {

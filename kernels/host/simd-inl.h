@@ -1,6 +1,6 @@
-// What every kernel of the CPU needs beside Highway's own operations: the vector of f32 in use, a
-// multiply-add that is fused everywhere, and loads and stores that convert from and to f32.
-// Included once for each instruction set, after <hwy/highway.h>.
+// Helpers for all CPU kernels in addition to Highway's operations: the f32 vector type, a
+// multiply-add that is always fused, and loads and stores that convert from and to f32. Included
+// once per instruction set, after <hwy/highway.h>.
 #if defined(TERSOR_KERNELS_HOST_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HOST_SIMD_INL_H_
 #undef TERSOR_KERNELS_HOST_SIMD_INL_H_
@@ -21,7 +21,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Portable code works on one value at a time, whichever base line Highway chose for the compiler.
+// Portable code processes one value at a time, whichever baseline Highway chose for the compiler.
 #undef TERSOR_PORTABLE
 #if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
 #define TERSOR_PORTABLE 1
@@ -36,9 +36,9 @@ using VF32 = hn::Vec<F32>;
 using VU32 = hn::Vec<U32>;
 using VI32 = hn::Vec<I32>;
 
-constexpr std::size_t kLanes = hn::MaxLanes(F32());  // values in a VF32: 1, 4, 8 or 16
+constexpr std::size_t kLanes = hn::MaxLanes(F32());  // values per VF32: 1, 4, 8 or 16
 
-/// a · b + c, rounded once; Highway's own is not fused where the hardware has no such instruction.
+/// a · b + c, rounded once. Highway's MulAdd is not fused on hardware without a fused instruction.
 HWY_INLINE VF32 fused(VF32 a, VF32 b, VF32 c) {
 #if TERSOR_PORTABLE
   return hn::Set(F32(), fused_multiply_add(hn::GetLane(a), hn::GetLane(b), hn::GetLane(c)));
@@ -65,7 +65,7 @@ HWY_INLINE VF32 load_values(const F16* values) {
 #endif
 }
 
-/// `value`, but `nan` wherever it is a NaN.
+/// Returns `value` with every NaN replaced by `nan`.
 HWY_INLINE VF32 with_nan(VF32 value, std::uint32_t nan) {
   return hn::IfThenElse(hn::Eq(value, value), value, hn::BitCast(F32(), hn::Set(U32(), nan)));
 }
@@ -73,7 +73,7 @@ HWY_INLINE VF32 with_nan(VF32 value, std::uint32_t nan) {
 HWY_INLINE void store_values(VF32 value, float* values) { hn::StoreU(value, F32(), values); }
 
 #if !TERSOR_PORTABLE
-/// The upper halves of bits.
+/// Stores the upper half of each lane.
 HWY_INLINE void store_upper(VU32 bits, Bf16* values) {
   const hn::Rebind<std::uint16_t, F32> narrow;
   hn::StoreU(hn::DemoteTo(narrow, hn::BitCast(I32(), hn::ShiftRight<16>(bits))), narrow,
@@ -81,7 +81,7 @@ HWY_INLINE void store_upper(VU32 bits, Bf16* values) {
 }
 #endif
 
-/// To nearest even; NaN becomes 0x7fff. Highway's own demotion truncates in some versions.
+/// Rounds to nearest even. NaN becomes 0x7fff. Some Highway versions truncate in DemoteTo.
 HWY_INLINE void store_values(VF32 value, Bf16* values) {
 #if TERSOR_PORTABLE
   *values = from_f32<Bf16>(hn::GetLane(value));
@@ -92,7 +92,7 @@ HWY_INLINE void store_values(VF32 value, Bf16* values) {
 #endif
 }
 
-/// The same by stochastic_bf16.
+/// Rounds stochastically, with stochastic_bf16.
 HWY_INLINE void store_stochastic(VF32 value, VI32 random, Bf16* values) {
 #if TERSOR_PORTABLE
   const auto noise = static_cast<std::uint32_t>(hn::GetLane(random));
@@ -103,7 +103,7 @@ HWY_INLINE void store_stochastic(VF32 value, VI32 random, Bf16* values) {
 #endif
 }
 
-/// To nearest even; NaN becomes 0x7fff, and magnitudes from 65520 become infinite.
+/// Rounds to nearest even. NaN becomes 0x7fff, and magnitudes from 65520 become infinite.
 HWY_INLINE void store_values(VF32 value, IeeeF16* values) {
 #if TERSOR_PORTABLE
   *values = from_f32<IeeeF16>(hn::GetLane(value));
@@ -114,7 +114,7 @@ HWY_INLINE void store_values(VF32 value, IeeeF16* values) {
 #endif
 }
 
-/// The same after within_f16: finite values stay finite.
+/// Rounds after within_f16: finite values stay finite.
 HWY_INLINE void store_values(VF32 value, F16* values) {
   const VF32 most = hn::Set(F32(), kF16Largest);
   const auto is_finite = hn::Lt(hn::Abs(value), hn::Set(F32(), float_of(kInfinityBits)));

@@ -1,6 +1,7 @@
-// The pool behind <tersor/threads.h>. A run opens a job; whoever is awake joins it, claims tasks by
-// an atomic counter and leaves; the caller takes part, closes the job and waits for those inside. A
-// worker that wakes late finds the job closed and sleeps on, so nobody ever waits for it.
+// The pool behind <tersor/threads.h>. A run opens a job. Awake workers join the job, claim tasks
+// with an atomic counter, and leave. The caller also claims tasks, then closes the job and waits
+// for the workers inside. A worker that wakes late finds the job closed and sleeps again, so no
+// thread waits for late workers.
 
 #include <tersor/threads.h>
 
@@ -22,7 +23,7 @@
 namespace tersor {
 namespace {
 
-/// How long a thread looks before it sleeps: about what a sleep and a wake-up cost.
+/// How long a thread spins before sleeping: about the cost of a sleep and a wake-up.
 constexpr std::chrono::microseconds kSpin{20};
 
 constexpr unsigned kMostThreads = 4096;
@@ -37,7 +38,7 @@ void pause() {
 
 unsigned cores() { return std::max(1u, std::thread::hardware_concurrency()); }
 
-/// Returns once `word` differs from `old`: looks for a while if told to, then sleeps.
+/// Returns when `word` differs from `old`: spins for the time `spin`, then sleeps.
 void wait_for_change(const std::atomic<std::uint32_t>& word, std::uint32_t old,
                      std::chrono::microseconds spin) {
   const auto deadline = std::chrono::steady_clock::now() + spin;
@@ -53,7 +54,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& word, std::uint32_t old,
 }  // namespace
 
 struct Threads::Pool {
-  // `state`: which job (upper half), whether it is open, how many workers are inside.
+  // The bits of `state`: job number (upper half), open flag, number of workers inside.
   static constexpr std::uint32_t kJob = 1u << 16;
   static constexpr std::uint32_t kOpen = 1u << 15;
   static constexpr std::uint32_t kInside = kOpen - 1;
@@ -93,7 +94,7 @@ struct Threads::Pool {
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }
 
-  /// Lets nobody in any more and waits for those inside.
+  /// Closes the job and waits for the workers inside.
   void close() {
     state.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (;;) {
@@ -118,7 +119,7 @@ struct Threads::Pool {
     const kernels::DefaultFloatMode mode;
     std::uint32_t last_job = 0;
     for (;;) {
-      // In this order: whoever has seen the state that stop() left sees `stopping`, too.
+      // The order matters: a worker that sees the state written by stop() must also see `stopping`.
       std::uint32_t seen = state.load(std::memory_order_acquire);
       if (stopping.load(std::memory_order_relaxed)) return;
       if ((seen & kOpen) == 0 || seen / kJob == last_job) {
@@ -148,7 +149,7 @@ struct Threads::Pool {
 
   alignas(64) std::atomic<std::size_t> next{0};
   alignas(64) std::atomic<std::uint32_t> state{0};
-  std::atomic<std::uint32_t> left{0};  // grows whenever a worker leaves a job
+  std::atomic<std::uint32_t> left{0};  // incremented when a worker leaves a job
   std::atomic<bool> stopping{false};
 };
 

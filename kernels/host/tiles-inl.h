@@ -1,5 +1,5 @@
-// Ranges of values as tiles of one size: the last one, where it is not whole, is lent from a copy
-// that is padded with zeros, so that kernels see whole tiles only. Outputs may go past the caches.
+// Ranges of values as tiles of one size. A partial last tile is copied and padded with zeros, so
+// kernels process whole tiles only. Outputs may bypass the caches.
 #if defined(TERSOR_KERNELS_HOST_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_HOST_TILES_INL_H_
 #undef TERSOR_KERNELS_HOST_TILES_INL_H_
@@ -20,9 +20,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kLine = 64;  // bytes of a cache line
+constexpr std::size_t kLine = 64;  // bytes per cache line
 
-/// The type of values that are not there, e.g. of a residual, and of the pointer to them.
+/// The type of absent values, for example of a missing residual, and of the pointer to absent
+/// values.
 struct Absent {
   Absent operator+(std::size_t) const { return {}; }
 };
@@ -30,19 +31,19 @@ struct Absent {
 template <typename T>
 using Pointer = std::conditional_t<std::is_same_v<std::remove_const_t<T>, Absent>, Absent, T*>;
 
-/// An input of `count` values, read in tiles of kTile.
+/// An input of `count` values, read in tiles of kTile values.
 template <typename T, std::size_t kTile>
 class Input {
  public:
   Input(const void* values, std::size_t count)
       : values_(static_cast<const T*>(values)), count_(count) {}
 
-  /// kTile values, from index `first` on.
+  /// Returns kTile values from index `first` on.
   HWY_INLINE const T* tile(std::size_t first) {
     return HWY_LIKELY(first + kTile <= count_) ? values_ + first : padded(first);
   }
 
-  /// Asks for a tile that will be read, or a part of it, if it is a whole one.
+  /// Prefetches a tile, or the part [first, first + count), if all of the part exists.
   HWY_INLINE void ask_for(std::size_t first, std::size_t count = kTile) const {
     if (first + count > count_) return;
     for (std::size_t i = 0; i < count; i += kLine / sizeof(T)) hwy::Prefetch(values_ + first + i);
@@ -67,8 +68,8 @@ class Input<Absent, kTile> {
   HWY_INLINE void ask_for(std::size_t, std::size_t = kTile) const {}
 };
 
-/// Writes whole lines past the caches; both pointers at line boundaries. Portable code has no such
-/// store and copies.
+/// Writes whole lines with streaming stores. Both pointers must be aligned to a line. Portable code
+/// has no streaming stores and uses memcpy.
 HWY_INLINE void stream_lines(const std::byte* from, std::byte* to, std::size_t lines) {
 #if TERSOR_PORTABLE
   std::memcpy(to, from, lines * kLine);
@@ -80,13 +81,14 @@ HWY_INLINE void stream_lines(const std::byte* from, std::byte* to, std::size_t l
 #endif
 }
 
-/// What an Output shows what it streams, in order: nobody, or who sums its words.
+/// Observers of streamed bytes, called in order. NoStreamSum ignores the bytes, and StreamSum sums
+/// the words.
 struct NoStreamSum {
   void add(const std::byte*, std::size_t) {}
 };
 class StreamSum {
  public:
-  /// `words`: null where there is no sum.
+  /// If `words` is null, nothing is summed.
   explicit StreamSum(StreamedWords* words)
       : words_(words), sum_(words == nullptr ? 0 : words->first) {}
   StreamSum(const StreamSum&) = delete;
@@ -104,9 +106,9 @@ class StreamSum {
   WordSum sum_;
 };
 
-/// An output that is written in tiles of kTile values. Streaming, a tile is first written to a
-/// stage in the first-level cache, whose lines match those of the destination, and from there in
-/// whole lines; the ends of the range, which share their lines with others, are copied.
+/// An output written in tiles of kTile values. A streaming output first writes a tile to a stage in
+/// the first-level cache, aligned like the destination. Whole lines of the stage are then streamed.
+/// Both ends of the range share lines with other data and are copied.
 template <typename T, std::size_t kTile, class Sum = NoStreamSum>
 class Output {
  public:
@@ -128,13 +130,13 @@ class Output {
     hwy::FlushStream();
   }
 
-  /// Room for kTile values, of which the first `count` will be kept.
+  /// Returns space for kTile values. The first `count` values will be kept.
   HWY_INLINE T* tile(std::size_t count) {
     const bool direct = !streaming_ && count == kTile;
     return reinterpret_cast<T*>(direct ? destination_ : stage_ + fill_);
   }
 
-  /// The tile has been written; takes its first `count` values.
+  /// Commits the first `count` values of the written tile.
   HWY_INLINE void take(std::size_t count) {
     const std::size_t bytes = count * sizeof(T);
     if (streaming_) return flush(bytes);
@@ -161,9 +163,9 @@ class Output {
   }
 
   Sum sum_;
-  std::byte* destination_;  // streaming: at a line boundary, where stage_[0] goes
+  std::byte* destination_;  // streaming: aligned to a line, destination of stage_[0]
   const bool streaming_;
-  std::size_t begin_ = 0;  // the first bytes of the stage, which are not ours
+  std::size_t begin_ = 0;  // first bytes of the stage that belong to other data
   std::size_t fill_ = 0;   // bytes in the stage
   alignas(kLine) std::byte stage_[kTile * sizeof(T) + 2 * kLine];
 };
