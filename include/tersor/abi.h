@@ -1,5 +1,6 @@
 // Makes a program fail to link if the program and libtersor disagree about the layout of
-// std::string and std::vector. The undefined symbol names the remedy. Included by <tersor/error.h>.
+// std::string and std::vector. The undefined symbol names the remedy. <tersor/error.h> includes
+// this file.
 #pragma once
 
 #include <version>  // defines the macros of libstdc++

@@ -1,6 +1,6 @@
-// Which codec for which parameter: the least energy lost for a budget of bytes. The problem of
-// L-GreCo (Markov, Alimohammadi, Frantar and Alistarh 2022, arXiv 2210.17357), solved on convex
-// hulls. docs/algorithms.md tells how.
+// Chooses a codec for each parameter: the least squared error within a budget of bytes. The problem
+// is that of L-GreCo (Markov, Alimohammadi, Frantar and Alistarh 2022, arXiv 2210.17357). Tersor
+// solves the problem on convex hulls; docs/algorithms.md describes the method.
 #pragma once
 
 #include <tersor/reducer.h>
@@ -14,32 +14,34 @@
 
 namespace tersor {
 
-/// What one codec makes of a parameter's gradients.
+/// Measurements of one codec on one parameter's gradients.
 struct AllocationCandidate {
-  std::string codec;      ///< a spec, as a rule will have it
-  std::size_t bytes = 0;  ///< of one payload
-  double energy_lost = 0;  ///< |p − d|², sent and decoded, over all samples; not finite: no choice
+  std::string codec;      ///< a spec, as written in the resulting rule
+  std::size_t bytes = 0;  ///< bytes of one payload
+  /// |p − d|² over all samples: p is the encoded value, d the decoded value. If not finite, the
+  /// candidate cannot be chosen.
+  double energy_lost = 0;
 };
 
-/// A parameter, and what it may travel by.
+/// A parameter and its candidate codecs.
 struct AllocationParameter {
   std::string name;
-  std::size_t count = 0;  ///< values
-  double energy = 0;      ///< |p|² over all samples
+  std::size_t count = 0;  ///< number of values
+  double energy = 0;      ///< |p|² over all samples, where p is the encoded value
   std::vector<AllocationCandidate> candidates;
 };
 
-/// A codec for each parameter.
+/// The chosen codec of each parameter.
 struct Allocation {
-  std::vector<std::size_t> chosen;  ///< of each parameter the candidate's place in its list
-  /// A rule for each parameter, in their order, and a last one of "*" and "bf16".
+  std::vector<std::size_t> chosen;  ///< for each parameter, the index of the chosen candidate
+  /// One rule per parameter, in the order of the parameters. A last rule maps "*" to "bf16".
   std::vector<ReducerRule> rules;
-  std::size_t count = 0;  ///< values
-  std::size_t bytes = 0;  ///< of one payload of each
-  double energy = 0;      ///< of all parameters
-  double energy_lost = 0;
+  std::size_t count = 0;   ///< number of values of all parameters
+  std::size_t bytes = 0;   ///< bytes of all parameters, one payload each
+  double energy = 0;       ///< sum over all parameters
+  double energy_lost = 0;  ///< sum over all parameters
 
-  double bits() const;  ///< a value
+  double bits() const;  ///< Returns the payload bits per value.
 };
 
 /// One sample of a parameter's gradient, in host memory.
@@ -47,29 +49,37 @@ struct AllocationGradient {
   std::string name;
   ConstValueSpan gradient;
   std::size_t rows = 0;
-  std::size_t columns = 0;  ///< 0: a 1-D parameter
+  std::size_t columns = 0;  ///< 0 for a 1-D parameter
 };
 
-/// What is tried unless told otherwise: none, bf16, int8, and with feedback hadamard of 4 to 1
-/// bits, blocktopk of 10, 3 and 1 % and lowrank of rank 1 to 8.
+/// Returns the default candidates: none, bf16 and int8; with error feedback hadamard of 4, 3, 2 and
+/// 1 bits, blocktopk of density 10, 3 and 1 %, and lowrank of rank 8, 4, 2 and 1. Thread-safe.
 std::vector<std::string> allocation_codecs();
 
-/// Encodes and decodes a gradient by each codec that carries its shape, without feedback; `lowrank`
-/// begins anew, and loses more than when it is warm. Throws InvalidArgument that names the
-/// parameter where a value is not finite.
+/// Encodes and decodes one gradient sample with each codec that accepts the sample's shape.
+/// Residuals are not used. `lowrank` starts without a memory, so its measured error is larger than
+/// in a running training.
+///
+/// `codecs` holds specs. `threads` is a thread pool for the codecs; null uses the calling thread
+/// alone. Throws InvalidArgument for a malformed spec, and if a value is not finite; the message
+/// then names the parameter. Thread-safe, with one thread pool per call.
 AllocationParameter measure_candidates(const AllocationGradient& sample,
                                        std::span<const std::string> codecs,
                                        Threads* threads = nullptr);
 
-/// Adds the energies of another sample of the same parameter, measured by the same codecs. Throws
-/// InvalidArgument that names the parameter where name, count or codecs differ.
+/// Adds the energies and squared errors of another sample of the same parameter, measured with the
+/// same codecs. Keeps the larger payload size of each candidate. Throws InvalidArgument if the
+/// name, the count or the codecs differ; the message names the parameter.
 void add_sample(AllocationParameter& sum, const AllocationParameter& sample);
 
-/// Chooses for every parameter so that all payloads together take at most `bits` a value, and
-/// little energy is lost: the least there is for as few bytes, or what one step more on one
-/// parameter's hull loses. A parameter whose gradients are all zeros gets the fewest bytes. The
-/// same on any machine. Throws InvalidArgument where the budget is smaller than the smallest
-/// possible, which the message says, and where a parameter has no candidate.
+/// Chooses a codec for every parameter. All payloads together take at most `bits` bits per value.
+/// If the budget is met exactly, no other choice has a smaller squared error. Otherwise the squared
+/// error exceeds the minimum by at most the increase of the last step on one parameter's hull. A
+/// parameter whose gradients are all zeros gets the fewest bytes. The result is the same on every
+/// machine.
+///
+/// Throws InvalidArgument if the budget is below the smallest possible size (the message gives this
+/// size), if a parameter has no candidate, and if there are no values. Thread-safe.
 Allocation allocate(std::span<const AllocationParameter> parameters, double bits);
 
 }  // namespace tersor

@@ -1,4 +1,4 @@
-// The owner of raw memory: what workspaces, residuals and messages live in.
+// The owner of raw memory for workspaces, residuals and messages.
 #pragma once
 
 #include <tersor/span.h>
@@ -8,11 +8,12 @@
 
 namespace tersor {
 
-/// Bytes on the host (64-byte aligned) or on the current device, not initialised. Move only.
+/// Uninitialised bytes on the host (64-byte aligned) or on the current device. Move only.
 class Buffer {
  public:
   Buffer() = default;
-  /// Throws OutOfMemory; CudaError for device memory in a build without CUDA.
+  /// Throws OutOfMemory if the allocation fails, and CudaError for device memory in a build without
+  /// CUDA.
   explicit Buffer(std::size_t bytes, Memory memory = Memory::kHost);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -25,7 +26,8 @@ class Buffer {
   std::size_t bytes() const { return bytes_; }
   Memory memory() const { return memory_; }
   ByteSpan span() const { return {pointer_, bytes_}; }
-  /// The first `count` values, as one dtype. Throws InvalidArgument where they do not fit.
+  /// Returns the first `count` values as one dtype. Throws InvalidArgument if the values do not
+  /// fit.
   ValueSpan values(std::size_t count, Dtype dtype) const;
 
  private:

@@ -1,6 +1,6 @@
-// The contract of a codec: gradient segments in, a payload out, and back. A codec is a value with
-// options and no state, safe to use from many threads; it never sees a rank, and it allocates
-// nothing once its plan is made. docs/contracts.md tells how calls make up an exchange.
+// The codec interface: gradient segments in, a payload out, and back. A codec has options and no
+// state, is thread-safe, and knows no ranks. A codec allocates memory only for its plan.
+// docs/contracts.md describes how an exchange calls a codec.
 #pragma once
 
 #include <tersor/modes.h>
@@ -21,35 +21,42 @@
 
 namespace tersor {
 
-/// One parameter's gradient, or a part of it: where it lies, not the values themselves.
+/// The description of one parameter's gradient or of a part, without the values.
 struct Segment {
   std::size_t count = 0;          ///< values, from 0 to beyond 2^32
-  std::uint32_t parameter = 0;    ///< index of the parameter; random numbers depend on it
-  std::uint64_t first_index = 0;  ///< where the segment begins in its parameter, in values
-  std::size_t rows = 0;           ///< shape, for codecs that need one; 0: not known
+  std::uint32_t parameter = 0;    ///< index of the parameter; selects random numbers
+  std::uint64_t first_index = 0;  ///< index of the segment's first value in its parameter
+  std::size_t rows = 0;           ///< shape, for codecs of matrices; 0 if unknown
   std::size_t columns = 0;
-  /// A word in the gradient's memory; 0 there: `encode` sends zeros and keeps the state (a
-  /// parameter that had no gradient in this step). Null: active. Not looked at by any other call.
+  /// Points to a word in the gradient's memory. If the word is 0, `encode` sends zeros and keeps
+  /// the state, because the parameter had no gradient in this step. Null means active. Only
+  /// `encode` reads the word.
   const std::uint32_t* active = nullptr;
 };
 
-/// What feedback carries from step to step for one segment. In and out may be one span (in place)
-/// or two (so that a step can be thrown away). f32 or bf16, as many values as the segment.
+/// The residual of error feedback for one segment, carried from step to step. Both spans hold f32
+/// or bf16 and as many values as the segment. Pass one span twice for an update in place, or two
+/// spans to be able to discard a step.
 struct SegmentState {
   ConstValueSpan residual_in;
   ValueSpan residual_out;
 };
 
-/// What a codec itself carries from step to step for one segment (Codec::memory_count), beside a
-/// residual: f32, zeros at first, the same on all ranks. In and out may be one span or two.
+/// The codec's own memory for one segment (Codec::memory_count), carried from step to step in
+/// addition to a residual. Both spans hold f32 values, initially zeros, equal on all ranks. Pass
+/// one span twice or two spans.
 struct SegmentMemory {
   ConstValueSpan in;
   ValueSpan out;
 };
 
-/// The words of a state, in the gradient's memory, so that a replayed graph reads new ones.
-/// What is sent is p = gradient_factor · gradient + residual_factor · residual (by a reduction:
-/// factor · sum + residual_factor · residual); without a residual it is the first alone.
+/// The words of a state. They lie in the gradient's memory, so a replayed CUDA graph reads the
+/// current values. A codec encodes
+///
+///   p = gradient_factor · gradient + residual_factor · residual
+///
+/// and in a reduction p = factor · sum + residual_factor · residual. Without a residual, the second
+/// term is absent.
 struct StateWords {
   std::uint32_t step = 0;
   float gradient_factor = 1.0f;
@@ -59,129 +66,139 @@ struct StateWords {
 };
 static_assert(sizeof(StateWords) == 24);
 
-/// Of workspaces and kept memory, in bytes.
+/// Alignment of workspaces and round state, in bytes.
 inline constexpr std::size_t kWorkspaceAlignment = 64;
 
-/// What a call may use: threads on a host, a stream on a device, scratch memory of the plan's
-/// sizes. A call on a device is queued on its stream and returns at once: all memory that it names
-/// on the device (gradients, states, words, frames, workspace, fault) stays as it is until the
-/// stream has come past it; lists of segments and spans are copied.
+/// The resources of a call: threads on a host, a stream on a device, and scratch memory of the
+/// plan's sizes. A call on a device queues work on its stream and returns. All device memory that
+/// the call uses (gradients, states, words, frames, workspace, fault) must stay unchanged until the
+/// stream has passed the call. Lists of segments and spans are copied.
 struct Execution {
-  Threads* threads = nullptr;  ///< null: the calling thread alone
+  Threads* threads = nullptr;  ///< null: only the calling thread
   StreamView stream;
-  /// At least Plan::workspace_bytes, aligned to kWorkspaceAlignment; lent until the call is done.
+  /// At least Plan::workspace_bytes, aligned to kWorkspaceAlignment. The codec uses the workspace
+  /// until the call is done.
   ByteSpan workspace;
-  /// At least Plan::kept_bytes, aligned so too; the same memory for all calls of one exchange,
-  /// from the encode of round 0 to the last decode: what a codec of several rounds remembers in
-  /// between. Calls on parts of the plan's segments (two-shot) get it too; their lists are as long
-  /// as the plan's, empty parts included, so that segment i is segment i.
+  /// The round state: at least Plan::kept_bytes, aligned to kWorkspaceAlignment. A codec of several
+  /// rounds stores data here between rounds. Pass the same memory to all calls of one exchange,
+  /// from the encode of round 0 to the last decode. Calls on parts of the plan's segments
+  /// (two-shot) use this memory too. Their lists are as long as the plan's lists and contain empty
+  /// parts, so segment i keeps its index i.
   ByteSpan kept;
-  /// Where the call's memory lies, for calls whose lists are empty or bring no values (`reduce`
-  /// without states). Others take it from their spans, all of which lie in one memory.
+  /// The memory of calls with empty lists or without values (`reduce` without states). All other
+  /// calls take the memory from their spans, which must all lie in the same memory.
   Memory memory = Memory::kHost;
-  /// Device calls: where a frame that is not what the call says is reported. Null: nowhere, the
-  /// values are NaN all the same.
+  /// Device calls report a frame that differs from the call here. Null: no report. In both cases
+  /// the values are NaN.
   FrameFault* fault = nullptr;
-  /// Device calls without `words_out`: where overflows (see StateWords) are added. Null: nowhere.
+  /// Device calls without `words_out` add overflows (see StateWords) here. Null: nowhere.
   std::uint64_t* overflows = nullptr;
 };
 
-/// How ranks may exchange what one round of a codec yields.
+/// How ranks may exchange the output of one round of a codec.
 enum class Exchange : std::uint8_t {
-  kNativeSum,      ///< bare values, added by the transport
-  kNativeMaximum,  ///< bare values, the largest kept by the transport
+  kNativeSum,      ///< raw values, added by the transport
+  kNativeMaximum,  ///< raw values; the transport takes the maximum
   kTwoShot,        ///< frames to the owners of the parts, `reduce` there, then all-gather
-  kGather,         ///< frames to everybody, who decodes them all
+  kGather,         ///< frames to every rank; each rank decodes all frames
 };
 
-/// One round of a codec, and the exchanges that it allows, best first.
+/// One round of a codec, with its allowed exchanges, best first.
 struct Round {
   std::vector<Exchange> exchanges;
-  Dtype native_dtype = Dtype::kF32;  ///< of the bare values, where an exchange is native
-  std::size_t native_count = 0;      ///< how many bare values there are
+  Dtype native_dtype = Dtype::kF32;  ///< type of the raw values of a native exchange
+  std::size_t native_count = 0;      ///< number of raw values
 };
 
-/// What a plan is made from.
+/// The input of Codec::plan.
 struct PlanRequest {
   std::span<const Segment> segments;
-  Dtype dtype = Dtype::kF32;  ///< of the gradient
-  std::size_t contributions =
-      1;  ///< how many ranks' values the codes must hold when they are added
+  Dtype dtype = Dtype::kF32;  ///< the gradient's dtype
+  /// Number of ranks whose codes are added in one accumulator.
+  std::size_t contributions = 1;
   Memory memory = Memory::kHost;
-  unsigned threads = 1;  ///< that `Execution::threads` will have
+  unsigned threads = 1;  ///< threads of the later `Execution::threads`
 };
 
-/// What must be allocated for one list of segments.
+/// The memory that one list of segments needs.
 struct PlanSizes {
   std::size_t frame_bytes = 0;      ///< capacity of a frame, header included; a multiple of 16
-  std::size_t workspace_bytes = 0;  ///< the most that any call of this plan needs
-  std::size_t kept_bytes = 0;       ///< of Execution::kept
+  std::size_t workspace_bytes = 0;  ///< the maximum over all calls of this plan
+  std::size_t kept_bytes = 0;       ///< bytes of Execution::kept
 };
 
-/// Sizes and rounds for one list of segments. Whoever keeps to it allocates nothing afterwards.
+/// Sizes and rounds for one list of segments. Calls within this plan allocate no memory.
 struct Plan : PlanSizes {
-  std::vector<Round> rounds;  ///< at least one
+  std::vector<Round> rounds;  ///< at least one round
 };
 
-/// What a codec is able to do: asked instead of its type.
+/// The capabilities of a codec.
 struct CodecTraits {
-  bool divisible = true;     ///< a segment may be cut into parts and chunks
-  bool lossless = false;     ///< decode returns what was encoded, but for the bits of a NaN
-  std::size_t unit = 512;    ///< values; cuts are at its multiples; a power of two from 512 on
-  bool needs_shape = false;  ///< segments have rows and columns, and are whole
-  std::size_t block = 0;     ///< values, from a segment's start, encoded together; 0: all of it
+  bool divisible = true;  ///< True if a segment may be cut into parts and chunks.
+  /// True if decode returns the encoded values exactly, except for the bits of a NaN.
+  bool lossless = false;
+  /// In values: segments are cut at multiples of `unit`, a power of two, at least 512.
+  std::size_t unit = 512;
+  bool needs_shape = false;  ///< True if segments need rows and columns, and must be whole.
+  /// Values encoded together, counted from the segment's start; 0: the whole segment.
+  std::size_t block = 0;
 };
 
-/// Who reads a frame: what its header must say.
+/// The values that the header of a frame must contain.
 struct FrameIdentity {
   std::uint64_t signature = 0;
   Checksum checksum = Checksum::kOn;
   std::uint8_t round = 0;
 };
 
-/// Where random numbers come from. Equal (key, step, parameter, index) give equal numbers anywhere.
+/// The source of random numbers. Equal (key, step, parameter, index) give equal numbers on every
+/// machine.
 struct RandomSource {
-  std::uint64_t key = 0;   ///< of the rank and phase; made by whoever knows them
-  std::uint32_t step = 0;  ///< used where a call has no state words
+  std::uint64_t key = 0;   ///< identifies rank and phase; the caller chooses the key
+  std::uint32_t step = 0;  ///< used if a call has no state words
 };
 
-/// Arguments of Codec::encode. Spans run parallel to `segments`.
+/// Arguments of Codec::encode and Codec::encode_native. All spans are parallel to `segments`.
 struct EncodeCall {
   std::span<const Segment> segments;
   std::span<const ConstValueSpan> gradients;
-  std::span<const SegmentState> states = {};     ///< empty: no feedback
-  std::span<const SegmentMemory> memories = {};  ///< `in` is read; empty: the codec begins anew
-  const StateWords* words = nullptr;             ///< read; null: factors 1, step from `random`
-  StateWords* words_out = nullptr;  ///< written as words + 1 step, by the last call of an exchange
+  std::span<const SegmentState> states = {};  ///< empty: no feedback
+  /// Only `in` is read; empty: the codec starts without a memory.
+  std::span<const SegmentMemory> memories = {};
+  const StateWords* words = nullptr;  ///< read-only; null: factors 1, step from `random`
+  /// The last call of an exchange writes `words` with step + 1 here.
+  StateWords* words_out = nullptr;
   RandomSource random = {};
   FrameIdentity identity = {};
   Execution execution = {};
-  std::size_t contributions = 1;  ///< as in the plan: codes that are added leave room for as many
+  std::size_t contributions = 1;  ///< as in the plan: added codes leave room for this many ranks
 };
 
-/// Arguments of Codec::decode: `factor` times the sum of the frames' values, taken in the frames'
-/// order in f32 and rounded once to the outputs' dtype, is assigned or added.
+/// Arguments of Codec::decode, decode_native and absorb. The frames' values are added in the
+/// frames' order in f32, multiplied by `factor`, and rounded once to the outputs' dtype. `mode`
+/// selects whether the result is assigned or added.
 struct DecodeCall {
   std::span<const Segment> segments;
   std::span<const ConstByteSpan> frames;
   std::span<const ValueSpan> outputs;
   DecodeMode mode = DecodeMode::kAssign;
   float factor = 1.0f;
-  std::span<const SegmentMemory> memories = {};  ///< `out` is written by `decode_native`
+  std::span<const SegmentMemory> memories = {};  ///< `decode_native` writes `out`
   FrameIdentity identity = {};
   Execution execution = {};
-  /// Where only a part of one segment is wanted (outputs[0] has as many values): its first value,
-  /// from the segment's start. For codecs that are not divisible; others have their segments cut.
+  /// Codecs that are not divisible: decode only a part of one segment. The value is the index of
+  /// the part's first value in the segment, and outputs[0] has the length of the part. Cut the
+  /// segments of divisible codecs instead.
   std::optional<std::uint64_t> window_first = {};
   std::size_t contributions = 1;  ///< as in the plan
 };
 
-/// Arguments of Codec::reduce: several frames in, one out, in one pass: `factor` times their sum,
-/// so that what is encoded of a mean is one. States are the owner's residuals, in units of what is
-/// encoded; empty: none are kept.
+/// Arguments of Codec::reduce, which reads several frames and writes one frame in one pass. The
+/// frame holds `factor` times the sum, so the encoded value of a mean is a mean. `states` are the
+/// owner's residuals in units of the encoded values; empty: no residuals.
 struct ReduceCall {
   std::span<const Segment> segments;
-  Dtype dtype = Dtype::kF32;  ///< of the gradient
+  Dtype dtype = Dtype::kF32;  ///< the gradient's dtype
   std::span<const ConstByteSpan> frames;
   float factor = 1.0f;
   std::span<const SegmentState> states = {};
@@ -192,67 +209,79 @@ struct ReduceCall {
   Execution execution = {};
 };
 
-/// Turns gradients into payloads and back. Public functions check their arguments once
-/// (InvalidArgument, nothing touched) and call the codec's own part. Memory that a call writes
-/// overlaps no other memory of the call, unless a state's in and out are one span.
+/// Converts gradients to payloads and back. Public functions check their arguments once, throw
+/// InvalidArgument before they change anything, and then call the codec's virtual function. Memory
+/// that a call writes must not overlap other memory of the call, except a state's in and out as one
+/// span. All functions are thread-safe if concurrent calls use separate memory and thread pools.
 class Codec {
  public:
+  /// `id` is the codec's number in the wire format.
   Codec(CodecSpec spec, std::uint16_t id) : spec_(std::move(spec)), id_(id) {}
   virtual ~Codec() = default;
   Codec(const Codec&) = delete;
   Codec& operator=(const Codec&) = delete;
 
-  /// As asked for, with canonical options: equal specs are equal codecs.
+  /// Returns the spec with canonical options. Equal specs mean equal codecs.
   const CodecSpec& spec() const { return spec_; }
+  /// Returns the codec's number in the wire format.
   std::uint16_t id() const { return id_; }
+  /// True if the spec asks for error feedback ("+ef").
   bool has_feedback() const { return spec_.feedback != Feedback::kNone; }
+  /// Returns the codec's capabilities.
   virtual CodecTraits traits() const = 0;
 
-  /// Whether a plan takes such a segment, by its count and shape.
+  /// True if a plan accepts this segment's count and shape.
   virtual bool carries(const Segment&) const { return true; }
-  /// How many values of SegmentMemory a segment has; 0 for codecs that carry residuals alone.
+  /// Returns the number of values in a segment's SegmentMemory; 0 for a codec without its own
+  /// memory.
   virtual std::size_t memory_count(const Segment&) const { return 0; }
 
-  /// Sizes and rounds. Throws InvalidArgument where the codec cannot carry such segments.
+  /// Returns the sizes and rounds for a list of segments. Throws InvalidArgument if the codec
+  /// cannot encode these segments, for a dtype that is not a gradient's, and for 0 contributions.
   Plan plan(const PlanRequest& request) const;
 
-  /// Writes one frame, of at most Plan::frame_bytes, to 16-byte aligned memory. True bytes stand in
-  /// its header.
+  /// Writes one frame of at most Plan::frame_bytes to 16-byte aligned memory. The header contains
+  /// the number of bytes in use. Throws InvalidArgument.
   void encode(const EncodeCall& call, ByteSpan frame) const;
 
-  /// Reads frames, at least one, each 16-byte aligned. Throws WireError where a frame is not what
-  /// the call says, with nothing written, or where only its checksum is wrong: nothing was written
-  /// then where values are added, which are worth keeping; where they are assigned it is known when
-  /// all has been read, and the outputs are NaN (sparse codecs look first, and leave them as they
-  /// were). Whatever a frame holds, nothing outside of the
-  /// spans is read or written. On a device nobody waits for what a frame holds: the outputs are NaN
-  /// in all these cases, and `execution.fault` says why.
+  /// Decodes at least one frame and assigns or adds the sum of the frames' values to
+  /// `call.outputs`. Frames are 16-byte aligned. Throws InvalidArgument, and WireError if a frame
+  /// is malformed or differs from the call:
+  /// - A bad header: nothing was written.
+  /// - A bad checksum with kAdd: nothing was written.
+  /// - A bad checksum with kAssign: the outputs are NaN (dense codecs) or unchanged (sparse
+  /// codecs).
+  ///
+  /// No frame can cause an access outside the spans. Device calls never wait for a frame's content:
+  /// in each of these cases the outputs are NaN, and `execution.fault` describes the fault.
   void decode(const DecodeCall& call) const;
 
-  /// Adds frames in their order and encodes the sum, times the factor, into `frame`, which overlaps
-  /// none of them. Only for codecs whose plan allows kTwoShot.
-  /// Refuses frames as `decode` does. Where a checksum is wrong, new residuals are NaN, and readers
-  /// refuse `frame`; sparse codecs look first, and leave all as it was. On a device `frame` is one
-  /// of NaNs and residuals stay where a header is wrong, or a checksum that an earlier launch sums.
+  /// Adds frames in their order and encodes `factor` times the sum into `frame`. `frame` must not
+  /// overlap the input frames. Only for codecs whose plan allows kTwoShot. Throws InvalidArgument,
+  /// and WireError as `decode` does. After a bad checksum, new residuals are NaN, and readers
+  /// reject `frame`; sparse codecs check first and change nothing. On a device, a bad header makes
+  /// `frame` a frame of NaNs and leaves residuals unchanged. A bad checksum that an earlier launch
+  /// verifies does the same.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
-  /// Writes the bare values of a native round (Round::native_count of Round::native_dtype), each
-  /// made from p · factor. With states only where the codec has feedback and its plan still offers
-  /// a native exchange; the state then changes in the last round, as in `encode`.
+  /// Writes the raw values of a native round (Round::native_count of Round::native_dtype), made
+  /// from p · `factor`. Pass states only if the codec has feedback and its plan offers a native
+  /// exchange. The state then changes in the last round, as in `encode`. Throws InvalidArgument.
   void encode_native(const EncodeCall& call, float factor, ValueSpan values) const;
 
-  /// Takes the bare values that came back from the last round, a native one: `factor` times their
-  /// meaning is assigned or added. `call.frames` is empty.
+  /// Decodes the raw values that the last, native round returned. Assigns or adds `call.factor`
+  /// times the decoded values. `call.frames` is empty. Throws InvalidArgument.
   void decode_native(const DecodeCall& call, ConstValueSpan values) const;
 
-  /// For codecs of several rounds: takes what came back of any round but the last (frames of a
-  /// gather, or bare values in `values`) into `call.execution.kept`. The outputs are those of the
-  /// decode to come, and stay untouched.
+  /// For codecs of several rounds: stores the result of any round except the last in
+  /// `call.execution.kept`. The result is the frames of a gather, or raw values in `values`. The
+  /// outputs are the outputs of the later decode and stay unchanged. Throws InvalidArgument, and
+  /// WireError for a bad frame.
   void absorb(const DecodeCall& call, ConstValueSpan values) const;
 
  protected:
-  /// Called in every public function: allocates nothing. Throws InvalidArgument where the codec
-  /// cannot carry such segments.
+  /// Every public function calls `plan_sizes`, which allocates no memory. Throws InvalidArgument if
+  /// the codec cannot encode these segments.
   virtual PlanSizes plan_sizes(const PlanRequest& request) const = 0;
   virtual std::vector<Round> plan_rounds(const PlanRequest& request) const = 0;
   virtual void do_encode(const EncodeCall& call, ByteSpan frame) const = 0;
@@ -267,19 +296,19 @@ class Codec {
   std::uint16_t id_;
 };
 
-/// What the registry knows of a codec.
+/// The registry's entry for a codec.
 struct CodecInfo {
   std::string_view name;
-  std::uint16_t id;               ///< on the wire, never reused
-  std::string_view summary;       ///< one line
-  std::vector<std::string> keys;  ///< "rounding=nearest|stochastic (nearest)"
+  std::uint16_t id;               ///< number in the wire format, never reused
+  std::string_view summary;       ///< one line of text
+  std::vector<std::string> keys;  ///< options, e.g. "rounding=nearest|stochastic (nearest)"
 };
 
-/// All codecs that this build holds, in the registry's order.
+/// Returns all codecs of this build, in the registry's order. Thread-safe.
 std::vector<CodecInfo> codecs();
 
-/// The codec of a spec. Throws InvalidArgument that lists the names, or the codec's keys or values,
-/// where one is wrong.
+/// Returns the codec of a spec. Throws InvalidArgument for a malformed spec, an unknown name, key
+/// or value (the message lists the valid ones), and an unavailable TERSOR_ISA. Thread-safe.
 std::shared_ptr<const Codec> make_codec(std::string_view spec);
 
 }  // namespace tersor

@@ -1,5 +1,4 @@
-// The types of values: f32, bf16 and f16 gradients, and the integers that codecs may sum on the
-// wire.
+// The types of values: f32, bf16 and f16 for gradients, and integers for sums on the wire.
 #pragma once
 
 #include <tersor/error.h>
@@ -11,22 +10,22 @@
 
 namespace tersor {
 
-/// A value's type. The numbers stand in the wire format and are never reused.
+/// The type of a value. The numbers are part of the wire format and are never reused.
 enum class Dtype : std::uint8_t { kF32 = 0, kBf16 = 1, kF16 = 2, kI8 = 3, kI32 = 4, kU32 = 5 };
 
-/// The bits of a bfloat16 (upper half of an f32). Arithmetic is done in f32.
+/// The bits of a bfloat16, which is the upper half of an f32. Arithmetic uses f32.
 struct Bf16 {
   std::uint16_t bits;
 };
 
-/// The bits of an IEEE binary16. Arithmetic is done in f32.
+/// The bits of an IEEE binary16. Arithmetic uses f32.
 struct F16 {
   std::uint16_t bits;
 };
 
 static_assert(sizeof(Bf16) == 2 && sizeof(F16) == 2);
 
-/// Bytes of one value.
+/// Returns the number of bytes per value.
 constexpr std::size_t dtype_bytes(Dtype dtype) {
   switch (dtype) {
     case Dtype::kI8:
@@ -39,16 +38,16 @@ constexpr std::size_t dtype_bytes(Dtype dtype) {
   }
 }
 
-/// "f32", "bf16", "f16", "i8", "i32" or "u32".
+/// Returns "f32", "bf16", "f16", "i8", "i32" or "u32".
 constexpr std::string_view dtype_name(Dtype dtype) {
   constexpr std::string_view kNames[] = {"f32", "bf16", "f16", "i8", "i32", "u32"};
   return kNames[static_cast<std::size_t>(dtype)];
 }
 
-/// True for the types that a gradient may have: f32, bf16, f16.
+/// True for the types of gradients: f32, bf16 and f16.
 constexpr bool is_gradient_dtype(Dtype dtype) { return dtype <= Dtype::kF16; }
 
-/// The dtype of a C++ type, for templates that take spans.
+/// Maps a C++ type to its dtype, for templates that take spans.
 template <typename T>
 struct DtypeOf;
 template <>
@@ -76,8 +75,8 @@ struct DtypeOf<std::uint32_t> {
   static constexpr Dtype value = Dtype::kU32;
 };
 
-/// Calls `visitor(T{})` with the C++ type of a gradient's dtype: float, Bf16 or F16.
-/// Throws InvalidArgument for any other dtype.
+/// Calls `visitor(T{})` with the C++ type of a gradient's dtype: float, Bf16 or F16. Returns the
+/// visitor's result. Throws InvalidArgument for any other dtype.
 template <typename Visitor>
 decltype(auto) visit_gradient_dtype(Dtype dtype, Visitor&& visitor) {
   switch (dtype) {

@@ -1,4 +1,4 @@
-// What Tersor throws. The library never prints, never aborts and never swallows an error.
+// The exceptions of Tersor. The library never prints, never aborts and never swallows an error.
 #pragma once
 
 #include <tersor/abi.h>
@@ -11,52 +11,55 @@
 
 namespace tersor {
 
-/// The root of all errors that Tersor throws.
+/// The base class of all exceptions that Tersor throws.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The caller's fault: a wrong name, option, count, dtype or pointer. Nothing was changed.
+/// The caller passed a wrong name, option, count, dtype or pointer. The call changed nothing.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
 };
 
-/// A frame that is truncated, damaged, of another version, or not what the plan says.
+/// A frame is truncated, damaged, of another version, or different from the plan.
 class WireError : public Error {
  public:
   using Error::Error;
 };
 
-/// A rank that is gone, late, or calls something else; the transport is poisoned afterwards.
+/// A rank failed, is late, or made a mismatched call. The transport is aborted afterwards.
 class TransportError : public Error {
  public:
   using Error::Error;
 };
 
-/// A rank that is gone or late: what waited for it on a lifeline (Transport::lifeline) ended, and
-/// nothing else.
+/// A rank failed or is late. Only the operation that waited for this rank on an isolated channel
+/// (Transport::lifeline) ended; all other operations continue.
 class PeerLost : public TransportError {
  public:
   PeerLost(const std::string& what, int rank) : TransportError(what), rank_(rank) {}
-  /// Of the lifeline; -1 where several are late, or all that any message might have come from gone.
+  /// Returns the rank in the isolated channel. Returns -1 if several ranks are late, or if all
+  /// ranks that could have sent the expected message are gone.
   int rank() const { return rank_; }
 
  private:
   int rank_;
 };
 
-/// Ranks of an elastic reducer (ReducerOptions::elastic) are gone. The step under way is void, on
-/// all who are left: what its gradients hold is undefined; the steps before it stand.
-/// GradientReducer::resume() goes on without those who are gone.
+/// Ranks of an elastic reducer (ReducerOptions::elastic) are gone. All remaining ranks discard the
+/// current step, and the contents of its gradients are undefined. Earlier steps stay committed.
+/// Call GradientReducer::resume() to continue without the lost ranks.
 class RanksLost : public TransportError {
  public:
   RanksLost(const std::string& what, std::vector<int> members, std::uint32_t last_step)
       : TransportError(what), members_(std::move(members)), last_step_(last_step) {}
-  /// Who is left, ascending: ranks of the transport that the first reducer was made with. The same
-  /// on all of them, as is the number of the last step that stands: complete ones since then.
+  /// Returns the remaining ranks, ascending, as ranks of the transport of the first reducer. The
+  /// list is the same on all remaining ranks.
   const std::vector<int>& members() const { return members_; }
+  /// Returns the number of committed steps since the first reducer was made. The number is the same
+  /// on all remaining ranks.
   std::uint32_t last_step() const { return last_step_; }
 
  private:
@@ -64,13 +67,14 @@ class RanksLost : public TransportError {
   std::uint32_t last_step_;
 };
 
-/// The CUDA runtime reported an error, or CUDA is asked for where there is none.
+/// The CUDA runtime reported an error, or a call needs CUDA in a build or on a machine without
+/// CUDA.
 class CudaError : public Error {
  public:
   using Error::Error;
 };
 
-/// An allocation failed; the message says how many bytes and where.
+/// An allocation failed. The message gives the number of bytes and the kind of memory.
 class OutOfMemory : public Error {
  public:
   using Error::Error;

@@ -1,5 +1,4 @@
-// A Transport that is another one: for classes that say how theirs is made, and change little or
-// nothing of what it does.
+// A base class for transports that wrap another transport and change little or nothing.
 #pragma once
 
 #include <tersor/transport.h>
@@ -12,7 +11,7 @@
 
 namespace tersor {
 
-/// Forwards every call.
+/// Forwards every call to the inner transport, except `block`: this base returns an empty block.
 class ForwardingTransport : public Transport {
  public:
   int rank() const override { return inner_->rank(); }

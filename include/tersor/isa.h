@@ -1,4 +1,4 @@
-// Which CPU instruction set the codecs run on: the best one, unless another is forced.
+// Selects the CPU instruction set of the codecs. By default Tersor uses the best available set.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +8,28 @@
 
 namespace tersor {
 
-/// Payloads are byte-identical under each of them.
+/// A CPU instruction set. Payloads are byte-identical under all instruction sets.
 enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512, kNeon };
 
-/// "portable", "avx2", "avx512" or "neon".
+/// Returns "portable", "avx2", "avx512" or "neon". Thread-safe.
 std::string_view isa_name(Isa isa);
 
-/// Those that this build contains and this CPU can run, slowest first; never empty.
+/// Returns the instruction sets that this build contains and this CPU supports, slowest first. The
+/// list is never empty. Thread-safe.
 std::vector<Isa> available_isas();
 
-/// The one in use: forced by `force_isa`, else by the environment variable TERSOR_ISA, else the
-/// best. Throws InvalidArgument where TERSOR_ISA names one that is not available, and lists those
-/// that are.
+/// Returns the instruction set in use: the argument of `force_isa`, else the environment variable
+/// TERSOR_ISA, else the best available set. Throws InvalidArgument if TERSOR_ISA names an
+/// unavailable set; the message lists the available sets. Thread-safe.
 Isa current_isa();
 
-/// Forces one for the whole process (tests and benchmarks; not while a codec runs); nullopt: no
-/// longer. Throws InvalidArgument where it is not available, and lists those that are.
+/// Forces an instruction set for the whole process; nullopt removes the choice. Meant for tests and
+/// benchmarks. Must not be called while a codec runs. Throws InvalidArgument if the set is
+/// unavailable; the message lists the available sets.
 void force_isa(std::optional<Isa> isa);
 
-/// The Isa of a name. Throws InvalidArgument that lists the names.
+/// Returns the instruction set with this name. Throws InvalidArgument for an unknown name; the
+/// message lists the names. Thread-safe.
 Isa parse_isa(std::string_view name);
 
 }  // namespace tersor

@@ -1,11 +1,12 @@
-/// Whole numbers in lanes, to a scale that all know beforehand: what a secure sum adds. Sums wrap
-/// around modulo 2^lanes, with masks or without; the sum of `ranks` ranks' codes is right where
-/// bits + ceil(log2(ranks)) <= lanes.
+/// Integers with a scale that all ranks know in advance, for secure sums. Sums wrap around modulo
+/// 2^lanes, with or without masks. The sum of the codes of `ranks` ranks is exact if bits +
+/// ceil(log2(ranks)) <= lanes.
 ///
-/// A code is value / scale, cut to [-levels, levels], levels = 2^(bits - 1) - 1, and rounded up or
-/// down at random so that its mean is right. Lanes are u8, u16 or u32, little-endian, two's
-/// complement. All functions run on the calling thread, on host memory; InvalidArgument where spans
-/// do not match or a format is none, and nothing was written then.
+/// A code is value / scale, clipped to [-levels, levels] with levels = 2^(bits - 1) - 1. Codes
+/// round up or down at random with the correct mean. An accumulator holds one code or one sum of
+/// codes: u8, u16 or u32, little-endian, two's complement. All functions use host memory and the
+/// calling thread, and are thread-safe. They throw InvalidArgument for an invalid format or for
+/// spans of unequal lengths; nothing is written then.
 #pragma once
 
 #include <tersor/span.h>
@@ -16,27 +17,32 @@
 
 namespace tersor {
 
+/// The format of codes and accumulators.
 struct LaneFormat {
-  unsigned bits = 8;    ///< of a code: 2 to 14
-  unsigned lanes = 16;  ///< bits of a lane: 8, 16 or 32, at least `bits`
-  float scale = 1;      ///< of a code's unit: finite, at least 2^-100
+  unsigned bits = 8;    ///< bits per code: 2 to 14
+  unsigned lanes = 16;  ///< bits per accumulator: 8, 16 or 32, and at least `bits`
+  float scale = 1;      ///< the value of code 1: finite, at least 2^-100
 
+  /// Returns the largest code.
   constexpr unsigned levels() const { return (1u << (bits - 1)) - 1; }
+  /// Returns the bytes of the accumulators of `count` values.
   constexpr std::size_t bytes(std::size_t count) const { return count * lanes / 8; }
 };
 
-/// Writes the codes of values; returns how many were cut. `secret` decides how they are rounded: of
-/// the system's random numbers, new for each call and told to nobody, where the sum is to hide what
-/// a rank added. InvalidArgument for a value that is not finite; all lanes are 0 then.
+/// Writes the codes of `values` to `lanes` (format.bytes(values.size()) bytes). Returns the number
+/// of clipped values. `secret` seeds the random rounding. If the sum must hide a rank's
+/// contribution, draw a new secret from the system's random numbers for each call and never reveal
+/// the secret. Throws InvalidArgument for a value that is not finite; all accumulators are 0 then.
 std::size_t encode_lanes(std::span<const float> values, const LaneFormat& format,
                          std::uint64_t secret, ByteSpan lanes);
 
-/// Values of codes, or of sums of them.
+/// Decodes codes, or sums of codes, from `lanes` (format.bytes(values.size()) bytes) to `values`.
 void decode_lanes(ConstByteSpan lanes, const LaneFormat& format, std::span<float> values);
 
-/// sums = sums + others, lane by lane.
+/// Adds accumulators: sums = sums + others. Both spans have the same number of bytes. `lanes` is
+/// the number of bits per accumulator.
 void add_lanes(ByteSpan sums, ConstByteSpan others, unsigned lanes);
-/// sums = sums - others, lane by lane.
+/// Subtracts accumulators: sums = sums - others. The parameters are those of `add_lanes`.
 void subtract_lanes(ByteSpan sums, ConstByteSpan others, unsigned lanes);
 
 }  // namespace tersor

@@ -1,20 +1,20 @@
-// Small choices that codecs, kernels and collectives share.
+// Small enumerations for codecs, kernels and collectives.
 #pragma once
 
 #include <cstdint>
 
 namespace tersor {
 
-/// How a quantiser rounds: to the nearest code, or up or down at random so that the mean is right.
+/// How a quantiser rounds: to the nearest code, or up or down at random with the correct mean.
 enum class Rounding : std::uint8_t { kNearest, kStochastic };
 
-/// What decoding does to the values that it meets: overwrite them or add to them.
+/// How `decode` writes its outputs: overwrite the values, or add to the values.
 enum class DecodeMode : std::uint8_t { kAssign, kAdd };
 
-/// What a reduction over ranks yields.
+/// The result of a reduction over ranks.
 enum class Reduction : std::uint8_t { kSum, kMean };
 
-/// Who gets what a reduction yields: every rank all of it, or each its shard.
+/// The receivers of a reduction's result: every rank the whole result, or each rank its shard.
 enum class Collective : std::uint8_t { kAllreduce, kReduceScatter };
 
 }  // namespace tersor

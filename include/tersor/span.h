@@ -1,5 +1,4 @@
-// Views of values: a pointer, a count, a dtype, and whether the memory is on the host or on a
-// device.
+// Views of values: a pointer, a count, a dtype, and the kind of memory (host or device).
 #pragma once
 
 #include <tersor/dtype.h>
@@ -11,24 +10,25 @@
 
 namespace tersor {
 
-/// Where memory lies.
+/// The kind of memory.
 enum class Memory : unsigned char { kHost, kDevice };
 
-/// `count` values of one dtype at any element-aligned address. Owns nothing.
-/// `Byte` is `std::byte` or `const std::byte`; use ValueSpan and ConstValueSpan.
+/// A view of `count` values of one dtype at any element-aligned address. Owns nothing. `Byte` is
+/// `std::byte` or `const std::byte`; use ValueSpan and ConstValueSpan. A view is safe to copy and
+/// to read on any thread.
 template <typename Byte>
 class BasicValueSpan {
  public:
   BasicValueSpan() = default;
 
-  /// Throws InvalidArgument for a null pointer with a count.
+  /// `count` is in values. Throws InvalidArgument for a null pointer with a nonzero count.
   BasicValueSpan(Byte* pointer, std::size_t count, Dtype dtype, Memory memory = Memory::kHost)
       : pointer_(pointer), count_(count), dtype_(dtype), memory_(memory) {
     if (pointer == nullptr && count != 0)
       throw InvalidArgument("a span of " + std::to_string(count) + " values has a null pointer");
   }
 
-  /// From anything that std::span takes: a vector or array of float, Bf16, F16, …
+  /// Converts every range that std::span accepts: a vector or an array of float, Bf16, F16, …
   template <typename Range>
   requires requires(Range& range) {
     std::span(range);
@@ -41,7 +41,7 @@ class BasicValueSpan {
             DtypeOf<std::remove_cv_t<typename decltype(std::span(range))::element_type>>::value) {
   }
 
-  /// A mutable view converts to a const one.
+  /// Converts a mutable view to a const view.
   operator BasicValueSpan<const std::byte>() const requires(!std::is_const_v<Byte>) {
     return {pointer_, count_, dtype_, memory_};
   }
@@ -53,7 +53,8 @@ class BasicValueSpan {
   Memory memory() const { return memory_; }
   bool empty() const { return count_ == 0; }
 
-  /// The values [first, first + count). Throws InvalidArgument where they reach beyond the end.
+  /// Returns the values [first, first + count). Throws InvalidArgument if the range exceeds the
+  /// span.
   BasicValueSpan subspan(std::size_t first, std::size_t count) const {
     if (first > count_ || count > count_ - first)
       throw InvalidArgument("values " + std::to_string(first) + " to " +
@@ -63,7 +64,8 @@ class BasicValueSpan {
             memory_};
   }
 
-  /// The values as a std::span. Throws InvalidArgument for another type or for device memory.
+  /// Returns the values as a std::span. Throws InvalidArgument for another type or for device
+  /// memory.
   template <typename T>
   auto as() const {
     using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;

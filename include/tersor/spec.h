@@ -1,4 +1,4 @@
-// How a codec is named, the same in C++, on the command line, in Python and in reports:
+// A spec names a codec, the same in C++, on the command line, in Python and in reports. Grammar:
 //   name[:key=value[,key=value]…][+ef]        int8   int4:rounding=stochastic topk:density=0.01+ef
 #pragma once
 
@@ -9,21 +9,22 @@
 
 namespace tersor {
 
-/// Error feedback, as asked for in a spec by "+ef". Later rules get their own enumerator and
-/// suffix.
+/// Error feedback, requested by the suffix "+ef" of a spec. A later rule gets its own enumerator
+/// and suffix.
 enum class Feedback : unsigned char { kNone, kResidual };
 
-/// A spec taken apart. It knows no codec: names and keys are checked by `make_codec`.
+/// A parsed spec. `make_codec` checks the name and the keys; this struct knows no codec.
 struct CodecSpec {
   std::string name;
-  std::vector<std::pair<std::string, std::string>> options;  ///< key, value, as written
+  std::vector<std::pair<std::string, std::string>> options;  ///< pairs of key and value, as written
   Feedback feedback = Feedback::kNone;
 
-  /// name[:key=value…][+ef], keys in the order of `options`.
+  /// Returns name[:key=value…][+ef] with the keys in the order of `options`.
   std::string text() const;
 };
 
-/// Takes a spec apart. Throws InvalidArgument that shows the grammar where it is malformed.
+/// Parses a spec. Throws InvalidArgument if the spec is malformed; the message shows the grammar.
+/// Thread-safe.
 CodecSpec parse_spec(std::string_view text);
 
 }  // namespace tersor

@@ -1,22 +1,23 @@
-// CUDA streams: a view of the caller's, and an owner. Host calls leave the view at its default.
+// CUDA streams: a view of the caller's stream, and an owner. Leave the view at its default in calls
+// on host memory.
 #pragma once
 
 #include <utility>
 
 namespace tersor {
 
-/// A `cudaStream_t` as an opaque pointer, so that no public header needs CUDA's. Owns nothing.
-/// Null is the legacy default stream.
+/// An opaque `cudaStream_t`; public headers do not include CUDA headers. Owns nothing. Null is the
+/// legacy default stream.
 struct StreamView {
   void* handle = nullptr;
 };
 
-/// A stream of the current device that does not wait for the legacy default stream. Move only.
-/// Keep it until the work that you queued on it is done; the library queues nothing on it unless
-/// you pass it to a call.
+/// A stream of the current device. The stream does not wait for the legacy default stream. Move
+/// only. Keep the stream until its queued work is done. The library queues work on the stream only
+/// if a call receives the view.
 class Stream {
  public:
-  /// Throws CudaError where there is no device, or this build has no CUDA.
+  /// Throws CudaError if there is no device, or if this build has no CUDA.
   Stream();
   ~Stream();
   Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -27,7 +28,7 @@ class Stream {
 
   StreamView view() const { return {handle_}; }
 
-  /// Waits until all that was queued is done. Throws CudaError where something of it failed.
+  /// Blocks until all queued work is done. Throws CudaError if queued work failed.
   void synchronize() const;
 
  private:

@@ -1,5 +1,6 @@
-// Everything that needs no particular network: codecs by name, collectives, the gradient reducer,
-// ranks in one process. <tersor/mpi.h> and <tersor/nccl.h> stand apart.
+// Includes the public headers for work on any network: codecs by name, collectives, the gradient
+// reducer, and ranks in one process. Include <tersor/mpi.h>, <tersor/nccl.h>, <tersor/tcp.h> and
+// <tersor/gossip.h> separately.
 #pragma once
 
 #include <tersor/allocate.h>

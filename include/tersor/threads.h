@@ -1,4 +1,4 @@
-// A pool of host threads that a codec may use; lent by the caller, one rank a pool.
+// A pool of host threads for codecs. The caller owns the pool and uses one pool per rank.
 #pragma once
 
 #include <cstddef>
@@ -7,21 +7,23 @@
 
 namespace tersor {
 
-/// `count` threads (the caller's own among them) that run tasks 0 … tasks - 1 of a loop.
-/// Each worker has the default rounding and denormal mode, whatever the caller's is.
-/// One `run` at a time; not to be entered from inside a task.
+/// A pool of `count` threads, including the calling thread, that runs tasks 0 … tasks - 1 of a
+/// loop. Each worker uses the default rounding and denormal mode, regardless of the caller's mode.
+/// Only one `run` may be active at a time. A task must not call `run` on its own pool.
 class Threads {
  public:
-  /// 0 means all cores of this machine.
+  /// Starts count - 1 workers. By default the pool is the calling thread alone; 0 means all cores
+  /// of this machine. Throws InvalidArgument for more than 4,096 threads.
   explicit Threads(unsigned count = 1);
   ~Threads();
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
+  /// Returns the number of threads, including the calling thread.
   unsigned count() const;
 
-  /// Calls `task(index)` for each index below `tasks`, on any of the threads, and returns when all
-  /// are done. The first exception that a task throws is thrown again here.
+  /// Calls `task(index)` for each index below `tasks` on any thread of the pool. Returns after all
+  /// tasks. If tasks throw, `run` rethrows the first exception after the last task.
   template <typename Task>
   void run(std::size_t tasks, Task&& task) {
     run_erased(

@@ -1,19 +1,20 @@
-/// blocktopk: the k largest values of every 4,096 by magnitude, with their places in lists of fixed
-/// length (blocks after DeMo, Peng et al. 2024, and SparseLoCo, Sarfi et al. 2025; places after
-/// Elias 1974 and Fano 1971). It can be cut and reduced, so what a rank sends two-shot does not
-/// grow with the ranks.
+/// blocktopk: the k values of largest magnitude in every block of 4,096, with indices in lists of
+/// fixed length. Blocks follow DeMo (Peng et al. 2024) and SparseLoCo (Sarfi et al. 2025). Index
+/// lists follow Elias 1974 and Fano 1971. Frames can be cut and reduced, so a rank's two-shot
+/// traffic does not grow with the number of ranks.
 ///
-/// Payload  scales  f32 for each block; none where values are bf16
-///          high    for each block, bits: bit (i >> l) + j is 1 for its j-th kept place i
-///          low     for each block, the low l bits of each place, packed from bit 0
-///          values  for each block, 1, 4 or 16 bits a kept value, packed from bit 0
-///          each padded to 16 bytes, whole words a block; unused bits are 0
-/// Header   parameters: the density as f64; flags: the type of the values
-/// Chosen   the k largest magnitudes of a block, ties to the lowest place, never a zero; k =
-///          max(1, ceil(density * 4096)) for every block, a short last one too
-/// Error    what is not sent; with "+ef" it stays in the residual, and so does what rounding loses
-/// A block that holds a NaN, an infinity or a magnitude from 2^118 on sends NaNs at its first
-/// places, and its residual stays: an overflow is never hidden.
+/// Payload  scales  f32 for each block; absent if values are bf16
+///          high    for each block, bits: bit (i >> l) + j is 1 for its j-th selected index i
+///          low     for each block, the low l bits of each index, packed from bit 0
+///          values  for each block, 1, 4 or 16 bits per selected value, packed from bit 0
+///          each padded to 16 bytes, whole words per block; unused bits are 0.
+/// Header   parameters: the density as f64; flags: the type of the values.
+/// Selected the k largest magnitudes of a block, ties to the lowest index, never a zero;
+///          k = max(1, ceil(density * 4096)) for every block, including a short last block.
+/// Error    the values that are not sent; "+ef" keeps them and the rounding error in the residual.
+///
+/// A block with a NaN, an infinity or a magnitude of at least 2^118 sends NaNs at its first
+/// indices. Its residual does not change. Overflows are therefore never hidden.
 #pragma once
 
 #include <tersor/align.h>
@@ -28,28 +29,28 @@ namespace tersor {
 
 inline constexpr std::uint16_t kBlocktopkCodecId = 9;
 
-/// How the kept values travel: signs of their mean magnitude, 4-bit codes with the block's scale,
-/// or bf16. The number stands in the frame's flags, from kCodecFlagShift on.
+/// Encodings of the selected values: signs with a common magnitude (the mean), 4-bit codes with the
+/// block's scale, or bf16. The number is stored in the frame's flags from bit kCodecFlagShift on.
 enum class BlocktopkValues : std::uint8_t { kSign = 0, kInt4 = 1, kBf16 = 2 };
 
-/// Options of the spec: blocktopk[:density=(0, 0.25],values=sign|int4|bf16].
+/// Options of the spec blocktopk[:density=(0, 0.25],values=sign|int4|bf16].
 struct BlocktopkOptions {
   double density = 0.01;
   BlocktopkValues values = BlocktopkValues::kSign;
 };
 
-/// What one block takes in each section, in words of 32 bits.
+/// The size of one block in each section, in 32-bit words.
 struct BlocktopkBlock {
-  static constexpr std::size_t kValues = 4096;    ///< values of a block
-  static constexpr unsigned kPlaceBits = 12;      ///< of a place in it
-  static constexpr std::size_t kMostKept = 1024;  ///< at the largest density
+  static constexpr std::size_t kValues = 4096;    ///< values per block
+  static constexpr unsigned kPlaceBits = 12;      ///< bits of an index in a block
+  static constexpr std::size_t kMostKept = 1024;  ///< k at the largest density
   std::size_t kept;                               ///< k, the capacity
   BlocktopkValues values;
 
   constexpr explicit BlocktopkBlock(const BlocktopkOptions& options)
       : kept(topk_kept(kValues, options.density)), values(options.values) {}
 
-  /// l = floor(log2(4096 / k))
+  /// Returns l = floor(log2(4096 / k)).
   constexpr unsigned low_bits() const {
     return kPlaceBits - static_cast<unsigned>(std::bit_width(kept - 1));
   }
@@ -67,7 +68,7 @@ struct BlocktopkBlock {
   static constexpr std::size_t kWordBits = 32;
 };
 
-/// Where the sections of one segment's blocktopk payload lie.
+/// The section offsets of a segment's blocktopk payload, in bytes.
 struct BlocktopkLayout {
   std::size_t count;
   BlocktopkBlock block;

@@ -1,10 +1,12 @@
-/// f16: IEEE binary16, two bytes a value: more digits than bf16, less range.
+/// f16: IEEE binary16, two bytes per value, with higher precision and a smaller range than bf16.
 ///
-/// Payload  values  f16[count], padded to 16 bytes (ValuesLayout of <tersor/codecs/none.h>)
-/// Value    round to nearest even; NaN becomes 0x7fff; magnitudes from 65,520 on become infinity
-/// Error    at most 2^-11 of the value; 2^-25 where that is subnormal
-/// Finite values that became infinite are counted in StateWords::overflows; with feedback the
-/// residual keeps its old value there. Values add on the wire (native sum) as those of bf16 do.
+/// Payload  values  f16[count], padded to 16 bytes (ValuesLayout of <tersor/codecs/none.h>).
+/// Value    rounded to nearest even; NaN becomes 0x7fff; magnitudes from 65,520 on become infinity.
+/// Error    at most 2^-11 of the value; 2^-25 for subnormal values.
+///
+/// StateWords::overflows counts finite values that became infinite. The residual of error feedback
+/// does not change for these values. Values can be added on the wire (native sum), like bf16
+/// values.
 #pragma once
 
 #include <tersor/codecs/none.h>

@@ -1,16 +1,17 @@
-/// hadamard: one to four bits a value. Each block is rotated by a random orthogonal matrix
-/// (Hadamard's, with random signs), after which its values look normally distributed whatever they
-/// were, and is then quantised in equal steps scaled to its root mean square (Suresh et al. 2017;
-/// DRIVE, Vargaftik et al. 2021).
+/// hadamard: one to four bits per value. A random orthogonal matrix (Hadamard's, with random signs)
+/// rotates each block. Rotated values are almost normally distributed for any input. The codec
+/// quantises them in equal steps, scaled to the block's root mean square. Sources: Suresh et al.
+/// 2017; DRIVE, Vargaftik et al. 2021.
 ///
 /// Payload  scales  bf16[ceil(count / 256)], padded to 16 bytes
-///          planes  for each block, `bits` planes of 32 bytes: plane j holds bit j of each code
+///          planes  for each block, `bits` planes of 32 bytes: plane j holds bit j of each code.
 /// Value    T(code - (2^(bits - 1) - 1/2)) * scale / 16, with the block's signs; T is the fast
-///          Hadamard transform
-/// Error    0.366, 0.120, 0.038, 0.012 of the energy is lost with 1, 2, 3, 4 bits; all of a block
-///          below 2^-100
-/// A block that holds a NaN, an infinity or a magnitude from 2^120 on decodes to NaN: an overflow
-/// is never hidden.
+///          Hadamard transform.
+/// Error    the relative squared error is 0.366, 0.120, 0.038, 0.012 with 1, 2, 3, 4 bits;
+///          1 for a block below 2^-100.
+///
+/// A block with a NaN, an infinity or a magnitude of at least 2^120 decodes to NaN. Overflows are
+/// therefore never hidden.
 #pragma once
 
 #include <tersor/align.h>
@@ -23,15 +24,15 @@ namespace tersor {
 
 inline constexpr std::uint16_t kHadamardCodecId = 8;
 
-/// Options of the spec: hadamard[:bits=1|2|3|4].
+/// Options of the spec hadamard[:bits=1|2|3|4].
 struct HadamardOptions {
-  unsigned bits = 2;  ///< of a code
+  unsigned bits = 2;  ///< bits per code
 };
 
-/// Where the sections of one segment's hadamard payload lie.
+/// The section offsets of a segment's hadamard payload, in bytes.
 struct HadamardLayout {
-  static constexpr std::size_t kBlock = 256;              ///< values that are rotated together
-  static constexpr std::size_t kPlaneBytes = kBlock / 8;  ///< a bit of each value of a block
+  static constexpr std::size_t kBlock = 256;              ///< values rotated together
+  static constexpr std::size_t kPlaneBytes = kBlock / 8;  ///< one bit of each value of a block
   std::size_t count;
   unsigned bits;
 

@@ -1,8 +1,9 @@
-/// none: the gradient's values as they are, in the gradient's own type; the baseline.
+/// none: the gradient's values unchanged, in the gradient's type; the baseline.
 ///
-/// Payload  values  f32, bf16 or f16 [count], padded to 16 bytes
-/// Error    none without feedback; one rounding of p to the gradient's type with it
-/// NaNs and infinities travel as they are. Values add on the wire (native sum).
+/// Payload  values  f32, bf16 or f16 [count], padded to 16 bytes.
+/// Error    without feedback none; with feedback one rounding of p to the gradient's type.
+///
+/// NaNs and infinities are sent unchanged. Values can be added on the wire (native sum).
 #pragma once
 
 #include <tersor/align.h>
@@ -16,8 +17,8 @@ namespace tersor {
 
 inline constexpr std::uint16_t kNoneCodecId = 1;
 
-/// Where the only section of one segment's payload lies, of a codec that sends values of `dtype`:
-/// none (the gradient's dtype), bf16 and f16 (theirs).
+/// The size of the only section of a segment's payload, for codecs that send values of `dtype`:
+/// none (the gradient's dtype), bf16 and f16.
 struct ValuesLayout {
   std::size_t count;
   Dtype dtype;

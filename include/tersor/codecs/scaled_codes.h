@@ -1,4 +1,4 @@
-/// The layout that all quantisers of blocks share: a scale for each block, then the codes.
+/// The payload layout of all block quantisers: a scale per block, then the codes.
 #pragma once
 
 #include <tersor/align.h>
@@ -8,13 +8,13 @@
 
 namespace tersor {
 
-/// Where the sections of one segment's payload lie, of a codec with one f32 scale for
-/// `kBlockValues` values and codes of `kCodeBits` bits. CPU, CUDA and the tests all read this one
+/// The section offsets of a segment's payload, in bytes, for a codec with an f32 scale per
+/// `kBlockValues` values and codes of `kCodeBits` bits. CPU code, CUDA code and tests share this
 /// definition.
 template <std::size_t kBlockValues, unsigned kCodeBits>
 struct ScaledCodes {
-  static constexpr std::size_t kBlock = kBlockValues;  ///< values that share a scale
-  static constexpr unsigned kBits = kCodeBits;         ///< of a code
+  static constexpr std::size_t kBlock = kBlockValues;  ///< values per scale
+  static constexpr unsigned kBits = kCodeBits;         ///< bits per code
   std::size_t count;
 
   constexpr std::size_t blocks() const { return ceil_div(count, kBlock); }

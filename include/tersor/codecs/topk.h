@@ -1,17 +1,19 @@
-/// topk: the k largest values by magnitude, exactly, with their places (Strom 2015; Lin et al.,
+/// topk: exactly the k values of largest magnitude, with their indices (Strom 2015; Lin et al.,
 /// Deep Gradient Compression, 2018; Stich et al., Sparsified SGD with Memory, 2018).
 ///
-/// Payload  first          u32[tiles + 1]: where each tile of 65,536 values begins among the kept;
-///                         the last one is how many are kept, at most k
+/// Payload  first          u32[tiles + 1]: for each tile of 65,536 values, the number of selected
+///                         values before the tile; the last entry is the number of all selected
+///                         values, at most k
 ///          index_in_tile  u16[k], in ascending order of index
-///          scales         f32[ceil(k / 256)], only where values are int8
+///          scales         f32[ceil(k / 256)], only if values are int8
 ///          values         f32[k], bf16[k], or int8 codes [k]
-///          each padded to 16 bytes; unused places are 0
-/// Header   parameters: the density as f64; flags: the type of the values
-/// Chosen   the k largest magnitudes, ties to the lowest index, never a zero;
-///          k = min(count, max(1, ceil(density * count))) for each segment
-/// Error    what is not sent; with "+ef" it stays in the residual, and so does what rounding loses
-/// A tensor that holds a NaN or an infinity sends k NaNs at the indices 0 ... k - 1.
+///          each padded to 16 bytes; unused entries are 0.
+/// Header   parameters: the density as f64; flags: the type of the values.
+/// Selected the k largest magnitudes, ties to the lowest index, never a zero;
+///          k = min(count, max(1, ceil(density * count))) for each segment.
+/// Error    the values that are not sent; "+ef" keeps them and the rounding error in the residual.
+///
+/// A tensor with a NaN or an infinity sends k NaNs at the indices 0 ... k - 1.
 #pragma once
 
 #include <tersor/align.h>
@@ -26,16 +28,17 @@ namespace tersor {
 
 inline constexpr std::uint16_t kTopkCodecId = 6;
 
-/// How the kept values travel. The number stands in the frame's flags, from kCodecFlagShift on.
+/// The type of the sent values. The number is stored in the frame's flags from bit kCodecFlagShift
+/// on.
 enum class TopkValues : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
 
-/// Options of the spec: topk[:density=(0, 1],values=f32|bf16|int8].
+/// Options of the spec topk[:density=(0, 1],values=f32|bf16|int8].
 struct TopkOptions {
   double density = 0.01;
   TopkValues values = TopkValues::kF32;
 };
 
-/// How many values of a segment are sent.
+/// Returns k, the number of sent values of a segment.
 constexpr std::size_t topk_kept(std::size_t count, double density) {
   const double wanted = density * static_cast<double>(count);
   const auto floor = static_cast<std::size_t>(wanted);
@@ -44,10 +47,10 @@ constexpr std::size_t topk_kept(std::size_t count, double density) {
 }
 static_assert(topk_kept(0, 0.01) == 0 && topk_kept(1, 0.01) == 1 && topk_kept(101, 0.01) == 2);
 
-/// Where the sections of one segment's topk payload lie.
+/// The section offsets of a segment's topk payload, in bytes.
 struct TopkLayout {
-  static constexpr std::size_t kTile = 65536;  ///< values whose indices share a base
-  static constexpr std::size_t kBlock = 256;   ///< kept values that share a scale (int8)
+  static constexpr std::size_t kTile = 65536;  ///< values with a common index base
+  static constexpr std::size_t kBlock = 256;   ///< selected values per scale (int8)
   std::size_t count;
   std::size_t kept;  ///< k, the capacity
   TopkValues values;
