@@ -1,6 +1,6 @@
-// Codec "auto": a Tuner measures the link and the codecs once, and then says for each gradient
-// which codec, algorithm and chunk length are quickest. A GradientReducer begins with what it
-// predicts and learns the rest while training goes on. docs/algorithms.md has the formulas.
+// The codec "auto". A Tuner measures the link and the codecs once, and then returns the fastest
+// codec, algorithm and chunk length for each gradient. A GradientReducer starts with the Tuner's
+// predictions and improves them during training. docs/algorithms.md lists the formulas.
 #pragma once
 
 #include <tersor/collectives.h>
@@ -19,86 +19,90 @@
 
 namespace tersor {
 
-/// The spec by which CollectiveOptions, ReducerOptions and rules ask for a choice.
+/// The spec that requests an automatic choice in CollectiveOptions, ReducerOptions and rules.
 inline constexpr std::string_view kAutoCodec = "auto";
 
-/// What a link costs, as each of its ranks sees it while all of them send.
+/// The cost model of a link while all its ranks send.
 struct LinkFigures {
-  double latency = 0;              ///< seconds, one way, software included
-  double seconds_per_byte = 0;     ///< of what a rank sends; it receives as much at the same time
-  double seconds_per_message = 0;  ///< beside latency and bytes, of each message that a rank sends
-  double core_seconds_per_byte = 0;  ///< of each byte sent: what the codecs' core does for it
+  double latency = 0;  ///< in seconds, one way, including software
+  /// Per sent byte; a rank receives the same amount at the same time.
+  double seconds_per_byte = 0;
+  /// Per sent message, in addition to latency and bytes.
+  double seconds_per_message = 0;
+  /// Core time of the codecs' core per sent byte.
+  double core_seconds_per_byte = 0;
 };
 
-/// Options of a Tuner. All ranks must pass equal ones.
+/// Options of a Tuner. All ranks must pass equal options.
 struct AutoOptions {
-  /// Specs that may be chosen beside `none` and `bf16`, which always may. Where one has "+ef", all
-  /// go with feedback, `none+ef` and `bf16+ef` too, so that nothing is lost between them: in a
-  /// GradientReducer only, which keeps their residuals.
+  /// Candidate specs in addition to `none` and `bf16`, which are always candidates. If one spec has
+  /// "+ef", all use feedback, including `none+ef` and `bf16+ef`, so no residual is lost at a
+  /// change. Feedback works only in a GradientReducer, which keeps the residuals.
   std::vector<std::string> codecs = {"int8"};
-  /// The link's figures, where they are known; else they are measured.
+  /// The costs of the link, if known. Otherwise, the Tuner measures the costs.
   std::optional<LinkFigures> link = {};
-  unsigned threads = 1;  ///< that each rank lends to its codecs
-  /// Where the gradients will lie: there codecs are measured.
+  unsigned threads = 1;  ///< codec threads of each rank
+  /// The memory of the gradients. The Tuner measures the codecs there.
   Memory memory = Memory::kHost;
-  /// Bounds the grids that may be chosen: CollectiveOptions::error_growth.
+  /// Limits the grids, as CollectiveOptions::error_growth does.
   double error_growth = kDefaultErrorGrowth;
   std::chrono::milliseconds timeout = kDefaultTimeout;
 };
 
-/// How a gradient is to travel.
+/// The choice for one gradient.
 struct AutoChoice {
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
   std::size_t chunk_count = kDefaultChunkCount;
-  std::vector<int> dims = {};  ///< of two-shot
+  std::vector<int> dims = {};  ///< grid of two-shot
 };
 
-/// What a way is predicted to take.
+/// A choice and its predicted time.
 struct AutoPrediction {
   AutoChoice way;
-  double seconds = 0;
+  double seconds = 0;  ///< predicted time
 };
 
-/// Chooses for all gradients of one transport. All ranks get the same answers: every figure that a
-/// choice depends on was reduced over ranks. One thread at a time.
+/// Chooses for all gradients of one transport. All ranks get the same results, because every
+/// measured value was reduced over ranks. One thread at a time may call a Tuner.
 class Tuner {
  public:
-  /// A collective call: measures the link (milliseconds) and, for f32, the codecs (tens of
-  /// milliseconds each). Throws InvalidArgument where an option is wrong.
+  /// Measures the link (milliseconds) and, for f32, the codecs (tens of milliseconds each). A
+  /// collective call. Throws InvalidArgument for an invalid option.
   explicit Tuner(Transport& transport, AutoOptions options = {});
   ~Tuner();
   Tuner(const Tuner&) = delete;
   Tuner& operator=(const Tuner&) = delete;
 
-  /// What the next allreduce of such a gradient should do. The first calls try what the model does
-  /// not rule out; then the quickest stays until calls take a fifth more or less. The first call
-  /// for a dtype is a collective one.
+  /// Returns the choice for the next allreduce of `count` values. The first calls try all choices
+  /// that the model does not exclude. Then the fastest choice stays until calls take a fifth more
+  /// or less time. The first call for a dtype is a collective call.
   AutoChoice choose(Dtype dtype, std::size_t count);
-  /// How long the allreduce took that went as `choose` said; on a device, from an idle stream until
-  /// it was idle again, and once `settled` no more. All ranks call it after each one; now
-  /// and then it is a collective call.
+  /// Records the duration in seconds of an allreduce with the choice of `choose`. On a device,
+  /// measure from an idle stream until the stream is idle again, and stop once `settled` is true.
+  /// All ranks must call `record` after each allreduce. Some calls are collective.
   void record(Dtype dtype, std::size_t count, double seconds);
-  /// True once trying is over for such gradients.
+  /// True once the trials for these gradients are over.
   bool settled(Dtype dtype, std::size_t count) const;
 
-  /// What the model alone says, among all codecs, those with "+ef" too. Nothing is tried. A
-  /// reduce-scatter is one of `count` values on each rank; of its choice the algorithm is kAuto.
+  /// Returns the model's prediction among all codecs, including codecs with "+ef", without trials.
+  /// A reduce-scatter has `count` values on each rank, and the choice's algorithm is kAuto.
   AutoChoice predict(Dtype dtype, std::size_t count,
                      Collective collective = Collective::kAllreduce);
-  /// As above, of each codec its quickest way: `none`, `bf16`, then those allowed, in their order.
-  /// Where two-shot goes on a grid that is decided, `dims` are that.
+  /// Returns the fastest choice of each codec: `none`, `bf16`, then the other candidates in their
+  /// order. A given two-shot grid is passed as `dims`.
   std::vector<AutoPrediction> predict_each(Dtype dtype, std::size_t count,
                                            Collective collective = Collective::kAllreduce,
                                            std::span<const int> dims = {});
 
+  /// Returns the measured or given costs of the link.
   const LinkFigures& link() const;
-  /// AutoOptions::memory: gradients must lie there.
+  /// Returns AutoOptions::memory. Gradients must be in this memory.
   Memory memory() const;
-  /// AutoOptions::error_growth.
+  /// Returns AutoOptions::error_growth.
   double error_growth() const;
-  /// The figures, and for each gradient that was asked for every alternative with its predicted
-  /// and measured time, and why it was taken or left.
+  /// Returns the costs, and for each requested gradient all alternatives: predicted time, measured
+  /// time, and the reason for the choice or the rejection.
   std::string explain() const;
 
   struct Impl;

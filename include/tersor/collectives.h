@@ -1,5 +1,8 @@
-// Collectives that carry encoded bytes: codec and transport meet here and nowhere else.
-// docs/algorithms.md says how each algorithm works and what its error is.
+// Collectives of encoded bytes. Only here codecs and transports are used together.
+// docs/algorithms.md describes the algorithms and their errors.
+//
+// All collectives accept host or device memory, must be called by all ranks with equal options, and
+// are safe to call from one thread at a time per channel (TransportTraits::any_thread).
 #pragma once
 
 #include <tersor/codec.h>
@@ -18,53 +21,62 @@ namespace tersor {
 
 class Tuner;
 
-/// How the ranks exchange what the codec yields.
+/// How the ranks exchange the codec's output.
 enum class Algorithm : std::uint8_t {
-  kAuto,     ///< native where the codec's values add on the wire; else by codec, count and ranks
-  kNative,   ///< the transport adds bare values (none, bf16; of f16 as f32)
-  kTwoShot,  ///< shards to their owners, reduced there, then all-gather: two quantisations
-  kOneShot,  ///< all-gather of payloads, every rank adds all: one quantisation
-  /// Ranks of one host first, uncompressed; then between hosts by the codec, as kAuto goes; then
-  /// back. On one host a native sum; with one rank a host as kAuto. Of reduce_scatter, allgather
-  /// and all_to_all too, on hosts of equally many ranks: others that the transport found go as
-  /// kAuto (CollectiveStatistics::algorithm says so), others that were given are an
-  /// InvalidArgument.
+  /// Native if the transport can add the codec's values. Otherwise chosen by codec, count and
+  /// ranks.
+  kAuto,
+  /// The transport adds raw values (none, bf16; f16 as f32).
+  kNative,
+  /// Shards to their owners, reduction there, then all-gather: two quantisations.
+  kTwoShot,
+  /// All-gather of payloads; every rank adds all payloads: one quantisation.
+  kOneShot,
+  /// Reduces within each host without compression, then between hosts with the codec as kAuto does,
+  /// then sends the result within each host. On a single host, a native sum. If every host has one
+  /// rank, the same as kAuto. Also for reduce_scatter, allgather and all_to_all on hosts with equal
+  /// numbers of ranks. On other hosts, these three use kAuto if the transport found the hosts
+  /// (CollectiveStatistics::algorithm reports this), and throw InvalidArgument if the caller gave
+  /// them.
   kHierarchical,
 };
 
-/// "auto", "native", "two-shot", "one-shot" or "hierarchical".
+/// Returns "auto", "native", "two-shot", "one-shot" or "hierarchical". Thread-safe.
 std::string_view algorithm_name(Algorithm algorithm);
-/// The algorithm of a name. Throws InvalidArgument that lists the names.
+/// Returns the algorithm with this name. Throws InvalidArgument for an unknown name; the message
+/// lists the names. Thread-safe.
 Algorithm parse_algorithm(std::string_view name);
 
-/// What error feedback keeps between calls: the caller's memory, zero at first, as it stands after
-/// the last step. All of one dtype, f32 or bf16. On a device all of it, `words` too, lies there.
+/// The state of error feedback between calls. The caller owns the memory, which is zero at first
+/// and holds the values after the last step. All residuals have one dtype, f32 or bf16. If
+/// gradients are on a device, all memory including `words` must be on the device.
 struct CollectiveState {
-  /// As many values as this rank encodes; hierarchical: encoded_count(...) of an allreduce,
-  /// scattered_count(...) of a reduce_scatter.
+  /// One value per value that this rank encodes. Hierarchical: encoded_count(...) values for
+  /// allreduce, scattered_count(...) for reduce_scatter.
   ValueSpan residual;
-  ValueSpan owner_residual;     ///< owned_count(...) values; needed by two-shot only
-  StateWords* words = nullptr;  ///< step and factors; the step is advanced by each call
+  ValueSpan owner_residual;     ///< owned_count(...) values, only for two-shot
+  StateWords* words = nullptr;  ///< step and factors; each call advances the step
 };
 
-/// What one call did. Bytes are the transport's own count. On a device, where the call only queues,
-/// `seconds` is what queueing took, other seconds and overflows (see StateWords) are 0.
+/// Statistics of one call. Bytes are counted by the transport. On a device, the call only queues:
+/// `seconds` is the time of queueing, and other seconds and overflows (see StateWords) are 0.
 struct CollectiveStatistics {
-  Algorithm algorithm = Algorithm::kAuto;  ///< the one that was chosen
+  Algorithm algorithm = Algorithm::kAuto;  ///< the chosen algorithm
   std::size_t chunks = 0;
   std::uint64_t gradient_bytes = 0;
   std::uint64_t sent_bytes = 0;
-  double encode_seconds = 0;  ///< reduce included
+  double encode_seconds = 0;  ///< includes reduce
   double decode_seconds = 0;
-  double wire_seconds = 0;  ///< in which at least one message was under way
+  double wire_seconds = 0;  ///< time with at least one message in transfer
   double seconds = 0;
   std::uint64_t overflows = 0;
 };
 
-/// Plans and buffers that calls with equal arguments use again: with one, a second call allocates
-/// no buffer. Keeps the splits of a hierarchical collective too, and so goes before its transport.
-/// Not for two calls at once. On a device buffers are freed only when it has nothing more to do, so
-/// calls without a workspace wait for it; and captured calls need one that outlives their graph.
+/// Plans and buffers for reuse between calls with equal arguments: the second call allocates no
+/// buffer. The workspace also keeps the splits of hierarchical collectives; destroy the workspace
+/// before its transport. Two calls must not use a workspace at the same time. Device buffers are
+/// freed only when the device is idle, so calls without a workspace wait for the device. Captured
+/// calls need a workspace that outlives their graph.
 class CollectiveWorkspace {
  public:
   CollectiveWorkspace();
@@ -73,142 +85,172 @@ class CollectiveWorkspace {
   CollectiveWorkspace& operator=(CollectiveWorkspace&&) noexcept;
 
   struct Cache;
+  /// Internal.
   Cache& cache() { return *cache_; }
 
  private:
   std::unique_ptr<Cache> cache_;
 };
 
-/// How many times the squared error of one dimension a grid of three has.
+/// The default limit of a grid's squared error relative to one dimension; three dimensions reach
+/// it.
 inline constexpr double kDefaultErrorGrowth = 2;
 
-/// Options of all collectives. Ranks must pass equal ones (but for state, threads and outputs).
+/// The options of all collectives. Ranks must pass equal options, except for state, threads,
+/// workspace and statistics.
 struct CollectiveOptions {
-  std::string codec = "bf16";             ///< a spec; "+ef" needs `state`, "auto" `tuner`
-  Reduction reduction = Reduction::kSum;  ///< of allreduce, reduce_scatter and reduce
-  /// Of allreduce; kHierarchical of others too. Any but kAuto keeps a reduce to two-shot.
+  /// A spec. "+ef" needs `state`; "auto" needs `tuner`.
+  std::string codec = "bf16";
+  /// Used by allreduce, reduce_scatter and reduce.
+  Reduction reduction = Reduction::kSum;
+  /// Used by allreduce; kHierarchical also for other collectives. Any value except kAuto restricts
+  /// reduce to two-shot.
   Algorithm algorithm = Algorithm::kAuto;
-  /// Hierarchical: the host of each rank, equal numbers share one. Empty: Transport::hosts().
+  /// Hierarchical: the host number of each rank; ranks with equal numbers share a host. Empty:
+  /// Transport::hosts().
   std::span<const int> hosts = {};
-  std::string host_codec = "none";  ///< hierarchical: within a host; none or bf16
-  /// Of a two-shot allreduce, 1 to 3: ranks exchange in one dimension after the other, which sends
-  /// sum(dims - 1) messages twice in place of ranks - 1, and quantises once more for each
-  /// dimension. Their product is at most the ranks and at least 9/10 of them. Empty: as few as have
-  /// at most 32 ranks each, within the next bound. Of reduce_scatter (without "+ef", as many
-  /// quantisations as dimensions), allgather and all_to_all (one quantisation; all_to_all at most
-  /// two dimensions) too: their product is the ranks; empty: one dimension.
+  /// Hierarchical: the codec within a host, none or bf16.
+  std::string host_codec = "none";
+  /// The grid of a two-shot allreduce, 1 to 3 dimensions. Ranks exchange in one dimension after the
+  /// other. A rank sends sum(dims - 1) messages twice instead of ranks - 1, and each dimension adds
+  /// one quantisation. The product of dims is at most the number of ranks, and at least 9/10 of
+  /// this number. Empty: the fewest dimensions with at most 32 ranks each, limited by
+  /// `error_growth`.
+  ///
+  /// Also for reduce_scatter (without "+ef"; one quantisation per dimension), allgather and
+  /// all_to_all (one quantisation; all_to_all with at most two dimensions). Their product must
+  /// equal the number of ranks; empty means one dimension.
   std::span<const int> dims = {};
-  /// Of a two-shot allreduce, at least 1: how many times the squared error of one dimension d
-  /// dimensions may have, which is (1 + d) / 2. With codec "auto" AutoOptions has it.
+  /// Limits the squared error of a two-shot allreduce on a grid, relative to one dimension; at
+  /// least 1. A grid of d dimensions has (1 + d) / 2 times the squared error. If the codec is
+  /// "auto", AutoOptions::error_growth applies.
   double error_growth = kDefaultErrorGrowth;
   const CollectiveState* state = nullptr;  ///< null: no feedback
-  std::uint32_t parameter = 0;             ///< index of the parameter: rotates owners, varies noise
-  /// In which order the values of an array of several dimensions lie, by a number of the caller's
-  /// own: 0 that of its indices. Ranks whose values lie otherwise have another signature.
+  /// Index of the parameter: rotates the owners and selects random numbers.
+  std::uint32_t parameter = 0;
+  /// A number for the memory order of a multi-dimensional array, chosen by the caller; 0 is the
+  /// order of the indices. Ranks with different numbers have different signatures.
   std::uint32_t order = 0;
-  std::uint64_t seed = 0;  ///< of stochastic rounding
-  /// Of stochastic rounding, where there is no state; a graph keeps the number of its capture.
+  /// The seed of stochastic rounding.
+  std::uint64_t seed = 0;
+  /// The step of stochastic rounding if there is no state. A CUDA graph keeps the number of its
+  /// capture.
   std::uint32_t step = 0;
-  /// Values, rounded up to the codec's units; 0: as the transport has it (TransportTraits).
+  /// Length of a chunk in values, rounded up to the codec's unit. By default (0), the length is
+  /// TransportTraits::chunk_count.
   std::size_t chunk_count = 0;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  Threads* threads = nullptr;                  ///< null: the calling thread alone
+  Threads* threads = nullptr;                  ///< null: only the calling thread
   CollectiveWorkspace* workspace = nullptr;    ///< null: buffers live for one call
-  CollectiveStatistics* statistics = nullptr;  ///< filled where given
-  Tuner* tuner = nullptr;                      ///< who chooses, where `codec` is "auto" (auto.h)
+  CollectiveStatistics* statistics = nullptr;  ///< null: no statistics
+  /// Chooses if `codec` is "auto" (auto.h).
+  Tuner* tuner = nullptr;
 };
 
-/// Sum or mean over ranks, in place, of values that the transport can take (f32, bf16, f16; any
-/// count). Every rank ends with the same bits. One rank: nothing changes.
-/// Host values: blocks the calling thread. Device values: queued on `stream`, whatever is queued
-/// there later finds the result; a transport that queues (NCCL) does not wait on the host but in
-/// the first of equal calls, one over hosts (MPI) until the result is queued. Damage and deadlines
-/// are then thrown by the next call on the transport, and the values are NaN, never a wrong sum.
-/// Throws InvalidArgument (nothing changed; also if spans or the state overlap, unless input and
-/// output are one span or a shard lies at its rank's place in the whole), TransportError, WireError
-/// or CudaError (values undefined, transport poisoned).
+/// Reduces `gradient` over all ranks, in place: any number of f32, bf16 or f16 values. Every rank
+/// gets the same bits. If there is one rank, nothing changes.
+///
+/// Host values: blocks the calling thread. Device values: queued on `stream`; later work on the
+/// stream sees the result. A transport that queues (NCCL) blocks the host only in the first of
+/// equal calls. A transport over hosts (MPI) blocks until the result is queued. The next call on
+/// the transport reports damaged frames and missed deadlines of device values. The values are then
+/// NaN, never a wrong sum.
+///
+/// Throws InvalidArgument and changes nothing, also if spans or the state overlap. Allowed
+/// overlaps: input and output as one span, or a shard at its rank's offset in the whole. Throws
+/// TransportError, WireError or CudaError; the values are then undefined and the transport is
+/// aborted.
 void allreduce(Transport& transport, ValueSpan gradient, const CollectiveOptions& options = {},
                StreamView stream = {});
 
-/// As above: sum or mean over ranks of `input` (ranks equal shards, rank r's at r · shard.count()),
-/// of which this rank's shard is written to `shard`. One quantisation. With "+ef": `state.residual`
-/// has input.count() values, hierarchical scattered_count(...); there is no owner's residual.
+/// Reduces `input` over all ranks and writes this rank's shard to `shard`. `input` has one shard of
+/// equal length per rank; rank r's shard starts at r · shard.count(). One quantisation. If the
+/// codec has "+ef", `state.residual` has input.count() values (hierarchical: scattered_count(...)),
+/// and there is no owner's residual. Blocks and throws as `allreduce`.
 void reduce_scatter(Transport& transport, ConstValueSpan input, ValueSpan shard,
                     const CollectiveOptions& options = {}, StreamView stream = {});
 
-/// As above: every rank's `shard`, decoded alike on all ranks, in rank order in `output` (ranks ·
-/// shard.count() values). One quantisation; "+ef": `state.residual` has shard.count() values.
+/// Gathers every rank's `shard` in rank order to `output` (ranks · shard.count() values). All ranks
+/// decode the same bits. One quantisation. If the codec has "+ef", `state.residual` has
+/// shard.count() values. Blocks and throws as `allreduce`.
 void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
                const CollectiveOptions& options = {}, StreamView stream = {});
 
-/// As above: `values` of the root on all ranks. The root ends with what the others decode, so that
-/// all hold the same bits. One quantisation; "+ef" is an InvalidArgument, here and in `scatter`: a
-/// residual of what? `root` is a rank, equal on all; else InvalidArgument, here and below.
+/// Sends the root's `values` to all ranks. The root also decodes its values, so all ranks have the
+/// same bits. One quantisation. `root` is a rank, equal on all ranks. Throws as `allreduce`, and
+/// InvalidArgument for "+ef": a broadcast and a scatter have no residual.
 void broadcast(Transport& transport, ValueSpan values, int root = 0,
                const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
 
-/// As `allreduce` by two-shot, with its bits, residuals and feedback; but only the root's `output`
-/// (input.count() values, on other ranks not looked at; it may be the input) gets the sum. A sum of
-/// long f32 that the codec loses nothing of goes along a chain of ranks, where that is quicker and
-/// the algorithm is kAuto: other bits, which depend on the root; its statistics say kOneShot.
-/// InvalidArgument for a codec that cannot go so (topk).
+/// Reduces `input` to the root's `output` (input.count() values; ignored on other ranks; may be the
+/// input). Uses two-shot with the bits, residuals and feedback of `allreduce`. A sum of long f32
+/// with a lossless codec goes along a chain of ranks if the algorithm is kAuto and the chain is
+/// faster. The bits of a chain depend on the root, and its statistics report kOneShot. Throws as
+/// `allreduce`, and InvalidArgument for a codec without `reduce` (topk) and for an invalid root.
 void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root = 0,
             const CollectiveOptions& options = {}, StreamView stream = {});
 
-/// As `allgather`; but only the root's `output` (ranks · shard.count() values, on other ranks not
-/// looked at) gets the shards.
+/// Gathers every rank's `shard` to the root's `output` (ranks · shard.count() values; ignored on
+/// other ranks). Quantises, blocks and throws as `allgather`, and throws InvalidArgument for an
+/// invalid root.
 void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int root = 0,
             const CollectiveOptions& options = {}, StreamView stream = {});
 
-/// As above: rank r gets the root's values from r · shard.count() on, as they are decoded, in
-/// `shard`; the root's own too. `input` (ranks · shard.count() values) is looked at on the root
-/// only.
+/// Sends the root's values from r · shard.count() on to the `shard` of rank r. The root also
+/// decodes its own shard. `input` (ranks · shard.count() values) is ignored on other ranks. Throws
+/// as `broadcast`.
 void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int root = 0,
              const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
 
-/// Rows that go to each rank and come from each, in the order of ranks; empty: equally many.
+/// Rows to each rank and from each rank, in rank order. Empty: equal numbers of rows.
 struct Splits {
   std::span<const std::size_t> sent = {}, received = {};
 };
 
-/// As above: of `input`, rows of `columns` values, the first sent[0] go to rank 0, the next sent[1]
-/// to rank 1, …; `output`, which overlaps it nowhere, gets received[r] rows of rank r, in the order
-/// of ranks; rows for the rank itself are encoded and decoded as all are. One quantisation. A row
-/// begins a block of the codec and depends on no other row, but for random numbers, which belong to
-/// its place. Rows for one rank are encoded together if a row alone would not become shorter. "+ef"
-/// and splits that are not the spans' rows are InvalidArgument. Ranks whose splits differ get an
-/// error (WireError or TransportError), nothing changed; over NCCL at the deadline. By hosts or on
-/// a grid a rank that is told how many passes rows on: calls but captured ones wait for that.
+/// Exchanges rows of `columns` values. The first sent[0] rows of `input` go to rank 0, the next
+/// sent[1] rows to rank 1, and so on. `output`, which must not overlap `input`, receives
+/// received[r] rows from rank r, in rank order. A rank also encodes and decodes the rows for
+/// itself. One quantisation.
+///
+/// Each row starts a block of the codec and does not depend on other rows. Random numbers depend on
+/// a row's position. If a single row would not become shorter, all rows for one rank are encoded
+/// together. On hosts (kHierarchical) or on a grid, ranks forward rows and first exchange the
+/// counts. All calls except captured calls wait for the counts.
+///
+/// Blocks and throws as `allreduce`. Throws InvalidArgument for "+ef", and for splits that do not
+/// match the spans. If the splits of two ranks differ, both ranks get a WireError or
+/// TransportError, and nothing changes; over NCCL, at the deadline.
 void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
                 const Splits& splits = {}, const CollectiveOptions& options = {},
                 StreamView stream = {});
 
-/// How many values of a parameter's gradient `rank` owns in a two-shot allreduce: part s of
-/// U = ceil(count / unit) units is [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋) units, owned by rank
-/// (s + parameter) mod ranks; on a grid what it owns after each of its dimensions, one behind the
-/// other. `unit` is that of the codec (CodecTraits::unit), here and below; `error_growth` that of
-/// the options.
+/// Returns the number of values that `rank` owns in a two-shot allreduce of `count` values. Let U =
+/// ceil(count / unit) be the number of units; part s is the units [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋).
+/// Rank (s + parameter) mod ranks owns part s. On a grid, the result is the sum over the
+/// dimensions: the parts owned after each dimension are stored one after the other. Here and below,
+/// `unit` is CodecTraits::unit in values and `error_growth` is the option. Throws InvalidArgument
+/// for an invalid rank. Thread-safe, like the functions below.
 std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0,
                         std::size_t unit = CodecTraits{}.unit, std::span<const int> dims = {},
                         double error_growth = kDefaultErrorGrowth);
 
-/// Of a hierarchical allreduce: how many values `rank` encodes for other hosts, and how many it
-/// owns there where that exchange is two-shot. hosts[r] is the host of rank r. With L ranks on the
-/// smallest host, the rank of place j < L on its host encodes the values that rank j of L owns; the
-/// hosts' ranks of place j, in the order of ranks, own parts of these by the rule above. 0 on a
-/// rank of place L or more, and on a single host.
-/// Throw InvalidArgument where there is no such rank.
+/// Returns the number of values that `rank` encodes for other hosts in a hierarchical allreduce,
+/// and (owned_count) the number of owned values if this exchange is two-shot. hosts[r] is the host
+/// of rank r. The smallest host has L ranks. A rank's local rank is its index on its host. Local
+/// rank j < L encodes the values that rank j of L ranks owns. The hosts' ranks with local rank j,
+/// in rank order, own parts of these values by the rule above. The result is 0 for local ranks from
+/// L on, and on a single host. Throws InvalidArgument for an invalid rank.
 std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
                           std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
                         std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit,
                         double error_growth = kDefaultErrorGrowth);
 
-/// Of a hierarchical reduce_scatter of `count` values: how many each rank encodes for other hosts.
-/// With m ranks on every host count / m, namely the shards of the ranks of its own place on their
-/// hosts, in the order of ranks; 0 on a single host, and all of them where hosts have unequal
-/// numbers of ranks or one each.
+/// Returns the number of values that each rank encodes for other hosts in a hierarchical
+/// reduce_scatter of `count` values. If every host has m ranks, the result is count / m: the shards
+/// of the ranks with the same local rank, in rank order. The result is 0 on a single host, and
+/// `count` if hosts have unequal numbers of ranks or if every host has one rank.
 std::size_t scattered_count(std::size_t count, std::span<const int> hosts);
 
 }  // namespace tersor

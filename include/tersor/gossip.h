@@ -1,5 +1,5 @@
-// Averaging among neighbours: each rank keeps weights of its own, and moves them towards those of
-// the few ranks that it is joined to. docs/gossip.md says when not to use it.
+// Averaging among neighbours. Each rank keeps its own weights and moves them towards the weights of
+// a few neighbours. docs/gossip.md lists cases in which to avoid this method.
 #pragma once
 
 #include <tersor/span.h>
@@ -15,84 +15,98 @@
 
 namespace tersor {
 
-/// A neighbour, and how much its weights count.
+/// A neighbour and its mixing weight.
 struct Edge {
   int rank = 0;
   double weight = 0;
 };
 
-/// Of each rank its neighbours; what is left to 1 is its own. Weights are symmetric, above 0, and
-/// of a rank at most 1 together; all ranks are joined by some way.
+/// The neighbours of each rank. A rank's own weight is 1 minus the weights of its edges. Weights
+/// are symmetric and above 0, with a sum of at most 1 per rank. The graph must be connected.
 class Topology {
  public:
-  /// Throws InvalidArgument that names the ranks where it is otherwise: of a graph that is not
-  /// connected its components.
+  /// edges[r] lists the neighbours of rank r. Throws InvalidArgument for an invalid graph. The
+  /// message names the ranks; for an unconnected graph, the components.
   explicit Topology(std::vector<std::vector<Edge>> edges);
 
+  /// Each rank has the two adjacent ranks as neighbours.
   static Topology ring(int ranks);
+  /// A grid of rows · columns ranks, with wrap-around.
   static Topology torus(int rows, int columns);
-  /// Neighbours at distances of 1, 2, 4, … in both directions.
+  /// Each rank has neighbours at distances of 1, 2, 4, … in both directions.
   static Topology exponential(int ranks);
-  /// "ring", "torus" (as square as it goes) or "exponential".
+  /// `name` is "ring", "torus" (as square as possible) or "exponential". Throws InvalidArgument.
   static Topology named(std::string_view name, int ranks);
 
+  /// Returns the number of ranks.
   int ranks() const { return static_cast<int>(edges_.size()); }
+  /// Returns the neighbours of `rank`.
   const std::vector<Edge>& edges(int rank) const { return edges_[static_cast<std::size_t>(rank)]; }
 
  private:
   std::vector<std::vector<Edge>> edges_;
 };
 
-/// The action of `mix`, after a complete step, if no path joins this rank to other ranks any more.
+/// The action of `mix` after a complete step if lost ranks cut this rank off from other ranks.
 enum class OnSplit : std::uint8_t {
-  kThrow,     ///< throws PeerLost, once per loss; further calls mix with the joined ranks
-  kContinue,  ///< continues; GossipStatistics::cut_off names the other ranks
+  kThrow,     ///< throws PeerLost once per loss; later calls mix with the connected ranks
+  kContinue,  ///< continues; GossipStatistics::cut_off lists the other ranks
 };
 
+/// Options of a Gossip. Codec, step size and checksum must be equal on all ranks.
 struct GossipOptions {
-  std::string codec = "int8";  ///< without "+ef": what is left out is left over by itself
-  /// How far a step goes towards the neighbours, above 0 and at most 1. 0: 1 for codecs that keep
-  /// 0.6 of a normal vector's energy and more (those that quantise), else half of what they keep.
+  /// A spec without "+ef". The algorithm itself sends the remainder later.
+  std::string codec = "int8";
+  /// The fraction of each step towards the neighbours, above 0 and at most 1. By default (0), 1 for
+  /// codecs that keep at least 0.6 of a normal vector's energy (quantisers). Other codecs use half
+  /// of the kept fraction.
   double step_size = 0;
   Checksum checksum = Checksum::kOn;
-  /// A neighbour is lost after this time without a message. Ranks that wait in `mix` send messages.
+  /// A neighbour without a message for this time is lost. Ranks that wait in `mix` send heartbeats.
   std::chrono::milliseconds timeout = kDefaultTimeout;
   OnSplit on_split = OnSplit::kThrow;
 };
 
+/// Statistics of this rank.
 struct GossipStatistics {
   std::uint64_t steps = 0;
-  std::uint64_t sent_bytes = 0;  ///< by this rank, to all neighbours
-  std::vector<int> lost;         ///< neighbours, in their order
-  /// Ranks that no path joins to this rank any more, ascending. Empty while all ranks except lost
-  /// ranks are one graph.
+  std::uint64_t sent_bytes = 0;  ///< bytes to all neighbours
+  std::vector<int> lost;         ///< lost neighbours, in the order of loss
+  /// Ranks without a path to this rank, ascending. Empty while all ranks except lost ranks are
+  /// connected.
   std::vector<int> cut_off;
 };
 
-/// CHOCO-SGD (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340). Of weights x and of what all know
-/// of them, y: q = Q(x - y) goes to the neighbours, y += q, x += step_size * sum of weight * (y of
-/// the neighbour - y). All know each other's y, since they decode the same frames. y and the sum
-/// are f64, so the mean over ranks stays. A gossip takes five times the weights' memory, for any
-/// number of neighbours.
+/// CHOCO-SGD (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340). x are the weights of a rank; y is
+/// the estimate of x that the rank and its neighbours share. Each step sends q = Q(x - y) to the
+/// neighbours. Then y += q and x += step_size * sum of weight * (y of the neighbour - y). The
+/// estimates agree, because all ranks decode the same frames. y and the sum are f64, so the mean
+/// over ranks does not drift. A gossip takes five times the memory of the weights, for any number
+/// of neighbours.
+///
+/// One thread at a time may call a Gossip.
 class Gossip {
  public:
-  /// A collective call. Throws InvalidArgument where ranks' topologies, codecs or step sizes differ
-  /// (those who differ are named), and for a codec that needs more than a frame.
+  /// A collective call. Throws InvalidArgument if topologies, codecs or step sizes differ between
+  /// ranks (the message names these ranks), and for a codec with several rounds.
   Gossip(Transport& transport, Topology topology, const GossipOptions& options = {});
   ~Gossip();
   Gossip(const Gossip&) = delete;
   Gossip& operator=(const Gossip&) = delete;
 
-  /// Weights of f32 on the host, which outlive this; before the first step, alike on all ranks.
+  /// Adds f32 weights in host memory, which must outlive the gossip. Call `add` before the first
+  /// step, with the same names and counts on all ranks.
   void add(std::string name, ValueSpan weights);
-  /// Encodes what the weights have moved by, and sends it.
+  /// Encodes the change of the weights and sends the frame.
   void begin();
-  /// Waits for the neighbours', and moves the weights, which may have moved meanwhile. A neighbour
-  /// that is lost counts no more, and its weight is this rank's own; what all know of each other
-  /// begins anew then, from one rank to the next. Throws PeerLost by GossipOptions::on_split.
+  /// Waits for the neighbours' frames and moves the weights. The weights may change between `begin`
+  /// and `mix`. After the loss of a neighbour, its mixing weight goes to this rank, and all shared
+  /// estimates start again, rank by rank. Throws PeerLost according to GossipOptions::on_split.
   void mix();
 
+  /// Returns the step size in use.
   double step_size() const;
+  /// Returns the statistics so far.
   GossipStatistics statistics() const;
 
  private:

@@ -1,4 +1,4 @@
-// Ranks as threads of one process, over an emulated link: for tests, benchmarks and trying things.
+// Ranks as threads of one process over an emulated link, for tests, benchmarks and experiments.
 #pragma once
 
 #include <tersor/transport.h>
@@ -12,36 +12,41 @@
 
 namespace tersor {
 
-/// The link that each host has, full duplex: messages travel in segments of 16 KiB, several flows
-/// take turns, and waiting is real. Ranks of one host share its link, and what they send each other
-/// arrives at once. docs/benchmarks.md has the formulas.
+/// The emulated full-duplex link of each host. Messages are sent in segments of 16 KiB, concurrent
+/// flows alternate, and delays are real. Ranks of one host share a link; messages between these
+/// ranks arrive at once. docs/benchmarks.md lists the formulas.
 struct Link {
-  double bits_per_second = 0;  ///< each way; 0: no emulation, messages arrive at once
-  std::chrono::nanoseconds latency{0};
-  double overhead = 1.0;   ///< bytes on the wire for each byte sent; 1.046 is TCP/IP on Ethernet
-  int ranks_per_host = 1;  ///< ranks r of equal r / ranks_per_host share a host
+  /// Rate per direction; 0: no emulation, messages arrive at once.
+  double bits_per_second = 0;
+  std::chrono::nanoseconds latency{0};  ///< one way
+  double overhead = 1.0;                ///< wire bytes per sent byte; 1.046 for TCP/IP on Ethernet
+  /// Ranks r with equal r / ranks_per_host share a host.
+  int ranks_per_host = 1;
 
+  /// True if the link delays messages.
   bool emulated() const { return bits_per_second > 0; }
-  /// As `parse_link` reads it: "1Gbit,50us", "none,per_host=2".
+  /// Returns the text that `parse_link` reads, e.g. "1Gbit,50us" or "none,per_host=2".
   std::string text() const;
 };
 
-/// Reads RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. "1Gbit,50us", "100Mbit",
+/// Parses RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. "1Gbit,50us", "100Mbit",
 /// "25Gbit,10us,overhead=1.046", "1Gbit,50us,per_host=2", "none". Units: bit, Kbit, Mbit, Gbit
-/// (1000); ns, us, ms, s.
-/// Throws InvalidArgument that shows the grammar.
+/// (powers of 1000); ns, us, ms, s. Throws InvalidArgument if the text is malformed; the message
+/// shows the grammar.
 Link parse_link(std::string_view text);
 
-/// A group of ranks in this process. Outlives the transports that it hands out.
+/// A group of ranks in this process. Must outlive its transports.
 class InProcessWorld {
  public:
-  /// Throws InvalidArgument for fewer than 1 rank, in all or on a host.
+  /// Throws InvalidArgument for fewer than 1 rank, in total or per host.
   explicit InProcessWorld(int ranks, Link link = {});
   ~InProcessWorld();
 
+  /// Returns the number of ranks.
   int ranks() const;
-  /// The transport of one rank, once for each rank; to be used by that rank's thread. A transport
-  /// that goes away while its peers still wait for it ends their waiting with an error naming it.
+  /// Returns the transport of `rank`. Call this once per rank; only the thread of the rank may use
+  /// the transport. If a transport is destroyed while its peers wait, the peers throw an error that
+  /// names the rank.
   std::unique_ptr<Transport> transport(int rank);
 
   struct State;
@@ -50,10 +55,10 @@ class InProcessWorld {
   std::shared_ptr<State> state_;
 };
 
-/// Runs `body` once for each rank, each on a thread of its own, and returns when all are done.
-/// Where a rank throws, the others are told, and its exception is thrown again here.
+/// Runs `body` once per rank, each on a separate thread, and returns after all threads. If a rank
+/// throws, the transports of the other ranks are aborted, and `run_ranks` rethrows the exception.
 void run_ranks(int ranks, const Link& link, const std::function<void(Transport&)>& body);
-/// As above, on transports of any kind whose ranks are all in this process.
+/// Runs `body` on existing transports of any kind whose ranks are all in this process.
 void run_ranks(std::vector<std::unique_ptr<Transport>> transports,
                const std::function<void(Transport&)>& body);
 

@@ -1,4 +1,4 @@
-// Ranks that own a GPU each: the Transport over NCCL, for device memory. Target tersor::nccl.
+// The NCCL transport for device memory: each rank owns a GPU. Link the target tersor::nccl.
 #pragma once
 
 #include <nccl.h>
@@ -11,32 +11,31 @@
 
 namespace tersor {
 
-/// The NCCL in use: its version and the file that it was loaded from, for reports. NCCL is not
-/// linked but found at the first call: docs/gpu.md says where it is looked for.
-/// Throws TransportError where there is none.
+/// Returns the NCCL version and the path of the loaded library, for reports. Tersor loads NCCL at
+/// the first call without linking it; docs/gpu.md describes the search. Throws TransportError if
+/// NCCL is not found.
 std::string nccl_library();
 
-/// Owner of a communicator of the current device, for those who have none. Move only.
-/// Making one is a collective call; a rank that does not come ends it on the others with
-/// TransportError at the timeout.
+/// The owner of a communicator on the current device. Move only. Making a communicator is a
+/// collective call. If a rank is missing at the timeout, the other ranks throw TransportError.
 class NcclCommunicator {
  public:
-  /// Ranks meet by way of a file that all of them see. Rank 0 writes it and the others wait for it,
-  /// so each run needs a name that no run had before (the launcher's job number in it): an old file
-  /// leads the others astray. It may be removed once all ranks are back.
-  /// Throws InvalidArgument for a rank outside [0, ranks), and on rank 0 for a file that is there.
+  /// Rendezvous in a file that all ranks see. Rank 0 writes the file, and the other ranks wait for
+  /// the file. Each run needs a new file name, e.g. with the launcher's job number, because an old
+  /// file misleads the other ranks. Remove the file after all ranks have returned. Throws
+  /// InvalidArgument for a rank outside [0, ranks), and on rank 0 if the file exists.
   static NcclCommunicator from_file(const std::filesystem::path& file, int rank, int ranks,
                                     std::chrono::milliseconds timeout = kDefaultTimeout);
 
-  /// The ranks of another transport that takes host memory: MPI, or threads. It is not needed
-  /// afterwards.
+  /// Rendezvous over another transport for host memory, e.g. MPI or threads. The other transport is
+  /// not needed afterwards.
   static NcclCommunicator over(Transport& bootstrap,
                                std::chrono::milliseconds timeout = kDefaultTimeout);
 
-  NcclCommunicator() = default;  ///< owns none
-  /// Takes over a communicator, which is destroyed with this object.
+  NcclCommunicator() = default;  ///< owns no communicator
+  /// Takes ownership of a communicator. The destructor destroys the communicator.
   explicit NcclCommunicator(ncclComm_t handle) : handle_(handle) {}
-  /// Waits for what is queued on the communicator.
+  /// Waits for all work queued on the communicator.
   ~NcclCommunicator();
   NcclCommunicator(NcclCommunicator&& other) noexcept : handle_(other.release()) {}
   NcclCommunicator& operator=(NcclCommunicator&& other) noexcept {
@@ -44,48 +43,52 @@ class NcclCommunicator {
     return *this;
   }
 
+  /// Returns the communicator; null if there is none.
   ncclComm_t handle() const { return handle_; }
-  /// Gives up the ownership.
+  /// Returns the communicator and gives up ownership.
   ncclComm_t release() { return std::exchange(handle_, nullptr); }
 
  private:
   ncclComm_t handle_ = nullptr;
 };
 
-/// Values of a chunk over NCCL (TransportTraits::chunk_count): each costs the host some 70 us, and
-/// the device's stream the latency of two groups of messages.
+/// Default chunk length over NCCL in values (TransportTraits::chunk_count). Each chunk costs the
+/// host about 70 us, and the device's stream the latency of two message groups.
 inline constexpr std::size_t kNcclChunkCount = std::size_t{1} << 23;
 
-/// Moves device memory over a communicator: operations are queued, and nothing waits on the host
-/// (TransportTraits::queues). docs/gpu.md says what that means for deadlines, agreement, graphs and
+/// Moves device memory over a communicator. Operations are queued and never block the host
+/// (TransportTraits::queues). docs/gpu.md describes the effects on deadlines, agreement, graphs and
 /// errors.
 ///
-/// Bytes sent have the length that the peer gives as capacity; where that is 0, no message is sent,
-/// and only an all_gather of it waits for anybody. Of host memory it takes all_gather and barrier
-/// alone. There is no receive_any. Native sums are NCCL's own; parts must lie to each other alike
-/// on all ranks, and the counters say what a ring moves, 2 (ranks - 1) / ranks of the bytes, since
-/// NCCL does not tell. Replays of graphs are not counted. Ranks share a host where the names of
-/// their machines and the numbers of their last start are equal.
+/// The peer's capacity sets the length of a sent message. If the capacity is 0, no message is sent,
+/// and only all_gather waits. Host memory works only with all_gather and barrier. There is no
+/// receive_any. Native sums use NCCL; all ranks must have the same offsets between parts. NCCL does
+/// not report traffic: the counters of sums assume a ring, 2 (ranks - 1) / ranks of the bytes.
+/// Replays of graphs are not counted. Ranks share a host if their machine names and boot IDs are
+/// equal.
 ///
-/// A channel has a communicator, streams and a bracket of its own; a split a communicator, and this
-/// transport's streams and bracket.
+/// Each channel has its own communicator, streams and `begin` state. A split has its own
+/// communicator, and uses this transport's streams and `begin` state.
 class NcclTransport final : public ForwardingTransport {
  public:
-  /// Over a communicator of the caller, of the current device, who goes on owning it: nobody else
-  /// uses it while this transport lives, and graphs that captured it die before. A collective call.
-  /// When a deadline has passed, a frame was damaged, or the transport is poisoned, it is revoked
-  /// (NCCL 2.28.9 can; where it cannot the caller aborts it, which the error says), and nothing but
-  /// ncclCommAbort or ncclCommDestroy is left for it. What is decoded from an exchange that was
-  /// stopped so is NaN; native sums that were are undefined.
-  /// Throws InvalidArgument for null, for a communicator of another device, and for one that was
-  /// aborted or has failed, as far as NCCL tells; TransportError where NCCL is missing, or reports
-  /// an error, or a rank does not come within `timeout`.
+  /// Uses the caller's communicator on the current device. The caller keeps ownership, and must not
+  /// use the communicator while this transport lives. Destroy graphs that captured the communicator
+  /// earlier. A collective call.
+  ///
+  /// After a missed deadline, a damaged frame or an abort, Tersor revokes the communicator. Only
+  /// ncclCommAbort and ncclCommDestroy may follow. NCCL before 2.28.9 cannot revoke; the error then
+  /// asks the caller to abort. Values decoded from an interrupted exchange are NaN; interrupted
+  /// native sums are undefined.
+  ///
+  /// Throws InvalidArgument for null, for a communicator of another device, and for an aborted or
+  /// failed communicator if NCCL reports the failure. Throws TransportError if NCCL is missing or
+  /// reports an error, or if a rank does not call within `timeout`.
   explicit NcclTransport(ncclComm_t communicator,
                          std::chrono::milliseconds timeout = kDefaultTimeout);
-  /// The same, owning it: it is aborted then.
+  /// Takes ownership of the communicator, and aborts it in these cases.
   explicit NcclTransport(NcclCommunicator communicator,
                          std::chrono::milliseconds timeout = kDefaultTimeout);
-  /// Waits for what was queued.
+  /// Waits for queued work.
   ~NcclTransport() override;
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;

@@ -1,6 +1,6 @@
-// The contract of a network below ranks on hosts: messages from one rank to another, in order. A
-// new network is one class, a Wire, and `make_transport` makes a Transport of it: exchanges, sums,
-// channels, deadlines, agreement and poisoning are the same on all of them. Ranks in one process,
+// The interface of a network between ranks on hosts: ordered messages from rank to rank. To add a
+// network, implement one class, Wire; `make_transport` builds a Transport from the wire. Exchanges,
+// sums, channels, deadlines, agreement and aborts are common to all networks. Ranks in one process,
 // MPI and TCP are wires.
 #pragma once
 
@@ -23,12 +23,12 @@ namespace host {
 class BlockPool;
 }
 
-/// What blocks are made of. Pinned memory is the host's as well, and what a device copies from and
-/// to while nobody waits.
+/// The memory of a block. Pinned memory is host memory that a device copies asynchronously.
 enum class BlockMemory : std::uint8_t { kHost, kPinned, kDevice };
 
-/// One reference to a block of a pool; the last one gives it back. Copies share the bytes, which
-/// are written by whoever took the block and only read once it is shared.
+/// A reference to a block of a pool. The last reference returns the block to the pool. Copies share
+/// the bytes. Only the thread that took the block writes the bytes, and only before the block is
+/// shared.
 class Block {
  public:
   Block() = default;
@@ -43,10 +43,13 @@ class Block {
   ~Block();
 
   explicit operator bool() const { return slab_ != nullptr; }
+  /// Returns the bytes for writing, before the block is shared.
   ByteSpan writable() const { return bytes_; }
+  /// Returns the bytes for reading.
   ConstByteSpan bytes() const { return bytes_; }
+  /// Returns the kind of memory.
   BlockMemory memory() const;
-  /// One reference more, to a part of the bytes.
+  /// Returns a new reference to the bytes [first, first + count).
   Block part(std::size_t first, std::size_t count) const;
 
  private:
@@ -58,87 +61,105 @@ class Block {
   ByteSpan bytes_;
 };
 
-/// What stands before every payload: 64 bytes, little-endian, that travel as they are.
+/// The header of every message: 64 bytes, little-endian, sent unchanged.
 struct MessageHead {
-  std::array<std::uint64_t, 7> content{};  ///< the transport's
-  std::uint32_t sequence = 0;              ///< the wire's own, if it numbers its messages
+  std::array<std::uint64_t, 7> content{};  ///< used by the transport
+  std::uint32_t sequence = 0;              ///< used by the wire if it numbers its messages
   std::uint32_t reserved = 0;
 
-  /// Throws TransportError unless a `peer` of this version of the transport wrote it: a wire that
-  /// did not check that reads nothing else of it.
+  /// Throws TransportError unless `peer` runs this version of the transport. A wire without its own
+  /// check reads nothing else from the header before this check.
   void check(int peer) const;
+  /// Returns the size of the payload in bytes.
   std::size_t payload_bytes() const;
-  /// It says why its sender gives up, and may overtake what was sent before.
+  /// True if the message reports why its sender gives up. Such a message may overtake earlier
+  /// messages.
   bool is_fault() const;
-  /// The last one of its sender, which goes then.
+  /// True for the last message of a sender that leaves.
   bool is_goodbye() const;
 };
 static_assert(sizeof(MessageHead) == 64);
 
-/// One rank's end of its connections to all others. Knows no channel and no operation. Called by
-/// one thread at a time, from `start` to `end`. Errors of the network are TransportErrors.
+/// One rank's connections to all other ranks. A wire knows no channels and no operations. One
+/// thread at a time calls the wire, from `start` to `end`. Network errors are TransportErrors.
 class Wire {
  public:
-  /// What a wire is able to do: asked instead of its type.
+  /// The capabilities of a wire.
   struct Traits {
-    bool any_thread = true;  ///< may be called from any thread (one at a time)
-    bool polled = true;      ///< `poll` may find something; else it need not be called
-    /// Things move while nobody polls: a thread that waits sleeps, until a message that it was
-    /// given wakes it.
+    /// True if any thread may call the wire, one thread at a time.
+    bool any_thread = true;
+    /// True if `poll` can find progress. If false, `poll` need not be called.
+    bool polled = true;
+    /// True if the network makes progress without polls. A waiting thread then sleeps until one of
+    /// its messages wakes the thread.
     bool moves_alone = false;
-    bool rests = false;       ///< a thread that waits may sleep in `rest`
-    bool yields = false;      ///< `poll` lends the core to others where it finds nothing
-    bool comes_soon = false;  ///< such a thread lends its core for some microseconds before
-    /// No peer goes without a goodbye or a word to Events::lost: there may be lifelines.
+    /// True if a waiting thread may sleep in `rest`.
+    bool rests = false;
+    /// True if `poll` yields the core when there is no progress.
+    bool yields = false;
+    /// True if messages usually arrive soon. A waiting thread yields for a few microseconds before
+    /// it sleeps.
+    bool comes_soon = false;
+    /// True if every leaving peer sends a goodbye or is reported to Events::lost. Isolated channels
+    /// need this capability.
     bool tells_losses = false;
-    bool keeps_sent = false;  ///< what was sent comes, though its sender has ended: no goodbyes
-    /// Takes memory of others; else payloads lie in blocks, but for the copied ones.
+    /// True if sent messages arrive even after their sender has ended. Goodbyes are then
+    /// unnecessary.
+    bool keeps_sent = false;
+    /// True if the wire sends from any memory. If false, payloads above copied_bytes must lie in
+    /// blocks.
     bool sends_in_place = true;
-    /// Of each peer, for what nobody has asked for: beyond that its messages wait at their sender.
+    /// Credit of each peer in bytes for messages without a matching receive. Messages beyond the
+    /// credit wait at their sender.
     std::size_t most_unasked_bytes = std::size_t{16} << 20;
-    std::size_t copied_bytes = 0;  ///< payloads of up to so many bytes are copied by `send`
-    /// From how many bytes on payloads may lie on a device.
+    /// `send` copies payloads of up to this number of bytes.
+    std::size_t copied_bytes = 0;
+    /// Payloads of at least this number of bytes may lie on a device.
     std::size_t least_device_bytes = std::numeric_limits<std::size_t>::max();
   };
 
-  /// A payload that is under way.
+  /// A payload in transfer.
   struct Job {
     std::shared_ptr<const void> keep_alive;  ///< owner of the bytes, or null
-    Block memory;                            ///< that holds them, or none: the wire's to use
-    std::function<void(Job& job)> done;      ///< called once it has left or come; may be empty
-    std::size_t open = 0;                    ///< parts under way, counted by the wire
+    Block memory;                            ///< block with the bytes, or empty; used by the wire
+    /// Called after the bytes were sent or received; may be empty.
+    std::function<void(Job& job)> done;
+    std::size_t open = 0;  ///< number of parts in transfer, maintained by the wire
   };
 
-  /// What stands behind a head that is sent. Up to Traits::copied_bytes are copied by `send`; more
-  /// lie in `block` or are owned by the job, which the wire keeps until they have left.
+  /// The payload of a sent header. `send` copies up to Traits::copied_bytes. Longer payloads lie in
+  /// `block` or belong to the job; the wire keeps the owner until the bytes have left.
   struct Payload {
     ConstByteSpan bytes = {};
     Block block = {};
-    std::shared_ptr<Job> job = {};  ///< of somebody who asks whether they have left, or null
+    /// Set if the sender asks whether the bytes have left, else null.
+    std::shared_ptr<Job> job = {};
   };
 
-  /// A head that came, with its payload where `whole`; else that is received when asked for.
+  /// A received header, with its payload if `whole`. Otherwise `receive_rest` requests the payload.
   struct Arrival {
     MessageHead head;
-    Block payload = {};  ///< not whole: none, or where the wire itself puts it
+    /// If not `whole`: empty, or the wire's own destination.
+    Block payload = {};
     int peer = 0;
     bool whole = true;
-    void* ticket = nullptr;  ///< the wire's own
+    void* ticket = nullptr;  ///< used by the wire
   };
 
-  /// What a wire tells. Called by `send`, `receive_rest` and `poll` alone; may call `send` and
-  /// `receive_rest` in turn.
+  /// Callbacks of a wire. Only `send`, `receive_rest` and `poll` invoke the callbacks, which may
+  /// call `send` and `receive_rest`.
   struct Events {
-    /// For each head, in the order in which its peer sent them.
+    /// Called for each header, in the order of sending per peer.
     std::function<void(Arrival arrival)> take;
-    /// Nothing more comes from a peer that said no goodbye: behind all that did come, once.
+    /// Called once for a peer that left without a goodbye, after all its received messages.
     std::function<void(int peer, const std::string& cause)> lost = {};
   };
 
-  /// Whether all other ranks said goodbye before this one ends.
+  /// kAgreed if all other ranks said goodbye before this rank ends; kAlone otherwise.
   enum class Parting { kAgreed, kAlone };
 
-  /// What wires share that take each other's messages: a lock, and the pools of their blocks.
+  /// State common to wires that receive each other's messages: a lock, and the pools of their
+  /// blocks.
   struct Shared;
 
   Wire();
@@ -146,67 +167,75 @@ class Wire {
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
 
+  /// Returns the capabilities of this wire.
   virtual Traits traits() const { return {}; }
+  /// Returns this rank, from 0 to ranks() - 1.
   virtual int rank() const = 0;
+  /// Returns the number of ranks.
   virtual int ranks() const = 0;
-  /// For each rank a number that ranks of one host share.
+  /// Returns a number per rank; ranks of one host have equal numbers.
   virtual std::vector<int> host_names() const = 0;
-  /// Bytes that travel for a payload, heads included.
+  /// Returns the bytes on the wire for one payload, headers included.
   virtual std::size_t wire_bytes(std::size_t payload_bytes) const {
     return sizeof(MessageHead) + payload_bytes;
   }
 
-  /// Takes every message from now on. Called once, before all that follows.
+  /// Starts to receive messages. Called once, before all functions below.
   virtual void start(Events events) = 0;
-  /// Ends the wire: messages are dropped from now on, and `poll` finds nothing. Returns whether the
-  /// network has let go of this wire. If not, the network may still read and write its memory, and
-  /// the wire is never destroyed. Throws nothing.
+  /// Ends the wire: later messages are dropped, and `poll` finds nothing. Returns true if the
+  /// network has released all memory of this wire. If false, the network may still access the
+  /// memory, and the wire is never destroyed. Throws nothing.
   virtual bool end(Parting parting) = 0;
 
-  /// Starts a message of `head.payload_bytes()` to another rank; never waits.
+  /// Starts a message of `head.payload_bytes()` bytes to rank `peer`; never waits.
   virtual void send(int peer, MessageHead head, Payload payload) = 0;
   /// Starts to receive the payload of an arrival that is not whole.
   virtual void receive_rest(const Arrival& /*arrival*/, ByteSpan /*into*/,
                             const std::shared_ptr<Job>& /*job*/) {}
-  /// Of such an arrival: before when its payload cannot be there. For wires that move alone.
+  /// Returns the earliest time at which the payload of an incomplete arrival can be complete. Only
+  /// wires with `moves_alone` implement this function.
   virtual Clock::time_point earliest(const Arrival&) const { return Clock::time_point::max(); }
 
-  /// Finishes what is done; never waits. True where something was.
+  /// Completes finished operations; never waits. True if an operation was completed.
   virtual bool poll() = 0;
-  /// True once all that was sent has left, and all that was agreed on has come.
+  /// True once all sent messages have left, and all accepted payloads have arrived.
   virtual bool quiet() const = 0;
-  /// For a moment, between two polls of a thread that waits.
+  /// Pauses a waiting thread briefly between two polls.
   virtual void pause() const;
-  /// Sleeps until there is reason to poll, the descriptor `alarm` is readable (none: -1) or `until`
-  /// has come; seldom less. Called by any thread, whoever calls the wire meanwhile.
+  /// Sleeps until a poll may make progress, the descriptor `alarm` is readable (-1: none), or
+  /// `until` is reached. Rarely returns early. Any thread may call `rest` while other threads use
+  /// the wire.
   virtual void rest(int /*alarm*/, Clock::time_point /*until*/) const { pause(); }
 
-  /// False once the network is gone: then nothing may be called that moves bytes.
+  /// False once the network is gone. Functions that move bytes must not be called then.
   virtual bool running() const { return true; }
-  /// Where the network lets several threads in, one at a time, the caller is the one from now on.
+  /// Records the calling thread as the current user, for networks that admit several threads in
+  /// turn.
   virtual void note_use() {}
-  /// Whether the calling thread may move bytes now.
+  /// True if the calling thread may move bytes now.
   virtual bool right_thread() const { return true; }
-  /// Notes the use. Throws InvalidArgument where the network is gone or keeps this thread out.
+  /// Calls `note_use`. Throws InvalidArgument if the network is gone or does not admit this thread.
   virtual void check_thread() {}
-  /// Whether a peer sees by itself when this rank goes: a connection that ends. Of a fault of
-  /// others it is told before that, so that it does not take the first who goes for the cause.
+  /// True if `peer` detects this rank's exit itself, because a connection ends. Such a peer is told
+  /// about a fault before this rank disconnects. Otherwise the peer would blame this rank.
   virtual bool shows_its_end_to(int /*peer*/) const { return false; }
-  /// Nothing that comes is wanted any more, after a fault: the network may now wait for the dead.
+  /// Called after a fault: received messages are no longer needed, and the network may now wait for
+  /// failed ranks.
   virtual void note_poisoned() {}
 
+  /// Returns the state common to wires that receive each other's messages.
   Shared& shared() const { return *shared_; }
 
  protected:
   explicit Wire(std::shared_ptr<Shared> shared);
-  /// Memory for payloads, 64-byte aligned. Any thread may take it.
+  /// Returns a block for payloads, 64-byte aligned. Thread-safe.
   Block take_block(std::size_t bytes) const;
 
  private:
   std::shared_ptr<Shared> shared_;
 };
 
-/// The transport of a wire's rank. Starts the wire, and owns it.
+/// Returns the transport of the wire's rank. Starts and owns the wire.
 std::unique_ptr<Transport> make_transport(std::unique_ptr<Wire> wire);
 
 }  // namespace tersor

@@ -1,4 +1,4 @@
-// The GradientReducer: what a trainer links. Gradients are sent while the rest is computed.
+// The GradientReducer, which a trainer links. Tersor sends gradients while the trainer computes.
 #pragma once
 
 #include <tersor/auto.h>
@@ -15,143 +15,158 @@
 
 namespace tersor {
 
-/// Parameters whose name matches `pattern` (shell style: * and ?) travel by `codec`; "auto": at
-/// first by what a Tuner predicts to be quickest for those of this rule and their dtype, then by
-/// what steps were quickest with.
+/// Assigns `codec` to parameters whose name matches `pattern` (shell style: * and ?). The codec
+/// "auto" starts with the fastest codec predicted by a Tuner for the parameters of this rule and
+/// their dtype, and then uses the codecs with the fastest steps.
 ///
-/// Several rules of one pattern are a schedule: each counts from its step on. Where one of them has
-/// "+ef" all go with feedback, so that nothing is lost when the codec changes; "auto" has no place
-/// in a schedule.
+/// Several rules with one pattern are a schedule: each rule applies from its `from_step` on. If one
+/// rule of a schedule has "+ef", all use feedback, so no residual is lost when the codec changes. A
+/// schedule must not contain "auto".
 struct ReducerRule {
   std::string pattern;
   std::string codec;
-  std::uint32_t from_step = 0;  ///< steps that are complete, those before a loaded state included
+  std::uint32_t from_step = 0;  ///< completed steps, including the steps before a loaded state
 };
 
-/// What a parameter that is not ready at the end of a step means: a mistake, or that it had no
-/// gradient: it then contributes zeros and keeps its residual.
+/// The meaning of a parameter that is not ready at the end of a step: an error, or a parameter
+/// without a gradient. Such a parameter contributes zeros and keeps its residual.
 enum class MissingGradient : std::uint8_t { kError, kInactive };
 
-/// In which order gradients are sent.
+/// The order in which gradients are sent.
 enum class SendingOrder : std::uint8_t {
-  kLearned,  ///< as rank 0's became ready in the first step, at the end of which that one is sent
-  /// As they become ready, from the first step on, which is the same order on all ranks. What is
-  /// not ready in a step takes no part in it on any rank, and keeps its residual. Parameters that
-  /// one call makes ready share messages with each other only.
+  /// The order in which rank 0's gradients became ready in the first step. This step is sent at its
+  /// end.
+  kLearned,
+  /// The order of the `ready` calls, from the first step on, which must be the same on all ranks. A
+  /// parameter that is not ready takes part on no rank and keeps its residual. Parameters of one
+  /// `ready` call share messages only with each other.
   kOfReady,
 };
 
-/// What a parameter that is ready brings: its gradient; or nothing on this rank: it then sends
-/// zeros, keeps its residual, and gets the result all the same; or nothing on any.
+/// The contribution of a ready parameter: a gradient, nothing on this rank, or nothing on any rank.
+/// A rank without a contribution sends zeros, keeps its residual and receives the result.
 enum class Contribution : std::uint8_t {
   kGradient,
-  kNone,  ///< the gradient's memory is cleared
-  /// As kNone where all bits of the gradient are 0, as of a parameter that this rank did not use.
-  /// On a device, where a look would have to wait, as kGradient.
+  kNone,  ///< nothing on this rank; `ready` clears the gradient's memory
+  /// Like kNone if all bits of the gradient are 0, e.g. if this rank did not use the parameter. On
+  /// a device, where the check would block, like kGradient.
   kGradientUnlessZero,
-  /// No rank has a gradient, and all say so: the result is zeros, and all that is kept of the
-  /// parameter stays as it was, an owner's residual too (with kNone that goes into the result).
+  /// No rank has a gradient; all ranks must pass this value. The result is zeros, and the
+  /// parameter's state does not change. An owner's residual also stays; with kNone, the residual
+  /// goes into the result.
   kNowhere,
 };
 
-/// Whether the residuals from before the last step are kept, so that `discard_step` can bring them
-/// back; they then take twice the memory.
+/// Selects whether the reducer keeps the residuals from before the last step for `discard_step`.
+/// Then residuals take twice the memory.
 enum class Transactions : std::uint8_t { kOff, kOn };
 
-/// Who sends: a thread of the reducer, or the caller inside `ready`, `progress` and `wait` (always
-/// so where the transport may not be called from any thread).
+/// Who sends: a thread of the reducer, or the caller inside `ready`, `progress` and `wait`. The
+/// caller always sends if TransportTraits::any_thread is false.
 enum class ProgressBy : std::uint8_t { kThread, kCaller };
 
-/// Whether each step encodes and decodes once more to measure the relative error: slow, for study.
-/// Refused for a hierarchical reducer, where a rank encodes its host's sum and not its own
-/// gradient. What is cut or rounded on scales that ranks share is seen as of equal gradients.
+/// Selects whether each step encodes and decodes once more to measure the relative error. This is
+/// slow and meant for studies. Refused for a hierarchical reducer, where a rank encodes the sum of
+/// its host. Codecs whose ranks share scales are measured as if all ranks had equal gradients.
 enum class MeasureError : std::uint8_t { kOff, kOn };
 
-/// Whether "auto" tries other codecs than the predicted one while training goes on. Without, the
-/// same run goes the same way again. Reducers that learn become ready in one order on all ranks.
+/// Selects whether "auto" tries other codecs than the predicted codec during training. If off, a
+/// repeated run makes the same choices. Reducers that learn need the same order of `ready` on all
+/// ranks.
 enum class Learning : std::uint8_t { kOff, kOn };
 
-/// Whether the others may go on when a rank dies: every step then ends with a word of all, and
-/// residuals are kept in two generations, as for transactions. What is all-reduced alone, over
-/// TcpTransport or in process, with a Tuner of the reducer's own.
+/// Selects whether the remaining ranks may continue after the loss of a rank. Each step then ends
+/// with a commit barrier, and residuals are kept twice, as for transactions. Only for all-reduced
+/// parameters, over TcpTransport or in process, with the reducer's own Tuner.
 enum class Elastic : std::uint8_t { kOff, kOn };
 
-/// Whether each step's gradients are means over as many samples as each rank tells: see
-/// GradientReducer::weigh.
+/// Selects whether gradients are sample-weighted means; see GradientReducer::weigh.
 enum class Weights : std::uint8_t { kOff, kOn };
 
-/// Options of a GradientReducer. Ranks must pass equal ones (but for `threads`).
+/// Options of a GradientReducer. Ranks must pass equal options, except `threads`.
 struct ReducerOptions {
-  /// First match wins; a parameter that none matches is an error. Empty: `codec` for all, but
-  /// unless it loses nothing 1-D parameters and those under 4,096 values travel as bf16 (16-bit
-  /// gradients as they are).
+  /// The first matching rule applies; a parameter without a matching rule is an error. By default
+  /// (empty), all parameters use `codec`. If this codec is lossy, 1-D parameters and parameters
+  /// with fewer than 4,096 values use bf16 instead, or stay unchanged if they have 16 bits.
   std::vector<ReducerRule> rules = {};
   std::string codec = "bf16";  ///< a spec, or "auto"
-  AutoOptions automatic = {};  ///< of the Tuner that the reducer makes where "auto" is asked for
-  Tuner* tuner = nullptr;      ///< used instead of one of its own; must outlive the last `add`
+  /// Options of the reducer's own Tuner for "auto".
+  AutoOptions automatic = {};
+  /// Replaces the reducer's own Tuner. Must outlive the last `add`.
+  Tuner* tuner = nullptr;
   Learning learning = Learning::kOn;
   Reduction reduction = Reduction::kMean;
-  Algorithm algorithm = Algorithm::kAuto;  ///< of what is all-reduced; kHierarchical: of all
-  /// As in CollectiveOptions: the host of each rank (empty: Transport::hosts()), and the codec
-  /// within a host.
+  /// For all-reduced parameters; kHierarchical for all parameters.
+  Algorithm algorithm = Algorithm::kAuto;
+  /// The host number of each rank, as in CollectiveOptions. Empty: Transport::hosts().
   std::vector<int> hosts = {};
-  /// As in CollectiveOptions: of two-shot parameters, where ranks are not grouped by host.
+  /// The grid of two-shot parameters, as in CollectiveOptions. Not used with host groups.
   std::vector<int> dims = {};
-  /// As in CollectiveOptions; between hosts too.
+  /// As in CollectiveOptions; also used between hosts.
   double error_growth = kDefaultErrorGrowth;
+  /// The codec within a host, none or bf16.
   std::string host_codec = "none";
-  std::size_t bucket_bytes = std::size_t{1} << 20;  ///< of gradient; small ones share a message
-  std::size_t chunk_count = 0;  ///< values; longer parameters are cut; 0: as the transport has it
-  Dtype residual_dtype = Dtype::kF32;  ///< or bf16
-  std::uint64_t seed = 0;              ///< of stochastic rounding
+  /// Bytes of gradient per message; small gradients share a message.
+  std::size_t bucket_bytes = std::size_t{1} << 20;
+  /// Maximum length of a chunk in values; longer parameters are cut. 0:
+  /// TransportTraits::chunk_count.
+  std::size_t chunk_count = 0;
+  Dtype residual_dtype = Dtype::kF32;  ///< kF32 or kBf16
+  std::uint64_t seed = 0;              ///< seed of stochastic rounding
   SendingOrder order = SendingOrder::kLearned;
-  MissingGradient missing = MissingGradient::kError;  ///< of a learned order
+  MissingGradient missing = MissingGradient::kError;  ///< used with SendingOrder::kLearned
   Transactions transactions = Transactions::kOff;
   ProgressBy progress = ProgressBy::kThread;
   Elastic elastic = Elastic::kOff;
-  /// Of an elastic reducer: so many ranks may go on without the others. 0: more than half, or half
-  /// with the lowest rank, so that of two parts that have lost each other one goes on at most.
+  /// Elastic reducer: the minimum number of ranks to continue. If 0 (the default), more than half
+  /// of the ranks continue, or exactly half with the lowest rank. After a network split, at most
+  /// one side then continues.
   int least_ranks = 0;
-  Weights weights = Weights::kOff;  ///< with Reduction::kMean
+  Weights weights = Weights::kOff;  ///< needs Reduction::kMean
   MeasureError measure_error = MeasureError::kOff;
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  unsigned threads = 1;    ///< for codecs, beside the sending thread
-  StreamView stream = {};  ///< of device gradients: where the trainer queues its work
-  /// A file, in which ".rank<number>" stands before what its name ends in: it gets the newest
-  /// events as a trace in Chrome's format, which https://ui.perfetto.dev shows, when the reducer
-  /// ends or at write_trace(). Of work on a device it has only when gradients became ready and who
-  /// waited.
+  /// Threads of the codecs, in addition to the sending thread.
+  unsigned threads = 1;
+  /// Device gradients: the stream on which the trainer queues its work.
+  StreamView stream = {};
+  /// A file for a trace of the newest events in Chrome's format; open it at
+  /// https://ui.perfetto.dev. The reducer inserts ".rank<number>" before the file name's extension.
+  /// It writes the file in its destructor and in write_trace(). The trace of a device shows only
+  /// the times at which gradients became ready, and the waits.
   std::string trace = {};
 };
 
-/// What a parameter's gradients will be like, where none is there yet.
+/// The description of a parameter's gradients, for parameters added without a gradient.
 struct GradientShape {
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
   Memory memory = Memory::kHost;
-  /// Of the matrix that lies in memory, row after row: of a transposed one its columns come first.
+  /// The shape of the matrix in memory, row by row. A transposed matrix has its columns first.
   std::size_t rows = 0;
   std::size_t columns = 0;  ///< 0: a 1-D parameter
-  /// In which order values lie, as in CollectiveOptions: the same in each step and on all ranks.
+  /// The memory order of the values, as in CollectiveOptions: the same in each step and on all
+  /// ranks.
   std::uint32_t order = 0;
   Collective collective = Collective::kAllreduce;
-  /// Of a reduce-scatter: what each rank gets, at least ceil(count / ranks) values, which is what 0
-  /// means. A step's gradient has as many for each rank, one shard behind the other; what is beyond
-  /// `count` is padding.
+  /// Reduce-scatter: the number of values of each rank's shard, at least ceil(count / ranks). 0
+  /// means ceil(count / ranks). A step's gradient holds the shards of all ranks one after the
+  /// other. Values beyond `count` are padding.
   std::size_t shard_count = 0;
 };
 
-/// Handle of one parameter's reduction in the current step; cheap to copy. Valid until the reducer
-/// goes away.
+/// A handle of one parameter's reduction in the current step. Cheap to copy, valid as long as the
+/// reducer exists.
 class ReducerHandle {
  public:
-  /// True once this parameter's gradient holds the result. Never waits.
+  /// True once the parameter's gradient holds the result. Never waits. Throws the error that ended
+  /// the exchange.
   bool test() const;
-  /// Waits for this parameter alone. Its step must have been flushed, or its order be known: not
-  /// the first step that learns one. Over a transport that queues, before the flush only with
-  /// SendingOrder::kOfReady, and if all ranks wait alike. Throws what ended the exchange. Gradients
-  /// on a device: ReducerOptions::stream waits, not the host, and so after a true `test`.
+  /// Blocks until this parameter's reduction is done. Throws the error that ended the exchange. The
+  /// step must be flushed, or its order must be known: not in a first step that learns the order.
+  /// If TransportTraits::queues is true, call `wait` before the flush only with
+  /// SendingOrder::kOfReady and on all ranks in the same order. Device gradients:
+  /// ReducerOptions::stream waits, not the host. The same holds after `test` returned true.
   void wait() const;
 
  private:
@@ -162,21 +177,22 @@ class ReducerHandle {
   std::uint32_t step_ = 0;
 };
 
-/// A gradient, as `ready` takes it.
+/// A gradient in a call of `ready`.
 struct ReadyGradient {
   std::string_view name;
   ValueSpan gradient;
-  ValueSpan shard = {};  ///< of a reduce-scatter
+  ValueSpan shard = {};  ///< reduce-scatter: the destination of this rank's shard
   Contribution contribution = Contribution::kGradient;
 };
 
-/// What happened to one parameter, or to all. Seconds and bytes are sums since construction or
-/// `reset_statistics`; `steps` says over how many steps that it took part in.
+/// Statistics of one parameter, or of all parameters. Seconds and bytes are sums since construction
+/// or `reset_statistics`, over `steps` steps.
 struct ReducerStatistics {
-  std::string name;   ///< of the parameter; "" for all
-  std::string codec;  ///< and why it was chosen, in `reason`
+  std::string name;   ///< name of the parameter; "" for all
+  std::string codec;  ///< the codec; `reason` says why Tersor chose it
   std::string reason;
-  bool codec_may_change = false;  ///< "auto" or a schedule chooses it: another run may have another
+  /// True if "auto" or a schedule chooses the codec. Another run may then use another codec.
+  bool codec_may_change = false;
   Algorithm algorithm = Algorithm::kAuto;
   std::uint64_t steps = 0;
   std::uint64_t gradient_bytes = 0;
@@ -184,144 +200,163 @@ struct ReducerStatistics {
   double encode_seconds = 0;
   double decode_seconds = 0;
   double wire_seconds = 0;
-  double hidden_seconds = 0;   ///< of wire_seconds, while the trainer was not in wait()
-  double exposed_seconds = 0;  ///< in wait()
-  double relative_error = 0;   ///< |sent − decoded| / |sent| of this rank's last encode
+  /// The part of wire_seconds outside wait().
+  double hidden_seconds = 0;
+  double exposed_seconds = 0;  ///< the time in wait()
+  /// |sent − decoded| / |sent| of this rank's last encode.
+  double relative_error = 0;
   std::uint64_t steps_discarded = 0;
-  std::uint64_t codec_changes = 0;  ///< times that "auto" went another way; of all together only
+  /// Number of codec changes by "auto"; only in the statistics of all parameters.
+  std::uint64_t codec_changes = 0;
   std::uint64_t overflows = 0;
 };
 
-/// Reduces a trainer's gradients over ranks, in the background, with residuals looked after: to all
-/// ranks, or of each parameter a shard to every rank, as it was added.
+/// Reduces a trainer's gradients over all ranks in the background, and keeps the residuals. Each
+/// parameter is all-reduced or reduce-scattered, as selected in `add`.
 ///
-/// Gradients on a device go by a stream of the reducer's own, between what the trainer queues on
-/// ReducerOptions::stream before `ready` and after `wait`. Over a transport that queues (NCCL)
-/// nothing but the first step waits on the host, and later steps may be captured
-/// (Transactions::kOff, all gradients there); over one that does not (MPI) `wait` returns when the
-/// results are queued. The reducer's communicator works beside the trainer's own: docs/gpu.md says
-/// what NCCL asks for then.
+/// Device gradients use the reducer's own stream: after the work that the trainer queues on
+/// ReducerOptions::stream before `ready`, and before the work queued after `wait`. Over a transport
+/// that queues (NCCL), only the first step blocks the host. Later steps may be captured in a CUDA
+/// graph (Transactions::kOff, all gradients on the device). Over other transports (MPI), `wait`
+/// returns when the results are queued. The reducer uses a separate communicator concurrently with
+/// the trainer's; docs/gpu.md lists NCCL's conditions.
+///
+/// Functions throw InvalidArgument for bad arguments and change nothing then. One thread at a time
+/// may call a reducer, except where noted.
 class GradientReducer {
  public:
-  /// The transport must outlive the reducer, which uses a channel of its own.
+  /// Makes a channel of `transport`, which must outlive the reducer. A collective call. Throws
+  /// InvalidArgument for invalid options.
   GradientReducer(Transport& transport, ReducerOptions options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  /// Adds a parameter, before the first step or between two: it is part of the next one, in which
-  /// the order of sending is learned anew. Its gradient span must outlive the reducer or be given
-  /// anew in each `ready`. All ranks add the same ones in the same order, between the same steps.
-  /// `rows` and `columns` (0: a 1-D parameter) choose between 1-D and others, and say for codecs of
-  /// matrices how values lie: GradientShape. Throws InvalidArgument where gradients of this step
-  /// are ready, and once a step was captured: a graph goes on as it was.
+  /// Adds a parameter before the first step or between two steps. The next step includes the
+  /// parameter and learns the sending order again. All ranks add the same parameters in the same
+  /// order between the same steps. `gradient` must outlive the reducer, or every `ready` must pass
+  /// a gradient. `rows` and `columns` (0: a 1-D parameter) select rules for 1-D parameters and
+  /// describe the matrix for codecs of matrices (see GradientShape). Throws InvalidArgument if
+  /// gradients of this step are already ready, and after the capture of a step in a graph.
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
 
-  /// As above for a parameter whose gradient is given anew in each `ready`, and may be freed when
-  /// the step is over; also for one of which each rank gets a shard (GradientShape::collective). A
-  /// step in which it is not ready is an error, whatever ReducerOptions::missing says: its result
-  /// would have no place. Contribution::kNone says that it has no gradient.
+  /// Adds a parameter whose gradient is passed in each `ready` and may be freed after the step.
+  /// Also for reduce-scatter (GradientShape::collective). A step in which the parameter is not
+  /// ready is an error regardless of ReducerOptions::missing, because the result has no
+  /// destination. Pass Contribution::kNone if there is no gradient.
   void add(std::string name, const GradientShape& shape);
 
-  /// Before a step's first gradient is ready, on all ranks in each step (ReducerOptions::weights):
-  /// this rank's gradients are means over so many samples, which need not be a whole number. What
-  /// arrives is the mean over all samples, Σ samples · gradient / Σ samples: a gradient is scaled
-  /// in its own dtype, by at most the number of ranks, before it is sent. One of 0 samples is not
-  /// looked at (Contribution::kNone). Does not wait; the first `ready` does, for the slowest rank's
-  /// call. After `resume` the step that begins anew is weighed again. Throws InvalidArgument, as
-  /// `ready` of a step that was not weighed; that throws it too, on all ranks, where all samples
-  /// together are 0 or not finite: then the step may be weighed again. A step of a captured graph
-  /// cannot be weighed.
+  /// Sets the sample weight of this rank's gradients (ReducerOptions::weights). Call `weigh` on all
+  /// ranks in each step before the first `ready`. The gradients are means over `samples` samples;
+  /// the number need not be an integer. The result is the mean over all samples, Σ samples ·
+  /// gradient / Σ samples. Each rank scales its gradient in the gradient's dtype before sending, by
+  /// at most the number of ranks. The gradient of a rank with 0 samples is ignored
+  /// (Contribution::kNone).
+  ///
+  /// `weigh` does not wait; the first `ready` waits for all ranks' calls. Call `weigh` again after
+  /// `resume`, because the step starts again. Throws InvalidArgument for invalid samples. A later
+  /// `ready` throws InvalidArgument if the step has no weight, or on all ranks if the sum of
+  /// samples is 0 or not finite; then call `weigh` again. A step of a captured graph cannot be
+  /// weighted.
   void weigh(double samples);
 
-  /// The gradient of this step is there: it may be sent from now on, and must be left alone until
-  /// its handle is done or `wait` returned. Twice in one step is an InvalidArgument, as is memory
-  /// that overlaps another gradient which is not done.
+  /// Marks this step's gradient as complete. Tersor may send it from now on. The caller must not
+  /// touch the gradient until its handle is done or `wait` has returned. Throws InvalidArgument for
+  /// a second call in one step, and for memory that overlaps an unfinished gradient.
   ReducerHandle ready(std::string_view name);
   ReducerHandle ready(std::string_view name, ValueSpan gradient,
                       Contribution contribution = Contribution::kGradient);
-  /// As above of a parameter that goes by reduce-scatter: this rank's shard of the result comes to
-  /// `shard`, which may lie within the gradient, at its own place there. By hosts (kHierarchical)
-  /// the rest of the gradient is overwritten.
+  /// Variant for reduce-scatter: writes this rank's shard of the result to `shard`, which may be
+  /// this rank's part of the gradient. With kHierarchical, the rest of the gradient is overwritten.
   ReducerHandle ready(std::string_view name, ValueSpan gradient, ValueSpan shard,
                       Contribution contribution = Contribution::kGradient);
 
-  /// As above of several; the handles are in their order.
+  /// Marks several gradients as ready. Returns the handles in the same order. If one gradient is
+  /// invalid, no gradient becomes ready.
   std::vector<ReducerHandle> ready(std::span<const ReadyGradient> together);
 
-  /// Ends the step without waiting. A parameter not ready is an error on all ranks, or inactive.
+  /// Ends the step without waiting. A parameter that is not ready is an error on all ranks, or
+  /// inactive (ReducerOptions::missing).
   void flush();
-  /// Ends the step and waits: every gradient is the sum or mean now. Throws what ended the
-  /// exchange.
+  /// Ends the step and blocks until every gradient holds the sum or mean. Throws the error that
+  /// ended the exchange.
   void wait();
-  /// Moves what is under way, where no thread does (ProgressBy::kCaller). Never waits.
+  /// Makes progress if no thread of the reducer does (ProgressBy::kCaller). Never waits.
   void progress();
 
-  /// The next step learns the order of sending again, from rank 0, where it is learned at all.
+  /// Makes the next step learn the sending order from rank 0 again. Only for
+  /// SendingOrder::kLearned.
   void relearn_order();
 
-  /// When a loss scale changes by `factor`: residuals are in the gradient's units. 0 clears NaNs,
-  /// too. Throws InvalidArgument for a factor that is not finite.
+  /// Multiplies all residuals by `factor`. Call this when a loss scale changes by `factor`, because
+  /// residuals have the gradient's units. 0 also clears NaNs. Throws InvalidArgument for a factor
+  /// that is not finite.
   void scale_residuals(float factor);
-  /// Those of these parameters alone, as of a part of a model that is exchanged by itself. Throws
-  /// InvalidArgument, and scales nothing, where one of them was never added.
+  /// Scales only the residuals of these parameters, e.g. for a separately exchanged part of a
+  /// model. Throws InvalidArgument and scales nothing if a name was never added.
   void scale_residuals(float factor, std::span<const std::string> names);
-  /// Brings back the residuals from before the last step (Transactions::kOn only), after a skipped
-  /// step or an error. After `accept_steps` was called: from before all steps since its last call.
+  /// Restores the residuals from before the last step (Transactions::kOn only), after a skipped
+  /// step or an error. If `accept_steps` was called, restores the residuals from its last call.
+  /// Throws InvalidArgument if there is no step to discard.
   void discard_step();
-  /// The same for these parameters alone. Parameters without a step to discard are left alone.
+  /// Does the same only for these parameters. Parameters without a step to discard do not change.
   void discard_step(std::span<const std::string> names);
-  /// The steps since the last call are final (Transactions::kOn only). From the first call on,
-  /// steps join: the second and later steps after a call write residuals in place, so that
-  /// `discard_step` takes back all of them. Not for elastic reducers. All ranks call it alike.
+  /// Accepts the steps since the last call as final (Transactions::kOn only). Later steps are
+  /// joined: the second and later steps after a call update residuals in place, so `discard_step`
+  /// takes back all of them. Not for elastic reducers. All ranks must make the same calls.
   void accept_steps();
-  /// The same for these parameters alone.
+  /// Does the same only for these parameters.
   void accept_steps(std::span<const std::string> names);
 
-  /// After a RanksLost (ReducerOptions::elastic): goes on with those who are left, who all call it.
-  /// What ranks owe by error feedback goes on as well, but for what was kept where a rank is gone;
-  /// the step under way begins anew, and learns the order of sending. Handles stay valid. "auto"
-  /// measures again. Throws RanksLost where one more was lost meanwhile: call it again; and
-  /// InvalidArgument where too few are left, where no rank was lost, and where dims or hosts of the
-  /// ranks of before were given.
+  /// Continues with the remaining ranks after a RanksLost (ReducerOptions::elastic). All remaining
+  /// ranks must call `resume`. The current step starts again and learns the sending order.
+  /// Residuals stay, except the residuals on lost ranks. Handles stay valid. "auto" measures again.
+  /// Throws RanksLost if another rank was lost in the meantime; then call `resume` again. Throws
+  /// InvalidArgument if too few ranks remain, if no rank was lost, or if the options contain dims
+  /// or hosts of the earlier ranks.
   void resume();
-  /// After a TransportError on another channel of the ranks that it reduces over, of the trainer's
-  /// own: throws this reducer's error, once it has one: of an elastic one RanksLost, or what
-  /// `resume` throws. Returns where no fault is known.
+  /// Call this after a TransportError on another channel of the same ranks, owned by the trainer.
+  /// Throws this reducer's error once there is one: RanksLost, or the errors of `resume`, for an
+  /// elastic reducer. Returns if no fault is known.
   void hear_fault();
-  /// Of the ranks that it reduces over: the one it was made with, after `resume` one of its own.
+  /// Returns the transport of the current ranks: the constructor's argument or, after `resume`, the
+  /// reducer's own transport.
   Transport& transport() const;
 
-  /// State of this rank: the same run goes on bit for bit from it, on as many ranks. After an error
-  /// too, as `statistics`, `explain` and all that asks: residuals are those of the last complete
-  /// step with Transactions::kOn, else with what the broken one had changed by then.
+  /// Returns the state of this rank. A run with the same number of ranks continues bit for bit from
+  /// this state. Also works after an error, like `statistics` and `explain`. The residuals are then
+  /// from the last completed step (Transactions::kOn), or include changes of the failed step.
   std::vector<std::byte> save_state() const;
-  /// The sum over ranks (a collective call): for any number of ranks.
+  /// Returns the sum of the states over ranks, for any number of ranks. A collective call.
   std::vector<std::byte> save_portable_state() const;
-  /// Loads either. Throws InvalidArgument, and changes nothing, if the state does not fit: other
-  /// parameters, counts or ranks, a sending order that is no permutation, values that are not
-  /// finite. In the next step ranks compare their states. If steps, forms or codecs' memories
-  /// differ, every rank raises a TransportError that names two ranks and their states. All ranks
-  /// take rank 0's sending order.
+  /// Loads the result of save_state or save_portable_state. Throws InvalidArgument and changes
+  /// nothing if the state does not fit: other parameters, counts or ranks, a sending order that is
+  /// no permutation, or values that are not finite. Ranks compare their states in the next step. If
+  /// the steps, shapes or codec memories differ, every rank throws a TransportError that names two
+  /// ranks and their states. All ranks use rank 0's sending order.
   void load_state(std::span<const std::byte> state);
 
+  /// Returns the statistics of all parameters together. Waits for flushed steps and for the device.
   ReducerStatistics statistics() const;
-  /// The same of the steps that are complete, on a device too. Any thread; waits for no step, and
-  /// for what the trainer's thread does between two at most.
+  /// Returns the statistics of the completed steps, also on a device. Thread-safe. Waits for no
+  /// step, at most for the trainer's thread between two steps.
   ReducerStatistics statistics_so_far() const;
+  /// Returns the statistics of each parameter, in the order of `add`.
   std::vector<ReducerStatistics> parameter_statistics() const;
-  /// The Euclidean norm of what error feedback keeps of each parameter of this rank, as many as
-  /// parameter_statistics() has: a pass over all residuals, and waits for a device.
+  /// Returns the Euclidean norms of this rank's residuals, in the order of parameter_statistics().
+  /// Reads all residuals, and waits for the device.
   std::vector<double> residual_norms() const;
-  /// Writes ReducerOptions::trace now. Throws InvalidArgument where there is none, Error where that
-  /// fails.
+  /// Writes ReducerOptions::trace now, without waiting. Throws InvalidArgument if the option is
+  /// empty, and Error if writing fails.
   void write_trace() const;
+  /// Sets all statistics to zero.
   void reset_statistics();
-  /// Whether "auto" tries nothing, for now. Before the first step nothing is settled.
+  /// True if "auto" tries no other codecs for now. While "auto" learns, false before the first
+  /// step.
   bool settled() const;
-  /// What was decided and why, a line a parameter, and then `explain_choice`.
+  /// Returns the decisions and their reasons, one line per parameter, followed by `explain_choice`.
   std::string explain() const;
-  /// What "auto" measured, predicted and tried; empty where it was not asked.
+  /// Returns the measurements, predictions and trials of "auto"; empty if no rule uses "auto".
   std::string explain_choice() const;
 
   struct Impl;

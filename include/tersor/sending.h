@@ -1,5 +1,5 @@
-// Encoded values from one rank to another, of which no other rank knows: what stages of a pipeline
-// hand on.
+// Point-to-point messages of encoded values between two ranks, e.g. between pipeline stages. No
+// other rank takes part.
 #pragma once
 
 #include <tersor/collectives.h>
@@ -11,19 +11,20 @@
 
 namespace tersor {
 
-/// One end of a message under way. Goes before its transport, and is used by the transport's
-/// thread. Where it goes before it is done it waits first, unless an error unwinds.
+/// One end of a message in transfer. Destroy it before its transport. Only the transport's thread
+/// may use it. The destructor waits until the message is done, unless an exception unwinds.
 class Sending {
  public:
   Sending(Sending&&) noexcept;
   Sending& operator=(Sending&&) noexcept;
   ~Sending();
 
-  /// True once done: what was sent has left, what came is decoded. Never waits. Throws
-  /// TransportError, or WireError where what came is damaged (values undefined): the transport is
-  /// poisoned then.
+  /// True once the sent bytes have left, or the received values are decoded. Never waits. Throws
+  /// TransportError, or WireError if the message is damaged. The values are then undefined and the
+  /// transport is aborted.
   bool test();
-  /// Blocks the calling thread until done. On a device: until all is queued. Throws as `test`.
+  /// Blocks the calling thread until the message is done; on a device, until all work is queued.
+  /// Throws as `test`.
   void wait();
 
  private:
@@ -35,20 +36,25 @@ class Sending {
   std::unique_ptr<State> state_;
 };
 
-/// Encodes `values` for `peer`, which calls `receive` for as many of the same dtype with equal
-/// options. Values may change as soon as it returns (on a device: in what is queued later on
-/// `stream`). On hosts many values go in several messages, the first while others are encoded.
-/// Messages between two ranks are received in the order in which they were sent. On hosts some 16
-/// MiB may go ahead of `receive`; beyond that the Sending is done once the peer asks for it, so
-/// that two ranks which both send more begin both before they wait. Of the options codec,
-/// chunk_count, parameter, seed, step, checksum, timeout and threads count, and outlive the Sending
-/// where they are pointers. Throws InvalidArgument (nothing changed) for "+ef", a peer that is no
-/// other rank, and device memory over a transport that queues (NCCL), where all ranks take part in
-/// everything: there all_to_all sends to one rank too.
+/// Encodes `values` for rank `peer`. The peer must call `receive` with the same count, dtype and
+/// options. The values may change after the return; on a device, in work queued later on `stream`.
+/// On hosts, long values are sent in several messages, so encoding and sending overlap. Messages
+/// between two ranks arrive in the order of sending.
+///
+/// On hosts, about 16 MiB may be sent before the peer calls `receive`. Beyond this limit, the
+/// Sending is done only after the peer calls `receive`. Two ranks that send more to each other must
+/// therefore both call `send` before either waits.
+///
+/// Used options: codec, chunk_count, parameter, seed, step, checksum, timeout and threads. Pointers
+/// in the options must outlive the Sending. Throws InvalidArgument and changes nothing for "+ef",
+/// for a `peer` that is not another rank, and for device memory over a transport that queues
+/// (NCCL). There, all ranks take part in every operation; use all_to_all, also for a single
+/// destination.
 Sending send(Transport& transport, ConstValueSpan values, int peer,
              const CollectiveOptions& options = {}, StreamView stream = {});
 
-/// The other end: `values`, which outlive the Sending, are those of `peer` when it is done.
+/// Receives the values of a `send` of rank `peer`. `values` must outlive the Sending and are valid
+/// once it is done. Throws as `send`.
 Sending receive(Transport& transport, ValueSpan values, int peer,
                 const CollectiveOptions& options = {}, StreamView stream = {});
 

@@ -1,5 +1,6 @@
-// A parameter server: workers push encoded gradients and pull encoded weights, and none is ahead of
-// the slowest by more than a bound. docs/server.md says when not to use it.
+// A parameter server: workers push encoded gradients and pull encoded weights. Bounded staleness
+// limits the lead of a worker over the slowest worker. docs/server.md lists cases in which to avoid
+// a server.
 #pragma once
 
 #include <tersor/codec.h>
@@ -19,111 +20,127 @@
 
 namespace tersor {
 
-/// What a server has of a parameter, and by what it moves: f32, of equal counts.
+/// One parameter's weights on a server, and the gradient of an update. Both spans have equal
+/// length.
 struct UpdatePart {
   std::size_t parameter = 0;
   std::span<float> weights;
   std::span<const float> gradient;
 };
 
-/// Moves the weights of all its parts, those of no values left out; on one thread at a time. It
-/// asks its server nothing. What it throws ends the server: all who wait, and all calls since, get
-/// it.
+/// Updates the weights of all parts in place; parts without values are omitted. Called by one
+/// thread at a time. An update must not call its server. An exception of an update ends the server:
+/// all waiting calls and all later calls throw it.
 using Update = std::function<void(std::span<const UpdatePart>)>;
 
-/// w ← w - rate · v with v ← momentum · v + g, from zeros on.
+/// Returns SGD with momentum: v ← momentum · v + g, then w ← w - rate · v. v is 0 at first.
 Update sgd_update(float rate, float momentum = 0.0f);
 
-/// Of ServerOptions::staleness: nobody waits for anybody.
+/// A value of ServerOptions::staleness: no worker waits for another worker.
 inline constexpr std::uint32_t kNoBound = std::numeric_limits<std::uint32_t>::max();
 
-/// Whether a server refuses a push that decodes to a NaN or an infinity.
+/// Selects whether a server rejects pushes that decode to a NaN or an infinity.
 enum class FiniteCheck : std::uint8_t { kOn, kOff };
 
-/// Equal on all servers and workers.
+/// Options of servers and workers, equal on all of them.
 struct ServerOptions {
-  std::string push = "int8+ef";  ///< of gradients; a worker keeps what its codec leaves out
-  std::string pull = "int8";     ///< of weights, whole each time: without "+ef"
-  /// A worker at clock c goes on while the slowest is at c - staleness: 0 is BSP, kNoBound ASP.
+  /// The codec of gradients. Workers keep the residuals.
+  std::string push = "int8+ef";
+  /// The codec of weights, without "+ef", because each pull sends all weights.
+  std::string pull = "int8";
+  /// A worker at clock c continues if the slowest worker is at least at c - staleness. 0 is bulk
+  /// synchronous (BSP), kNoBound asynchronous (ASP).
   std::uint32_t staleness = 0;
-  /// Of a push: the mean over the workers that have joined, or the sum.
+  /// The meaning of pushes at one clock: the mean over the joined workers, or the sum.
   Reduction reduction = Reduction::kMean;
-  std::vector<int> workers = {};  ///< before these have joined, or are gone, nothing moves
+  /// The server waits until these workers have joined or are gone.
+  std::vector<int> workers = {};
   Checksum checksum = Checksum::kOn;
-  std::uint64_t model = 0;  ///< a hash of what lengths do not tell: names, shapes
-  FiniteCheck require_finite = FiniteCheck::kOn;  ///< by the server; may differ on workers
+  /// A hash of names and shapes, because the protocol compares only lengths.
+  std::uint64_t model = 0;
+  /// Used by the server; workers may have another value.
+  FiniteCheck require_finite = FiniteCheck::kOn;
 };
 
-/// What a server has seen.
+/// Statistics of one server.
 struct ServerStatistics {
-  std::uint64_t pushes = 0;   ///< that moved the weights
-  std::uint64_t pulls = 0;    ///< that were answered
-  std::uint64_t refused = 0;  ///< calls of workers, nothing of which was taken
+  std::uint64_t pushes = 0;   ///< applied pushes
+  std::uint64_t pulls = 0;    ///< answered pulls
+  std::uint64_t refused = 0;  ///< rejected calls of workers
   std::uint64_t pushed_bytes = 0;
   std::uint64_t pulled_bytes = 0;
-  std::vector<int> lost;  ///< workers that went without a word, in their order
+  /// Workers that left without notice, in the order of loss.
+  std::vector<int> lost;
 };
 
-/// What one of several servers has of the weights, and what it does with them: a state machine that
-/// knows no transport. May be called from any thread.
+/// One server's part of the weights and its protocol state. The class knows no transport.
+/// Thread-safe.
 ///
-/// At staleness 0 the pushes of a clock are kept until all workers have made theirs, and decoded by
-/// one call in the order of the workers, so that the bits are those of an allreduce by one-shot.
-/// Else each moves the weights as it comes.
+/// At staleness 0, the server stores a clock's pushes until all workers have pushed. One call then
+/// decodes all pushes in the order of workers, so the bits equal a one-shot allreduce. Otherwise
+/// each push updates the weights at once.
 class ParameterShard {
  public:
-  /// `parameters`: the weights of all, f32 on the host, which this server's part is copied from;
-  /// `server` of `servers`. Throws InvalidArgument for a codec that needs more than a frame, and
-  /// for
-  /// "+ef" in `pull`.
+  /// `parameters` holds all initial weights, f32 on the host; the constructor copies this server's
+  /// part. `server` is the index of this server among `servers`. Throws InvalidArgument for a codec
+  /// with several rounds, and for "+ef" in `pull`.
   ParameterShard(std::span<const ConstValueSpan> parameters, Update update,
                  const ServerOptions& options = {}, int server = 0, int servers = 1);
   ~ParameterShard();
   ParameterShard(const ParameterShard&) = delete;
   ParameterShard& operator=(const ParameterShard&) = delete;
 
-  /// Of the parameters, codecs and bound: what workers must say that they have, too.
+  /// Returns a hash of the parameters, codecs and staleness bound. Workers must have the same hash.
   std::uint64_t signature() const;
 
-  /// From now on the others wait for it. Returns the clock that it begins with: the slowest one's.
-  /// Throws InvalidArgument where it has joined already.
+  /// Adds a worker; other workers then wait for it. Returns its first clock, the clock of the
+  /// slowest worker. Throws InvalidArgument if the worker has already joined.
   std::uint32_t join(int worker);
-  /// Nobody waits for it any more. `lost`: it went without a word.
+  /// Removes a worker; no worker waits for it any longer. Pass `lost` = true if the worker left
+  /// without notice.
   void leave(int worker, bool lost = false);
 
-  /// A gradient, of this worker's next clock. Throws InvalidArgument for another clock, from who
-  /// has not joined, for a third push while two pushes wait, and (see `require_finite`) for values
-  /// that are not finite. Throws WireError for a frame of something else. Nothing is added then.
+  /// Applies or stores a worker's gradient for its next clock. Throws InvalidArgument for another
+  /// clock, from a worker that has not joined, for a third push while two pushes wait, and for
+  /// values that are not finite (see `require_finite`). Throws WireError for a wrong frame. After
+  /// an error, nothing was added.
   void push(int worker, std::uint32_t clock, ConstByteSpan frame);
-  /// Pushes of this worker by which the weights have not moved yet.
+  /// Returns the number of this worker's pushes that are not yet applied.
   std::size_t waiting(int worker) const;
 
-  /// Whether all others are near enough for the weights that a worker at `clock` computes with.
+  /// True if all other workers are close enough for a worker at `clock` to pull.
   bool may_pull(int worker, std::uint32_t clock) const;
-  /// The weights, encoded, to 16-byte aligned memory of `pull_capacity` bytes. Returns true bytes.
-  /// Throws InvalidArgument where it may not yet.
+  /// Encodes the weights to `frame`, 16-byte aligned memory of `pull_capacity` bytes. Returns the
+  /// bytes in use. Throws InvalidArgument if may_pull(worker, clock) is false.
   std::size_t pull(int worker, std::uint32_t clock, ByteSpan frame);
+  /// Returns the maximum bytes of a pull's frame.
   std::size_t pull_capacity() const;
+  /// Returns the maximum bytes of a push's frame.
   std::size_t push_capacity() const;
 
-  /// Leaves out, as lost, each slowest worker that has called nothing since `since` while another
-  /// worker waits. Returns the workers that were left out.
+  /// Removes as lost each slowest worker that has made no call after `since` while another worker
+  /// waits. Returns the removed workers.
   std::vector<int> leave_out_silent(Clock::time_point since);
 
-  /// The wanted workers that have not joined yet.
+  /// Returns the workers of ServerOptions::workers that have not joined yet.
   std::vector<int> missing() const;
-  /// Whether all workers that are wanted have come, and whether nobody is left of who came.
+  /// has_begun: true if all workers of ServerOptions::workers have joined or are gone. is_over:
+  /// true if all workers that had joined have left.
   bool has_begun() const;
   bool is_over() const;
 
-  /// Which values of a parameter are its part, and these, f32; a copy.
+  /// part: returns the range of a parameter's values on this server. weights: returns a copy of
+  /// these values, f32.
   Segment part(std::size_t parameter) const;
   std::vector<float> weights(std::size_t parameter) const;
+  /// Returns the statistics so far.
   ServerStatistics statistics() const;
 
-  /// Called, on the thread of whoever brought it, when a push or a leaving let others go on.
+  /// Sets a callback for pushes and departures that let other workers continue. The callback runs
+  /// on the thread of the push or departure.
   void on_progress(std::function<void()> call);
-  /// Blocks until `done` is true; it is asked again whenever something came.
+  /// Blocks until `done` returns true or `until` is reached. Evaluates `done` again after every
+  /// change.
   void wait(const std::function<bool()>& done, Clock::time_point until) const;
 
  private:
@@ -131,26 +148,31 @@ class ParameterShard {
   std::unique_ptr<State> state_;
 };
 
-/// What a worker sends to one of several servers, and what it makes of what comes, without a
-/// transport. On one thread at a time.
+/// A worker's encoder and decoder for one of several servers, without a transport. One thread at a
+/// time may call the functions.
 class WorkerFrames {
  public:
-  /// `counts`: values of each parameter. Throws InvalidArgument as ParameterShard does.
+  /// `counts` are the values of each parameter. `server` is the index of the server among
+  /// `servers`. Throws InvalidArgument as ParameterShard does.
   WorkerFrames(std::span<const std::size_t> counts, const ServerOptions& options, int worker,
                int server = 0, int servers = 1);
   ~WorkerFrames();
   WorkerFrames(WorkerFrames&&) noexcept;
 
-  /// ParameterShard's own, of the same model and options.
+  /// Returns the signature of a ParameterShard with the same model and options.
   std::uint64_t signature() const;
+  /// Returns the maximum bytes of a push's frame.
   std::size_t push_capacity() const;
+  /// Returns the maximum bytes of a pull's frame.
   std::size_t pull_capacity() const;
 
-  /// The server's part of gradients of all parameters, f32, of this worker's next clock, to 16-byte
-  /// aligned memory of `push_capacity` bytes. Keeps what the codec leaves out. Returns true bytes.
+  /// Encodes the server's part of `gradients` (f32, all parameters) for this worker's next clock.
+  /// `frame` is 16-byte aligned memory of `push_capacity` bytes. Keeps the residual. Returns the
+  /// bytes in use.
   std::size_t encode(std::span<const ConstValueSpan> gradients, std::uint32_t clock,
                      ByteSpan frame);
-  /// Into the server's part of all weights. Throws WireError for a frame of something else.
+  /// Decodes weights into the server's part of `weights` (f32, all parameters). Throws WireError
+  /// for a wrong frame.
   void decode(ConstByteSpan frame, std::span<const ValueSpan> weights);
 
  private:
@@ -158,35 +180,39 @@ class WorkerFrames {
   std::unique_ptr<State> state_;
 };
 
-/// Answers workers until all of them have left or are lost, on the thread that calls it.
-/// `lifeline`: one of this server's own (Transport::lifeline), which all ranks made. `timeout`:
-/// that of the clients. The server waits for less, so that one missing worker does not end the
-/// others: a worker that sends nothing for `straggler_timeout` (0: half of `timeout`) while another
-/// worker waits is lost. Throws InvalidArgument for a `straggler_timeout` that is not below
-/// `timeout`, TransportError if workers did not join within half of `timeout`, and what an update
-/// threw.
+/// Answers workers on the calling thread until all have left or are lost. `lifeline` is this
+/// server's own isolated channel (Transport::lifeline), made on all ranks. `timeout` is the timeout
+/// of the clients.
+///
+/// The server's deadlines are shorter, so one missing worker does not end the other workers. A
+/// worker without a message for `straggler_timeout` (0: half of `timeout`), while another worker
+/// waits, is lost. Throws InvalidArgument for a `straggler_timeout` of `timeout` or more. Throws
+/// TransportError if workers did not join within half of `timeout`. Rethrows the exception of an
+/// update.
 void serve(Transport& lifeline, ParameterShard& shard,
            std::chrono::milliseconds timeout = kDefaultTimeout,
            std::chrono::milliseconds straggler_timeout = {});
 
-/// Where a worker finds a server.
+/// The connection of a worker to one server.
 struct ServerAt {
-  Transport* lifeline = nullptr;  ///< that server's
-  int rank = 0;                   ///< of the server
-  ParameterShard* own = nullptr;  ///< where this rank is the server, too
+  Transport* lifeline = nullptr;  ///< the isolated channel of this server
+  int rank = 0;                   ///< rank of the server
+  /// Set if this rank is also the server.
+  ParameterShard* own = nullptr;
 };
 
-/// What a worker has sent, and what came; of a server on its own rank nothing.
+/// Traffic of a worker. A server on the same rank causes no traffic.
 struct ClientStatistics {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
 };
 
-/// A worker. After an error that is not of its arguments all later calls but leave() throw that.
+/// A worker of a parameter server. After an error other than InvalidArgument, all later calls
+/// except leave() throw the same error. One thread at a time may call a client.
 class ParameterClient {
  public:
-  /// Joins all servers. `counts`: values of each parameter. Throws InvalidArgument where a server
-  /// has another model or other options, TransportError where one is gone.
+  /// Joins all servers. `counts` are the values of each parameter. Throws InvalidArgument if a
+  /// server has another model or other options, and TransportError if a server is gone.
   ParameterClient(std::vector<ServerAt> servers, std::span<const std::size_t> counts,
                   const ServerOptions& options = {},
                   std::chrono::milliseconds timeout = kDefaultTimeout);
@@ -194,17 +220,20 @@ class ParameterClient {
   ParameterClient(const ParameterClient&) = delete;
   ParameterClient& operator=(const ParameterClient&) = delete;
 
-  /// The weights of this worker's clock, f32, as soon as no other worker is too far behind.
+  /// Blocks until no other worker is too far behind, and reads the weights of this worker's clock
+  /// to `weights`, f32.
   void pull(std::span<const ValueSpan> weights);
-  /// Sends a gradient, and counts the clock on. Returns before it has arrived; at most two pushes
-  /// are unanswered. Throws InvalidArgument for a gradient that is not finite, before anything is
-  /// sent, and where a server refused one, and why.
+  /// Sends `gradients` and increments the clock. Returns before the gradients arrive; at most two
+  /// pushes are unanswered. Throws InvalidArgument for a gradient that is not finite, before
+  /// anything is sent. Throws InvalidArgument with the server's reason if a server rejected a push.
   void push(std::span<const ConstValueSpan> gradients);
+  /// Returns the worker's clock: the number of pushes, plus the first clock.
   std::uint32_t clock() const;
-  /// Waits until the servers' weights have moved by all that it has pushed.
+  /// Blocks until the servers have applied all pushes of this worker.
   void flush();
+  /// Returns the traffic so far.
   ClientStatistics statistics() const;
-  /// Waits for what it has pushed, and leaves: no server waits for it any more.
+  /// Waits for all pushes and leaves. No server waits for this worker any longer.
   void leave();
 
  private:

@@ -1,5 +1,5 @@
-// The contract of a transport: ranks, and the movement of bytes between them. It sees no codec.
-// Every operation starts and gives back a handle; nothing waits that does not say so.
+// The transport interface: ranks, and the movement of bytes between ranks. A transport knows no
+// codec. Every operation starts and returns a handle. Only functions documented as blocking wait.
 #pragma once
 
 #include <tersor/span.h>
@@ -17,57 +17,62 @@
 
 namespace tersor {
 
-class Block;  // <tersor/network.h>
+class Block;  // defined in <tersor/network.h>
 
 using Clock = std::chrono::steady_clock;
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
-/// Which member of Transport a rank called. Messages carry the number, so that ranks which call
-/// different members find out. Members that are built on others (`send` on `exchange`) set it.
+/// Identifies the Transport function that a rank called. Messages carry this number, so mismatched
+/// calls are detected. Functions built on other functions (`send` on `exchange`) set the number.
 enum class Calling : std::uint8_t {
   kAllToAll = 1,
   kAllGather = 2,
-  kSend = 3,  ///< and its other end, `receive` or `receive_any`
+  kSend = 3,  ///< also `receive` and `receive_any`, the other end
   kSum = 4,
   kMaximum = 5,
   kBarrier = 6,
-  kGatherInRounds = 7,  ///< an all_gather that a transport takes in several steps
+  kGatherInRounds = 7,  ///< an all_gather that a transport splits into several steps
   kExchange = 8,
 };
 
-/// The tag of `send` and `receive`. Two ranks exchange such messages, and the others know nothing
-/// of it, so no tag is reserved. Messages from one rank come in the order in which it sent them;
-/// between them and other operations there is no order.
+/// The tag of `send` and `receive`. Only two ranks take part in such a message, so no tag is
+/// reserved. Messages from one rank arrive in the order of sending. Their order relative to other
+/// operations is undefined.
 inline constexpr std::uint32_t kUnorderedTag = 0xffffffff;
 
-/// What each operation says of itself. All ranks must say the same, else all get a TransportError.
+/// The description of an operation. All ranks must pass equal descriptions; otherwise every rank
+/// gets a TransportError.
 struct Operation {
-  std::string_view name = "operation";  ///< for messages: "allreduce", …; must outlive the handle
-  std::uint64_t signature = 0;          ///< of the collective that it belongs to
-  /// Tells operations under way on one channel apart; from `reserve_tags`. Where
-  /// TransportTraits::ordered is set all ranks must also start them in one order.
+  /// Used in error messages, e.g. "allreduce"; must outlive the handle.
+  std::string_view name = "operation";
+  std::uint64_t signature = 0;  ///< signature of the collective that contains the operation
+  /// Distinguishes concurrent operations on one channel; take the tag from `reserve_tags`. If
+  /// TransportTraits::ordered is true, all ranks must also start operations in the same order.
   std::uint32_t tag = 0;
   Calling calling = Calling::kExchange;
-  /// Of an exchange or all_gather: no later operation of this rank takes messages of the tag. A
-  /// message of the tag that this operation does not expect is a mistake: its sender called
-  /// something else. All ranks get the error at once.
+  /// True if this rank starts no later exchange or all_gather with the same tag. An unexpected
+  /// message with this tag then shows that its sender made another call. All ranks get the error at
+  /// once.
   bool takes_all = false;
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  Memory memory = Memory::kHost;  ///< of bytes sent and received; values say where they lie
-  /// Device memory: what is sent is there when the stream has come so far; what is received is
-  /// there for what is queued on it once the handle was waited for.
+  /// Memory of the sent and received bytes. Value spans state their own memory.
+  Memory memory = Memory::kHost;
+  /// Device memory: sent bytes are valid when the stream reaches the operation. Received bytes are
+  /// valid for work queued on the stream after the wait for the handle.
   StreamView stream = {};
-  /// Device memory: nothing else is queued on the stream until the handle was waited for, so that
-  /// nothing is won by a second stream.
+  /// True if, in device memory, nothing else is queued on the stream until the wait for the handle.
+  /// A second stream then gains nothing.
   bool in_order = false;
-  /// Of a sum whose order is left open: the bytes of all sums of the same collective, which are
-  /// then added in one order. 0: each part in that of ranks owner + 1, …, owner.
+  /// The size of all sums of the same collective, in bytes, for sums without a required order. All
+  /// of these sums then use one order. If 0, each part is added in the order of ranks owner + 1, …,
+  /// owner.
   std::size_t whole_bytes = 0;
-  /// Owner of the bytes that are sent. A transport keeps it for as long as the network below may
-  /// read them, beyond the handle where an operation fails and cannot be called back. Giving it up
-  /// must not call the transport.
+  /// Owner of the sent bytes. A transport keeps the owner as long as the network may read the
+  /// bytes. After a failed operation, this time can exceed the handle's lifetime. The owner's
+  /// destructor must not call the transport.
   std::shared_ptr<const void> keep_alive = {};
-  /// In which messages lie: one of `Transport::block`, or null. Nobody writes to it any more.
+  /// The block that contains the messages: a result of `Transport::block`, or null. No thread may
+  /// write to the block any more.
   const Block* block = nullptr;
 };
 
@@ -77,16 +82,16 @@ struct SendTo {
   ConstByteSpan bytes = {};
 };
 
-/// Of `ReceiveFrom`: whichever rank sends with this tag first.
+/// A value of ReceiveFrom::peer: accepts the first message with this tag from any rank.
 inline constexpr int kAnyRank = -1;
 
-/// Where an exchange takes a message of at most `capacity` bytes from.
+/// The source of a message of at most `capacity` bytes in an exchange.
 struct ReceiveFrom {
   int peer = 0;
   std::size_t capacity = 0;
 };
 
-/// An operation under way, owned by its handle. Implemented by transports.
+/// An operation in progress, owned by its handle. Transports implement this class.
 class Transfer {
  public:
   virtual ~Transfer() = default;
@@ -96,153 +101,182 @@ class Transfer {
   virtual int source() const = 0;
 };
 
-/// A handle of an operation under way. Dropping it before it is done is allowed only while an error
-/// unwinds: the transport then keeps what the network below may still write to.
+/// A handle of an operation in progress. An unfinished handle may be dropped only while an
+/// exception unwinds; the transport then keeps all memory that the network may still write. Use a
+/// handle only on the thread of its channel.
 class Handle {
  public:
   Handle() = default;
   explicit Handle(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
 
+  /// True if the handle owns an operation.
   bool valid() const { return transfer_ != nullptr; }
 
-  /// True once done; moves things forward, never waits. Throws TransportError where it failed.
-  /// Of a transport that queues: true at once, and the operation's stream waits from here on.
+  /// True once the operation is done. Makes progress and never waits. Throws TransportError if the
+  /// operation failed. If TransportTraits::queues is true, returns true at once, and the
+  /// operation's stream waits from here on.
   bool test() { return transfer_->test(); }
 
-  /// Blocks the calling thread until done or until the operation's timeout; then throws
-  /// TransportError that names operation, cause, and the rank whose message is missing.
+  /// Blocks the calling thread until the operation is done. At the operation's timeout, throws a
+  /// TransportError that names the operation, the cause and the rank of the missing message.
   void wait_synchronize() { transfer_->wait_synchronize(); }
 
-  /// The bytes that came from a rank: memory of the transport, 16-byte aligned, valid as long as
-  /// this handle; empty for this rank itself.
-  /// On a device: valid for work queued on the operation's stream.
+  /// Returns the bytes from `rank`, in the transport's memory, 16-byte aligned. The bytes are valid
+  /// as long as this handle; on a device they are valid for work queued on the operation's stream.
+  /// Returns an empty span for this rank itself.
   ConstByteSpan received(int rank) const { return transfer_->received(rank); }
 
-  /// Of what came from `kAnyRank`: the rank whose message it is.
+  /// Returns the sender of a message received from `kAnyRank`.
   int source() const { return transfer_->source(); }
 
  private:
   std::unique_ptr<Transfer> transfer_;
 };
 
-/// Values of a chunk over all parts: long gradients are cut, so that encode, wire and decode
-/// overlap.
+/// Default length of a chunk, in values over all parts. Long gradients are cut into chunks, so
+/// encode, communication and decode overlap.
 inline constexpr std::size_t kDefaultChunkCount = std::size_t{1} << 20;
 
-/// What a transport is able to do: asked instead of its type.
+/// The capabilities of a transport.
 struct TransportTraits {
-  bool any_thread = true;     ///< may be called from any thread (one at a time for each channel)
-  bool ordered = false;       ///< operations must be started in the same order on all ranks
-  bool receive_any = true;    ///< `receive_any` and `kAnyRank` are there
-  bool host = true;           ///< takes host memory for all; else for all_gather alone
-  bool device = false;        ///< takes device memory
-  bool queues = false;        ///< of device memory: nothing waits on the host, see `Handle::test`
-  bool deterministic = true;  ///< native sums depend on nothing but the values
-  /// Values of a chunk, where the options leave it to the transport.
+  /// True if any thread may call the transport, one thread at a time per channel.
+  bool any_thread = true;
+  /// True if all ranks must start operations in the same order.
+  bool ordered = false;
+  /// True if `receive_any` and `kAnyRank` are available.
+  bool receive_any = true;
+  /// True if all operations accept host memory. If false, only all_gather does.
+  bool host = true;
+  /// True if operations accept device memory.
+  bool device = false;
+  /// True if device operations are queued and never block the host; see `Handle::test`.
+  bool queues = false;
+  /// True if native sums depend only on the values.
+  bool deterministic = true;
+  /// Length of a chunk in values, if the options do not set a length.
   std::size_t chunk_count = kDefaultChunkCount;
 };
 
-/// Bytes that one channel really moved for this rank, headers of the transport included.
+/// The bytes that one channel moved for this rank, including the transport's headers.
 struct TransferCounters {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   std::uint64_t sent_messages = 0;
 };
 
-/// Ranks and the movement of bytes. A fault (a peer gone, late, or calling something else) ends in
-/// TransportError on every rank and poisons the transport with all its channels and splits, but for
-/// lifelines: every later call says so at once. Handles end before the transport that they came
-/// from.
+/// Ranks, and the movement of bytes between ranks. A fault (a rank failed, is late, or made a
+/// mismatched call) raises TransportError on every rank. The fault aborts the transport with all
+/// its channels and splits, except isolated channels (`lifeline`); every later call throws at once.
+/// Destroy handles before their transport. TransportTraits::any_thread states the threads that may
+/// call.
 class Transport {
  public:
   virtual ~Transport() = default;
 
+  /// Returns this rank, from 0 to ranks() - 1.
   virtual int rank() const = 0;
+  /// Returns the number of ranks.
   virtual int ranks() const = 0;
-  /// For each rank the number of its host; ranks of equal numbers share a machine. Hosts count from
-  /// 0 in the order of their lowest ranks, so all ranks get the same answer.
+  /// Returns the host number of each rank. Ranks with equal numbers share a machine. Hosts are
+  /// numbered from 0 in the order of their lowest ranks, so the result is equal on all ranks.
   virtual std::vector<int> hosts() const = 0;
+  /// Returns the capabilities of this transport.
   virtual TransportTraits traits() const = 0;
-  /// Since the channel was made. May be called from any thread.
+  /// Returns the traffic since the channel was made. Thread-safe.
   virtual TransferCounters counters() const = 0;
 
-  /// Tags for `count` operations. All ranks reserve in the same order.
+  /// Reserves `count` consecutive tags and returns the first. All ranks must reserve in the same
+  /// order.
   virtual std::uint32_t reserve_tags(std::uint32_t count) = 0;
 
-  /// Host memory of at least so many bytes to make messages in, which are then handed over; an
-  /// empty block where the transport takes them from any memory, or copies them. Ends before it.
+  /// Returns host memory of at least `bytes` bytes for messages that are handed over without a
+  /// copy. Returns an empty block if the transport sends from any memory or copies. Destroy the
+  /// block before the transport.
   virtual Block block(std::size_t bytes);
 
-  /// Messages to some peers and from some, all started at once; either list may be empty. A peer
-  /// stands in each at most once, this rank in none, and `kAnyRank` alone in the second. What one
-  /// rank sends, its peer takes in an exchange (no `receive`) with the same tag. Over a transport
-  /// that queues all ranks call it, unless it stands between `begin` and `end`.
+  /// Starts messages to and from peers, all at once. `sends` lists the messages to send; `receives`
+  /// lists the expected messages with their capacities in bytes. Either list may be empty. A list
+  /// contains each peer at most once and never this rank. If `receives` contains `kAnyRank`,
+  /// `receives` has no other entry. The peer must receive each message in an exchange (not
+  /// `receive`) with the same tag. If TransportTraits::queues is true, all ranks must call
+  /// `exchange`, except between `begin` and `end`. Throws InvalidArgument and TransportError, like
+  /// all operations below.
   virtual Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                           std::span<const ReceiveFrom> receives) = 0;
 
-  /// sends[r] goes to rank r (own entry ignored); at most capacities[r] bytes come from rank r.
+  /// Sends sends[r] to rank r and receives at most capacities[r] bytes from rank r. Both lists have
+  /// one entry per rank; the entry of this rank is ignored.
   Handle all_to_all(Operation operation, std::span<const ConstByteSpan> sends,
                     std::span<const std::size_t> capacities);
-  /// The two ends of a message; no other rank knows of it.
+  /// Sends one message to rank `peer`. Only the two ranks take part.
   Handle send(Operation operation, int peer, ConstByteSpan bytes);
+  /// Receives one message of at most `capacity` bytes from rank `peer`.
   Handle receive(Operation operation, int peer, std::size_t capacity);
-  /// From whichever rank sends with this tag first.
+  /// Receives the first message with this tag from any rank. See TransportTraits::receive_any.
   Handle receive_any(Operation operation, std::size_t capacity);
 
-  /// `send` goes to all others; at most `capacity` bytes come from each of them. All ranks give the
-  /// same capacity.
+  /// Sends `send` to all other ranks and receives at most `capacity` bytes from each. All ranks
+  /// must pass the same capacity.
   virtual Handle all_gather(const Operation& operation, ConstByteSpan send,
                             std::size_t capacity) = 0;
 
-  /// Done when all ranks have begun it: a gather of nothing.
+  /// Completes once all ranks have started the barrier. Implemented as an all_gather of 0 bytes.
   Handle barrier(Operation operation);
 
-  /// In-place sum over ranks, of f32, f16, bf16, i8, i32 or u32. parts[r], of any count, is owned
-  /// by rank r and added in the order of ranks r + 1, …, r (cyclic), so the result depends on the
-  /// values and the parts alone (but for NCCL). bf16 and f16 add in f32 and round at each hop.
-  /// The values must outlive the handle's completion.
+  /// Adds f32, f16, bf16, i8, i32 or u32 values over all ranks, in place. Rank r owns parts[r], of
+  /// any count, and adds it in the order of ranks r + 1, …, r (cyclic). The result therefore
+  /// depends only on the values and the parts, except over NCCL. Sums of bf16 and f16 are computed
+  /// in f32 and rounded at each hop. The values must outlive the handle's completion.
   virtual Handle sum(const Operation& operation, std::span<const ValueSpan> parts) = 0;
-  /// In-place maximum over ranks, of the same types.
+  /// Takes the maximum over all ranks, in place, of values of the same types.
   virtual Handle maximum(const Operation& operation, std::span<const ValueSpan> parts) = 0;
 
-  /// The same ranks with messages of their own. All ranks make their channels in the same order.
+  /// Returns a channel: the same ranks with separate messages. All ranks must make their channels
+  /// in the same order.
   virtual std::unique_ptr<Transport> channel() = 0;
-  /// The ranks of `members` (ascending, this rank among them), numbered anew from 0. Called by all
-  /// members with the same list.
+  /// Returns a transport over the ranks of `members`, renumbered from 0. The list is ascending and
+  /// contains this rank. All members must call `split` with the same list.
   virtual std::unique_ptr<Transport> split(std::span<const int> members) = 0;
-  /// The same ranks with messages of their own, of which each operation ends alone: who waits for a
-  /// rank that is gone or late gets PeerLost; nothing else ends, and faults elsewhere do not reach
-  /// it. What an exchange sends to the others goes all the same; who is late is not marked, and may
-  /// come later. Host memory by exchange, all_to_all, send, receive and receive_any alone; `poison`
-  /// is refused. A split of it is an ordinary transport that faults before and outside of it do not
-  /// reach, a channel is a lifeline. All ranks make it, in the order of their channels, before a
-  /// fault. Throws InvalidArgument where the network promises nothing once a rank is gone (MPI) and
-  /// where the transport queues (NCCL): take TcpTransport.
+  /// Returns an isolated channel of the same ranks. Each operation fails alone: an operation that
+  /// waits for a lost or late rank throws PeerLost. No other operation ends, and faults elsewhere
+  /// do not affect the channel. An exchange still sends its other messages. A late rank is not
+  /// excluded and may send later.
+  ///
+  /// The channel supports only host memory, and only exchange, all_to_all, send, receive and
+  /// receive_any; `poison` throws. A split of the channel is an ordinary transport, unaffected by
+  /// earlier and outside faults. A channel of the channel is again isolated. All ranks must make
+  /// isolated channels before a fault, in the same order as channels. Throws InvalidArgument over
+  /// MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
+  /// TcpTransport in these cases.
   virtual std::unique_ptr<Transport> lifeline();
 
-  /// Device memory: between both, operations with this signature and stream are parts of one
-  /// collective, which begins after whatever this channel queued before, on any stream, and whose
-  /// deadline is the operation's, counted on the device. `begin` throws what was found wrong since
-  /// the last call, and gathers a signature that it does not know on all ranks: then it waits, and
-  /// the stream must not be captured. An operation outside of both is a collective of its own.
+  /// Device memory: opens one collective. Until `end`, operations with this signature and stream
+  /// belong to the collective. It starts after all work queued earlier on this channel, on any
+  /// stream. Its deadline is the operation's deadline, counted on the device.
+  ///
+  /// Throws errors detected since the last call. For a new signature, `begin` compares the
+  /// signatures of all ranks and blocks; the stream must not be captured then. An operation outside
+  /// `begin` and `end` is a collective of its own.
   virtual void begin(const Operation&) {}
+  /// Closes the collective that `begin` opened.
   virtual void end(const Operation&) {}
-  /// Device memory: where calls on received frames report what is wrong with them; pinned memory.
-  /// Null where the transport takes no device memory.
+  /// Returns the pinned memory for faults in received frames; null if the transport does not
+  /// support device memory.
   virtual FrameFault* fault() { return nullptr; }
 
-  /// Moves what is under way; never waits. Throws TransportError where the transport is poisoned.
+  /// Makes progress on operations and never waits. Throws TransportError if the transport is
+  /// aborted.
   virtual void progress() = 0;
-  /// Blocks until an operation of this channel is done, or `wake` was called, since the last
-  /// return, or `until` has come. May return early. Throws TransportError where the transport is
-  /// poisoned, or where an operation under way has reached its deadline.
+  /// Blocks until an operation of this channel completes, `wake` is called, or `until` is reached.
+  /// Events since the last return count. May return early. Throws TransportError if the transport
+  /// is aborted or an operation has reached its deadline.
   virtual void wait_activity(Clock::time_point until) = 0;
-  /// Ends a `wait_activity` of another thread; one that comes before it is not lost.
+  /// Ends a `wait_activity` of another thread. An early call is not lost. Thread-safe.
   virtual void wake() = 0;
 
-  /// Tells every peer that this rank gives up, and why; every call of theirs and ours, on all
-  /// channels and splits but lifelines, then throws TransportError with this cause. May be called
-  /// from any thread.
+  /// Aborts the transport: tells every peer that this rank gives up, with `cause`. Every call on
+  /// all ranks, channels and splits then throws a TransportError with this cause; isolated channels
+  /// continue. Thread-safe.
   virtual void poison(std::string_view cause) = 0;
 };
 
