@@ -8,7 +8,7 @@
 namespace tersor {
 namespace {
 
-/// That two are of one dtype and lie in one memory.
+/// Throws InvalidArgument unless both spans have equal dtypes and memories.
 void check_alike(const ConstValueSpan& one, std::string_view name, const ConstValueSpan& other,
                  std::string_view other_name) {
   const std::string who(name), but = ", but " + std::string(other_name);
@@ -20,7 +20,7 @@ void check_alike(const ConstValueSpan& one, std::string_view name, const ConstVa
                           std::string(dtype_name(other.dtype())));
 }
 
-/// The same of a shard and the whole, which is one for each rank.
+/// Like `check_alike`, for a shard and the whole with one shard per rank.
 void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
   if (!all.empty()) check_alike(shard, "the shard", all, "the whole");
   if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
@@ -46,8 +46,8 @@ void check_spans(const Call& call, const CollectiveOptions& options) {
   check_shards(call.output, call.input, has(call.kind, kWholeOutput) ? transport.ranks() : 1);
 }
 
-/// Input and output are one span, or a shard lies at its rank's place in the whole, or they are
-/// apart; a state is apart from both.
+/// Throws InvalidArgument for overlapping spans. Valid are: equal input and output, a shard at this
+/// rank's position in the whole, or disjoint spans. A state must not overlap either span.
 void check_apart(const Call& call, const CollectiveOptions& options) {
   const bool whole_input = has(call.kind, kWholeInput);
   ConstValueSpan input = call.input, output = call.output;

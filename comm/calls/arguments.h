@@ -1,4 +1,4 @@
-// What collectives check before anything is prepared. All throw InvalidArgument.
+// Argument checks before preparing a collective. All functions throw InvalidArgument.
 #pragma once
 
 #include "comm/collectives/prepared.h"
@@ -10,7 +10,7 @@
 
 namespace tersor {
 
-/// A call of a collective: what goes in, and where the result comes.
+/// A call of a collective with its input and output.
 struct Call {
   Transport& transport;
   Kind kind;
@@ -18,28 +18,28 @@ struct Call {
   ValueSpan output;
   int root = 0;
 
-  /// Whether this rank gives, or gets, what a root has.
+  /// True if this rank passes the whole input or output, as a root does.
   bool has_whole() const { return !has(kind, kRooted) || transport.rank() == root; }
-  /// A span of a slot's values.
+  /// A span with the values of a slot.
   ConstValueSpan slot() const { return has(kind, kWholeInput) ? ConstValueSpan(output) : input; }
 };
 
 void check_call(const Call& call, const CollectiveOptions& options);
-/// That a transport takes such values; `name` is for messages ("the gradient").
+/// Checks the memory and dtype of a span. `name` is for error texts ("the gradient").
 void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name);
 void refuse_feedback(const CollectiveOptions& options, std::string_view operation);
 
-/// allreduce by codec "auto", where the options leave a choice to make and have a tuner to make it.
+/// allreduce with codec "auto". The options must have a tuner and leave the choice to the tuner.
 void allreduce_automatically(Transport& transport, ValueSpan gradient,
                              const CollectiveOptions& options, StreamView stream);
 
-/// That the tuner measured for this memory.
+/// Checks that the tuner measured for `memory`.
 void check_tuner_memory(const Tuner& tuner, Memory memory);
 
-/// That codec "auto" is not asked for: of `operation` nothing is known.
+/// Refuses codec "auto" for operations other than allreduce.
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation);
 
-/// What a call depends on.
+/// The properties a prepared collective depends on.
 Key make_key(const Call& call, const CollectiveOptions& options);
 
 }  // namespace tersor

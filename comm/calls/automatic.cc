@@ -1,4 +1,4 @@
-// allreduce by codec "auto": asks the tuner, goes that way, and tells it how long that took.
+// allreduce with codec "auto": runs the tuner's choice and records the duration.
 #include "comm/calls/arguments.h"
 #include "comm/collectives/context.h"
 #include "kernels/device/device.h"
@@ -24,7 +24,7 @@ void check_options(const CollectiveOptions& options, Memory memory) {
         "codec auto chooses the grid too: say error_growth in the tuner's options");
 }
 
-// While ways are still tried each call is waited for; afterwards nobody looks at the clock.
+// Waits for each call while the tuner still measures. Later calls are not timed.
 void allreduce_on_device(Transport& transport, ValueSpan gradient, const CollectiveOptions& chosen,
                          StreamView stream) {
   Tuner& tuner = *chosen.tuner;

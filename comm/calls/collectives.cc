@@ -1,5 +1,4 @@
-// The collectives: check, prepare (or find what an equal call prepared), bind this call's memory,
-// run.
+// The collectives: check, prepare (or reuse a prepared equal call), bind this call's memory, run.
 #include "comm/calls/arguments.h"
 #include "comm/collectives/bind.h"
 #include "comm/collectives/prepared.h"
@@ -39,7 +38,8 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
   }
 }
 
-// A call that is captured has reached nobody: it is given up here, and the transport goes on.
+// A call under capture has not reached any rank: the call ends here, and the transport stays
+// usable.
 bool gave_up_capture(const ExchangeContext& context, Transport& transport) {
   if (!context.on_device() || kernels::capture_of(context.stream) == 0) return false;
   transport.end(bracket_of(context));
@@ -60,7 +60,7 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
     if (!gave_up_capture(context, transport)) transport.poison(error.what());
     throw;
   } catch (const std::exception& error) {
-    transport.poison(error.what());  // the others would wait for us
+    transport.poison(error.what());  // the others would wait for this rank
     throw;
   }
 }
@@ -77,7 +77,7 @@ void run(Prepared& prepared, Transport& transport, const CollectiveOptions& opti
   options.statistics->seconds = seconds_since(start);
 }
 
-// One rank: nothing is encoded, as nothing is sent.
+// A single rank sends nothing, so nothing is encoded.
 void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView stream) {
   if (from.pointer() == to.pointer()) return;
   if (from.memory() == Memory::kDevice)
@@ -85,7 +85,7 @@ void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView str
   if (from.bytes() != 0) std::memmove(to.pointer(), from.pointer(), from.bytes());
 }
 
-// `+ef` without a state is found here and not in the first encode, so that nothing was sent yet.
+// Reports `+ef` without a state before the first encode and before any message.
 void check_feedback(const Codec& codec, const CollectiveOptions& options) {
   if (codec.has_feedback() && options.state == nullptr)
     throw InvalidArgument("codec " + codec.spec().text() +
@@ -111,7 +111,7 @@ bool is_captured(const Key& key, StreamView stream) {
   return key.memory == Memory::kDevice && kernels::capture_of(stream) != 0;
 }
 
-// Preparing allocates, and waits for other ranks: both would end a capture.
+// Preparing allocates and waits for other ranks. Both would invalidate a capture.
 void check_capture(const Key& key, StreamView stream) {
   if (is_captured(key, stream))
     throw InvalidArgument(
@@ -119,7 +119,7 @@ void check_capture(const Key& key, StreamView stream) {
         "CollectiveWorkspace that outlives the graph, and make an equal call before the capture");
 }
 
-/// The prepared collective of a call: the workspace's, or one that lives as long as this lease.
+/// The prepared collective of a call: from the workspace, or owned by this lease.
 class Lease {
  public:
   Lease(Transport& transport, Key key, const CollectiveOptions& options, StreamView stream) {
@@ -143,7 +143,7 @@ class Lease {
   Prepared* prepared_;
 };
 
-// Shards lie one behind the other in the whole, for those who have it.
+// The whole input or output holds the shards contiguously.
 void bind_values(Prepared& prepared, const Call& call) {
   const bool of_input = has(call.kind, kWholeInput), of_output = has(call.kind, kWholeOutput);
   std::vector<Slot>& slots = prepared.slots;

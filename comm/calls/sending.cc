@@ -38,10 +38,10 @@ struct Sending::State {
 
   Transport& transport;
   std::unique_ptr<Prepared> prepared;
-  std::deque<ChunkTask> tasks;  ///< of what is under way, in the order in which it comes
+  std::deque<ChunkTask> tasks;  ///< messages under way, in sending order
 
-  /// Has all begin: messages that are sent later come later. The first is on its way while the
-  /// next is encoded.
+  /// Starts all messages, in sending order. Encoding a message overlaps with sending the previous
+  /// message.
   void begin(const CollectiveOptions& options, StreamView stream) {
     bind_call(*prepared, transport, options, stream);
     if (prepared->context.on_device()) transport.begin(bracket_of(prepared->context));
@@ -60,7 +60,7 @@ struct Sending::State {
     }
   }
 
-  /// Where `work` throws nothing is under way any more.
+  /// Runs `work`. After an exception, no message is under way.
   template <typename Work>
   void guard(const Work& work) try {
     work();
@@ -69,16 +69,15 @@ struct Sending::State {
     throw TransportError(explained(error.what(), prepared->fields));
   } catch (const std::exception& error) {
     tasks.clear();
-    transport.poison(error.what());  // the other end would wait for us
+    transport.poison(error.what());  // the peer would wait for this rank
     throw;
   }
 };
 
 namespace {
 
-/// Values of the messages that one is cut into: short ones, since neither end encodes or decodes
-/// while the wire has the first or the last; but few, since each is posted. On a device all are
-/// one.
+/// Values per message. Messages are short, because one end is idle during the first and the last
+/// message. Messages are few, because each has a fixed cost. A device sends a single message.
 std::size_t count_of_chunk(const Prepared& prepared) {
   constexpr std::size_t kShort = std::size_t{1} << 18, kLong = std::size_t{1} << 20;
   constexpr std::size_t kWanted = 16, kMost = 256;
@@ -88,7 +87,7 @@ std::size_t count_of_chunk(const Prepared& prepared) {
   return std::max(std::min(prepared.key.chunk_count, wanted), ceil_div(count, kMost));
 }
 
-/// A message of the only slot.
+/// Prepares the message of the only slot.
 std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValueSpan& values,
                                           int from, int to, const CollectiveOptions& options) {
   KnownHierarchy none;
@@ -112,7 +111,7 @@ Sending& Sending::operator=(Sending&& other) noexcept {
   return *this;
 }
 
-// Whoever lets an unfinished one go learns of an error in the next call: the transport is poisoned.
+// An error here is reported by the next call, because the transport is then aborted.
 Sending::~Sending() {
   if (state_ == nullptr || std::uncaught_exceptions() > 0) return;
   try {

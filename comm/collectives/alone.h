@@ -1,5 +1,5 @@
-// Codecs whose frames say all that there is to say, so that a rank encodes and others decode
-// without all ranks taking part: what a parameter server and gossip send.
+// Codecs with self-contained frames. A rank can encode, and others decode, without a collective of
+// all ranks. Used by the parameter server and gossip.
 #pragma once
 
 #include <tersor/codec.h>
@@ -9,7 +9,8 @@
 
 namespace tersor {
 
-/// Throws InvalidArgument, which begins with `who`, for a codec that all ranks exchange together.
+/// Plans a codec for self-contained frames. Throws InvalidArgument (text starting with `who`) for a
+/// codec with a joint exchange of all ranks.
 Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::string_view who);
 
 }  // namespace tersor

@@ -10,7 +10,7 @@ void bind_device(Prepared& prepared, Transport& transport, StreamView stream) {
   context.stream = stream;
   context.fault = transport.fault();
   context.in_order = prepared.chunks.size() == 1;
-  // The caller's words lie on the device: only their place is taken here.
+  // The words are in device memory: only the address is used.
   auto* words = const_cast<StateWords*>(context.words);
   context.device_overflows = words == nullptr ? nullptr : &words->overflows;
 }
@@ -31,7 +31,8 @@ void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_
 
 int slots_of(const Prepared& prepared) { return static_cast<int>(prepared.slots.size()); }
 
-/// Whether this rank encodes a slot: its own; of what is added all, by hosts those of its place.
+/// True if this rank encodes a slot. A rank encodes its own slot and all added slots. The owners of
+/// slots encoded in a hierarchical call have this rank's local rank.
 bool encodes(const Prepared& prepared, int slot) {
   const int rank = prepared.context.rank;
   if (!prepared.is(kAdds)) return slot == rank;
@@ -40,7 +41,7 @@ bool encodes(const Prepared& prepared, int slot) {
   return groups.place(slot) == groups.place(rank);
 }
 
-/// Of a collective whose only slot is all values.
+/// Binds the state of a collective with a single slot of all values.
 void bind_only_state(Prepared& prepared, const CollectiveOptions& options) {
   Slot& slot = prepared.slots.front();
   const StateRanges ranges = state_ranges(prepared.context, slot, prepared.context.rank);
@@ -55,7 +56,7 @@ void bind_only_state(Prepared& prepared, const CollectiveOptions& options) {
   slot.owned = ranges.owned;
 }
 
-/// Of a collective whose slots are shards.
+/// Binds the state of a collective with shards as slots.
 void bind_states(Prepared& prepared, const CollectiveOptions& options) {
   std::size_t encoded = 0;
   for (int slot = 0; slot < slots_of(prepared); ++slot)
@@ -109,7 +110,7 @@ void bind_state(Prepared& prepared, const CollectiveOptions& options) {
   prepared.is(kOneSlot) ? bind_only_state(prepared, options) : bind_states(prepared, options);
 }
 
-// That of its own shard lies where the result will.
+// The sum of this rank's own shard goes to the output.
 void bind_host_sums(Prepared& prepared, const ValueSpan& shard) {
   if (!prepared.by_hosts) return;
   const HostGroups& groups = prepared.hierarchy->groups();

@@ -1,4 +1,4 @@
-// Gives what was prepared the memory of one call: options, stream, states.
+// Binds the memory of a call to a prepared collective: options, stream and states.
 #pragma once
 
 #include "comm/collectives/prepared.h"
@@ -10,20 +10,20 @@
 
 namespace tersor {
 
-/// All but the values and their states.
+/// Binds everything except the values and states.
 void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options,
                StreamView stream);
 
-/// The residuals. Throws InvalidArgument where one has not the count that this rank needs, or lies
-/// elsewhere than the values.
+/// Binds the residuals. Throws InvalidArgument if a residual has a wrong count for this rank or a
+/// memory different from the values.
 void bind_state(Prepared& prepared, const CollectiveOptions& options);
-/// Where a reduce-scatter by hosts adds up what this rank's host gives.
+/// Binds the memory for the host's sums in a hierarchical reduce-scatter.
 void bind_host_sums(Prepared& prepared, const ValueSpan& shard);
 
-/// Throws InvalidArgument where a transport does not take such memory; `what` lies there.
+/// Throws InvalidArgument if the transport does not accept `memory`. `what` names the values.
 void check_taken(const Transport& transport, Memory memory, std::string_view what);
 
-/// For messages: "on the host" or "on a device".
+/// "on the host" or "on a device", for error texts.
 std::string_view memory_text(Memory memory);
 
 }  // namespace tersor

@@ -6,7 +6,7 @@
 namespace tersor {
 namespace {
 
-// By number.
+// Names in the order of the enumerators.
 constexpr std::string_view kAlgorithms[] = {"auto", "native", "two-shot", "one-shot",
                                             "hierarchical"};
 
@@ -21,7 +21,8 @@ bool allows(const Plan& plan, Algorithm algorithm) {
   return std::find(exchanges.begin(), exchanges.end(), exchange_of(algorithm)) != exchanges.end();
 }
 
-// A codec that needs a shape is asked about one that it carries: the ways are the same for all.
+// If a codec needs a shape, plans an arbitrary suitable shape, because the algorithms do not depend
+// on the shape.
 Plan plan_of(const ChoiceRequest& request) {
   constexpr std::size_t kSide = 1024;
   Segment segment{.count = request.count};
@@ -41,7 +42,7 @@ Plan plan_of(const ChoiceRequest& request) {
                         std::string(algorithm_name(wanted)) + "; it can go " + fitting);
 }
 
-// Bare values that are wider than those of frames are for who asks for them.
+// Raw values wider than frames are used only on request.
 bool prefers_native(const Plan& plan) {
   return plan.rounds.back().exchanges.front() == Exchange::kNativeSum;
 }

@@ -1,5 +1,5 @@
-// Which way a codec's bytes go, where the caller leaves it open. By rule, not by measurement: the
-// measured choice of codec and algorithm builds on this one.
+// Chooses the algorithm of a codec by rules if the caller leaves the choice open. The measured
+// choice of codec and algorithm builds on these rules.
 #pragma once
 
 #include "comm/collectives/plan.h"
@@ -14,49 +14,51 @@
 
 namespace tersor {
 
-/// Messages of at most this many bytes go to everybody at once: one round of latency, not two.
+/// Messages up to this size are sent to all ranks at once: a single round of latency instead of
+/// two.
 inline constexpr std::size_t kOneShotBytes = 16 * 1024;
 
-/// What stands in signatures before a number for how values lie: `order` and, of one of several
-/// parameters, which.
+/// The signature prefix of a memory order: `order`, followed by the parameter's index if there are
+/// several parameters.
 inline std::string order_mark() { return std::string("order") + '\0'; }
 std::string order_mark(std::uint32_t parameter);
 
-/// What values are called in signatures, by number.
+/// The names of enumerators in signatures, by number.
 std::vector<std::string> algorithm_names();
 inline std::vector<std::string> reduction_names() { return {"sum", "mean"}; }
 std::vector<std::string> dtype_names();
 
-/// What a choice depends on.
+/// The inputs of a choice.
 struct ChoiceRequest {
   const Codec* codec = nullptr;
   Dtype dtype = Dtype::kF32;
   std::size_t count = 0;
   int ranks = 1;
   Algorithm wanted = Algorithm::kAuto;
-  bool alone = false;      ///< a gradient by itself: in which order little is summed is left open
-  bool any_shape = false;  ///< the gradient has a shape that its codec carries
+  bool alone = false;      ///< True for a single gradient: the order of small sums is free
+  bool any_shape = false;  ///< True if the gradient's shape suits the codec
 };
 
-/// What the rounds of a codec go by: the last as `algorithm` (neither kAuto nor kHierarchical), all
-/// before it by the exchange that they like best.
+/// The exchange of each round of a codec. The last round uses `algorithm` (neither kAuto nor
+/// kHierarchical), and the earlier rounds use the codec's preferred exchange.
 std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks, Algorithm algorithm);
 
-/// The way of a reduce-scatter: kTwoShot, of which only the first half is gone; or kOneShot for a
-/// codec that cannot be cut: each rank gathers all and keeps its shard. Throws InvalidArgument for
-/// one that sends bare values alone; `operation` is for the message.
+/// The algorithm of a reduce-scatter: kTwoShot (first half only), or kOneShot for an indivisible
+/// codec: each rank gathers everything and keeps its shard. Throws InvalidArgument for a codec with
+/// raw values only; `operation` is for the error text.
 Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view operation);
 
-/// Whether an allreduce by `codec` may go so.
+/// True if the codec supports the algorithm in an allreduce.
 bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);
 
-/// Whether natively a gradient's own values are added, where they lie.
+/// True if the native algorithm adds the gradient's own values in place.
 bool adds_in_place(const Codec& codec, Dtype dtype);
 
-/// Native where the values add on the wire, little f32 ones only if they are alone; one-shot for
-/// codecs that cannot reduce, for two ranks (the same bytes, one quantisation) and for small
-/// messages; else two-shot. For kHierarchical what goes on between the hosts, of which `ranks` is
-/// the number. Throws InvalidArgument where the wanted algorithm does not fit the codec.
+/// Chooses native if values can be added during transfer (small f32 inputs only for a single
+/// gradient). Chooses one-shot for codecs without reduce, for two ranks (same bytes, one
+/// quantization) and for short messages. Otherwise, chooses two-shot. If the algorithm is
+/// kHierarchical, chooses the exchange between `ranks` hosts. Throws InvalidArgument if the wanted
+/// algorithm does not suit the codec.
 Algorithm choose_algorithm(const ChoiceRequest& request);
 
 }  // namespace tersor

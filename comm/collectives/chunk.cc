@@ -70,7 +70,7 @@ void ChunkTask::advance() {
 
 void ChunkTask::tick() {
   if (on_wire()) {
-    handle_.wait_synchronize();  // of the stream: the host goes on
+    handle_.wait_synchronize();  // of the stream: the host does not wait
     finish_step();
   }
   if (std::exchange(ticked_, true)) ++step_;
@@ -78,8 +78,9 @@ void ChunkTask::tick() {
   if (!step().idle()) begin_step();
 }
 
-// The first step has the first tag whatever the schedule, so that ranks that go another way meet
-// there. In a relay a rank's first message comes in any step, and it takes none after that.
+// The first step uses the first tag in each schedule, and ranks with different schedules detect the
+// mismatch there. A relay delivers a rank's first message in any step, and no other message
+// follows.
 Operation ChunkTask::operation() const {
   const auto step = static_cast<std::uint32_t>(this->step().relays ? 0 : step_);
   return {.name = context_->name,
@@ -105,7 +106,7 @@ ValueSpan ChunkTask::bare_space(const Lane& lane, std::size_t offset) const {
   return context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
 }
 
-// Receivers of what was made two steps before may still read it: in a block, not in a buffer.
+// Receivers of the messages from two steps ago may still read a block, but not a buffer.
 void ChunkTask::take_space() {
   Block& block = blocks_[step_ % 2];
   block = {};
@@ -127,7 +128,7 @@ void ChunkTask::begin_step() {
   kept_ = {};
 }
 
-// Bare values: in place where the gradient is what travels, else through the buffer, lane by lane.
+// Raw values: in place if the gradient itself is sent, otherwise in the buffer, shard by shard.
 void ChunkTask::begin_native() {
   parts_.clear();
   std::size_t offset = 0;
@@ -150,7 +151,7 @@ void ChunkTask::count_peers() {
       peers_[parcel.lane - step().first_lane + i] += 1;
 }
 
-/// Those of a lane, by rank.
+/// The received messages of a shard, by rank.
 std::span<const Received> ChunkTask::received(std::size_t lane) const {
   return {std::ranges::lower_bound(received_, lane, {}, &Received::lane),
           std::ranges::upper_bound(received_, lane, {}, &Received::lane)};
@@ -164,7 +165,7 @@ std::size_t ChunkTask::make_message(std::size_t lane, ByteSpan space) {
   return messages_.forward(this->lane(lane), received(lane).front(), space, peers);
 }
 
-// One behind the other, as they are sent together.
+// Creates contiguous messages, because they are sent together.
 void ChunkTask::make_messages() {
   own_.clear();
   count_peers();
@@ -182,7 +183,7 @@ ConstByteSpan ChunkTask::own_message(const Parcel& parcel) const {
   return {own_[first].data(), last.data() + last.size()};
 }
 
-/// Of a parcel's lanes.
+/// Total capacity of a message's shards.
 std::size_t ChunkTask::capacity(const Parcel& parcel) const {
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < parcel.lanes; ++i)
@@ -190,14 +191,15 @@ std::size_t ChunkTask::capacity(const Parcel& parcel) const {
   return bytes;
 }
 
-/// Whether messages of one exchange have different capacities.
+/// True if messages of an exchange have different capacities.
 bool ChunkTask::lanes_differ() const {
   return std::ranges::any_of(step().receives, [&](const Parcel& parcel) {
     return capacity(parcel) != capacity(step().receives.front());
   });
 }
 
-// A device sends as many bytes as others expect: where lanes differ, each its own.
+// A device sends exactly the expected number of bytes. If shards differ, each message has its own
+// size.
 void ChunkTask::start_messages() {
   sends_.clear();
   receives_.clear();
@@ -228,7 +230,7 @@ void ChunkTask::finish_step() {
 void ChunkTask::collect() {
   received_.clear();
   for (const Parcel& parcel : step().receives) {
-    const bool own = parcel.peer == context_->rank;  // the last of those that are sent
+    const bool own = parcel.peer == context_->rank;  // the last of the sent messages
     ConstByteSpan rest = own ? own_message(step().sends.back()) : handle_.received(parcel.peer);
     for (std::size_t left = parcel.lanes, i = parcel.lane; left > 0; --left, i += parcel.apart) {
       const Received message{i, lane(i).maker.value_or(parcel.peer), rest};

@@ -1,4 +1,5 @@
-// Carries a chunk through the steps of its schedule: make messages, send them, take what came.
+// Runs a chunk through the steps of its schedule: create messages, send them, and handle received
+// messages.
 #pragma once
 
 #include "comm/collectives/messages.h"
@@ -14,35 +15,34 @@
 
 namespace tersor {
 
-/// Carries one chunk at a time; then another one. Whoever drives it calls `advance` whenever
-/// `can_advance`, or `tick`. Buffers grow to what `prepare` is given and then stay.
+/// Runs chunks, one at a time. The driver calls `advance` whenever `can_advance`, or calls `tick`.
+/// Buffers grow to the size needed by `prepare` and never shrink.
 class ChunkTask {
  public:
-  /// Makes the buffers large enough for a plan.
+  /// Allocates buffers for a plan.
   void prepare(Transport& transport, const ChunkPlan& plan);
 
-  /// Binds a chunk; its operations use the tags from `tag` on, one a step. Context and plan outlive
-  /// the task.
+  /// Starts a chunk with the tags from `tag`, one per step. Context and plan must outlive the task.
   void start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag);
 
-  /// True while messages of it are under way.
+  /// True while messages of the chunk are under way.
   bool on_wire() const { return handle_.valid(); }
   bool done() const { return plan_ == nullptr; }
   bool followed() const { return plan_->followed; }
-  /// True where nothing remains but to decode: other chunks' sends go first.
+  /// True if only decoding remains: sends of other chunks go first.
   bool only_decodes() const { return on_wire() && next_busy(step_ + 1) == plan_->schedule->size(); }
-  /// That of what is under way.
+  /// The transport of the operation under way.
   Transport& transport() const;
 
-  /// True where `advance` has work to do, because what it waited for is there.
+  /// True if `advance` has work to do, because the awaited messages have arrived.
   bool can_advance() { return !done() && (!on_wire() || handle_.test()); }
-  /// Takes what came in one step and begins the next in which this rank has a part.
+  /// Handles the received messages of a step and begins the next step with work for this rank.
   void advance();
-  /// For transports that queue. One tick goes by for each step, one more after the last; each takes
-  /// what the tick before began and begins a step, so that ranks begin what they share in one
-  /// order.
+  /// For queueing transports. Each step takes a tick, and the last step takes another tick. Each
+  /// tick handles the messages of the previous tick and begins a step. All ranks therefore begin
+  /// shared operations in the same order.
   void tick();
-  /// Forgets the chunk, after an error.
+  /// Drops the chunk after an error.
   void drop();
 
  private:
@@ -74,18 +74,18 @@ class ChunkTask {
   Messages messages_;
   const ChunkPlan* plan_ = nullptr;
   std::uint32_t tag_ = 0;
-  std::size_t step_ = 0;  ///< under way, or the next
+  std::size_t step_ = 0;  ///< current or next step
   bool ticked_ = false;
   Handle handle_;
-  Handle kept_;  ///< of the messages that the next step reduces
-  /// What even steps made, and odd ones: messages, or bare values.
+  Handle kept_;  ///< of the messages reduced by the next step
+  /// The results of even and odd steps: messages or raw values.
   std::array<std::shared_ptr<Buffer>, 2> made_ = {std::make_shared<Buffer>(),
                                                   std::make_shared<Buffer>()};
-  std::array<Block, 2> blocks_;  ///< instead, of transports that have some
+  std::array<Block, 2> blocks_;  ///< used instead, if the transport has blocks
   Buffer workspace_, kept_memory_;
-  std::vector<ConstByteSpan> own_;  ///< messages of the step's lanes
-  std::vector<int> peers_;          ///< how many other ranks each goes to
-  std::vector<Received> received_;  ///< in the order of lanes, then ranks
+  std::vector<ConstByteSpan> own_;  ///< messages of the step's shards
+  std::vector<int> peers_;          ///< number of other ranks receiving each message
+  std::vector<Received> received_;  ///< ordered by shard, then by rank
   std::vector<SendTo> sends_;
   std::vector<ReceiveFrom> receives_;
   std::vector<ValueSpan> parts_;

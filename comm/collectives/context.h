@@ -1,4 +1,4 @@
-// What the steps of one exchange share, and what they count.
+// The state shared by the steps of an exchange, and the counters.
 #pragma once
 
 #include "comm/collectives/plan.h"
@@ -17,36 +17,36 @@ namespace tersor {
 
 class Hierarchy;
 
-/// What was done for one slot since the counters were last cleared. Seconds and bytes of a frame
-/// are shared out among its slots by their counts.
+/// Work done for a slot since the counters were last cleared. Seconds and bytes of a frame are
+/// divided among the frame's slots in proportion to the counts.
 struct SlotCounters {
   std::uint64_t sent_bytes = 0;
   double encode_seconds = 0;
   double decode_seconds = 0;
 };
 
-/// Everything that is fixed while an exchange runs.
+/// All properties fixed during an exchange.
 struct ExchangeContext {
   Transport* transport = nullptr;
-  Transport* adder = nullptr;  ///< sums bare values: the transport, or one of its splits
+  Transport* adder = nullptr;  ///< sums raw values: the transport or a split of it
   int rank = 0;
   int ranks = 1;
-  Grid grid = {};                        ///< of all ranks, where there is no hierarchy
-  const Hierarchy* hierarchy = nullptr;  ///< null: all ranks exchange with all
+  Grid grid = {};                        ///< of all ranks, if there is no hierarchy
+  const Hierarchy* hierarchy = nullptr;  ///< null: all ranks exchange with all ranks
   std::span<const Slot> slots;
-  std::string_view name;  ///< of the operation, for messages
+  std::string_view name;  ///< of the operation, for error texts
   std::uint64_t signature = 0;
   std::uint64_t seed = 0;
-  std::uint32_t step = 0;                 ///< where there are no words
+  std::uint32_t step = 0;                 ///< used without `words`
   const StateWords* words = nullptr;      ///< null: stateless
-  Reduction reduction = Reduction::kSum;  ///< a mean is divided where it is added (Lane::shares)
+  Reduction reduction = Reduction::kSum;  ///< a mean is divided during addition (Lane::shares)
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Threads* threads = nullptr;
   std::size_t whole_bytes = 0;    ///< of native sums whose order is left to the transport
   Memory memory = Memory::kHost;  ///< of all values, states, words and messages
-  // On a device: where everything is queued, where damaged frames are reported, where overflows are
-  // counted, and whether only one chunk is under way.
+  // On a device: the stream for all work, the report of damaged frames, and the overflow counter.
+  // `in_order` is true if only a single chunk is under way.
   StreamView stream = {};
   FrameFault* fault = nullptr;
   std::uint64_t* device_overflows = nullptr;
@@ -57,15 +57,15 @@ struct ExchangeContext {
   }
   unsigned thread_count() const { return threads == nullptr ? 1 : threads->count(); }
   bool on_device() const { return memory == Memory::kDevice; }
-  /// The library below does all on the device, and adds in an order of its own.
+  /// True if the library below runs everything on the device and adds in its own order.
   bool queues() const { return on_device() && transport->traits().queues; }
 
-  std::vector<SlotCounters> counters = {};  ///< one a slot
+  std::vector<SlotCounters> counters = {};  ///< one per slot
   std::uint64_t overflows = 0;
-  TraceRing* trace = nullptr;  ///< of what is done on the host, where it is asked for
+  TraceRing* trace = nullptr;  ///< of host work, if requested
 };
 
-/// What brackets the operations of a call on a device.
+/// The bracket of a device call's operations.
 inline Operation bracket_of(const ExchangeContext& context) {
   return {.name = context.name,
           .signature = context.signature,
@@ -79,7 +79,7 @@ inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// What a call's options ask for, or the transport.
+/// The chunk length from the call's options, by default from the transport.
 inline std::size_t chunk_count_of(const Transport& transport, std::size_t wanted) {
   return wanted != 0 ? wanted : transport.traits().chunk_count;
 }

@@ -5,7 +5,7 @@
 namespace tersor {
 namespace {
 
-/// Where a rank's residual of so many values lies in the parameter, one range behind the other.
+/// The ranges of a rank's residual of `count` values in the parameter, in residual order.
 std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
   if (slot.encoded_shards.empty()) return {{slot.residual_first, count}};
   const std::size_t shard = count / slot.encoded_shards.size();
@@ -15,8 +15,9 @@ std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
   return ranges;
 }
 
-/// Calls `take(values, residuals, count)` for each part of a residual of so many values that lies
-/// in the first `known` values of its parameter: where it lies there, and in the residual.
+/// Calls `take(first, offset, count)` for each part of a residual. The part starts at index `first`
+/// of the parameter and at index `offset` of the residual. Only values among the first `known` of
+/// the parameter count.
 template <typename Take>
 void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const Take& take) {
   std::size_t offset = 0;

@@ -1,6 +1,6 @@
-// What a rank keeps by error feedback as one residual: an owner's, which is of a part that other
-// ranks would share in another way, folded into the sender's. For checkpoints that fit any ranks,
-// and for ranks that go on without some.
+// Folds the owner's residual into the sender's residual. The owner's parts depend on the number of
+// ranks, but the folded residual does not. Used for checkpoints valid for any number of ranks, and
+// for continuing without lost ranks.
 #pragma once
 
 #include "comm/collectives/planner.h"
@@ -11,31 +11,31 @@
 
 namespace tersor {
 
-/// Of one parameter, as a rank keeps them.
+/// The residuals of a parameter on a rank.
 struct KeptResiduals {
-  std::span<const float> sender;  ///< of what it encodes: from Slot::residual_first on, or shards
-  std::span<const float> owner;   ///< of Slot::owned, stage after stage
+  /// Residual of the encoded values, from Slot::residual_first or of the shards.
+  std::span<const float> sender;
+  std::span<const float> owner;  ///< of Slot::owned, stage by stage
 };
 
-/// Values of a parameter from `first` on, each of which counts for `unit` in the sum over ranks
-/// that a mean is made of.
+/// The values of a parameter from `first`. Each is expressed in multiples of `unit` of the
+/// undivided sum of a mean.
 struct FoldInto {
   std::span<float> values;
   std::size_t first = 0;
   float unit = 1;
 };
 
-/// Adds what a rank owes as an owner.
+/// Adds the owner's residual of a rank.
 void fold_owner(std::span<const float> owner, const Slot& slot, const Owed& owed,
                 const FoldInto& into);
 
-/// What a rank owes, at its places in a parameter of `count` values, without padding: in units of
-/// the sum over ranks that a mean is made of. Over ranks they add up to what all of them owe.
+/// The folded residual of a parameter of `count` values, without padding, in units of the undivided
+/// sum of a mean. The sum over ranks is the residual of all ranks.
 std::vector<float> folded(const KeptResiduals& own, const Slot& slot, const Owed& owed,
                           std::size_t count);
 
-/// Of a residual of the whole parameter the `count` values that a rank keeps as a sender; its
-/// padding has none.
+/// The `count` values of a whole residual kept by a rank as a sender; 0 in the padding.
 std::vector<float> residual_part(std::span<const float> whole, const Slot& slot, std::size_t count);
 
 }  // namespace tersor

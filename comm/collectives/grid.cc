@@ -10,9 +10,9 @@
 namespace tersor {
 namespace {
 
-constexpr int kMostDigit = 32;         // messages of a rank in one dimension
-constexpr double kLeastOwners = 0.9;   // of all places
-constexpr int kChunkInMessages = 512;  // its bytes take as long: at 6 Gbit/s and 3 us a message
+constexpr int kMostDigit = 32;         // messages of a rank in a dimension
+constexpr double kLeastOwners = 0.9;   // of all ranks
+constexpr int kChunkInMessages = 512;  // messages per chunk time, at 6 Gbit/s and 3 us per message
 
 double product(std::span<const int> digits) {
   return std::accumulate(digits.begin(), digits.end(), 1.0, std::multiplies<>());
@@ -39,15 +39,15 @@ void check_digits(std::span<const int> digits, int places) {
                         " ranks: at most all of them, and at least 9 in 10");
 }
 
-/// Messages of a rank, and what more the owners send to those in their group who own nothing: of
-/// each of these to 1 / width of it.
+/// The number of a rank's messages, plus the cost of sending results to group members without a
+/// shard. Each of these members receives 1 / width of a chunk from an owner.
 double effort(std::span<const int> digits, int places) {
   const double width = std::ranges::max(digits), groups = product(digits) / width;
   const double extras = std::ceil((places - product(digits)) / groups);
   return std::accumulate(digits.begin(), digits.end(), 0.0) + kChunkInMessages * extras / width;
 }
 
-/// Those of least effort, in falling order; nothing where none fit.
+/// The digits with the least effort, descending. Empty if none fit.
 std::vector<int> even_digits(int places, int dimensions, int most_digit) {
   if (dimensions == 1) return {std::min(places, most_digit)};
   std::vector<int> best;
@@ -149,7 +149,7 @@ LaneRange Grid::lanes_after(int place, int dimensions) const {
   return lanes;
 }
 
-// Those who own nothing join groups of the first dimension, one after the other.
+// Ranks without a shard join the groups of the first dimension in turn.
 int Grid::largest_group(int dimension) const {
   const int width = digits_[d(dimension)];
   if (dimension != 0) return width;

@@ -1,6 +1,6 @@
-// Ranks numbered by digits. A two-shot exchange goes dimension by dimension: in each, those that
-// differ in that digit alone reduce among them what the dimensions before left them, so that one
-// rank sends sum(p - 1) messages where it would be product(p) - 1 in one dimension.
+// Ranks as digits of a grid. A two-shot exchange runs dimension by dimension. In each dimension,
+// ranks differing only in that digit reduce the results of the earlier dimensions. A rank then
+// sends sum(p - 1) messages instead of product(p) - 1 in a single dimension.
 #pragma once
 
 #include "comm/collectives/parts.h"
@@ -16,7 +16,7 @@
 
 namespace tersor {
 
-/// Lanes that lie one behind the other.
+/// Contiguous shards.
 struct LaneRange {
   std::size_t first = 0;
   std::size_t count = 0;
@@ -24,50 +24,49 @@ struct LaneRange {
   bool operator==(const LaneRange&) const = default;
 };
 
-/// What one rank owns of a parameter after each dimension of a grid; each within the one before.
+/// A rank's owned ranges of a parameter after each dimension of a grid; each contains the next.
 struct OwnedRanges {
   static constexpr std::size_t kMostStages = 3;
   std::array<Range, kMostStages> stages = {};
 
-  /// Of all of them, one behind the other.
+  /// Total count of all stages.
   std::size_t count() const { return offset(kMostStages); }
-  /// Where the values of a stage lie among them.
+  /// Offset of a stage's values among all stages.
   std::size_t offset(std::size_t stage) const;
 };
 
-/// What a mean is divided by after each dimension of a grid; and by 1 when all was added.
+/// The divisors of a mean after each dimension of a grid; the last is 1.
 using Shares = std::array<float, OwnedRanges::kMostStages + 1>;
 
-/// "4 x 4".
+/// Formats digits: "4 x 4".
 std::string text_of(std::span<const int> digits);
 
-/// Places 0 … n - 1, of which the first p1 · p2 · … own a lane each. The first digit of a place
-/// varies fastest, so that neighbours exchange the long messages of the first dimension. Places
-/// beyond the product join a group of the first dimension, where they send and get, but own
-/// nothing.
+/// A grid of group ranks 0 … n - 1. The first p1 · p2 · … ranks own a shard each. The first digit
+/// of a rank varies fastest, so neighbours exchange the long messages of the first dimension. Ranks
+/// beyond the product join a group of the first dimension: they send and receive, but own nothing.
 class Grid {
  public:
   static constexpr int kMostDimensions = static_cast<int>(OwnedRanges::kMostStages);
 
-  /// Nobody; and one dimension of all places.
+  /// An empty grid, and a single dimension of all ranks.
   Grid() = default;
   explicit Grid(int places) : Grid({&places, 1}, places) {}
-  /// Throws InvalidArgument for more than three digits, one below 2 (below 1 where there is only
-  /// one), or a product that is above the number of places or below 9/10 of it.
+  /// Throws InvalidArgument for more than three digits, for a digit below 2 (in a single dimension:
+  /// below 1), and for a product above the number of ranks or below 9/10 of the number.
   Grid(std::span<const int> digits, int places);
-  /// Of the first `owners` places, in one dimension, whatever the number of the others.
+  /// A single dimension of the first `owners` ranks, for any number of other ranks.
   static Grid owned_by_first(int owners, int places);
-  /// Of these digits; the standard one where there are none. Throws InvalidArgument where they have
-  /// more dimensions than the bound allows (see below).
+  /// A grid of the given digits, by default the standard grid. Throws InvalidArgument if there are
+  /// more dimensions than the error bound allows (see most_dimensions).
   static Grid of(std::span<const int> digits, int places,
                  double error_growth = kDefaultErrorGrowth);
-  /// The fewest dimensions whose digits are at most 32, as equal as they can be; of the most that
-  /// the bound allows, longer ones.
+  /// The fewest dimensions with digits up to 32, as equal as possible. If the error bound prevents
+  /// this, uses the allowed dimensions with larger digits.
   static Grid standard(int places, double error_growth = kDefaultErrorGrowth);
-  /// Those of any number of dimensions that may be quicker: up to 32 places only one.
+  /// Possibly faster grids with any number of dimensions. Up to 32 ranks, only a single dimension.
   static std::vector<Grid> worth_trying(int places, double error_growth = kDefaultErrorGrowth);
-  /// The most dimensions d of which (1 + d) / 2 is within the bound. Throws InvalidArgument for a
-  /// bound below 1.
+  /// The largest number of dimensions d with (1 + d) / 2 within the bound. Throws InvalidArgument
+  /// for a bound below 1.
   static int most_dimensions(double error_growth);
 
   int places() const { return places_; }
@@ -75,7 +74,7 @@ class Grid {
   int dimensions() const { return static_cast<int>(digits_.size()); }
   std::span<const int> digits() const { return digits_; }
   bool owns(int place) const { return place < owners_; }
-  /// Everybody exchanges with everybody.
+  /// True if all ranks exchange with all ranks.
   bool is_direct() const { return dimensions() == 1 && owners_ == places_; }
 
   std::size_t most_lanes_of_chunk() const {
@@ -83,27 +82,28 @@ class Grid {
                              : lanes_of_grid_chunk(static_cast<std::size_t>(owners_));
   }
 
-  /// With whom a place exchanges in a dimension, ascending, itself among them; the first
-  /// digits()[d] of them own something. Nobody where the place has no part in it.
+  /// The ranks a rank exchanges with in a dimension, ascending, including itself. The first
+  /// digits()[d] of them own values. Empty if the rank does not take part.
   std::vector<int> group(int place, int dimension) const;
-  /// The lanes that a place holds the sums of after so many dimensions: all, at last its own.
+  /// The shards whose sums a rank holds after `dimensions` dimensions: first all, finally its own.
   LaneRange lanes_after(int place, int dimensions) const;
 
-  /// Of a mean of `ranks`, whose values these places add: in each dimension by as many as are added
-  /// there, at most, so that no sum is larger than what is added; in the last by what is left.
+  /// The divisors of a mean over `ranks` ranks, for values added on this grid. Each dimension
+  /// divides by the largest number of addends, so no sum exceeds its largest addend. The last
+  /// dimension divides by the remaining factor.
   Shares shares(float ranks) const;
 
-  /// Which part of a parameter a lane is: digits rotate with the parameter's index.
+  /// The part of a parameter in a shard. Digits rotate with the parameter's index.
   int part(std::size_t lane, std::uint32_t parameter) const;
-  /// The values of a lane, of those in `whole`, which begins at a multiple of the unit.
+  /// The values of a shard within `whole`, which begins at a multiple of the unit.
   Range lane_range(Range whole, std::size_t lane, std::uint32_t parameter, std::size_t unit) const;
-  /// The values that a place owns after each dimension.
+  /// The values a rank owns after each dimension.
   OwnedRanges owned(Range whole, int place, std::uint32_t parameter, std::size_t unit) const;
 
  private:
-  /// Of dimensions before d.
+  /// Product of the digits before a dimension.
   int stride(int dimension) const;
-  /// Members of the largest group of a dimension.
+  /// Size of the largest group of a dimension.
   int largest_group(int dimension) const;
   int digit(int place, int dimension) const {
     return place / stride(dimension) % digits_[d(dimension)];

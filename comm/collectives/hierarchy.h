@@ -1,4 +1,4 @@
-// Hosts of a hierarchical collective, and what its ranks agree about.
+// The hosts of a hierarchical collective, and the agreement of ranks about them.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -15,21 +15,22 @@
 
 namespace tersor {
 
-/// Whether the owners of a shard may have to add bare values, for which they need a split.
+/// kAny: the owners of a host shard may add raw values and need a split.
 enum class Between : std::uint8_t { kFrames, kAny };
 
-/// Groups, the codec within a host, and the split of the transport on which the owners of a shard
-/// add bare values. Made once and used for all exchanges.
+/// The host groups, the codec within hosts, and the split for adding raw values between the owners
+/// of a host shard. Created once and used for all exchanges.
 class Hierarchy {
  public:
-  /// All ranks call it with equal groups, of which there are at least two hosts.
+  /// Collective, with equal groups on all ranks and at least two hosts.
   Hierarchy(Transport& transport, HostGroups groups, std::shared_ptr<const Codec> codec,
             Between between = Between::kAny);
 
   const HostGroups& groups() const { return groups_; }
   const Codec& codec() const { return *codec_; }
   Between between() const { return between_; }
-  /// The owners of this rank's shard; null where it has none, or they add no bare values.
+  /// The owners of this rank's host shard. Null if the rank owns none or if no raw values are
+  /// added.
   Transport* owners() const { return owners_.get(); }
 
  private:
@@ -39,45 +40,46 @@ class Hierarchy {
   std::unique_ptr<Transport> owners_;
 };
 
-/// The hosts that ranks are to go by.
+/// The hosts of a hierarchical call.
 struct Hosts {
   std::shared_ptr<const Codec> codec;  ///< within a host
-  bool is_one = false;                 ///< so that the codec is that of all
-  std::optional<HostGroups> groups;    ///< none for one host, nor for hosts of one rank each
+  bool is_one = false;  ///< True for a single host, whose codec then applies to all ranks
+  std::optional<HostGroups> groups;  ///< empty for a single host and for hosts with one rank each
 };
 
-/// Hosts as they are named, or where none are, as the transport found them; of codec and
-/// error_growth: CollectiveOptions. Throws InvalidArgument for a codec that is none of a host's.
+/// The named hosts, by default the hosts known to the transport. See CollectiveOptions for codec
+/// and error_growth. Throws InvalidArgument for a codec unsuitable within hosts.
 Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std::string_view codec,
                  double error_growth);
 
-/// The hierarchy that a slot goes by; null where there is none, or where it is a reduce-scatter and
-/// hosts have unequal numbers of ranks.
+/// The hierarchy of a slot. Null without a hierarchy and for a reduce-scatter over unequal hosts.
 const Hierarchy* hierarchy_of(const ExchangeContext& context, const Slot& slot);
 
-/// How many ranks exchange a slot's encoded values: all, or the owners of a shard.
+/// The number of ranks exchanging a slot's encoded values: all ranks, or the owners of a host
+/// shard.
 int encoding_ranks(const ExchangeContext& context, const Slot& slot);
 
-/// What a rank encodes of a slot that is added, and what it owns in a two-shot allreduce of it.
+/// The values a rank encodes of an added slot, and the owned values in a two-shot allreduce.
 StateRanges state_ranges(const ExchangeContext& context, const Slot& slot, int rank);
 
-/// Who adds bare values: the transport, or its split of the owners of this rank's shard.
+/// The transport for adding raw values: the whole transport, or the split of the host shard's
+/// owners.
 Transport* adder_of(const ExchangeContext& context);
 
-/// What this rank sent by the transport, and by that split.
+/// The bytes this rank sent through the transport and the split.
 std::uint64_t sent_bytes(const ExchangeContext& context);
 
-/// Part of the signature of whatever goes through such a hierarchy.
+/// Adds a hierarchy to the signature's fields.
 void add_groups(Fields& fields, const HostGroups& groups, std::string_view host_codec);
 
-/// The same of a grid; one dimension of all ranks adds nothing.
+/// Adds a grid to the signature's fields. A single dimension of all ranks adds nothing.
 void add_grid(Fields& fields, const Grid& grid);
 
-/// Throws InvalidArgument where hosts have unequal numbers of ranks; `what` goes by them.
+/// Throws InvalidArgument if hosts have unequal numbers of ranks. `what` names the operation.
 void check_even(const HostGroups& groups, std::string_view what);
 
-/// Throws TransportError on all ranks where their signatures differ: before splits are made of
-/// groups that do not fit each other.
+/// Throws TransportError on all ranks if signatures differ. Called before splitting, because splits
+/// of mismatched groups would fail.
 void agree(Transport& transport, const ExchangeContext& context);
 
 }  // namespace tersor

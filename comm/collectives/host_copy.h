@@ -1,4 +1,4 @@
-// Values of a device on the host and back: for checkpoints and statistics, which may wait.
+// Copies values between device and host, for checkpoints and statistics. May block.
 #pragma once
 
 #include <tersor/span.h>
@@ -11,8 +11,8 @@
 
 namespace tersor {
 
-/// Host values as they are, or a copy of a device's as they stand once all that is queued on
-/// `stream` is done: waits for that.
+/// Host values unchanged, or a host copy of device values. A copy waits for the work queued on
+/// `stream`.
 class HostCopy {
  public:
   HostCopy(ConstValueSpan values, StreamView stream);
@@ -23,8 +23,9 @@ class HostCopy {
   ConstValueSpan values_;
 };
 
-/// f32, bf16 or f16 values of either memory as floats; and floats times `factor` as values. What
-/// lies on a device is read and written in the order of `stream`, and waited for.
+/// to_floats converts f32, bf16 or f16 values of either memory to floats. from_floats converts
+/// floats times `factor` to values. Device memory is accessed in the order of `stream`, and both
+/// functions wait.
 std::vector<float> to_floats(ConstValueSpan values, StreamView stream);
 void from_floats(std::span<const float> floats, float factor, ValueSpan values, StreamView stream);
 

@@ -1,8 +1,8 @@
-// Ranks grouped by host, and what each of them owns in a hierarchical collective.
+// Ranks grouped by host, and each rank's values in a hierarchical collective.
 //
-// A parameter is cut into *shards*, as many as the host of fewest ranks has: the rank at place j
-// among its *neighbours* (the ranks of its host) owns shard j there. The owners of one shard, one a
-// host, exchange it between the hosts.
+// A parameter is cut into *host shards*, one per rank of the smallest host. On each host, local
+// rank j owns host shard j. The owners of a host shard, one per host, exchange it between hosts. A
+// rank's *neighbours* are the ranks of its host.
 #pragma once
 
 #include "comm/collectives/grid.h"
@@ -15,7 +15,7 @@
 
 namespace tersor {
 
-/// What one rank encodes of a parameter, and what it owns in a two-shot allreduce.
+/// The values a rank encodes of a parameter, and the owned values in a two-shot allreduce.
 struct StateRanges {
   Range encoded;
   OwnedRanges owned;
@@ -23,48 +23,48 @@ struct StateRanges {
 
 class HostGroups {
  public:
-  /// hosts[r] is the host of rank r; any numbers, equal ones share a host. Throws InvalidArgument
-  /// where there is not one for each rank. Of error_growth: CollectiveOptions.
+  /// hosts[r] is the host of rank r: arbitrary numbers, equal for ranks of a host. Throws
+  /// InvalidArgument unless there is a number per rank. See CollectiveOptions for error_growth.
   HostGroups(std::span<const int> hosts, int ranks, double error_growth = kDefaultErrorGrowth);
 
   int ranks() const { return static_cast<int>(host_of_.size()); }
   int hosts() const { return static_cast<int>(members_.size()); }
   int shards() const { return shards_; }
-  /// Of the host that has most.
+  /// Ranks of the largest host.
   int most_ranks() const { return most_ranks_; }
-  /// Whether each host has as many ranks as any other.
+  /// True if all hosts have equally many ranks.
   bool even() const { return hosts() * shards_ == ranks(); }
-  /// Hosts by rank, numbered from 0 by their lowest ranks.
+  /// Host of each rank, numbered from 0 in the order of the lowest ranks.
   std::span<const int> numbers() const { return host_of_; }
 
-  /// Ranks, host behind host.
+  /// All ranks, ordered by host.
   std::vector<int> by_host() const;
-  /// The ranks of a rank's host, ascending, itself among them.
+  /// The ranks of a rank's host, ascending, including the rank.
   const std::vector<int>& neighbours(int rank) const;
   int place(int rank) const;
-  /// The owners of a shard, ascending, one a host.
+  /// The owners of a host shard, ascending, one per host.
   std::vector<int> owners(int shard) const;
-  /// Whether a rank owns a shard that it exchanges with other hosts.
+  /// True if a rank owns a host shard exchanged with other hosts.
   bool encodes(int rank) const { return hosts() > 1 && place(rank) < shards_; }
 
-  /// How the owners of a shard exchange it.
+  /// The grid for exchanging a host shard among its owners.
   const Grid& grid() const { return grid_; }
 
-  /// Of a codec whose segments are cut at multiples of `unit`.
+  /// The ranges for a codec whose segments are cut at multiples of `unit`.
   StateRanges state_ranges(std::size_t count, int rank, std::uint32_t parameter,
                            std::size_t unit) const;
-  /// Of a reduce-scatter: how many values a rank encodes, and where the first shard of these lies.
+  /// The encoded values of a reduce-scatter: the start of the first shard, and the count.
   Range scattered(std::size_t count, int rank) const;
 
  private:
   std::vector<int> host_of_;
-  std::vector<std::vector<int>> members_;  // of each host
+  std::vector<std::vector<int>> members_;  // by host
   int shards_ = 0;
   int most_ranks_ = 0;
   Grid grid_;
 };
 
-/// Where a value stands in an ascending list that holds it.
+/// The index of a value in an ascending list. The list must contain the value.
 int index_in(std::span<const int> ascending, int value);
 
 }  // namespace tersor

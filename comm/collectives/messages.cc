@@ -30,7 +30,7 @@ SegmentState sender_part(const Slot& slot, Range range, int ranks) {
   return state_part(slot.residual, {first, range.count});
 }
 
-// The sum of a host lies apart where the values are none to write to.
+// A host's sum is stored separately if the values are read-only.
 ConstValueSpan input_part(const Lane& lane, const Slot& slot, Range range) {
   if (lane.carried == Carried::kOfHost && !slot.host_sum.empty()) return part(slot.host_sum, range);
   return slot.input.subspan(range.first, range.count);
@@ -42,7 +42,7 @@ ValueSpan output_part(const Lane& lane, const Slot& slot, Range range) {
   return slot.output.subspan(range.first - slot.output_first, range.count);
 }
 
-// The owner's residuals begin where its own part of the parameter does, one stage behind the other.
+// The owner's residuals start at the owned part of the parameter, stage by stage.
 SegmentState owner_part(const Slot& slot, Range range, std::size_t stage) {
   const std::size_t first = range.first - slot.owned.stages[stage].first;
   return state_part(slot.owner, {slot.owned.offset(stage) + first, range.count});
@@ -83,7 +83,8 @@ void Messages::gather_outputs(const Lane& lane, const FramePlan& frame) {
     outputs_.push_back(output_part(lane, context_->slots[piece.slot], piece.range));
 }
 
-// Takes the next frame out of each message; the codec checks it, this only finds where it ends.
+// Takes the next frame from each message. Only finds the end of the frame: the codec checks the
+// frame.
 void Messages::next_frames(const FramePlan& frame, std::span<const Received> messages) {
   frames_.clear();
   for (std::size_t i = 0; i < messages.size(); ++i) try {
@@ -102,8 +103,8 @@ void Messages::throw_damaged(int rank, const WireError& error) const {
                   ": the frame of rank " + std::to_string(rank) + ": " + error.what());
 }
 
-// A codec knows no ranks. Where it refuses the frames, each is read alone to find whose is at
-// fault; what that leaves in the outputs does not matter any more.
+// Codecs do not know ranks. If a codec refuses the frames, each frame is read alone to find the
+// damaged one. The outputs are invalid in any case.
 template <typename Read>
 void Messages::read_frames(std::span<const Received> messages, const Read& read) {
   try {
@@ -118,7 +119,7 @@ void Messages::read_frames(std::span<const Received> messages, const Read& read)
   }
 }
 
-// A sender's, and an owner's after each reduction.
+// Distinct for the sender and for the owner after each reduction.
 RandomSource Messages::random(const Lane& lane, std::size_t stage) const {
   const auto place = static_cast<std::uint32_t>(lane.place);
   return {.key = kernels::noise_key(context_->seed, place, static_cast<std::uint32_t>(stage)),
@@ -143,7 +144,7 @@ Execution Messages::execution(const FramePlan& frame) const {
   return execution;
 }
 
-// Of a device only queueing was timed: that is not counted.
+// Ignores times of a device, because they only cover queueing.
 void Messages::count_time(const FramePlan& frame, Traced work, Clock::time_point begin,
                           Clock::time_point end) {
   if (context_->on_device()) return;
@@ -178,7 +179,7 @@ void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers)
         static_cast<std::uint64_t>(each * static_cast<double>(piece.range.count));
 }
 
-// A device counts its own.
+// A device counts overflows itself.
 void Messages::count_overflows() {
   if (context_->on_device()) return;
   const std::uint64_t before = context_->words == nullptr ? 0 : context_->words->overflows;
@@ -233,7 +234,7 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
   return offset;
 }
 
-// What is passed on damaged would be found by others, who would name the wrong rank.
+// Checks before forwarding, because later receivers would blame the wrong rank.
 void Messages::check_checksum(ConstByteSpan frame, int rank) const {
   if (context_->on_device() || context_->checksum == Checksum::kOff) return;
   try {
@@ -338,8 +339,8 @@ void Messages::decode(const Lane& lane, std::span<const Received> messages, std:
   }
 }
 
-// The factor is in the values that are sent: nothing is left of it for `decode_native`. Lanes are
-// about equally long, and often short: one look at the clock for all.
+// The factor is applied to the sent values, so `decode_native` needs none. Shards have similar
+// lengths and are often short, so a single time measurement covers all.
 void Messages::encode_native(std::span<const Lane> lanes, std::span<const ValueSpan> values) {
   const auto start = Clock::now();
   for (std::size_t i = 0; i < lanes.size(); ++i)

@@ -1,6 +1,6 @@
-// Encodes lanes into messages and decodes messages into slots: the codec's calls, made ready.
-// A message is a lane's frames, one behind the other, each at a multiple of 16 bytes. On a device,
-// where nobody waits to learn how long a frame became, each takes the room of its capacity.
+// Encodes shards into messages and decodes messages into slots by preparing the codec's calls. A
+// message holds a shard's frames, each at a multiple of 16 bytes. On a device, each frame occupies
+// its capacity, because the host does not wait for actual lengths.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -11,52 +11,52 @@
 
 namespace tersor {
 
-/// A lane's message, and the rank that made it.
+/// A shard's message, and the rank that encoded the message.
 struct Received {
   std::size_t lane = 0;
   int rank = 0;
   ConstByteSpan bytes = {};
 };
 
-/// Makes the codec's calls of one chunk at a time. Keeps its arrays, so that a second chunk of the
-/// same shape allocates nothing.
+/// Makes the codec's calls for a chunk at a time. Keeps its arrays, so a second chunk of the same
+/// shape allocates nothing.
 class Messages {
  public:
-  /// Whose calls are to be made from now on, and with what memory: scratch, and what codecs of
-  /// several rounds remember of the chunk.
+  /// Sets the context and the memory for the next calls: scratch memory, and the round state of
+  /// codecs with several rounds.
   void bind(ExchangeContext& context, ByteSpan workspace, ByteSpan kept) {
     context_ = &context;
     workspace_ = workspace;
     kept_ = kept;
   }
-  /// Which round of the codecs the next calls belong to.
+  /// Sets the codec round of the next calls.
   void set_round(std::uint8_t round) { round_ = round; }
 
-  /// Encodes a lane's slots; returns the message's true bytes. `peers` is how many ranks it goes
-  /// to.
+  /// Encodes a shard's slots. Returns the actual bytes of the message. `peers` is the number of
+  /// destinations.
   std::size_t encode(const Lane& lane, ByteSpan message, int peers);
 
-  /// Adds the messages of a lane that this rank owns after so many reductions and encodes the sum.
-  /// Throws WireError that names the operation and the rank whose frame is damaged; so do those
-  /// below.
+  /// Adds the messages of an owned shard after `stage` reductions and encodes the sum. This
+  /// function and the following ones throw WireError with the operation and the rank of a damaged
+  /// frame.
   std::size_t reduce(const Lane& lane, std::span<const Received> messages, std::size_t stage,
                      ByteSpan sum, int peers);
 
-  /// Copies a message, whose checksums it checks.
+  /// Copies a message and checks the checksums.
   std::size_t forward(const Lane& lane, const Received& received, ByteSpan message, int peers);
 
-  /// Of a message of several lanes that of the first.
+  /// The first shard's message within a message of several shards.
   Received first_of(const Lane& lane, const Received& several) const;
 
-  /// Throws WireError where a message of rows is of other splits than this rank's: before anything
-  /// is decoded. On a device decoding finds out.
+  /// Throws WireError if a message of rows uses splits different from this rank's, before decoding.
+  /// On a device, decoding detects the mismatch.
   void check_splits(const Lane& lane, const Received& message) const;
 
-  /// Adds the messages of a lane, made after so many reductions, and assigns them to the slots'
-  /// outputs, or absorbs them.
+  /// Adds the messages of a shard after `stage` reductions and assigns the sum to the slots'
+  /// outputs, or absorbs the messages.
   void decode(const Lane& lane, std::span<const Received> messages, std::size_t stage, Take take);
 
-  /// Writes the bare values of lanes; and takes those of one when they are summed.
+  /// encode_native writes the raw values of shards. decode_native reads the sums of a shard.
   void encode_native(std::span<const Lane> lanes, std::span<const ValueSpan> values);
   void decode_native(const Lane& lane, ConstValueSpan values, Take take);
 
@@ -74,7 +74,7 @@ class Messages {
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
   RandomSource random(const Lane& lane, std::size_t stage) const;
   FrameIdentity identity(const Lane& lane) const;
-  /// Of what is added after so many reductions.
+  /// The factor for values added after `stage` reductions.
   float factor(const Lane& lane, std::size_t stage) const {
     return context_->reduction == Reduction::kMean ? 1.0f / lane.shares[stage] : 1.0f;
   }
@@ -82,13 +82,13 @@ class Messages {
   void encode_native(const Lane& lane, ValueSpan values);
   EncodeCall encode_call(const Lane& lane, const FramePlan& frame);
   DecodeCall decode_call(const Lane& lane, const FramePlan& frame, float factor);
-  /// The time from `begin` to `end` went into encoding, reducing or decoding a frame.
+  /// Counts the time from `begin` to `end` as encoding, reducing or decoding a frame.
   void count_time(const FramePlan& frame, Traced work, Clock::time_point begin,
                   Clock::time_point end);
   void trace(const FramePlan& frame, Traced work, Clock::time_point begin, double seconds_a_value);
   void count_bytes(const FramePlan& frame, std::size_t bytes, int peers);
   void count_overflows();
-  /// What a frame took from `start` on; the bytes from it to the next one.
+  /// Counts a written frame since `start`. Returns the bytes to the next frame.
   std::size_t count_written(const FramePlan& frame, ByteSpan target, Traced work,
                             Clock::time_point start, int peers);
   template <typename Read>
@@ -98,7 +98,7 @@ class Messages {
   ExchangeContext* context_ = nullptr;
   ByteSpan workspace_, kept_;
   std::uint8_t round_ = 0;
-  StateWords words_out_;  ///< of each call; only its counter is used
+  StateWords words_out_;  ///< of each call; only the counter is used
   std::vector<ConstValueSpan> inputs_;
   std::vector<ValueSpan> outputs_;
   std::vector<SegmentMemory> memories_;

@@ -1,6 +1,6 @@
-// Who owns which values of a parameter: parts in units of its codec (CodecTraits::unit), so that no
-// block of a codec and no counter of a random number is cut, and residuals stay where they are
-// however parameters are grouped into messages.
+// Ownership of a parameter's values. Parts are multiples of the codec's unit (CodecTraits::unit),
+// so no codec block and no random-number counter is split. Residuals keep their positions for any
+// grouping of parameters into messages.
 #pragma once
 
 #include <tersor/align.h>
@@ -13,28 +13,26 @@
 
 namespace tersor {
 
-inline constexpr std::size_t kUnit = CodecTraits{}.unit;  // values; of most codecs
+inline constexpr std::size_t kUnit = CodecTraits{}.unit;  // values; the unit of most codecs
 
-/// Where a parameter of `count` values is cut for such a codec: a matrix nowhere.
+/// The cut unit of a codec for a parameter of `count` values. A matrix is never cut.
 inline std::size_t unit_of(const Codec& codec, std::size_t count) {
   const CodecTraits traits = codec.traits();
   return traits.needs_shape ? std::bit_ceil(std::max(count, traits.unit)) : traits.unit;
 }
 
-/// A chunk is shared among its lanes; but where these are more, none becomes shorter than so: a
-/// message costs microseconds, whatever is in it (docs/algorithms.md#chunks).
+/// A chunk is divided among its shards. Beyond this number of shards, the shard length stays
+/// constant, because each message costs microseconds (docs/algorithms.md#chunks).
 inline constexpr std::size_t kLanesOfChunk = 32;
 
-/// On a grid lanes share messages, of which there are few on any number of ranks: chunks grow with
-/// the lanes to four times their length. Of very many lanes none becomes so short that frames'
-/// headers cost more than a few per cent.
+/// On a grid, shards share a few messages for any number of ranks. Chunks grow with the shards up
+/// to four times the length. The upper limit keeps the cost of frame headers at a few per cent.
 inline std::size_t lanes_of_grid_chunk(std::size_t lanes) {
   return std::clamp<std::size_t>(lanes / 4, 64, 512);
 }
 
-/// Values of each lane of a chunk. On a grid, where lanes are at most `longest`, there are two
-/// chunks at least, so that one's work hides behind the other's messages, unless lanes are shorter
-/// than 32 units.
+/// Values per shard of a chunk. On a grid with shards up to `longest`, there are at least two
+/// chunks to overlap work with messages, unless shards are shorter than 32 units.
 inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes, std::size_t unit = kUnit,
                                std::size_t most_lanes = kLanesOfChunk, std::size_t longest = 0) {
   std::size_t length = std::max<std::size_t>(chunk_count / std::min(lanes, most_lanes), 1);
@@ -58,25 +56,25 @@ inline Range part_range(std::size_t count, int part, int parts, std::size_t unit
   return {edge(part), edge(part + 1) - edge(part)};
 }
 
-/// The shard that a reduce-scatter leaves on `rank`, of ranks that get equal ones.
+/// The shard of `rank` after a reduce-scatter with equal shards.
 inline Range shard_range(std::size_t count, int rank, int ranks) {
   const std::size_t shard = count / static_cast<std::size_t>(ranks);
   return {static_cast<std::size_t>(rank) * shard, shard};
 }
 
-/// Which part of a parameter `rank` owns: owners rotate with the parameter's index.
+/// The part of a parameter owned by `rank`. Owners rotate with the parameter's index.
 inline int owned_part(int rank, int ranks, std::uint32_t parameter) {
   const auto shift = static_cast<int>(parameter % static_cast<std::uint32_t>(ranks));
   return (rank - shift + ranks) % ranks;
 }
 
-/// The values of a parameter that `rank` owns.
+/// The values of a parameter owned by `rank`.
 inline Range owned_range(std::size_t count, int rank, int ranks, std::uint32_t parameter,
                          std::size_t unit = kUnit) {
   return part_range(count, owned_part(rank, ranks, parameter), ranks, unit);
 }
 
-/// The same of a range that begins at a multiple of the unit.
+/// Like above, for a range starting at a multiple of the unit.
 inline Range owned_range(Range whole, int rank, int ranks, std::uint32_t parameter,
                          std::size_t unit = kUnit) {
   const Range owned = owned_range(whole.count, rank, ranks, parameter, unit);

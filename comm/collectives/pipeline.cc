@@ -6,7 +6,8 @@
 namespace tersor {
 namespace {
 
-constexpr std::chrono::microseconds kLongestDeafness{50};  // to all transports but one
+// Maximum time without polling the other transports.
+constexpr std::chrono::microseconds kLongestDeafness{50};
 
 }  // namespace
 
@@ -18,7 +19,7 @@ Pipeline::Pipeline(ExchangeContext& context) : context_(context) {
   active_.reserve(kWindow);
 }
 
-// Chunks take the last of the free tasks.
+// Chunks take tasks from the end of the list.
 void Pipeline::prepare(const ChunkPlan& chunk, std::size_t at_once) {
   const std::size_t first = free_.size() - std::min(free_.size(), at_once);
   for (std::size_t i = first; i < free_.size(); ++i) free_[i]->prepare(*context_.transport, chunk);
@@ -46,7 +47,7 @@ bool Pipeline::start_next() {
   return true;
 }
 
-// The newest first: its message is what the wire does next while the older ones wait for theirs.
+// Starts with the newest chunk: the next message is sent while older chunks wait for messages.
 void Pipeline::tick() {
   if (!queue_.empty() && !free_.empty()) activate_next();
   for (std::size_t i = active_.size(); i-- > 0;) active_[i].task->tick();
@@ -67,7 +68,7 @@ void Pipeline::retire(std::size_t index) {
   if (finished.on_done) finished.on_done();
 }
 
-// Where splits differ the first chunk of all shows it, before anything is decoded.
+// If splits differ, the first chunk detects the mismatch before any decoding.
 bool Pipeline::in_turn(std::size_t index) const {
   return index == 0 || !active_[index - 1].task->followed();
 }
@@ -83,7 +84,7 @@ bool Pipeline::advance_where(bool only_decodes) {
   return false;
 }
 
-// What feeds the wire goes first: sums to be gathered, then new chunks; decoding last.
+// Work feeding the network goes first: sums to gather, then new chunks. Decoding goes last.
 bool Pipeline::advance() {
   if (!ticks()) return advance_where(false) || start_next() || advance_where(true);
   if (queue_.empty()) return false;
@@ -91,8 +92,8 @@ bool Pipeline::advance() {
   return true;
 }
 
-// A transport hears of its own messages only. Where some are under way on a part of it, that part
-// is waited for, and soon all others are looked after too.
+// A transport waits only for its own messages. If messages are under way on a split, waits on the
+// split, and polls the other transports soon after.
 void Pipeline::wait_activity(Clock::time_point until) {
   for (const Active& active : active_) {
     Transport& transport = active.task->transport();
@@ -107,7 +108,7 @@ void Pipeline::finish() {
     while (!idle() && ticks()) tick();
     while (!idle()) {
       if (advance()) continue;
-      // Handles keep their own deadlines: `can_advance` throws when one has passed.
+      // Handles have deadlines: `can_advance` throws after a deadline
       wait_activity(Clock::now() + kLongestWait);
     }
   } catch (...) {

@@ -1,9 +1,9 @@
-// Several chunks under way at once, so that encoding, wire and decoding overlap.
+// Several chunks under way at once, to overlap encoding, communication and decoding.
 //
-// Where a transport queues (TransportTraits::queues) nobody learns when something is done, so the
-// order of all work is fixed by *ticks*: with each, the next chunk encodes, the one before it
-// reduces, the one before that decodes. What a chunk waits for on its stream the wire did while the
-// chunks around it were worked at.
+// On queueing transports (TransportTraits::queues), the host never learns about completion. *Ticks*
+// therefore fix the order of all work. Each tick encodes the next chunk, reduces the previous chunk
+// and decodes the chunk before. The communication a chunk waits for overlaps with the work of the
+// neighbouring chunks.
 #pragma once
 
 #include "comm/collectives/chunk.h"
@@ -19,39 +19,40 @@
 
 namespace tersor {
 
-/// Without word of what may have moved: between two looks.
+/// Maximum time between two polls without a notification.
 inline constexpr std::chrono::milliseconds kLongestWait{50};
 
-/// Drives chunks in the order of submission. The order in which operations start may differ between
-/// ranks (tags tell them apart), the values do not depend on it; with ticks it is the same on all.
-/// One thread at a time.
+/// Runs chunks in the order of submission. Operations may start in different orders on different
+/// ranks, because tags identify them, and the values do not depend on the order. Ticks make the
+/// order equal on all ranks. Not thread-safe.
 class Pipeline {
  public:
-  /// `window` chunks under way hide what one of them computes; more cost memory.
+  /// Number of chunks under way: enough to hide the computation of a chunk. More chunks cost
+  /// memory.
   static constexpr unsigned kWindow = 4;
 
   explicit Pipeline(ExchangeContext& context);
 
-  /// Makes buffers for a chunk, so that running it allocates nothing where not more than
-  /// `at_once` chunks are under way.
+  /// Allocates buffers for a chunk. Running chunks then allocates nothing while at most `at_once`
+  /// chunks are under way.
   void prepare(const ChunkPlan& chunk, std::size_t at_once = kWindow);
 
-  /// Queues a chunk, which outlives the pipeline's work; all ranks in one order. `on_done` (may be
-  /// empty) runs on the driving thread.
+  /// Queues a chunk, in the same order on all ranks. The chunk must outlive its execution.
+  /// `on_done` (may be empty) runs on the driving thread.
   void submit(const ChunkPlan& chunk, std::function<void()> on_done = {});
 
   bool idle() const { return queue_.empty() && active_.empty(); }
-  /// Does one stage's work, if any is there to do. Returns false where all waits for the wire; with
-  /// ticks, where no chunk is left to begin.
+  /// Runs a stage, if possible. Returns false if all chunks wait for messages; with ticks, if no
+  /// chunk is left to begin.
   bool advance();
-  /// Blocks until something may have moved, or `until`.
+  /// Blocks until progress is possible or `until`.
   void wait_activity(Clock::time_point until);
-  /// Runs until all is done. Throws what ended it; the pipeline is empty then.
+  /// Runs until all chunks are done. On an error, empties the pipeline and rethrows.
   void finish();
-  /// Forgets everything, after an error.
+  /// Drops all chunks after an error.
   void drop();
 
-  /// In which at least one message was under way, until now; 0 with ticks.
+  /// The total time with at least one message under way; 0 with ticks.
   double wire_seconds() const;
 
  private:
@@ -81,8 +82,8 @@ class Pipeline {
   std::vector<Active> active_;  ///< oldest first
   std::deque<Entry> queue_;
   bool wire_busy_ = false;
-  bool followed_ = false;  ///< the chunk that was submitted last
-  std::uint32_t tag_ = 0;  ///< of that one
+  bool followed_ = false;  ///< True if the last submitted chunk is followed
+  std::uint32_t tag_ = 0;  ///< of the last submitted chunk
   Clock::time_point wire_since_;
   double wire_seconds_ = 0;
 };

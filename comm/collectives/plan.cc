@@ -1,4 +1,4 @@
-// Cuts slots into chunks; see plan.h.
+// Cuts slots into chunks. See plan.h.
 #include "comm/collectives/plan.h"
 
 #include <utility>
@@ -32,7 +32,7 @@ int lanes_of(Exchange last, const PlanContext& context) {
   return tersor::lanes_of(last, context.ranks, context.grid);
 }
 
-/// What of a slot travels in a lane.
+/// The range of a slot sent in a shard.
 Range lane_range(const PlanContext& context, const Slot& slot, Exchange last, int lane) {
   if (slot.collective == Collective::kReduceScatter && last != Exchange::kGather)
     return shard_range(slot.count, lane, context.ranks);
@@ -57,7 +57,7 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
   frame.rounds = std::move(plan.rounds);
 }
 
-/// `shares`: of those who exchange them.
+/// `shares`: the divisors for the ranks exchanging the shards.
 Lanes empty_lanes(const PlanContext& context, std::size_t count, const Shares& shares) {
   return Lanes(count, Lane{.contributions = static_cast<std::size_t>(context.ranks),
                            .place = context.place,
@@ -65,7 +65,7 @@ Lanes empty_lanes(const PlanContext& context, std::size_t count, const Shares& s
                            .shares = shares});
 }
 
-/// Where all is added at once.
+/// The divisors if all values are added at once.
 Shares shares_at_once(const PlanContext& context) { return Grid(1).shares(context.adds); }
 
 Shares shares_of(const PlanContext& context, Exchange last) {
@@ -81,13 +81,13 @@ Lanes sized(Lanes lanes, const PlanContext& context) {
   return lanes;
 }
 
-// The values of `range` from the chunk's own offset on, at most `step`.
+// At most `step` values of `range`, from the chunk's offset.
 Range cut(Range range, std::size_t offset, std::size_t step) {
   if (offset >= range.count) return {range.first + range.count, 0};
   return {range.first + offset, std::min(step, range.count - offset)};
 }
 
-/// Chunks whose lane l is a part of lanes[l]; at least one.
+/// Returns at least one chunk. Shard l of each chunk is a part of lanes[l].
 std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> lanes,
                              const Shares& shares, std::size_t chunk_count,
                              std::size_t most_lanes = kLanesOfChunk) {
@@ -101,7 +101,7 @@ std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> 
   return chunks;
 }
 
-// What a step makes may come of what lies where the one before made it.
+// Steps alternate between two buffers, because a step may read the messages of the preceding step.
 void make_room(ChunkPlan& chunk, std::size_t index) {
   const Step& step = (*chunk.schedule)[index];
   std::size_t bytes = 0;
@@ -119,7 +119,7 @@ void make_room(ChunkPlan& chunk, Lane& lane) {
   }
 }
 
-/// Of all lanes of a native step; one codec has them all.
+/// The dtype of all shards of a native step. The shards share a codec.
 Dtype bare_dtype(const ChunkPlan& chunk, const Step& step) {
   for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i)
     if (!chunk.lanes[i].frames.empty())

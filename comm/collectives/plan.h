@@ -1,9 +1,9 @@
-// What an exchange consists of, before anything moves: slots (parameters), cut into pieces, which
-// lie in frames, which make up the messages of a chunk.
+// The contents of an exchange: slots (parameters) are cut into pieces, pieces form frames, and
+// frames form the messages of a chunk.
 //
-// A chunk is what travels together, by one schedule. Its *lanes* are what is encoded, sent and
-// decoded as one: what one rank owns of it or, where nobody owns anything, all of it. A lane is a
-// list of frames, one for each codec and dtype in it.
+// A chunk is sent with one schedule. The *shards* of a chunk are units of encoding, sending and
+// decoding: the values owned by one rank or, without owners, all values. A shard is a list of
+// frames, one per codec and dtype.
 #pragma once
 
 #include "comm/collectives/parts.h"
@@ -23,37 +23,38 @@
 
 namespace tersor {
 
-/// A parameter, as an exchange sees it. Spans may be bound anew between exchanges.
+/// A parameter in an exchange. Spans may be bound again between exchanges.
 struct Slot {
   std::uint32_t parameter = 0;
   std::size_t count = 0;
-  std::uint64_t first_index = 0;  ///< of the slot's first value in its parameter
+  std::uint64_t first_index = 0;  ///< index of the slot's first value in the parameter
   std::size_t rows = 0;
   std::size_t columns = 0;
   Dtype dtype = Dtype::kF32;
   std::shared_ptr<const Codec> codec;
-  Algorithm algorithm = Algorithm::kAuto;  ///< chosen for this slot; kAuto: as for all
-  std::size_t chunk_count = 0;             ///< values, chosen for this slot; 0: as for all
-  std::size_t least_unit = 0;  ///< of its cuts, where codecs of other units may take its place
+  Algorithm algorithm = Algorithm::kAuto;  ///< algorithm of this slot; kAuto: the common algorithm
+  std::size_t chunk_count = 0;             ///< values, chosen for this slot; 0: the common length
+  std::size_t least_unit = 0;  ///< minimum cut unit, if codecs with other units may be substituted
   Collective collective = Collective::kAllreduce;
 
-  ConstValueSpan input = {};       ///< what this rank contributes
-  ValueSpan output = {};           ///< where the result goes; may be the input's memory
-  ValueSpan host_sum = {};         ///< where a host's sum goes first; empty: to the output
-  std::size_t output_first = 0;    ///< where that begins: of a reduce-scatter at this rank's shard
-  SegmentState residual = {};      ///< the sender's, over what this rank encodes; empty: none
-  std::size_t residual_first = 0;  ///< where that begins
-  SegmentState owner = {};         ///< the owner's, over what this rank owns; empty: none
-  OwnedRanges owned = {};          ///< what that is
-  /// Of a reduce-scatter by hosts: whose shards this rank encodes, ascending; their residuals lie
-  /// one behind the other.
+  ConstValueSpan input = {};  ///< contribution of this rank
+  ValueSpan output = {};      ///< result; may be the input's memory
+  ValueSpan host_sum = {};    ///< intermediate sum of a host; empty: in the output
+  /// Start of the output in the slot: in a reduce-scatter, this rank's shard.
+  std::size_t output_first = 0;
+  SegmentState residual = {};      ///< of the sender, for the encoded values; empty: none
+  std::size_t residual_first = 0;  ///< start of the residual in the slot
+  SegmentState owner = {};         ///< of the owner, for the owned values; empty: none
+  OwnedRanges owned = {};          ///< owned values
+  /// In a hierarchical reduce-scatter: owners of the shards encoded by this rank, ascending. The
+  /// residuals are contiguous.
   std::vector<int> encoded_shards = {};
-  SegmentMemory memory = {};  ///< the codec's own, over the whole parameter; empty: none
+  SegmentMemory memory = {};  ///< the codec's own state for the whole parameter; empty: none
   const std::uint32_t* active = nullptr;
   std::optional<std::uint64_t> window =
-      {};  ///< only this part is decoded (output's count), from here
+      {};  ///< if set, only output.count() values from this index are decoded
 
-  /// It is cut at multiples of so many values.
+  /// The slot is cut at multiples of this number of values.
   std::size_t unit() const { return std::max(least_unit, unit_of(*codec, count)); }
 };
 
@@ -63,7 +64,7 @@ struct Piece {
   Range range;
 };
 
-/// The segments of one frame.
+/// The segments of a frame.
 struct FramePlan {
   const Codec* codec = nullptr;
   Dtype dtype = Dtype::kF32;
@@ -71,12 +72,12 @@ struct FramePlan {
   std::vector<Segment> segments = {};
   std::size_t frame_bytes = 0;  ///< capacity
   std::size_t workspace_bytes = 0;
-  // What the codec remembers from round to round, in the chunk's kept memory:
+  // The codec's round state, in the chunk's kept memory:
   std::size_t kept_bytes = 0;
   std::size_t kept_offset = 0;
   std::vector<Round> rounds = {};
 
-  /// Its bare values are the gradient itself: they are summed where they lie.
+  /// True if the raw values are the gradient itself and are summed in place.
   bool in_place() const {
     return pieces.size() == 1 && codec->traits().lossless && rounds.front().native_dtype == dtype;
   }
@@ -85,19 +86,19 @@ struct FramePlan {
   }
 };
 
-/// Whose values an exchange carries: this rank's own; those, on their way to the sum of its host;
-/// or that sum, and what comes of it.
+/// The source of the values: this rank's own values, own values for the host's sum, or the host's
+/// sum and results derived from it.
 enum class Carried : std::uint8_t { kOwn, kToHost, kOfHost };
 
 struct Lane {
   std::vector<FramePlan> frames = {};
-  std::size_t message_bytes = 0;  ///< capacity of the frames, one behind the other
-  std::size_t contributions = 1;  ///< ranks that exchange it
-  int place = 0;  ///< this rank's, among those that exchange it: random numbers depend on it
+  std::size_t message_bytes = 0;  ///< total capacity of the frames
+  std::size_t contributions = 1;  ///< number of ranks exchanging the shard
+  int place = 0;                  ///< group rank in this exchange; seeds the random numbers
   Carried carried = Carried::kOwn;
-  Shares shares = {1, 1, 1, 1};   ///< of a mean, by how often what is added was added before
-  std::uint64_t signature = 0;    ///< of its frames; 0: the collective's
-  std::optional<int> maker = {};  ///< the rank that encoded it; none: the one that sends it
+  Shares shares = {1, 1, 1, 1};   ///< divisors of a mean, by number of earlier reductions
+  std::uint64_t signature = 0;    ///< of the frames; 0: the collective's
+  std::optional<int> maker = {};  ///< rank that encoded the shard, if not the sender
 };
 
 using Lanes = std::vector<Lane>;
@@ -105,71 +106,72 @@ using Lanes = std::vector<Lane>;
 struct ChunkPlan {
   std::shared_ptr<const Schedule> schedule = nullptr;
   Memory memory = Memory::kHost;  ///< of messages and workspace
-  /// The next one goes under the same tags, of which each rank has as many as it has messages for
-  /// there, and is decoded after this one.
+  /// True if the next chunk reuses this chunk's tags and is decoded after this chunk. A rank uses a
+  /// tag per message.
   bool followed = false;
-  std::uint64_t signature = 0;  ///< of its operations; 0: the collective's
+  std::uint64_t signature = 0;  ///< of the operations; 0: the collective's
   Lanes lanes = {};
-  std::vector<Dtype> bare_dtypes = {};  ///< of each step, where that is native
-  // What running it takes:
-  std::array<std::size_t, 2> made_bytes = {};  ///< by even steps and by odd ones
+  std::vector<Dtype> bare_dtypes = {};  ///< by step, for native steps
+  // The memory needed to run the chunk:
+  std::array<std::size_t, 2> made_bytes = {};  ///< for even and odd steps
   std::size_t workspace_bytes = 0;
   std::size_t kept_bytes = 0;
 };
 
-/// Room for what this rank makes of a lane in a step.
+/// The memory for the messages a step creates for a shard.
 std::size_t made_bytes(const Lane& lane, const Step& step);
 
-/// Which part of every slot an exchange carries: all of it, unless it is one of a hierarchy.
+/// The host shard of each slot in an exchange; by default, the whole slot.
 struct Sharding {
   int shard = 0;
   int shards = 1;
 };
 
-/// What all chunks of an exchange have in common.
+/// The common properties of all chunks of an exchange.
 struct PlanContext {
   std::span<const Slot> slots;
-  int ranks = 1;   ///< that exchange with each other
-  Grid grid = {};  ///< of them
-  int place = 0;   ///< this rank's among them
+  int ranks = 1;   ///< number of ranks exchanging with each other
+  Grid grid = {};  ///< of these ranks
+  int place = 0;   ///< group rank of this rank
   unsigned threads = 1;
   Sharding sharding = {};
   Carried carried = Carried::kOwn;
-  const Codec* codec = nullptr;  ///< of all slots; null: their own
+  const Codec* codec = nullptr;  ///< of all slots; null: each slot's own codec
   Memory memory = Memory::kHost;
-  float adds = 1;  ///< ranks whose values are added, of which a mean is taken
+  float adds = 1;  ///< number of ranks contributing to a mean
 };
 
-/// The lanes of an allreduce of these slots whole, uncut, whose last round goes so.
+/// The shards of an allreduce of whole slots, with the last round `last`.
 Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last);
 
-/// Those of the chunks, of at most about `chunk_count` values over all lanes, that one slot is cut
-/// into, where its codec allows it; else of one chunk.
+/// The shards of each chunk of a slot. A chunk has at most about `chunk_count` values over all
+/// shards. An indivisible codec gets a single chunk.
 std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
                             std::size_t chunk_count);
 
-/// The same where lane l is slot slots[l] (reduce_scatter, allgather).
+/// Like plan_cut, with slot slots[l] as shard l (reduce_scatter, allgather).
 std::vector<Lanes> plan_slots(const PlanContext& context, std::span<const int> slots,
                               std::size_t chunk_count);
 
-/// The chunks that pieces are cut into, each of a part of every piece; at least one.
+/// Cuts pieces into chunks, each with a part of every piece. Returns at least one chunk.
 std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
                                            std::size_t most_lanes = kLanesOfChunk);
 
-/// 0: each row is a segment. Otherwise all rows of a message are one segment, and messages begin at
-/// multiples of the returned number of rows. Rows are joined if a row is whole blocks of the codec,
-/// or if the codec does not make a row of fewer than 512 values shorter than the values themselves.
+/// Returns 0 if each row is a segment. Otherwise, all rows of a message are a segment, and messages
+/// begin at multiples of the returned number of rows. Rows are joined in two cases: a row consists
+/// of whole blocks of the codec, or the codec does not make a row of fewer than 512 values shorter
+/// than the values themselves.
 std::size_t joined_rows(const Slot& slot, std::size_t columns);
 
-/// Lane l is these rows of slot l, in one frame, of so many values each; without a frame where the
-/// slot has none of them, unless they are its first.
+/// Shard l holds the rows `rows` of slot l in a frame, with `columns` values per row. If the slot
+/// has none of these rows, the shard has no frame, except for the first rows.
 Lanes plan_rows(const PlanContext& context, std::size_t columns, Range rows);
 
-/// Lane l has these pieces: lanes[l].
+/// Shard l holds the pieces lanes[l].
 Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes);
 
-/// A chunk of these lanes, which are those of the schedule.
+/// Makes a chunk from the shards of a schedule.
 ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Lanes lanes, Memory memory);
 
 }  // namespace tersor

@@ -21,7 +21,7 @@ std::vector<Piece> pieces_of(const Lanes& lanes) {
 
 void append(Lanes& lanes, Lanes more) { std::ranges::move(more, std::back_inserter(lanes)); }
 
-/// Nothing goes, or comes, of lanes without frames.
+/// Removes the messages of shards without frames.
 Schedule without_empty(Schedule schedule, const Lanes& lanes) {
   const auto empty = [&](const Parcel& parcel) { return lanes[parcel.lane].frames.empty(); };
   for (Step& step : schedule) {
@@ -41,13 +41,13 @@ Owed owed_over(const Grid& grid, float adds, float sender) {
   return owed;
 }
 
-// Shards of a reduce-scatter are the ranks' own: there are as many as ranks.
+// A reduce-scatter has one shard per rank.
 Grid Planner::grid(const Slot& slot) const {
   if (climbs(slot)) return groups().grid();
   return slot.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
 }
 
-// Of all ranks.
+// The context for an exchange of all ranks.
 PlanContext Planner::context(const Slot& slot) const {
   return {.slots = context_.slots,
           .ranks = context_.ranks,
@@ -74,7 +74,7 @@ Owed Planner::owed(const Slot& slot) const {
   return owed_over(context.grid, context.adds, climbs(slot) ? host_share() : 1.0f);
 }
 
-// What is added within a host goes on between them; what comes back is a mean already.
+// Sums within a host continue between hosts. The returned results are already means.
 PlanContext Planner::host_context(Carried carried) const {
   return {.slots = context_.slots,
           .ranks = static_cast<int>(groups().neighbours(context_.rank).size()),
@@ -86,7 +86,7 @@ PlanContext Planner::host_context(Carried carried) const {
           .adds = carried == Carried::kToHost ? host_share() : 1.0f};
 }
 
-// A library below that adds values where they lie cuts them by itself.
+// A library adding values in place divides the values by itself.
 bool Planner::stays_whole(const Slot& slot, Algorithm algorithm) const {
   return algorithm == Algorithm::kNative && context_.queues() &&
          adds_in_place(*slot.codec, slot.dtype);
@@ -110,7 +110,7 @@ std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Lan
   return plans;
 }
 
-// What is exchanged of a shard between the hosts is what its owner gets and gives within them.
+// The pieces exchanged between hosts are also the pieces exchanged with the owner within a host.
 Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
   std::vector<std::vector<Piece>> pieces;
   for (const Lanes& shard : shards) pieces.push_back(pieces_of(shard));
@@ -146,7 +146,7 @@ std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
   return chunks(schedule(own, rounds), cut_shards(slot, rounds.back(), chunk_count));
 }
 
-/// What of a slot goes to each rank.
+/// The range of a slot for each rank.
 std::vector<Piece> Planner::shares(std::uint32_t slot) const {
   std::vector<Piece> shares;
   for (int rank = 0; rank < context_.ranks; ++rank)
@@ -164,7 +164,7 @@ ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> slots) const {
   return std::move(chunks(schedule, {scattered_lanes(all)}).front());
 }
 
-// Shards differ by a unit: one of them may have a chunk more.
+// Host shards differ by a unit at most. One host shard may therefore have an additional chunk.
 std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
                                        std::size_t chunk_count) const {
   const auto shards = static_cast<std::size_t>(groups().shards());
@@ -213,7 +213,7 @@ Lanes Planner::scattered_lanes(std::span<const std::vector<Piece>> shares) const
   return lanes;
 }
 
-// What a host adds is to stay in its caches: on few ranks chunks are shorter than others.
+// Uses shorter chunks on few ranks to keep a host's sums in the caches.
 std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
                                           std::size_t chunk_count) const {
   constexpr std::size_t kCachedLane = std::size_t{1} << 14;
@@ -227,7 +227,8 @@ std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
   return chunks(hierarchical_reduce_scatter(groups(), context_.rank), std::move(lanes));
 }
 
-// Both who exchange rows say in their frames how many go each way: so both learn where they differ.
+// Frames between two ranks contain the row counts of both directions. Both ranks therefore detect
+// different counts.
 std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
                                       std::size_t received) const {
   const bool first = context_.rank < static_cast<int>(peer);
@@ -249,7 +250,7 @@ void Planner::name_rows(const Party& party, std::size_t columns, Lanes& lanes) c
   }
 }
 
-// On a grid, where ranks pass on what others sent them, and on devices all go at once.
+// Sends all rows at once on a grid, because ranks forward rows of other ranks, and on devices.
 std::size_t Planner::rows_at_once(const Party& party, std::size_t columns,
                                   std::size_t chunk_count) const {
   if (party.grid.dimensions() > 1 || context_.on_device())
@@ -262,7 +263,7 @@ std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns,
                                         std::size_t chunk_count) const {
   PlanContext context = this->context(slots().front());
   context.grid = context_.grid;
-  context.ranks = 1;  // of whom one decodes at a time
+  context.ranks = 1;  // a receiver decodes one rank's message at a time
   const std::size_t longest = std::ranges::max(slots(), {}, &Slot::count).count / columns;
   const std::size_t step = rows_at_once(party, columns, chunk_count);
   std::vector<ChunkPlan> plans;

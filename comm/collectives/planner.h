@@ -1,4 +1,4 @@
-// Plans chunks: their lanes, and the schedule that they go by.
+// Plans chunks: the shards and the schedule of each chunk.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -13,41 +13,42 @@
 
 namespace tersor {
 
-/// What a residual's values count for in the sum over ranks that a mean is made of: as many as what
-/// was encoded had been divided by.
+/// The divisor applied before encoding. Multiply a residual by this divisor to express the residual
+/// in units of the undivided sum.
 struct Owed {
   float sender = 1;
   std::array<float, OwnedRanges::kMostStages> owner = {1, 1, 1};  ///< by stage
 };
 
-/// What places of a grid owe that add a mean of so many, whose senders' values count `sender`
-/// times.
+/// The divisors on a grid adding a mean over `adds` ranks, with sender values already divided by
+/// `sender`.
 Owed owed_over(const Grid& grid, float adds, float sender = 1);
 
 class Planner {
  public:
-  /// The context outlives the planner and its chunks.
+  /// The context must outlive the planner and the chunks.
   explicit Planner(const ExchangeContext& context) : context_(context) {}
 
   std::span<const Slot> slots() const { return context_.slots; }
   int encoding_ranks(const Slot& slot) const { return tersor::encoding_ranks(context_, slot); }
-  /// Of a slot's residuals, where a mean is taken.
+  /// The divisors of a slot's residuals in a mean.
   Owed owed(const Slot& slot) const;
 
-  /// One chunk of whole slots of one collective; and the chunks that one slot is cut into.
+  /// `whole` plans a chunk of whole slots of the same collective. `cut` plans the chunks of a slot.
   ChunkPlan whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const;
   std::vector<ChunkPlan> cut(std::uint32_t slot, Algorithm algorithm,
                              std::size_t chunk_count) const;
-  /// The chunks of the only slot, which go by this schedule; its lanes are those of `last`.
+  /// Plans the chunks of the only slot with the given schedule; `last` determines the shards.
   std::vector<ChunkPlan> cut_by(const Schedule& schedule, Exchange last,
                                 std::size_t chunk_count) const;
-  /// The chunks of a collective of all ranks, whose lanes are the slots of those who own them.
+  /// Plans the chunks of a collective of all ranks, with the owners' slots as shards.
   std::vector<ChunkPlan> by_rank(const Party& party, const Schedule& schedule,
                                  std::size_t chunk_count) const;
-  /// Those of a reduce-scatter by hosts, in which shares[r] goes to rank r.
+  /// Plans the chunks of a hierarchical reduce-scatter with shares[r] for rank r.
   std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
-  /// The chunks of an all_to_all of rows of so many values, whose lanes are the slots: as many as
-  /// the longest of this rank's is cut into. Two ranks cut what goes from one to the other alike.
+  /// Plans the chunks of an all_to_all with rows of `columns` values and slots as shards. The
+  /// number of chunks follows from this rank's longest slot. Two ranks cut the rows between them
+  /// equally.
   std::vector<ChunkPlan> by_rows(const Party& party, std::size_t columns,
                                  std::size_t chunk_count) const;
 
@@ -61,7 +62,7 @@ class Planner {
   PlanContext context(const Slot& slot) const;
   PlanContext encoded_context(int shard, const Slot& slot) const;
   PlanContext host_context(Carried carried) const;
-  /// By as many as add on any host, so that hosts' sums count alike.
+  /// The largest number of ranks on a host, so all hosts' sums have equal weights.
   float host_share() const { return static_cast<float>(groups().most_ranks()); }
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;

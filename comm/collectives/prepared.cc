@@ -47,8 +47,8 @@ void make_slots(Prepared& prepared) {
                               .codec = prepared.codec});
 }
 
-/// Those of a hierarchical call. Shards must fit hosts that are named; they go without those that
-/// the transport found where they do not.
+/// The hosts of a hierarchical call. Named hosts must suit shards. Hosts found by the transport are
+/// ignored if unsuitable.
 Hosts hosts_of(const Prepared& prepared, const Transport& transport) {
   const Key& key = prepared.key;
   const bool climbs = key.kind == Kind::kAllreduce || prepared.is(kShares);
@@ -59,7 +59,7 @@ Hosts hosts_of(const Prepared& prepared, const Transport& transport) {
   return {};
 }
 
-/// On a grid sums are encoded again, of which a reduce-scatter keeps no residual.
+/// On a grid, sums are encoded again, but a reduce-scatter keeps no residual for them.
 void check_grid(const Prepared& prepared) {
   const Grid& grid = prepared.context.grid;
   if (!prepared.is(kShares) || prepared.by_hosts || grid.is_direct()) return;
@@ -77,20 +77,20 @@ void check_grid(const Prepared& prepared) {
                           "dims");
 }
 
-constexpr std::size_t kLeastRelayed = std::size_t{1} << 15;  // values of a chunk
+constexpr std::size_t kLeastRelayed = std::size_t{1} << 15;  // values per chunk
 
-/// Values of a chunk that goes along a chain. There the last rank waits for the ranks before it as
-/// long as a chunk takes each: chunks are short beside the whole.
+/// Values per chunk along a chain. The last rank waits a chunk's time for each preceding rank, so
+/// chunks are short compared with the whole.
 std::size_t relayed_count(const Prepared& prepared) {
   constexpr std::size_t kChunksPerRank = 32;
   const auto chunks = kChunksPerRank * static_cast<std::size_t>(prepared.context.ranks);
   return std::min(std::max(prepared.key.count / chunks, kLeastRelayed), prepared.key.chunk_count);
 }
 
-/// By two-shot 2 (n-1)/n of the values pass the root's link; along a chain all of them, once the
-/// ranks between have passed on a chunk each (its latency counted as of a short one's values). Sums
-/// are encoded at each rank, so the codec has to lose nothing; and a mean is divided as it is
-/// added, which sums of sums are not.
+/// True if a chain is faster than two-shot. Two-shot sends 2 (n-1)/n of the values over the root's
+/// link. Along a chain, all values pass after each intermediate rank has forwarded a chunk (with a
+/// latency counted as the values of a short chunk). The codec must be lossless, because each rank
+/// encodes the sum. A mean is impossible, because a mean is divided during addition.
 bool chain_is_quicker(const Prepared& prepared) {
   const Key& key = prepared.key;
   const auto ranks = static_cast<std::size_t>(prepared.context.ranks);
@@ -102,10 +102,10 @@ bool chain_is_quicker(const Prepared& prepared) {
   return ranks * (key.count + waited) < 2 * (ranks - 1) * key.count;
 }
 
-/// Decides which way the values go.
+/// Chooses the algorithm.
 void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
   prepared.algorithm = Algorithm::kOneShot;
-  if (prepared.key.kind != Kind::kAllreduce) {  // found before anything is sent
+  if (prepared.key.kind != Kind::kAllreduce) {  // checked before anything is sent
     choose_scatter(*prepared.codec, prepared.key.dtype, prepared.context.name);
     if (prepared.key.kind == Kind::kReduce && !chain_is_quicker(prepared))
       prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
@@ -159,7 +159,7 @@ void make_host_sums(Prepared& prepared) {
       Buffer(others * prepared.key.count * dtype_bytes(prepared.key.dtype), prepared.key.memory);
 }
 
-// Little goes down a tree.
+// Short values use a tree.
 std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& planner,
                                       const Party& all) {
   const Key& key = prepared.key;
@@ -209,7 +209,7 @@ std::vector<ChunkPlan> plans_of(const Prepared& prepared) {
       return planner.by_rank(all, gather_to(all, key.root), key.chunk_count);
     case Kind::kScatter:
       return planner.by_rank(all, scatter_from(all, key.root), key.chunk_count);
-    case Kind::kAllToAll:  // splits.h and sending.cc plan these
+    case Kind::kAllToAll:  // planned by splits.h and sending.cc
     case Kind::kSend:
       break;
   }

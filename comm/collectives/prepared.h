@@ -1,5 +1,5 @@
-// What a collective needs before anything moves: codec, way, plans and buffers; equal calls use it
-// again.
+// A prepared collective: codec, algorithm, plans and buffers. Equal calls reuse a prepared
+// collective.
 #pragma once
 
 #include "comm/collectives/fields.h"
@@ -30,22 +30,22 @@ enum class Kind : std::uint8_t {
   kSend
 };
 
-/// What kinds are, as bits.
+/// The properties of a kind, as bits.
 enum KindTrait : unsigned {
-  kAdds = 1,        ///< ranks' values are added
-  kShares = 2,      ///< every rank owns a shard, or gets rows
-  kOneSlot = 4,     ///< of all values; else one for each rank's
-  kRooted = 8,      ///< one rank has, or gets, what is not for the others
-  kFeedsBack = 16,  ///< what is lost may be paid in a later call
-  // Which span has the shards of all ranks, one behind the other; without either, none has:
+  kAdds = 1,        ///< True if values of ranks are added
+  kShares = 2,      ///< True if each rank owns a shard or receives rows
+  kOneSlot = 4,     ///< True for a single slot of all values; otherwise one slot per rank
+  kRooted = 8,      ///< True if one rank has or receives values not for the others
+  kFeedsBack = 16,  ///< True if lost values may be sent in a later call
+  // The span with the shards of all ranks, contiguous; without either bit, no span has them:
   kWholeInput = 32,
   kWholeOutput = 64
 };
 
-/// What there is to know of a kind.
+/// The description of a kind.
 struct KindInfo {
   std::string_view name;
-  std::string_view input, output;  ///< what messages call the spans that all ranks give
+  std::string_view input, output;  ///< names of the spans in error texts, if given by all ranks
   unsigned traits;
 };
 
@@ -63,14 +63,14 @@ inline constexpr KindInfo kKinds[] = {
 inline const KindInfo& info_of(Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 inline bool has(Kind kind, KindTrait trait) { return (info_of(kind).traits & trait) != 0; }
 
-/// What a prepared collective depends on: an equal call may use it again.
+/// The inputs of a prepared collective. Equal keys allow reuse.
 struct Key {
   const Transport* transport = nullptr;
   Kind kind = Kind::kAllreduce;
   std::string codec;
   Dtype dtype = Dtype::kF32;
   Memory memory = Memory::kHost;
-  std::size_t count = 0;  ///< of a slot; all_to_all: of a row
+  std::size_t count = 0;  ///< of a slot; in all_to_all, of a row
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kAuto;
   std::uint32_t parameter = 0;
@@ -86,30 +86,30 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-/// Plans, buffers and context of one shape of call.
+/// Plans, buffers and context for a shape of call.
 struct Prepared {
   explicit Prepared(Key wanted) : key(std::move(wanted)), codec(make_codec(key.codec)) {}
 
-  /// A codec that cannot be cut chooses among all values: each rank gathers all and keeps its
-  /// shard. By hosts it chooses among those of each shard.
+  /// True if each rank gathers everything and keeps its shard, because an indivisible codec selects
+  /// among all values. A hierarchical call selects among the values of each shard.
   bool gathers_whole() const {
     return key.kind == Kind::kReduceScatter && !by_hosts && !codec->traits().divisible;
   }
 
   bool is(KindTrait trait) const { return has(key.kind, trait); }
 
-  /// What ranks agree on, or contribute: a slot of all values, or one for each rank's.
+  /// Slots for agreed or contributed values: a slot of all values, or a slot per rank.
   int own_slot_count() const { return is(kOneSlot) || gathers_whole() ? 1 : context.ranks; }
   std::span<const Slot> own_slots() const {
     return std::span(slots).first(static_cast<std::size_t>(own_slot_count()));
   }
-  /// An all_to_all has a slot for each lane: first those that leave this rank, then on a grid those
-  /// that it passes on, last those that arrive.
+  /// An all_to_all has a slot per shard: first the sent shards, then on a grid the forwarded
+  /// shards, finally the received shards.
   int slot_count() const {
     const int dimensions = by_hosts ? 2 : context.grid.dimensions();
     return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks : own_slot_count();
   }
-  /// All ranks, where each owns something: by hosts, or on the grid of the context.
+  /// All ranks, each an owner: hierarchical, or on the grid of the context.
   Party party() const {
     return by_hosts ? tersor::by_hosts(hierarchy->groups(), context.rank)
                     : everybody(context.rank, context.grid);
@@ -118,24 +118,26 @@ struct Prepared {
   Key key;
   std::shared_ptr<const Codec> codec;
   Algorithm algorithm = Algorithm::kAuto;
-  Algorithm encoded = Algorithm::kOneShot;  ///< the way of what is encoded: between hosts, if any
+  /// Algorithm of the encoded values; between hosts if hierarchical.
+  Algorithm encoded = Algorithm::kOneShot;
   std::vector<Slot> slots;
   ExchangeContext context;
-  Fields fields;                         ///< what ranks agree on
-  bool by_hosts = false;                 ///< so that there is a hierarchy
-  std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all
-  Buffer host_sums;                      ///< of a reduce-scatter: for the ranks of other hosts
+  Fields fields;                         ///< fields all ranks agree on
+  bool by_hosts = false;                 ///< True if there is a hierarchy
+  std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all ranks
+  Buffer host_sums;                      ///< in a reduce-scatter: for the ranks of other hosts
   std::vector<ChunkPlan> chunks;
   std::unique_ptr<Pipeline> pipeline;
 };
 
-/// A hierarchy, for as long as calls name the same groups.
+/// A hierarchy, reused while calls name the same groups.
 struct KnownHierarchy {
   const Transport* transport = nullptr;
   std::shared_ptr<Hierarchy> hierarchy;
 };
 
-/// Throws InvalidArgument where the options fit neither each other nor the ranks.
+/// Prepares a collective. Throws InvalidArgument if options contradict each other or do not fit the
+/// ranks.
 std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const CollectiveOptions& options,
                                   KnownHierarchy& known);
 

@@ -13,15 +13,15 @@ void append(Schedule& schedule, Schedule steps) {
   schedule.insert(schedule.end(), steps.begin(), steps.end());
 }
 
-/// Members in a party, in the order in which one of them sends to the others: the next one first,
-/// itself last, so that not all send to the same one at the same time.
+/// The order in which a member sends to the others: starts with the next member and ends with
+/// itself, to spread the load over the members.
 std::vector<int> in_turn(std::vector<int> places, int own) {
   const auto self = std::ranges::find(places, own);
   if (self != places.end()) std::rotate(places.begin(), std::next(self), places.end());
   return places;
 }
 
-/// Those with whom this rank exchanges in a dimension.
+/// The ranks exchanging with this rank in a dimension.
 std::vector<int> group_of(const Party& party, int dimension) {
   return party.members.empty() ? std::vector<int>{} : party.grid.group(party.place, dimension);
 }
@@ -31,7 +31,7 @@ std::vector<int> owners_of(const Party& party, std::vector<int> group) {
   return group;
 }
 
-/// What lies at a place after so many dimensions, to or from a peer.
+/// The message with the shards of a group rank after `dimensions` dimensions, to or from a peer.
 Parcel parcel(const Party& party, int peer, int place, int dimensions) {
   const LaneRange lanes = party.grid.lanes_after(place, dimensions);
   return {party.rank_at(peer), party.first_lane + lanes.first, lanes.count};
@@ -42,7 +42,7 @@ void make_lanes(Step& step, const Party& party, LaneRange lanes) {
   step.lane_count = lanes.count;
 }
 
-/// What the dimensions before left a rank, to the owners in this one.
+/// Sends the results of the earlier dimensions to the owners in this dimension.
 Step to_owners(const Party& party, int dimension) {
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kReduce,
             .first_lane = party.first_lane,
@@ -57,7 +57,7 @@ Step to_owners(const Party& party, int dimension) {
   return step;
 }
 
-/// What every owner has of the dimensions after this one, to its whole group.
+/// Sends each owner's results of the later dimensions to the whole group.
 Step to_everybody(const Party& party, int dimension) {
   Step step{.make = Make::kForward,
             .first_lane = party.first_lane,
@@ -73,9 +73,9 @@ Step to_everybody(const Party& party, int dimension) {
   return step;
 }
 
-/// A step of an all_to_all: each rank of the group gets the lanes whose way leads over it. Lanes
-/// that came in an earlier step are forwarded as they are. Received lanes are stored with gaps, so
-/// that those for one rank of the next dimension lie side by side.
+/// A step of an all_to_all: each rank of the group receives the shards routed through it. Shards
+/// received in an earlier step are forwarded unchanged. Received shards are stored with gaps, so
+/// shards for a rank of the next dimension are contiguous.
 Step deal_out(const Party& party, int dimension) {
   const std::size_t n = party.members.size();
   const std::vector<int> group = party.grid.group(party.place, dimension);
@@ -95,14 +95,14 @@ Step deal_out(const Party& party, int dimension) {
   return step;
 }
 
-/// A message of a broadcast: in which step, and to or from whom, counted from the root.
+/// A message of a broadcast: the step and the peer, counted from the root.
 struct Hop {
   int step;
   int peer;
 };
 
-// Each message goes on in steps one behind the other, in which a rank hands it to itself as well;
-// in the last of them it is decoded.
+// Forwards each message in consecutive steps. Each step also hands the message to the rank itself,
+// and the last step decodes the message.
 Schedule relay(const Party& party, int root, int steps, Hop came, const std::vector<Hop>& sends) {
   const int n = static_cast<int>(party.members.size());
   const auto rank = [&](int peer) { return party.rank_at((peer + root) % n); };
@@ -146,7 +146,7 @@ Schedule by(Exchange exchange, const Party& party) {
   return {};
 }
 
-// The ranks of one host. As many own a shard as the smallest host has ranks.
+// The ranks of a host. The number of owners is the number of ranks on the smallest host.
 Party neighbours(const HostGroups& groups, int rank) {
   const std::vector<int>& members = groups.neighbours(rank);
   return {.members = members,
@@ -154,7 +154,7 @@ Party neighbours(const HostGroups& groups, int rank) {
           .grid = Grid::owned_by_first(groups.shards(), static_cast<int>(members.size()))};
 }
 
-// The owners of this rank's shard, where it has one.
+// The owners of this rank's host shard, if any.
 Party shard_owners(const HostGroups& groups, int rank) {
   Party party{.grid = groups.grid(), .first_lane = static_cast<std::size_t>(groups.shards())};
   if (!groups.encodes(rank)) return party;
@@ -212,9 +212,9 @@ Schedule all_gather(const Party& party) {
   return schedule;
 }
 
-// Quantised once more than the grid has dimensions, whatever the number of ranks: by each sender,
-// and by the owners of each dimension's sums. Sums go back as they are, and their owner takes its
-// own message as everybody does, so that all end with the same bits.
+// Each value is quantized once more than the grid has dimensions, for any number of ranks: by the
+// sender, and by the owners in each dimension. Sums return unchanged, and owners decode their own
+// messages like all ranks, so all ranks get the same bits.
 Schedule two_shot(const Party& party) {
   Schedule schedule = reduce_scatter(party);
   schedule.back().take = Take::kKeep;
@@ -249,8 +249,8 @@ Schedule reduce_to(const Party& party, int root) {
   return schedule;
 }
 
-// The last one begins. Each of the others makes its own message as the sum so far comes, and adds
-// both in the step after.
+// The last rank begins. Each other rank creates its own message while the sum arrives, and adds
+// both in the next step.
 Schedule chain_reduce(const Party& party, int root) {
   const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
   const auto with = [&](int peer) {

@@ -17,7 +17,7 @@
 namespace tersor {
 namespace {
 
-/// One of the two spans of a call, for messages.
+/// A span of a call, for error texts.
 struct Side {
   int rank;
   int ranks;
@@ -60,7 +60,7 @@ std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
   return {split.begin(), split.end()};
 }
 
-/// By lanes. Where it is not known what passes, as it was.
+/// The count of each shard. Forwarded rows keep their current counts if unknown.
 std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
   const Party party = prepared.party();
   std::vector<std::size_t> counts(prepared.slots.size());
@@ -81,8 +81,7 @@ std::uint64_t checksum_of(const std::uint64_t* counts, std::size_t count) {
   return kernels::checksum(counts, count * sizeof *counts / sizeof(std::uint32_t), 0);
 }
 
-/// What a rank tells those of its group, one behind the other: the rows of the lanes that it sends
-/// them.
+/// The rows of all shards for the members of a rank's group, in shard order.
 Counts announced(const Party& party, const Rows& rows) {
   Counts counts(party.members.size());
   for (int place = 0; place < static_cast<int>(counts.size()); ++place)
@@ -90,8 +89,8 @@ Counts announced(const Party& party, const Rows& rows) {
   return counts;
 }
 
-/// Of each part of so many counts the checksum behind it: there is room to be made for what they
-/// say.
+/// Appends a checksum to each part of `each` counts, because receivers allocate memory by these
+/// counts.
 Counts with_checksums(const Counts& counts, std::size_t each) {
   Counts all;
   for (std::size_t first = 0; first < counts.size(); first += each) {
@@ -101,8 +100,8 @@ Counts with_checksums(const Counts& counts, std::size_t each) {
   return all;
 }
 
-/// The part for this rank of what each of an ascending group announces. Over a library that moves
-/// no other host memory everybody hears everything.
+/// The counts each member of an ascending group announces for this rank. A library without other
+/// host messages sends all counts to all ranks.
 std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
                          std::span<const int> group, const Counts& own) {
   const auto index = static_cast<std::size_t>(index_in(group, context.rank));

@@ -1,4 +1,4 @@
-// What an all_to_all sends to whom: rows, checked, planned and bound to the memory of a call.
+// The rows of an all_to_all: checking, planning, and binding to the memory of a call.
 #pragma once
 
 #include "comm/collectives/prepared.h"
@@ -10,27 +10,27 @@
 
 namespace tersor {
 
-/// Rows that go to each rank, and that come from each; and on a grid those that others send by way
-/// of this rank, in the order of their lanes.
+/// Rows sent to and received from each rank. On a grid, `passing` holds forwarded rows in shard
+/// order.
 struct Rows {
   std::vector<std::size_t> sent, received, passing = {};
 };
 
-/// Those of a call. Throws InvalidArgument that names the rank where they are not the spans' rows,
-/// or the spans overlap.
+/// The rows of a call. Throws InvalidArgument with the rank if rows do not match the spans or the
+/// spans overlap.
 Rows rows_of(const Transport& transport, const ConstValueSpan& input, const ConstValueSpan& output,
              std::size_t columns, const Splits& splits);
 
-/// Asks those who send by way of this rank how much that will be: all ranks call it. Waits.
+/// Receives the numbers of rows to be forwarded by this rank. Collective, blocking.
 void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows);
 
-/// Whether an all_to_all was planned for these rows, of those that pass where they are known; and
-/// plans it. Codec, pipeline and buffers stay, since rows are others in each step of a mixture of
-/// experts.
+/// are_planned: true if the current plan fits these row counts (forwarded rows included, if known).
+/// `plan` makes a plan. Codec, pipeline and buffers stay, because rows change in each step of a
+/// mixture of experts.
 bool are_planned(const Prepared& prepared, const Rows& rows);
 void plan(Prepared& prepared, const Rows& rows);
 
-/// The memory of all rows.
+/// Binds the memory of all rows.
 void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output);
 
 }  // namespace tersor

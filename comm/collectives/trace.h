@@ -1,4 +1,4 @@
-// What was done when, for whoever asks for a trace.
+// Records events with times for traces.
 #pragma once
 
 #include <tersor/transport.h>
@@ -11,19 +11,19 @@
 
 namespace tersor {
 
-/// A parameter became ready; is encoded, its sum reduced, decoded; something was on its way; the
-/// trainer waited.
+/// A parameter became ready, was encoded, reduced or decoded; a message was under way; the trainer
+/// waited.
 enum class Traced : std::uint8_t { kReady, kEncode, kReduce, kDecode, kWire, kWait };
 
 struct TraceEvent {
   Traced what = Traced::kReady;
   std::uint32_t step = 0;
-  std::uint32_t parameter = 0;  ///< of none: 0
+  std::uint32_t parameter = 0;  ///< 0 if no parameter is concerned
   Clock::time_point begin = {}, end = {};
 };
 
-/// The newest events, in memory that is there from the beginning: one thread records, and another
-/// may look at them meanwhile.
+/// The newest events, in preallocated memory. One thread records, and another thread may read
+/// concurrently.
 class TraceRing {
  public:
   explicit TraceRing(std::size_t capacity) : events_(capacity + kSpare) {}
@@ -34,7 +34,7 @@ class TraceRing {
     recorded_.store(recorded + 1, std::memory_order_release);
   }
 
-  /// Calls visit(event), the oldest first.
+  /// Calls visit(event), oldest first.
   template <typename Visitor>
   void for_each(const Visitor& visit) const {
     const std::size_t recorded = recorded_.load(std::memory_order_acquire);
@@ -43,7 +43,7 @@ class TraceRing {
   }
 
  private:
-  static constexpr std::size_t kSpare = 4096;  // that may be recorded while somebody looks
+  static constexpr std::size_t kSpare = 4096;  // events recordable during a concurrent read
 
   std::vector<TraceEvent> events_;
   std::atomic<std::size_t> recorded_ = 0;

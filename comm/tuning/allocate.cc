@@ -1,5 +1,5 @@
-// Greedy on lower convex hulls: the steps of all hulls, cheapest first, until the budget holds.
-// What room the last step leaves is filled with whatever wins most.
+// A greedy allocation on lower convex hulls: takes the steps of all hulls, cheapest first, until
+// the budget is met. The remaining bytes go to the most effective upgrades.
 #include <tersor/allocate.h>
 #include <tersor/error.h>
 
@@ -10,13 +10,13 @@
 namespace tersor {
 namespace {
 
-/// A candidate in place of another one.
+/// Replaces the candidate of a parameter.
 struct Upgrade {
   std::size_t parameter, to;
-  double price;  ///< energy lost for each byte that is saved
+  double price;  ///< additional squared error per saved byte
 };
 
-/// The rule's pattern that matches this name alone.
+/// The rule pattern for exactly this name.
 std::string literal_pattern(const std::string& name) {
   std::string pattern;
   for (const char c : name) {
@@ -31,7 +31,7 @@ double price(const AllocationCandidate& from, const AllocationCandidate& to) {
          (static_cast<double>(from.bytes) - static_cast<double>(to.bytes));
 }
 
-/// Those that may be chosen, the least lost first, of equal ones the shortest.
+/// The allowed candidates by increasing error, then by increasing size.
 std::vector<std::size_t> by_energy(const AllocationParameter& parameter) {
   const auto& all = parameter.candidates;
   std::vector<std::size_t> order;
@@ -45,7 +45,7 @@ std::vector<std::size_t> by_energy(const AllocationParameter& parameter) {
   return order;
 }
 
-/// The corners of the lower convex hull, from the least lost to the fewest bytes.
+/// The corners of the lower convex hull, from the smallest error to the fewest bytes.
 std::vector<std::size_t> hull(const AllocationParameter& parameter) {
   const auto& all = parameter.candidates;
   std::vector<std::size_t> corners;
@@ -95,7 +95,7 @@ class Allocator {
     return parameters_[i].candidates[result_.chosen[i]];
   }
 
-  // So that a budget of no number fits nothing.
+  // False for a NaN budget.
   bool fits(double wanted) const { return static_cast<double>(result_.bytes) <= wanted; }
 
   void take(const Upgrade& step) {
@@ -104,7 +104,8 @@ class Allocator {
     result_.bytes += chosen(step.parameter).bytes;
   }
 
-  /// Of what loses less than now, the one that wins most for its bytes.
+  /// The upgrade with the largest error reduction per byte. Only candidates with a smaller error
+  /// than now count.
   std::optional<Upgrade> best_that_fits(double wanted) const {
     std::optional<Upgrade> best;
     const double room = wanted - static_cast<double>(result_.bytes);

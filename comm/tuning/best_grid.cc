@@ -1,4 +1,4 @@
-// The ways that there are, and two-shot on its quickest grid; see model.h.
+// The supported algorithms, and the fastest two-shot grid. See model.h.
 #include "comm/collectives/grid.h"
 #include "comm/collectives/parts.h"
 #include "comm/tuning/model.h"
@@ -8,7 +8,8 @@
 namespace tersor {
 namespace {
 
-constexpr double kWorthADimension = 0.95;  // of the time: it costs a quantisation
+// Maximum relative duration: a dimension costs a quantization.
+constexpr double kWorthADimension = 0.95;
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What each codec makes of samples of gradients, for <tersor/allocate.h>.
+// Measures codecs on gradient samples for <tersor/allocate.h>.
 #include "codecs/loss.h"
 
 #include <tersor/allocate.h>

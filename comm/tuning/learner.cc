@@ -8,7 +8,7 @@
 namespace tersor {
 namespace {
 
-constexpr double kTick = 1e-9;  // seconds: 0 says that nothing was measured
+constexpr double kTick = 1e-9;  // seconds; 0 means not measured
 
 }  // namespace
 
@@ -51,7 +51,7 @@ void Learner::begin_trials() {
   begin_group();
 }
 
-// What is chosen goes first: against its time others are hopeless.
+// Starts with the chosen alternative, because the measured time may rule out others.
 void Learner::begin_group() {
   while (group_ < groups_.size() && tried().ways.size() < 2) ++group_;
   trying_.clear();
@@ -98,7 +98,7 @@ void Learner::agree(double seconds) {
   } while (hopeless(tried(), tried().ways[trying_[next_]]));
 }
 
-// What the chosen one's messages took was no more than its step, whatever was predicted of it.
+// Scales predictions: the chosen alternative's messages took at most the duration of its step.
 double Learner::expected(const Group& group, const Way& way) {
   const Way& chosen = group.ways[group.chosen];
   if (chosen.predicted <= chosen.measured) return way.predicted;
@@ -116,7 +116,8 @@ double Learner::quickest(const Group& group) {
   return seconds;
 }
 
-// What is far behind is left; the others go once more, until one is left or they are close enough.
+// Drops slow alternatives. The others are measured again until a single alternative is left or the
+// rest is close enough.
 void Learner::end_round() {
   const double limit = kLeft[round_] * quickest(tried());
   std::erase_if(trying_, [&](std::size_t way) {
@@ -137,8 +138,8 @@ void Learner::choose() {
   tried().chosen = static_cast<std::size_t>(found - tried().ways.begin());
 }
 
-// The link, the machine or the model's input may have changed: all is tried again. As long as
-// nothing comes of looking, the next look is later.
+// Tries all alternatives again, because the link, the machine or the model's input may have
+// changed. While measurements find no change, the pauses grow.
 void Learner::watch(double seconds) {
   if (usual_ > 0 && (seconds > kDrift * usual_ || seconds * kDrift < usual_)) {
     drift_ = "; tried again as " + terms_.timed + " of " + seconds_text(usual_) + " took " +

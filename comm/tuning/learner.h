@@ -1,10 +1,10 @@
-// Which way gradients go, found out while they do: each is tried for some steps, and the quickest
-// stays until steps take a fifth more or less than they did. Of those that are as quick the one
-// stays that loses least. A step is one of training, for each group of a reducer's parameters; or
-// one call of an allreduce.
+// Chooses among alternatives for gradients during training. Each alternative is measured for some
+// steps. The fastest is used until step times change by a fifth up or down. Among equally fast
+// alternatives, the smallest loss wins. A step is a training step (with a group per set of a
+// reducer's parameters) or an allreduce call.
 //
-// Knows neither parameters nor ranks: tests/comm/learner_test.cc drives it alone. Steps are counted
-// and times agreed on by all ranks, so that all ranks change in the same step.
+// Independent of parameters and ranks: tests/comm/learner_test.cc uses this class alone. All ranks
+// count the same steps and agree on the times, so all ranks switch in the same step.
 #pragma once
 
 #include <cstddef>
@@ -16,56 +16,57 @@ namespace tersor {
 
 class Learner {
  public:
-  static constexpr double kAsQuick = 1.01;  ///< of the quickest one's time
-  static constexpr double kDrift = 1.2;     ///< of a step's time, up or down
-  /// What is so much slower after the first, second, … round of trying is left.
+  static constexpr double kAsQuick = 1.01;  ///< times the fastest duration
+  static constexpr double kDrift = 1.2;     ///< change of a step's duration, up or down
+  /// Alternatives slower by this factor after the first, second, … round are dropped.
   static constexpr double kLeft[] = {1.4, 1.1, 1.05};
-  static constexpr std::size_t kTimedSteps = 3;     ///< of a look, after one to warm up
-  static constexpr std::size_t kLongestPause = 64;  ///< between two looks, times the first
+  static constexpr std::size_t kTimedSteps = 3;  ///< per measurement, after a warm-up step
+  /// Maximum pause between measurements, in multiples of the first pause.
+  static constexpr std::size_t kLongestPause = 64;
 
-  /// What differs between steps of training and calls.
+  /// The differences between training steps and calls.
   struct Terms {
-    std::string timed = "steps";         ///< what takes a time, and
-    std::string predicted = "messages";  ///< of what one is predicted
-    /// A way is not tried where its predicted time is more than this many times the quickest's.
+    std::string timed = "steps";         ///< name of the measured unit
+    std::string predicted = "messages";  ///< name of the predicted unit
+    /// An alternative is not tried if its prediction exceeds this multiple of the fastest duration.
     double hopeless = 6;
-    std::size_t first_pause = 16;  ///< steps between the first two looks
+    std::size_t first_pause = 16;  ///< steps between the first two measurements
   };
   struct Way {
     std::string name;
     double predicted = 0;  ///< seconds
-    double measured = 0;   ///< of a step, the slowest rank's; 0: not tried
+    double measured = 0;   ///< seconds per step on the slowest rank; 0 if not tried
   };
   struct Group {
     std::string name;
-    std::vector<Way> ways;   ///< what loses least first
-    std::size_t chosen = 0;  ///< and what it begins with
+    std::vector<Way> ways;   ///< in order of increasing loss
+    std::size_t chosen = 0;  ///< initially the starting choice
   };
 
   explicit Learner(std::vector<Group> groups) : Learner(std::move(groups), Terms()) {}
   Learner(std::vector<Group> groups, Terms terms);
 
-  /// Whether any group has something to choose.
+  /// True if any group has alternatives.
   bool has_choice() const;
-  /// How a group goes in the step that begins.
+  /// The alternative of a group in the next step.
   std::size_t way(std::size_t group) const;
   std::vector<std::size_t> ways() const;
   std::vector<std::size_t> chosen() const;
   bool settled() const { return trying_.empty(); }
-  /// Whether the time of the step that begins counts.
+  /// True if the next step's duration counts.
   bool looks() const { return pause_ == 0 && warm_; }
 
-  /// A step took so long. True where the ranks must now agree on the largest `seconds()` of any,
-  /// and call `agree`.
+  /// Adds the duration of a step. If the result is true, the ranks must now agree on the maximum of
+  /// `seconds()` and call `agree`.
   bool add(double seconds);
   double seconds() const;
-  /// Ways may be others from now on.
+  /// Adds the agreed duration. May change the alternatives.
   void agree(double seconds);
 
-  /// Tries anew, and these first.
+  /// Restarts the trials with these alternatives first.
   void begin_with(const std::vector<std::size_t>& chosen);
 
-  /// A line a group, and one for each of its ways.
+  /// Returns a line per group and a line per alternative.
   std::string explain() const;
 
  private:
@@ -83,19 +84,19 @@ class Learner {
 
   Terms terms_;
   std::vector<Group> groups_;
-  std::size_t group_ = 0;            ///< that is tried
-  std::size_t round_ = 0;            ///< of trying it
-  std::size_t next_ = 0;             ///< in `trying_`
-  std::vector<std::size_t> trying_;  ///< ways of this round; empty: settled
+  std::size_t group_ = 0;            ///< index of the group being tried
+  std::size_t round_ = 0;            ///< round of the trial
+  std::size_t next_ = 0;             ///< index in `trying_`
+  std::vector<std::size_t> trying_;  ///< alternatives of this round; empty once settled
 
-  std::size_t pause_ = 0;        ///< steps until the next look
-  bool warm_ = false;            ///< the look's first step is over
-  std::vector<double> seconds_;  ///< of the look under way
+  std::size_t pause_ = 0;        ///< steps until the next measurement
+  bool warm_ = false;            ///< True after the measurement's first step
+  std::vector<double> seconds_;  ///< durations of the current measurement
   std::size_t steps_ = 0, settled_at_ = 0;
-  double usual_ = 0;  ///< a settled step's seconds; 0: not looked at yet
+  double usual_ = 0;  ///< duration of a settled step; 0 if not measured
   std::size_t next_pause_ = terms_.first_pause;
-  std::vector<std::size_t> before_;  ///< what was chosen when the trials began
-  std::string drift_;                ///< why they began anew
+  std::vector<std::size_t> before_;  ///< choice before the trials
+  std::string drift_;                ///< reason for restarting the trials
 };
 
 }  // namespace tersor

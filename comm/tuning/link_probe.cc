@@ -1,5 +1,5 @@
-// See link_probe.h. All ranks send to all at once, as the collectives do, so that what is measured
-// is what they will meet: both directions busy, and as many ranks on a core as there are.
+// Implements link_probe.h. All ranks send to all ranks at once, as in the collectives. The
+// measurement therefore includes both directions and the actual number of ranks per core.
 #include "comm/tuning/link_probe.h"
 
 #include "comm/collectives/context.h"
@@ -21,15 +21,16 @@ namespace {
 constexpr std::size_t kTinyBytes = 16;
 constexpr std::size_t kFirstBytes = 4096;                 // to each peer
 constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // to each peer
-constexpr std::size_t kApart = 64;    // other bytes for each peer: nothing is sent to two at once
-constexpr double kLongEnough = 2e-3;  // seconds of an exchange
-constexpr double kLatencies = 16;     // or so many: ranks begin up to one apart
+constexpr std::size_t kApart = 64;    // distinct bytes per peer, so no bytes are sent twice
+constexpr double kLongEnough = 2e-3;  // seconds per exchange
+// Or this multiple of the latency, because ranks start up to a latency apart.
+constexpr double kLatencies = 16;
 constexpr std::size_t kRepeats = 3;
 constexpr std::size_t kTinyRepeats = 15;
 constexpr int kExchangesAtOnce = 8;
 constexpr std::size_t kEnvelopeBytes = sizeof(host::Envelope);
 
-/// Of the calling thread: what its core did.
+/// CPU time of the calling thread.
 double core_seconds() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -42,8 +43,8 @@ Operation operation_of(Transport& transport, std::chrono::milliseconds timeout) 
 
 using Reduce = Handle (Transport::*)(const Operation&, std::span<const ValueSpan>);
 
-/// Sum or maximum over ranks, in place, in the memory that the transport takes. All values are one
-/// part: there are few.
+/// Sum or maximum over ranks, in place, in a memory the transport accepts. The few values form a
+/// single part.
 void reduce_floats(Transport& transport, Reduce reduce, std::span<float> values,
                    std::chrono::milliseconds timeout, std::uint64_t signature = 0) {
   std::vector<ValueSpan> parts(static_cast<std::size_t>(transport.ranks()));
@@ -80,8 +81,9 @@ class Probe {
 
   double peers() const { return transport_.ranks() - 1; }
 
-  /// Each rank sends `bytes` to every other, `burst` times at once: the shortest of some. Each is
-  /// the mean over ranks, from which it falls out that one rank began before another.
+  /// Each rank sends `bytes` to each other rank, `burst` times at once. Returns the minimum over
+  /// the repeats. Each repeat is the mean over ranks, because the mean cancels different starting
+  /// times.
   ExchangeTimes exchange(std::size_t bytes, int burst, std::size_t repeats) {
     std::vector<float> times(2 * repeats);
     for (std::size_t repeat = 0; repeat < repeats; ++repeat) {
@@ -129,11 +131,11 @@ class Probe {
   Transport& transport_;
   std::chrono::milliseconds timeout_;
   Buffer memory_;
-  std::unique_ptr<Stream> stream_;  ///< of device memory
+  std::unique_ptr<Stream> stream_;  ///< for device memory
 };
 
-// Bytes grow until an exchange takes long against latency and the clock; all ranks see the same
-// time and so stop at the same bytes.
+// Doubles the bytes until the exchange is long compared with latency and clock resolution. All
+// ranks see the same times and stop at the same size.
 ExchangeTimes times_per_byte(Probe& probe, const ExchangeTimes& tiny) {
   ExchangeTimes times;
   std::size_t bytes = kFirstBytes;

@@ -1,4 +1,4 @@
-// Measures a link over a transport: a few messages, a few milliseconds.
+// Measures a link through a transport with a few messages, in a few milliseconds.
 #pragma once
 
 #include <tersor/auto.h>
@@ -9,12 +9,13 @@
 
 namespace tersor {
 
-/// A collective call: what messages from and to such memory cost. All ranks get the same figures:
-/// means over ranks. One rank: zeros. Throws TransportError where a rank stays away until the
-/// timeout.
+/// Measures the cost of messages for a memory. Collective. All ranks get the same figures, the
+/// means over ranks. All figures are 0 for a single rank. Throws TransportError if a rank is
+/// missing at the timeout.
 LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::milliseconds timeout);
 
-/// Each value becomes the largest of all ranks, in place. Ranks whose signatures differ are told.
+/// Replaces each value by the maximum over ranks, in place. Throws TransportError if signatures
+/// differ.
 void agree_on_largest(Transport& transport, std::span<float> values,
                       std::chrono::milliseconds timeout, std::uint64_t signature = 0);
 

@@ -1,5 +1,5 @@
-// Times codecs for the cost model: each call on few and on many values, which gives its cost a call
-// and a value.
+// Measures codecs for the cost model. Each call runs with few and with many values, to derive the
+// costs per call and per value.
 #include "comm/tuning/measure.h"
 #include "codecs/planned_codec.h"
 #include "comm/collectives/context.h"
@@ -21,12 +21,12 @@ namespace {
 constexpr std::size_t kFew = 1024;  // values
 constexpr std::size_t kLeastMany = 16 * kFew, kMany = std::size_t{1} << 20;
 constexpr std::size_t kFrames = 4;  // of a reduce
-constexpr double kTarget = 2e-3;    // seconds that one figure may take
-constexpr double kLong = 20e-3;     // of one call: what disturbs it matters little
+constexpr double kTarget = 2e-3;    // maximum seconds per figure
+constexpr double kLong = 20e-3;     // for a single call: disturbances matter little
 constexpr int kLeastCalls = 3, kMostCalls = 200;
 constexpr int kBurst = 16;
 
-/// What so many calls take, a call.
+/// The mean duration of `calls` calls.
 template <typename Function>
 double time_of(Function&& function, int calls, const Stream* stream) {
   const auto start = Clock::now();
@@ -35,8 +35,8 @@ double time_of(Function&& function, int calls, const Stream* stream) {
   return seconds_since(start) / calls;
 }
 
-/// The shortest of several calls: what disturbs a call only makes it longer. On a device of
-/// several bursts, so that waiting for one is shared by its calls.
+/// The minimum of several calls, because disturbances only add time. On a device, several bursts
+/// share the cost of waiting.
 template <typename Function>
 double shortest(Function&& function, const Stream* stream = nullptr) {
   const auto start = Clock::now();
@@ -59,7 +59,7 @@ Buffer zeros(std::size_t bytes, Memory memory = Memory::kHost, StreamView stream
   return buffer;
 }
 
-// Sums of four uniform numbers: near enough to a normal distribution for a sparse codec's choice.
+// Sums of four uniform numbers: close enough to a normal distribution for sparse codecs.
 std::vector<float> numbers(std::size_t count) {
   std::uint64_t state = 0x9e3779b97f4a7c15;
   const auto uniform = [&state] {
@@ -71,16 +71,16 @@ std::vector<float> numbers(std::size_t count) {
   return values;
 }
 
-/// Where codecs are measured.
+/// The memory and stream for measurements.
 struct Site {
   Memory memory = Memory::kHost;
-  const Stream* stream = nullptr;  ///< of a device
+  const Stream* stream = nullptr;  ///< for device memory
 
   StreamView view() const { return stream == nullptr ? StreamView{} : stream->view(); }
   Buffer zeros(std::size_t bytes) const { return tersor::zeros(bytes, memory, view()); }
 };
 
-/// A codec and all memory that its calls need for one gradient.
+/// A codec with all memory for a gradient.
 class CodecRun {
  public:
   CodecRun(const std::string& spec, Dtype dtype, std::size_t count, Site site)
@@ -136,8 +136,7 @@ class CodecRun {
   std::vector<ConstByteSpan> frames_;
 };
 
-/// The cost of one kind of call, found on a small and on a large gradient: two points make a line,
-/// neither of whose figures is negative.
+/// The cost of a call, from a small and a large gradient. Both results are at least 0.
 template <typename Call>
 WorkCost cost_of(CodecRun& few, CodecRun& many, Call call) {
   const double few_seconds = shortest([&] { call(few); }, few.stream());
@@ -147,7 +146,7 @@ WorkCost cost_of(CodecRun& few, CodecRun& many, Call call) {
   return {std::max(0.0, few_seconds - per_value * static_cast<double>(few.count())), per_value};
 }
 
-/// Values that take long enough to tell what each costs.
+/// Enough values to measure the cost per value.
 std::size_t many_values(const std::string& spec, Dtype dtype, Site site) {
   for (std::size_t count = kLeastMany; count < kMany; count *= 8) {
     CodecRun run(spec, dtype, count, site);
@@ -156,14 +155,14 @@ std::size_t many_values(const std::string& spec, Dtype dtype, Site site) {
   return kMany;
 }
 
-/// What each payload after the first adds to a decode, or to a reduction.
+/// The cost of each payload after the first, for a decode or a reduction.
 WorkCost further(WorkCost all, WorkCost first) {
   constexpr double kOthers = kFrames - 1;
   return {std::max(0.0, all.per_call - first.per_call) / kOthers,
           std::max(0.0, all.per_value - first.per_value) / kOthers};
 }
 
-// The gradient's own values travel where a codec writes them as they are.
+// True if the codec sends the gradient's own values unchanged.
 bool travels_itself(const std::string& spec) { return make_codec(spec)->traits().lossless; }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// How quick the codecs are on this machine.
+// Measures the speed of the codecs on this machine.
 #pragma once
 
 #include "comm/tuning/model.h"
@@ -7,11 +7,11 @@
 
 namespace tersor {
 
-/// Times a codec's calls on one core, or on the current device, some tens of milliseconds. With
-/// "+ef": with a residual.
+/// Measures the calls of a codec on a single core or on the current device. Takes some tens of
+/// milliseconds. Codecs with "+ef" use a residual.
 CodecCosts measure_codec(const std::string& spec, Dtype dtype, Memory memory = Memory::kHost);
 
-/// Seconds in which a native sum adds a byte that came to one that is there.
+/// Measures the seconds per byte for adding received values in a native sum.
 double measure_adding();
 
 }  // namespace tersor

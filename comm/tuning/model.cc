@@ -1,6 +1,6 @@
-// See model.h. A chunk's *stages* are summed into: `work` of the codec, `wire`, in which the
-// sender's link is busy, and `latency`, in which nothing of this chunk moves. `moving` is what the
-// core does for the bytes sent, which is part of the wire's time where a chunk is alone.
+// Implements model.h. Each chunk's *stages* are sums. `work` is the codec's time. During `wire`,
+// the sender's link is busy. During `latency`, no part of the chunk is sent. `moving` is core time
+// for the sent bytes, contained in the wire's time if a chunk is alone.
 #include "comm/tuning/model.h"
 
 #include "comm/collectives/choose.h"
@@ -31,14 +31,14 @@ struct Stages {
   double chain() const { return work + wire + latency; }
 };
 
-/// What a question comes to: lanes, and how often a chunk of them goes.
+/// The shape of an exchange: shards, and the number of chunks per shard.
 struct Shape {
-  double lane_count;  ///< values of a chunk in the longest lane
-  double filled;      ///< how much of it the others hold, on average
-  double chunks;      ///< a whole number but for the last one's share
+  double lane_count;  ///< values of a chunk in the longest shard
+  double filled;      ///< mean fill of the shards, as a fraction of the longest
+  double chunks;      ///< an integer, except for the last chunk's fraction
 };
 
-/// Of a native sum all ranks have a lane.
+/// Each rank owns a shard of a native sum.
 Grid grid_of(const CostQuestion& question) {
   if (question.algorithm != Algorithm::kTwoShot) return Grid(question.ranks);
   if (question.dims.empty()) return Grid::standard(question.ranks, question.error_growth);
@@ -70,12 +70,12 @@ double frame_bytes_of(const CostQuestion& question, double count) {
   return static_cast<double>(plan_of(question, count).frame_bytes);
 }
 
-/// How long a sender is busy with one message, envelope included.
+/// The time a sender is busy with a message, including the envelope.
 double message_seconds(const LinkFigures& link, double bytes) {
   return link.seconds_per_message + bytes * link.seconds_per_byte;
 }
 
-/// The slowest hop of a ring over all ranks. Only one rank of a host sends to the next host.
+/// The slowest link of a ring over all ranks. Only one rank per host sends to the next host.
 const LinkFigures& ring_link(const Network& network, int ranks) {
   return ranks > network.ranks_per_host ? network.link : network.local;
 }
@@ -87,8 +87,8 @@ double ring_messages(double part_bytes) {
   return std::max(1.0, std::ceil(part_bytes / bytes));
 }
 
-// A message goes on as soon as it has come and was added; a step cannot be shorter than that, nor
-// than what the step's messages keep the link busy.
+// A chunk is forwarded after its arrival and addition. A step takes at least this time, and at
+// least the time the link is busy with the step's messages.
 Stages ring_sum(const CostFigures& figures, int ranks, double part_bytes) {
   const LinkFigures& link = ring_link(figures.network, ranks);
   const double messages = ring_messages(part_bytes), steps = 2.0 * (ranks - 1);
@@ -105,12 +105,12 @@ Stages ring_sum(const CostFigures& figures, int ranks, double part_bytes) {
           .bytes = sent};
 }
 
-/// What the longest lane of a kind holds.
+/// The longest shard of a kind.
 struct Load {
   double count = 0;
-  double bytes = 0;     ///< of its message
-  bool encoded = true;  ///< else bare values, within a host
-  double filled = 1;    ///< what others hold of that: of few values some lanes have none
+  double bytes = 0;     ///< of the shard's message
+  bool encoded = true;  ///< True if encoded; false for raw values within a host
+  double filled = 1;    ///< mean fill of the shards: with few values, some are empty
 
   double seconds(std::size_t lanes, const WorkCost& cost) const {
     return std::max(static_cast<double>(lanes) * filled, 1.0) * cost.seconds(count);
@@ -120,15 +120,15 @@ struct Load {
   }
 };
 
-/// Messages of equal length that rank 0 sends, or takes, in a step.
+/// Messages of equal length, sent or received by rank 0 in a step.
 struct Traffic {
-  double near = 0;  ///< within its host
+  double near = 0;  ///< within the host
   double far = 0;
-  double bytes = 0;  ///< of each, envelope included
+  double bytes = 0;  ///< per message, including the envelope
 };
 
-/// Adds up what rank 0 does in the steps of a chunk. Host i has the ranks from i ranks_per_host on;
-/// its ranks do the same at the same time and share its link.
+/// Sums up the activity of rank 0 in the steps of a chunk. Host i holds the ranks from i *
+/// ranks_per_host. All ranks of a host do the same at the same time and share the host's link.
 class Walk {
  public:
   Walk(const CostQuestion& question, const CostFigures& figures, std::vector<Load> lanes)
@@ -146,7 +146,7 @@ class Walk {
     return stages_;
   }
 
-  /// Those of rank 0 of a sum, whose `ranks` are equally far from each other.
+  /// Adds rank 0's steps of a sum over `ranks` equally distant ranks.
   void add_steps(const host::HostSteps& steps, int ranks, double value_bytes) {
     const int apart = question_.ranks / ranks;
     for (const host::HostStep& step : steps) {
@@ -190,7 +190,7 @@ class Walk {
     return traffic;
   }
 
-  // Ranks of a host reach each other by the local link while others use that of the host.
+  // Ranks use the local link and the host's link concurrently.
   double seconds_of(const Traffic& traffic) const {
     const LinkFigures &link = figures_.network.link, &local = figures_.network.local;
     const int sharing = std::min(figures_.network.ranks_per_host, question_.ranks);
@@ -212,7 +212,7 @@ class Walk {
     return parcel == 0 || step.receives[parcel - 1].lane != step.receives[parcel].lane;
   }
 
-  // Of each lane one payload is decoded; the others are added to it.
+  // Decodes a payload of each shard and adds the other payloads.
   void add_decode(const Step& step) {
     for (std::size_t i = 0; i < step.receives.size(); ++i) {
       const Load& load = lanes_[step.receives[i].lane];
@@ -243,7 +243,7 @@ class Walk {
                              figures_.codec.decode_native.seconds(count));
   }
 
-  // As ranks choose it: of a gradient by itself the order is left open, not between hosts.
+  // The algorithm the ranks choose: a single gradient's order is free, but not between hosts.
   host::SumWay way_of_sum(int ranks, double bytes, double value_bytes) const {
     const auto way = [&](double of) {
       return host::sum_way(ranks, question_.ranks <= figures_.network.ranks_per_host,
@@ -254,7 +254,7 @@ class Walk {
     return bytes <= host::SumTuning::kMostDirectBytes ? host::SumWay::kDirect : host::SumWay::kRing;
   }
 
-  // A few KiB go to everybody at once, who adds them all.
+  // A few KiB are sent to all ranks at once, and each rank adds all values.
   void add_direct_sum(int ranks, double bytes) {
     std::vector<Parcel> sends;
     for (int i = 0; i < ranks; ++i) sends.push_back({i * (question_.ranks / ranks), 0});
@@ -262,7 +262,7 @@ class Walk {
     stages_.latency += ranks * bytes * figures_.add_seconds_per_byte;
   }
 
-  // Of all ranks, or of one a host, whose neighbours have rings of their own.
+  // A ring over all ranks, or over one rank per host. The neighbours' rings then run concurrently.
   void add_ring(int ranks, double part_bytes) {
     CostFigures figures = figures_;
     const int rings = question_.ranks / ranks;
@@ -281,7 +281,7 @@ class Walk {
   Stages stages_;
 };
 
-/// Several chunks: what is scarcest decides how soon one follows the other.
+/// The bottleneck determines the interval between chunks.
 Prediction pipelined(Stages stages, double chunks, double crowding) {
   stages.work *= crowding;
   const double apart = std::max({stages.work + crowding * stages.moving, stages.wire,
@@ -306,15 +306,15 @@ void check_figures(const CostQuestion& question, const CostFigures& figures) {
     throw InvalidArgument("there is at least 1 rank, in all and on a host");
 }
 
-/// Hosts of equally many ranks, one behind the other.
+/// Hosts with equal numbers of consecutive ranks.
 HostGroups equal_hosts(const CostQuestion& question, int ranks_per_host) {
   std::vector<int> hosts;
   for (int rank = 0; rank < question.ranks; ++rank) hosts.push_back(rank / ranks_per_host);
   return {hosts, question.ranks, question.error_growth};
 }
 
-// Lanes of `count` values in all: those within a host, in bare values, those between hosts, and
-// those within it on the way back.
+// The shards of `count` values: within a host (raw), between hosts, and within a host on the way
+// back.
 std::vector<Load> loads_of(const CostQuestion& question, int near, int lanes_between,
                            double count) {
   const double share = count / near, between = std::ceil(share / lanes_between);

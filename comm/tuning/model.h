@@ -1,5 +1,5 @@
-// The cost model: how long an allreduce takes, from few figures. A pure function, so that ranks
-// which hold equal figures decide alike. docs/algorithms.md derives the formulas.
+// The cost model: predicts the duration of an allreduce from a few figures. A pure function, so
+// ranks with equal figures make equal decisions. docs/algorithms.md derives the formulas.
 #pragma once
 
 #include <tersor/auto.h>
@@ -13,7 +13,7 @@
 
 namespace tersor {
 
-/// Seconds of one call of a codec on so many values.
+/// The duration of a codec call, in seconds, as a function of the number of values.
 struct WorkCost {
   double per_call = 0;
   double per_value = 0;
@@ -21,39 +21,39 @@ struct WorkCost {
   double seconds(double count) const { return per_call + per_value * count; }
 };
 
-/// What a codec's calls cost for one dtype, on one core that nobody else uses.
+/// The costs of a codec's calls for a dtype, on an otherwise idle core.
 struct CodecCosts {
   WorkCost encode;
-  WorkCost decode;         ///< of one payload
-  WorkCost decode_more;    ///< of each further payload of the same call
-  WorkCost reduce;         ///< of one payload, the encoding of the sum included
-  WorkCost reduce_more;    ///< of each further payload of the same call
-  WorkCost encode_native;  ///< to bare values; 0 where the gradient itself travels
+  WorkCost decode;         ///< first payload
+  WorkCost decode_more;    ///< each further payload of the same call
+  WorkCost reduce;         ///< first payload, including encoding the sum
+  WorkCost reduce_more;    ///< each further payload of the same call
+  WorkCost encode_native;  ///< to raw values; 0 if the gradient itself is sent
   WorkCost decode_native;
 };
 
-/// All of them, in the order in which messages hold them.
+/// All costs, in wire order.
 inline std::array<WorkCost*, 7> fields_of(CodecCosts& costs) {
   return {&costs.encode,      &costs.decode,        &costs.decode_more,  &costs.reduce,
           &costs.reduce_more, &costs.encode_native, &costs.decode_native};
 }
 
-/// Where ranks are, and what lies between them.
+/// The distribution of ranks over hosts and the link figures.
 struct Network {
   LinkFigures link;        ///< of each host
-  LinkFigures local = {};  ///< between ranks of one host; not used where there is one a host
+  LinkFigures local = {};  ///< between ranks of a host; unused with a rank per host
   int ranks_per_host = 1;
 };
 
-/// All figures that a prediction depends on, beside the question.
+/// All inputs of a prediction, except for the question.
 struct CostFigures {
   Network network;
   CodecCosts codec;
-  double add_seconds_per_byte = 0;  ///< of a native sum: adding what came to what is there
-  double crowding = 1;              ///< ranks that share a core while they encode
+  double add_seconds_per_byte = 0;  ///< of a native sum: adding received values to local values
+  double crowding = 1;              ///< number of ranks sharing a core during encoding
 };
 
-/// The question: how long does this allreduce take?
+/// Describes the allreduce to predict.
 struct CostQuestion {
   const Codec* codec = nullptr;
   Algorithm algorithm = Algorithm::kTwoShot;  ///< not kAuto
@@ -61,47 +61,48 @@ struct CostQuestion {
   std::size_t count = 0;
   int ranks = 1;
   std::size_t chunk_count = kDefaultChunkCount;
-  std::vector<int> dims = {};  ///< of two-shot; none: the standard grid
+  std::vector<int> dims = {};  ///< of the two-shot grid; if empty, the standard grid
   double error_growth = kDefaultErrorGrowth;
 };
 
 struct Prediction {
   double seconds = 0;
-  double work_seconds = 0;  ///< of them, at most, encoding, reducing, decoding
-  double sent_bytes = 0;    ///< by one rank
+  double work_seconds = 0;  ///< upper bound of encoding, reducing and decoding
+  double sent_bytes = 0;    ///< per rank
 };
 
-/// Throws InvalidArgument where a figure is not finite or negative, or the codec cannot go so.
+/// Predicts an allreduce. Throws InvalidArgument if a figure is negative or not finite, or if the
+/// codec does not support the algorithm.
 Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures);
 
-/// How two-shot goes on the quickest grid.
+/// The fastest two-shot grid and its prediction.
 struct GridPrediction {
   std::vector<int> dims;
   Prediction prediction;
 };
 
-/// The same where the grid is left open: of those that `question.error_growth` allows, but one with
-/// more dimensions only where it is a twentieth quicker. `question.dims` are not left open; another
-/// algorithm has none.
+/// Predicts an allreduce on the fastest grid allowed by `question.error_growth`. A grid with more
+/// dimensions must be at least 5 % faster. Given `question.dims` and algorithms other than two-shot
+/// leave no choice of a grid.
 GridPrediction predict_on_best_grid(const CostQuestion& question, const CostFigures& figures);
 
-/// The same for a reduce-scatter, which two-shot goes by its first half alone.
+/// Predicts a reduce-scatter: the first half of a two-shot allreduce.
 Prediction predict_reduce_scatter(const CostQuestion& question, const CostFigures& figures);
 
-/// The same for the hierarchical way: sums of bare values within hosts, between hosts two-shot of
-/// each rank's share, and back. `question.algorithm` is not looked at.
+/// Predicts the hierarchical allreduce: raw sums within hosts, two-shot of each rank's shard
+/// between hosts, then the distribution within hosts. Ignores `question.algorithm`.
 Prediction predict_hierarchical(const CostQuestion& question, const CostFigures& figures);
 
-/// What a sum of bare values, of `question.dtype`, would take by halving and doubling (Thakur,
-/// Rabenseifner and Gropp 2005), which other libraries have: not a way of ours, but what any way
-/// has to beat. `question.codec` and `question.algorithm` are not looked at.
+/// Predicts a sum of raw values of `question.dtype` by halving and doubling (Thakur, Rabenseifner
+/// and Gropp 2005). Other libraries use this algorithm. Here, the prediction is only a baseline for
+/// all alternatives. Ignores `question.codec` and `question.algorithm`.
 Prediction predict_halving_doubling(const CostQuestion& question, const CostFigures& figures);
 
-/// The algorithms that an allreduce by this codec may take.
+/// The algorithms supported by the codec in an allreduce.
 std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype);
 
-/// Throws InvalidArgument where a figure is negative, infinite or not a number; `name` is the
-/// link's in the message.
+/// Throws InvalidArgument if a figure is negative, infinite or NaN. `name` is the link's name in
+/// the text.
 void check_link(const LinkFigures& link, std::string_view name);
 
 }  // namespace tersor

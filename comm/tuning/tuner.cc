@@ -21,20 +21,20 @@
 namespace tersor {
 namespace {
 
-// Longer chunks than the transport's own gain next to nothing, and their buffers fall out of
+// Longer chunks than the transport's default gain almost nothing, and the buffers exceed the
 // caches.
 std::array<std::size_t, 2> chunk_counts(const Transport& transport) {
   const std::size_t own = transport.traits().chunk_count;
   return {own, own / 4};
 }
 
-constexpr std::size_t kMostGradients = 1024;  // sizes that are remembered
+constexpr std::size_t kMostGradients = 1024;  // maximum number of remembered sizes
 
-// Calls are many, and what one is predicted to take is all that it takes.
+// Calls are frequent, and the prediction of a call is complete.
 const Learner::Terms kCalls{
     .timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64};
 
-/// Equal on ranks that share a machine's cores.
+/// Equal for ranks sharing the cores of a machine.
 std::uint64_t machine_number() {
   std::string name;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> name;
@@ -62,8 +62,8 @@ CodecCosts take(std::span<const float>& figures) {
   return costs;
 }
 
-/// Of each rank its place among those of its host; nothing where every rank has a host of its own,
-/// all share one, or hosts have unequal numbers of ranks.
+/// The local rank of each rank on its host. Nothing if each rank has a separate host, if all ranks
+/// share a host, or if hosts have unequal numbers of ranks.
 std::optional<std::vector<int>> places_on_hosts(const std::vector<int>& hosts) {
   std::map<int, int> ranks_of;
   std::vector<int> places;
@@ -119,12 +119,13 @@ Tuner::Impl::Impl(Transport& transport, AutoOptions wanted)
   learn(Dtype::kF32);
 }
 
-// A library below that adds on the device has done so in what the link was measured to take.
+// False for device memory if the library below adds on the device: the measured link then includes
+// the additions.
 bool Tuner::Impl::adds_on_host() const {
   return options_.memory == Memory::kHost || !channel_->traits().queues;
 }
 
-// Who measures, and how many ranks share a core when all of them encode.
+// Selects the measuring ranks, and determines how many ranks share a core if all ranks encode.
 void Tuner::Impl::find_machines() {
   const std::uint64_t own = machine_number();
   const Handle handle = [&] {
@@ -149,7 +150,7 @@ void Tuner::Impl::find_machines() {
   crowding_ = on_device() ? 1.0 : double{crowding} / options_.threads;
 }
 
-// 16-bit gradients are no shorter as bf16.
+// bf16 is no shorter than other 16-bit gradients.
 std::vector<std::string> Tuner::Impl::candidates(Dtype dtype) const {
   std::vector<std::string> specs = {"none"};
   if (dtype == Dtype::kF32) specs.emplace_back("bf16");
@@ -160,7 +161,7 @@ std::vector<std::string> Tuner::Impl::candidates(Dtype dtype) const {
   return specs;
 }
 
-// The slowest machine's speeds, which all ranks then hold alike.
+// All ranks use the speeds of the slowest machine.
 void Tuner::Impl::learn(Dtype dtype) {
   const std::vector<std::string> specs = candidates(dtype);
   if (costs_.contains({specs.front(), dtype})) return;
@@ -174,8 +175,9 @@ void Tuner::Impl::learn(Dtype dtype) {
   add_seconds_per_byte_ = double{rest.front()};
 }
 
-// Where several ranks share each host, in equal numbers: a host's link, which one rank of each has
-// for itself while it is measured, and what lies within hosts. Else all ranks are alike.
+// If hosts have equal numbers of several ranks, measures the link of a host and the link within
+// hosts. A single rank per host uses the host's link during the measurement. Otherwise, all ranks
+// are alike.
 void Tuner::Impl::find_network() {
   const std::vector<int> hosts = channel_->hosts();
   const auto places = places_on_hosts(hosts);
@@ -188,7 +190,7 @@ void Tuner::Impl::find_network() {
   network_.link = probe(ranks_with(*places, 0));
 }
 
-// What lies between the members, measured by those; all ranks get the largest figures of any group.
+// Measures the link between the members. All ranks get the maximum over all groups.
 LinkFigures Tuner::Impl::probe(const std::vector<int>& members) {
   LinkFigures own;
   if (std::binary_search(members.begin(), members.end(), channel_->rank()))
@@ -200,7 +202,7 @@ LinkFigures Tuner::Impl::probe(const std::vector<int>& members) {
   return {figures[0], figures[1], figures[2], figures[3]};
 }
 
-// Encoded between hosts only; as chunks go, the default length.
+// Encodes between hosts only. Uses the default chunk length, as chunks do.
 void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuestion question,
                                    const CostFigures& figures, std::vector<AutoPrediction>& all) {
   const auto ways = possible_algorithms(*question.codec, question.dtype);
@@ -217,7 +219,7 @@ CostFigures Tuner::Impl::figures_of(const std::string& spec, Dtype dtype) const 
           .crowding = crowding_};
 }
 
-// Shards have but one way, which the codec decides.
+// A reduce-scatter has a single algorithm, determined by the codec.
 void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
                               std::vector<AutoPrediction>& all) {
   question.algorithm = choose_scatter(*question.codec, question.dtype, "reduce_scatter");
@@ -229,7 +231,7 @@ void Tuner::Impl::add_scatter(const std::string& spec, CostQuestion question,
   }
 }
 
-// The quickest chunk length, and grid, of each way.
+// Adds the fastest chunk length and grid for each algorithm.
 void Tuner::Impl::add_alternatives(const std::string& spec, const CostQuestion& question,
                                    std::vector<AutoPrediction>& all) {
   const CostFigures figures = figures_of(spec, question.dtype);
@@ -299,7 +301,8 @@ void Tuner::Impl::record(Dtype dtype, std::size_t count, double seconds) {
   learner.agree(double{slowest});
 }
 
-// Of the ways that one gradient may go by itself: hierarchical is for all of a reducer's or none.
+// The alternatives of a single gradient, without hierarchical exchange: a reducer uses it for all
+// gradients or none.
 const std::vector<AutoPrediction>& Tuner::Impl::predicted(const Gradient& gradient) {
   if (predicted_.size() >= kMostGradients && !predicted_.contains(gradient)) predicted_.clear();
   std::vector<AutoPrediction>& known = predicted_[gradient];
@@ -324,7 +327,7 @@ std::vector<AutoPrediction> Tuner::Impl::predict_each(const Gradient& gradient) 
   return each;
 }
 
-// Where nothing is tried here, a reducer begins with what is predicted.
+// Without trials, a reducer starts with the prediction.
 std::string Tuner::Impl::explain() const {
   std::string text = "auto: " + std::to_string(channel_->ranks()) + " ranks; link of " +
                      rate_text(network_.link.seconds_per_byte) + ", " +

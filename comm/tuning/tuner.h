@@ -1,5 +1,4 @@
-// The inside of a Tuner: figures that all ranks hold alike, and a Learner for each kind of
-// gradient.
+// Implementation of a Tuner: figures equal on all ranks, and a Learner per kind of gradient.
 #pragma once
 
 #include "comm/tuning/learner.h"
@@ -22,13 +21,13 @@ struct Tuner::Impl {
     Dtype dtype;
     std::size_t count;
     Collective collective = Collective::kAllreduce;
-    std::vector<int> dims = {};  ///< of two-shot, where they are decided
+    std::vector<int> dims = {};  ///< of two-shot, if decided
     auto operator<=>(const Gradient&) const = default;
   };
 
   Impl(Transport& transport, AutoOptions wanted);
 
-  /// What calls try: ways, and which of them when.
+  /// The alternatives to measure and the Learner choosing among them.
   struct Trials {
     std::vector<AutoPrediction> ways;
     Learner learner;
@@ -61,14 +60,15 @@ struct Tuner::Impl {
 
   AutoOptions options_;
   std::unique_ptr<Transport> channel_;
-  bool measures_ = true;  ///< the lowest rank of its machine measures for all ranks there
+  /// True on the machine's lowest rank, which measures for all ranks of the machine.
+  bool measures_ = true;
   double crowding_ = 1;
   double add_seconds_per_byte_ = 0;
   Network network_;
-  std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on
-  std::map<Gradient, Trials> trials_;  ///< of the sizes used last; all ranks use the same
+  std::map<std::pair<std::string, Dtype>, CodecCosts> costs_;  ///< agreed on by all ranks
+  std::map<Gradient, Trials> trials_;  ///< recently used sizes, equal on all ranks
   std::uint64_t calls_ = 0;
-  std::map<Gradient, std::vector<AutoPrediction>> predicted_;  ///< asked of `predict`
+  std::map<Gradient, std::vector<AutoPrediction>> predicted_;  ///< cache of `predict`
 };
 
 }  // namespace tersor
