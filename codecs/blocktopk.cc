@@ -1,4 +1,4 @@
-// blocktopk: the largest values of each block with their places; sizes, sections and checks around
+// blocktopk: the largest values of each block with their indices. Sizes, sections and checks for
 // kernels/blocktopk.
 
 #include "codecs/registry.h"
@@ -22,7 +22,7 @@ constexpr Choice<BlocktopkValues, 3> kBlocktopkValues = {"values",
                                                            {"int4", BlocktopkValues::kInt4},
                                                            {"bf16", BlocktopkValues::kBf16}}}};
 
-/// The first fault of several frames, in their order, whichever thread finds it.
+/// The first fault of several frames in frame order, regardless of the detecting thread.
 class FirstFault {
  public:
   void add(std::size_t frame, std::size_t segment, const char* text) {
@@ -31,7 +31,7 @@ class FirstFault {
     std::tie(frame_, segment_, text_) = std::tie(frame, segment, text);
   }
 
-  /// Throws WireError where there is one.
+  /// Throws WireError if a fault was added.
   void check(std::size_t frames) const {
     if (text_ != nullptr) throw_wrong_places(frame_, frames, segment_, text_);
   }
@@ -64,7 +64,7 @@ class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::Blockto
     return {bytes * block_.scale_words(), bytes * block_.high_words(), bytes * block_.low_words(),
             bytes * block_.value_words()};
   }
-  /// Payloads are so short that they are in the caches as a whole.
+  /// Payloads are short enough to fit into the caches as a whole.
   static std::size_t piece_count(Dtype) { return std::numeric_limits<std::size_t>::max(); }
 
   void device_encode(const EncodeCall& call, const kernels::DeviceFrame& frame) const {
@@ -94,7 +94,7 @@ class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::Blockto
                                       .output = output_of(to)});
   }
 
-  /// Lists come from elsewhere: no place may lie outside its block.
+  /// Lists come from other ranks. Every index must lie inside its block.
   template <typename Call>
   void check_places_of(const Call& call) const {
     FirstFault fault;

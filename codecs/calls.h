@@ -1,5 +1,5 @@
-// From the words of a codec's call to those of its kernels: feedback, noise, where to store, and
-// what an inactive segment does.
+// Converts the arguments of codec calls to the arguments of kernels: feedback, noise, stores, and
+// inactive segments.
 #pragma once
 
 #include "codecs/slices.h"
@@ -13,7 +13,7 @@
 
 namespace tersor::encoding {
 
-/// The words that a call reads; kept apart from those that it writes, which may be the same.
+/// Returns a copy of a call's input words, because the output words may be the same.
 template <typename Call>  // EncodeCall or ReduceCall
 StateWords words_of(const Call& call) {
   if (call.words != nullptr) return *call.words;
@@ -22,7 +22,7 @@ StateWords words_of(const Call& call) {
   return words;
 }
 
-/// Writes the words of the next step, where they are asked for.
+/// Writes the words of the next step if `out` is set.
 inline void write_words(StateWords words, std::uint64_t overflows, StateWords* out) {
   if (out == nullptr) return;
   ++words.step;
@@ -30,7 +30,7 @@ inline void write_words(StateWords words, std::uint64_t overflows, StateWords* o
   *out = words;
 }
 
-/// Feedback of a slice; none where there are no states.
+/// Returns the feedback of a slice; none if there are no states.
 template <typename Offset>
 kernels::ErrorFeedback feedback_of(std::span<const SegmentState> states,
                                    const SliceAt<Offset>& slice, const StateWords& words,
@@ -45,7 +45,7 @@ kernels::ErrorFeedback feedback_of(std::span<const SegmentState> states,
           .store = store};
 }
 
-/// What a slice of a call sends.
+/// Returns the input of a slice's encoder.
 template <typename Offset>
 kernels::Sent sent_of(const EncodeCall& call, const SliceAt<Offset>& slice, const StateWords& words,
                       kernels::Store store) {
@@ -54,7 +54,7 @@ kernels::Sent sent_of(const EncodeCall& call, const SliceAt<Offset>& slice, cons
           feedback_of(call.states, slice, words, store)};
 }
 
-/// What becomes of a slice that is decoded.
+/// Returns the output of a slice's decoder.
 template <typename Offset>
 kernels::Decoded decoded_of(const DecodeCall& call, const SliceAt<Offset>& slice,
                             kernels::Store store) {
@@ -75,24 +75,27 @@ inline bool is_active(const Segment& segment) {
   return segment.active == nullptr || *segment.active != 0;
 }
 
-/// An inactive segment's residual goes on as it is.
+/// An inactive segment keeps its residual.
 inline void keep_residual(const kernels::ErrorFeedback& feedback, std::size_t count) {
   if (feedback.residual_in != feedback.residual_out)
     std::memcpy(feedback.residual_out, feedback.residual_in, count * dtype_bytes(feedback.dtype));
 }
 
-/// Calls that read and write at least so many bytes write past the caches. Measured on an AMD EPYC
-/// with 32 MiB of L3 on two threads, encode and decode, past the caches against through them:
-/// `none` of 4 MiB 0.11 and 0.17 against 0.12 and 0.07 ms, of 16 MiB 0.61 and 0.74 against 0.72 and
-/// 0.64, of 64 MiB 4.2 and 4.3 against 5.1 and 5.4; int8 of 64 MiB (80 MiB in all) 3.0 against 3.8
-/// (encode).
+/// Calls that read and write at least this number of bytes bypass the caches. Measured on an AMD
+/// EPYC with 32 MiB of L3 on two threads (ms, bypassing / cached):
+///
+///   codec, gradient              encode       decode
+///   none,  4 MiB             0.11 / 0.12  0.17 / 0.07
+///   none, 16 MiB             0.61 / 0.72  0.74 / 0.64
+///   none, 64 MiB              4.2 / 5.1    4.3 / 5.4
+///   int8, 64 MiB (80 MiB in all)  3.0 / 3.8
 inline constexpr std::size_t kStreamingBytes = std::size_t{64} << 20;
 
 inline kernels::Store store_for(std::size_t bytes) {
   return bytes >= kStreamingBytes ? kernels::Store::kStreaming : kernels::Store::kCached;
 }
 
-/// Bytes of all values of a list, or of all frames.
+/// Returns the bytes of all values or frames of a list.
 template <typename Span>
 std::size_t bytes_of(std::span<Span> list) {
   std::size_t bytes = 0;
@@ -104,18 +107,18 @@ std::size_t bytes_of(std::span<Span> list) {
   return bytes;
 }
 
-/// The dtype of a call's checked list; f32 where it is empty, as the checks have it.
+/// Returns the dtype of a checked list; f32 for an empty list, as in the checks.
 template <typename Span>
 Dtype dtype_of(std::span<Span> values) {
   return values.empty() ? Dtype::kF32 : values.front().dtype();
 }
 
-/// That of a call's gradient.
+/// Returns the gradient's dtype in a call.
 inline Dtype dtype_of(const EncodeCall& call) { return dtype_of(call.gradients); }
 inline Dtype dtype_of(const DecodeCall& call) { return dtype_of(call.outputs); }
 inline Dtype dtype_of(const ReduceCall& call) { return call.dtype; }
 
-/// Values of all segments.
+/// Returns the number of values of all segments.
 inline std::size_t values_of(std::span<const Segment> segments) {
   std::size_t count = 0;
   for (const Segment& segment : segments) count += segment.count;

@@ -1,5 +1,5 @@
-// The codecs of the cast formats (kernels/cast/formats.h): values that travel as values, in frames
-// or bare, so that a transport may add them.
+// The codecs of the cast formats (kernels/cast/formats.h). Payloads are values, sent in frames or
+// raw. A transport can add raw values.
 #pragma once
 
 #include "codecs/registry.h"
@@ -140,8 +140,8 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
         gradient, []<typename G>(G) { return DtypeOf<kernels::Bare<Format, G>>::value; });
   }
 
-  /// Calls visit(slice, where its bare values lie): they lie one segment behind the other, without
-  /// padding.
+  /// Calls visit(slice, pointer to the slice's raw values). Segments are stored consecutively
+  /// without padding.
   template <typename Call, typename Values, typename Visitor>
   static void for_each_bare(const Call& call, const Values& values, const Visitor& visit) {
     const std::size_t bytes = dtype_bytes(values.dtype());

@@ -123,7 +123,7 @@ void check_room(const Codec& codec, const char* what, const Bytes& bytes, std::s
                     std::to_string(alignment) + " bytes");
 }
 
-/// Holds the places of a call against the memory that it says to lie in.
+/// Compares the pointers of a call with its declared memory.
 class MemoryCheck {
  public:
   MemoryCheck(const Codec& codec, Memory memory) : codec_(codec), memory_(memory) {}
@@ -146,7 +146,7 @@ class MemoryCheck {
       kept("codec's memory", {i, list.size()}, {list[i].in, list[i].out});
   }
 
-  /// Of a segment, or of the whole call.
+  /// Checks a pointer of a segment, or of the whole call.
   void pointer(const char* what, const void* pointer,
                std::optional<std::size_t> segment = {}) const {
     if (memory_ == Memory::kHost || pointer == nullptr) return;
@@ -191,14 +191,14 @@ class MemoryCheck {
   }
 
  private:
-  /// Asking the runtime about a pointer takes longer than coding a small segment: of long lists
-  /// some are taken.
+  /// Asking the runtime about a pointer takes longer than encoding a small segment. Only some
+  /// entries of long lists are checked.
   static bool is_asked_about(std::size_t index, std::size_t entries) {
     constexpr std::size_t kAsked = 16;
     return index % ceil_div(entries, kAsked) == 0 || index + 1 == entries;
   }
 
-  /// One of a list.
+  /// An entry of a list.
   struct Index {
     std::size_t index, entries;
   };

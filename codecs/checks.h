@@ -1,6 +1,7 @@
-// What the public functions of a codec check once, so that nothing below has to: parallel lists,
-// counts, dtypes, memory, pointers, states, room. All throw InvalidArgument (CudaError for device
-// memory) that names the value, the limit and what to do. Nothing is allocated where all is well.
+// Checks at the start of a codec's public functions: parallel lists, counts, dtypes, memory,
+// pointers, states, capacity. Later code relies on these checks. Failed checks throw
+// InvalidArgument (CudaError for device memory) with the value, the limit and a remedy. Successful
+// checks allocate no memory.
 #pragma once
 
 #include <tersor/codec.h>
@@ -11,57 +12,58 @@
 
 namespace tersor::encoding {
 
-/// Memory that this build, and for a device this machine, has kernels for.
+/// Checks for kernels of this memory in this build, and for a device if needed.
 void check_memory(const Codec& codec, Memory memory);
 
-/// All of a call lies in one memory: its lists of values, and on a device whatever else it points
-/// to. Run after the other checks.
+/// Checks the memory of all data of a call: lists of values and, on a device, all other pointers.
+/// Run these checks last.
 void check_one_memory(const Codec& codec, const EncodeCall& call, ConstByteSpan frame);
 void check_one_memory(const Codec& codec, const DecodeCall& call);
 void check_one_memory(const Codec& codec, const ReduceCall& call, ConstByteSpan frame);
 void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan bare_values);
 
-/// One gradient a segment, all of one dtype, which is returned; f32 where there is none.
+/// Checks for a gradient per segment, all of the same dtype. Returns the dtype, or f32 for an empty
+/// list.
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,
                    std::span<const ConstValueSpan> gradients);
 
-/// One output a segment, or one window of the only segment, where the codec reads windows.
+/// Checks for an output per segment, or a window of the only segment if the codec supports windows.
 Dtype check_outputs(const Codec& codec, const DecodeCall& call);
 
-/// States are there exactly where the codec has feedback, one a segment.
+/// Checks for a state per segment if the codec has feedback, otherwise for none.
 void check_states(const Codec& codec, const EncodeCall& call);
 
-/// Owners may go without.
+/// The states of `reduce` are optional, because an owner may have no residual.
 void check_states(const Codec& codec, const ReduceCall& call);
 
-/// Room and alignment of workspace and kept memory.
+/// Checks the size and alignment of the workspace and the round state.
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution);
 
-/// Room and alignment of a frame to be written.
+/// Checks the size and alignment of an output frame.
 void check_frame_room(const Codec& codec, const PlanSizes& sizes, ByteSpan frame);
 
-/// Frames to be read: at least one, aligned. Their bytes are not looked at.
+/// Checks for one or more input frames and their alignment. Does not read the frames.
 void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames);
 
-/// Memories are there for all segments or for none, of the codec's counts.
+/// Checks memories for all segments or for none, with the codec's counts.
 void check_memories(const Codec& codec, std::span<const Segment> segments,
                     std::span<const SegmentMemory> memories);
 
-/// "codec NAME: what".
+/// Throws "codec NAME: what".
 [[noreturn]] void fail(const Codec& codec, const std::string& what);
 
-/// A call of what a codec has not: "codec NAME what"; the second of frames, where a codec sends
-/// bare values alone.
+/// throw_unable: throws "codec NAME what" for an unsupported call. throw_frameless: throws for a
+/// call with frames if the codec sends only raw values.
 [[noreturn]] void throw_unable(const Codec& codec, const char* what);
 [[noreturn]] void throw_frameless(const Codec& codec);
 
-/// The calls of a codec that sends bare values alone: its factor is above 0, it decodes whole
-/// segments, and a call is one of the rounds `first` to `last`.
+/// Checks for codecs that send only raw values: a factor above 0, no window, and a round from
+/// `first` to `last`.
 void check_native_factor(const Codec& codec, float factor);
 void check_no_window(const Codec& codec, const DecodeCall& call);
 void check_round(const Codec& codec, const FrameIdentity& identity, unsigned first, unsigned last);
 
-/// The bare values of a native round.
+/// Checks the raw values of a native round.
 void check_native(const Codec& codec, ConstValueSpan values, Dtype dtype, std::size_t count);
 
 }  // namespace tersor::encoding

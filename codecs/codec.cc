@@ -1,4 +1,5 @@
-// The public functions of a codec: check everything once, then call the codec's own part.
+// The public functions of a codec: check all arguments once, then call the codec's virtual
+// function.
 
 #include <tersor/codec.h>
 
@@ -31,7 +32,7 @@ void check_request(const Codec& codec, const PlanRequest& request) {
                           std::to_string(request.segments.size()));
 }
 
-/// What the plan of a call was made from; its lists are parallel and its values readable.
+/// Checks a call's lists and returns the request of its plan.
 PlanRequest checked(const Codec& codec, const EncodeCall& call) {
   const PlanRequest request{.segments = call.segments,
                             .dtype = check_values(codec, call.segments, call.gradients),

@@ -1,5 +1,5 @@
-// What codecs need to hand a call to the kernels of a device. Whether there are any is known when
-// this is compiled; whether there is a device, when a call is checked.
+// Hands codec calls to device kernels. The build decides whether kernels exist; the check of a call
+// decides whether there is a device.
 #pragma once
 
 #include "codecs/frame.h"
@@ -15,7 +15,7 @@ inline constexpr bool kHasDeviceKernels = true;
 inline constexpr bool kHasDeviceKernels = false;
 #endif
 
-/// Where a call's memory lies, as its first span or its execution says.
+/// Returns the memory of a call: the memory of its first span, or of its execution.
 inline Memory memory_of(const EncodeCall& call) {
   return call.gradients.empty() ? call.execution.memory : call.gradients.front().memory();
 }
@@ -26,7 +26,7 @@ inline Memory memory_of(const ReduceCall& call) {
   return call.states.empty() ? call.execution.memory : call.states.front().residual_in.memory();
 }
 
-/// Throws WireError where a frame is too short for the payload: on a device nobody else looks.
+/// Throws WireError if a frame is shorter than the payload. On a device, no other code checks this.
 void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames);
 
 }  // namespace tersor::encoding

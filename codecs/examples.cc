@@ -1,4 +1,4 @@
-// See examples.h. The help is written by codecs/options.h.
+// Implements examples.h. codecs/options.h writes the help text.
 
 #include "codecs/examples.h"
 

@@ -1,5 +1,5 @@
-// What a codec's options may be, read from its help: for whoever tries all that the registry's
-// codecs can do.
+// The possible option values of a codec, parsed from the help text. Tests and benchmarks of all
+// codecs use the values.
 #pragma once
 
 #include <tersor/codec.h>
@@ -10,14 +10,14 @@
 
 namespace tersor::encoding {
 
-/// The values that an option's help names; of a number some shares of its largest.
+/// The values in an option's help text. A number has `shares` of its maximum.
 struct OptionValues {
   std::string key;
   bool is_number = false;
   std::vector<std::string> values;
 };
 
-/// By the codec's keys: "rounding=nearest|stochastic (nearest)", "density=(0, 1] (0.01)".
+/// Parses a codec's keys, e.g. "rounding=nearest|stochastic (nearest)" or "density=(0, 1] (0.01)".
 std::vector<OptionValues> option_values(const CodecInfo& codec, std::span<const double> shares);
 
 }  // namespace tersor::encoding

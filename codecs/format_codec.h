@@ -1,6 +1,6 @@
-// Codecs as formats say them: frames of one round, bare values of one round or of several, or both.
-// Here stands once what lies between a checked call and a format's own arithmetic, on a host or on
-// a device: headers, which round a call is of, which values it brings, and what a format cannot do.
+// Codecs described by formats: frames of a single round, raw values of one or several rounds, or
+// both. This base class connects checked calls with a format's arithmetic, on hosts and devices. It
+// handles headers, rounds, raw values and unsupported calls.
 #pragma once
 
 #include "codecs/calls.h"
@@ -20,16 +20,15 @@
 
 namespace tersor::encoding {
 
-/// What a codec whose payload travels in a frame says of itself: all but `format` are about one
-/// call. `device_…` queues, after no more than a look at the frames' lengths; `host_…` checks the
-/// frames that it reads. A codec whose frames are also reduced has `host_reduce` and
-/// `device_reduce`, and exchanges them by two-shot, too.
+/// The functions of a codec with frames; all except `format` work on a call. Functions named
+/// device_… queue work and check only the lengths of frames. Functions named host_… check all input
+/// frames. A codec with `host_reduce` and `device_reduce` also supports two-shot.
 template <class Own>
 concept FrameFormat = requires(const Own& own, const Segment& segment, const PlanRequest& request,
                                const EncodeCall& encode, const DecodeCall& decode,
                                const FrameHeader& header, const kernels::DeviceFrame& device,
                                ByteSpan frame) {
-  { own.format() } -> std::same_as<PayloadFormat>;  // but for its bytes
+  { own.format() } -> std::same_as<PayloadFormat>;  // without its bytes
   { own.segment_bytes(segment, Dtype::kF32) } -> std::same_as<std::size_t>;
   { own.workspace_bytes(request) } -> std::same_as<std::size_t>;
   own.host_encode(encode, header, frame);
@@ -46,15 +45,16 @@ concept ReducedFrameFormat = FrameFormat<Own> &&
   own.device_reduce(reduce, device);
 };
 
-/// The bare values of a round.
+/// The raw values of a round.
 struct BareValues {
   Dtype dtype;
   std::size_t count;
 };
 
-/// What a codec says of values that a transport adds, whose dtype is that of the gradient. Calls
-/// say their round, and `host_encode_bare` how many finite values became others. A codec of one
-/// round has `check_bare_sent`, which throws where its options or feedback allow no native sum.
+/// The functions of a codec for native sums. The dtype is the gradient's dtype. Calls
+/// contain their round. `host_encode_bare` returns the number of finite values that became
+/// infinite. A codec of a single round has `check_bare_sent`. This function throws if options or
+/// feedback exclude a native sum.
 template <class Own>
 concept BareFormat = requires(const Own& own, std::span<const Segment> segments,
                               const EncodeCall& encode, const DecodeCall& decode, ValueSpan sent,
@@ -66,19 +66,19 @@ concept BareFormat = requires(const Own& own, std::span<const Segment> segments,
   own.device_decode_bare(decode, sums);
 };
 
-/// Of a codec of one round or two, `exchanges()`, all of bare values: what comes back of the first
-/// of two is taken into kept memory.
+/// A codec of one or two rounds (`exchanges()`) with raw values only. The result of the first of
+/// two rounds is stored in the round state.
 template <class Own>
 concept AbsorbingFormat = BareFormat<Own> &&
     requires(const Own& own, const PlanRequest& request, const DecodeCall& decode,
              ConstValueSpan sums) {
   { own.exchanges() } -> std::same_as<std::span<const Exchange>>;
-  { own.sizes(request) } -> std::same_as<PlanSizes>;  // but for its frame
+  { own.sizes(request) } -> std::same_as<PlanSizes>;  // without its frame
   own.host_absorb(decode, sums);
   own.device_absorb(decode, sums);
 };
 
-/// `Own` derives from it, and is a FrameFormat, a BareFormat or both.
+/// Base class of a codec `Own`, which is a FrameFormat, a BareFormat or both.
 template <class Own>
 class FormatCodec : public Codec {
  public:
@@ -201,7 +201,7 @@ class FormatCodec : public Codec {
       return 0;
   }
 
-  /// A call's work, where its memory lies.
+  /// Runs a call where its memory lies.
   template <class Call, typename OnDevice, typename OnHost>
   static void run(const Call& call, const OnDevice& on_device, const OnHost& on_host) {
     if constexpr (kHasDeviceKernels)
@@ -222,8 +222,7 @@ class FormatCodec : public Codec {
     return frame_header({*this, call.segments, dtype_of(call), call.identity}, format);
   }
 
-  /// A call with bare values is one of some rounds, and they are those of its round. Codecs of one
-  /// round do not look at its number.
+  /// Checks the round and the raw values of a call. Single-round codecs ignore the round's number.
   template <typename Call>
   void check_bare(const Call& call, std::pair<unsigned, unsigned> rounds,
                   ConstValueSpan values) const {

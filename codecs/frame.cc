@@ -17,11 +17,11 @@
 namespace tersor::encoding {
 namespace {
 
-/// Bytes of payload that one task sums.
+/// Payload bytes per task.
 constexpr std::size_t kChecksumPiece = std::size_t{1} << 18;
 constexpr std::size_t kWord = sizeof(std::uint32_t);
 
-/// Of a payload that is not short.
+/// Sums a payload unless the payload is short.
 void sum_payload(ConstByteSpan payload, Threads* threads, PayloadSum& sum) {
   if (is_short(payload.size())) return;
   const std::size_t pieces = ceil_div(payload.size(), kChecksumPiece);
@@ -36,9 +36,10 @@ void sum_payload(ConstByteSpan payload, Threads* threads, PayloadSum& sum) {
   }
 }
 
-static_assert(sizeof(FrameHeader) == kernels::kChecksumColumns * kWord);  // the first row
+// A header fills the first row of the checksum.
+static_assert(sizeof(FrameHeader) == kernels::kChecksumColumns * kWord);
 
-/// Of header and payload; `sum` is that of a payload that is not short.
+/// Returns the checksum of header and payload. `sum` is the sum of a long payload.
 std::uint64_t checksum_of(FrameHeader header, const std::byte* payload, const PayloadSum& sum) {
   header.checksum = 0;
   if (is_short(header.payload_bytes))
@@ -82,7 +83,7 @@ std::uint64_t parameters_of(const FrameHeader& header) {
   return bits;
 }
 
-/// Fields that are the codec's own, in its words where these differ.
+/// Checks the codec-specific fields. Errors use the codec's option names if the options differ.
 void check_options(const FrameHeader& found, const FrameHeader& expected) {
   const bool flags = found.flags != expected.flags;
   if (!flags && parameters_of(found) == parameters_of(expected)) return;
@@ -112,7 +113,7 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
       std::to_string(first) + ", that of the first frame: a call reads frames of one step");
 }
 
-/// `expected` with what `found` carries.
+/// Returns `expected` with the data that `found` carries.
 FrameHeader with_carried(FrameHeader expected, const FrameHeader& found, Carried carried) {
   std::memcpy(expected.parameters, found.parameters, static_cast<std::size_t>(carried));
   return expected;
@@ -136,7 +137,7 @@ void expect_payload(std::size_t found, std::size_t expected) {
   throw WireError("frame has a fault of an unknown kind");
 }
 
-/// Calls `check`, and names the frame of a list in what it throws.
+/// Calls `check` and adds the frame's index in a list to a WireError.
 template <typename Check>
 void name_frame(std::size_t frame, std::size_t frames, const Check& check) {
   try {
@@ -215,7 +216,8 @@ void carry_step(FrameHeader& header, std::uint32_t step) {
 void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames) {
   for (std::size_t i = 0; i < frames.size(); ++i)
     name_frame(i, frames.size(), [&] {
-      if (frames[i].size() < sizeof(FrameHeader)) read_frame_header(frames[i]);  // throws
+      // Throws, because the frame is too short.
+      if (frames[i].size() < sizeof(FrameHeader)) read_frame_header(frames[i]);
       expect_payload(frames[i].size() - sizeof(FrameHeader), expected.payload_bytes);
     });
 }

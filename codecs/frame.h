@@ -1,5 +1,5 @@
-// Frames as codecs see them: making headers, sealing what was written, and checking what came in,
-// field by field, before a byte of the payload is believed.
+// Frames as codecs see them: builds headers, seals written frames, and checks received frames field
+// by field before any use of the payload.
 #pragma once
 
 #include <tersor/codec.h>
@@ -14,38 +14,39 @@
 
 namespace tersor::encoding {
 
-/// What a codec says of its payload in the header, beside what all codecs say.
+/// The codec-specific fields of a header.
 struct PayloadFormat {
   std::size_t bytes = 0;
-  std::uint16_t codec_flags = 0;  ///< in place, i.e. shifted by kCodecFlagShift
+  std::uint16_t codec_flags = 0;  ///< already shifted by kCodecFlagShift
   std::array<std::uint8_t, 8> parameters = {};
 };
 
-/// What only the encoder knows of a frame stands in the first so many bytes of its `parameters`: a
-/// step, or nothing. A reader's plan does not say it, but all frames of one call agree in it.
+/// Number of bytes at the start of `parameters` for data that only the encoder knows: a step, or
+/// nothing. A reader's plan does not contain the step. All frames of a call must have the same
+/// step.
 enum class Carried : std::size_t { kNothing = 0, kStep = 4 };
 
-/// The step that a header carries, or is to carry.
+/// Reads or writes the step in a header.
 std::uint32_t carried_step(const FrameHeader& header);
 void carry_step(FrameHeader& header, std::uint32_t step);
 
-/// All of `parameters` as a number, and what the codec's own flags say.
+/// The conversion between all of `parameters` and a number; the flags of the codec.
 PayloadFormat format_of_number(double number, unsigned codec_flags);
 double carried_number(const FrameHeader& header);
 inline unsigned codec_flags(const FrameHeader& header) { return header.flags >> kCodecFlagShift; }
 
-/// What a frame is about.
+/// The content of a frame.
 struct FrameContent {
   const Codec& codec;
   std::span<const Segment> segments;
-  Dtype dtype = Dtype::kF32;  ///< of the gradient
+  Dtype dtype = Dtype::kF32;  ///< the gradient's dtype
   const FrameIdentity& identity;
 };
 
-/// The header that such a frame has, but for the checksum.
+/// Returns the header of a frame, without the checksum.
 FrameHeader frame_header(const FrameContent& content, const PayloadFormat& payload);
 
-/// Where the payload lies.
+/// Returns the payload of a frame.
 inline ByteSpan payload_of(ByteSpan frame) { return frame.subspan(sizeof(FrameHeader)); }
 inline ConstByteSpan payload_of(ConstByteSpan frame) { return frame.subspan(sizeof(FrameHeader)); }
 
@@ -53,14 +54,14 @@ inline bool has_checksum(const FrameHeader& header) {
   return (header.flags & kFrameHasChecksum) != 0;
 }
 
-/// Whether a payload is so short that it is summed at once with its header, when a frame is sealed
-/// or checked: beginning and ending sums takes longer than adding up its words.
+/// True if a payload is summed together with its header when the frame is sealed or checked. For
+/// short payloads, starting and ending a sum takes longer than the sum.
 constexpr bool is_short(std::size_t payload_bytes) { return payload_bytes <= 4096; }
 
-/// The part in a checksum of a payload that is not short, which any thread may add to.
+/// The payload's part of a checksum, for payloads that are not short. Thread-safe.
 class PayloadSum {
  public:
-  /// The words in `count` bytes, which are those of the payload from byte `begin` on.
+  /// Adds the words in `count` bytes, which start at byte `begin` of the payload.
   void add(const std::byte* bytes, std::size_t begin, std::size_t count);
   void add(std::uint64_t part);
 
@@ -70,32 +71,32 @@ class PayloadSum {
   std::atomic<std::uint64_t> sum_{0};
 };
 
-/// Writes the header in front of a payload that is there, with its checksum where it has one: of a
-/// payload whose sum is known, or is still to be made.
+/// Writes the header before an existing payload, with the checksum if the header has one. The first
+/// overload takes the sum of the payload; the second computes the sum.
 void seal_frame(FrameHeader header, ByteSpan frame, const PayloadSum& sum);
 void seal_frame(const FrameHeader& header, ByteSpan frame, Threads* threads);
 
-/// Throws WireError that names field, value, what was expected and, of several, the frame, where
-/// one is too short, has another header than `expected`, carries something else than the first, or
-/// has another checksum than its own.
+/// Throws WireError if a frame is too short, has another header than `expected`, carries another
+/// step than the first frame, or has a wrong checksum. The message names the field, the found and
+/// expected values and, for several frames, the frame.
 void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                   Threads* threads);
 
-/// The same but for the checksums of frames that have one.
+/// Performs the same checks without the checksums.
 void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
                    Carried carried = Carried::kNothing);
-/// Throws WireError where a frame, of any codec, has another checksum than its own; the second
-/// where one of several does that have one, and names it.
+/// Throws WireError if the checksum of a frame of any codec is wrong. The second function names the
+/// frame of a list.
 void check_checksum(ConstByteSpan frame, Threads* threads);
 void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads);
-/// The checksums, once the payloads are summed.
+/// Checks the checksums after the payloads were summed.
 void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums);
 
-/// Throws WireError that names a frame of several and its segment.
+/// Throws WireError that names the frame of a list and its segment.
 [[noreturn]] void throw_wrong_places(std::size_t frame, std::size_t frames, std::size_t segment,
                                      std::string_view what);
 
-/// Writes zeros to the bytes [begin, end) of a payload: the padding of a section.
+/// Zeroes the bytes [begin, end) of a payload, the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);
 
 }  // namespace tersor::encoding

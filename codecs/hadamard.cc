@@ -1,5 +1,5 @@
-// hadamard: scales, then planes of bits, for each segment; the step, which the signs depend on,
-// travels in the header.
+// hadamard: scales, then bit planes, for each segment. The signs depend on the step, which is sent
+// in the header.
 
 #include "codecs/registry.h"
 #include "codecs/sliced_codec.h"
@@ -24,7 +24,7 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
 
   CodecTraits traits() const override { return {.block = HadamardLayout::kBlock}; }
 
-  /// But for the step of a frame.
+  /// The step of a frame is missing here.
   PayloadFormat format() const {
     PayloadFormat format;
     format.parameters[static_cast<std::size_t>(Carried::kStep)] = static_cast<std::uint8_t>(bits_);
@@ -64,7 +64,7 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
   }
 
  private:
-  /// Of a Source or a Target.
+  /// `at` is a Source or a Target.
   template <typename Piece>
   static kernels::Signs signs_of(const Piece& at, const FrameHeader& header) {
     return {carried_step(header), at.segment.parameter, at.segment.first_index + at.piece.first};

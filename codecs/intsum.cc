@@ -1,5 +1,5 @@
-// intsum: joins the rounds, their kernels and the name. With a scale in the spec there is no round
-// of maxima: each rank flags its own blocks that are not finite, behind the codes.
+// intsum: joins the rounds, their kernels and the name. If the spec has a scale, there is no round
+// of maxima: each rank sends flags of its non-finite blocks after the codes.
 
 #include "codecs/format_codec.h"
 #include "codecs/registry.h"
@@ -111,13 +111,13 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     return end;
   }
 
-  /// Where a slice's own bare values begin.
+  /// Returns the offset of a slice's raw values.
   IntsumPlace begin_of(const IntsumSlice& slice) const {
     IntsumPlace begin = slice.offset;
     return begin += place_of(slice.first);
   }
 
-  /// The byte in which a slice's codes begin.
+  /// Returns the byte offset of a slice's codes.
   std::size_t codes_offset(const IntsumSlice& slice) const {
     return begin_of(slice).codes * dtype_bytes(intsum_dtype(options_.lanes));
   }
@@ -159,7 +159,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
          .store = store});
   }
 
-  /// A slice's scales and flags, by what its own blocks hold.
+  /// Computes a slice's scales and flags from the rank's own blocks.
   void flag_blocks(const EncodeCall& call, const StateWords& words, float factor,
                    const IntsumSlice& slice, ValueSpan flags) const {
     float* scales = scales_of(call.execution);

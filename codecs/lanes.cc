@@ -1,4 +1,4 @@
-// Implements <tersor/lanes.h>: checks, then the kernels.
+// Implements <tersor/lanes.h>: checks, then kernels.
 #include "kernels/intsum/lanes.h"
 
 #include <tersor/error.h>
@@ -11,7 +11,7 @@
 namespace tersor {
 namespace {
 
-constexpr unsigned kMostBits = 14;  // f32 holds 11 bits after the point of such codes
+constexpr unsigned kMostBits = 14;  // f32 holds 11 fractional bits of such codes
 
 void check_width(unsigned lanes) {
   if (lanes == 8 || lanes == 16 || lanes == 32) return;

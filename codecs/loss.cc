@@ -7,7 +7,7 @@
 namespace tersor {
 namespace {
 
-/// Decodes to `output` what the codec sends; returns the bytes.
+/// Encodes the gradient and decodes to `output`; returns the payload bytes.
 std::size_t send(const PlannedCodec& codec, ConstValueSpan gradient, ValueSpan output) {
   if (!codec.has_frames()) return codec.exchange_bare(gradient, output);
   const Buffer frame = codec.frame();

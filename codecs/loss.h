@@ -1,4 +1,4 @@
-// What a codec makes of one gradient: bytes, and the energy that is lost.
+// The size and the squared error of an encoded gradient.
 #pragma once
 
 #include "codecs/planned_codec.h"
@@ -8,23 +8,23 @@
 
 namespace tersor {
 
-/// Ranks among whom a codec that sends bare values alone shares its levels.
+/// Number of ranks for the levels of a codec without frames.
 inline constexpr std::size_t kSharingRanks = 8;
 
-/// Of p, what was sent, and d, what was decoded; sums in double.
+/// The loss between p, the encoded value, and d, the decoded value. Sums are computed in double.
 struct CodecLoss {
-  std::size_t payload_bytes = 0;  ///< of all rounds
+  std::size_t payload_bytes = 0;  ///< bytes of all rounds
   double energy = 0;              ///< |p|²
   double energy_lost = 0;         ///< |p − d|²
 
-  double relative_error() const;  ///< |p − d| / |p|; 0 where p is all zeros
+  double relative_error() const;  ///< |p − d| / |p|; 0 if p is all zeros
 };
 
-/// The codec without feedback; one that sends bare values alone as one of so many ranks.
+/// Plans the codec without feedback. A codec without frames is planned for `sharing_ranks` ranks.
 PlannedCodec plan_alone(std::string_view spec, PlanFor plan_for,
                         std::size_t sharing_ranks = kSharingRanks);
 
-/// Encodes and decodes once, without feedback or anything remembered. Host memory.
+/// Encodes and decodes once in host memory, without feedback or a codec memory.
 CodecLoss measure_loss(const PlannedCodec& codec, ConstValueSpan gradient);
 
 }  // namespace tersor

@@ -1,5 +1,5 @@
-// lowrank: joins the two rounds, their kernels and the name. On hosts segments are taken one after
-// the other, each by all threads.
+// lowrank: joins the two rounds, their kernels and the name. On hosts, all threads work on a
+// segment at the same time.
 
 #include "codecs/format_codec.h"
 #include "codecs/registry.h"
@@ -25,7 +25,8 @@ constexpr Choice<std::size_t, 6> kRankChoice = {
 constexpr Choice<Dtype, 2> kValuesChoice = {"values",
                                             {{{"f32", Dtype::kF32}, {"bf16", Dtype::kBf16}}}};
 
-/// Calls visit(first, count) for runs of `step` of `count`, on the threads that there are.
+/// Calls visit(range) for ranges of [0, count), cut at multiples of `step`, on the available
+/// threads.
 template <typename Visitor>
 void for_each_run(std::size_t count, std::size_t step, Threads* threads, const Visitor& visit) {
   share(ceil_div(count, step), threads, [&](std::size_t, std::size_t begin, std::size_t end) {
@@ -33,7 +34,7 @@ void for_each_run(std::size_t count, std::size_t step, Threads* threads, const V
   });
 }
 
-/// True where no value is an infinity or a NaN, and not all are zero.
+/// True if all values are finite and not all are zero.
 bool says_something(std::span<const float> values) {
   bool any = false, finite = true;
   for (const float value : values) {
@@ -140,7 +141,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     return end;
   }
 
-  /// Calls visit(i, where segment i begins).
+  /// Calls visit(i, offsets of segment i).
   template <typename Visitor>
   void for_each(std::span<const Segment> segments, const Visitor& visit) const {
     Place place;
@@ -182,7 +183,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
                  });
   }
 
-  /// Copies P to where its columns are padded, and makes it orthonormal.
+  /// Copies P with padded columns, and orthonormalises the copy.
   static void take_basis(const LowrankShape& shape, const float* projected, float* basis) {
     const std::size_t stride = lowrank_stride(shape.rows);
     for (std::size_t j = 0; j < shape.rank; ++j) {
@@ -228,7 +229,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
                  [&](kernels::LowrankRange rows) { kernels::lowrank_decode(arguments, rows); });
   }
 
-  /// W as f32, its columns padded.
+  /// Converts W to f32 with padded columns.
   static void spread(ConstValueSpan values, const LowrankShape& shape, float* coefficients) {
     const std::size_t stride = lowrank_stride(shape.columns);
     for (std::size_t j = 0; j < shape.rank; ++j) {
@@ -241,7 +242,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     }
   }
 
-  /// A sum of nothing, or one that is no number, says nothing of the next step.
+  /// A zero or non-finite sum carries no information for the next step; the memory is then kept.
   static void remember(const SegmentMemory& memory, const LowrankShape& shape,
                        const float* coefficients) {
     const std::size_t stride = lowrank_stride(shape.columns);

@@ -24,7 +24,7 @@ std::string number_text(double value) {
   std::array<char, 32> text;
   const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
   std::string number(text.data(), end);
-  std::erase(number, '+');  // of an exponent: in a spec it begins "+ef"
+  std::erase(number, '+');  // removes the exponent's plus sign, because "+" starts "+ef" in a spec
   return number;
 }
 

@@ -1,5 +1,5 @@
-// How a codec reads the options of its spec. Each option is declared once; its help, its default,
-// its errors and its canonical text follow from that.
+// The options of a codec's spec. Each option is declared once. Help, default, errors and canonical
+// text follow from the declaration.
 #pragma once
 
 #include <tersor/codec.h>
@@ -13,14 +13,14 @@
 
 namespace tersor::encoding {
 
-/// An option that is one of several words; the first one is the default, or the one that is named.
+/// An option with several words. The default is the first word, or the word at index `standard`.
 template <typename Value, std::size_t kWords>
 struct Choice {
   std::string_view key;
   std::array<std::pair<std::string_view, Value>, kWords> words;
   std::size_t standard = 0;
 
-  /// "rounding=nearest|stochastic (nearest)"
+  /// Returns e.g. "rounding=nearest|stochastic (nearest)".
   std::string help() const {
     std::string text = std::string(key) + "=";
     for (const auto& word : words)
@@ -28,7 +28,7 @@ struct Choice {
     return text + " (" + std::string(words[standard].first) + ")";
   }
 
-  /// "rounding=nearest"; of a number that came from elsewhere, which may stand for no value.
+  /// Returns e.g. "rounding=nearest". `number` may come from a frame and be invalid.
   std::string text(unsigned number) const {
     for (const auto& [word, value] : words)
       if (static_cast<unsigned>(value) == number) return std::string(key) + "=" + std::string(word);
@@ -36,35 +36,35 @@ struct Choice {
   }
 };
 
-/// The option that all quantisers have.
+/// The rounding option of all quantisers.
 inline constexpr Choice<Rounding, 2> kRoundingChoice = {
     "rounding", {{{"nearest", Rounding::kNearest}, {"stochastic", Rounding::kStochastic}}}};
 
-/// An option that is a number above `above` and at most `most`.
+/// An option with a number above `above` and at most `most`.
 struct Number {
   std::string_view key;
   double above;
   double most;
-  double standard;  ///< outside of that: without the option there is none
+  double standard;  ///< the default; a value outside the range means no default
 
   bool holds(double value) const { return value > above && value <= most; }
-  /// "density=(0, 1] (0.01)"; "(none)" where there is no default.
+  /// Returns e.g. "density=(0, 1] (0.01)", or "(none)" in place of a missing default.
   std::string help() const;
-  /// "numbers above 0, at most 1"
+  /// Returns e.g. "numbers above 0, at most 1".
   std::string range() const;
 };
 
-/// The shortest text that reads back as the same number.
+/// Returns the shortest text that parses to the same number.
 std::string number_text(double value);
 
-/// Reads a spec's options one by one and puts together the canonical spec: options that differ from
-/// their default, in the order in which they were read.
+/// Reads a spec's options and builds the canonical spec: the options with other values than their
+/// defaults, in reading order.
 class OptionReader {
  public:
-  /// `codec` gives the keys that messages list.
+  /// `codec` holds the keys for error messages.
   OptionReader(const CodecSpec& spec, const CodecInfo& codec);
 
-  /// Throws InvalidArgument that lists the words.
+  /// Throws InvalidArgument for an unknown word; the message lists the words.
   template <typename Value, std::size_t kWords>
   Value read(const Choice<Value, kWords>& choice) {
     const std::string* text = find(choice.key);
@@ -78,11 +78,11 @@ class OptionReader {
     throw_wrong_value(choice.key, *text, choice.help());
   }
 
-  /// Throws InvalidArgument that shows the range. The canonical spec always names a value that
-  /// there is.
+  /// Throws InvalidArgument for an invalid number; the message shows the range. The canonical spec
+  /// always contains the number that was read.
   double read(const Number& number);
 
-  /// The canonical spec of what was read.
+  /// Returns the canonical spec of all options read so far.
   CodecSpec canonical() const { return canonical_; }
 
  private:

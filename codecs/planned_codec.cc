@@ -1,4 +1,4 @@
-// Fills in the arguments of a codec's calls for one gradient.
+// Fills in the arguments of codec calls for a gradient.
 
 #include "codecs/planned_codec.h"
 

@@ -1,5 +1,5 @@
-// A codec, planned for one gradient on a host or a device, with the scratch memory that the plan
-// asks for: of each call no more than the call itself is left.
+// A codec planned for a gradient on a host or a device, with the scratch memory of the plan. A call
+// then needs few arguments.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -15,19 +15,20 @@
 
 namespace tersor {
 
-/// What a codec is planned for. Its calls take spans of this memory.
+/// The input of a plan. All spans of later calls lie in `memory`.
 struct PlanFor {
   std::size_t count = 0;
   Dtype dtype = Dtype::kF32;
   Checksum checksum = Checksum::kOn;
   Threads* threads = nullptr;
   Memory memory = Memory::kHost;
-  StreamView stream = {};         ///< where calls on a device are queued
-  std::size_t contributions = 1;  ///< frames that a call may bring
+  StreamView stream = {};         ///< stream of calls on a device
+  std::size_t contributions = 1;  ///< maximum number of frames per call
   std::uint32_t parameter = 0;
-  std::size_t rows = 0, columns = 0;  ///< of a matrix
+  std::size_t rows = 0, columns = 0;  ///< shape of a matrix
 };
 
+/// A codec, a plan and the plan's scratch memory. Not thread-safe.
 class PlannedCodec {
  public:
   /// Throws InvalidArgument as `make_codec` and `Codec::plan` do.
@@ -37,16 +38,16 @@ class PlannedCodec {
   Dtype dtype() const { return plan_for_.dtype; }
   const Codec& codec() const { return *codec_; }
   const Plan& plan() const { return plan_; }
-  /// Whether gradients travel as frames; else as bare values alone.
+  /// True if gradients are sent as frames; otherwise only as raw values.
   bool has_frames() const { return allows(Exchange::kGather); }
-  /// Whether frames of several ranks may be reduced to one.
+  /// True if frames of several ranks can be reduced.
   bool reduces() const { return allows(Exchange::kTwoShot); }
-  bool allows(Exchange exchange) const;  ///< in its last round
-  /// A buffer of that memory that holds a frame.
+  bool allows(Exchange exchange) const;  ///< True if the last round allows this exchange.
+  /// Returns a buffer for a frame in the planned memory.
   Buffer frame() const { return Buffer(plan_.frame_bytes, plan_for_.memory); }
 
-  /// With feedback where there is a state; advances the step in `words`, which lie where the
-  /// gradient does.
+  /// Uses feedback if there is a state. Advances the step in `words`, which must lie in the
+  /// gradient's memory.
   void encode(ConstValueSpan gradient, ByteSpan frame,
               const std::optional<SegmentState>& state = {}, StateWords* words = nullptr) const;
   void decode(std::span<const ConstByteSpan> frames, ValueSpan output,
@@ -57,11 +58,10 @@ class PlannedCodec {
   }
   void reduce(std::span<const ConstByteSpan> frames, ByteSpan frame,
               const std::optional<SegmentState>& state = {}, StateWords* words = nullptr) const;
-  /// One round of bare values, there and back.
+  /// Encodes or decodes one round of raw values.
   void encode_native(ConstValueSpan gradient, std::size_t round, ValueSpan values) const;
   void decode_native(ValueSpan values, std::size_t round, ValueSpan output) const;
-  /// Of a codec without frames: the rounds of bare values, to which no other rank adds anything.
-  /// Returns the bytes of all rounds.
+  /// Codecs without frames: runs all rounds as the only rank. Returns the bytes of all rounds.
   std::size_t exchange_bare(ConstValueSpan gradient, ValueSpan output) const;
 
  private:
@@ -81,15 +81,15 @@ class PlannedCodec {
   Buffer workspace_, kept_;
 };
 
-/// A state whose residual is written where it is read.
+/// Returns a state whose residual is updated in place.
 SegmentState in_place(ValueSpan residual);
 
-/// The bytes of a frame on the host that count: header and true payload.
+/// Returns the used bytes of a host frame: header and payload.
 ConstByteSpan used_bytes(const Buffer& frame);
-/// True bytes of its payload.
+/// Returns the used bytes of a frame's payload.
 std::size_t payload_bytes(const Buffer& frame);
 
-/// The spec with or without "+ef".
+/// Returns the spec with or without "+ef".
 std::string with_feedback(std::string_view spec, Feedback feedback);
 
 }  // namespace tersor

@@ -1,4 +1,4 @@
-// The codecs of this build: the formats of the families, and one line here for each codec of none.
+// The codecs of this build: the formats of the codec families, and a line for each other codec.
 
 #include "codecs/registry.h"
 
@@ -12,7 +12,7 @@
 
 #include <array>
 
-// codecs/<name>.cc defines `CodecEntry <name>_entry()`.
+// The file codecs/<name>.cc defines `CodecEntry <name>_entry()`.
 #define TERSOR_CODECS(X) \
   X(topk)                \
   X(intsum)              \
@@ -60,7 +60,7 @@ std::vector<CodecInfo> codecs() {
 }
 
 std::shared_ptr<const Codec> make_codec(std::string_view spec) {
-  current_isa();  // a wrong TERSOR_ISA shows here, not in the first encode
+  current_isa();  // reports an invalid TERSOR_ISA here rather than in the first encode
   const CodecSpec parsed = parse_spec(spec);
   std::string names;
   for (const auto& entry : encoding::entries()) {

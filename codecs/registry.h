@@ -1,4 +1,4 @@
-// What a codec's file gives to the registry: what it is called, and how it is made.
+// The entry of a codec's source file in the registry: its name and its factory.
 #pragma once
 
 #include "codecs/options.h"
@@ -12,15 +12,18 @@
 
 namespace tersor::encoding {
 
+/// A codec of the registry.
 struct CodecEntry {
   CodecInfo info;
-  /// Throws InvalidArgument where an option is wrong.
+  /// Throws InvalidArgument for an invalid option.
   std::shared_ptr<const Codec> (*make)(const CodecSpec& spec, const CodecInfo& info);
-  /// The options that a header of this codec says, as in a spec. Null: it says none.
+  /// Returns the options in a header of this codec, in the form of a spec. Null: a header has no
+  /// options.
   std::string (*options_of)(const FrameHeader& header) = nullptr;
 };
 
-/// Of a codec that is made of its canonical spec and of what Own::read makes of a spec's options.
+/// Makes an entry for a codec class constructed from its canonical spec and the result of
+/// Own::read.
 template <class Own>
 CodecEntry entry_of(CodecInfo info, std::string (*options_of)(const FrameHeader&) = nullptr) {
   const auto make = [](const CodecSpec& spec,
@@ -32,7 +35,7 @@ CodecEntry entry_of(CodecInfo info, std::string (*options_of)(const FrameHeader&
   return {std::move(info), make, options_of};
 }
 
-/// Those that any header says; empty where it says none.
+/// Returns the options in a header of any codec; empty if the header has none.
 std::string options_of(const FrameHeader& header);
 
 }  // namespace tersor::encoding

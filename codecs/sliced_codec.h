@@ -1,5 +1,5 @@
-// Codecs whose payload is cut as its values are: some sections for each segment, of each of which a
-// slice has its own part. What they share on hosts is all but the arithmetic.
+// Codecs with payloads cut like the values: each segment has a few sections, and a slice owns a
+// part of each section. This base class implements all host work except the arithmetic.
 #pragma once
 
 #include "codecs/format_codec.h"
@@ -15,8 +15,8 @@
 
 namespace tersor::encoding {
 
-/// Where a part of a section lies, whatever its words are.
-template <typename Byte>  // std::byte, or const
+/// A pointer into a section, convertible to a pointer to any word type.
+template <typename Byte>  // std::byte or const std::byte
 struct SectionPointer {
   Byte* bytes;
   template <typename Word>
@@ -25,7 +25,7 @@ struct SectionPointer {
   }
 };
 
-/// What a piece is made of: the sections of each payload, as kernels read them.
+/// The input of a piece: the sections of each payload, as kernels read them.
 template <typename View>
 struct PieceSource {
   const Segment& segment;
@@ -33,7 +33,7 @@ struct PieceSource {
   std::span<const View> payloads;
 };
 
-/// Where a piece is written to, and how.
+/// The output of a piece.
 template <std::size_t kSections>
 struct PieceTarget {
   const Segment& segment;
@@ -42,24 +42,24 @@ struct PieceTarget {
   kernels::ErrorFeedback feedback;
   std::array<SectionPointer<std::byte>, kSections> sections;
   kernels::Store store;
-  kernels::StreamedWords* sum;  // of the last section; null: no sum
+  kernels::StreamedWords* sum;  // sum of the last section; null: no sum
 };
 
-/// What such a codec says of itself. Pieces are coded and added up by one thread each, of frames
-/// whose headers were checked; writing one says how many finite values became others.
+/// The functions of such a codec. A single thread encodes, decodes or reduces a piece, from frames
+/// with verified headers. Encoders return the number of finite values that became infinite.
 template <class Own>
 concept SlicedFormat = ReducedFrameFormat<Own> &&
     requires(const Own& own, const EncodeCall& encode, const ReduceCall& reduce,
              const FrameHeader& header, const kernels::Sent& sent, const kernels::Decoded& decoded,
              const typename Own::Source& from, const typename Own::Target& to) {
-  /// Bytes that so many values take in each section, without padding.
+  /// Returns the bytes of `count` values in each section, without padding.
   { own.sections(std::size_t{}, Dtype::kF32) } -> std::same_as<typename Own::Sections>;
   { own.encode_piece(encode, header, sent, to) } -> std::same_as<std::size_t>;
   own.decode_piece(header, from, decoded);
   { own.reduce_piece(reduce, header, from, to) } -> std::same_as<std::size_t>;
 };
 
-/// `KernelView` is how kernels read one payload: a pointer to each of the `kCount` sections.
+/// `KernelView` is the kernels' view of a payload: a pointer to each of the `kCount` sections.
 template <class Own, class KernelView, std::size_t kCount>
 class SlicedCodec : public FormatCodec<Own> {
  public:
@@ -68,13 +68,13 @@ class SlicedCodec : public FormatCodec<Own> {
   using Source = PieceSource<View>;
   using Target = PieceTarget<kCount>;
 
-  // What a codec says otherwise where it has to:
-  /// How kernels write the last section of payloads that are larger than the caches.
+  // Defaults that a codec may redefine:
+  /// How kernels write the last section of payloads larger than the caches.
   static constexpr kernels::Store kLarge = kernels::Store::kCached;
-  /// What a frame carries that only its encoder knew.
+  /// The data in a frame's header that only the encoder knows.
   static constexpr Carried kCarried = Carried::kNothing;
-  /// Values of a piece: what they take, a byte each at most, and that of a few payloads, fits into
-  /// the first caches.
+  /// Values of a piece. A value takes at most one byte, so the pieces of a few payloads fit into
+  /// the L1 cache.
   static std::size_t piece_count(Dtype) { return kPieceBytes; }
 
   std::size_t segment_bytes(const Segment& segment, Dtype dtype) const {
@@ -84,7 +84,7 @@ class SlicedCodec : public FormatCodec<Own> {
     return all;
   }
 
-  /// For many frames side by side: on a device, or on hosts as views, with their sums.
+  /// Many frames need workspace: on a device for all frames, on hosts for views and sums.
   std::size_t workspace_bytes(const PlanRequest& request) const {
     if (request.memory == Memory::kDevice)
       return kernels::device_frames_bytes(request.contributions);
@@ -137,7 +137,8 @@ class SlicedCodec : public FormatCodec<Own> {
  protected:
   using FormatCodec<Own>::FormatCodec;
 
-  /// A slice's part of a section, in bytes of a payload; padding is behind a segment's last.
+  /// A slice's part of a section, in bytes of a payload. The last part of a segment ends after the
+  /// padding.
   struct Part {
     std::size_t begin, count, end;
   };
@@ -165,7 +166,7 @@ class SlicedCodec : public FormatCodec<Own> {
         [&](const auto&... part) { return View{pointer_to(payload_of(frame), part)...}; }, parts);
   }
 
-  /// Calls visit(slice) for all slices of a call, on the threads that there are.
+  /// Calls visit(slice) for all slices of a call on the available threads.
   template <typename Call, typename Visitor>
   void for_each_slice_of(const Call& call, const Visitor& visit) const {
     for_each_slice(
@@ -176,7 +177,7 @@ class SlicedCodec : public FormatCodec<Own> {
  private:
   using Views = ViewList<View>;
 
-  /// Lists of places are looked at before they are believed, which comes after their sums.
+  /// Codecs with lists of indices check the lists before use, and the checksums before the lists.
   static constexpr bool kHasPlaces = requires(const Own& own, const DecodeCall& call) {
     own.check_places_of(call);
   };
@@ -186,7 +187,7 @@ class SlicedCodec : public FormatCodec<Own> {
     return kHasPlaces ? 0 : FrameSums::workspace_bytes(frames);
   }
 
-  /// Behind the sums.
+  /// Views follow the sums in the workspace.
   template <typename Call>
   static ByteSpan views_workspace(const Call& call) {
     return call.execution.workspace.subspan(sums_bytes(call.frames.size()));
@@ -197,7 +198,7 @@ class SlicedCodec : public FormatCodec<Own> {
     if constexpr (kHasPlaces) this->own().check_places_of(call);
   }
 
-  /// The header of a call's frames, with what they carry.
+  /// Returns the header of a call's frames, including carried data.
   template <typename Call>
   static FrameHeader checked_header(const Call& call, FrameHeader expected) {
     check_headers(expected, call.frames, Own::kCarried);
@@ -218,8 +219,8 @@ class SlicedCodec : public FormatCodec<Own> {
         call, [&](const Slice& slice) { for_each_piece(slice, cut ? count : slice.count, visit); });
   }
 
-  /// Sums parts: those that follow each other at once, as a whole segment's do, for of few values a
-  /// sum takes longer than coding them.
+  /// Adds parts to a sum. Adjacent parts, e.g. of a whole segment, are added in one call, because
+  /// for few values a sum takes longer than encoding.
   template <typename Sums>
   static void add(const Parts& parts, Sums& sums) {
     std::size_t begin = parts[0].begin, end = begin;
@@ -233,7 +234,7 @@ class SlicedCodec : public FormatCodec<Own> {
     sums.add(begin, end);
   }
 
-  /// Sums a piece of all frames, and says where it lies.
+  /// Sums a piece of all frames and returns its sections.
   template <typename Call>
   Source read_piece(const Call& call, const Slice& piece, FrameSums& sums, Views& views) const {
     const Parts parts = parts_of(call, piece);
@@ -242,7 +243,7 @@ class SlicedCodec : public FormatCodec<Own> {
     return {call.segments[piece.segment], piece, views.span()};
   }
 
-  /// Has write(target, parts) write the sections of a piece; sums them and their padding.
+  /// Calls write(target, parts) to write a piece, and sums the sections and their padding.
   template <typename Call, typename Write>
   void write_piece(const Call& call, const Slice& piece, FrameWriter& output,
                    const Write& write) const {
@@ -267,7 +268,7 @@ class SlicedCodec : public FormatCodec<Own> {
     add(parts, output);
   }
 
-  /// Of an inactive segment zeros are sent.
+  /// Sends zeros for an inactive segment.
   static std::size_t write_nothing(const Target& to, const Parts& parts) {
     for (std::size_t i = 0; i < kCount; ++i) std::memset(to.sections[i].bytes, 0, parts[i].count);
     keep_residual(to.feedback, to.piece.count);

@@ -1,6 +1,7 @@
-// How a call's segments are spread over threads: cut into slices, contiguous runs of which are the
-// tasks. Slices begin at multiples of 65,536 values, so every block and every counter of random
-// numbers lies in one of them, and the bytes do not depend on the threads.
+// Distributes a call's segments over threads. Segments are cut into slices; a task is a run of
+// adjacent slices. Slices start at multiples of 65,536 values. Each block and each counter of
+// random numbers therefore lies in a single slice, and the bytes do not depend on the number of
+// threads.
 #pragma once
 
 #include <tersor/align.h>
@@ -15,21 +16,21 @@
 
 namespace tersor::encoding {
 
-/// Values of one slice: enough that handing it to a thread costs nothing beside coding it.
+/// Values per slice. The cost of handing a slice to a thread is negligible at this size.
 inline constexpr std::size_t kSliceCount = std::size_t{1} << 16;
-/// Tasks a thread, so that one that comes late does not keep the others waiting.
+/// Tasks per thread. A late thread then does not delay the other threads.
 inline constexpr std::size_t kTasksPerThread = 4;
 
-/// Values [first, first + count) of a segment, for one task. `Offset` adds up what segments take:
-/// bytes of one payload, or a struct where each lies in several places.
+/// Values [first, first + count) of a segment, for a task. `Offset` accumulates the sizes of
+/// segments: bytes of a payload, or a struct with several offsets.
 template <typename Offset>
 struct SliceAt {
   std::size_t segment = 0;
   std::size_t first = 0;
   std::size_t count = 0;
-  Offset offset = {};  ///< what the segments before take
+  Offset offset = {};  ///< size of all earlier segments
   std::size_t task = 0;
-  bool is_last = true;  ///< of its segment: who has it pads the sections
+  bool is_last = true;  ///< true for the segment's last slice, which pads the sections
 };
 using Slice = SliceAt<std::size_t>;
 
@@ -43,13 +44,13 @@ inline std::size_t slices_of(std::span<const Segment> segments) {
   return slices;
 }
 
-/// The most tasks that a call on `threads` threads is cut into.
+/// Returns the maximum number of tasks for a call on `threads` threads.
 constexpr std::size_t most_tasks(unsigned threads) {
   return threads > 1 ? threads * kTasksPerThread : 1;
 }
 
-/// Calls work(task, begin, end) for tasks that have contiguous parts of `count` things, on the
-/// threads that there are.
+/// Divides `count` items into tasks of contiguous items and calls work(task, begin, end) on the
+/// available threads.
 template <typename Work>
 void share(std::size_t count, Threads* threads, const Work& work) {
   const std::size_t tasks = std::min(count, most_tasks(threads == nullptr ? 1 : threads->count()));
@@ -60,7 +61,7 @@ void share(std::size_t count, Threads* threads, const Work& work) {
   if (tasks == 1) run_task(0);
 }
 
-/// Visits slices [begin, end) in order, those of one segment that follow each other as one.
+/// Visits slices [begin, end) in order. Adjacent slices of the same segment are visited together.
 template <typename SegmentBytes, typename Visitor>
 void visit_slices(std::span<const Segment> segments, std::size_t begin, std::size_t end,
                   std::size_t task, const SegmentBytes& segment_bytes, const Visitor& visit) {
@@ -80,8 +81,8 @@ void visit_slices(std::span<const Segment> segments, std::size_t begin, std::siz
   }
 }
 
-/// Calls `visit` for every slice, on the threads that there are; segments without values have none.
-/// `segment_bytes(segment)` is what a segment takes in the payload.
+/// Calls `visit` for every slice on the available threads. Segments without values have no slice.
+/// `segment_bytes(segment)` is the size of a segment in the payload.
 template <typename SegmentBytes, typename Visitor>
 void for_each_slice(std::span<const Segment> segments, Threads* threads,
                     const SegmentBytes& segment_bytes, const Visitor& visit) {
@@ -90,12 +91,12 @@ void for_each_slice(std::span<const Segment> segments, Threads* threads,
   });
 }
 
-/// The payloads of all frames, as one task sees them: on its stack, or where they are many, in its
-/// part of the workspace.
+/// A task's view of all payloads: on the stack or, for many frames, in the task's part of the
+/// workspace.
 template <typename View>
 class ViewList {
  public:
-  /// Bytes of workspace for `frames` frames.
+  /// Returns the workspace bytes for `frames` frames.
   static constexpr std::size_t workspace_bytes(std::size_t frames, unsigned threads) {
     return frames <= kOnStack ? 0 : most_tasks(threads) * frames * sizeof(View);
   }

@@ -1,4 +1,4 @@
-// Takes specs apart: name[:key=value[,key=value]…][+ef].
+// Parses specs: name[:key=value[,key=value]…][+ef].
 
 #include <tersor/spec.h>
 
@@ -25,7 +25,7 @@ bool is_word(std::string_view word) {
   return !word.empty() && std::ranges::all_of(word, allowed);
 }
 
-/// Cuts the suffix off `rest`.
+/// Removes the suffix from `rest`.
 Feedback take_feedback(std::string_view& rest, std::string_view text) {
   const auto plus = rest.find('+');
   if (plus == std::string_view::npos) return Feedback::kNone;

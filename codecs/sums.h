@@ -1,6 +1,5 @@
-// Checksums of payloads that are summed piece by piece, while a piece is in the first caches:
-// before it is read, after it is written. And what becomes of calls whose frames turn out to be
-// damaged when they have been read.
+// Checksums of payloads, summed piece by piece while a piece is in the L1 cache: before a read,
+// after a write. Also the handling of frames found damaged after they were read.
 #pragma once
 
 #include "codecs/calls.h"
@@ -22,10 +21,10 @@
 
 namespace tersor::encoding {
 
-/// Bytes of one payload that are coded, and summed, at a time.
+/// Bytes of a payload encoded and summed at a time.
 inline constexpr std::size_t kPieceBytes = std::size_t{1} << 15;
 
-/// Calls visit(piece) for a slice's pieces of `count` values each.
+/// Calls visit(piece) for pieces of `count` values of a slice.
 template <typename Visitor>
 void for_each_piece(const Slice& slice, std::size_t count, const Visitor& visit) {
   for (std::size_t first = 0; first < slice.count; first += count) {
@@ -37,12 +36,12 @@ void for_each_piece(const Slice& slice, std::size_t count, const Visitor& visit)
   }
 }
 
-/// A call's own frame while pieces of it are written: its payload, its sum, and the words of the
-/// state, those of this step and of the next.
+/// A call's output frame while pieces are written: its payload, its sum, and the state words of
+/// this step and the next step.
 class FrameWriter {
  public:
-  /// Of a frame that is made of `input_bytes` bytes. `large` is how payloads are written that are
-  /// larger than the caches; residuals of such calls always go past them.
+  /// `input_bytes` is the size of the call's input. `large` selects how payloads larger than the
+  /// caches are written; residuals of such calls always bypass the caches.
   template <class Call>  // EncodeCall or ReduceCall
   FrameWriter(const Call& call, ByteSpan frame, std::size_t input_bytes,
               kernels::Store large = kernels::Store::kStreaming)
@@ -58,18 +57,18 @@ class FrameWriter {
   const kernels::Store store;
   const StateWords words;
 
-  /// Whether what is written is summed while it is in the cache.
+  /// True if written bytes are summed while still in the cache.
   bool sums_pieces() const { return sums_pieces_; }
 
-  /// Sums the words [begin, end), in bytes, that have been written.
+  /// Sums the written words [begin, end), in bytes.
   void add(std::size_t begin, std::size_t end) {
     if (has_checksum_ && !is_short(payload.size()))
       sum_.add(payload.data() + begin, begin, end - begin);
   }
 
-  /// Has write(target, words) write the first `count` bytes of [begin, end), of which the rest is
-  /// zeros. What goes past the caches is summed by who writes it: `words`, or null. From where on
-  /// the caller is to add them.
+  /// Calls write(target, words) to write the first `count` bytes of [begin, end); the rest is
+  /// zeros. If stores bypass the caches, the writer sums the bytes in `words`; otherwise `words` is
+  /// null. Returns the offset from which the caller must add the bytes.
   template <typename Write>
   std::size_t write(std::size_t begin, std::size_t end, std::size_t count, const Write& write) {
     kernels::StreamedWords words{.first = (sizeof(FrameHeader) + begin) / sizeof(std::uint32_t)};
@@ -81,12 +80,12 @@ class FrameWriter {
     return begin + align_down(count, sizeof(std::uint32_t));
   }
 
-  /// Finite values that became something else.
+  /// Counts finite values that became infinite.
   void add_overflows(std::size_t count) {
     if (count != 0) overflows_ += count;
   }
 
-  /// After all pieces.
+  /// Writes the header and the next step's words. Call `seal` after all pieces.
   void seal(const FrameHeader& header) const {
     seal_frame(header, frame_, sum_);
     write_words(words, overflows_, words_out_);
@@ -101,23 +100,23 @@ class FrameWriter {
   std::atomic<std::uint64_t> overflows_{0};
 };
 
-/// When frames are summed: before anything of them is read, or while it is.
+/// When frames are summed: before any read, or during the reads.
 enum class Summed { kFirst, kMeanwhile };
 
-/// What a call adds to is worth keeping: its frames are summed before anything is written.
+/// A call with kAdd must not damage its outputs. Frames are therefore summed before any write.
 inline bool sums_first(const DecodeCall& call) { return call.mode == DecodeMode::kAdd; }
 inline bool sums_first(const ReduceCall&) { return false; }
 
-/// The sums of the frames that a call reads: on the stack, or where they are many, where its
-/// workspace begins. Without checksums nothing is summed.
+/// The sums of a call's input frames: on the stack, or for many frames at the start of the
+/// workspace. Without checksums, nothing is summed.
 class FrameSums {
  public:
-  /// Bytes of workspace for `frames` frames.
+  /// Returns the workspace bytes for `frames` frames.
   static constexpr std::size_t workspace_bytes(std::size_t frames) {
     return frames <= kOnStack ? 0 : align_up(frames * sizeof(PayloadSum), kWorkspaceAlignment);
   }
 
-  /// Throws WireError where frames are summed first and a checksum is another.
+  /// Throws WireError if frames are summed first and a checksum is wrong.
   template <class Call>  // DecodeCall or ReduceCall
   FrameSums(const Call& call, Summed summed)
       : frames_(call.frames),
@@ -133,10 +132,10 @@ class FrameSums {
   FrameSums(const FrameSums&) = delete;
   FrameSums& operator=(const FrameSums&) = delete;
 
-  /// Whether pieces are to be summed where they are read.
+  /// True if pieces must be summed during the reads.
   bool is_on() const { return is_on_; }
 
-  /// The words [begin, end) of all payloads, in bytes.
+  /// Sums the words [begin, end) of all payloads, in bytes.
   void add(std::size_t begin, std::size_t end) {
     if (!is_on_) return;
     for (std::size_t i = 0; i < frames_.size(); ++i)
@@ -144,7 +143,7 @@ class FrameSums {
         sums_[i].add(payload.data() + begin, begin, end - begin);
   }
 
-  /// After all have added. Throws WireError where a checksum is another; `poison` is called then.
+  /// Call this after all `add` calls. If a checksum is wrong, calls `poison` and throws WireError.
   template <typename Poison>
   void check(const Poison& poison) const {
     if (!is_on_) return;
@@ -158,18 +157,18 @@ class FrameSums {
 
  private:
   static constexpr std::size_t kOnStack = 64;
-  static_assert(std::is_trivially_destructible_v<PayloadSum>);  // nobody destroys them
+  static_assert(std::is_trivially_destructible_v<PayloadSum>);  // never destroyed
 
   const std::span<const ConstByteSpan> frames_;
   const bool is_on_;
-  alignas(PayloadSum) std::byte few_[kOnStack * sizeof(PayloadSum)];  // only memory
+  alignas(PayloadSum) std::byte few_[kOnStack * sizeof(PayloadSum)];  // uninitialised memory
   PayloadSum* const sums_;
 };
 
-/// The same value, rounded, in all of them.
+/// Sets all values to `value`, rounded to the dtype.
 void fill(const ValueSpan& values, float value);
 
-/// NaNs: what came of frames that turn out to be damaged.
+/// Sets all values to NaN, after a frame was found damaged.
 void poison(std::span<const ValueSpan> outputs);
 void poison(std::span<const SegmentState> states);
 

@@ -1,4 +1,4 @@
-// topk: the largest values with their places; sizes, sections and checks around kernels/topk.
+// topk: the largest values with their indices. Sizes, sections and checks for kernels/topk.
 
 #include "codecs/format_codec.h"
 #include "codecs/registry.h"
@@ -13,7 +13,7 @@
 namespace tersor::encoding {
 namespace {
 
-constexpr std::size_t kWorkspacePart = 64;  // parts of the workspace begin at multiples of this
+constexpr std::size_t kWorkspacePart = 64;  // alignment of the workspace's parts
 
 constexpr Number kTopkDensity = {.key = "density", .above = 0, .most = 1, .standard = 0.01};
 constexpr Choice<TopkValues, 3> kTopkValues = {
@@ -98,7 +98,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
                             " values; fewer than 2^32 fit a segment: lower the density");
   }
 
-  /// Segments are encoded one after the other, in the same workspace.
+  /// Segments are encoded in turn, in the same workspace.
   std::size_t encode_workspace_bytes(const PlanRequest& request, const Segment& segment) const {
     if constexpr (kHasDeviceKernels)
       if (request.memory == Memory::kDevice)
@@ -148,7 +148,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
                          threads);
   }
 
-  /// The sections of a segment's payload; View is TopkPayload or TopkPayloadView.
+  /// Returns the sections of a segment's payload. View is TopkPayload or TopkPayloadView.
   template <typename View, typename Byte>
   static View sections(std::span<Byte> payload, const TopkLayout& layout) {
     const auto at = [&]<typename T>(T*& pointer, std::size_t offset) {
@@ -162,7 +162,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
     return view;
   }
 
-  /// Places come from elsewhere: none may lie outside its segment.
+  /// Indices come from other ranks. Every index must lie inside the segment.
   void check_indices(const DecodeCall& call) const {
     std::size_t offset = 0;
     for (std::size_t i = 0; i < call.segments.size(); ++i) {

@@ -1,4 +1,4 @@
-// Selects the CPU instruction set of the codecs. By default Tersor uses the best available set.
+// Selects the CPU instruction set of the codecs. The default is the best available set.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@ namespace tersor {
 /// Only one `run` may be active at a time. A task must not call `run` on its own pool.
 class Threads {
  public:
-  /// Starts count - 1 workers. By default the pool is the calling thread alone; 0 means all cores
+  /// Starts count - 1 workers. The default is only the calling thread; 0 means all cores
   /// of this machine. Throws InvalidArgument for more than 4,096 threads.
   explicit Threads(unsigned count = 1);
   ~Threads();
