@@ -1,5 +1,5 @@
-// Blocks of 4,096 values: their payloads added up, and from p to lists and residual, for one
-// instruction set.
+// Blocks of 4,096 values: adds payloads, and encodes p to lists and residual, for one instruction
+// set.
 #if defined(TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_
 #undef TERSOR_KERNELS_BLOCKTOPK_BLOCKS_INL_H_
@@ -22,15 +22,15 @@ HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kValues = BlocktopkBlock::kValues;
-constexpr std::size_t kAsked = Selector::kWord;  // values of the next block, asked for at once
+constexpr std::size_t kAsked = Selector::kWord;  // values prefetched at once
 
-/// A block's values as another type; f32 are rounded once.
+/// Converts a block's values to another type. f32 values are rounded once.
 template <typename From, typename To>
 HWY_INLINE void convert(const From* from, To* to) {
   for (std::size_t i = 0; i < kValues; i += kLanes) store_values(load_values(from + i), to + i);
 }
 
-/// Calls `visitor(Kind<kSign>{})` and so on.
+/// Calls `visitor(Kind<kSign>{})`, or the same for kInt4 or kBf16.
 template <BlocktopkValues kKind>
 using Kind = std::integral_constant<BlocktopkValues, kKind>;
 template <typename Visitor>
@@ -40,7 +40,7 @@ HWY_INLINE void visit_kind(BlocktopkValues values, Visitor&& visitor) {
   visitor(Kind<BlocktopkValues::kBf16>{});
 }
 
-/// sum += value · factor for all payloads of a block, in their order.
+/// sum += value · factor for all payloads of a block, in order.
 HWY_INLINE void add_payloads(const BlocktopkInput& input, std::size_t index, float factor,
                              float* sum) {
   const BlocktopkBlock& block = input.block;
@@ -57,8 +57,8 @@ HWY_INLINE void add_payloads(const BlocktopkInput& input, std::size_t index, flo
   });
 }
 
-/// The sum of `count` magnitudes, at least one: +0 up to the next power of two, then halves are
-/// added until one is left.
+/// Returns the sum of `count` magnitudes, at least one. The magnitudes are padded with +0 to the
+/// next power of two, and halves are added until one value is left.
 HWY_INLINE float tree_sum(float (&magnitudes)[BlocktopkBlock::kMostKept], std::size_t count) {
   const std::size_t whole = std::bit_ceil(count);
   std::fill(magnitudes + count, magnitudes + whole, 0.0f);
@@ -82,9 +82,10 @@ class BlocktopkWriter {
 
   HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
 
-  /// The block at `first`; p_at(i) is p of the vector at value i of it. What the next block reads
-  /// is asked for while this one is sorted out, for no hardware follows reads that come in bursts:
-  /// ask(i) by the caller, for kAsked values from i on.
+  /// Writes the block at `first`. p_at(i) returns p of the vector at value i of the block. Hardware
+  /// prefetchers do not follow bursts of reads. Therefore this function prefetches the next block
+  /// while the current block is sorted. The callback ask(i) prefetches the caller's kAsked values
+  /// from i on.
   template <typename ValuesAt, typename Ask>
   HWY_INLINE void write(std::size_t first, const ValuesAt& p_at, const Ask& ask) {
     Absmax absmax;
@@ -110,13 +111,13 @@ class BlocktopkWriter {
     output_ = output_.from(1, block_);
   }
 
-  /// Finite values of poisoned blocks.
+  /// Number of finite values in poisoned blocks.
   std::size_t overflows() const { return overflows_; }
 
  private:
   static constexpr bool kHasResidual = !std::is_same_v<E, Absent>;
 
-  /// Chooses from p and codes; what is left is the residual.
+  /// Selects from p, codes the selected values, and stores the remainder as residual.
   template <BlocktopkValues kKind, typename Ask>
   HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual, const Ask& ask) {
     kept_.count = selector_.select(p_, absmax, places_, ask);
@@ -141,7 +142,7 @@ class BlocktopkWriter {
                                 static_cast<std::uint32_t>(kept_.count));
   }
 
-  /// The first places are sent as NaNs; the residual stays what it was.
+  /// Sends NaNs at the first indices and keeps the residual.
   template <BlocktopkValues kKind>
   HWY_NOINLINE void poison(std::size_t first, std::size_t count, Pointer<E> residual) {
     kept_.count = std::min(block_.kept, count);

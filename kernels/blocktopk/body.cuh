@@ -1,11 +1,12 @@
-// The kernels of blocktopk: a block of 256 threads takes a block of 4,096 values at a time, 16 a
-// thread in registers between the one read and the one write; lists are put together in shared
-// memory.
+// The kernels of blocktopk. A block of 256 threads processes a block of 4,096 values at a time, 16
+// values per thread. Values stay in registers between the single read and the single write, and the
+// lists are built in shared memory.
 //
-// Grid: as many blocks as are resident, each striding over the blocks of values. Bytes a value,
-// f32, 1 % and signs: encode 4 read and 0.015 written, with feedback 4 more of each; decode 0.015
-// read a frame and 4 written; reduce 0.015 read a frame and 0.015 written, with the owner's
-// residual 4 more of each.
+// Grid: as many blocks as are resident, each striding over the blocks of values. Memory traffic in
+// bytes per value, for f32, 1 % and signs:
+//   Encode: 4 read and 0.015 written. Error feedback adds 4 read and 4 written.
+//   Decode: 0.015 read per frame and 4 written.
+//   Reduce: 0.015 read per frame and 0.015 written. The owner's residual adds 4 read and 4 written.
 #pragma once
 
 #include "kernels/blocktopk/coder.cuh"
@@ -16,19 +17,19 @@
 
 namespace tersor::kernels {
 
-/// The block whose payloads are added, and what of a faulty one is said.
+/// The block whose payloads are added, and the segment index for fault reports.
 struct BlocktopkAdded {
   const BlocktopkUnit& unit;
   std::uint64_t offset;   // of the segment's sections
-  std::uint32_t segment;  // its place in the call's list
+  std::uint32_t segment;  // index of the segment in the call
   float factor;
 };
 
-/// Adds the payloads of a block in their order, in shared memory.
+/// Adds the payloads of a block in order, in shared memory.
 struct BlocktopkSum {
   using Shared = SharedArray<float, kBlocktopkValues>;
 
-  /// Rows lie so that neighbouring threads meet neighbouring words.
+  /// Rows are transposed, so neighbouring threads access neighbouring words.
   TERSOR_DEVICE static unsigned slot(unsigned place) {
     return place % kBlocktopkRow * (kBlocktopkValues / kBlocktopkRow) + place / kBlocktopkRow;
   }
@@ -43,7 +44,7 @@ struct BlocktopkSum {
     }
   }
 
-  /// Barriers. False where the places of one are damaged, which is reported.
+  /// Adds all payloads. Contains barriers. Reports invalid indices of a payload and returns false.
   template <class Block, class List>
   TERSOR_DEVICE static bool add(const Block& block, Shared& sum, const List& list,
                                 const BlocktopkShape& shape, const BlocktopkAdded& added) {
@@ -79,7 +80,7 @@ struct BlocktopkSum {
   }
 };
 
-/// Blocks on a multiprocessor, by architecture: as many as need no spills.
+/// Blocks per multiprocessor, by architecture: the maximum without register spills.
 struct BlocktopkResident {
   unsigned from;
   unsigned coding;
@@ -91,7 +92,7 @@ struct BlocktopkKernel {
   static constexpr unsigned kThreads = kBlocktopkThreads;
   static constexpr unsigned kResident = tuning_of(kBlocktopkTuning).coding;
 
-  /// Calls visit(segment, unit) for each block of values that a block of threads takes.
+  /// Calls visit(segment, unit) for each block of values processed by this block of threads.
   template <class Block, class Table, class Visit>
   TERSOR_DEVICE static void for_each_unit(const Block& block, const Table& table,
                                           const Visit& visit) {
@@ -186,7 +187,7 @@ struct BlocktopkReduceKernel : BlocktopkKernel {
     typename BlocktopkCoder<E>::Shared coder;
   };
 
-  SegmentTable<ReduceEntry, kMostSegments> table;  // `parameter` is the place in the call's list
+  SegmentTable<ReduceEntry, kMostSegments> table;  // `parameter`: index in the call
   FrameList<kMostFrames> list;
   BlocktopkTarget target;
   CallWords words;

@@ -1,5 +1,5 @@
-// What a block of threads does with the p of 4,096 values on a device: chooses the k largest, puts
-// their lists together in shared memory, writes them, and leaves the rest.
+// Encodes p of 4,096 values with a block of threads on a device. The encoder selects the k largest
+// values, builds the lists in shared memory, writes the lists, and stores the residual.
 #pragma once
 
 #include "kernels/blocktopk/select.cuh"
@@ -14,9 +14,9 @@ namespace tersor::kernels {
 
 /// A block of values of a segment.
 struct BlocktopkUnit {
-  std::size_t first;  // value of the segment
-  unsigned count;     // values of it
-  std::size_t index;  // among the segment's blocks
+  std::size_t first;  // index of the first value in the segment
+  unsigned count;     // number of values
+  std::size_t index;  // index among the segment's blocks
   std::size_t blocks;
 
   template <class Entry>
@@ -28,8 +28,8 @@ struct BlocktopkUnit {
         index(unit - segment.first_unit),
         blocks((segment.count + kBlocktopkValues - 1) / kBlocktopkValues) {}
 
-  /// Calls visit(row, place) for each row of a thread; `place` is that in values of type T from
-  /// `values` on, which are the segment's.
+  /// Calls visit(row, place) for each row of a thread. The segment's values have type T and start
+  /// at `values`. The position `place` is relative to `values`.
   template <typename T, class Visit>
   TERSOR_DEVICE void for_each_row(unsigned thread, const T* values, const Visit& visit) const {
     const bool aligned = is_aligned_for<T, kBlocktopkRow>(values);
@@ -52,14 +52,14 @@ struct BlocktopkUnit {
   }
 };
 
-/// Where a kernel writes, and how.
+/// The output of a kernel.
 struct BlocktopkTarget {
   std::byte* payload;
   std::uint64_t* overflows;  // null: not counted
   BlocktopkShape shape;
 };
 
-/// What a block does with its p: chooses, codes, and leaves the rest.
+/// Encodes p of a block: selects, codes, and stores the residual.
 template <typename E>
 class BlocktopkCoder {
  public:
@@ -71,7 +71,7 @@ class BlocktopkCoder {
     SharedArray<std::uint32_t, kWarps> largest;
   };
 
-  /// Of an EncodeEntry or a ReduceEntry.
+  /// Creates a coder from an EncodeEntry or a ReduceEntry.
   template <class Entry>
   TERSOR_DEVICE BlocktopkCoder(const BlocktopkTarget& target, const Entry& segment,
                                std::uint32_t unit, Shared& shared)
@@ -84,7 +84,7 @@ class BlocktopkCoder {
 
   TERSOR_DEVICE const BlocktopkUnit& unit() const { return unit_; }
 
-  /// p becomes a · p + b · residual.
+  /// p = a · p + b · residual.
   TERSOR_DEVICE void feed(unsigned thread, float a, float b, BlocktopkRows& p) const {
     if constexpr (kFeedback) {
       BlocktopkRows old;
@@ -97,7 +97,7 @@ class BlocktopkCoder {
     }
   }
 
-  /// Nothing is sent; the residual stays.
+  /// Sends nothing and keeps the residual.
   template <class Block>
   TERSOR_DEVICE void keep(const Block& block) const {
     shared_.lists.clear(block);
@@ -106,7 +106,7 @@ class BlocktopkCoder {
     store_lists(block, 0);
   }
 
-  /// Barriers. p becomes what is left.
+  /// Encodes the block and replaces p by the remainder. Contains barriers.
   template <class Block>
   TERSOR_DEVICE void write(const Block& block, BlocktopkRows& p, bool is_sound) const {
     shared_.lists.clear(block);
@@ -193,7 +193,7 @@ class BlocktopkCoder {
     return blocktopk_sign_scale(tree_sum(block, kept), kept);
   }
 
-  /// The sum of the kept magnitudes; barriers.
+  /// Returns the sum of the selected magnitudes. Contains barriers.
   template <class Block>
   TERSOR_DEVICE float tree_sum(const Block& block, unsigned kept) const {
     unsigned whole = 1;
@@ -209,7 +209,7 @@ class BlocktopkCoder {
     return shared_.magnitudes.get(0);
   }
 
-  /// The first places are sent as NaNs; the residual stays.
+  /// Sends NaNs at the first indices and keeps the residual.
   template <class Block>
   TERSOR_DEVICE void poison(const Block& block, const BlocktopkRows& p, bool is_sound) const {
     const BlocktopkShape& shape = target_.shape;
@@ -245,7 +245,7 @@ class BlocktopkCoder {
     }
   }
 
-  /// A barrier behind it: the next block uses the same memory.
+  /// Stores the lists. A barrier follows, because the next block uses the same memory.
   template <class Block>
   TERSOR_DEVICE void store_lists(const Block& block, std::uint32_t scale_bits) const {
     shared_.lists.store_to(block, target_.shape, scale_bits, sections_,

@@ -1,6 +1,6 @@
-// How blocktopk is launched on a device: types and lists of a call become kernels. One launch a
-// call for up to 500 segments. With checksums those of frames are summed before what reads them,
-// that of a new one behind what writes it.
+// Launches blocktopk's kernels on a device: selects kernels by the types and list lengths of a
+// call. A call with up to 500 segments is one launch. Checksums need further launches. Input frames
+// are summed before the reading kernel, and a new frame is summed after the writing kernel.
 
 #include "kernels/blocktopk/body.cuh"
 #include "kernels/blocktopk/device.h"
@@ -23,7 +23,7 @@ auto sizes_of(const BlocktopkBlock& block) {
   };
 }
 
-/// A kernel counts the words of a segment's sections in 32 bits.
+/// Checks segment sizes, because a kernel counts the words of a segment's sections in 32 bits.
 void check_sizes(std::span<const Segment> segments, const BlocktopkBlock& block) {
   for (const Segment& segment : segments) {
     const std::size_t bytes = BlocktopkLayout{segment.count, block}.bytes();
@@ -38,7 +38,7 @@ void launch(Queue& queue, const Kernel& kernel) {
   queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, 1));
 }
 
-/// The launches of a call that writes a frame.
+/// Queues the launches of a call that writes a frame.
 template <class Kernel, class Call, class EntryOf>
 void launch_blocks(Queue& queue, Kernel& kernel, const Call& call, const BlocktopkBlock& block,
                    const DeviceFrame& frame, const EntryOf& entry_of) {

@@ -1,5 +1,5 @@
-// blocktopk on a device: the same bytes as on the CPU. Queued on the call's stream; the call was
-// checked.
+// blocktopk on a device, with the same bytes as on the CPU. Kernels are queued on the call's
+// stream. The caller has validated the call.
 #pragma once
 
 #include "kernels/device/device_frame.h"
@@ -12,12 +12,13 @@ namespace tersor::kernels {
 void blocktopk_device_encode(const EncodeCall& call, const BlocktopkBlock& block,
                              const DeviceFrame& frame);
 
-/// Frames whose header is not `expected` make the outputs NaN, damaged places those of their block.
+/// If a frame's header differs from `expected`, the outputs become NaN. Invalid indices turn the
+/// outputs of their block into NaN.
 void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block,
                              const FrameHeader& expected);
 
-/// Frames whose header is not that of `frame`, or whose checksum is another, poison all blocks of
-/// the one that is written, damaged places their own.
+/// If an input frame's header differs from the header of `frame`, or if a checksum is wrong, all
+/// blocks of the written frame are poisoned. Invalid indices poison their own block.
 void blocktopk_device_reduce(const ReduceCall& call, const BlocktopkBlock& block,
                              const DeviceFrame& frame);
 

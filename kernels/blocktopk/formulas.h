@@ -1,11 +1,11 @@
-// blocktopk: what every device computes of a block, one value at a time. No loops.
+// blocktopk: the formulas for a block, value by value, identical on every device. No loops.
 //
-// With p the values to send, chosen are the k largest keys (bits without sign), ties to the lowest
-// place, zeros never; m ≤ k are kept.
-//   scale     sign: (the tree sum of the |p| kept, in the order of their places) · fl(1/m); int4:
-//             the block's absmax · fl(1/7); below 2^-100 it is 0
-//   code      sign: whether p's sign bit is 1; int4: as the codec int4; bf16: the rounded value
-//   residual  p − value of what is sent, else p
+// Let p be the values to send. Top-k selects the k largest keys (bits without sign). The lowest
+// index wins a tie, and zeros are never selected. Let m ≤ k be the number of selected values.
+//   scale     sign: (tree sum of the selected |p| in order of index) · fl(1/m); int4: the block's
+//             absmax · fl(1/7); a scale below 2^-100 becomes 0
+//   code      sign: p's sign bit; int4: as in codec int4; bf16: the rounded value
+//   residual  p − decoded value if the value is sent, else p
 #pragma once
 
 #include "kernels/quantize/int4.h"
@@ -17,17 +17,17 @@
 
 namespace tersor::kernels {
 
-/// A key from here poisons its block: of 1,024 values below 2^118 no sum overflows, none rounds to
-/// an infinity, and so none stays in a residual.
+/// The smallest key that poisons its block, 2^118. The sum of 1,024 smaller values does not
+/// overflow, no smaller value rounds to infinity, and no infinity stays in a residual.
 constexpr std::uint32_t kBlocktopkPoisonBits = 0x7a800000u;
 
-/// The scale and its inverse; of values that have none 0.
+/// The scale and its inverse. Both are 0 for value types without a scale.
 struct BlocktopkScale {
   float scale = 0;
   float inverse = 0;  // int4 only
 };
 
-/// The mean of `kept` magnitudes, at least one.
+/// Returns the mean of `kept` magnitudes. `kept` must be at least 1.
 TERSOR_BODY BlocktopkScale blocktopk_sign_scale(float sum, std::uint32_t kept) {
   const float mean = sum * reciprocal(static_cast<float>(kept));
   return {mean < kSmallestScale ? 0.0f : mean, 0.0f};
@@ -38,7 +38,7 @@ TERSOR_BODY BlocktopkScale blocktopk_int4_scale(std::uint32_t absmax_bits) {
   return {scale.scale, scale.inverse};
 }
 
-/// How a kept value travels: code and value, by the type of the values.
+/// Convert between a selected value and its sent code, for each value type.
 template <BlocktopkValues kValues>
 TERSOR_BODY std::uint32_t blocktopk_code(float p, const BlocktopkScale& scale) {
   if constexpr (kValues == BlocktopkValues::kSign)
@@ -59,7 +59,7 @@ TERSOR_BODY float blocktopk_value(std::uint32_t code, float scale) {
     return bf16_to_f32(static_cast<std::uint16_t>(code));
 }
 
-/// What a poisoned block sends at its first places: its scale is a NaN.
+/// Returns the code at the first indices of a poisoned block. The block's scale is a NaN.
 template <BlocktopkValues kValues>
 TERSOR_BODY std::uint32_t blocktopk_poison_code() {
   return kValues == BlocktopkValues::kBf16 ? kNarrowNanBits : 0;

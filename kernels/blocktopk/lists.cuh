@@ -1,6 +1,6 @@
-// The lists of a block of 4,096 values on a device: where they lie, how a block of threads puts
-// them together in shared memory, and how it reads those of a frame, none of whose bytes is
-// trusted.
+// The lists of a block of 4,096 values on a device: positions, construction and reading. A block of
+// threads builds the lists in shared memory. A block of threads also reads a frame's lists, and
+// trusts no byte of the frame.
 #pragma once
 
 #include "kernels/blocktopk/formulas.h"
@@ -18,16 +18,16 @@ namespace tersor::kernels {
 
 constexpr unsigned kBlocktopkThreads = 256;
 constexpr unsigned kBlocktopkValues = BlocktopkBlock::kValues;
-constexpr unsigned kBlocktopkHighWords = 64;  // of a block, at most
+constexpr unsigned kBlocktopkHighWords = 64;  // maximum per block
 constexpr unsigned kBlocktopkLowWords = 64;
 constexpr unsigned kBlocktopkCodeWords = BlocktopkBlock::kMostKept / 2;
 
-/// A block's shape, as kernels carry it.
+/// A block's shape in the form used by kernels.
 struct BlocktopkShape {
   std::uint32_t kept;
   std::uint32_t low_bits;
   std::uint32_t value_bits;
-  std::uint32_t words[4];  // of each section: scales, high, low, values
+  std::uint32_t words[4];  // words of each section: scales, high, low, values
 
   static BlocktopkShape of(const BlocktopkBlock& block) {
     return {static_cast<std::uint32_t>(block.kept),
@@ -40,11 +40,11 @@ struct BlocktopkShape {
   }
 };
 
-/// Where block `index` of a segment's `blocks` has its part of each section, in words from the
-/// beginning of the segment's sections; fewer than 2^32.
+/// The positions of block `index`'s part of each section, in words from the start of the segment's
+/// sections. A segment with `blocks` blocks has fewer than 2^32 words.
 struct BlocktopkPlaces {
   std::uint32_t begin[4];
-  unsigned padding[4];  // words behind a segment's last block
+  unsigned padding[4];  // words after a segment's last block
 
   TERSOR_DEVICE BlocktopkPlaces(const BlocktopkShape& shape, std::size_t blocks,
                                 std::size_t index) {
@@ -59,7 +59,7 @@ struct BlocktopkPlaces {
   }
 };
 
-/// Calls `visitor(Constant)` with the type of the values.
+/// Calls `visitor(BlocktopkKind<...>{})` with the type of the values.
 template <BlocktopkValues kValues>
 using BlocktopkKind = std::integral_constant<BlocktopkValues, kValues>;
 template <typename Visitor>
@@ -75,7 +75,7 @@ struct BlocktopkWritten {
   SharedArray<std::uint32_t, kBlocktopkLowWords> low;
   SharedArray<std::uint32_t, kBlocktopkCodeWords> codes;
 
-  /// Before a barrier.
+  /// Clears the lists. A barrier must follow.
   template <class Block>
   TERSOR_DEVICE void clear(const Block& block) {
     for (unsigned i = block.thread_rank(); i < kBlocktopkCodeWords; i += block.threads()) {
@@ -85,7 +85,7 @@ struct BlocktopkWritten {
     }
   }
 
-  /// The kept value number `index`; by any thread, each number once.
+  /// Adds selected value number `index`. Any thread may call, once per number.
   TERSOR_DEVICE void put(const BlocktopkShape& shape, unsigned index, unsigned place,
                          std::uint32_t code) {
     const unsigned bit = (place >> shape.low_bits) + index;
@@ -94,7 +94,7 @@ struct BlocktopkWritten {
     put_bits(codes, index * shape.value_bits, code);
   }
 
-  /// Behind a barrier: to a segment's sections, and zeros to the padding.
+  /// Stores the lists to a segment's sections, and zeros to the padding. Call after a barrier.
   template <class Block>
   TERSOR_DEVICE void store_to(const Block& block, const BlocktopkShape& shape,
                               std::uint32_t scale_bits, std::uint32_t* sections,
@@ -120,13 +120,13 @@ struct BlocktopkWritten {
   }
 };
 
-/// The kept values of one payload's block, as many as a thread looks at: each lane of a warp at a
-/// bit of each of its words of `high`.
+/// The selected values of one payload's block that this thread reads. Each lane of a warp handles
+/// one bit of each `high` word of the warp.
 class BlocktopkRead {
  public:
   static constexpr unsigned kMost = kBlocktopkHighWords * kWarpThreads / kBlocktopkThreads;
 
-  /// `count` values has the block. All lanes of a warp call it.
+  /// `count` is the number of values of the block. All lanes of a warp must call the constructor.
   template <class Block>
   TERSOR_DEVICE BlocktopkRead(const Block& block, const BlocktopkShape& shape,
                               const std::uint32_t* sections, const BlocktopkPlaces& places,
@@ -155,10 +155,10 @@ class BlocktopkRead {
     }
   }
 
-  /// Whether what this thread looks at may be added.
+  /// True if the values read by this thread are valid.
   TERSOR_DEVICE bool is_sound() const { return is_sound_; }
 
-  /// Calls visit(place, value) for each kept value that is this thread's.
+  /// Calls visit(index, value) for each selected value of this thread.
   template <BlocktopkValues kValues, class Visit>
   TERSOR_DEVICE void for_each(const Visit& visit) const {
     TERSOR_UNROLL
@@ -172,8 +172,8 @@ class BlocktopkRead {
  private:
   static constexpr std::uint32_t kNone = ~0u;
 
-  /// At kept value number `index`, whose bit is `bit`. Where it follows the bit of the value
-  /// before, the upper bits of both places are equal.
+  /// Reads selected value number `index`, whose bit is `bit`. The flag `follows` is true if the
+  /// previous bit is also set. If true, both values have equal upper index bits.
   TERSOR_DEVICE void look_at(unsigned i, unsigned bit, unsigned index, bool follows,
                              unsigned count) {
     const std::uint32_t low = low_of(index);

@@ -1,5 +1,4 @@
-// The lists of one block: kept places and codes, as they are packed into words of 32 bits and read
-// again.
+// The lists of one block: selected indices and codes, packed into and unpacked from 32-bit words.
 #pragma once
 
 #include <tersor/codecs/blocktopk.h>
@@ -13,14 +12,14 @@
 
 namespace tersor::kernels {
 
-/// What a block sends, in ascending order of place.
+/// The sent values of a block, in ascending order of index.
 struct BlocktopkKept {
   std::size_t count = 0;
   std::uint16_t place[BlocktopkBlock::kMostKept];
   std::uint16_t code[BlocktopkBlock::kMostKept];
 };
 
-/// Writes numbers of `bits` bits, at most 16, one behind the other.
+/// Packs numbers of `bits` bits each, at most 16 bits.
 class BitWriter {
  public:
   BitWriter(std::uint32_t* words, unsigned bits) : words_(words), bits_(bits) {}
@@ -31,7 +30,7 @@ class BitWriter {
     if (fill_ >= 32) take_word();
   }
 
-  /// Zeros up to `end`.
+  /// Fills with zeros up to `end`.
   void finish(std::uint32_t* end) {
     if (fill_ != 0) take_word();
     std::fill(words_, end, 0u);
@@ -50,7 +49,7 @@ class BitWriter {
   unsigned fill_ = 0;
 };
 
-/// Reads them; no word behind the last number.
+/// Unpacks numbers written by BitWriter. Never reads a word after the last number.
 class BitReader {
  public:
   BitReader(const std::uint32_t* words, unsigned bits) : words_(words), bits_(bits) {}
@@ -73,8 +72,8 @@ class BitReader {
   unsigned fill_ = 0;
 };
 
-/// Calls visit(place) for each kept place of a block, in order; places of damaged lists may lie
-/// anywhere.
+/// Calls visit(index) for each selected index of a block, in order. Invalid lists may give any
+/// index.
 template <typename Visitor>
 HWY_INLINE void for_each_place(const std::uint32_t* high, const std::uint32_t* low,
                                const BlocktopkBlock& block, const Visitor& visit) {
@@ -90,7 +89,7 @@ HWY_INLINE void for_each_place(const std::uint32_t* high, const std::uint32_t* l
     }
 }
 
-/// What is wrong with the places of a block of `count` values, as a sentence; null: nothing.
+/// Returns a sentence about the first invalid index in a block of `count` values, or null.
 HWY_INLINE const char* wrong_places(const std::uint32_t* high, const std::uint32_t* low,
                                     const BlocktopkBlock& block, std::size_t count) {
   std::size_t ones = 0;
@@ -107,7 +106,7 @@ HWY_INLINE const char* wrong_places(const std::uint32_t* high, const std::uint32
   return next > count ? "a place lies behind the end of its block" : nullptr;
 }
 
-/// Writes places and codes of a block.
+/// Writes indices and codes of a block.
 HWY_INLINE void write_lists(const BlocktopkKept& kept, const BlocktopkBlock& block,
                             std::uint32_t* high, std::uint32_t* low, std::uint32_t* values) {
   const unsigned low_bits = block.low_bits();

@@ -1,6 +1,6 @@
-// The k largest of a block of 4,096 values in the first-level cache, for one instruction set. A
-// threshold that a few more than k keys reach is found by bisection, beginning where the block
-// before had its own; among the candidates the k-th key is found in the same way, exactly.
+// Selects the k largest of a block of 4,096 values in the first-level cache, for one instruction
+// set. Bisection finds a threshold reached by a few more than k keys, starting at the previous
+// block's threshold. A second bisection over the candidates finds the exact k-th key.
 #if defined(TERSOR_KERNELS_BLOCKTOPK_SELECT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_BLOCKTOPK_SELECT_INL_H_
 #undef TERSOR_KERNELS_BLOCKTOPK_SELECT_INL_H_
@@ -20,7 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Values, as many as fill whole vectors.
+/// Values that fill whole vectors.
 struct Keys {
   const float* values;
   std::size_t count;
@@ -31,12 +31,12 @@ HWY_INLINE VI32 keys_of(VF32 values) {
 }
 HWY_INLINE VI32 keys_at(const float* values) { return keys_of(load_values(values)); }
 
-/// What keys from `key` on are greater than.
+/// Returns a bound for Gt: a key reaches `key` if the key is greater than the bound.
 HWY_INLINE VI32 before_key(std::uint32_t key) {
   return hn::Set(I32(), static_cast<std::int32_t>(key) - 1);
 }
 
-/// How many keys reach `key`.
+/// Counts the keys that reach `key`.
 HWY_INLINE std::size_t count_from(const Keys& keys, std::uint32_t key) {
   const VI32 before = before_key(key);
   VI32 counts[4] = {hn::Zero(I32()), hn::Zero(I32()), hn::Zero(I32()), hn::Zero(I32())};
@@ -52,13 +52,14 @@ HWY_INLINE std::size_t count_from(const Keys& keys, std::uint32_t key) {
   return static_cast<std::size_t>(hn::GetLane(hn::SumOfLanes(I32(), all)));
 }
 
-/// Between which keys the k-th largest lies: as many as `count` reach `low`, at least k unless that
-/// is 1; `above` reach `high`, fewer than k.
+/// The range of the k-th largest key. `count` keys reach `low`: at least k, unless low is 1.
+/// `above` keys, fewer than k, reach `high`.
 struct Bracket {
   std::uint32_t low, high;
   std::size_t count, above;
 
-  /// Takes a key that `found` reach as one of its ends; whether they are k.
+  /// Replaces one end by a key that `found` keys reach. Returns true if at least k keys reach the
+  /// key.
   HWY_INLINE bool take(std::uint32_t key, std::size_t found, std::size_t k) {
     const bool reached = found >= k;
     (reached ? low : high) = key;
@@ -67,8 +68,9 @@ struct Bracket {
   }
 };
 
-/// How to narrow a bracket: until at most `enough` keys reach its lower end, in steps that double
-/// until they would halve it, at first away from the end that was found last.
+/// How to narrow a bracket. The search ends when at most `enough` keys reach the lower end. Step
+/// sizes double until a step would halve the bracket. The first step moves away from the end found
+/// last.
 struct Narrowing {
   std::size_t k, enough;
   std::uint32_t step;
@@ -84,7 +86,7 @@ HWY_INLINE void narrow(const Keys& keys, Narrowing way, Bracket& bracket) {
   }
 }
 
-/// A bit for each of kLanes keys: whether it is greater than `before`.
+/// Returns one bit per key of kLanes keys: set if the key is greater than `before`.
 HWY_INLINE std::uint64_t bits_from(VI32 keys, VI32 before) {
   std::uint8_t bytes[8];
   hn::StoreMaskBits(I32(), hn::Gt(keys, before), bytes);
@@ -93,24 +95,25 @@ HWY_INLINE std::uint64_t bits_from(VI32 keys, VI32 before) {
   return bits;
 }
 
-/// Selects block after block. Where a threshold is looked for first changes no choice.
+/// Selects block after block. The starting point of the search never changes the selection.
 class Selector {
  public:
-  static constexpr std::size_t kGroup = 4;   // vectors that are shown at once
-  static constexpr std::size_t kAtOnce = 4;  // places that are written at once
-  static constexpr std::size_t kWord = 64;   // values whose marks are a word
+  static constexpr std::size_t kGroup = 4;   // vectors per show()
+  static constexpr std::size_t kAtOnce = 4;  // indices written at once
+  static constexpr std::size_t kWord = 64;   // values per word of marks
 
   explicit Selector(std::size_t k) : k_(k) {}
 
-  /// Shows the next block's values from its i-th on, value(k) the k-th vector of kGroup.
+  /// Passes the next block's values from the i-th on. value(k) returns vector k of kGroup vectors.
   template <typename ValueAt>
   HWY_INLINE void show(std::size_t i, const ValueAt& value) {
     mark(i, before_key(guess_), value);
   }
 
-  /// Writes the places of the k largest of a block, ascending, and returns how many there are:
-  /// zeros are left out. All of it was shown, `absmax` is the largest key; `places` has room for a
-  /// block and kAtOnce more. Calls meanwhile(i) for every kWord values from i on.
+  /// Writes the indices of the k largest values of a block in ascending order, without zeros, and
+  /// returns their number. The whole block must have been passed to show(). `absmax` is the largest
+  /// key. `places` must have space for a block and kAtOnce more. Calls meanwhile(i) for each kWord
+  /// values from i on.
   template <typename Meanwhile>
   HWY_INLINE std::size_t select(const float* p, std::uint32_t absmax, std::uint16_t* places,
                                 const Meanwhile& meanwhile) {
@@ -131,10 +134,10 @@ class Selector {
   }
 
  private:
-  // A sixteenth of an octave: between the k-th and the 2k-th of normally distributed values.
+  // 1/16 octave: the distance between the k-th and the 2k-th of normally distributed values.
   static constexpr std::uint32_t kFirstStep = 1u << 19;
 
-  /// Marks which of kGroup vectors' keys are greater than `before`.
+  /// Marks the keys of kGroup vectors that are greater than `before`.
   template <typename ValueAt>
   HWY_INLINE void mark(std::size_t i, VI32 before, const ValueAt& value) {
     std::uint64_t bits = 0;
@@ -151,8 +154,8 @@ class Selector {
     return ones;
   }
 
-  /// The places of the marks, ascending. A few are written at once, whether there are as many or
-  /// not, so that hardly any word is a surprise.
+  /// Writes the indices of the marks in ascending order and returns their number. kAtOnce indices
+  /// are always written at once, which makes the branch predictable for most words.
   template <typename Meanwhile>
   HWY_INLINE std::size_t places_of_marks(std::uint16_t* places, const Meanwhile& meanwhile) const {
     std::size_t found = 0;
@@ -170,7 +173,7 @@ class Selector {
     return found;
   }
 
-  /// Of `found` candidates, more than k, those that are kept.
+  /// Reduces `found` candidates, more than k, to the selected values.
   HWY_INLINE std::size_t choose(const float* p, Bracket& bracket, std::size_t found,
                                 std::uint16_t* places) {
     const std::size_t whole = (found + kLanes - 1) / kLanes * kLanes;

@@ -1,6 +1,6 @@
-// The k largest of a block of 4,096 values on a device, 16 a thread in registers: the k-th key by
-// its digits of 11, 10 and 10 bits, counted in shared memory, then who is chosen, numbered in
-// ascending order of place.
+// Selects the k largest of a block of 4,096 values on a device, with 16 values per thread in
+// registers. The digits of the k-th key (11, 10 and 10 bits) are found by counting in shared
+// memory. The selected values are then numbered in ascending order of index.
 #pragma once
 
 #include "kernels/blocktopk/lists.cuh"
@@ -10,19 +10,19 @@
 
 namespace tersor::kernels {
 
-constexpr unsigned kBlocktopkRow = 4;   // values of a thread that lie side by side
-constexpr unsigned kBlocktopkRows = 4;  // of a thread
+constexpr unsigned kBlocktopkRow = 4;   // contiguous values per row
+constexpr unsigned kBlocktopkRows = 4;  // rows per thread
 constexpr unsigned kBlocktopkStride = kBlocktopkThreads * kBlocktopkRow;
 static_assert(kBlocktopkRows * kBlocktopkStride == kBlocktopkValues);
 
-/// What a thread has of a block: row r begins at place r · kBlocktopkStride + 4 · thread.
+/// A thread's values of a block: row r begins at index r · kBlocktopkStride + 4 · thread.
 using BlocktopkRows = float[kBlocktopkRows][kBlocktopkRow];
 
 TERSOR_DEVICE unsigned blocktopk_place(unsigned thread, unsigned row, unsigned i) {
   return row * kBlocktopkStride + thread * kBlocktopkRow + i;
 }
 
-/// Counts of each row, 16 bits for one, so that one scan numbers what all threads have.
+/// Counts per row, 16 bits each. A single scan then numbers the values of all threads.
 struct BlocktopkCounts {
   std::uint64_t fields = 0;
 
@@ -33,8 +33,8 @@ struct BlocktopkCounts {
   TERSOR_DEVICE unsigned sum() const { return of(0) + of(1) + of(2) + of(3); }
 };
 
-/// Numbers values in the order of their places: those that visit(row, i) says true of, in a second
-/// round numbered(row, i, number) is called for.
+/// Numbers the values with has(row, i) in the order of their indices. Then calls numbered(row, i,
+/// number) for each of these values. Returns the total.
 template <class Block, class Has, class Numbered>
 TERSOR_DEVICE unsigned number_values(const Block& block, const Has& has, const Numbered& numbered) {
   BlocktopkCounts own, total;
@@ -57,7 +57,7 @@ TERSOR_DEVICE unsigned number_values(const Block& block, const Has& has, const N
   return total.sum();
 }
 
-/// Chosen are keys above `key`, and the first `ties` that equal it.
+/// The selection: keys above `key`, and the first `ties` keys equal to `key`.
 struct BlocktopkCut {
   std::uint32_t key;
   std::uint32_t ties;
@@ -68,11 +68,11 @@ class BlocktopkSelect {
   static constexpr unsigned kBins = 1u << 11;
   struct Shared {
     SharedArray<std::uint32_t, kBins> bins;
-    SharedArray<std::uint32_t, 2> found;  // the bin of the k-th key, and how many lie above it
+    SharedArray<std::uint32_t, 2> found;  // bin of the k-th key, and the count above
   };
 
-  /// The cut of the `kept` largest; barriers. Zeros are not counted: where too few are none, all of
-  /// these lie above the cut.
+  /// Returns the cut of the `kept` largest values. Contains barriers. Zeros are not counted. If
+  /// fewer than `kept` values are nonzero, all nonzero values are above the cut.
   template <class Block>
   TERSOR_DEVICE static BlocktopkCut cut(const Block& block, Shared& shared, const BlocktopkRows& p,
                                         std::uint32_t kept) {
@@ -84,8 +84,8 @@ class BlocktopkSelect {
   }
 
  private:
-  /// Finds the next digit of the key, whose upper ones are known; false where fewer keys than
-  /// `ties` are left.
+  /// Finds the next digit of the key, after the upper digits. Returns false if fewer than `ties`
+  /// keys are left.
   template <unsigned kShift, unsigned kBits, class Block>
   TERSOR_DEVICE static bool narrow(const Block& block, Shared& shared, const BlocktopkRows& p,
                                    BlocktopkCut& cut) {
@@ -112,7 +112,8 @@ class BlocktopkSelect {
     return true;
   }
 
-  /// Each thread has some bins that lie side by side, the first thread the highest ones.
+  /// Finds the bin that contains the key. Each thread owns contiguous bins, and thread 0 owns the
+  /// highest bins.
   template <unsigned kDigits, class Block>
   TERSOR_DEVICE static bool find(const Block& block, Shared& shared, std::uint32_t ties) {
     constexpr unsigned kOwn = kDigits / kBlocktopkThreads;

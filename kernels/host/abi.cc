@@ -1,5 +1,5 @@
-// Defines the symbols of <tersor/abi.h>. Programs compiled for the same standard library refer to
-// these symbols.
+// Defines the symbols of <tersor/abi.h>, referenced by programs compiled for the same standard
+// library.
 #include <tersor/abi.h>
 
 #ifdef TERSOR_ABI_DEBUG

@@ -1,11 +1,14 @@
-// The kernel bodies of quantising formats: a warp takes a unit of 512 values of one segment at a
-// time, 16 of them a thread, in registers between the one read and the one write.
+// The kernels of quantising formats. A warp processes a unit of 512 values of one segment at a
+// time, 16 values per thread. The values stay in registers between the single read and the single
+// write.
 //
-// Grid: as many blocks of 256 threads as are resident, each warp striding over the units, or in
-// long lists going through some that follow each other.
-// Bytes a value, f32: encode 4 read and 1 (int4: 1/2) written, with feedback 4 more of each; decode
-// 1 (1/2) read a frame and 4 written; reduce 1 (1/2) read a frame, 1 (1/2) written, with the
-// owner's residual 4 more of each. One scale of 4 bytes a block besides.
+// Grid: as many blocks of 256 threads as are resident. Each warp strides over the units, or
+// processes consecutive units in long lists. Memory traffic in bytes per value, for f32:
+//   Encode: 4 read and 1 (int4: 1/2) written. Error feedback adds 4 read and 4 written.
+//   Decode: 1 (1/2) read per frame and 4 written.
+//   Reduce: 1 (1/2) read per frame and 1 (1/2) written. The owner's residual adds 4 read and 4
+//   written.
+// Each block adds one scale of 4 bytes.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -21,12 +24,12 @@
 
 namespace tersor::kernels {
 
-/// The largest magnitude, as bits, of the block in which this thread's row of each chunk lies.
+/// Computes the largest magnitude, as bits, of each block that contains a row of this thread.
 template <class Format, unsigned kRow, class Warp>
 TERSOR_DEVICE void block_maxima(const Warp& warp, const Rows<kRow>& p,
                                 std::uint32_t (&maxima)[kUnitChunks<kRow>]) {
-  // As signed numbers the bits have the largest positive value on top, as unsigned ones the largest
-  // negative: of a maximum of each only the sign must go.
+  // The signed maximum of the bits is the largest positive value. The unsigned maximum is the
+  // negative value of largest magnitude. Only the sign of both maxima must be cleared.
   constexpr unsigned kChunk = kChunkValues<kRow>;
   TERSOR_UNROLL
   for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
@@ -66,7 +69,7 @@ TERSOR_DEVICE void block_maxima(const Warp& warp, const Rows<kRow>& p,
   }
 }
 
-/// This thread's rows of one unit's residual.
+/// This thread's rows of the residual of one unit.
 template <typename E, unsigned kRow>
 struct ResidualRows {
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
@@ -75,7 +78,7 @@ struct ResidualRows {
   E* out;
   bool aligned;
 
-  /// Of an EncodeEntry or a ReduceEntry.
+  /// Creates ResidualRows from an EncodeEntry or a ReduceEntry.
   template <class Entry>
   TERSOR_DEVICE static ResidualRows of(const Entry& segment) {
     bool aligned = false;
@@ -99,7 +102,7 @@ struct ResidualRows {
     }
   }
 
-  /// What the codes left of p; the residual of poisoned blocks stays.
+  /// Stores the remainder of p as the new residual. Poisoned blocks keep the old residual.
   TERSOR_DEVICE void store_left(const UnitPlace<kRow>& place,
                                 const BlockScale (&scales)[kUnitChunks<kRow>],
                                 const Rows<kRow>& left) const {
@@ -121,7 +124,7 @@ struct ResidualRows {
   }
 };
 
-/// What encode and reduce do with p: codes, scales and residual of one unit.
+/// Writes codes, scales and residual of one unit, for encode and reduce.
 template <class Format, typename E, NoiseKind kKind, unsigned kRow>
 struct QuantizeUnit {
   using Layout = typename Format::Layout;
@@ -129,9 +132,9 @@ struct QuantizeUnit {
   UnitPlace<kRow> place;
   std::byte* sections;  // of the segment
   ResidualRows<E, kRow> residual;
-  bool keeps;  // all codes and scales are 0, the residual stays
+  bool keeps;  // True if all codes and scales are 0 and the residual is kept
 
-  /// Of an EncodeEntry or a ReduceEntry.
+  /// Creates a QuantizeUnit from an EncodeEntry or a ReduceEntry.
   template <class Entry>
   TERSOR_DEVICE static QuantizeUnit of(const Entry& segment, const UnitPlace<kRow>& place,
                                        std::byte* payload, bool keeps) {
@@ -170,7 +173,7 @@ struct QuantizeUnit {
     }
   }
 
-  /// The padding of the scales is written with the segment's last unit.
+  /// Writes the padding after the scales, together with the segment's last unit.
   TERSOR_DEVICE void pad_scales() const {
     if (place.count - place.first > kUnitValues) return;
     const std::size_t block = Layout{place.count}.blocks() + place.thread;
@@ -178,7 +181,7 @@ struct QuantizeUnit {
       store(reinterpret_cast<float*>(sections) + block, 0.0f);
   }
 
-  /// Writes the codes with their padding, and returns what they leave of p.
+  /// Writes the codes and their padding, and sets `left` to the remainder of p.
   TERSOR_DEVICE void quantize(const Rows<kRow>& p, const BlockScale (&scales)[kUnitChunks<kRow>],
                               const RowNoise<kKind, kRow>& noise, Rows<kRow>& left) const {
     std::byte* to =
@@ -197,7 +200,7 @@ struct QuantizeUnit {
   }
 };
 
-/// p of a unit of one segment.
+/// Loads p of a unit of one segment.
 template <typename G, typename E, unsigned kRow>
 TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, kRow>& residual,
                              const UnitPlace<kRow>& place, float a, float b, Rows<kRow>& p) {
@@ -206,12 +209,12 @@ TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, k
   residual.add_to(place, a, b, p);
 }
 
-/// Adds what a warp wrote of a segment's values [first, end) to the frame's sum.
+/// Adds the bytes written by a warp for a segment's values [first, end) to the frame's sum.
 template <class Format, class Sum, class Entry>
 TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t first,
                                std::size_t end) {
   const std::size_t codes = segment.offset + typename Format::Layout{segment.count}.codes_offset();
-  static_assert(kUnitValues % (2 * Format::kBlock) == 0);  // scales of units are pairs
+  static_assert(kUnitValues % (2 * Format::kBlock) == 0);  // unit scales come in pairs
   sum.add_bytes(segment.offset + first / Format::kBlock * sizeof(float),
                 segment.offset + align_up(ceil_div(end, Format::kBlock) * sizeof(float), 8));
   sum.add_bytes(codes + first * Format::kBits / 8,
@@ -306,7 +309,7 @@ struct QuantizeReduceKernel : UnitKernel {
   }
 
  private:
-  /// Codes behind the segment's end may be anything in a frame that came from elsewhere.
+  /// Adds all frames of a unit. Codes after the segment's end may be arbitrary in a received frame.
   TERSOR_DEVICE void add_all_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
                                     Rows<kRow>& sum) const {
     const QuantizedRows<Format, kRow> rows(place, segment.offset);

@@ -1,4 +1,4 @@
-// The quantising formats on the CPU: the loops of loops-inl.h, once for each instruction set.
+// Quantising formats on the CPU: the loops of loops-inl.h, compiled once per instruction set.
 
 #include "kernels/quantize/kernels.h"
 

@@ -1,5 +1,5 @@
-// How quantising formats are launched on a device: types and lists of a call become kernels. With
-// checksums their words are cleared before.
+// Launches the kernels of quantising formats on a device: selects kernels by the types and list
+// lengths of a call. If frames have checksums, a memset first zeroes the words used for sums.
 
 #include "kernels/quantize/body.cuh"
 #include "kernels/quantize/kernels.h"

@@ -1,6 +1,5 @@
-// The decode kernel of quantising formats, and what a unit of a frame is read with, there and in
-// reduce.
-// Grid and bytes a value: kernels/quantize/body.cuh.
+// The decode kernel of quantising formats, and the code for reading a unit of a frame, shared with
+// reduce. Grid and memory traffic are described in kernels/quantize/body.cuh.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -13,10 +12,10 @@
 
 namespace tersor::kernels {
 
-/// Whether a unit lies in its segment with all its rows.
+/// kWhole if all rows of a unit are within the segment, else kPart.
 enum class UnitKind : std::uint8_t { kWhole, kPart };
 
-/// Where this thread's codes and scales of a unit lie in every frame.
+/// The positions of this thread's codes and scales of a unit, the same in every frame.
 template <class Format, unsigned kRow>
 class QuantizedRows {
  public:
@@ -26,7 +25,7 @@ class QuantizedRows {
         codes_(offset + typename Format::Layout{place.count}.codes_offset() +
                place.position(0) * Format::kBits / 8) {}
 
-  /// Adds one frame's values, times a factor.
+  /// Adds one frame's values times `factor` to `sum`.
   template <UnitKind kUnit>
   TERSOR_DEVICE void add(const std::byte* payload, float factor, Rows<kRow>& sum) const {
     Rows<kRow> codes;
@@ -44,7 +43,8 @@ class QuantizedRows {
  private:
   static constexpr unsigned kChunk = kChunkValues<kRow>;
 
-  /// What one frame's codes stand for, and their scales; zeros behind the segment's end.
+  /// Loads the unscaled values of one frame's codes, and the scales. Both are zero after the
+  /// segment's end.
   template <UnitKind kUnit>
   TERSOR_DEVICE void load(const std::byte* payload, Rows<kRow>& codes,
                           float (&scales)[kUnitChunks<kRow>]) const {
@@ -70,7 +70,7 @@ class QuantizedRows {
   }
 
   UnitPlace<kRow> place_;
-  std::size_t scales_, codes_;  // bytes behind the payload's beginning
+  std::size_t scales_, codes_;  // in bytes from the start of the payload
 };
 
 template <class Format, typename T, DecodeMode kMode, unsigned kMostSegments, unsigned kMostFrames>
@@ -97,7 +97,7 @@ struct QuantizeDecodeKernel : UnitKernel {
           Rows<kRow> sum;
           if constexpr (kMode == DecodeMode::kAdd)
             load_rows<Load::kAny>(output, place, aligned, sum);
-          else  // what is added to -0 stays as it is: the first frame's products, with their signs
+          else  // adding to -0 keeps the first frame's products and their signs
             fill_rows<kRow>(sum, list.frames == 0 ? 0.0f : -0.0f);
           const QuantizedRows<Format, kRow> rows(place, segment.offset);
           if (!sound)

@@ -1,5 +1,6 @@
-// The quantising formats of this build, a line each, in the order in which codecs() names them:
-// where TERSOR_QUANTIZE_FORMAT(Format) is defined, it stands here once for each.
+// The quantising formats of this build, one per line, in the order used by codecs(). If
+// TERSOR_QUANTIZE_FORMAT(Format) is defined, including this header expands the macro once per
+// format.
 // clang-format off
 #include "kernels/quantize/int8.h"
 #include "kernels/quantize/int4.h"

@@ -1,4 +1,4 @@
-// int4: four-bit codes in [-7, 7], two to a byte, a scale for every 128 values.
+// int4: 4-bit codes in [-7, 7], two codes per byte, one scale per 128 values.
 #ifndef TERSOR_KERNELS_QUANTIZE_INT4_H_
 #define TERSOR_KERNELS_QUANTIZE_INT4_H_
 
@@ -28,7 +28,7 @@ template <>
 struct RowCodes<Int4Format> : WholeRowCodes<Int4Format> {
   static constexpr bool kShifted = true;
 
-  /// Nibbles by Horner's rule, biased by 8 so that none borrows from the next.
+  /// Packs nibbles by Horner's rule, biased by 8 to avoid borrows between nibbles.
   template <unsigned kByte, unsigned kRow>
   TERSOR_DEVICE static RowBytes<kRow / 2> pack(const std::uint32_t (&words)[kRow]) {
     std::uint32_t nibbles = 0;
@@ -67,8 +67,8 @@ template <>
 struct VectorCodes<Int4Format> : WholeVectorCodes {
 #if HWY_TARGET == HWY_AVX3
 
-  /// Pairs of codes become bytes: (even + 8) + 16 · (odd + 8), where the top bits of both nibbles
-  /// are turned from an offset of 8 into a sign.
+  /// Packs pairs of codes into bytes: (even + 8) + 16 · (odd + 8). The XOR then turns the offset of
+  /// 8 in both nibbles into a sign.
   static HWY_INLINE void store(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index) {
     const __m512i eight = _mm512_set1_epi8(8);
     const __m512i weights = _mm512_set1_epi16(0x1001);
@@ -85,8 +85,8 @@ struct VectorCodes<Int4Format> : WholeVectorCodes {
                         _mm512_permutexvar_epi16(order, _mm512_xor_si512(lanes, signs)));
   }
 
-  /// Each word of eight nibbles goes to eight lanes; each lane shifts its nibble down and looks its
-  /// value up, for which the bits above it do not matter.
+  /// Copies each word of eight nibbles to eight lanes. Each lane shifts its nibble down and looks
+  /// up the value. The lookup ignores higher bits.
   static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
     const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i shift =
@@ -104,7 +104,7 @@ struct VectorCodes<Int4Format> : WholeVectorCodes {
 
 #if HWY_TARGET == HWY_AVX2
 
-  /// As for AVX-512.
+  /// Uses the same algorithm as AVX-512.
   static HWY_INLINE void store(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index) {
     const __m256i eight = _mm256_set1_epi8(8);
     const __m256i weights = _mm256_set1_epi16(0x1001);
@@ -143,8 +143,8 @@ struct VectorCodes<Int4Format> : WholeVectorCodes {
 
 #else
 
-  /// A word of 4 or 8 nibbles goes to all lanes; each moves its nibble to the top and, with the
-  /// sign, back down.
+  /// Copies a word of 4 or 8 nibbles to all lanes. Each lane shifts its nibble to the top, and then
+  /// back down with sign extension.
   static HWY_INLINE void load(const std::byte* block, std::size_t index, VF32 (&values)[kVectors]) {
     const VU32 shift = hn::Sub(hn::Set(U32(), 28), hn::ShiftLeft<2>(hn::Iota(U32(), 0)));
     for (std::size_t k = 0; k < kVectors; ++k) {

@@ -1,5 +1,5 @@
-// int8: eight-bit codes in [-127, 127], a scale for every 256 values. The one to copy for a format
-// of this family; kernels/quantize/formulas.h says what its parts are.
+// int8: 8-bit codes in [-127, 127], one scale per 256 values. Use this header as a template for new
+// formats. The parts of a format are described in kernels/quantize/formulas.h.
 #ifndef TERSOR_KERNELS_QUANTIZE_INT8_H_
 #define TERSOR_KERNELS_QUANTIZE_INT8_H_
 

@@ -1,7 +1,8 @@
-// What codecs call of a quantising format: on hosts with ranges of a segment that begin at a block
-// (int8: 256 values, int4: 128), on one thread; on devices with whole calls. The bytes are the same
-// everywhere. kernels/quantize/cpu.cc and cuda.cu make it all for the formats of formats.h, or of
-// another list, which TERSOR_QUANTIZE_FORMATS names.
+// The entry points of a quantising format. Host functions process ranges of a segment on one
+// thread. A range begins at a block (int8: 256 values, int4: 128). Device functions process whole
+// calls. The bytes are the same everywhere. kernels/quantize/cpu.cc and cuda.cu instantiate all
+// functions for the formats of formats.h, or for the list of formats named by
+// TERSOR_QUANTIZE_FORMATS.
 #pragma once
 
 #include "kernels/device/device_frame.h"
@@ -18,36 +19,37 @@
 
 namespace tersor::kernels {
 
-/// Where the scales[ceil(count / block)] and codes[ceil(count · bits / 8)] of a range are written.
+/// Addresses of scales[ceil(count / block)] and codes[ceil(count · bits / 8)] to write for a range.
 struct QuantizeOutput {
   float* scales;
   std::byte* codes;
   Store store = Store::kCached;
-  StreamedWords* words = nullptr;  // of the codes; null: no sum
+  StreamedWords* words = nullptr;  // checksum of the codes; null: no checksum
 };
 
-/// One range quantised. All pointers of values need only their element's alignment.
+/// Encodes one range. Value pointers need only the alignment of their element type.
 struct QuantizeEncode {
   Sent sent;
   Noise noise;
   QuantizeOutput output;
 };
 
-/// The scales and codes of one payload, from the block where the range begins. Any bytes will do.
+/// The scales and codes of one payload, starting at the range's first block. Any bytes are valid.
 struct QuantizedView {
   const float* scales;
   const std::byte* codes;
 };
 
-/// The sum of the payloads, times `factor`, in order, in f32 and rounded once into the output.
+/// Decodes the sum of the payloads, in order, times `factor`. The sum is in f32, rounded once to
+/// the output's dtype.
 struct QuantizeDecode {
   std::span<const QuantizedView> payloads;
   std::size_t count;
   Decoded to;
 };
 
-/// The sum of the payloads, times `factor`, in order from +0, plus residual_factor · residual,
-/// quantised again.
+/// Encodes the sum of the payloads, in order from +0, times `factor`, plus residual_factor ·
+/// residual.
 struct QuantizeReduce {
   std::span<const QuantizedView> payloads;
   std::size_t count;
@@ -64,17 +66,18 @@ struct QuantizeLoops {
   void (*reduce)(const QuantizeReduce&);
 };
 
-/// Those of the instruction set that this call is to run on.
+/// Returns the loops of the current instruction set.
 template <class Format>
 QuantizeLoops quantize_loops();
 
-/// Queued on the call's stream; the call was checked.
+/// Device functions queue their work on the call's stream. The caller has validated the call.
 template <class Format>
 void quantize_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame);
-/// Frames whose header is not `expected` make the outputs NaN.
+/// If a frame's header differs from `expected`, the outputs become NaN.
 template <class Format>
 void quantize_device_decode(const DecodeCall& call, const FrameHeader& expected);
-/// Frames whose header is not `expected` poison all blocks of the one that is written.
+/// If an input frame's header differs from the header of `frame`, all blocks of the written frame
+/// are poisoned.
 template <class Format>
 void quantize_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame);
 

@@ -1,6 +1,6 @@
-// The loops of all quantising formats for one instruction set. A block is read once: its p is kept
-// in the first-level cache between its maximum and its codes. Bytes a value, f32: encode 4 read and
-// 1 (int4: 1/2) written; with feedback 4 more read and 4 more written.
+// The loops of all quantising formats for one instruction set. A block is read once: p stays in the
+// first-level cache between the maximum and the codes. Encode reads 4 bytes and writes 1 byte
+// (int4: 1/2) per f32 value. Error feedback adds 4 bytes read and 4 bytes written.
 #if defined(TERSOR_KERNELS_QUANTIZE_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_QUANTIZE_LOOPS_INL_H_
 #undef TERSOR_KERNELS_QUANTIZE_LOOPS_INL_H_
@@ -17,14 +17,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// The largest magnitude of what it is shown, as bits.
+/// Computes the largest magnitude of the values passed to show(), as bits.
 class Absmax {
  public:
   HWY_INLINE Absmax() {
     for (VI32& most : most_) most = hn::Zero(I32());
   }
 
-  /// The k-th value. Four maxima take turns, so that none waits for another.
+  /// Adds the k-th vector. Four alternating maxima avoid a dependency between consecutive vectors.
   HWY_INLINE void show(VF32 value, std::size_t k) {
     const VI32 no_sign = hn::Set(I32(), 0x7fffffff);
     most_[k % 4] = hn::Max(most_[k % 4], hn::And(hn::BitCast(I32(), value), no_sign));
@@ -39,16 +39,16 @@ class Absmax {
   VI32 most_[4];
 };
 
-/// Where one block goes. Each pointer has room for a whole block.
+/// The output of one block. Each pointer has space for a whole block.
 template <typename E>
 struct BlockOutput {
   std::byte* codes;
   Pointer<const E> residual_in;
   Pointer<E> residual_out;
-  const std::uint8_t* noise;  // null: nearest
+  const std::uint8_t* noise;  // null: nearest rounding
 };
 
-/// Stores what codes leave of p.
+/// Stores the remainder of p after coding.
 template <typename Residual>  // a pointer, or Absent
 HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual residual) {
   if constexpr (!std::is_same_v<Residual, Absent>)
@@ -56,7 +56,7 @@ HWY_INLINE VI32 store_left(const Coded& coded, VF32 p, VF32 scale, Residual resi
   return coded.codes;
 }
 
-/// What is coded of p.
+/// Returns the part of p to be coded.
 template <class Format>
 HWY_INLINE VF32 cut(VF32 p, VF32 most) {
   if constexpr (Format::kCuts)
@@ -65,7 +65,7 @@ HWY_INLINE VF32 cut(VF32 p, VF32 most) {
     return p;
 }
 
-/// Codes and residual of a block that is not poisoned.
+/// Writes codes and residual of a block that is not poisoned.
 template <class Format, typename E>
 HWY_INLINE void quantize_block(const float* p, const BlockScale& block, float levels,
                                const BlockOutput<E>& out) {
@@ -93,7 +93,7 @@ HWY_INLINE void quantize_block(const float* p, const BlockScale& block, float le
   }
 }
 
-/// All codes 0; the residual stays what it was.
+/// Writes codes 0 and keeps the residual.
 template <class Format, typename E>
 HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
   std::fill_n(out.codes, code_bytes<Format>(Format::kBlock), std::byte{0});
@@ -102,7 +102,7 @@ HWY_NOINLINE void poison_block(const BlockOutput<E>& out) {
       std::copy_n(out.residual_in, Format::kBlock, out.residual_out);
 }
 
-/// A block that was read: what it is coded from.
+/// The input of a block's coding.
 template <typename E>
 struct ReadBlock {
   const float* p;
@@ -110,9 +110,9 @@ struct ReadBlock {
   BlockScale scale;
 };
 
-/// Codes the blocks of a range in order, a batch at a time: the way from a block's maximum to its
-/// scale in every lane is long, and the next blocks are read meanwhile. Where codes go past the
-/// caches, memory is waited for instead, and it is quicker where reads do not come in bursts.
+/// Codes the blocks of a range in order, in batches. Computing a block's scale from its maximum has
+/// a long latency, and reading the next blocks hides the latency. Streamed codes are limited by
+/// memory instead, so the batch is one block, because reads in bursts are slower.
 template <class Format, typename E>
 class Quantizer {
  public:
@@ -125,7 +125,8 @@ class Quantizer {
         codes_(output.codes, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
-  /// `read(first, room)` is the block at `first`; there is room for its p.
+  /// Codes all blocks. The callback `read(first, room)` returns the block at `first`, and may store
+  /// p in `room`.
   template <class Read>
   HWY_INLINE void run(const Read& read) {
     for (std::size_t first = 0; first < count_;) {
@@ -153,7 +154,7 @@ class Quantizer {
   }
 
   const std::size_t count_;
-  const float levels_;       // of formats that cut p
+  const float levels_;       // used by formats that clamp p
   const std::size_t batch_;  // blocks
   NoiseBytes noise_;
   Output<std::byte, code_bytes<Format>(kBlock), StreamSum> codes_;
@@ -162,7 +163,7 @@ class Quantizer {
   alignas(kLine) float sums_[kMostBlocks][kBlock];
 };
 
-/// p = a · g + b · e of one block after the other.
+/// Computes p = a · g + b · e, block by block.
 template <std::size_t kBlock, typename G, typename E>
 class SentBlocks {
  public:
@@ -171,11 +172,11 @@ class SentBlocks {
         gradients_(sent.gradient, sent.count),
         residuals_(sent.feedback.residual_in, sent.count) {}
 
-  /// p of the whole block at `first`, for which there is `room`; visit(vector, k) is shown it in
-  /// order.
+  /// Returns p of the whole block at `first`, stored in `room` if necessary. Calls visit(vector, k)
+  /// for each vector in order.
   template <class Visit>
   HWY_INLINE const float* at(std::size_t first, float* room, const Visit& visit) {
-    // Where p lies in memory already, it is read twice instead of being copied.
+    // An f32 gradient without residual is read twice instead of copied.
     constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
     const G* gradient = gradients_.tile(first);
     residual_ = residuals_.tile(first);
@@ -191,7 +192,7 @@ class SentBlocks {
       return room;
   }
 
-  /// What the block was shown with.
+  /// The old residual of the last block passed to at().
   HWY_INLINE Pointer<const E> residual() const { return residual_; }
 
  private:
@@ -225,7 +226,7 @@ void decode_range(const QuantizeDecode& arguments) {
   Payloads<Format> payloads(arguments.payloads, arguments.count);
   Input<T, kBlock> olds(to.output, arguments.count);
   Output<T, kBlock> output(to.output, adds ? Store::kCached : to.store);
-  // -0, to which every first value is added as it is.
+  // -0, because adding to -0 keeps every first value unchanged.
   const VF32 none = hn::Set(F32(), payloads.ranks() == 0 ? 0.0f : -0.0f);
   for (std::size_t first = 0; first < arguments.count; first += kBlock) {
     const std::size_t count = std::min(kBlock, arguments.count - first);
@@ -246,7 +247,7 @@ void decode_range(const QuantizeDecode& arguments) {
   }
 }
 
-/// Where the sum of a reduction begins.
+/// A reduction's sum begins at +0.
 struct FromZero {
   HWY_INLINE VF32 operator()(std::size_t) const { return hn::Zero(F32()); }
 };
@@ -285,7 +286,7 @@ void reduce_range(const QuantizeReduce& arguments) {
   });
 }
 
-// The entry points, by types.
+// The entry points select loops by type.
 
 template <class Format>
 void encode(const QuantizeEncode& arguments) {

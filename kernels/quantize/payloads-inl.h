@@ -1,4 +1,4 @@
-// The payloads of a range, added up block by block in registers, for one instruction set.
+// Adds the payloads of a range, block by block in registers, for one instruction set.
 #if defined(TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
 #undef TERSOR_KERNELS_QUANTIZE_PAYLOADS_INL_H_
@@ -17,13 +17,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// The bytes of a tile of codes, or of what `count` values of it take.
+/// Returns the number of bytes for the codes of `count` values.
 template <class Format>
 constexpr std::size_t code_bytes(std::size_t count) {
   return (count * Format::kBits + 7) / 8;
 }
 
-/// The payloads of a range, whose codes are lent in whole blocks.
+/// The payloads of a range. Codes are accessed in whole blocks.
 template <class Format>
 class Payloads {
  public:
@@ -32,10 +32,10 @@ class Payloads {
 
   std::size_t ranks() const { return views_.size(); }
 
-  /// The block at `first`: visit(sum_of) is what is returned, and sum_of(index, sum) gives the sums
-  /// of kGroup values from `index` on: start(index) is a vector's before all ranks are added, each
-  /// in its turn. kOne: there is one rank, so that what its codes are read with is kept from block
-  /// to block.
+  /// Sums the block at `first` and returns visit(sum_of). Calling sum_of(index, sum) computes the
+  /// sums of kGroup values from `index` on. The callback start(index) returns the initial vector,
+  /// and all ranks are added in order. If kOne is true, only one rank exists, and the decoding
+  /// state is kept from block to block.
   template <bool kOne = false, class Start, class Visit>
   HWY_INLINE auto visit(std::size_t first, float factor, const Start& start, const Visit& visit) {
     Place place{0, first, factor};
@@ -50,15 +50,15 @@ class Payloads {
 
  private:
   static constexpr std::size_t kBlock = Format::kBlock;
-  static constexpr std::size_t kMost = 4;  // ranks whose scales are in registers beside their sum
+  static constexpr std::size_t kMost = 4;  // ranks whose scales fit into registers next to the sum
 
-  /// A block, from one rank on.
+  /// A block and the first rank to add.
   struct Place {
     std::size_t rank, first;
     float factor;
   };
 
-  /// kRanks ranks of a block, and what they are added to.
+  /// The sum of kRanks ranks of a block, added to an initial value or to earlier ranks.
   template <std::size_t kRanks, class Start>
   struct Sum {
     HWY_INLINE void operator()(std::size_t index, VF32 (&sum)[kVectors]) const {
@@ -79,7 +79,7 @@ class Payloads {
     }
 
     const Start& start;
-    const float* before;  // the sum of the ranks before these; null: there are none
+    const float* before;  // sum of earlier ranks; null: no earlier ranks
     const std::byte* codes[kMost];
     VF32 scale[kMost];  // times the factor
   };
@@ -115,7 +115,7 @@ class Payloads {
                                               BlockCodes& room) {
     const std::byte* end = codes + code_bytes<Format>(count);
     std::fill(std::copy(codes, end, room), std::end(room), std::byte{});
-    const std::size_t bits = count * Format::kBits % 8;  // of a last byte that is not whole
+    const std::size_t bits = count * Format::kBits % 8;  // used bits of a partial last byte
     if (bits != 0) room[count * Format::kBits / 8] &= static_cast<std::byte>((1u << bits) - 1);
     return room;
   }

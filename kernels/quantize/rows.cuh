@@ -1,5 +1,5 @@
-// Codes between registers and the bytes of a payload, a row (4 or 8 values) at a time: what formats
-// are made of on devices.
+// Conversion between codes in registers and the bytes of a payload, one row (4 or 8 values) at a
+// time. The formats' device code builds on this file.
 #pragma once
 
 #include "kernels/device/noise.cuh"
@@ -11,17 +11,17 @@
 
 namespace tersor::kernels {
 
-/// Bytes of a row's codes.
+/// Bytes of codes per row.
 template <class Format, unsigned kRow>
 constexpr unsigned kRowCodeBytes = kRow* Format::kBits / 8;
 
-/// Bytes picked from two words: nibble i of `selector` names byte 0 to 7 of high:low.
+/// Returns bytes picked from two words: nibble i of `selector` selects byte 0 to 7 of high:low.
 TERSOR_DEVICE std::uint32_t byte_permute(std::uint32_t low, std::uint32_t high,
                                          std::uint32_t selector) {
   return __byte_perm(low, high, selector);
 }
 
-/// Byte `kByte` of each of four words.
+/// Returns byte `kByte` of each of four words.
 template <unsigned kByte>
 TERSOR_DEVICE std::uint32_t gather_bytes(const std::uint32_t* word) {
   constexpr std::uint32_t kPair = kByte | (kByte + 4) << 4;
@@ -29,18 +29,19 @@ TERSOR_DEVICE std::uint32_t gather_bytes(const std::uint32_t* word) {
                       0x5410);
 }
 
-/// An integer of at most 22 bits as a float, exactly, without a conversion instruction.
+/// Converts an integer of at most 22 bits to float, exactly and without a conversion instruction.
 TERSOR_DEVICE float float_of_small(std::int32_t value) {
   return float_of(kNearestBits + static_cast<std::uint32_t>(value)) - kNearestMagic;
 }
 
-/// Byte `index` of a word, less `kBias`, as a float: put into the low bits of 2^23 it is added.
+/// Returns byte `index` of a word, minus `kBias`, as a float. The byte becomes the low bits of
+/// 2^23.
 template <unsigned kBias>
 TERSOR_DEVICE float float_of_byte(std::uint32_t word, unsigned index) {
   return float_of(byte_permute(word, 0x4b000000u, 0x7440u + index)) - (8388608.0f + kBias);
 }
 
-/// Bytes of a row from byte `kByte` of each word.
+/// Returns byte `kByte` of each word as a row.
 template <unsigned kByte, unsigned kRow>
 TERSOR_DEVICE RowBytes<kRow> pack_bytes(const std::uint32_t (&words)[kRow]) {
   std::uint32_t word[kRow / 4];
@@ -52,19 +53,20 @@ TERSOR_DEVICE RowBytes<kRow> pack_bytes(const std::uint32_t (&words)[kRow]) {
   return row;
 }
 
-/// What a format computes on a device, a row at a time; each specialises it:
-///   RowBytes code(p, scale, noise, chunk, decoded)    codes, and what they decode to
-///   void values(row, values)                          what codes stand for, before they are scaled
+/// The device code of a format, one row at a time. Each format specialises this template:
+///   RowBytes code(p, scale, noise, chunk, decoded)    returns codes, sets `decoded` to their
+///   values void values(row, values)                          sets `values` to the unscaled values
+///   of codes
 template <class Format>
 struct RowCodes;
 
-/// What words hold beside a code, where it begins at byte `kByte` of a sum.
+/// The constant in the word of a code, for a code that begins at byte `kByte` of a sum.
 template <unsigned kByte>
 constexpr std::uint32_t kSumBase = kByte == 0 ? kNearestBits : kStochasticBits >> 8;
 
-/// Codes that are whole numbers. RowCodes<Format>::pack<kByte>(words) gets them from sums, where
-/// they begin at byte kByte, or if RowCodes<Format>::kShifted from words in which they begin at bit
-/// 0.
+/// Integer codes. RowCodes<Format>::pack<kByte>(words) extracts the codes from sums, where a code
+/// begins at byte kByte. If RowCodes<Format>::kShifted is true, the codes begin at bit 0 of each
+/// word.
 template <class Format>
 struct WholeRowCodes {
   template <NoiseKind kKind, unsigned kRow>

@@ -1,6 +1,6 @@
-// How many blocks of 256 threads of each kernel of quantising formats a multiprocessor holds at
-// least. More blocks hide more of the memory's latency; what they cost is registers: 65,536 / (256
-// · blocks) a thread. Each is the most with which no format spills (`ctest -L resources`).
+// Minimum resident blocks of 256 threads per multiprocessor, for each kernel of quantising formats.
+// More blocks hide more memory latency, but leave fewer registers: 65,536 / (256 · blocks) per
+// thread. Each number is the maximum without register spills in any format (`ctest -L resources`).
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -11,20 +11,20 @@
 namespace tersor::kernels {
 
 struct QuantizeResident {
-  unsigned from;     // the architecture from which on this holds, as __CUDA_ARCH__ says it
+  unsigned from;     // first architecture of this row, as in __CUDA_ARCH__
   unsigned plain;    // encode without feedback
-  unsigned plain16;  // the same of few gradients of 16 bits, to nearest
+  unsigned plain16;  // encode of short lists of 16-bit gradients, nearest rounding, no feedback
   unsigned fed;      // encode with feedback: a second row of each chunk
   unsigned reduced;  // reduce
-  unsigned any;      // encode with noise of any element, a counter a value
+  unsigned any;      // encode with NoiseKind::kAny: one counter per value
   unsigned reduced_any;
   unsigned decode;
-  unsigned decode16;    // of few frames to values of 16 bits
-  unsigned added;       // decode that adds to what is there
-  unsigned added_many;  // the same of many frames
+  unsigned decode16;    // decode of few frames to 16-bit values
+  unsigned added;       // decode with DecodeMode::kAdd
+  unsigned added_many;  // decode of many frames with DecodeMode::kAdd
 };
 
-/// The newest architecture comes last. The first is also what others are assembled from.
+/// The newest architecture is last. Other devices' code is assembled from the first row.
 constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
      .plain = 4,
@@ -66,7 +66,7 @@ template <typename E, NoiseKind kKind>
 constexpr unsigned kEncodeResident = kKind == NoiseKind::kAny        ? kQuantizeResident.any
                                      : std::is_same_v<E, NoResidual> ? kQuantizeResident.plain
                                                                      : kQuantizeResident.fed;
-/// Of gradients of type G, up to kMost of them.
+/// Resident blocks for gradients of type G, with up to kMost segments.
 template <typename G, typename E, NoiseKind kKind, unsigned kMost>
 constexpr unsigned kQuantizeEncodeResident = sizeof(G) == 2 && std::is_same_v<E, NoResidual>&& kKind
                                                                    == NoiseKind::kNone&& kMost

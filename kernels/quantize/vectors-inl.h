@@ -1,4 +1,5 @@
-// Codes of a block as vectors, for one instruction set: what formats are made of on hosts.
+// The codes of a block as vectors, for one instruction set. The formats' host code builds on this
+// file.
 #if defined(TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_
 #undef TERSOR_KERNELS_QUANTIZE_VECTORS_INL_H_
@@ -14,24 +15,28 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-constexpr std::size_t kVectors = 8;                // that are packed or unpacked at once
-constexpr std::size_t kGroup = kVectors * kLanes;  // values in them
+constexpr std::size_t kVectors = 8;                // vectors packed or unpacked at once
+constexpr std::size_t kGroup = kVectors * kLanes;  // values in kVectors vectors
 
-/// Codes, and what they stand for before they are scaled.
+/// Codes and their unscaled values.
 struct Coded {
   VI32 codes;
   VF32 values;
 };
 
-/// What a format computes on hosts; each specialises it:
+/// The host code of a format. Each format specialises this template:
 ///   Coded nearest(VF32 p, VF32 inverse)
-///   Coded stochastic(VF32 p, VF32 inverse, VI32 random)     with a random byte each
-///   void store(codes, block, index)                         kGroup codes of a block from `index`
-///   on void load(block, index, values)                         what they stand for
+///     Rounds to nearest.
+///   Coded stochastic(VF32 p, VF32 inverse, VI32 random)
+///     Rounds stochastically with one random byte per lane.
+///   void store(codes, block, index)
+///     Stores kGroup codes from `index` on.
+///   void load(block, index, values)
+///     Loads kGroup unscaled values from `index` on.
 template <class Format>
 struct VectorCodes;
 
-/// Codes that are whole numbers.
+/// Integer codes.
 struct WholeVectorCodes {
   static HWY_INLINE Coded nearest(VF32 p, VF32 inverse) {
     const VF32 magic = hn::Set(F32(), kNearestMagic);
@@ -49,9 +54,10 @@ struct WholeVectorCodes {
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
 
-// Intrinsics, since Highway 1.0.3 has neither the demotion of i16 pairs nor the sum of pairs of
-// bytes. Codes fit, so saturating packs do not change them, but they work in lanes of 16 bytes: of
-// vectors a, b, c, d they give a0-3 b0-3 c0-3 d0-3 a4-7 …, which a permutation then puts in order.
+// This code uses intrinsics, because Highway 1.0.3 lacks the demotion of i16 pairs and the sum of
+// byte pairs. Codes fit, so saturating packs leave the codes unchanged. The packs operate on
+// 16-byte lanes: vectors a, b, c, d give a0-3 b0-3 c0-3 d0-3 a4-7 …. A permutation then restores
+// the order.
 
 #if HWY_TARGET == HWY_AVX3
 
@@ -82,7 +88,7 @@ HWY_INLINE void store_in_order(Bytes packed, std::byte* target) {
 
 #endif
 
-/// kGroup codes in [-128, 127] as bytes.
+/// Stores kGroup codes in [-128, 127] as bytes.
 HWY_INLINE void store_bytes(const VI32 (&codes)[kVectors], std::byte* bytes) {
   store_in_order(pack4(codes[0], codes[1], codes[2], codes[3]), bytes);
   store_in_order(pack4(codes[4], codes[5], codes[6], codes[7]), bytes + 4 * kLanes);
@@ -90,7 +96,7 @@ HWY_INLINE void store_bytes(const VI32 (&codes)[kVectors], std::byte* bytes) {
 
 #else
 
-/// kGroup codes in [-128, 127] as bytes.
+/// Stores kGroup codes in [-128, 127] as bytes.
 HWY_INLINE void store_bytes(const VI32 (&codes)[kVectors], std::byte* bytes) {
   const hn::Rebind<std::int8_t, I32> narrow;
   for (std::size_t k = 0; k < kVectors; ++k)
