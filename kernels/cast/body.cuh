@@ -1,11 +1,13 @@
-// The kernel bodies of none, bf16 and f16: a warp takes a unit of 512 values of one segment at a
-// time, 16 of them a thread.
+// The kernels of none, bf16 and f16. A warp processes a unit of 512 values of one segment at a
+// time, 16 values per thread.
 //
-// Grid: as many blocks of 256 threads as are resident, each warp striding over the units, or in
-// long lists going through some that follow each other.
-// Bytes a value: encode the gradient's and the wire's, with feedback twice the residual's besides;
-// decode the wire's a frame and the output's; reduce the wire's a frame and once more, with the
-// owner's residual twice that.
+// Grid: as many blocks of 256 threads as are resident. Each warp strides over the units, or
+// processes consecutive units in long lists. Memory traffic per value:
+//   Encode: reads the gradient and writes the wire value. Error feedback also reads and writes the
+//     residual.
+//   Decode: reads one wire value per frame and writes the output.
+//   Reduce: reads one wire value per frame and writes one. The owner's residual is read and
+//   written.
 #pragma once
 
 #include "kernels/cast/decode_body.cuh"
@@ -21,7 +23,7 @@
 
 namespace tersor::kernels {
 
-/// A value as it travels: every NaN is the same one.
+/// Returns a value as sent. Every NaN becomes the same NaN.
 template <typename Wire>
 TERSOR_DEVICE float wire_value(float p) {
   if constexpr (std::is_same_v<Wire, float>)
@@ -30,10 +32,10 @@ TERSOR_DEVICE float wire_value(float p) {
     return p;
 }
 
-/// Whether framed sections are padded with zeros; bare values follow each other.
+/// kSection if sections of a frame are padded with zeros. Raw values have no padding.
 enum class Padding : std::uint8_t { kNone, kSection };
 
-/// What encode and reduce do with p: wire values and residual of one unit.
+/// Writes wire values and residual of one unit, for encode and reduce.
 template <typename Wire, typename E, NoiseKind kKind, unsigned kRow>
 struct CastUnit {
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
@@ -48,9 +50,9 @@ struct CastUnit {
   E* residual_out;
   bool values_aligned, residual_aligned;
   Padding padding;
-  bool inactive;  // zeros are sent, the residual stays
+  bool inactive;  // True if zeros are sent and the residual is kept
 
-  /// Of an EncodeEntry or a ReduceEntry.
+  /// Creates a CastUnit from an EncodeEntry or a ReduceEntry.
   template <class Entry>
   TERSOR_DEVICE static CastUnit of(const Entry& segment, const UnitPlace<kRow>& place,
                                    std::byte* payload, Padding padding, bool inactive) {
@@ -73,8 +75,8 @@ struct CastUnit {
     if constexpr (kFeedback) load_rows<Load::kAny>(residual_in, place, residual_aligned, residual);
   }
 
-  /// Returns how many finite values left the range of the wire's type. With noise, `p` becomes what
-  /// is sent and `residual` what is left of it.
+  /// Returns the number of finite values that overflowed the wire type. With noise, `p` becomes the
+  /// sent value and `residual` the remainder.
   TERSOR_DEVICE unsigned write(Rows<kRow>& p, Rows<kRow>& residual, const Noise& noise) const {
     unsigned overflows = 0;
     TERSOR_UNROLL
@@ -98,7 +100,7 @@ struct CastUnit {
   }
 
  private:
-  /// A segment's last unit may end in padding.
+  /// Stores p as wire values. The last unit of a segment may end in padding.
   TERSOR_DEVICE void store_values(const Rows<kRow>& p) const {
     auto* stored = reinterpret_cast<Stored*>(values);
     if (place.is_whole()) return store_rows(p, stored, place, values_aligned);
@@ -128,7 +130,8 @@ struct CastUnit {
   }
 };
 
-/// What makes the random bits of this thread's rows, given a segment and a place in it.
+/// Returns a function that creates the random bits of this thread's rows, given a segment and a
+/// position.
 template <class Unit, class Block, class Key>
 TERSOR_DEVICE auto unit_noise(const Block& block, const Key& key, const CallWords& words) {
   const std::uint32_t step = Unit::kRandom ? words.step_of() : 0;
@@ -138,7 +141,7 @@ TERSOR_DEVICE auto unit_noise(const Block& block, const Key& key, const CallWord
   };
 }
 
-/// Adds what a warp wrote of a segment's values [first, end) to the frame's sum.
+/// Adds the bytes written by a warp for a segment's values [first, end) to the frame's sum.
 template <typename Wire, class Sum, class Entry>
 TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t first,
                                std::size_t end) {
@@ -146,7 +149,7 @@ TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t
                 segment.offset + align_up(end * sizeof(Wire), 16));
 }
 
-/// Where the wire values of a call go.
+/// The destination of a call's wire values.
 struct CastTarget {
   std::byte* values;
   Padding padding;
@@ -170,7 +173,7 @@ struct CastEncodeKernel : UnitKernel {
   NextWords next;
   FrameSeal seal;
   WideKeyOf<kKind> key;
-  float factor;  // without feedback
+  float factor;  // used without feedback
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
@@ -194,7 +197,8 @@ struct CastEncodeKernel : UnitKernel {
   }
 
  private:
-  /// Gradient and values may be one span (bare values in place), so loads are of any kind.
+  /// Encodes one unit. Gradient and values may be the same span (raw values in place), so loads use
+  /// Load::kAny.
   template <class NoiseOf>
   TERSOR_DEVICE unsigned encode_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place,
                                      float a, float b, const NoiseOf& noise) const {
@@ -217,7 +221,7 @@ struct CastEncodeKernel : UnitKernel {
   }
 };
 
-/// The bits of the gradient as they are, with zeros for segments that are not active.
+/// Copies the bits of the gradient. Inactive segments become zeros.
 template <typename T, unsigned kMost>
 struct CopyKernel : UnitKernel {
   static constexpr unsigned kResident = kCastResident.copy;
@@ -261,7 +265,7 @@ struct CopyKernel : UnitKernel {
     if (place.count - place.first <= kUnitValues) pad(to, place);
   }
 
-  /// All that is read is on its way before the first of it is written.
+  /// Issues all loads before the first store.
   TERSOR_DEVICE static void copy_whole(const T* from, T* to, const UnitPlace<kRow>& place,
                                        bool inactive) {
     using Bytes = RowBytes<kRow * sizeof(T)>;
@@ -279,7 +283,7 @@ struct CopyKernel : UnitKernel {
       store(to + row.first + i, inactive ? T{} : load(from + row.first + i));
   }
 
-  /// Zeros to the end of the section, in the segment's last unit.
+  /// Writes zeros up to the end of the section, in the segment's last unit.
   TERSOR_DEVICE void pad(T* to, const UnitPlace<kRow>& place) const {
     if (target.padding == Padding::kNone) return;
     const std::size_t at = place.count + place.thread;

@@ -1,4 +1,4 @@
-// The cast formats on the CPU: the loops of loops-inl.h, once for each instruction set.
+// The cast formats on the CPU: the loops of loops-inl.h, compiled once per instruction set.
 
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"

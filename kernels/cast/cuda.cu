@@ -1,5 +1,5 @@
-// How cast formats are launched on a device: types and lists of a call become kernels. With
-// checksums their words are cleared before.
+// Launches the kernels of cast formats on a device: selects kernels by the types and list lengths
+// of a call. If frames have checksums, a memset first zeroes the words used for sums.
 
 #include "kernels/cast/body.cuh"
 #include "kernels/cast/formats.h"
@@ -10,7 +10,7 @@
 namespace tersor::kernels {
 namespace {
 
-/// Sections of a frame, or bare values one segment behind the other.
+/// Returns the sizes of a frame's sections, or of raw values without gaps between segments.
 auto cast_sizes(Dtype wire, Padding padding) {
   return [=](const Segment& segment) -> SegmentSizes {
     const ValuesLayout layout{segment.count, wire};
@@ -19,11 +19,11 @@ auto cast_sizes(Dtype wire, Padding padding) {
   };
 }
 
-/// Where an encode writes: into a frame that it seals, or bare values times a factor.
+/// The destination of an encode: a frame that the encode seals, or raw values times a factor.
 struct CastDestination {
   std::byte* values;
   Padding padding;
-  const DeviceFrame* frame;  // null: bare values
+  const DeviceFrame* frame;  // null: raw values
   float factor;
 };
 CastDestination framed(const DeviceFrame& frame) {
@@ -38,7 +38,8 @@ void launch_cast(Queue& queue, Kernel& kernel, const CastDestination& to, const 
                                    cast_sizes(DtypeOf<Wire>::value, to.padding));
 }
 
-/// Which random bytes a call needs, whose rounding may show or not.
+/// Calls the visitor with the kind of random bytes that a call needs. `kMayShow` is false if
+/// rounding cannot change values.
 template <bool kMayShow, class Call, typename Visitor>
 void visit_cast_noise(Rounding rounding, const Call& call, Visitor&& visitor) {
   if constexpr (kMayShow)
@@ -63,7 +64,7 @@ void encode_as(const CastDestination& to, const EncodeCall& call) {
   });
 }
 
-/// Lists frames or bare values; `fill(queue, list)` does it for a list of any length.
+/// Decodes a list of frames or raw values. fill(queue, list, launches) sets up the list.
 template <typename Wire, typename T, class Fill>
 void decode_list(const DecodeCall& call, Padding padding, const Fill& fill) {
   Queue queue(call.execution.stream);

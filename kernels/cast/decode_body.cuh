@@ -1,5 +1,5 @@
-// The decode kernel of cast formats, and how many blocks of each of their kernels are resident.
-// Grid and bytes a value: kernels/cast/body.cuh.
+// The decode kernel of cast formats, and the resident blocks of all cast kernels. Grid and memory
+// traffic are described in kernels/cast/body.cuh.
 #pragma once
 
 #include "kernels/cast/formats.h"
@@ -11,14 +11,14 @@
 
 namespace tersor::kernels {
 
-/// Blocks on a multiprocessor at least, by architecture: as many as need no spills.
+/// Minimum blocks per multiprocessor, by architecture: the maximum without register spills.
 struct CastResident {
   unsigned from;
   unsigned encode;  // without feedback
   unsigned fed;     // encode with feedback
   unsigned copy, decode, reduce;
   unsigned random;  // reduce with noise
-  unsigned any;     // encode and reduce with noise of any element, two counters a value
+  unsigned any;     // encode and reduce with NoiseKind::kAny: two counters per value
 };
 constexpr CastResident kCastTuning[] = {
     {.from = 0, .encode = 4, .fed = 3, .copy = 4, .decode = 4, .reduce = 3, .random = 2, .any = 1},
@@ -71,7 +71,8 @@ struct CastDecodeKernel : UnitKernel {
     store_rows(sum, reinterpret_cast<CastStored<Wire, T>*>(output), place, aligned);
   }
 
-  /// Bare values may lie in the output itself. The first frame is assigned as a product.
+  /// Adds a frame. The first frame is assigned as a product. Raw values may be stored in the output
+  /// itself.
   TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
                                const UnitPlace<kRow>& place, Rows<kRow>& sum) const {
     const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);

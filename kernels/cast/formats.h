@@ -1,6 +1,6 @@
-// The cast formats: values travel as values, of the gradient's own type or of a narrower one. A
-// format says which (the types themselves are made by kernels/scalar/convert.h), and
-// TERSOR_CAST_FORMATS lists it, in the order in which codecs() names them.
+// The cast formats: values are sent as values, in the gradient's own type or in a narrower type. A
+// format selects the type, and kernels/scalar/convert.h defines the conversions.
+// TERSOR_CAST_FORMATS lists the formats in the order used by codecs().
 #pragma once
 
 #include "kernels/scalar/convert.h"
@@ -18,12 +18,12 @@
 
 namespace tersor::kernels {
 
-/// kHasRounding: whether a spec may say "rounding=stochastic".
+/// kHasRounding is true if a spec may contain "rounding=stochastic".
 struct NoneFormat {
   static constexpr std::string_view kName = "none";
   static constexpr std::string_view kSummary = "the gradient's values as they are; the baseline";
   static constexpr std::uint16_t kId = kNoneCodecId;
-  static constexpr bool kLossless = true;  // bits travel as they are where nothing is computed
+  static constexpr bool kLossless = true;  // True if bits are copied when nothing is computed
   static constexpr bool kHasRounding = false;
   template <typename Gradient>
   using Wire = Gradient;
@@ -50,20 +50,21 @@ struct F16Format {
   using Wire = F16;
 };
 
-/// What bare values of a format are, which a transport adds. Sums of f16 leave its range, and a
-/// mean's parts vanish below it: they are f32.
+/// The type of a format's raw values, which a transport adds. Raw values of f16 are sent as f32,
+/// because sums overflow f16 and the parts of a mean underflow f16.
 template <class Format, typename Gradient>
 using Bare = std::conditional_t<std::is_same_v<typename Format::template Wire<Gradient>, F16>,
                                 float, typename Format::template Wire<Gradient>>;
 
-/// The type that a cast stores values of type T as. Sums of f16 payloads overflow to infinities, as
-/// uncompressed f16 sums do; an owner's sum has the infinity in its frame. Decoded bf16 saturates.
+/// The type in which a cast stores values of type T. Sums of f16 payloads overflow to infinities,
+/// like uncompressed f16 sums. An owner's frame contains the infinity of an overflowed sum. Decoded
+/// bf16 saturates.
 template <typename Wire, typename T>
 using CastStored =
     std::conditional_t<std::is_same_v<T, F16> && !std::is_same_v<Wire, Bf16>, IeeeF16, T>;
 
-/// Whether a format's rounding shows in p of a gradient: not where p is the gradient, of the wire's
-/// own type.
+/// True if a format's rounding can change p of a gradient. If p is the gradient and has the wire's
+/// own type, rounding changes nothing.
 template <class Format, typename Gradient, bool kFeedback>
 constexpr bool kMayRound = Format::kHasRounding &&
                            (kFeedback ||

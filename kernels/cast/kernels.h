@@ -1,7 +1,8 @@
-// What codecs call of a cast format, whose values travel as values ("wire" type): on hosts with
-// ranges, on one thread; on devices with whole calls. Pointers need only their element's alignment.
-// Results are rounded to nearest even, or where the format has it stochastically; NaN becomes
-// 0x7fff (f32: 0x7fc00000), except where nothing is computed and `none` copies bits.
+// The entry points of a cast format, which sends values as values of a "wire" type. Host functions
+// process ranges on one thread. Device functions process whole calls. Pointers need only the
+// alignment of their element type. Results are rounded to nearest even, or stochastically if the
+// format supports stochastic rounding. NaN becomes 0x7fff (f32: 0x7fc00000), unless `none` copies
+// bits without computing.
 #pragma once
 
 #include "kernels/device/device_frame.h"
@@ -14,40 +15,42 @@
 
 namespace tersor::kernels {
 
-/// Where values travel: in a frame, as the format's wire type; or bare, as its `Bare`.
+/// How values are sent: kFramed in a frame as the format's wire type, kBare as raw values of type
+/// `Bare`.
 enum class Travel : std::uint8_t { kFramed, kBare };
 
-/// Where values are written that travel.
+/// The output for values to send.
 struct CastOutput {
-  void* values;  // as many as are sent
+  void* values;  // one per input value
   Store store = Store::kCached;
-  StreamedWords* words = nullptr;  // of the values; null: no sum
+  StreamedWords* words = nullptr;  // checksum of the values; null: no checksum
 };
 
-/// p as values that travel; the residual is p - decoded, and stays what it was where that is not
+/// Encodes p. The residual becomes p - decoded, or keeps its old value if the decoded value is not
 /// finite.
 struct CastEncode {
   Sent sent;
   CastOutput output;
-  Travel travel = Travel::kFramed;  // bare: without a residual
-  float factor = 1;  // without a residual, p · factor is written (a mean); in place if need be
-  Noise noise = {};  // to nearest where there is a factor
+  Travel travel = Travel::kFramed;  // kBare: without a residual
+  float factor = 1;  // without a residual, p · factor is written (a mean); may be in place
+  Noise noise = {};  // nearest rounding if factor is not 1
 };
 
-/// The sum of the payloads, times `factor`, in order, in f32 and rounded once: the first is
-/// value · factor (adding: fma onto the output), each other one is fma(value, factor, sum).
+/// Decodes the sum of the payloads, in order, times `factor`, in f32, rounded once. The first
+/// payload gives value · factor, or with DecodeMode::kAdd an fma onto the output. Each further
+/// payload gives fma(value, factor, sum).
 struct CastDecode {
-  std::span<const void* const> payloads;  // each `count` values of the type that they travel as
+  std::span<const void* const> payloads;  // each with `count` values of the wire or raw type
   std::size_t count;
   Decoded to;
   Travel travel = Travel::kFramed;
 };
 
-/// The sum of the payloads, times `factor`, in order from +0 by fma(value, factor, sum), plus
-/// residual_factor · residual, as wire values.
+/// Computes the sum of the payloads, in order from +0, by fma(value, factor, sum), plus
+/// residual_factor · residual. The result is stored as wire values.
 struct CastReduce {
   std::span<const void* const> payloads;
-  Dtype dtype;  // of the gradient, which says the wire's
+  Dtype dtype;  // of the gradient; determines the wire type
   std::size_t count;
   float factor = 1;
   ErrorFeedback feedback;
@@ -55,31 +58,33 @@ struct CastReduce {
   Noise noise = {};
 };
 
-/// The loops of a format for one instruction set. Encode and reduce return how many finite values
-/// became infinite as f16.
+/// The loops of a format for one instruction set. Encode and reduce return the number of finite
+/// values that became infinite as f16.
 struct CastLoops {
   std::size_t (*encode)(const CastEncode&);
   void (*decode)(const CastDecode&);
   std::size_t (*reduce)(const CastReduce&);
 };
 
-/// Those of the instruction set that this call is to run on.
+/// Returns the loops of the current instruction set.
 template <class Format>
 CastLoops cast_loops();
 
-/// Queued on the call's stream; the call was checked.
+/// Device functions queue their work on the call's stream. The caller has validated the call.
 template <class Format>
 void cast_device_encode(const EncodeCall& call, Rounding rounding, const DeviceFrame& frame);
-/// Bare values, times `factor`, rounded to nearest; in the gradient's own memory if need be.
+/// Writes raw values times `factor`, rounded to nearest. The output may be the gradient's own
+/// memory.
 template <class Format>
 void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan values);
-/// Frames whose header is not `expected` make the outputs NaN.
+/// If a frame's header differs from `expected`, the outputs become NaN.
 template <class Format>
 void cast_device_decode(const DecodeCall& call, const FrameHeader& expected);
-/// Bare values that came back.
+/// Decodes received raw values.
 template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values);
-/// Frames whose header is not `expected` make all values of the one that is written NaN.
+/// If an input frame's header differs from the header of `frame`, all values of the written frame
+/// are NaN.
 template <class Format>
 void cast_device_reduce(const ReduceCall& call, Rounding rounding, const DeviceFrame& frame);
 

@@ -1,4 +1,4 @@
-// The loops of all cast formats for one instruction set; `Wire` is float, Bf16 or F16.
+// The loops of all cast formats for one instruction set. `Wire` is float, Bf16 or F16.
 #if defined(TERSOR_KERNELS_CAST_LOOPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_CAST_LOOPS_INL_H_
 #undef TERSOR_KERNELS_CAST_LOOPS_INL_H_
@@ -23,7 +23,7 @@ HWY_INLINE auto finite(VF32 value) {
   return hn::Lt(hn::Abs(value), hn::Set(F32(), float_of(kInfinityBits)));
 }
 
-/// How many finite values become infinite as f16.
+/// Returns the number of finite values outside the range of f16.
 HWY_INLINE std::size_t f16_overflows(VF32 value) {
   const auto large = hn::Ge(hn::Abs(value), hn::Set(F32(), float_of(kF16OverflowBits)));
   return hn::CountTrue(F32(), hn::And(large, finite(value)));
@@ -37,13 +37,13 @@ HWY_INLINE void store_wire(VF32 value, F16* wire) {
   store_values(value, reinterpret_cast<IeeeF16*>(wire));
 }
 
-/// In place of noise, where values are rounded to nearest.
+/// Replaces the noise if values are rounded to nearest.
 struct NoNoise {
   explicit NoNoise(const Noise&) {}
 };
 
-/// Calls visitor with the type of a call's noise, of which none is needed where rounding cannot
-/// show.
+/// Calls the visitor with the type of a call's noise. If rounding cannot change values, the type is
+/// NoNoise.
 template <bool kMayShow, typename Visitor>
 decltype(auto) visit_cast_noise(const Noise& noise, Visitor&& visitor) {
   if constexpr (kMayShow)
@@ -62,7 +62,7 @@ class CastWriter {
         wire_(output.values, output.store, output.words),
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
-  /// The `count` values at `first`; value(index, residual) is p.
+  /// Writes the `count` values at `first`. value(index, residual) returns p.
   template <class Value>
   HWY_INLINE void write(std::size_t first, std::size_t count, Value&& value) {
     const Pointer<const E> old = residuals_.tile(first);
@@ -116,7 +116,7 @@ std::size_t cast_encode_range(const CastEncode& arguments) {
   return writer.overflows();
 }
 
-/// sum[i] = update(value, sum[i]) over one tile of a payload.
+/// sum[i] = update(value, sum[i]) over a tile of a payload.
 template <typename Wire, class Update>
 HWY_INLINE void add_tile(const void* payload, std::size_t first, std::size_t count, float* sums,
                          Update&& update) {
@@ -176,7 +176,7 @@ void cast_decode_range(const CastDecode& arguments) {
   }
 }
 
-/// Copies what needs no arithmetic.
+/// Copies values without arithmetic.
 template <typename T>
 void copy_range(const Sent& sent, const CastOutput& output) {
   if (output.store == Store::kCached && sent.count > 0) {

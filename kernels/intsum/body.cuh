@@ -1,8 +1,8 @@
-// The kernel bodies of intsum: a warp takes a unit of 512 values (two blocks) of one segment at a
-// time, as in kernels/quantize/body.cuh.
-//
-// Bytes a value, f32: maxima 4 read, with feedback 8; codes 4 read and 1, 2 or 4 written, with
-// feedback 4 more of each; decode 1, 2 or 4 read and 4 written, adding 4 more read.
+// The kernels of intsum. As in kernels/quantize/body.cuh, a warp processes a unit of 512 values
+// (two blocks) of one segment at a time. Memory traffic in bytes per value, for f32:
+//   Maxima: 4 read, or 8 with feedback.
+//   Codes: 4 read and 1, 2 or 4 written. Error feedback adds 4 read and 4 written.
+//   Decode: 1, 2 or 4 read and 4 written. Adding to the output adds 4 read.
 #pragma once
 
 #include "kernels/intsum/codes.cuh"
@@ -11,7 +11,7 @@
 
 namespace tersor::kernels {
 
-/// `offset` counts bare codes.
+/// `offset` counts raw codes.
 struct IntsumEncodeEntry : EncodeEntry {
   std::uint64_t first_block;
 };
@@ -19,14 +19,14 @@ struct IntsumDecodeEntry : DecodeEntry {
   std::uint64_t first_block;
 };
 
-/// The block of a call in which a row of each chunk lies.
+/// Returns the index within the call of the block that contains a row of chunk `chunk`.
 template <class Entry, unsigned kRow>
 TERSOR_DEVICE std::uint64_t block_of(const Entry& segment, const UnitPlace<kRow>& place,
                                      unsigned chunk) {
   return segment.first_block + (place.first + chunk * kChunkValues<kRow>) / kIntsumBlock;
 }
 
-/// Whether a block of the segment begins or goes on in a chunk.
+/// True if a block of the segment starts or continues in a chunk.
 template <unsigned kRow>
 TERSOR_DEVICE bool has_block(const UnitPlace<kRow>& place, unsigned chunk) {
   return chunk * kChunkValues<kRow> / kIntsumBlock * kIntsumBlock < place.values();
@@ -71,7 +71,7 @@ struct IntsumMaximaKernel : UnitKernel {
   }
 };
 
-/// What is made of all blocks, which know nothing of segments: a thread takes one at a time.
+/// A kernel over all blocks, independent of segments. A thread processes one block at a time.
 struct IntsumBlocksKernel {
   static constexpr unsigned kThreads = 256;
   static constexpr unsigned kResident = 4;
@@ -88,7 +88,7 @@ struct IntsumBlocksKernel {
   }
 };
 
-/// Scales of what came back of the ranks' maxima.
+/// Computes scales from the maximum over the ranks' maxima.
 struct IntsumScalesKernel : IntsumBlocksKernel {
   const std::uint32_t* maxima;
   float* scales;
@@ -102,13 +102,14 @@ struct IntsumScalesKernel : IntsumBlocksKernel {
   }
 };
 
-/// Blocks to the scale of the spec: largest magnitudes become scales, and flags of `Flag`.
+/// Replaces the largest magnitudes by scales and writes flags of type `Flag`. Used for blocks whose
+/// scale is given in the spec.
 template <typename Flag>
 struct IntsumFlagKernel : IntsumBlocksKernel {
   float* maxima_to_scales;
   Flag* flags;
   float scale;
-  bool encodes;  // else flags become scales
+  bool encodes;  // False: scales are computed from flags
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -121,7 +122,7 @@ struct IntsumFlagKernel : IntsumBlocksKernel {
   }
 };
 
-/// A row's codes, and what they leave of p.
+/// Computes a row's codes, and the remainder of p.
 template <NoiseKind kKind, unsigned kRow>
 TERSOR_DEVICE void code_row(const float (&p)[kRow], const BlockScale& scale, float levels,
                             const RowNoise<kKind, kRow>& noise, unsigned chunk,
@@ -154,7 +155,7 @@ struct IntsumEncodeKernel : UnitKernel {
   float factor;
   float levels;
   IntsumLanes lanes;
-  unsigned code_bytes;  // of one bare value
+  unsigned code_bytes;  // bytes per raw value
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -213,7 +214,7 @@ struct IntsumDecodeKernel : UnitKernel {
   float factor;
   DecodeMode mode;
   IntsumLanes lanes;
-  unsigned code_bytes;  // of one bare value
+  unsigned code_bytes;  // bytes per raw value
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
@@ -231,7 +232,7 @@ struct IntsumDecodeKernel : UnitKernel {
     Rows<kRow> sum;
     if (mode == DecodeMode::kAdd)
       load_rows<Load::kAny>(output, place, aligned, sum);
-    else  // what is added to -0 stays as it is: products, with their signs
+    else  // adding to -0 keeps products and their signs
       fill_rows<kRow>(sum, -0.0f);
     auto* base = const_cast<std::byte*>(codes) + segment.offset * code_bytes;
     TERSOR_UNROLL

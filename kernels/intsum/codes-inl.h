@@ -1,5 +1,5 @@
-// Codes of intsum between vectors of i32 and lanes of 16 bits, two to a word, or of 32. Lanes of 8
-// are int8's.
+// Conversion of intsum's codes between vectors of i32 and 16-bit accumulators (two per word) or
+// 32-bit accumulators. 8-bit accumulators use int8's code.
 #if defined(TERSOR_KERNELS_INTSUM_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_INTSUM_CODES_INL_H_
 #undef TERSOR_KERNELS_INTSUM_CODES_INL_H_
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Whole words, of which a last one may hold one code.
+/// Whole words. The last word may hold a single code.
 template <>
 constexpr std::size_t code_bytes<IntsumPairs>(std::size_t count) {
   return (count + 1) / 2 * sizeof(std::uint32_t);
@@ -49,8 +49,8 @@ struct VectorCodes<IntsumPairs> : WholeVectorCodes {
   using Halves = hn::Rebind<std::int16_t, I32>;
   using Pairs = hn::Repartition<std::uint32_t, Halves>;
 
-  /// Codes with an offset of 2^15 each do not reach into their neighbours; it is taken off as
-  /// words.
+  /// Stores codes with an offset of 2^15, which prevents borrows between neighbouring codes. A
+  /// word-wise subtraction then removes the offsets.
   static HWY_INLINE void store(const VI32 (&codes)[kVectors], std::byte* block, std::size_t index) {
     const auto sign = hn::Set(Halves(), std::int16_t{-0x8000});
     auto* words = reinterpret_cast<std::uint32_t*>(block) + index / 2;

@@ -1,4 +1,5 @@
-// A row of codes (4 or 8) between registers and bare values in lanes of 8, 16 or 32 bits.
+// Conversion of a row of codes (4 or 8) between registers and raw 8-bit, 16-bit or 32-bit
+// accumulators.
 #pragma once
 
 #include "kernels/device/row.cuh"
@@ -10,13 +11,13 @@
 
 namespace tersor::kernels {
 
-/// Where a row's bare values lie. Rows begin at even values.
+/// The position of a row's raw values. Rows begin at even values.
 template <unsigned kRow>
 struct CodeRow {
   void* codes;  // of the segment
   RowPlace place;
 
-  /// Whether rows of `Lane`s move whole.
+  /// True if a row of `Lane`s can be moved as a whole.
   template <typename Lane>
   TERSOR_DEVICE bool is_whole() const {
     return place.left >= kRow && is_aligned_for<Lane, kRow>(codes);
@@ -27,7 +28,7 @@ struct CodeRow {
   }
 };
 
-/// Codes of 8 bits from the low bytes of words.
+/// Stores 8-bit codes from the low bytes of words.
 template <unsigned kRow>
 TERSOR_DEVICE void store_bytes(const std::uint32_t (&codes)[kRow], const CodeRow<kRow>& row) {
   auto* to = row.template at<std::uint8_t>(row.place.first);
@@ -37,7 +38,7 @@ TERSOR_DEVICE void store_bytes(const std::uint32_t (&codes)[kRow], const CodeRow
     if (i < row.place.left) store(to + i, static_cast<std::uint8_t>(codes[i]));
 }
 
-/// Words of which each holds the codes of `kOf` values.
+/// Stores words with the codes of `kOf` values each.
 template <unsigned kOf, unsigned kWords, unsigned kRow>
 TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_whole,
                                const CodeRow<kRow>& row) {
@@ -52,7 +53,7 @@ TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_who
     if (i * kOf < row.place.left) store(to + i, words[i]);
 }
 
-/// Codes behind the segment's end are 0.
+/// Stores a row of codes. Codes after the segment's end are 0.
 template <unsigned kRow>
 TERSOR_DEVICE void store_codes(const std::uint32_t (&codes)[kRow], IntsumLanes lanes,
                                const CodeRow<kRow>& row) {
@@ -65,7 +66,7 @@ TERSOR_DEVICE void store_codes(const std::uint32_t (&codes)[kRow], IntsumLanes l
   store_words<2>(pairs, row.template is_whole<std::uint16_t>(), row);
 }
 
-/// Sums of codes of 8 bits; 0 behind the segment's end.
+/// Loads sums of 8-bit codes. Values after the segment's end are 0.
 template <unsigned kRow>
 TERSOR_DEVICE void load_bytes(const CodeRow<kRow>& row, float (&sums)[kRow]) {
   const auto* from = row.template at<const std::int8_t>(row.place.first);
@@ -77,7 +78,7 @@ TERSOR_DEVICE void load_bytes(const CodeRow<kRow>& row, float (&sums)[kRow]) {
     sums[i] = i < row.place.left ? float_of_small(load(from + i)) : 0.0f;
 }
 
-/// As store_words; 0 behind the segment's end.
+/// Loads words with the codes of `kOf` values each. Words after the segment's end are 0.
 template <unsigned kOf, unsigned kWords, unsigned kRow>
 TERSOR_DEVICE void load_words(const CodeRow<kRow>& row, bool is_whole,
                               std::uint32_t (&words)[kWords]) {
@@ -102,7 +103,7 @@ TERSOR_DEVICE void load_pairs(const CodeRow<kRow>& row, float (&sums)[kRow]) {
   }
 }
 
-/// What the sums of a row are, as floats.
+/// Loads the sums of a row as floats.
 template <unsigned kRow>
 TERSOR_DEVICE void load_sums(const CodeRow<kRow>& row, IntsumLanes lanes, float (&sums)[kRow]) {
   if (lanes == IntsumLanes::k8) return load_bytes(row, sums);

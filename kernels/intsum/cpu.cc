@@ -1,5 +1,7 @@
-// intsum on the CPU: the loops of kernels/quantize/loops-inl.h with scales that are given. Bytes
-// a value, f32: maxima 4 read; codes 4 read and 1, 2 or 4 written, with feedback 4 more of each.
+// intsum on the CPU: the loops of kernels/quantize/loops-inl.h with given scales. Memory traffic in
+// bytes per value, for f32:
+//   Maxima: 4 read.
+//   Codes: 4 read and 1, 2 or 4 written. Error feedback adds 4 read and 4 written.
 
 #include "kernels/intsum/cpu.h"
 
@@ -97,7 +99,7 @@ void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* s
 
 namespace {
 
-/// Calls `visitor` with the values of one a block, as numbers of their lanes.
+/// Calls `visitor` with a pointer to the blocks' flags, converted to the flags' integer type.
 template <typename Visitor>
 void visit_flags(IntsumLanes lanes, std::byte* flags, const Visitor& visitor) {
   if (lanes == IntsumLanes::k8) return visitor(reinterpret_cast<std::uint8_t*>(flags));

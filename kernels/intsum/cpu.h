@@ -1,6 +1,6 @@
-// intsum on the CPU: ranges of a segment that begin at a block (256 values), on one thread; the
-// arithmetic stands in kernels/intsum/formulas.h. Same bytes on every instruction set. Pointers of
-// values need only their element's alignment.
+// intsum on the CPU: processes ranges of a segment on one thread. A range begins at a block of 256
+// values. kernels/intsum/formulas.h defines the arithmetic. The bytes are the same on every
+// instruction set. Value pointers need only the alignment of their element type.
 #pragma once
 
 #include "kernels/quantize/kernels.h"
@@ -13,23 +13,24 @@
 
 namespace tersor::kernels {
 
-/// maxima[ceil(count / 256)] of p times a factor above 0. The residual stays as it is.
+/// Computes maxima[ceil(count / 256)] of p times a positive factor. The residual is not changed.
 void intsum_maxima(const Sent& sent, float factor, std::uint32_t* maxima);
 
-/// The scales of all ranks' codes.
+/// Computes the scales of all ranks' codes.
 void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales);
 
-/// Blocks to the scale of the spec: their own largest magnitudes as bits become scales, and flags
-/// of `lanes`; of sums of flags scales are made.
+/// Functions for blocks whose scale is given in the spec. intsum_flag_blocks replaces each block's
+/// largest magnitude (as bits) by a scale, and writes the flags as accumulators of the size
+/// `lanes`. intsum_flagged_scales computes scales from the sums of flags.
 void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale, IntsumLanes lanes,
                         std::byte* flags);
 void intsum_flagged_scales(const std::byte* flags, IntsumLanes lanes, float scale,
                            std::span<float> scales);
 
-/// Codes, and the new residual.
+/// Computes codes and the new residual.
 struct IntsumEncode {
   Sent sent;
-  float factor;  // above 0, that bare values are made with
+  float factor;  // above 0, as for raw values
   float levels;  // the largest code
   Noise noise;
   const float* scales;
@@ -39,7 +40,7 @@ struct IntsumEncode {
 };
 void intsum_encode(const IntsumEncode& arguments);
 
-/// One view: the shared scales, and the sums of codes. Any bytes will do.
+/// Decodes one view: the shared scales and the sums of codes. Any bytes are valid.
 void intsum_decode(const QuantizeDecode& arguments, IntsumLanes lanes);
 
 }  // namespace tersor::kernels

@@ -1,4 +1,5 @@
-// How intsum is launched on a device: one launch a round for up to kFewSegments segments.
+// Launches intsum's kernels on a device. Each round needs a single launch for up to kFewSegments
+// segments.
 
 #include "kernels/device/device_call.cuh"
 #include "kernels/intsum/body.cuh"
@@ -8,7 +9,7 @@
 namespace tersor::kernels {
 namespace {
 
-/// What for_each_table adds up.
+/// The sizes summed by for_each_table.
 struct IntsumSizes {
   IntsumPlace bytes;
   std::size_t units;
@@ -24,7 +25,7 @@ unsigned code_bytes(IntsumLanes lanes) {
   return static_cast<unsigned>(dtype_bytes(intsum_dtype(lanes)));
 }
 
-/// The launches of a call that encodes; `before(place)` comes before each of them.
+/// Queues the launches of an encode. The callback `before(place)` runs before each launch.
 template <class Kernel, class Before>
 void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLanes lanes,
                    const Before& before) {
@@ -42,7 +43,7 @@ void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumL
 
 template <NoiseKind kKind, class Kernel>
 void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLanes lanes) {
-  constexpr bool kAdvances = kKind == NoiseKind::kNone;  // nobody reads the step
+  constexpr bool kAdvances = kKind == NoiseKind::kNone;  // no kernel reads the step
   prepare_next_words(queue, call);
   launch_encode(queue, kernel, call, lanes, [&](LaunchPlace place) {
     kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
@@ -51,7 +52,7 @@ void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLa
     queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
 }
 
-/// Between the scales that are kept and the flags behind all codes.
+/// Converts between the scales in the round state and the flags stored after all codes.
 template <typename Flag>
 void launch_flags(Queue& queue, const Execution& execution, std::span<const Segment> segments,
                   const IntsumOptions& options, std::byte* codes, bool encodes) {

@@ -1,5 +1,5 @@
-// intsum on a device: the same bits as on the CPU. Queued on the call's stream; the call was
-// checked.
+// intsum on a device, with the same bits as on the CPU. Work is queued on the call's stream. The
+// caller has validated the call.
 #pragma once
 
 #include <tersor/codec.h>
@@ -7,18 +7,18 @@
 
 namespace tersor::kernels {
 
-/// Round 0: the blocks' bare maxima.
+/// Round 0: computes the blocks' raw maxima.
 void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima);
 
-/// What came back of round 0 becomes scales in the call's kept memory.
+/// Turns the result of round 0 into scales in the call's round state (Execution::kept).
 void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan maxima);
 
-/// Bare codes, the residuals and the next step's words; with a scale in the options the blocks'
-/// flags, too.
+/// Computes raw codes, the residuals and the next step's words. If the options contain a scale,
+/// also computes the blocks' flags.
 void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, float factor,
                           ValueSpan codes);
 
-/// Sums of codes, times the scales that are kept, or that of the options.
+/// Decodes sums of codes, times the scales in the round state or the scale of the options.
 void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
                           ConstValueSpan codes);
 

@@ -1,4 +1,4 @@
-// The loops behind kernels/intsum/lanes.h, once for each instruction set.
+// Implements kernels/intsum/lanes.h, once per instruction set.
 
 #include "kernels/intsum/lanes.h"
 
@@ -38,9 +38,9 @@ HWY_INLINE VI32 load_lanes(const Lane* lanes) {
     return hn::PromoteTo(I32(), hn::LoadU(tag, lanes));
 }
 
-/// Rounds up if the fraction plus a random number of (0, 1) reaches 1. The random number has 16
-/// random bits and half of a bit. The fraction is exact in f32. The value plus the random number
-/// would not be exact for codes of 9 bits and more: f32 would round some sums up to the next code.
+/// Rounds up if the fraction plus a random number in (0, 1) reaches 1. The random number has 16
+/// random bits plus a half bit. The fraction is exact in f32. The sum of value and random number is
+/// not used, because f32 would round some sums up for codes of 9 or more bits.
 HWY_INLINE VI32 rounded(VF32 value, VI32 random) {
   const VF32 shift =
       fused(hn::ConvertTo(F32(), random), hn::Set(F32(), 0x1p-16f), hn::Set(F32(), 0x1p-17f));
@@ -91,7 +91,7 @@ void decode_as(const std::byte* lanes, std::size_t count, const LaneFormat& form
   }
 }
 
-/// Left to the compiler, which has vectors for them.
+/// Combines accumulators. Compilers vectorise this loop.
 template <typename Lane, class Operation>
 HWY_INLINE void combine(std::byte* sums, const std::byte* others, std::size_t count,
                         Operation operation) {
@@ -104,7 +104,7 @@ HWY_INLINE void combine(std::byte* sums, const std::byte* others, std::size_t co
   }
 }
 
-/// Calls `visitor(Lane{})`, a signed integer of that many bits.
+/// Calls `visitor(Lane{})` with a signed integer of `lanes` bits.
 template <typename Visitor>
 auto visit_lane(unsigned lanes, Visitor&& visitor) {
   if (lanes == 8) return visitor(std::int8_t{});

@@ -1,5 +1,6 @@
-// Codes to a scale that is given, in lanes: the loops behind <tersor/lanes.h>, whose arguments were
-// checked. Lanes need only a byte's alignment. Bytes a value: encode 4 read and 1, 2 or 4 written.
+// Integer codes of a given scale in 8-bit, 16-bit or 32-bit accumulators: the loops of
+// <tersor/lanes.h>. Callers have validated the arguments. Accumulators need only byte alignment.
+// Encode reads 4 bytes and writes 1, 2 or 4 bytes per value.
 #pragma once
 
 #include "kernels/host/arguments.h"
@@ -11,10 +12,10 @@
 
 namespace tersor::kernels {
 
-/// What was found among the values.
+/// Counts of exceptional values.
 struct LanesFound {
-  std::size_t cut = 0;         // to the largest code
-  std::size_t not_finite = 0;  // whose codes are none
+  std::size_t cut = 0;         // values clamped to the largest code
+  std::size_t not_finite = 0;  // values without a meaningful code
 };
 LanesFound lanes_encode(const float* values, std::size_t count, const LaneFormat& format,
                         const Noise& noise, std::byte* lanes);
@@ -22,7 +23,7 @@ LanesFound lanes_encode(const float* values, std::size_t count, const LaneFormat
 void lanes_decode(const std::byte* lanes, std::size_t count, const LaneFormat& format,
                   float* values);
 
-/// sums = sums + others, or less them. Both wrap around.
+/// kAdd: sums = sums + others. kSubtract: sums = sums - others. Both wrap around.
 enum class LaneOperation : std::uint8_t { kAdd, kSubtract };
 void lanes_combine(std::byte* sums, const std::byte* others, std::size_t count, unsigned lanes,
                    LaneOperation operation);

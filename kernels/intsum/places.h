@@ -1,4 +1,4 @@
-// Where a segment's bare values lie among those of all segments.
+// The offset of a segment's raw values among the values of all segments.
 #pragma once
 
 #include <tersor/codecs/intsum.h>
@@ -7,7 +7,7 @@
 
 namespace tersor::kernels {
 
-/// Counts of both rounds: what the segments before take, or one segment alone.
+/// The number of values in both rounds, for all earlier segments or for a single segment.
 struct IntsumPlace {
   std::size_t maxima = 0;
   std::size_t codes = 0;

@@ -1,5 +1,5 @@
-// The kernels that have a whole column, or a whole matrix of few columns, to look at: a block takes
-// one. Q of the memory, the orthonormal basis, and the memory of the sum of W.
+// The kernels whose blocks each need a whole column, or a whole matrix of few columns: Q from the
+// memory, the orthonormal basis, and the memory from the sum of W.
 #pragma once
 
 #include "kernels/lowrank/matrix.cuh"
@@ -7,12 +7,12 @@
 
 namespace tersor::kernels {
 
-/// A column, or segment, of a block.
+/// The column or segment processed by a block.
 struct LowrankColumnEntry {
-  const float* memory_in;  // null: none
+  const float* memory_in;  // null: no memory
   float* memory_out;
   LowrankMatrix matrix;
-  std::uint64_t offset;  // of bare values
+  std::uint64_t offset;  // in raw values
   std::uint32_t parameter;
   std::uint32_t first_unit;
 };
@@ -21,7 +21,7 @@ struct LowrankColumnKernel {
   static constexpr unsigned kThreads = 1024;
   static constexpr unsigned kResident = 1;
   static constexpr bool kScans = false;
-  static constexpr unsigned kTasks = 1;  // units that a block takes at a time
+  static constexpr unsigned kTasks = 1;  // units per block at a time
   struct Shared {
     SharedArray<std::uint32_t, kThreads / kWarpThreads> maxima;
     SharedArray<float, 1> product;
@@ -46,7 +46,7 @@ struct LowrankColumnKernel {
     for (std::size_t i = block.thread_rank(); i < count; i += kThreads) visit(i);
   }
 
-  /// A barrier; the largest of all threads' values.
+  /// Returns the maximum over all threads. Contains barriers.
   template <class Block>
   TERSOR_DEVICE static std::uint32_t maximum(const Block& block, Shared& shared,
                                              std::uint32_t value) {
@@ -60,7 +60,7 @@ struct LowrankColumnKernel {
   }
   static_assert(kThreads / kWarpThreads == kWarpThreads);
 
-  /// A barrier; the largest magnitude, as bits. NaNs are the largest.
+  /// Returns the largest magnitude, as bits. NaNs are the largest. Contains barriers.
   template <class Block>
   TERSOR_DEVICE static std::uint32_t largest(const Block& block, Shared& shared,
                                              const float* values, std::size_t count) {
@@ -73,7 +73,7 @@ struct LowrankColumnKernel {
   }
 };
 
-/// Q: a block takes a column.
+/// Q: each block computes one column.
 struct LowrankDirectionsKernel : LowrankColumnKernel {
   float* workspace;
 
@@ -99,7 +99,7 @@ struct LowrankDirectionsKernel : LowrankColumnKernel {
   }
 
  private:
-  /// A barrier; the largest magnitude of a column that is a number.
+  /// Returns the largest magnitude of a column, ignoring NaNs. Contains barriers.
   template <class Block>
   TERSOR_DEVICE static float largest_number(const Block& block, Shared& shared, const float* column,
                                             const LowrankMatrix& matrix) {
@@ -112,7 +112,7 @@ struct LowrankDirectionsKernel : LowrankColumnKernel {
   }
 };
 
-/// P̂: a block takes a segment. Later columns are taken by a warp each.
+/// P̂: each block processes a segment. Each later column is updated by a single warp.
 struct LowrankBasisKernel : LowrankColumnKernel {
   const float* projected;
   float* kept;
@@ -130,7 +130,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
   }
 
  private:
-  /// A barrier; P, with its columns padded.
+  /// Copies P with padded columns. Ends with a barrier.
   template <class Block>
   TERSOR_DEVICE static void take(const Block& block, const LowrankMatrix& matrix, const float* from,
                                  float* basis) {
@@ -143,7 +143,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     block.sync();
   }
 
-  /// All NaN where one is not finite, and false.
+  /// If any value is not finite, sets all values to NaN and returns false.
   template <class Block>
   TERSOR_DEVICE static bool keep_finite(const Block& block, Shared& shared,
                                         const LowrankMatrix& matrix, float* basis) {
@@ -171,7 +171,8 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     }
   }
 
-  /// Brings the largest magnitude, which is returned as bits, into [1, 2). A barrier behind it.
+  /// Scales a column to bring the largest magnitude into [1, 2), and returns the old magnitude as
+  /// bits. Ends with a barrier.
   template <class Block>
   TERSOR_DEVICE static std::uint32_t bring_to_one(const Block& block, Shared& shared, float* column,
                                                   std::size_t count) {
@@ -180,7 +181,8 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     return most;
   }
 
-  /// A column of length 1; of zeros where it is not longer than `least`. A barrier behind it.
+  /// Scales a column to length 1, or to zeros if its length is at most `least`. Ends with a
+  /// barrier.
   template <class Block>
   TERSOR_DEVICE static void normalize(const Block& block, Shared& shared, float* column,
                                       std::size_t count, float least) {
@@ -195,7 +197,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     scale(block, {counts ? reciprocal(length) : 0.0f, 1.0f}, column, count);
   }
 
-  /// A barrier behind it.
+  /// Multiplies a column by `factor`. Ends with a barrier.
   template <class Block>
   TERSOR_DEVICE static void scale(const Block& block, PowerOfTwo factor, float* column,
                                   std::size_t count) {
@@ -204,7 +206,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     block.sync();
   }
 
-  /// Two chains a thread.
+  /// Returns the dot product, with two chains per thread.
   template <class Warp>
   TERSOR_DEVICE static float product(const Warp& warp, const float* a, const float* b,
                                      std::size_t count) {
@@ -220,7 +222,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
     return tree_sum_between<kWarpThreads, 2>(warp, sums);
   }
 
-  /// later + factor · column
+  /// later ← later + factor · column
   template <class Warp>
   TERSOR_DEVICE static void add(const Warp& warp, float factor, const float* column, float* later,
                                 std::size_t count) {
@@ -230,7 +232,8 @@ struct LowrankBasisKernel : LowrankColumnKernel {
   }
 };
 
-/// The sum of W, of T, as f32 with its columns padded, and the memory: a block takes a segment.
+/// Converts the sum of W from type T to f32 with padded columns, and writes the memory. Each block
+/// processes one segment.
 template <typename T>
 struct LowrankRememberKernel : LowrankColumnKernel {
   const T* values;
@@ -253,7 +256,8 @@ struct LowrankRememberKernel : LowrankColumnKernel {
   }
 
  private:
-  /// A barrier; true where no value is an infinity or a NaN, and not all are zero.
+  /// Copies W with padded columns. True if all values are finite and not all are zero. Contains
+  /// barriers.
   template <class Block>
   TERSOR_DEVICE bool spread(const Block& block, const LowrankColumnEntry& segment) const {
     const LowrankMatrix& matrix = segment.matrix;

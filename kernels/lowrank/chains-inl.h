@@ -1,4 +1,4 @@
-// 64 sums at once, which become one as a tree. For one instruction set.
+// 64 parallel sums that are combined as a tree. Included once per instruction set.
 #if defined(TERSOR_KERNELS_LOWRANK_CHAINS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERSOR_KERNELS_LOWRANK_CHAINS_INL_H_
 #undef TERSOR_KERNELS_LOWRANK_CHAINS_INL_H_
@@ -16,7 +16,7 @@ namespace tersor::kernels::HWY_NAMESPACE {
 
 constexpr std::size_t kChainVectors = kLowrankChains / kLanes;
 
-/// 64 chains: value l in lane l mod kLanes of vector l / kLanes.
+/// 64 chains: chain l is in lane l mod kLanes of vector l / kLanes.
 struct Chains {
   VF32 vectors[kChainVectors];
 
@@ -36,12 +36,12 @@ struct Chains {
   HWY_INLINE void store(T* values) const {
     for (std::size_t k = 0; k < kChainVectors; ++k) store_values(vectors[k], values + k * kLanes);
   }
-  /// this + a · b, each lane.
+  /// this + a · b, lane by lane.
   HWY_INLINE void add(const Chains& a, const float* b) {
     for (std::size_t k = 0; k < kChainVectors; ++k)
       vectors[k] = fused(a.vectors[k], load_values(b + k * kLanes), vectors[k]);
   }
-  /// this + a · b, with one b.
+  /// this + a · b, with a scalar b.
   HWY_INLINE void add(const float* a, float b) {
     const VF32 factor = hn::Set(F32(), b);
     for (std::size_t k = 0; k < kChainVectors; ++k)

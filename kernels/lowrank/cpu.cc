@@ -1,5 +1,6 @@
-// lowrank on the CPU. Bytes a value, f32: P 4 read, W 4 read, decode 4 written; with feedback 4
-// more read for P and W each, and 8 read and 4 written for the residual.
+// lowrank on the CPU. Memory traffic in bytes per value, for f32: P reads 4, W reads 4, decode
+// writes
+// 4. Error feedback adds 4 read to P and to W, and the residual reads 8 and writes 4.
 
 #include "kernels/lowrank/cpu.h"
 
@@ -21,7 +22,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// A range of p, in blocks of 64 values, the last one padded with zeros.
+/// A range of p in blocks of 64 values. The last block is padded with zeros.
 template <typename G, typename E>
 class SentValues {
  public:
@@ -53,7 +54,7 @@ class SentValues {
 template <typename G, typename E>
 void project_row(const Sent& sent, const LowrankShape& shape, std::size_t row,
                  const float* directions, float (*chains)[kLowrankChains]) {
-  constexpr std::size_t kTile = 16 * kLowrankChains;  // of p, in the first-level cache
+  constexpr std::size_t kTile = 16 * kLowrankChains;  // values of p, in the first-level cache
   alignas(kLine) float p[kTile];
   const std::size_t stride = lowrank_stride(shape.columns);
   SentValues<G, E> values(sent, row * shape.columns, shape.columns);
@@ -113,7 +114,8 @@ inline std::uint32_t largest_bits(const float* values, std::size_t count) {
   return most;
 }
 
-/// Brings the largest magnitude, which is returned as bits, into [1, 2).
+/// Scales a column so that the largest magnitude is in [1, 2), and returns the old magnitude as
+/// bits.
 std::uint32_t bring_to_one(float* column, std::size_t count) {
   const std::uint32_t most = largest_bits(column, count);
   const PowerOfTwo power = to_unit(float_of(most));
@@ -122,7 +124,7 @@ std::uint32_t bring_to_one(float* column, std::size_t count) {
   return most;
 }
 
-/// A column of length 1; of zeros where it is not longer than `least`.
+/// Scales a column to length 1, or to zeros if its length is at most `least`.
 void normalize(float* column, std::size_t count, float least) {
   const std::uint32_t most = bring_to_one(column, count);
   const float length = square_root(product(column, column, count));
@@ -130,7 +132,8 @@ void normalize(float* column, std::size_t count, float least) {
   scale_column(column, counts ? reciprocal(length) : 0.0f, count);
 }
 
-/// All NaN where one is not finite, and false. What is made of finite ones is finite.
+/// If any value is not finite, sets all values to NaN and returns false. Finite inputs give finite
+/// results.
 bool keep_finite(float* basis, std::size_t count) {
   if (largest_bits(basis, count) < kInfinityBits) return true;
   std::fill_n(basis, count, float_of(kNanBits));
@@ -162,7 +165,7 @@ HWY_INLINE void store_some(const Chains& values, T* target, std::size_t count) {
   std::copy_n(padded, count, target);
 }
 
-/// The value of a row in 64 columns: products with its part of the basis.
+/// Returns the values of a row in 64 columns: products with the row's part of the basis.
 HWY_INLINE Chains row_value(const float* basis, std::size_t basis_stride, const float* right,
                             std::size_t right_stride, std::size_t rank) {
   Chains value = Chains::of(right);
@@ -172,7 +175,7 @@ HWY_INLINE Chains row_value(const float* basis, std::size_t basis_stride, const 
   return value;
 }
 
-/// W of up to kLowrankStrip columns, and what it leaves of p.
+/// Computes W of up to kLowrankStrip columns, and the remainder of p.
 template <typename G, typename E>
 class Strip {
  public:
@@ -197,7 +200,7 @@ class Strip {
         send_block(sums_[j] + i, values + j * shape_.columns + i, columns_.count - i);
   }
 
-  /// Where the sums left the range of f32 the residual stays.
+  /// Writes the residual. If a sum overflowed f32, the residual keeps its old values.
   void leave() {
     if constexpr (!std::is_same_v<E, Absent>) {
       const bool keeps = largest_bits(sums_[0], kLowrankMostRank * kLowrankStrip) >= kInfinityBits;
@@ -335,7 +338,7 @@ TERSOR_DISPATCHED(void, lowrank_decode, (const LowrankDecode& arguments, Lowrank
 
 namespace {
 
-/// One column of Q; `memory` may be null.
+/// Computes one column of Q. `memory` may be null.
 void take_direction(const float* memory, const LowrankShape& shape, std::size_t j,
                     std::uint32_t parameter, float* column) {
   float most = 0;

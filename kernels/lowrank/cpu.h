@@ -1,6 +1,6 @@
-// lowrank on the CPU: parts of one segment, on one thread; the numbers stand in
-// include/tersor/codecs/lowrank.h. Same bits on every instruction set. Pointers of values need only
-// their element's alignment.
+// lowrank on the CPU: processes parts of one segment on one thread. include/tersor/codecs/lowrank.h
+// defines the arithmetic. The bits are the same on every instruction set. Value pointers need only
+// the alignment of their element type.
 #pragma once
 
 #include "kernels/host/arguments.h"
@@ -11,7 +11,7 @@
 
 namespace tersor::kernels {
 
-/// A matrix, row after row, and how many directions it is reduced to.
+/// A row-major matrix, and the number of directions to which the matrix is reduced.
 struct LowrankShape {
   std::size_t rows;
   std::size_t columns;
@@ -24,23 +24,23 @@ struct LowrankRange {
   std::size_t count;
 };
 
-/// Columns that one task takes in round 1: any multiple of them.
+/// Columns per task in round 1. A task may process any multiple.
 constexpr std::size_t kLowrankStrip = 256;
-/// Rows that one task takes elsewhere.
+/// Rows per task in all other steps.
 constexpr std::size_t kLowrankRows = 64;
 
-/// Q, with columns lowrank_stride(columns) apart; `memory` may be null.
+/// Computes Q, with columns lowrank_stride(columns) apart. `memory` may be null.
 void lowrank_directions(const float* memory, const LowrankShape& shape, std::uint32_t parameter,
                         float* directions);
 
-/// Rows of P, whose columns lie `rows` apart.
+/// Computes rows of P, with columns `rows` apart.
 void lowrank_project(const Sent& sent, const LowrankShape& shape, LowrankRange rows,
                      const float* directions, float* projected);
 
-/// Makes P orthonormal: columns lie lowrank_stride(rows) apart.
+/// Makes P orthonormal. Columns are lowrank_stride(rows) apart.
 void lowrank_orthonormalize(const LowrankShape& shape, float* basis);
 
-/// Columns of W, whose columns lie `columns` apart, times `factor`, and the new residual.
+/// Computes columns of W times `factor`, with columns `columns` apart, and the new residual.
 struct LowrankCoefficients {
   Sent sent;
   LowrankShape shape;
@@ -51,7 +51,7 @@ struct LowrankCoefficients {
 };
 void lowrank_coefficients(const LowrankCoefficients& arguments, LowrankRange columns);
 
-/// Rows of the result. Columns of W lie lowrank_stride(columns) apart here.
+/// Computes rows of the result. Here, columns of W are lowrank_stride(columns) apart.
 struct LowrankDecode {
   LowrankShape shape;
   const float* basis;

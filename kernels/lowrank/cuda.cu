@@ -1,5 +1,6 @@
-// How lowrank is launched on a device: up to kLowrankSegments segments at once, two launches in
-// round 0, one between the rounds, and in round 1 two, with feedback three, and two to decode.
+// Launches lowrank's kernels on a device, for up to kLowrankSegments segments at once. Round 0
+// takes two launches, and one launch follows between the rounds. Round 1 takes two launches, three
+// with feedback. Decoding takes two launches.
 
 #include "kernels/device/device_call.cuh"
 #include "kernels/lowrank/basis_body.cuh"
@@ -11,7 +12,7 @@
 namespace tersor::kernels {
 namespace {
 
-/// What for_each_table adds up.
+/// The sizes summed by for_each_table.
 struct LowrankSizes {
   LowrankPlace bytes;
   std::size_t units;
@@ -26,7 +27,8 @@ LowrankMatrix matrix_of(const Segment& segment, std::size_t rank, const LowrankP
           .workspace = static_cast<std::uint32_t>(place.workspace / kLowrankChains)};
 }
 
-/// The launches of one kernel, whose entries are entry_of(i, matrix, place).
+/// Queues the launches of one kernel. The callback entry_of(i, matrix, place) returns the table
+/// entries.
 template <class Kernel, class EntryOf>
 void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments, std::size_t rank,
                 const EntryOf& entry_of, const NextWords& next = {}) {
@@ -75,7 +77,7 @@ float* kept_of(const Execution& execution) {
   return reinterpret_cast<float*>(execution.kept.data());
 }
 
-/// Calls visitor(T{}) with the type of round 1.
+/// Calls visitor(T{}) with the value type of round 1.
 template <typename Visitor>
 void visit_sent_type(Dtype dtype, const Visitor& visitor) {
   if (dtype == Dtype::kBf16) return visitor(Bf16{});

@@ -1,4 +1,5 @@
-// The kernel that writes outputs. Bytes a value, f32: 4 written, adding 4 more read.
+// The decode kernel writes the outputs: 4 bytes per f32 value. If values are added to the output,
+// the kernel also reads 4 bytes per value.
 #pragma once
 
 #include "kernels/lowrank/matrix.cuh"

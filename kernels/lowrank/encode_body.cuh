@@ -1,22 +1,24 @@
-// The kernels that write P and W. Warps take parts of a matrix whose sums are one warp's, so that
-// every sum has the order that the format says.
+// The kernels that write P, W and the residual. Each sum is computed by a single warp, in the order
+// defined by the format.
 //
-// Bytes a value, f32: P 4 read, W 4 read, residual 8 read and 4 written; P and W with feedback 4
-// more. Besides, for each direction 1/16 byte of W written and read, by 64 rows. Of more than four
-// directions warps that are neighbours read the same values.
+// Memory traffic in bytes per value, for f32: P reads 4, W reads 4, and the residual reads 8 and
+// writes 4. Error feedback adds 4 read to P and to W. Each direction adds 1/16 byte for writing and
+// reading the partial sums of W over 64 rows. If the rank exceeds four directions, neighbouring
+// warps read the same values.
 #pragma once
 
 #include "kernels/lowrank/matrix.cuh"
 
 namespace tersor::kernels {
 
-/// Blocks on a multiprocessor: as many as need no spills.
+/// Blocks per multiprocessor: the maximum without register spills.
 struct LowrankResident {
   unsigned projected, partial, residual;
 };
 constexpr LowrankResident kLowrankResident = {.projected = 2, .partial = 3, .residual = 2};
 
-/// P: a warp takes four rows and four directions, half a warp the 64 chains of two rows.
+/// P: a warp processes four rows and four directions. Each half-warp sums the 64 chains of two
+/// rows.
 template <typename G, typename E>
 struct LowrankProjectKernel : UnitKernel {
   static constexpr unsigned kResident = kLowrankResident.projected;
@@ -63,7 +65,7 @@ struct LowrankProjectKernel : UnitKernel {
     }
   }
 
-  /// Directions that are not there are the last one again.
+  /// Adds the products with four directions. A missing direction is replaced by the last direction.
   TERSOR_DEVICE void add_products(const LowrankEncodeEntry& segment, std::size_t row,
                                   unsigned first, unsigned thread, Sums& sums) const {
     const LowrankMatrix& matrix = segment.matrix;
@@ -91,12 +93,12 @@ struct LowrankProjectKernel : UnitKernel {
   }
 };
 
-/// Whether a segment has anything to say in round 1.
+/// True if a segment sends no coefficients in round 1.
 TERSOR_DEVICE bool is_silent(const LowrankEncodeEntry& segment, const float* kept) {
   return is_inactive(segment) || !is_finite(load_input(segment.matrix.basis_of(kept)));
 }
 
-/// What each 64 rows add to W: a warp takes 128 columns and four directions of them.
+/// The partial sums of W over 64 rows. A warp processes 128 columns and four directions.
 template <typename G, typename E>
 struct LowrankPartialKernel : UnitKernel {
   static constexpr unsigned kResident = kLowrankResident.partial;
@@ -136,7 +138,7 @@ struct LowrankPartialKernel : UnitKernel {
       if (first + j < matrix.rank) store_four(sums[j], partial + matrix.right_at(j));
   }
 
-  /// Rows that are not there add 0: of a sum that begins at +0 no bit changes.
+  /// Adds up to 64 rows. Missing rows add 0, which changes no bit of a sum that starts at +0.
   TERSOR_DEVICE void add_rows(const LowrankEncodeEntry& segment, std::size_t begin,
                               std::size_t column, unsigned first, LowrankBlock& sums) const {
     const LowrankMatrix& matrix = segment.matrix;
@@ -152,7 +154,7 @@ struct LowrankPartialKernel : UnitKernel {
     }
   }
 
-  /// Four rows of each direction; one that is not there is the last one again.
+  /// Loads four rows of each direction. A missing direction is replaced by the last direction.
   TERSOR_DEVICE void load_basis(const LowrankMatrix& matrix, std::size_t row, unsigned first,
                                 LowrankBlock& basis) const {
     TERSOR_UNROLL
@@ -173,7 +175,7 @@ struct LowrankPartialKernel : UnitKernel {
   }
 };
 
-/// W, of T: a warp takes 32 values, of each the sum over all rows.
+/// W as type T: a warp computes 32 values, each the sum over all rows.
 template <typename T>
 struct LowrankSendKernel : UnitKernel {
   static constexpr unsigned kResident = 4;
@@ -218,7 +220,7 @@ struct LowrankSendKernel : UnitKernel {
   }
 };
 
-/// What the own W leaves of p.
+/// The residual: the remainder of p after subtracting the decoded own W.
 template <typename G, typename E>
 struct LowrankResidualKernel : UnitKernel {
   static constexpr unsigned kResident = kLowrankResident.residual;

@@ -1,4 +1,5 @@
-// lowrank: in which order sums are made, how columns are scaled, and what is drawn.
+// lowrank: constants and formulas for the order of sums, the scaling of columns, and random
+// directions.
 #pragma once
 
 #include "kernels/scalar/philox.h"
@@ -10,20 +11,22 @@
 
 namespace tersor::kernels {
 
-constexpr std::size_t kLowrankChains = 64;    // of a sum; also the rows of one chain of W
-constexpr std::size_t kLowrankMostRank = 32;  // of the option
+constexpr std::size_t kLowrankChains = 64;    // chains per sum; also the rows per chain of W
+constexpr std::size_t kLowrankMostRank = 32;  // largest value of the option
 constexpr std::uint64_t kLowrankKey = 0x6c6f7772616e6b21u;
-/// What others must leave of a column of length 1 the second time that they are taken out of it.
-/// Where they leave less it was theirs, but for roundings: its direction would count twice.
+/// The minimum remaining length of a unit column in the second orthogonalisation pass. If less
+/// remains, the column lies in the span of earlier columns, except for rounding errors, and becomes
+/// 0. Otherwise its direction would count twice.
 constexpr float kLowrankLeast = 0.5f;
 
-/// Where the next column of a matrix begins that is read in whole chains: zeros fill the gap.
+/// Returns the distance between columns of a matrix that is read in whole chains. Zeros fill the
+/// gap.
 constexpr std::size_t lowrank_stride(std::size_t count) { return align_up(count, kLowrankChains); }
 
-/// One NaN for all: which of several an operation hands on differs among machines.
+/// Replaces every NaN by the same NaN. Machines differ in the NaN that an operation propagates.
 TERSOR_BODY float canonical(float value) { return value == value ? value : float_of(kNanBits); }
 
-/// Value `index` of the directions that a cold start takes.
+/// Returns value `index` of the random directions of a cold start.
 TERSOR_BODY float lowrank_drawn(std::uint64_t index, std::uint32_t parameter) {
   const PhiloxWords words =
       philox({{static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
@@ -32,8 +35,8 @@ TERSOR_BODY float lowrank_drawn(std::uint64_t index, std::uint32_t parameter) {
   return static_cast<float>(static_cast<std::int32_t>(words.word[0])) * 0x1p-31f;
 }
 
-/// The power of two that brings a finite magnitude from 2^-126 on into [1, 2): exactly, as one
-/// product of two, since one alone may not be a number.
+/// A power of two that scales a finite magnitude of at least 2^-126 into [1, 2), exactly. The power
+/// is the product of two factors, because a single factor may not be representable.
 struct PowerOfTwo {
   float first, second;
   TERSOR_BODY float operator()(float value) const { return value * first * second; }
@@ -45,7 +48,7 @@ TERSOR_BODY PowerOfTwo to_unit(float magnitude) {
   return {power(-half), power(half - exponent)};
 }
 
-/// The power of two at or below a magnitude's bits; 0 where that is no normal number.
+/// Returns the power of two at or below a magnitude's bits, or 0 if the magnitude is not normal.
 TERSOR_BODY float power_below(std::uint32_t magnitude_bits) {
   return float_of(magnitude_bits & kInfinityBits);
 }

@@ -1,5 +1,5 @@
-// What all kernels of lowrank share: matrices as they see them, rows of p in registers, and values
-// of P̂ Wᵀ.
+// Common parts of lowrank's kernels: the matrix of a segment, rows of p in registers, and values of
+// P̂ Wᵀ.
 #pragma once
 
 #include "kernels/device/call.cuh"
@@ -15,15 +15,15 @@
 
 namespace tersor::kernels {
 
-constexpr unsigned kLowrankRow = 4;        // values of a thread, neighbours in a row of the matrix
+constexpr unsigned kLowrankRow = 4;        // values per thread, neighbours in a row of the matrix
 constexpr unsigned kLowrankAtOnce = 4;     // rows of these, or columns of P and W, in registers
-constexpr unsigned kLowrankSegments = 40;  // of one launch, whose parameters take < 4,096 bytes
+constexpr unsigned kLowrankSegments = 40;  // per launch; the parameters then take < 4,096 bytes
 
 using LowrankBlock = float[kLowrankAtOnce][kLowrankRow];
 
-/// A sum as a tree: s_i + s_(i + h) for h = half of all, ..., 2, 1, value i = kValues · t + q lying
-/// in thread t of kThreads as s[q]; every one of them gets the sum. All threads of a warp call this
-/// together.
+/// Returns a tree sum: s_i + s_(i + h) for h = half of all, ..., 2, 1. Value i = kValues · t + q is
+/// s[q] in thread t of kThreads threads. Every thread receives the sum. All threads of a warp must
+/// call this function together.
 template <unsigned kThreads, unsigned kValues, class Warp>
 TERSOR_DEVICE float tree_sum_between(const Warp& warp, float* s) {
   TERSOR_UNROLL
@@ -39,7 +39,8 @@ TERSOR_DEVICE float tree_sum_between(const Warp& warp, float* s) {
   return s[0];
 }
 
-/// A segment. `basis` and `workspace` count kLowrankChains values from where those of a call begin.
+/// A segment. `basis` and `workspace` are offsets from the start of the call's buffers, in units of
+/// kLowrankChains values.
 struct LowrankMatrix {
   std::uint64_t rows;
   std::uint64_t columns;
@@ -49,7 +50,7 @@ struct LowrankMatrix {
 
   TERSOR_BODY std::size_t row_stride() const { return lowrank_stride(rows); }
   TERSOR_BODY std::size_t column_stride() const { return lowrank_stride(columns); }
-  /// Of kLowrankAtOnce directions, and of kLowrankChains rows.
+  /// Numbers of groups of kLowrankAtOnce directions, and of tiles of kLowrankChains rows.
   TERSOR_BODY std::size_t groups() const { return ceil_div(rank, kLowrankAtOnce); }
   TERSOR_BODY std::size_t tiles() const { return ceil_div(rows, kLowrankChains); }
 
@@ -61,13 +62,14 @@ struct LowrankMatrix {
   TERSOR_DEVICE T* workspace_of(T* values) const {
     return values + std::size_t{workspace} * kLowrankChains;
   }
-  /// Column `j` of W, or of what tile `tile` adds to it, behind W of all columns.
+  /// Offset of column `j` of W (right_at), and of the column's partial sum over tile `tile`
+  /// (partial_at). The partial sums follow all columns of W.
   TERSOR_DEVICE std::size_t right_at(std::size_t j) const { return j * column_stride(); }
   TERSOR_DEVICE std::size_t partial_at(std::size_t tile, std::size_t j) const {
     return ((tile + 1) * rank + j) * column_stride();
   }
 
-  /// The values of one thread in a row; what lies outside of the matrix counts as 0.
+  /// Returns the position of one thread's values in a row. Values outside the matrix count as 0.
   TERSOR_DEVICE RowPlace place(std::size_t row, std::size_t column, bool aligned) const {
     const bool is_there = row < rows && column < columns;
     return {row * columns + column, is_there ? columns - column : 0, aligned};
@@ -78,14 +80,14 @@ struct LowrankMatrix {
   }
 };
 
-struct LowrankEncodeEntry : EncodeEntry {  // `offset` counts bare values
+struct LowrankEncodeEntry : EncodeEntry {  // `offset` counts raw values
   LowrankMatrix matrix;
 };
 struct LowrankDecodeEntry : DecodeEntry {
   LowrankMatrix matrix;
 };
 
-/// Four values of padded workspace or basis.
+/// Load and store four values of the padded workspace or basis.
 TERSOR_DEVICE void load_four(const float* values, float (&four)[kLowrankRow]) {
   unpack_row<float>(RowBytes<16>::load_from<Load::kAny>(values), four);
 }
@@ -93,7 +95,7 @@ TERSOR_DEVICE void store_four(const float (&four)[kLowrankRow], float* values) {
   pack_row<float>(four).store_to(values);
 }
 
-/// p of one segment.
+/// Loads p of one segment.
 template <typename G, typename E>
 class LowrankSentRows {
  public:
@@ -105,7 +107,7 @@ class LowrankSentRows {
     if constexpr (kFeedback) residual_aligned_ = segment.matrix.is_aligned<E>(segment.residual_in);
   }
 
-  /// Four of row `row`; outside of the matrix what zeros give.
+  /// Loads four values of row `row`. Values outside the matrix are computed from zeros.
   TERSOR_DEVICE void load(std::size_t row, std::size_t column, float (&p)[kLowrankRow]) const {
     load_row<Load::kAny>(static_cast<const G*>(segment_.gradient),
                          segment_.matrix.place(row, column, aligned_), p);
@@ -118,7 +120,7 @@ class LowrankSentRows {
     }
   }
 
-  /// The same of four rows.
+  /// Loads four values of each of four rows.
   TERSOR_DEVICE void load_block(std::size_t row, std::size_t column, LowrankBlock& p) const {
     TERSOR_UNROLL
     for (unsigned i = 0; i < kLowrankAtOnce; ++i) load(row + i, column, p[i]);
@@ -130,7 +132,8 @@ class LowrankSentRows {
   bool aligned_ = false, residual_aligned_ = false;
 };
 
-/// Four rows of P̂ Wᵀ in four columns, `basis` and `right` pointing to the first of them.
+/// Computes four rows of P̂ Wᵀ in four columns. `basis` and `right` point to the first row and
+/// column.
 TERSOR_DEVICE void load_values(const LowrankMatrix& matrix, const float* basis, const float* right,
                                LowrankBlock& values) {
   TERSOR_UNROLL_2
@@ -148,10 +151,10 @@ TERSOR_DEVICE void load_values(const LowrankMatrix& matrix, const float* basis, 
   }
 }
 
-/// 32 rows of 256 columns, which a warp takes at a time where each value is one of P̂ Wᵀ.
+/// An area of 32 rows and 256 columns, processed by a warp at a time for values of P̂ Wᵀ.
 struct LowrankArea {
   static constexpr unsigned kRows = 32;
-  static constexpr unsigned kColumns = 256;  // where W is not finite in these, the residual stays
+  static constexpr unsigned kColumns = 256;  // if W is not finite here, the residual is kept
   static constexpr unsigned kStep = kWarpThreads * kLowrankRow;
 
   std::size_t row, column;
@@ -166,7 +169,8 @@ struct LowrankArea {
     return {unit / strips(matrix) * kRows, unit % strips(matrix) * kColumns};
   }
 
-  /// Calls visit(row, column) for each block of four rows of this thread that begins in the matrix.
+  /// Calls visit(row, column) for each block of four rows of this thread that starts inside the
+  /// matrix.
   template <class Warp, class Visit>
   TERSOR_DEVICE void for_each_block(const Warp& warp, const LowrankMatrix& matrix,
                                     const Visit& visit) const {
@@ -181,7 +185,7 @@ struct LowrankArea {
   }
 };
 
-/// Calls visit(segment, unit) for each unit of this warp, counted within its segment.
+/// Calls visit(segment, unit) for each unit of this warp, numbered within its segment.
 template <class Block, class Table, class Visit>
 TERSOR_DEVICE void for_each_part(const Block& block, const Table& table, const Visit& visit) {
   for_each_run<1>(block, table, DoNothing{}, visit, DoNothing{});

@@ -1,4 +1,4 @@
-// Where a segment's own values lie among those of all segments.
+// Offsets of a segment's own values among the values of all segments.
 #pragma once
 
 #include "kernels/lowrank/formulas.h"
@@ -9,13 +9,13 @@
 
 namespace tersor::kernels {
 
-/// Values of all segments before one, or of one segment alone. Those of basis and workspace are
-/// multiples of kLowrankChains.
+/// Numbers of values: of all segments before a segment, or of one segment. The numbers for basis
+/// and workspace are multiples of kLowrankChains.
 struct LowrankPlace {
   std::size_t left = 0;
   std::size_t right = 0;
   std::size_t basis = 0;
-  std::size_t workspace = 0;  // on a device: Q; or W as f32, and before it is summed by 64 rows
+  std::size_t workspace = 0;  // on a device: Q, or W as f32 with its partial sums over 64 rows
 
   static LowrankPlace of(const LowrankLayout& layout) {
     const std::size_t right = layout.rank() * lowrank_stride(layout.columns);

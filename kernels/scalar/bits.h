@@ -1,15 +1,15 @@
-// The few operations of which every formula is made, for g++ and for nvcc: bit casts, the fused
-// multiply-add, the exact reciprocal and quotient. No other operation here or in the formulas may
-// be fused.
+// The basic operations of all formulas, for g++ and for nvcc: bit casts, fused multiply-add, exact
+// reciprocal and quotient. No other operation in this file or in the formulas may be fused.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
-// TERSOR_BODY marks formulas, which hosts and devices compute; TERSOR_DEVICE what only kernels
-// call: under nvcc device code, under g++ plain functions. TERSOR_KEEP_LOOP stands before a loop
-// that mostly makes one turn, or is rarely come by: a copy of its body would cost more than a jump.
+// TERSOR_BODY marks formulas, compiled for hosts and devices. TERSOR_DEVICE marks functions called
+// only by kernels: device code under nvcc, plain functions under g++. Put TERSOR_KEEP_LOOP before a
+// loop that usually runs once or is rarely reached. A copy of the loop's body would cost more than
+// a jump.
 #if defined(__CUDACC__)
 #define TERSOR_BODY __host__ __device__ __forceinline__
 #define TERSOR_DEVICE __device__ __forceinline__
@@ -31,7 +31,7 @@
 
 namespace tersor::kernels {
 
-/// The bits of an f32 whose magnitude is infinite; greater ones without sign are NaNs.
+/// The bits of positive infinity in f32. Larger values without sign are NaNs.
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 
 /// The NaN that formulas write into an f32.
@@ -57,12 +57,13 @@ TERSOR_BODY float float_of(std::uint32_t bits) {
 #endif
 }
 
-/// The bits without sign: they order magnitudes as integers, NaNs above the infinity.
+/// Returns the bits without sign. As integers, these bits order magnitudes, with NaNs above
+/// infinity.
 TERSOR_BODY std::uint32_t magnitude_bits(float value) { return bits_of(value) & 0x7fffffffu; }
 
 TERSOR_BODY bool is_finite(float value) { return magnitude_bits(value) < kInfinityBits; }
 
-/// How many bits are set.
+/// Returns the number of set bits.
 TERSOR_BODY unsigned count_bits(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return static_cast<unsigned>(__popc(bits));
@@ -80,7 +81,7 @@ TERSOR_BODY float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
-/// 1 / value as IEEE division gives it.
+/// 1 / value, rounded as in IEEE division.
 TERSOR_BODY float reciprocal(float value) {
 #if defined(__CUDA_ARCH__)
   return __frcp_rn(value);

@@ -1,5 +1,5 @@
-// f32 <-> bf16 and f16, one value at a time: to nearest even, every NaN becomes 0x7fff. Devices
-// have an instruction for each (PTX ISA, cvt), which does the same.
+// f32 <-> bf16 and f16, value by value: rounds to nearest even, and every NaN becomes 0x7fff.
+// Devices have an equivalent instruction for each conversion (PTX ISA, cvt).
 #pragma once
 
 #include "kernels/scalar/bits.h"
@@ -13,9 +13,8 @@
 
 namespace tersor::kernels {
 
-constexpr std::uint16_t kNarrowNanBits = 0x7fff;  // the NaN of bf16 and f16 on the wire
-constexpr std::uint32_t kF16OverflowBits =
-    0x477ff000u;  // 65520: magnitudes from here become infinite
+constexpr std::uint16_t kNarrowNanBits = 0x7fff;         // the NaN of bf16 and f16 on the wire
+constexpr std::uint32_t kF16OverflowBits = 0x477ff000u;  // magnitudes from 65520 become infinite
 constexpr float kF16Largest = 65504.0f;
 
 TERSOR_BODY float bf16_to_f32(std::uint16_t bits) {
@@ -32,8 +31,8 @@ TERSOR_BODY std::uint16_t f32_to_bf16(float value) {
 #endif
 }
 
-/// One of the two bf16 between which a value lies, as an f32; the one that is farther from zero
-/// where `random`, of 16 bits, carries over what is cut off. NaN stays one.
+/// Rounds a value to one of the two adjacent bf16, as an f32. The result is the bf16 farther from
+/// zero if the truncated bits plus `random` (16 bits) carry. NaN stays NaN.
 TERSOR_BODY float stochastic_bf16(float value, std::uint32_t random) {
   if (magnitude_bits(value) > kInfinityBits) return float_of(kNanBits);
   return float_of((bits_of(value) + random) & 0xffff0000u);
@@ -69,7 +68,7 @@ TERSOR_BODY std::uint16_t f32_to_f16(float value) {
 #endif
 }
 
-/// A finite value cut to the range of f16. Infinities and NaNs stay.
+/// Clamps a finite value to the range of f16. Infinities and NaNs are not changed.
 TERSOR_BODY float within_f16(float value) {
 #if defined(__CUDA_ARCH__)
   const float within = fminf(fmaxf(value, -kF16Largest), kF16Largest);
@@ -80,8 +79,8 @@ TERSOR_BODY float within_f16(float value) {
 #endif
 }
 
-/// An f16 value that is rounded by IEEE 754: finite values may become infinities. Payloads and
-/// transports use IeeeF16. Decodes write F16, which saturates.
+/// An f16 value rounded by IEEE 754: finite values may become infinities. Payloads and transports
+/// use IeeeF16. Decodes write F16, which saturates.
 struct IeeeF16 {
   std::uint16_t bits;
 };
@@ -91,7 +90,7 @@ TERSOR_BODY float to_f32(Bf16 value) { return bf16_to_f32(value.bits); }
 TERSOR_BODY float to_f32(F16 value) { return f16_to_f32(value.bits); }
 TERSOR_BODY float to_f32(IeeeF16 value) { return f16_to_f32(value.bits); }
 
-/// An f32 rounded to a gradient's type. As F16, a finite value stays finite: the largest magnitude
+/// Rounds an f32 to a gradient's type. As F16, a finite value stays finite: the largest magnitude
 /// is 65504. An f32 keeps its bits.
 template <typename T>
 TERSOR_BODY T from_f32(float value);

@@ -1,4 +1,4 @@
-// The rounding and denormal mode under which the formulas hold: to nearest, denormals kept.
+// The floating-point mode required by the formulas: rounding to nearest, with denormals.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace tersor::kernels {
 
-/// Sets the default mode of this thread and puts the caller's back. Trainers that flush denormals
-/// to zero would otherwise get other bytes than their peers.
+/// Sets this thread's default mode, and restores the caller's mode on destruction. Without the
+/// default mode, flushing denormals to zero in a trainer would give different bytes on different
+/// ranks.
 class DefaultFloatMode {
  public:
   DefaultFloatMode() : saved_(read()) {

@@ -1,6 +1,6 @@
-// Random bytes by counter: Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-// 3", SC 2011) and the layout that gives each value of a parameter its own byte, whatever the
-// chunks, threads and devices are.
+// Counter-based random bytes: Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1,
+// 2, 3", SC 2011). Each value of a parameter has its own byte, independent of chunks, threads and
+// devices.
 #pragma once
 
 #include "kernels/scalar/bits.h"
@@ -19,7 +19,7 @@ constexpr std::uint32_t kPhiloxBump1 = 0xbb67ae85u;
 constexpr std::size_t kNoiseUnit = 512;
 constexpr std::size_t kNoiseUnitCounters = 32;
 
-/// Four words: a counter before the rounds, random bits after them.
+/// Four words: a counter before the rounds, random bits after the rounds.
 struct PhiloxWords {
   std::uint32_t word[4];
 };
@@ -47,10 +47,10 @@ TERSOR_BODY PhiloxWords philox(PhiloxWords counter, std::uint64_t key) {
   return counter;
 }
 
-/// What SplitMix64 adds to its state at each step.
+/// The increment of SplitMix64's state per step.
 constexpr std::uint64_t kSplitmixStep = 0x9e3779b97f4a7c15u;
 
-/// One step of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scatters every bit.
+/// A step of SplitMix64 (Steele, Lea, Flood 2014): a bijection that scatters every bit.
 TERSOR_BODY constexpr std::uint64_t splitmix64(std::uint64_t state) {
   state += kSplitmixStep;
   state = (state ^ state >> 30) * 0xbf58476d1ce4e5b9u;
@@ -58,19 +58,21 @@ TERSOR_BODY constexpr std::uint64_t splitmix64(std::uint64_t state) {
   return state ^ state >> 31;
 }
 
-/// The key of one rank's noise. `phase` 0: the first quantisation, 1: the owner's. Equal noise on
-/// all ranks would not average out.
+/// Returns the key of a rank's noise. The parameter `phase` is 0 for the first quantisation and 1
+/// for the owner's. Ranks need different noise, because equal noise on all ranks would not average
+/// out.
 TERSOR_BODY std::uint64_t noise_key(std::uint64_t seed, std::uint32_t rank, std::uint32_t phase) {
   return splitmix64(seed ^ static_cast<std::uint64_t>(rank) << 33 ^
                     static_cast<std::uint64_t>(phase) << 32);
 }
 
-/// The counter of element `element` of a parameter.
+/// Returns the counter of element `element` of a parameter.
 TERSOR_BODY std::uint64_t noise_counter(std::uint64_t element) {
   return element / kNoiseUnit * kNoiseUnitCounters + element % 128 / 4;
 }
 
-/// Which word of that counter holds the element's byte, and which byte of the word it is.
+/// noise_word returns the index of the word that contains the element's byte, and noise_byte
+/// returns the index of the byte in the word.
 TERSOR_BODY unsigned noise_word(std::uint64_t element) {
   return static_cast<unsigned>(element % kNoiseUnit / 128);
 }
@@ -78,7 +80,7 @@ TERSOR_BODY unsigned noise_byte(std::uint64_t element) {
   return static_cast<unsigned>(element % 4);
 }
 
-/// The 16 random bytes that counter `counter` gives, in one step of one parameter.
+/// Returns the 16 random bytes of counter `counter`, for a given step and parameter.
 TERSOR_BODY PhiloxWords noise_words(std::uint64_t counter, std::uint64_t key, std::uint32_t step,
                                     std::uint32_t parameter) {
   return philox({{static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32),
@@ -86,14 +88,14 @@ TERSOR_BODY PhiloxWords noise_words(std::uint64_t counter, std::uint64_t key, st
                 key);
 }
 
-/// The random byte of one element.
+/// Returns the random byte of an element.
 TERSOR_BODY std::uint32_t noise_of(std::uint64_t element, std::uint64_t key, std::uint32_t step,
                                    std::uint32_t parameter) {
   const PhiloxWords words = noise_words(noise_counter(element), key, step, parameter);
   return words.word[noise_word(element)] >> (8 * noise_byte(element)) & 0xffu;
 }
 
-/// The keys of 16 random bits an element: its byte of one above that of the other.
+/// The keys of 16 random bits per element. Each key provides a byte.
 struct WideKey {
   std::uint64_t high, low;
 };

@@ -1,4 +1,4 @@
-// The square root of formulas, for g++ and for nvcc.
+// The square root used in formulas, for g++ and for nvcc.
 #pragma once
 
 #include "kernels/scalar/bits.h"
