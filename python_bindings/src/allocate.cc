@@ -1,4 +1,4 @@
-// Allocation by parameter: measured on arrays of the host, chosen from figures.
+// Binds the allocation of codecs to parameters. Measures arrays in host memory.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 

@@ -1,5 +1,5 @@
-// nanobind does the importing; here stands what it leaves open: streams for __dlpack__, ml_dtypes,
-// libraries whose arrays must not be written, and messages that say what to do.
+// Completes nanobind's array import: streams for __dlpack__, ml_dtypes, libraries with read-only
+// arrays, and error messages with a remedy.
 #include "python_bindings/src/arrays.h"
 
 #include <nanobind/nanobind.h>
@@ -23,7 +23,7 @@ using Imported = nb::ndarray<nb::ro>;
 using Writable = nb::ndarray<>;
 enum class Access { kRead, kWrite };
 
-/// An array as nanobind sees it, and its dtype where DLPack has no word for it.
+/// An array as nanobind sees it, and its dtype if DLPack cannot express the dtype.
 struct Import {
   Imported array;
   std::optional<Dtype> dtype;
@@ -33,7 +33,7 @@ struct Import {
   throw InvalidArgument(std::string(request.name) + ": " + complaint);
 }
 
-/// The library that an object's class comes from: "numpy", "torch", …
+/// Returns the library of an object's class: "numpy", "torch", …
 std::string library_of(nb::handle array) {
   const auto module = nb::cast<std::string>(array.type().attr("__module__"));
   return module.substr(0, module.find('.'));
@@ -47,51 +47,52 @@ bool is_on_cuda(int device_type) {
   return device_type == nb::device::cuda::value || device_type == nb::device::cuda_managed::value;
 }
 
-/// A NumPy array of ml_dtypes' bfloat16, which neither DLPack nor the buffer protocol carries.
+/// True for a NumPy array of ml_dtypes' bfloat16. Neither DLPack nor the buffer protocol supports
+/// this type.
 bool is_ml_bfloat16(nb::handle array) {
   return library_of(array) == "numpy" && nb::hasattr(array, "dtype") &&
          nb::cast<std::string>(array.attr("dtype").attr("name")) == "bfloat16";
 }
 
-/// Whether the array's own library says that it lies elsewhere than on the host.
+/// True if the array's own library reports a device other than the host.
 bool needs_stream(nb::handle array, const ArrayRequest& request) {
   if (!nb::hasattr(array, "__dlpack_device__")) return false;
   try {
     const nb::object place = array.attr("__dlpack_device__")();
     return !is_on_host(nb::cast<int>(place[0].attr("__index__")()));
-  } catch (const nb::python_error& error) {  // PyTorch's "meta", say, which DLPack has no word for
+  } catch (const nb::python_error& error) {  // e.g. PyTorch's "meta" device, unknown to DLPack
     refuse(request, nb::cast<std::string>(nb::str(error.value())));
   }
 }
 
-/// PyTorch lends no parameter that gradients flow through, only its values.
+/// Detaches the array: PyTorch does not export tensors that require gradients.
 nb::object without_autograd(nb::handle array) {
   const bool tracked =
       nb::hasattr(array, "requires_grad") && nb::cast<bool>(array.attr("requires_grad"));
   return tracked ? array.attr("detach")() : nb::borrow(array);
 }
 
-/// PyTorch lends the memory of the tensor object, which `tensor.data = other` frees. The memory of
-/// an alias stays.
+/// PyTorch exports the memory of the tensor object, and `tensor.data = other` frees this memory. An
+/// alias keeps the memory alive.
 nb::object alias_of(nb::handle array) {
   const bool is_tensor = nb::hasattr(array, "detach") && nb::hasattr(array, "requires_grad");
   if (!is_tensor || nb::cast<bool>(array.attr("requires_grad"))) return nb::borrow(array);
   return array.attr("detach")();
 }
 
-/// What `__dlpack__` is told: -1 where nothing has to be ordered, since all goes to one stream or
-/// no value is looked at.
+/// Returns the stream argument of `__dlpack__`. -1 means no ordering: the library uses the same
+/// stream, or the call reads no values.
 std::intptr_t consumer_stream(nb::handle array, const ArrayRequest& request) {
   if (request.use == Use::kShape) return -1;
   if (request.stream.is_none() && has_current_stream(array)) return -1;
-  constexpr std::intptr_t kLegacyStream = 1;  // DLPack's name for the stream whose handle is null
+  constexpr std::intptr_t kLegacyStream = 1;  // DLPack's number for the null stream
   const StreamView stream = to_stream(request.stream, array, Memory::kDevice);
   const auto number = reinterpret_cast<std::intptr_t>(stream.handle);
   return number == 0 ? kLegacyStream : number;
 }
 
-/// What `__dlpack__` returns for a stream: of DLPack 1, which knows arrays that must not be
-/// written, or an older one's where the library knows no other.
+/// Calls `__dlpack__` with a stream. Requests DLPack 1, which has read-only arrays, or an older
+/// version if the library supports nothing newer.
 nb::object exported(nb::handle array, std::intptr_t stream) {
   const nb::object method = array.attr("__dlpack__");
   try {
@@ -102,7 +103,7 @@ nb::object exported(nb::handle array, std::intptr_t stream) {
   return method(nb::arg("stream") = stream);
 }
 
-/// The capsule of an array on a device.
+/// Returns the capsule of an array on a device.
 nb::object device_capsule(nb::handle array, const ArrayRequest& request) {
   const std::intptr_t stream = consumer_stream(array, request);
   try {
@@ -112,7 +113,7 @@ nb::object device_capsule(nb::handle array, const ArrayRequest& request) {
   }
 }
 
-/// What the array's library itself says against being shared; empty where it says nothing.
+/// Returns the library's own reason for refusing to share the array; empty if there is none.
 std::string export_complaint(nb::handle array) {
   if (!nb::hasattr(array, "__dlpack__"))
     return "a " + nb::cast<std::string>(array.type().attr("__qualname__")) +
@@ -125,7 +126,7 @@ std::string export_complaint(nb::handle array) {
   return "its library offers no memory that can be shared";
 }
 
-/// JAX's arrays never change, whatever their memory allows.
+/// JAX's arrays are immutable, even in writable memory.
 bool never_changes(nb::handle array) { return library_of(array).compare(0, 3, "jax") == 0; }
 
 template <typename Target>
@@ -136,7 +137,7 @@ bool import_as(nb::handle source, Imported& imported) {
   return true;
 }
 
-/// Imports `source`, which is `array` itself, or a view or a capsule of it.
+/// Imports `source`: `array`, a view of `array`, or its capsule.
 Imported import_source(nb::handle source, nb::handle array, Access access,
                        const ArrayRequest& request) {
   Imported imported;
@@ -149,7 +150,7 @@ Imported import_source(nb::handle source, nb::handle array, Access access,
   return imported;
 }
 
-/// Buffers through a memoryview, which fills in the strides that some (ctypes) leave out.
+/// Imports a buffer through a memoryview, which adds the strides that e.g. ctypes omits.
 nb::object as_memoryview(nb::handle array) {
   nb::object view = nb::steal(PyMemoryView_FromObject(array.ptr()));
   if (!view.is_valid()) nb::raise_python_error();
@@ -208,7 +209,7 @@ std::vector<std::size_t> shape_of(const Imported& array) {
   return shape;
 }
 
-/// Whether the axes, taken from the last in `order` to the first, fill memory without gaps.
+/// True if the axes, from the last in `order` to the first, fill memory without gaps.
 bool fills_memory(const Imported& array, const std::vector<std::size_t>& order) {
   std::int64_t expected = 1;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
@@ -224,7 +225,7 @@ std::vector<std::size_t> axes_of(const Imported& array) {
   return axes;
 }
 
-/// As they lie in memory, the outermost first.
+/// Returns the axes in memory order, the outermost first.
 std::vector<std::size_t> lying_axes(const Imported& array) {
   std::vector<std::size_t> axes = axes_of(array);
   std::stable_sort(axes.begin(), axes.end(), [&](std::size_t left, std::size_t right) {
@@ -233,7 +234,7 @@ std::vector<std::size_t> lying_axes(const Imported& array) {
   return axes;
 }
 
-/// Those of them that are longer than one value, whose strides mean something.
+/// Returns the axes with more than one value; only their strides are meaningful.
 std::vector<std::size_t> long_axes(const Imported& array) {
   if (array.size() < 2) return {};
   std::vector<std::size_t> axes = lying_axes(array);
@@ -261,7 +262,7 @@ Memory memory_of(const Imported& array, const ArrayRequest& request) {
                       ", but only host memory and CUDA devices are known: copy it there");
 }
 
-/// Everything but the span, which every importer makes in its own way.
+/// Returns everything except the span, which each importer makes differently.
 template <typename Span>
 Array<Span> described(const Imported& array, const ArrayRequest& request) {
   check_layout(array, request);
@@ -274,7 +275,7 @@ Array<Span> described(const Imported& array, const ArrayRequest& request) {
           array};
 }
 
-/// Writable only where the importer asked nanobind for a writable array.
+/// Writable only if the importer requested a writable array from nanobind.
 std::byte* pointer_to(const Imported& array) {
   return static_cast<std::byte*>(const_cast<void*>(array.data()));
 }

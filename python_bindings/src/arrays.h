@@ -19,14 +19,14 @@ namespace tersor::python {
 
 namespace nb = nanobind;
 
-/// Which arrays are taken: those whose values lie in the order of their indices, or all that fill
-/// their memory without gaps (channels-last too), whose values then are in the order of memory.
+/// The accepted memory layouts. kContiguous: values in the order of their indices. kDense: any
+/// layout without gaps (e.g. channels-last); the values are then in memory order.
 enum class Layout { kContiguous, kDense };
 
-/// What a call does with an array: works on its values, or looks at its shape, dtype and place.
+/// The use of an array in a call: the values, or only shape, dtype and device.
 enum class Use { kValues, kShape };
 
-/// What the importers below are told beside the array.
+/// Arguments of the importers below.
 struct ArrayRequest {
   const char* name = "array";  ///< of the argument, for messages
   Layout layout = Layout::kContiguous;
@@ -36,33 +36,35 @@ struct ArrayRequest {
   nb::handle stream = nb::none();
 };
 
-/// A view of an array, and what keeps its memory alive. To be destroyed with the GIL held.
+/// A view of an array and the owner of its memory. Destroy the view with the GIL held.
 template <typename Span>
 struct Array {
   Span span;
   Memory memory = Memory::kHost;
-  int device = 0;  ///< CUDA's number of the device; 0 on the host
+  int device = 0;  ///< CUDA's device number; 0 on the host
   std::vector<std::size_t> shape;
-  std::vector<std::size_t> axes;  ///< of more than one value, as they lie: the outermost first
+  /// Axes with more than one value in memory order, the outermost first.
+  std::vector<std::size_t> axes;
   nb::ndarray<nb::ro> owner;
 };
 
-/// A shape as a matrix of its first dimension and the others; of one dimension it has no columns.
+/// A shape as a matrix: the first dimension by the product of the others. A 1-D shape has no
+/// columns.
 struct MatrixShape {
   std::size_t count = 1, rows = 1, columns = 0;
 };
 MatrixShape matrix_of(std::span<const std::size_t> shape);
 
-/// A number for how axes lie, as CollectiveOptions::order has it: 0 where values lie in the order
-/// of their indices.
+/// Returns a number for the memory order of axes (CollectiveOptions::order). 0 is the order of the
+/// indices.
 std::uint32_t order_of(const std::vector<std::size_t>& axes);
 
-/// f32, bf16 or f16 values. Throw InvalidArgument, which says what to do, for other dtypes, for
-/// another layout, for devices that are not CUDA's, and where a read-only array is to be written.
+/// Imports f32, bf16 or f16 values. Throws InvalidArgument with a remedy for other dtypes, for
+/// another layout, for devices other than CUDA, and for a read-only array as output.
 Array<ConstValueSpan> read_values(nb::handle array, const ArrayRequest& request = {});
 Array<ValueSpan> write_values(nb::handle array, const ArrayRequest& request = {});
 
-/// The bytes of a contiguous array of any dtype, or of a `bytes` object. Throw as above.
+/// Imports the bytes of a contiguous array of any dtype, or of a `bytes` object. Throws as above.
 Array<ConstByteSpan> read_bytes(nb::handle array, const ArrayRequest& request = {});
 Array<ByteSpan> write_bytes(nb::handle array, const ArrayRequest& request = {});
 
@@ -78,10 +80,10 @@ void check_same_device(const Array<First>& first, const Array<Span>& other, cons
                         "; all arrays of a call lie on one device");
 }
 
-/// A stream as Python programs have it: an int (a cudaStream_t), or an object of PyTorch
-/// (`cuda_stream`), CuPy (`ptr`) or anything with `__cuda_stream__`. None: the current stream of
-/// the library that `array` comes from, CUDA's legacy default stream where it has none. Host memory
-/// needs no stream. Throws InvalidArgument for anything else.
+/// Converts a Python stream: an int (a cudaStream_t), or an object of PyTorch (`cuda_stream`), CuPy
+/// (`ptr`) or any library with `__cuda_stream__`. None means the current stream of the array's
+/// library or, without a current stream, CUDA's legacy default stream. Host memory needs no stream.
+/// Throws InvalidArgument for any other object.
 StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
 
 /// Whether the library that the array comes from has a current stream which `to_stream` knows.

@@ -1,4 +1,4 @@
-// Codecs under their Python names: the registry, frames' headers, and the codec itself.
+// Binds codecs: the registry, frame headers, and the codec class.
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/codec.h"
@@ -44,7 +44,7 @@ void bind_instruction_sets(nb::module_& module) {
       nb::arg("name").none());
 }
 
-/// Throws WireError where the header is not one, or names a dtype that no gradient has.
+/// Throws WireError for an invalid header, or a dtype other than a gradient's.
 std::string_view dtype_of_header(const FrameHeader& header) {
   const auto dtype = static_cast<Dtype>(header.dtype);
   if (!is_gradient_dtype(dtype))

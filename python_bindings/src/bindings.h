@@ -1,5 +1,6 @@
-// What each file here adds to the module `tersor._core`, and the conversions of standard types. A
-// source without the right conversion compiles, and raises std::bad_cast when Python calls it.
+// Functions to add the classes of each source file to the module `tersor._core`, and the
+// conversions of standard types. Without a conversion, a source compiles but raises std::bad_cast
+// when Python calls it.
 #pragma once
 
 #include <nanobind/nanobind.h>

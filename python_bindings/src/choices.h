@@ -1,5 +1,5 @@
-// Choices of the library as Python programs write them: texts for enumerators, bools for those of
-// two, seconds for durations. Bound as properties of the structs that hold them.
+// The library's choices as Python values: strings for enumerators, bools for two-valued
+// enumerations, seconds for durations. All are bound as properties of their structs.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -21,7 +21,7 @@ namespace tersor::python {
 
 namespace nb = nanobind;
 
-/// What a choice is called in messages, and its texts in the order of the enumerators.
+/// The name of a choice in messages, and its strings in the order of the enumerators.
 template <std::size_t kCount>
 struct Texts {
   std::string_view what;
@@ -29,7 +29,7 @@ struct Texts {
 };
 
 template <typename Enum>
-inline constexpr std::nullptr_t kChoice = nullptr;  // of none but those that follow
+inline constexpr std::nullptr_t kChoice = nullptr;  // defined only for the types below
 
 template <>
 inline constexpr Texts<2> kChoice<Reduction> = {"reduction", {"sum", "mean"}};
@@ -43,7 +43,7 @@ inline constexpr Texts<4> kChoice<Contribution> = {
 template <>
 inline constexpr Texts<5> kChoice<Algorithm> = {
     "algorithm", {"auto", "native", "two-shot", "one-shot", "hierarchical"}};
-template <>  // those of gradients
+template <>  // the dtypes of gradients
 inline constexpr Texts<3> kChoice<Dtype> = {"dtype", {"f32", "bf16", "f16"}};
 template <>
 inline constexpr Texts<2> kChoice<Memory> = {"memory", {"host", "device"}};
@@ -55,7 +55,7 @@ std::string_view text_of(Enum value) {
   return kChoice<Enum>.texts[static_cast<std::size_t>(value)];
 }
 
-/// Throws InvalidArgument that lists the texts.
+/// Throws InvalidArgument for an unknown string; the message lists the strings.
 template <typename Enum>
 Enum parse_choice(std::string_view text) {
   const auto& [what, texts] = kChoice<Enum>;
@@ -68,9 +68,9 @@ Enum parse_choice(std::string_view text) {
                         "\"");
 }
 
-/// Throws InvalidArgument where the seconds are not above 0.
+/// Converts seconds. Throws InvalidArgument if the number is not above 0.
 inline std::chrono::milliseconds to_timeout(double seconds) {
-  constexpr double kLongest = 1e9;  // 31 years: no overflow where a deadline is counted from it
+  constexpr double kLongest = 1e9;  // 31 years: deadlines counted from now do not overflow
   if (!(seconds > 0))
     throw InvalidArgument("a timeout is a number of seconds above 0, not " +
                           std::to_string(seconds));
@@ -78,7 +78,7 @@ inline std::chrono::milliseconds to_timeout(double seconds) {
       std::chrono::duration<double>(seconds < kLongest ? seconds : kLongest));
 }
 
-/// Properties of `binding` for a member of its class: a text of a choice, …
+/// Adds a property for a member of the bound class, as a string of a choice.
 template <auto kMember, typename Binding>
 void def_choice(Binding& binding, const char* name) {
   using Owner = typename Binding::Type;
@@ -88,7 +88,7 @@ void def_choice(Binding& binding, const char* name) {
       [](Owner& owner, std::string_view text) { owner.*kMember = parse_choice<Field>(text); });
 }
 
-/// … a bool, …
+/// Adds a property for a two-valued member, as a bool.
 template <auto kMember, auto kFalse, auto kTrue, typename Binding>
 void def_flag(Binding& binding, const char* name) {
   using Owner = typename Binding::Type;
@@ -97,7 +97,7 @@ void def_flag(Binding& binding, const char* name) {
       [](Owner& owner, bool flag) { owner.*kMember = flag ? kTrue : kFalse; });
 }
 
-/// … or seconds.
+/// Adds a property for a duration, in seconds.
 template <auto kMember, typename Binding>
 void def_timeout(Binding& binding, const char* name) {
   using Owner = typename Binding::Type;

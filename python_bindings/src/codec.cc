@@ -1,4 +1,4 @@
-// See codec.h. What the library checks (counts, dtypes, room, alignment) is left to it.
+// Implements codec.h. The library checks counts, dtypes, capacities and alignment.
 #include "python_bindings/src/codec.h"
 
 #include "codecs/frame.h"
@@ -86,7 +86,7 @@ nb::object first_of(Arrays arrays, const char* name) {
   return arrays[0];
 }
 
-/// A frame that is cut to its true bytes afterwards has to be a flat array of bytes.
+/// An output frame must be a flat byte array, to be cut to the used bytes afterwards.
 void check_flat(const Array<ByteSpan>& frame) {
   if (frame.shape.size() != 1 || frame.shape[0] != frame.span.size())
     throw InvalidArgument("out: pass a flat uint8 array of max_payload_bytes(...) bytes");
@@ -102,7 +102,7 @@ void check_residuals(const Codec& codec, Arrays residuals) {
                           " keeps nothing; add \"+ef\" to its spec");
 }
 
-/// It goes with the residual's, which codecs without feedback do not read.
+/// The factor is passed in the state words. Codecs without feedback do not read state words.
 void check_factor(const Codec& codec, float factor, Memory memory) {
   if (factor == 1) return;
   if (!std::isfinite(factor)) throw InvalidArgument("factor: give a finite number");

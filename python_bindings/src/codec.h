@@ -1,4 +1,4 @@
-// A codec and its scratch memory behind one Python object: arrays in, frames out, and back.
+// A codec and its scratch memory in a Python object: arrays to frames, and frames to arrays.
 #pragma once
 
 #include "python_bindings/src/arrays.h"
@@ -21,16 +21,18 @@ using Arrays = nb::typed<nb::sequence, nb::object>;
 
 /// What encoding and decoding of a frame must agree on, and where its random numbers come from.
 struct FrameOptions {
-  std::vector<std::uint64_t> first_indices;  ///< of each array in its parameter; empty: all 0
-  std::uint32_t parameter = 0;               ///< of the first array; the others' count on from it
+  /// First index of each array in its parameter; empty: all 0.
+  std::vector<std::uint64_t> first_indices;
+  /// Parameter of the first array; later arrays have consecutive numbers.
+  std::uint32_t parameter = 0;
   bool checksum = true;
   std::uint64_t signature = 0;
   std::uint64_t seed = 0;
   std::uint32_t step = 0;
-  float factor = 1;  ///< on what is encoded
+  float factor = 1;  ///< factor of the encoded values
 };
 
-/// Arguments of ArrayCodec::decode beside arrays.
+/// Arguments of ArrayCodec::decode besides the arrays.
 struct DecodeOptions {
   bool add = false;
   float factor = 1.0f;
@@ -42,21 +44,21 @@ class ArrayCodec {
 
   const Codec& codec() const { return *codec_; }
 
-  /// The most that a frame of such arrays takes.
+  /// Returns the maximum frame size for these arrays, in bytes.
   std::size_t frame_capacity(const std::vector<std::vector<std::size_t>>& shapes,
                              const std::string& dtype) const;
   std::size_t frame_capacity(Arrays gradients) const;
 
-  /// Writes one frame for all arrays. Residuals: one for each array, updated in place, or none.
-  /// Returns the frame's true bytes; on a device, where nobody waits for them, its capacity.
+  /// Writes a frame for all arrays. `residuals` holds an array per gradient, updated in place,
+  /// or none. Returns the used bytes; on a device the capacity, because the call does not wait.
   std::size_t encode(Arrays gradients, nb::handle frame, Arrays residuals,
                      const FrameOptions& options, nb::handle stream);
 
-  /// The header of a payload on the host. Throws WireError if the header or the checksum is
-  /// damaged, or is not what the options say.
+  /// Returns the header of a host payload. Throws WireError if the header or the checksum is
+  /// damaged or differs from the options.
   FrameHeader header(nb::handle frame, const FrameOptions& options) const;
 
-  /// Writes (or adds) `factor` times the sum of the frames' values.
+  /// Assigns or adds `factor` times the sum of the frames' values to `outputs`.
   void decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,
               const FrameOptions& options, nb::handle stream);
 

@@ -1,4 +1,4 @@
-// The collectives on arrays. The GIL is released while a call is under way.
+// Binds the collectives for arrays. Calls release the GIL.
 #include "comm/collectives/fold.h"
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
@@ -24,7 +24,7 @@
 namespace tersor::python {
 namespace {
 
-/// Which calls feedback is kept for.
+/// The collectives with error feedback.
 enum class Fed { kAllreduce, kReduceScatter, kAllgather };
 
 }  // namespace
@@ -35,13 +35,13 @@ inline constexpr Texts<3> kChoice<Fed> = {"collective",
 
 namespace {
 
-/// Plans, buffers and threads that calls with equal arguments use again. Goes before the transports
-/// that it was used with.
+/// Plans, buffers and threads, reused by calls with equal arguments. Destroy the workspace before
+/// its transports.
 class Workspace {
  public:
   explicit Workspace(unsigned threads) : threads_(threads) {}
 
-  /// Lends itself to a call over `transport`. Needs the GIL.
+  /// Sets the workspace and threads of a call over `transport`. Needs the GIL.
   void lend(CollectiveOptions& options, nb::handle transport) {
     transports_.add(transport);
     options.workspace = plans_.get();
@@ -50,18 +50,18 @@ class Workspace {
   unsigned threads() const { return threads_.count(); }
 
  private:
-  nb::set transports_;  // declared before, so they go after
+  nb::set transports_;  // declared first, so destroyed last
   std::shared_ptr<CollectiveWorkspace> plans_ = make_without_gil<CollectiveWorkspace>();
   Threads threads_;
 };
 
-/// The options of one call.
+/// The options of a call.
 struct CallOptions : CollectiveOptions {
   std::vector<int> host_of_rank, grid;
   FeedbackState* feedback = nullptr;
   Workspace* lent = nullptr;
 
-  /// The library's options, good as long as this one. Needs the GIL.
+  /// Returns the library's options, valid as long as this object. Needs the GIL.
   CollectiveOptions resolve(nb::handle transport, CollectiveStatistics& filled) const {
     CollectiveOptions options = *this;
     options.hosts = host_of_rank;
@@ -73,7 +73,7 @@ struct CallOptions : CollectiveOptions {
   }
 };
 
-/// What a call works with beside its arrays.
+/// The transport, options and statistics of a call.
 class Call {
  public:
   Call(nb::handle transport, const CallOptions& wanted)
@@ -159,7 +159,7 @@ CollectiveStatistics call_rooted(nb::handle transport, nb::handle input, nb::han
   return run(values, values.span, result.span, input);
 }
 
-/// Of `reduce`, `gather` or `scatter`.
+/// Binds `reduce`, `gather` or `scatter`.
 template <auto kCollective>
 CollectiveStatistics rooted_array(nb::handle transport, nb::handle input, nb::handle output,
                                   int root, const CallOptions& wanted, nb::handle stream) {
@@ -240,7 +240,8 @@ void bind_collective_statistics(nb::module_& module) {
               "Values that were finite and left the range of the wire's type.");
 }
 
-/// Of `count` values. But in a hierarchy all collectives ask for the same.
+/// Returns the feedback sizes for a call with `count` values. Outside a hierarchy, all collectives
+/// have equal sizes.
 FeedbackCounts feedback_counts(std::size_t count, const Transport& transport,
                                const CallOptions& options, Fed collective) {
   const int rank = transport.rank(), ranks = transport.ranks();

@@ -1,5 +1,5 @@
-// The library's errors as Python classes. InvalidArgument is a ValueError too, OutOfMemory a
-// MemoryError, so that code which knows nothing of Tersor catches what it expects.
+// The library's errors as Python classes. InvalidArgument is also a ValueError, and OutOfMemory a
+// MemoryError. Code without knowledge of Tersor can catch the standard classes.
 #include "python_bindings/src/bindings.h"
 
 #include <tersor/error.h>
@@ -13,7 +13,7 @@
 namespace tersor::python {
 namespace {
 
-/// What the library's messages call by C++'s names, and Python's for it; longer ones first.
+/// C++ names in the library's messages and their Python equivalents, longer names first.
 struct Words {
   std::string_view here, in_python;
 };
@@ -55,7 +55,7 @@ void translate(const std::exception_ptr& error, void* type) {
   }
 }
 
-/// With who is left, and how many steps stand.
+/// Adds the remaining ranks and the last committed step to the exception.
 void translate_loss(const std::exception_ptr& error, void* type) {
   try {
     std::rethrow_exception(error);
@@ -68,7 +68,7 @@ void translate_loss(const std::exception_ptr& error, void* type) {
   }
 }
 
-/// Translators are asked newest first, so the root of all errors has to be bound first.
+/// Python tries the newest translator first, so the base class of all errors must be bound first.
 template <typename Exception>
 nb::object bind_error(nb::module_& module, const char* name, nb::handle bases, const char* text) {
   nb::object type = nb::exception<Exception>(module, name, bases);

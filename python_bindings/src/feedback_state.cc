@@ -1,4 +1,4 @@
-// See feedback_state.h.
+// Implements feedback_state.h.
 #include "python_bindings/src/feedback_state.h"
 
 #include "kernels/device/device_memory.h"
@@ -11,7 +11,7 @@
 namespace tersor::python {
 namespace {
 
-// The owner's values are as aligned as the sender's.
+// The owner's values have the alignment of the sender's values.
 std::size_t owner_offset(FeedbackCounts counts, Dtype dtype) {
   return align_up(counts.encoded * dtype_bytes(dtype), 64);
 }

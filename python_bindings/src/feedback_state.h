@@ -1,5 +1,4 @@
-// What error feedback keeps between calls of one collective, in memory of its own or of the
-// caller's.
+// The error feedback state of a collective, in owned memory or in the caller's memory.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -10,19 +9,20 @@
 namespace tersor::python {
 
 struct FeedbackCounts {
-  std::size_t encoded = 0;  ///< values that this rank encodes
-  std::size_t owned = 0;    ///< values that it reduces for others
+  std::size_t encoded = 0;  ///< number of values encoded by this rank
+  std::size_t owned = 0;    ///< number of values reduced by this rank for others
 };
 
+/// A CollectiveState and its memory.
 class FeedbackState {
  public:
-  /// Zeros, on the host or on the current device, for which it then waits once.
+  /// Allocates zeros on the host or on the current device. Waits for the device once.
   FeedbackState(FeedbackCounts counts, Dtype dtype, Memory memory);
 
-  /// In the caller's memory, which outlives it. `owner`: of what this rank reduces for others;
-  /// empty for collectives in which it does not.
+  /// Uses the caller's memory, which must outlive this object. `owner` is the residual of the
+  /// values reduced by this rank; empty for other collectives.
   FeedbackState(const ValueSpan& residual, const ValueSpan& owner, StateWords* words);
-  FeedbackState(const FeedbackState&) = delete;  // its state points into itself
+  FeedbackState(const FeedbackState&) = delete;  // the state points into this object
   FeedbackState& operator=(const FeedbackState&) = delete;
 
   const CollectiveState& state() const { return state_; }

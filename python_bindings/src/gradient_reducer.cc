@@ -1,4 +1,4 @@
-// See gradient_reducer.h.
+// Implements gradient_reducer.h.
 #include "python_bindings/src/gradient_reducer.h"
 
 #include "python_bindings/src/device_scope.h"
@@ -22,8 +22,9 @@ GradientShape shape_of(const Array<ConstValueSpan>& values, std::span<const std:
           .columns = columns};
 }
 
-/// The matrix of the first axis and the others as it lies in memory: its transpose where the first
-/// axis lies innermost. Where that lies between others, the matrix of the outermost one.
+/// Returns the matrix of the first axis and the other axes as stored in memory. If the first axis
+/// is innermost, the result is the transpose. If the first axis lies between others, the result is
+/// the matrix of the outermost axis.
 GradientShape lying_shape(const Array<ConstValueSpan>& values) {
   GradientShape shape = shape_of(values, values.shape);
   shape.order = order_of(values.axes);
@@ -67,7 +68,7 @@ ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
   return found->second;
 }
 
-// A library with a current stream queues its work where the trainer does, which is `stream_`.
+// A library with a current stream queues its work on the trainer's stream, which is `stream_`.
 nb::object ArrayReducer::stream_of(nb::handle gradient) const {
   if (has_current_stream(gradient)) return nb::none();
   return nb::int_(reinterpret_cast<std::uintptr_t>(stream_.handle));
@@ -82,7 +83,7 @@ void ArrayReducer::add(const std::string& name, nb::handle like) {
   entries_[name] = {.count = shape.count, .shape = values.shape, .axes = values.axes};
 }
 
-// Values go as they lie. A flat gradient is taken for what lies there.
+// Values are sent in memory order. A flat gradient is assumed to have this order.
 void ArrayReducer::check_lies_as_added(const std::string& name, const Array<ValueSpan>& gradient) {
   const Entry& added = entry(name);
   if (gradient.shape.size() < 2) return;
@@ -107,7 +108,7 @@ void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
   entries_[name].count = sharded.count;
 }
 
-// Calls that began meanwhile, on another thread, are of the next step.
+// Calls from another thread during the wait belong to the next step.
 void ArrayReducer::wait() {
   const std::uint64_t last = calls_;
   without_gil([this] { reducer_->wait(); });
@@ -118,7 +119,8 @@ void ArrayReducer::let_go(const std::vector<std::string>& names, std::uint64_t c
   for (const std::string& name : names) let_go(entry(name), call);
 }
 
-// Once they are out of the entry: what frees an array may run Python, and come here again.
+// Erases entries before destroying the arrays, because freeing an array may run Python code that
+// calls this function again.
 void ArrayReducer::let_go(Entry& entry, std::uint64_t call) {
   std::vector<Kept> done;
   const auto under_way = std::stable_partition(entry.kept.begin(), entry.kept.end(),
@@ -127,9 +129,9 @@ void ArrayReducer::let_go(Entry& entry, std::uint64_t call) {
   entry.kept.erase(under_way, entry.kept.end());
 }
 
-// A call that fails may do so before it lets go of the former gradients, or after it took these.
-// The GIL is given away once for all parts: threads that want it are many, and may keep it for a
-// while.
+// A failed call may have taken the new gradients, or may still use the earlier gradients; both are
+// kept alive. The GIL is released once for all parts, because other threads may hold the GIL for
+// long.
 ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts) {
   ReadyGradients ready{.handles = {}, .names = {}, .call = ++calls_, .reducer = this};
   std::vector<ReadyGradient> together;
@@ -174,7 +176,7 @@ ReadyGradients ArrayReducer::ready_sharded(const std::vector<std::string>& names
   return hand_over(parts);
 }
 
-// Before any of them is ready: a mistake leaves the step as it was.
+// Checks before any gradient becomes ready, so an error leaves the step unchanged.
 void ArrayReducer::check_counts(const std::vector<std::string>& names, std::size_t count) {
   std::size_t wanted = 0;
   for (const std::string& name : names) wanted += entry(name).count;

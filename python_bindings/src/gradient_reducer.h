@@ -1,4 +1,4 @@
-// A GradientReducer whose gradients are arrays: it keeps what a step works on alive.
+// A GradientReducer for arrays. The arrays of a step stay alive during the step.
 #pragma once
 
 #include "python_bindings/src/arrays.h"
@@ -18,18 +18,18 @@ namespace tersor::python {
 
 class ArrayReducer;
 
-/// Handles of the parameters that one call made ready. Goes before its reducer.
+/// The handles of the parameters of a `ready` call. Destroy the handles before the reducer.
 struct ReadyGradients {
   std::vector<ReducerHandle> handles;
   std::vector<std::string> names;
-  std::uint64_t call = 0;  ///< its number
+  std::uint64_t call = 0;  ///< number of the call
   ArrayReducer* reducer = nullptr;
 
   bool test() const;
   void wait() const;
 };
 
-/// Every member needs the GIL, which is given up while the reducer may wait.
+/// A reducer for arrays. All members need the GIL, and release the GIL while the reducer may wait.
 class ArrayReducer {
  public:
   ArrayReducer(Transport& transport, const ReducerOptions& options)
@@ -37,12 +37,12 @@ class ArrayReducer {
 
   GradientReducer& reducer() const { return *reducer_; }
 
-  /// A parameter whose gradients will be like this array, and lie like it. Its shape, a matrix of
-  /// its first dimension and the others, goes along.
+  /// Adds a parameter with the shape, dtype, device and layout of this array. The shape becomes a
+  /// matrix: the first dimension by the product of the others.
   void add(const std::string& name, nb::handle like);
 
-  /// A parameter of this shape, of which every rank gets its shard. Of `like` the dtype and the
-  /// place count.
+  /// Adds a parameter with this shape; every rank gets its shard. Only the dtype and the device of
+  /// `like` are used.
   void add_sharded(const std::string& name, nb::handle like, const std::vector<std::size_t>& shape,
                    std::size_t shard_count);
 
@@ -60,11 +60,12 @@ class ArrayReducer {
   /// Ends the step and waits; lets go of its gradients.
   void wait();
 
-  /// The results of these parameters are there that were handed over in calls up to this one.
+  /// Releases the arrays of these parameters from calls up to `call`, after completion of the
+  /// results.
   void let_go(const std::vector<std::string>& names, std::uint64_t call);
 
  private:
-  /// What one call gave of a parameter.
+  /// The arrays of a parameter in a call.
   struct Kept {
     std::uint64_t call;
     std::vector<nb::ndarray<nb::ro>> owners;
@@ -72,8 +73,9 @@ class ArrayReducer {
 
   struct Entry {
     std::size_t count = 0;
-    std::vector<std::size_t> shape = {}, axes = {};  ///< of a parameter that is not sharded
-    /// Of the step under way; also of calls that failed, which may have taken it before.
+    /// Set only for parameters without shards.
+    std::vector<std::size_t> shape = {}, axes = {};
+    /// Arrays of the current step, and of failed calls.
     std::vector<Kept> kept = {};
   };
 
@@ -84,7 +86,7 @@ class ArrayReducer {
 
   Entry& entry(const std::string& name);
 
-  /// What the gradient's library orders its own work before, as ArrayRequest has it.
+  /// Returns the value of ArrayRequest::stream for a gradient.
   nb::object stream_of(nb::handle gradient) const;
   Array<ValueSpan> values_of(nb::handle values, const char* name, Layout layout) const;
   ReadyGradients hand_over(const std::vector<Part>& parts);
@@ -95,7 +97,7 @@ class ArrayReducer {
 
   StreamView stream_;
   std::uint64_t calls_ = 0;
-  std::unordered_map<std::string, Entry> entries_;  // declared before, so they go after
+  std::unordered_map<std::string, Entry> entries_;  // declared first, so destroyed last
   std::shared_ptr<GradientReducer> reducer_;
 };
 

@@ -1,4 +1,4 @@
-// <tersor/lanes.h> for arrays: bytes of lanes, whatever dtype they have.
+// Binds <tersor/lanes.h>. Arrays of accumulators may have any dtype.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 

@@ -1,12 +1,12 @@
-// The module `tersor._core`: the library's classes under their Python names. Private; the package's
-// .py files are what users import.
+// The private module `tersor._core`: the library's classes under Python names. Users import
+// the package's .py files.
 #include "python_bindings/src/bindings.h"
 
 #include <nanobind/nanobind.h>
 
 NB_MODULE(_core, module) {
   using namespace tersor::python;
-  nb::set_leak_warnings(false);  // what PyTorch's own objects hold lives until the process ends
+  nb::set_leak_warnings(false);  // objects owned by PyTorch live until the process ends
   module.attr("version") = TERSOR_VERSION;
   bind_errors(module);
   bind_codec(module);

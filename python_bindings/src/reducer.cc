@@ -1,4 +1,4 @@
-// The GradientReducer as Python sees it.
+// Binds the GradientReducer.
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/gradient_reducer.h"
@@ -41,13 +41,13 @@ void weigh(const ArrayReducer& self, double samples) {
   without_gil([&] { self.reducer().weigh(samples); });
 }
 
-/// A member of the reducer that may wait, as a function of ours.
+/// Wraps a blocking member of the reducer. The call releases the GIL.
 template <auto kMember>
 decltype(auto) waiting(const ArrayReducer& self) {
   return without_gil([&] { return (self.reducer().*kMember)(); });
 }
 
-/// Likewise one that returns a state.
+/// Wraps a blocking member that returns a state.
 template <auto kMember>
 nb::bytes saved(const ArrayReducer& self) {
   const std::vector<std::byte> state = waiting<kMember>(self);
@@ -56,7 +56,7 @@ nb::bytes saved(const ArrayReducer& self) {
 
 using Names = std::optional<std::vector<std::string>>;
 
-/// A function of ours that calls `call(reducer, names)`, or `call(reducer)` for all parameters.
+/// Wraps `call(reducer, names)`, or `call(reducer)` for all parameters.
 template <typename Call>
 auto of_names(Call call) {
   return [call](const ArrayReducer& self, const Names& names) {
@@ -146,7 +146,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "The next step learns the order of sending again, from rank 0.");
 }
 
-/// Of elastic reducers.
+/// Binds the functions of elastic reducers.
 void bind_losses(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def("resume", &waiting<&GradientReducer::resume>,
@@ -214,7 +214,7 @@ void bind_reducer(nb::module_& module) {
   bind_reducer_options(module);
   nb::class_<ArrayReducer> reducer(module, "GradientReducer");
   reducer.def(nb::init<Transport&, const ReducerOptions&>(), "transport"_a, "options"_a,
-              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());  // the options keep the Tuner
+              nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());  // the options keep the Tuner alive
   bind_steps(reducer);
   bind_state(reducer);
   bind_losses(reducer);

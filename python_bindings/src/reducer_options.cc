@@ -1,4 +1,4 @@
-// ReducerOptions as Python sets them.
+// Binds ReducerOptions.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
@@ -21,8 +21,8 @@
 namespace tersor::python {
 namespace {
 
-using Rule = std::pair<std::string, std::string>;                   // pattern, spec
-using Phase = std::tuple<std::string, std::string, std::uint32_t>;  // and the step it begins with
+using Rule = std::pair<std::string, std::string>;                   // pattern and spec
+using Phase = std::tuple<std::string, std::string, std::uint32_t>;  // pattern, spec and first step
 using GivenRules = std::vector<std::variant<Rule, Phase>>;
 
 GivenRules rules_of(const ReducerOptions& options) {
@@ -50,13 +50,14 @@ void set_threads(ReducerOptions& options, unsigned threads) {
   options.automatic.threads = threads;
 }
 
-/// Whoever has a stream has gradients on a device, of which "auto" has to know before it sees one.
+/// A given stream implies gradients on a device. "auto" needs this information before the first
+/// gradient.
 void set_stream(ReducerOptions& options, nb::handle stream) {
   if (!stream.is_none()) options.automatic.memory = Memory::kDevice;
   options.stream = to_stream(stream, nb::none(), Memory::kDevice);
 }
 
-/// What a Tuner of the reducer's own is told; `tuner` is used instead of it.
+/// Options of the reducer's own Tuner. `tuner` replaces this Tuner.
 void bind_automatic(nb::class_<ReducerOptions>& options) {
   options
       .def_prop_rw(
@@ -108,7 +109,7 @@ void bind_reducer_options(nb::module_& module) {
   def_flag<&ReducerOptions::measure_error, MeasureError::kOff, MeasureError::kOn>(options,
                                                                                   "measure_error");
   def_flag<&ReducerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
-  options.def_prop_rw(  // one limit for all that a reducer waits for
+  options.def_prop_rw(  // one timeout for all waits of a reducer
       "timeout",
       [](const ReducerOptions& o) { return std::chrono::duration<double>(o.timeout).count(); },
       [](ReducerOptions& o, double seconds) {

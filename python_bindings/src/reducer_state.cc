@@ -1,5 +1,5 @@
-// A reducer's state as Python sees it: what a checkpoint keeps by parameter, instead of one text of
-// bytes.
+// Binds a reducer's state: checkpoints store the state per parameter rather than as one byte
+// string.
 #include "comm/reducer/state.h"
 
 #include "python_bindings/src/bindings.h"
@@ -26,8 +26,8 @@ namespace {
 using Residual = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ResidualView = nb::ndarray<nb::numpy, float, nb::ndim<1>>;
 
-/// One parameter of a state, which it keeps alive. Parameters are only ever appended, and a
-/// residual's values stay where they are when the list of them moves.
+/// One parameter of a state; keeps the state alive. Parameters are only appended, and the
+/// residual's values do not move when the list of parameters moves.
 struct ParameterState {
   nb::object state;
   std::size_t index;
@@ -35,7 +35,8 @@ struct ParameterState {
   ReducerState::Parameter& get() const { return nb::cast<ReducerState&>(state).parameters[index]; }
 };
 
-/// A view of a member that keeps `self`, a ParameterState, and by it the state, alive.
+/// Returns a view of a member. The view keeps `self` (a ParameterState) alive, and thereby the
+/// state.
 template <auto kMember>
 ResidualView view_of(nb::handle self) {
   std::vector<float>& values = nb::cast<const ParameterState&>(self).get().*kMember;

@@ -1,4 +1,4 @@
-// The reducer's rules, for those who choose a codec without a reducer: reduce-scatters of FSDP.
+// Binds the reducer's rules for codec choices without a reducer, e.g. FSDP's reduce-scatters.
 #include "comm/reducer/rules.h"
 
 #include "python_bindings/src/arrays.h"
@@ -21,7 +21,7 @@
 namespace tersor::python {
 namespace {
 
-/// What the rules say of one parameter.
+/// The codec choice of the rules for a parameter.
 struct CodecChoice {
   std::string codec;
   std::string reason;
@@ -30,8 +30,8 @@ struct CodecChoice {
   std::vector<std::pair<std::uint32_t, std::string>> phases = {};
 };
 
-// A codec whose values the transport can add, and that has frames of them, looks at no value's
-// neighbours.
+// True if the codec encodes each value independently of other values. Codecs with both a native
+// sum and frames do.
 bool works_by_value(const Codec& codec, Dtype dtype) {
   if (codec.has_feedback() || codec.traits().needs_shape) return false;
   const Segment segment{.count = 1};

@@ -1,5 +1,5 @@
-// Threads and scratch memory that a codec's calls use again, so that a training loop allocates
-// once.
+// Threads and scratch memory, reused by a codec's calls. A training loop allocates only in the
+// first call.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -15,20 +15,20 @@
 
 namespace tersor::python {
 
-/// Where a call runs. On a device, calls of one stream may share scratch memory: they come one
-/// after the other there.
+/// The memory, device and stream of a call. Calls on the same device stream may share scratch
+/// memory, because the stream serialises the calls.
 struct Place {
   Memory memory = Memory::kHost;
   int device = 0;
   StreamView stream = {};
 };
 
-/// What one call has for itself.
+/// The scratch memory and threads of a call.
 class Scratch {
  public:
   explicit Scratch(unsigned threads) : threads_(threads) {}
 
-  /// Lends enough for a plan of these sizes.
+  /// Returns an execution with memory for a plan of these sizes.
   Execution execution(const PlanSizes& sizes, const Place& place) {
     return {.threads = &threads_,
             .stream = place.stream,
@@ -48,12 +48,12 @@ class Scratch {
   Buffer workspace_, kept_;
 };
 
-/// The scratches of one codec: as many as there were calls at the same time. Thread-safe.
+/// The scratches of a codec, as many as concurrent calls. Thread-safe.
 class ScratchPool {
  public:
   explicit ScratchPool(unsigned threads) : threads_(threads) {}
 
-  /// A scratch on loan, which goes back at the end of its life.
+  /// A borrowed scratch. The destructor returns the scratch to the pool.
   class Loan {
    public:
     Loan(ScratchPool& pool, const Place& place)

@@ -1,4 +1,4 @@
-// The parameter server and gossip: weights and gradients are arrays of the host.
+// Binds the parameter server and gossip for arrays in host memory.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
@@ -82,7 +82,8 @@ class AlignedFrame {
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
 using ConstFloats = nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>;
 
-/// Python's own: a list of (parameter, weights, gradient), whose arrays live as long as the call.
+/// Wraps a Python update. The argument is a list of (parameter, weights, gradient); the arrays are
+/// valid only during the call.
 Update python_update(nb::object call) {
   const std::shared_ptr<nb::object> held(new nb::object(std::move(call)), [](nb::object* last) {
     const nb::gil_scoped_acquire gil;
@@ -100,14 +101,15 @@ Update python_update(nb::object call) {
     }
     try {
       (*held)(list);
-    } catch (const nb::python_error& error) {  // which no thread without the lock may touch
+      // No thread without the GIL may destroy the Python error.
+    } catch (const nb::python_error& error) {
       throw std::runtime_error(std::string("the update of a parameter server raised ") +
                                error.what());
     }
   };
 }
 
-/// What may wait for other ranks when it ends.
+/// An object with a destructor that may wait for other ranks.
 template <typename T>
 struct Held {
   std::shared_ptr<T> own;
@@ -148,7 +150,7 @@ void bind_options(nb::module_& module) {
       .def_ro("lost", &ServerStatistics::lost);
 }
 
-/// A rate and a momentum, of SGD; or a function.
+/// Converts a pair (rate, momentum) to SGD, or a function to an update.
 Update update_of(nb::object update) {
   std::pair<float, float> sgd;
   if (nb::try_cast(update, sgd)) return sgd_update(sgd.first, sgd.second);

@@ -1,5 +1,5 @@
-// Which CUDA stream a call queues on: the caller's word, or the current stream of the library that
-// the array comes from (DLPack says nothing of it).
+// Selects the CUDA stream of a call: the caller's stream, or the current stream of the array's
+// library. DLPack does not carry a stream.
 #include "python_bindings/src/arrays.h"
 
 #include <nanobind/nanobind.h>
@@ -16,7 +16,8 @@ StreamView from_number(nb::handle number) {
   return {reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number))};
 }
 
-/// "torch" or "cupy" where the array's class is one of theirs, or derived from one; else empty.
+/// Returns "torch" or "cupy" if the array's class or a base class belongs to this library; else an
+/// empty string.
 std::string library_with_streams(nb::handle array) {
   for (const nb::handle type : array.type().attr("__mro__")) {
     const auto module = nb::cast<std::string>(type.attr("__module__"));

@@ -20,8 +20,8 @@ inline constexpr Texts<3> kChoice<TcpProtection> = {"protect", {"none", "authent
 
 namespace {
 
-/// Calls `set(key, value)` and `get(key, seconds)` of a Python object, with the GIL held; `get`
-/// returns None where nobody has set it in time. What they raise ends the meeting, Ctrl-C too.
+/// Calls `set(key, value)` and `get(key, seconds)` of a Python object with the GIL held. `get`
+/// returns None after a timeout. An exception from Python, including Ctrl-C, ends the rendezvous.
 class PythonStore final : public KeyValueStore {
  public:
   explicit PythonStore(nb::handle store) : store_(store) {}
@@ -43,7 +43,7 @@ class PythonStore final : public KeyValueStore {
   const nb::handle store_;
 };
 
-/// A TcpTransport that is made and ends without the GIL.
+/// A TcpTransport constructed and destroyed without the GIL.
 class StoreTransport final : public ForwardingTransport {
  public:
   StoreTransport(nb::handle store, int rank, int ranks, const TcpOptions& options)

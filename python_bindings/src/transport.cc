@@ -1,5 +1,5 @@
-// The contract of transports as Python sees it: ranks, hosts, counters, groups. Bytes are moved by
-// the collectives alone.
+// Binds the transport interface: ranks, hosts, counters, groups. Python moves bytes only by
+// collectives.
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/patient_transport.h"
@@ -27,7 +27,7 @@ void wait_for_all(Transport& transport, double timeout) {
   });
 }
 
-/// Ranks as threads of one process.
+/// Binds ranks as threads of a process.
 void bind_inprocess(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<InProcessWorld>(module, "InProcessWorld",

@@ -1,4 +1,4 @@
-// The Tuner behind the codec "auto".
+// Binds the Tuner of the codec "auto".
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 
@@ -43,7 +43,7 @@ void bind_automatic_options(nb::module_& module) {
   def_timeout<&AutoOptions::timeout>(options, "timeout");
 }
 
-/// A member of the tuner's whose first argument is a dtype, which is a text here.
+/// Wraps a Tuner member. The first argument is a dtype, passed as a string.
 template <auto kMember, typename... Others>
 auto of_dtype(Tuner& tuner, std::string_view dtype, Others... others) {
   return (tuner.*kMember)(parse_choice<Dtype>(dtype), others...);

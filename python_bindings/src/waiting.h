@@ -1,4 +1,4 @@
-// Calls that may wait for other threads or ranks, which may need the GIL meanwhile.
+// Calls that may wait for other threads or ranks, and release the GIL meanwhile.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,15 +11,15 @@ namespace tersor::python {
 
 namespace nb = nanobind;
 
-/// What `call` returns, with the GIL released around it.
+/// Returns the result of `call`, with the GIL released during the call.
 template <typename Call>
 decltype(auto) without_gil(Call&& call) {
   const nb::gil_scoped_release released;
   return std::forward<Call>(call)();
 }
 
-/// The process that something with threads was made in. A fork of it has none of them, and shares
-/// its connections: there nothing may be ended, which is left to the first.
+/// The creator process of an object with threads. A forked process has no copies of the threads,
+/// but shares the connections. Only the original process may end the object.
 class HomeProcess {
  public:
   bool left() const { return getpid() != id_; }
@@ -28,18 +28,19 @@ class HomeProcess {
   pid_t id_ = getpid();
 };
 
-/// Shares what ends without the GIL, whoever ends it: other threads may need it meanwhile.
+/// Returns an owner for the object. The owner releases the GIL to destroy the object, because other
+/// threads may need the GIL meanwhile.
 template <typename T>
 std::shared_ptr<T> ended_without_gil(std::unique_ptr<T> value) {
   return {value.release(), [home = HomeProcess()](T* last) {
             if (home.left()) return;
-            const nb::gil_scoped_acquire held;  // or else there is none to release
+            const nb::gil_scoped_acquire held;  // required before the release
             const nb::gil_scoped_release released;
             delete last;
           }};
 }
 
-/// Something that is made without the GIL, too.
+/// Makes an object without the GIL. The returned owner is that of `ended_without_gil`.
 template <typename T, typename... Arguments>
 std::shared_ptr<T> make_without_gil(Arguments&&... arguments) {
   return ended_without_gil(

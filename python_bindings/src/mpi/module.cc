@@ -15,7 +15,7 @@
 namespace tersor::python {
 namespace {
 
-/// May be asked before MPI is initialised.
+/// May be called before MPI is initialised.
 std::string library_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
@@ -24,7 +24,7 @@ std::string library_version() {
   return {text, static_cast<std::size_t>(length)};
 }
 
-/// `address`: of an MPI_Comm, which mpi4py keeps in each of its communicators.
+/// `address` points to the MPI_Comm in an mpi4py communicator.
 std::unique_ptr<Transport> make_transport(std::uintptr_t address) {
   const MPI_Comm communicator = *reinterpret_cast<const MPI_Comm*>(address);
   return make_patient([&] { return std::make_unique<MpiTransport>(communicator); });
