@@ -2,8 +2,8 @@
 // Memory traffic in bytes per value, for f32, 1 % and signs:
 //   Encode: 4 read and 0.015 written. Error feedback adds 4 read and 4 written.
 //   Decode: 0.015 read per payload and 4 written.
-//   Reduce: 0.015 read per payload and 0.015 written. The owner's residual adds 4 read and 4
-//   written.
+//   Reduce: 0.015 read per payload and 0.015 written. The owner's residual adds 4 read and
+//     4 written.
 
 #include "kernels/blocktopk/cpu.h"
 

@@ -6,8 +6,8 @@
 //   Encode: reads the gradient and writes the wire value. Error feedback also reads and writes the
 //     residual.
 //   Decode: reads one wire value per frame and writes the output.
-//   Reduce: reads one wire value per frame and writes one. The owner's residual is read and
-//   written.
+//   Reduce: reads one wire value per frame and writes one wire value. Also reads and writes the
+//     owner's residual.
 #pragma once
 
 #include "kernels/cast/decode_body.cuh"

@@ -14,8 +14,7 @@ namespace tersor::kernels {
 
 void check_cuda(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // clears the error, which would otherwise be reported again by the
-                             // caller's next CUDA call
+  (void)cudaGetLastError();  // otherwise the caller's next CUDA call reports the error again
   const std::string text = std::string(doing) + ": " + cudaGetErrorString(status);
   if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
   throw CudaError(text);

@@ -86,8 +86,7 @@ void check_device_pointer(const void* pointer) {
   cudaPointerAttributes attributes{};
   const cudaError_t status = cudaPointerGetAttributes(&attributes, pointer);
   if (status == cudaErrorInvalidValue) {
-    (void)cudaGetLastError();  // clears the error, which is reported below: the type stays
-                               // unregistered
+    (void)cudaGetLastError();  // reported below: the type stays unregistered
   } else {
     check_cuda(status, "asking whose memory a pointer is to");
   }

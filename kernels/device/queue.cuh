@@ -2,8 +2,8 @@
 // launch:
 //   static constexpr unsigned kThreads;          threads per block, a multiple of 32
 //   static constexpr unsigned kResident;         minimum blocks per multiprocessor:
-//                                                65,536 / (kThreads * kResident) registers per
-//                                                thread
+//                                                65,536 / (kThreads * kResident) registers
+//                                                per thread
 //   static constexpr bool kScans;                true if the kernel calls block.exclusive_sum
 //   struct Shared;                               SharedArrays, or empty
 //   template <class Block> void operator()(const Block& block, Shared& shared) const;

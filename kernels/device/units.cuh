@@ -149,8 +149,9 @@ class BlockRounds {
 /// - Calls visit(segment, first) for each unit of this warp, with the index of the unit's first
 ///   value.
 /// - Calls read(round, turn) in all warps of a block, for the block's round number `turn`.
-/// - Calls written(segment, first, end) for the values of the run in each segment. Little state is
-///   kept between calls, because the callbacks need the registers.
+/// - Calls written(segment, first, end) for the values of the run in each segment.
+///
+/// Little state is kept between calls, because the callbacks need the registers.
 template <unsigned kValues, class Block, class Table, class Read, class Visit, class Written>
 TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Read& read,
                                 const Visit& visit, const Written& written) {

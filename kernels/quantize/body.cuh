@@ -6,8 +6,8 @@
 // processes consecutive units in long lists. Memory traffic in bytes per value, for f32:
 //   Encode: 4 read and 1 (int4: 1/2) written. Error feedback adds 4 read and 4 written.
 //   Decode: 1 (1/2) read per frame and 4 written.
-//   Reduce: 1 (1/2) read per frame and 1 (1/2) written. The owner's residual adds 4 read and 4
-//   written.
+//   Reduce: 1 (1/2) read per frame and 1 (1/2) written. The owner's residual adds 4 read and
+//     4 written.
 // Each block adds one scale of 4 bytes.
 #pragma once
 

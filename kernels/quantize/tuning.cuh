@@ -24,7 +24,8 @@ struct QuantizeResident {
   unsigned added_many;  // decode of many frames with DecodeMode::kAdd
 };
 
-/// The newest architecture is last. Other devices' code is assembled from the first row.
+/// The newest architecture is last. The first row also applies to the PTX from which drivers
+/// compile code for other architectures.
 constexpr QuantizeResident kQuantizeTuning[] = {
     {.from = 0,
      .plain = 4,

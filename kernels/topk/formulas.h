@@ -58,8 +58,7 @@ inline double topk_sample_rank(double expected) {
 /// How the encoder found the k-th key. The payload does not depend on the path.
 enum class TopkPath : std::uint8_t {
   kHit,     // the sampled threshold was slightly low, as intended: one pass
-  kGather,  // the threshold missed, but the pass counted enough keys for a better threshold: p is
-            // read again
+  kGather,  // the threshold missed, but a better one is known: p is read again
   kRadix,   // the threshold missed by far: histograms of the digits of p's keys
   kPoison,  // p contains a non-finite value
 };
