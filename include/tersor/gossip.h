@@ -97,11 +97,13 @@ class Gossip {
   /// Adds f32 weights in host memory, which must outlive the gossip. Call `add` before the first
   /// step, with the same names and counts on all ranks.
   void add(std::string name, ValueSpan weights);
-  /// Encodes the change of the weights and sends the frame.
+  /// Encodes the change of the weights and sends the frame. Throws InvalidArgument if a weight is
+  /// not finite; nothing is sent then.
   void begin();
-  /// Waits for the neighbours' frames and moves the weights. The weights may change between `begin`
-  /// and `mix`. After the loss of a neighbour, its mixing weight goes to this rank, and all shared
-  /// estimates start again, rank by rank. Throws PeerLost according to GossipOptions::on_split.
+  /// Calls `begin` if there was no call since the last step. Waits for the neighbours' frames and
+  /// moves the weights. The weights may change between `begin` and `mix`. After the loss of a
+  /// neighbour, its mixing weight goes to this rank, and all shared estimates start again, rank by
+  /// rank. Throws PeerLost according to GossipOptions::on_split.
   void mix();
 
   /// Returns the step size in use.

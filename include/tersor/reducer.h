@@ -301,9 +301,10 @@ class GradientReducer {
   void discard_step();
   /// Does the same only for these parameters. Parameters without a step to discard do not change.
   void discard_step(std::span<const std::string> names);
-  /// Accepts the steps since the last call as final (Transactions::kOn only). Later steps are
-  /// joined: the second and later steps after a call update residuals in place, so `discard_step`
-  /// takes back all of them. Not for elastic reducers. All ranks must make the same calls.
+  /// Accepts the steps since the last call as final (Transactions::kOn only). After the first
+  /// call, steps are joined: the second and later steps after each call update residuals in place,
+  /// so `discard_step` takes back all of them. Not for elastic reducers. All ranks must make the
+  /// same calls.
   void accept_steps();
   /// Does the same only for these parameters.
   void accept_steps(std::span<const std::string> names);
@@ -332,8 +333,8 @@ class GradientReducer {
   /// Loads the result of save_state or save_portable_state. Throws InvalidArgument and changes
   /// nothing if the state does not fit: other parameters, counts or ranks, a sending order that is
   /// no permutation, or values that are not finite. Ranks compare their states in the next step. If
-  /// the steps, shapes or codec memories differ, every rank throws a TransportError that names two
-  /// ranks and their states. All ranks use rank 0's sending order.
+  /// the steps, the forms (exact or portable) or the codec memories differ, every rank throws a
+  /// TransportError that names two ranks and their states. All ranks use rank 0's sending order.
   void load_state(std::span<const std::byte> state);
 
   /// Returns the statistics of all parameters together. Waits for flushed steps and for the device.

@@ -48,9 +48,9 @@ struct TcpOptions {
   /// Connections per pair of ranks, 1 to 16, equal on all ranks. Payloads of at least 256 KiB are
   /// distributed over the connections. Use more than 1 if one connection does not fill the link.
   int connections = 1;
-  /// Timeout of the rendezvous and of connections. Applies in the constructor, to a rank of an
-  /// address list before it listens, and to an unreachable network at the first message between two
-  /// ranks. Later operations use Operation::timeout.
+  /// Timeout of the rendezvous: in the constructor or, for a list of addresses, until each rank
+  /// listens. Also the timeout of the first connection between two ranks if the network is
+  /// unreachable. Later operations use Operation::timeout.
   std::chrono::milliseconds timeout = kDefaultTimeout;
   /// A secret common to all ranks, at least 16 bytes; use the output of `openssl rand -hex 32`. A
   /// reader of the store or file then cannot join the group. By default, there is no secret.
@@ -64,7 +64,8 @@ struct TcpOptions {
 /// caller first. After these proofs, only TcpOptions::protect authenticates bytes. Host names and
 /// boot times identify hosts.
 ///
-/// All constructors block until the rendezvous is complete. They throw InvalidArgument for an
+/// The constructors with a store or a file block until the rendezvous is complete. The constructor
+/// with addresses does not wait for other ranks. All constructors throw InvalidArgument for an
 /// invalid rank, for options out of range, and for a secret of fewer than 16 bytes. They throw
 /// TransportError for an unresolvable or foreign address, for a port in use, and for ranks that
 /// miss the rendezvous; the message names the first missing rank.
