@@ -86,7 +86,7 @@ class LossScale:
         is_over = results is not watched.results
         if is_over:
             self._results = None
-        found = {one: result.wait() > 0 for one, result in results.items()}
+        found = {one: float(result.wait()) > 0 for one, result in results.items()}
         fresh = found.keys() - self._settled
         if not any(found[one] for one in fresh) and (is_over or not fresh):
             return
@@ -136,28 +136,28 @@ def watch(scaler: object) -> None:
         _WATCHES[scaler] = _Watch(scaler)
 
 
-class _HostCopy:
-    """A number that is copied from a device to the host, in the order of the current stream."""
+class HostCopy:
+    """Values that are copied to the host, in the order of a device's current stream."""
 
-    def __init__(self, number: Tensor) -> None:
-        self._source, self._version = number, number._version
-        pinned = number.is_cuda
-        self._number = torch.empty((), dtype=number.dtype, device="cpu", pin_memory=pinned)
-        self._number.copy_(number.squeeze(), non_blocking=True)
-        self._done = torch.cuda.current_stream(number.device).record_event() if pinned else None
+    def __init__(self, values: Tensor) -> None:
+        self._source, self._version = values, values._version
+        pinned = values.is_cuda
+        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned, device="cpu")
+        self._values.copy_(values, non_blocking=True)
+        self._done = torch.cuda.current_stream(values.device).record_event() if pinned else None
 
-    def is_of(self, number: Tensor | None) -> bool:
-        """Whether this tensor still has the same value."""
-        return number is self._source and number._version == self._version
+    def is_of(self, values: Tensor | None) -> bool:
+        """Whether this tensor still has the same values."""
+        return values is self._source and values._version == self._version
 
-    def wait(self) -> float:
+    def wait(self) -> Tensor:
         """Waits for the work that was queued before the copy, and for no later work."""
         if self._done is not None:
             self._done.synchronize()
-        return float(self._number)
+        return self._values
 
 
-_Results = dict[Optimizer, _HostCopy]
+_Results = dict[Optimizer, HostCopy]
 
 
 class _Watch:
@@ -170,7 +170,7 @@ class _Watch:
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self.results: _Results = {}
-        self._scale: _HostCopy | None = None
+        self._scale: HostCopy | None = None
         for name in ("unscale_", "step", "update"):
             then = self._updated if name == "update" else self._found
             setattr(scaler, name, _Method(scaler, name, then))
@@ -180,18 +180,18 @@ class _Watch:
         copied = self._scale
         if copied is None or not copied.is_of(scaler._get_scale_async()):
             return float(scaler.get_scale())
-        return copied.wait()
+        return float(copied.wait())
 
     def _found(self, scaler: Any, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         found = list(scaler._found_inf_per_device(optimizer).values())
         if found and optimizer not in self.results:  # update() adds others to these tensors
             device = scaler._get_scale_async().device
             total = sum(one.to(device, non_blocking=True) for one in found)
-            self.results[optimizer] = _HostCopy(cast(Tensor, total))
+            self.results[optimizer] = HostCopy(cast(Tensor, total))
 
     def _updated(self, scaler: Any, *_: Any, **__: Any) -> None:
         self.results = {}
-        self._scale = _HostCopy(scaler._get_scale_async())
+        self._scale = HostCopy(scaler._get_scale_async())
 
 
 class _Method:

@@ -3,7 +3,7 @@
 Between ``backward`` and ``synchronize`` a program can edit a gradient through ``.data`` or
 ``numpy()``. PyTorch's version counter misses these edits. If the reducer worked on the edited
 memory, ranks would end with different values. Therefore the reducer works on copies, and
-``synchronize`` writes the means over the gradients. An edit before ``synchronize`` changes neither
+``synchronize`` puts the means into the gradients. An edit before ``synchronize`` changes neither
 a sent value nor a mean, and raises an error. On a device such an edit is reported by the next
 ``synchronize``, because the comparison of the bits must not hold up the host.
 """
@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from tersor.torch.parameters import local_shard
+from tersor.torch.scaler import HostCopy
+
+_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @dataclass
@@ -30,6 +34,18 @@ class _Sent:
     values: Tensor | None = None
     bits: Tensor | None = None
 
+    @property
+    def own(self) -> Tensor:
+        return local_shard(self.gradient)
+
+    def is_replaced(self, now: Tensor | None) -> bool:
+        own = self.own
+        return (
+            now is not self.gradient
+            or own._version != self.version
+            or own.data_ptr() != self.address
+        )
+
 
 class SentGradients:
     """Gradients by the name of the parameter. Keeps one copy of each gradient.
@@ -41,7 +57,7 @@ class SentGradients:
         self._waits = device.type == "cpu"
         self._copies: dict[str, Tensor] = {}
         self._sent: dict[str, _Sent] = {}
-        self._compared: _Compared | None = None
+        self._compared: tuple[list[str], HostCopy] | None = None
 
     def __contains__(self, name: str) -> bool:
         return name in self._sent
@@ -73,71 +89,66 @@ class SentGradients:
         ``write_means`` leaves these gradients alone. Unless this object waits, edits that only the
         bits show are those of the step before.
         """
-        found = [
-            name
-            for name, one in self._sent.items()
-            if parameters[name].grad is not one.gradient
-            or local_shard(one.gradient)._version != one.version
-            or local_shard(one.gradient).data_ptr() != one.address
-        ]
-        kept = {name: one for name, one in self._sent.items() if name not in found}
-        compared = _compare(kept)
+        found = [n for n, one in self._sent.items() if one.is_replaced(parameters[n].grad)]
+        same = {n: one for n, one in self._sent.items() if n not in found and one.bits is not None}
+        compared = _compare(same)
         if self._waits:
-            found += compared.differing()
+            found += _differing(compared)
         for name in found:
             self._sent[name].values = None
         if not self._waits:
             earlier, self._compared = self._compared, compared
-            found += earlier.differing() if earlier is not None else []
+            found += _differing(earlier)
         return found
 
     def end(self) -> list[tuple[Tensor, Tensor]]:
         """Forgets all gradients. Returns each gradient with the copy that receives the mean."""
-        pairs = [
-            (local_shard(one.gradient), one.values)
-            for one in self._sent.values()
-            if one.values is not None
-        ]
+        pairs = [(one.own, one.values) for one in self._sent.values() if one.values is not None]
         self._sent.clear()
         return pairs
 
 
 @torch.no_grad()
 def write_means(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copies the second tensor of each pair to the first."""
-    if listed := list(pairs):
-        gradients, means = zip(*listed, strict=True)
+    """Puts the second tensor of each pair into the first.
+
+    On a CPU the two exchange their memory if no other tensor or array has the gradient's memory.
+    """
+    copied = [pair for pair in pairs if not _exchanged(*pair)]
+    if copied:
+        gradients, means = zip(*copied, strict=True)
         torch._foreach_copy_(gradients, means)
 
 
-@dataclass
-class _Compared:
-    """``differ``: a flag for each name, on the host once ``done`` has happened."""
+def _exchanged(gradient: Tensor, mean: Tensor) -> bool:
+    storage = gradient.untyped_storage()
+    if (
+        _use_count is None
+        or type(gradient) is not Tensor
+        or (gradient.device.type, gradient.requires_grad) != ("cpu", False)
+        or not gradient.is_contiguous()
+        or _use_count(storage._cdata) > 2  # of the gradient and of ``storage``
+    ):
+        return False
+    gradient.data, mean.data = mean.data, gradient.data
+    torch.autograd.graph.increment_version(gradient)
+    return True
 
-    names: list[str]
-    differ: Tensor
-    done: torch.cuda.Event | None = None
 
-    def differing(self) -> list[str]:
-        if self.done is not None:
-            self.done.synchronize()
-        flags = self.differ.tolist()
-        return [name for name, differs in zip(self.names, flags, strict=True) if differs]
-
-
-def _compare(sent: Mapping[str, _Sent]) -> _Compared:
+def _compare(sent: Mapping[str, _Sent]) -> tuple[list[str], HostCopy] | None:
     """Compares the present bits with the sent bits. One transfer from a device for all."""
-    pairs = {name: one.bits for name, one in sent.items() if one.bits is not None}
-    if not pairs:
-        return _Compared([], torch.empty(0))
-    now = [_sum_of_bits(local_shard(sent[name].gradient)) for name in pairs]
-    differ = torch.stack(now) != torch.stack(list(pairs.values()))
-    if not differ.is_cuda:
-        return _Compared(list(pairs), differ)
-    flags = torch.empty(differ.shape, dtype=differ.dtype, pin_memory=True)
-    flags.copy_(differ, non_blocking=True)
-    done = torch.cuda.current_stream(differ.device).record_event()
-    return _Compared(list(pairs), flags, done)
+    if not sent:
+        return None
+    now = torch.stack([_sum_of_bits(one.own) for one in sent.values()])
+    before = torch.stack([one.bits for one in sent.values() if one.bits is not None])
+    return list(sent), HostCopy(now != before)
+
+
+def _differing(compared: tuple[list[str], HostCopy] | None) -> list[str]:
+    if compared is None:
+        return []
+    names, differ = compared
+    return [name for name, differs in zip(names, differ.wait().tolist(), strict=True) if differs]
 
 
 def _sum_of_bits(values: Tensor) -> Tensor:
