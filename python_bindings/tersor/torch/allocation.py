@@ -86,7 +86,6 @@ def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Me
 
 
 def _default_codecs(gradient: Tensor) -> list[str]:
-    """What the gradient can travel by."""
     specs = _core.allocation_codecs()
     return [s for s in specs if not (isinstance(gradient, DTensor) and s.startswith("lowrank"))]
 

@@ -88,18 +88,18 @@ def agree(members: Members, configuration: Configuration) -> None:
     for rank in range(1, 0 if members.rank else members.ranks):
         found = meeting.get(f"of-{rank}", members.seconds)
         if found != text:
-            wrong = f"rank {rank}" + late if found is None else _difference(rank, text, found)
+            wrong = (
+                f"rank {rank}" + late
+                if found is None
+                else (
+                    f'the back end is configured as "{text}" on rank 0 and as "{found}" on rank '
+                    f"{rank}: say the same to configure(), or in {VARIABLE}, on all ranks"
+                )
+            )
             meeting.give_up(wrong)
             raise TransportError(wrong) if found is None else InvalidArgument(wrong)
     if not members.rank:
         meeting.set("agreed", text)
-
-
-def _difference(rank: int, ours: str, theirs: str) -> str:
-    return (
-        f'the back end is configured as "{ours}" on rank 0 and as "{theirs}" on rank {rank}: say '
-        f"the same to configure(), or in {VARIABLE}, on all ranks"
-    )
 
 
 def _of_text(text: str) -> Configuration:

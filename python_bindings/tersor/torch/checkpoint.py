@@ -30,7 +30,6 @@ from torch.distributed.tensor import DTensor, Shard
 from tersor import _core
 from tersor._core import Error, InvalidArgument, ReducerState
 from tersor._options import described
-from tersor.torch.scaler import Residuals
 
 VERSION = 2  # 1 had residuals of owners in units of a sum where a mean was taken
 Mode = Literal["exact", "portable"]
@@ -46,7 +45,7 @@ def save_reducer(
     """
     exact = check_mode(mode) == "exact"
     state = ReducerState.read(reducer.save_state() if exact else reducer.save_portable_state())
-    return {**_description(state), **(_rows(state, group) if exact else _sums(state))}
+    return {**_description(state), **_tensors(state, group if exact else None)}
 
 
 def load_reducer(
@@ -65,12 +64,6 @@ def load_reducer(
             [reducer], sum(bool(len(one.residual) + len(one.owner)) for one in now)
         )
     reducer.load_state(read_bytes(state, group))
-
-
-def read_bytes(state: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
-    """A state that is not empty, as a reducer loads it. Raises InvalidArgument if it is damaged."""
-    with refusing_damage():
-        return _read(state, dist.get_rank(group)).write()
 
 
 @contextlib.contextmanager
@@ -152,6 +145,15 @@ def check_mode(mode: Mode) -> Mode:
     return mode
 
 
+def check_ranks(found: Any, ranks: int) -> None:
+    """Raises InvalidArgument for an exact state of another number of ranks."""
+    if found != ranks:
+        raise InvalidArgument(
+            f"this is the exact state of {found} ranks, these are {ranks}: save with "
+            'mode="portable" to go on with another number'
+        )
+
+
 def check_version(saved: Mapping[str, Any]) -> None:
     """Raises InvalidArgument where the state is of another one."""
     if saved["version"] != VERSION:
@@ -160,7 +162,7 @@ def check_version(saved: Mapping[str, Any]) -> None:
         )
 
 
-def start_at_zero(keepers: Iterable[Residuals], parameters: int) -> None:
+def start_at_zero(keepers: Iterable[_core.GradientReducer], parameters: int) -> None:
     """As after a checkpoint without residuals, of which so many parameters have some here."""
     if parameters == 0:
         return
@@ -186,12 +188,13 @@ def _description(state: ReducerState) -> dict[str, Any]:
     }
 
 
-def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Each rank's own. ``places``: its number, and for each parameter where its residual begins,
-    and how much of the rows of ``residuals`` and ``owners`` is its own (the rest is 0)."""
-    mesh = DeviceMesh.from_group(group, "cpu")
+def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, Any]:
+    """Of an exact state, which has a ``group``, each rank's own. ``places``: its number, and for
+    each parameter where its residual begins, and how much of the rows of ``residuals`` and
+    ``owners`` is its own (the rest is 0)."""
+    mesh = None if group is None else DeviceMesh.from_group(group, "cpu")
     places = [state.rank]
-    rows: dict[str, Any] = {"residuals": {}, "owners": {}, "memories": {}}
+    found: dict[str, Any] = {"residuals": {}, "owners": {}, "memories": {}}
     for one in state.parameters:
         places += [one.residual_first, len(one.residual), len(one.owner)]
         for entry, own, longest in (
@@ -199,9 +202,13 @@ def _rows(state: ReducerState, group: dist.ProcessGroup) -> dict[str, Any]:
             ("owners", one.owner, one.longest_owner),
             ("memories", one.memory, len(one.memory)),  # as long on all ranks
         ):
-            if longest:
-                rows[entry][one.name] = side_by_side(torch.from_numpy(own), mesh, longest)
-    return {"places": side_by_side(torch.tensor(places, device="cpu"), mesh), **rows}
+            if longest if mesh else len(own):
+                row = torch.from_numpy(own)
+                found[entry][one.name] = side_by_side(row, mesh, longest) if mesh else row
+    if mesh is None:
+        del found["owners"]
+        return found
+    return {"places": side_by_side(torch.tensor(places, device="cpu"), mesh), **found}
 
 
 def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
@@ -220,61 +227,43 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
     )
 
 
-def _sums(state: ReducerState) -> dict[str, Any]:
-    sums: dict[str, Any] = {"residuals": {}, "memories": {}}
-    for one in state.parameters:
-        for entry, values in (("residuals", one.residual), ("memories", one.memory)):
-            if len(values):
-                sums[entry][one.name] = torch.from_numpy(values)
-    return sums
-
-
-def _read(saved: Mapping[str, Any], rank: int) -> ReducerState:
+@refusing_damage()
+def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
+    """A state that is not empty, as a reducer loads it. Raises InvalidArgument if it is damaged."""
     check_version(saved)
     state = ReducerState()
     for field in ("reduction", "ranks", "step", "order"):
         setattr(state, field, saved[field])
     state.form = saved["mode"]
-    (_read_rows if saved["mode"] == "exact" else _read_sums)(state, saved, rank)
-    return state
-
-
-def _read_rows(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
-    state.rank, *places = own_row(saved["places"], rank).tolist()
-    for i, (name, codec, count) in enumerate(_columns(saved)):
+    columns = list(zip(saved["parameters"], saved["codecs"], saved["counts"], strict=True))
+    rank: int | None = None
+    places: list[Any] = [0, None, 0] * len(columns)
+    if saved["mode"] == "exact":
+        rank = dist.get_rank(group)
+        state.rank, *places = own_row(saved["places"], rank).tolist()
+    for i, (name, codec, count) in enumerate(columns):
         first, residual_count, owner_count = places[3 * i : 3 * i + 3]
-        residual = _values(saved, "residuals", name, residual_count, rank)
-        owner = _values(saved, "owners", name, owner_count, rank)
-        memories = saved.get("memories", {})
-        memory = own_row(memories[name], rank) if name in memories else zeros(0)
-        state.add(name, codec, count, first, residual, owner, memory.cpu().numpy())
+        residual = _values(saved, "residuals", name, rank, residual_count)
+        owner = _values(saved, "owners", name, rank, owner_count)
+        memory = _values(saved, "memories", name, rank, None)
+        state.add(name, codec, count, first, residual, owner, memory)
+    return state.write()
 
 
-def _columns(saved: Mapping[str, Any]) -> Iterable[tuple[str, str, int]]:
-    return zip(saved["parameters"], saved["codecs"], saved["counts"], strict=True)
-
-
-def _values(saved: Mapping[str, Any], entry: str, name: str, count: int, rank: int) -> Any:
-    """This rank's values of a parameter, as a NumPy array."""
-    if count == 0:
+def _values(
+    saved: Mapping[str, Any], entry: str, name: str, rank: int | None, count: int | None
+) -> Any:
+    """A parameter's values (at most ``count``) as a NumPy array. ``rank``: whose row they are."""
+    found = saved.get(entry, {})  # a sharded checkpoint does not keep an empty dict
+    if count == 0 or (count is None and name not in found):
         return zeros(0).numpy()
-    rows = saved.get(entry, {})  # a sharded checkpoint does not keep an empty dict
-    return own_row(rows[name], rank)[:count].cpu().numpy()
+    values = found[name] if rank is None else own_row(found[name], rank)
+    return values[:count].cpu().numpy()
 
 
 def own_row(rows: Tensor, rank: int) -> Tensor:
     """Of a DTensor; or of a whole tensor, which a sharded checkpoint may have been put into."""
     return rows.to_local()[0] if isinstance(rows, DTensor) else rows[rank]
-
-
-def _read_sums(state: ReducerState, saved: Mapping[str, Any], rank: int) -> None:
-    nothing = zeros(0)
-    for name, codec, count in _columns(saved):
-        residual, memory = (
-            saved.get(entry, {}).get(name, nothing).cpu().numpy()
-            for entry in ("residuals", "memories")
-        )
-        state.add(name, codec, count, 0, residual, nothing.numpy(), memory)
 
 
 def zeros(*shape: int) -> Tensor:

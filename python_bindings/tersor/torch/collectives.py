@@ -205,8 +205,6 @@ def broadcast_optimizer_state(
 
 
 class _Hole:
-    """Where a tensor will be."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._shape, self._dtype, self._place = tensor.shape, tensor.dtype, tensor.device.type
 

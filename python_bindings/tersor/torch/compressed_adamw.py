@@ -23,7 +23,7 @@ from torch.optim.optimizer import ParamsT
 from tersor import Codec
 from tersor.torch.compressed_optimizer import CompressedOptimizer
 from tersor.torch.exchange import ElasticOptions
-from tersor.torch.update_rules import Part, Rule, common_moment, number
+from tersor.torch.update_rules import MeanGradient, Part, Rule, number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,8 +87,6 @@ class CompressedAdamW(CompressedOptimizer):
 
 
 class _OwnVariance(Rule):
-    """The recipe of this file."""
-
     moments = ("exp_avg", "exp_avg_sq")
     own = "exp_avg_sq"
 
@@ -127,16 +125,10 @@ def _divide(numerators: list[Tensor], denominators: list[Tensor]) -> None:
         torch.div(numerator, denominator, out=denominator)
 
 
-class _MeanGradient(Rule):
+class _MeanGradient(MeanGradient):
     """AdamW on the mean gradient, to the bits of PyTorch's."""
 
     moments = ("exp_avg", "exp_avg_sq")
-
-    def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {key: common_moment(parameter) for key in self.moments}
-
-    def sent(self, part: Part) -> list[Tensor]:
-        return part.gradients_like("exp_avg")
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]

@@ -148,8 +148,6 @@ class CompressedMuon(CompressedOptimizer):
 
 
 class _Orthogonal(Rule):
-    """The recipe of this file."""
-
     moments = ("momentum_buffer",)
     own = "momentum_buffer"
 

@@ -6,7 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,8 @@ from tersor._options import described
 from tersor.reducer import ReducerOptions
 from tersor.torch.adam_warning import chosen_codecs
 from tersor.torch.checkpoint import Mode
-from tersor.torch.compressed_options import check_group, check_schedule, with_default_codec
 from tersor.torch.compressed_state import Kept, load, plain_groups, save
-from tersor.torch.exchange import ElasticOptions, TensorExchange, refuse_elastic_shards
+from tersor.torch.exchange import ElasticOptions, Presence, TensorExchange, refuse_elastic_shards
 from tersor.torch.parameters import (
     OptimizedParameters,
     is_supported,
@@ -33,10 +32,11 @@ from tersor.torch.parameters import (
     refuse_unsupported,
     shards_of,
 )
-from tersor.torch.presence import Presence
 from tersor.torch.reporting import ElasticReporting
+from tersor.torch.samples import refuse_weighted
 from tersor.torch.update_rules import Part, Rule
 
+DEFAULT_CODEC = "hadamard:bits=1+ef"
 # Values, of which there may be temporary copies: on hosts as many as caches hold, on devices more,
 # which else wait for launches.
 _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
@@ -63,10 +63,10 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             raise TypeError(f"{who} takes model.named_parameters(), not {described(params)}")
         super().__init__(params, defaults)
         self._group = group
-        told = with_default_codec(options, who)
+        told = _with_default_codec(options, who)
         self._dense_codec, self._dense_steps = dense
         if self._dense_steps != 0:
-            check_schedule(told, self._dense_steps)
+            _check_schedule(told, self._dense_steps)
         self._optimized = OptimizedParameters(self, None)
         refuse_elastic_shards(told, self._parameters)
         self._exchange = TensorExchange(group, only_device(self._parameters), told)
@@ -156,7 +156,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Between two steps, on all ranks alike."""
         super().add_param_group(param_group)
-        check_group(self.param_groups[-1])
+        _check_group(self.param_groups[-1])
 
     @property
     def _parameters(self) -> dict[str, Tensor]:
@@ -174,7 +174,6 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             self.state[parameter] = {"step": step, **rule.begin(parameter.detach())}
 
     def _hold(self) -> None:
-        """For what is sent of all that take part."""
         sent = {name: self._like_sent(name) for name in self._parameters}
         options: ReducerOptions = {"rules": self._schedule()} if self._dense_steps else {}
         self._exchange.hold(shards_of(sent), options)
@@ -301,7 +300,6 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             )
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
-        """This rank's own, which is made where there is none."""
         if (gradient := parameter.grad) is None:
             gradient = parameter.grad = torch.zeros_like(parameter)
         if gradient.layout != torch.strided:
@@ -320,3 +318,44 @@ def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:
             dist.all_reduce(told, dist.ReduceOp.MAX, group)
         flag = bool(told)
     return flag
+
+
+def _check_group(group: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument for options that no optimizer takes."""
+    for name in ("lr", "eps", "weight_decay"):
+        if name in group and not group[name] >= 0:
+            raise InvalidArgument(f"{name}={group[name]}: 0 or more")
+    if not 0 <= group.get("momentum", 0) < 1:
+        raise InvalidArgument(f"momentum={group['momentum']}: at least 0 and below 1")
+    if group.get("ns_steps", 1) < 1:
+        raise InvalidArgument(f"ns_steps={group['ns_steps']}: 1 or more")
+    betas = group.get("betas", (0, 0))
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise InvalidArgument(f"betas={betas}: two numbers, each at least 0 and below 1")
+
+
+def _with_default_codec(options: ReducerOptions, who: str) -> ReducerOptions:
+    """With the default codec. Raises InvalidArgument for what has no meaning here."""
+    found = cast(ReducerOptions, {"codec": DEFAULT_CODEC, **options})
+    rules = list(found.get("rules", ()))
+    codecs = [rule[1] for rule in rules] or [found["codec"]]
+    if "auto" in codecs:
+        raise InvalidArgument(f'codec="auto" is for gradients: give {who} a codec by name')
+    if not any(Codec(codec).has_feedback for codec in codecs):
+        listed = ", ".join(codecs)
+        raise InvalidArgument(
+            f"{listed}: {who} is for codecs with error feedback: add +ef, or average gradients for "
+            "an ordinary optimizer (tersor.torch.compress, DistributedOptimizer)"
+        )
+    refuse_weighted(options, who, "needs no option: set samples before step(), on all ranks")
+    if (reduction := found.get("reduction", "mean")) != "mean":
+        raise InvalidArgument(f"reduction={reduction!r}: {who} takes the mean")
+    return {**found, "rules": rules}
+
+
+def _check_schedule(options: ReducerOptions, dense_steps: int) -> None:
+    """Raises InvalidArgument for first steps that are none, or that rules say, too."""
+    if dense_steps < 0:
+        raise InvalidArgument(f"dense_steps={dense_steps}: 0 or more")
+    if any(len(rule) > 2 for rule in options.get("rules", ())):
+        raise InvalidArgument("dense_steps= and rules with steps: say all of it by rules")

@@ -26,7 +26,7 @@ from tersor import Codec
 from tersor._core import InvalidArgument
 from tersor.torch.compressed_optimizer import CompressedOptimizer
 from tersor.torch.exchange import ElasticOptions
-from tersor.torch.update_rules import Part, Rule, common_moment, number
+from tersor.torch.update_rules import MeanGradient, Part, Rule, number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -95,8 +95,6 @@ class CompressedSGD(CompressedOptimizer):
 
 
 class _CommonMomentum(Rule):
-    """The recipe of this file."""
-
     moments = ("momentum_buffer",)
 
     def __init__(self, share: float, dense_steps: int) -> None:
@@ -121,16 +119,10 @@ class _CommonMomentum(Rule):
         return max(0.0, 1 - (1 - wanted) / self._share) if told is None else told
 
 
-class _MeanGradient(Rule):
+class _MeanGradient(MeanGradient):
     """SGD on the mean gradient, to the bits of PyTorch's."""
 
     moments = ("momentum_buffer",)
-
-    def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {"momentum_buffer": common_moment(parameter)}
-
-    def sent(self, part: Part) -> list[Tensor]:
-        return part.gradients_like("momentum_buffer")
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         momenta = part.moments["momentum_buffer"]

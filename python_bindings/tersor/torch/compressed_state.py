@@ -132,7 +132,6 @@ def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
 
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for a state of another optimizer, other parameters or ranks."""
     own = _own(saved)
     if "parameters" not in own:
         raise InvalidArgument(
@@ -167,20 +166,17 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
     for name, moments in kept.moments.items():
         entry = dict(state.get(name, {}))
         if key := kept.own.get(name):
-            entry[key] = _saved_moment(_own(saved), OWN[key], name, dist.get_rank(kept.group))
+            own = _own(saved)
+            entry[key] = found = own.get(OWN[key], {}).get(name)  # None: of a codec without +ef
+            if own["mode"] == "exact" and found is not None:
+                entry[key] = own_row(found, dist.get_rank(kept.group))
         for key, target in moments.items():
-            own, value = local_shard(target), entry.get(key)
+            mine, value = local_shard(target), entry.get(key)
             value = None if value is None else local_shard(value)
-            if value is None or value.numel() != own.numel() or value.is_complex():
+            if value is None or value.numel() != mine.numel() or value.is_complex():
                 found = "none" if value is None else f"{value.numel()} values"
                 raise InvalidArgument(
-                    f"{key} of {name} has {own.numel()} values, the state {found}: it is of "
+                    f"{key} of {name} has {mine.numel()} values, the state {found}: it is of "
                     "another codec or other parameters"
                 )
-            yield own, value
-
-
-def _saved_moment(own: Mapping[str, Any], entry: str, name: str, rank: int) -> Tensor | None:
-    """None where it was saved with a codec without feedback."""
-    saved: Tensor | None = own.get(entry, {}).get(name)
-    return own_row(saved, rank) if own["mode"] == "exact" and saved is not None else saved
+            yield mine, value

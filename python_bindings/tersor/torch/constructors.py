@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from tersor import collectives
+from tersor import Codec, _core, collectives
 from tersor._core import InvalidArgument
+from tersor._options import fill
+from tersor.arrays import dtype_text
 from tersor.reducer import ReducerOptions
 from tersor.torch import ddp, fsdp
 from tersor.torch.adam_warning import has_feedback
@@ -30,8 +33,7 @@ from tersor.torch.checkpoint import zeros
 from tersor.torch.ddp import HookState
 from tersor.torch.fsdp import ShardedHandle
 from tersor.torch.group import seconds_of, transport
-from tersor.torch.parameters import Unsupported, wrapped_in
-from tersor.torch.planned import Plan, Planned, plan_of_ddp, plan_of_shards
+from tersor.torch.parameters import DTYPES, Unsupported, wrapped_in
 from tersor.torch.scaler import watch
 
 LEAST_BYTES = 1 << 20  # of an all-reduce that is counted
@@ -41,6 +43,23 @@ _OWN_CALL = "the script calls tersor.torch.compress itself"
 _LIBRARIES = ("torch", "tersor")
 
 Handle = HookState | ShardedHandle
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Of one parameter: bytes that a rank would send in a step, headers not counted.
+
+    ``sent_bytes``: None where a run has to decide (``"auto"``); of a schedule in its first step.
+    """
+
+    name: str
+    codec: str
+    sent_bytes: float | None
+    uncompressed_bytes: float
+
+
+Plan = tuple[Iterable[Planned], list[dist.ProcessGroup]]
+"""How each parameter would travel, and the groups whose ranks would exchange, in one order."""
 
 
 @dataclass
@@ -249,8 +268,6 @@ class Scalers:
 
 
 def _around(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
-    """What calls ``instead(function, …)`` in its place."""
-
     @functools.wraps(function)
     def wrapper(*arguments: Any, **options: Any) -> Any:
         return instead(function, *arguments, **options)
@@ -295,3 +312,42 @@ def say(text: str) -> None:
     """To people, by rank 0."""
     if rank() == 0:
         print(f"tersor: {text}", file=sys.stderr, flush=True)
+
+
+def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan:
+    """An all-reduce sends each part of a gradient twice, but for what a rank keeps."""
+    asked, group = fill(_core.ReducerOptions(), options), model.process_group
+    share = 2 * (group.size() - 1) / group.size()
+
+    def planned(name: str, one: torch.Tensor) -> Planned:
+        choice = _core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype))
+        return _planned(name, choice, one, share)
+
+    return itertools.starmap(planned, ddp.compressible(model).items()), [group]
+
+
+def plan_of_shards(model: nn.Module, options: ReducerOptions) -> Plan:
+    """A reduce-scatter sends each part once."""
+    _, _, exchanges = fsdp.prepared(model, options)  # type: ignore[arg-type]
+    layouts = [one.layout for one in exchanges.values() if one.layout.known]
+    groups = [group for one in layouts for group in (one.scatter_group, one.replicas) if group]
+    plan = (
+        _planned(
+            one.name,
+            choice,
+            torch.empty(one.shape, dtype=each.layout.dtype, device="meta"),
+            (each.layout.ranks - 1) / each.layout.ranks,
+        )
+        for each in exchanges.values()
+        for one, choice in each.expected()
+    )
+    return plan, list(dict.fromkeys(groups))
+
+
+def _planned(name: str, choice: _core.CodecChoice, like: torch.Tensor, share: float) -> Planned:
+    codec, sent = choice.phases[0][1] if choice.phases else choice.codec, None
+    if like.dtype not in DTYPES:
+        return Planned(name, f"as it is ({like.dtype})", share * like.nbytes, share * like.nbytes)
+    if codec != "auto":
+        sent = share * Codec(codec).max_payload_bytes(tuple(like.shape), like.dtype)
+    return Planned(name, f"{choice.codec} ({choice.reason})", sent, share * like.nbytes)

@@ -36,7 +36,7 @@ from tersor.torch.parameters import (
     unsupported_parameters,
     wrapped_in,
 )
-from tersor.torch.registered import CheckRegistered, Registered
+from tersor.torch.registered import Registered
 from tersor.torch.reporting import ReducerReporting
 from tersor.torch.samples import Samples, UnevenInputs, Weighed, scale
 from tersor.torch.scaler import LossScale, Scaler
@@ -188,8 +188,7 @@ class HookState(ReducerReporting, Weighed):
         if model is not None and not self._checks_parameters:
             self._checks_parameters = True
             parameters, _ = split_parameters(model.module, model.parameters_to_ignore)
-            check = CheckRegistered(Registered(parameters, model.modules()))
-            model.register_forward_pre_hook(check)
+            model.register_forward_pre_hook(Registered(parameters, model.modules()))
 
     def _begin(self) -> Backward:
         backward = Backward(None if self._exchange is None else self._exchange.stream)
@@ -211,7 +210,9 @@ class HookState(ReducerReporting, Weighed):
                 known.names = self._names.of(known.parameters)
             taken.names = known.names
             if self._exchange is not None and backward.error is None:
-                self._relearn_once(backward)
+                if self._rebuilt and len(backward.buckets) == 1:  # in another order
+                    self._rebuilt = False
+                    self.reducer.relearn_order()
                 self._send(self._exchange, taken)
         return taken.future
 
@@ -242,7 +243,6 @@ class HookState(ReducerReporting, Weighed):
         return work.get_future().then(lambda done: done.value()[0])
 
     def _end(self, backward: Backward) -> None:
-        """The last bucket is there."""
         self._backward = None
         with backward.guard():
             self._report_unsupported()
@@ -252,7 +252,6 @@ class HookState(ReducerReporting, Weighed):
         backward.end()
 
     def _report_unsupported(self) -> None:
-        """Once, unless it is an error."""
         if not self._reported:
             report_unsupported(self._unsupported, self._unsupported_means, self._group)
             self._reported = True
@@ -269,7 +268,6 @@ class HookState(ReducerReporting, Weighed):
         backward.complete_on(self._executor)
 
     def _learn(self, backward: Backward) -> None:
-        """After the first pass: a reducer for what DDP handed over."""
         names = [name for bucket in backward.buckets for name in bucket.names]
         exchange = self._hold(self._names.in_order(names))
         if self._loaded is not None:
@@ -289,12 +287,6 @@ class HookState(ReducerReporting, Weighed):
         bucket.sent = exchange.reducer.ready_flat(
             bucket.names, bucket.gradients, "gradient-unless-zero"
         )
-
-    def _relearn_once(self, backward: Backward) -> None:
-        """Rebuilt buckets come in another order; it can be learnt again where a step begins."""
-        if self._rebuilt and len(backward.buckets) == 1:
-            self._rebuilt = False
-            self.reducer.relearn_order()
 
     def _hold(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
         device, options = only_device(parameters), self._options.copy()

@@ -31,13 +31,10 @@ def checked_ddp(model: nn.Module) -> DistributedDataParallel:
 
 def refuse_options(ddp: DistributedDataParallel | None) -> None:
     """Raises InvalidArgument for options that make DDP bypass the communication hook."""
-    if delayed := getattr(ddp, "_delay_all_reduce_params", None):
-        assert ddp is not None
-        found = [
-            name
-            for name, one in ddp.module.named_parameters()
-            if any(one is other for other in delayed)
-        ]
+    if ddp is None:
+        return
+    delayed = {id(one) for one in getattr(ddp, "_delay_all_reduce_params", ())}
+    if found := [name for name, one in ddp.module.named_parameters() if id(one) in delayed]:
         raise InvalidArgument(
             f"delay_all_reduce_named_params ({', '.join(found)}): DistributedDataParallel starts "
             "this all-reduce outside of the communication hook and never waits for the result; "

@@ -25,7 +25,13 @@ from tersor.collectives import allreduce
 from tersor.torch.checkpoint import Mode, check_mode, save_reducer
 from tersor.torch.collectives import broadcast_start
 from tersor.torch.diloco_state import check_diloco, load_both
-from tersor.torch.exchange import ElasticOptions, Result, TensorExchange, refuse_elastic_shards
+from tersor.torch.exchange import (
+    ElasticOptions,
+    Presence,
+    Result,
+    TensorExchange,
+    refuse_elastic_shards,
+)
 from tersor.torch.fragments import Timetable, UnderWay, differences, divide, hidden
 from tersor.torch.grace import Grace, LateReporting, Part, Tasks, check_grace, check_state
 from tersor.torch.outer import OuterOptimizer, averaging, check_outer, nesterov
@@ -38,7 +44,6 @@ from tersor.torch.parameters import (
     refuse_unsupported,
     shards_of,
 )
-from tersor.torch.presence import Presence
 from tersor.torch.samples import refuse_weighted
 
 if TYPE_CHECKING:
@@ -269,7 +274,6 @@ class DiLoCo(LateReporting):
             self._grace.load(check_state(state.get("grace"), self._grace), self._start)
 
     def _follow(self) -> Mapping[str, torch.nn.Parameter]:
-        """The parameters, also those that the program replaced in the model."""
         self._parameters = followed(self._model, self._parameters, "DiLoCo")
         return self._parameters
 
@@ -330,7 +334,6 @@ class DiLoCo(LateReporting):
         self.reducer.flush()
 
     def _fetch(self) -> None:
-        """Waits for what is under way."""
         if self._under_way is not None and not self._under_way.is_here:
             self._exchange.wait()
             self._under_way.is_here = True

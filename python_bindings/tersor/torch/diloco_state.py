@@ -17,6 +17,7 @@ from tersor.torch.compressed_state import check_groups
 from tersor.torch.grace import Grace, check_state
 
 
+@refusing_damage()
 def check_diloco(
     state: Mapping[str, Any],
     start: Mapping[str, Tensor],
@@ -28,34 +29,7 @@ def check_diloco(
 
     ``start``: the parameters that take part; ``names``: of all parameters.
     """
-    with refusing_damage():
-        _check(as_mapping(state), start, names, grace)
-        check_groups(outer, state["outer_optimizer"])
-
-
-def load_both(
-    reducer: _core.GradientReducer,
-    group: dist.ProcessGroup,
-    outer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
-) -> None:
-    """Residuals and the outer optimizer's state; both or, after an InvalidArgument, none."""
-    before = reducer.save_state()
-    load_reducer(reducer, group, state["residuals"])
-    try:
-        with refusing_damage():
-            outer.load_state_dict(state["outer_optimizer"])
-    except InvalidArgument:
-        reducer.load_state(before)
-        raise
-
-
-def _check(
-    state: Mapping[str, Any],
-    start: Mapping[str, Tensor],
-    names: Collection[str],
-    grace: Grace | None,
-) -> None:
+    state = as_mapping(state)
     if state["start"].keys() != start.keys():
         other = sorted(state["start"].keys() ^ start.keys())
         raise InvalidArgument(f"the state is of another model: {', '.join(other)}")
@@ -74,3 +48,21 @@ def _check(
     as_mapping(state["residuals"])
     if unknown := set(state.get("somewhere", [])) - set(names):
         raise InvalidArgument(f"the state is of another model: {', '.join(map(str, unknown))}")
+    check_groups(outer, state["outer_optimizer"])
+
+
+def load_both(
+    reducer: _core.GradientReducer,
+    group: dist.ProcessGroup,
+    outer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+) -> None:
+    """Residuals and the outer optimizer's state; both or, after an InvalidArgument, none."""
+    before = reducer.save_state()
+    load_reducer(reducer, group, state["residuals"])
+    try:
+        with refusing_damage():
+            outer.load_state_dict(state["outer_optimizer"])
+    except InvalidArgument:
+        reducer.load_state(before)
+        raise

@@ -7,8 +7,7 @@ exact mode of as many ranks. Here what is read is decided by what the checkpoint
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,18 +15,12 @@ from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 
 from tersor._core import InvalidArgument
-from tersor.torch.checkpoint import refusing_damage, side_by_side
-
-
-class Stateful(Protocol):
-    """What has a state: the handles of ``tersor.torch``."""
-
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Brings a state back."""
+from tersor.torch.checkpoint import check_ranks, refusing_damage, side_by_side
 
 
 def load_checkpoint(
@@ -84,10 +77,6 @@ def _empty(entry: object, exact: bool, group: dist.ProcessGroup) -> Any:
     if not exact:
         return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
     mesh = DeviceMesh.from_group(group, "cpu")
-    if entry.size[0] != mesh.size():
-        raise InvalidArgument(
-            f"the checkpoint holds the exact state of {entry.size[0]} ranks, these are "
-            f'{mesh.size()}: save with mode="portable" to go on with another number'
-        )
+    check_ranks(entry.size[0], mesh.size())
     row = torch.empty(entry.size[1:], dtype=entry.properties.dtype, device="cpu")
     return side_by_side(row, mesh)

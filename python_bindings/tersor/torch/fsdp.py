@@ -25,14 +25,13 @@ from tersor.torch.checkpoint import Mode
 from tersor.torch.exchange import refuse_elastic
 from tersor.torch.parameters import Unsupported, every_parameter, unwrapped
 from tersor.torch.reporting import Reporting
-from tersor.torch.residuals import Kept, residual_count
 from tersor.torch.samples import Weighed, refuse_weighted
 from tersor.torch.scaler import LossScale, Scaler
 from tersor.torch.sharded_exchange import Exchange, GradientExchange, ReplicaExchange, Sender
 from tersor.torch.sharded_reducer import ShardedReducer
 from tersor.torch.sharded_state import load_sharded, save_sharded
 from tersor.torch.sharded_weights import WeightExchange
-from tersor.torch.sharding import Collective, ModuleLayout, exchanges_of, is_pytorchs, refuse_meshes
+from tersor.torch.sharding import Collective, Kept, ModuleLayout, exchanges_of, refuse_meshes
 from tersor.torch.statistics import ParameterStatistics, add_up
 
 if TYPE_CHECKING:
@@ -266,7 +265,6 @@ def _install(
 
 
 def _checked(options: ShardedOptions) -> ReducerOptions:
-    """As the reducer takes them: those that mean something here."""
     refuse_elastic(options, "FSDP2")
     known = ShardedOptions.__annotations__
     for name in options:
@@ -296,7 +294,7 @@ def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) ->
     for name, module in modules.items():
         for exchange in exchanges_of(module, collective):
             given_up = isinstance(exchange, Exchange) and not exchange.active
-            if not (given_up or is_pytorchs(exchange)):
+            if not (given_up or type(exchange).__module__.startswith("torch.")):
                 raise InvalidArgument(
                     f"module {name or '(root)'} has a custom {collective} already, a "
                     f"{type(exchange).__name__}: remove it, or compress once"
@@ -305,12 +303,13 @@ def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) ->
 
 def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[str]:
     """What the residuals of error feedback will take on each rank; it is logged too."""
-    values = sum(
-        parameter.shape.numel() + residual_count(parameter, reduce.layout.replicas)
-        for reduce in reduces
-        for parameter, choice in reduce.expected()
-        if choice.feedback
-    )
+    values = 0
+    for reduce in reduces:
+        for one, choice in reduce.expected():
+            if choice.feedback:
+                values += one.shape.numel()
+                if (replicas := reduce.layout.replicas) is not None:  # at most
+                    values += one.shard_count + -(-one.shard_count // replicas.size())
     if values == 0:
         return []
     each = RESIDUAL_BYTES[sender.options.residual_dtype]

@@ -163,13 +163,13 @@ class Places:
         owed = {key: place.owed() for key, place in self._places.items()}
         return {f"{one[0]}.{one[1]}": tensor for one, tensor in (self._loaded | owed).items()}
 
+    @refusing_damage()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Raises InvalidArgument, and changes nothing, if the state is damaged or not finite."""
         loaded = {}
-        with refusing_damage():
-            for key, tensor in as_mapping(state).items():
-                fragment, place = map(int, key.split("."))
-                residual = finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
-                loaded[number(fragment, "fragment"), number(place, "place")] = residual
+        for key, tensor in as_mapping(state).items():
+            fragment, place = map(int, key.split("."))
+            residual = finite(tensor, f"residual of tensor {key}").flatten().float().cpu()
+            loaded[number(fragment, "fragment"), number(place, "place")] = residual
         self.forget()
         self._loaded = loaded

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from tersor._core import InvalidArgument, RanksLost, TransportError
 from tersor._options import expect
-from tersor.torch.exchange import TensorExchange
-from tersor.torch.presence import Presence
+from tersor.torch.exchange import Presence, TensorExchange
 from tersor.torch.reporting import ElasticReporting
 from tersor.torch.statistics import ParameterStatistics
 

@@ -25,7 +25,7 @@ from tersor._core import InvalidArgument, TcpTransport, Transport, TransportErro
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
 from tersor.reducer import ReducerOptions
-from tersor.torch.meeting import Meeting, Store
+from tersor.torch.meeting import Meeting
 
 # What says where this rank listens, best first: TcpOptions::address, but gloo's may be a list.
 _ADDRESS_VARIABLES = ("TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME")
@@ -45,7 +45,7 @@ Options = TypeVar("Options", ReducerOptions, CollectiveOptions, dict[str, Any])
 class Members:
     """The ranks of a group, as far as they need to know each other to meet."""
 
-    store: Store
+    store: Any  # torch.distributed's
     rank: int
     ranks: int
     seconds: float  #: the group's time limit
@@ -223,8 +223,8 @@ def _meet(members: Members) -> TcpTransport:
         ) from None
 
 
-def _store_of(group: dist.ProcessGroup) -> Store:
-    store: Store | None = cast(Any, group).get_group_store()
+def _store_of(group: dist.ProcessGroup) -> Any:
+    store: Any = cast(Any, group).get_group_store()
     if store is None:
         raise InvalidArgument(
             "the process group has no store, by which its ranks could meet: initialise "

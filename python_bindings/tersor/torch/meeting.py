@@ -11,10 +11,10 @@ and removes it. ``TERSOR_SECRET`` completes that secret by another one, which is
 from __future__ import annotations
 
 import contextlib
-import datetime
 import secrets
 import time
-from typing import Protocol
+
+from torch._C._distributed_c10d import Store
 
 from tersor._core import TransportError
 
@@ -23,18 +23,6 @@ __all__ = ["Meeting", "Store"]
 _PAUSES = (0.001, 0.1)  # seconds between two looks into the store, at first and at most
 _NO_CALL = "-"
 _TELLING_SECONDS = 5.0  # in which rank 0 says why it does not come, to those who have not called
-
-
-class Store(Protocol):
-    """What a meeting needs of PyTorch's stores, which are not typed by a public name."""
-
-    @property
-    def timeout(self) -> datetime.timedelta: ...
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def delete_key(self, key: str) -> bool: ...
 
 
 class Meeting:
@@ -105,7 +93,8 @@ class Meeting:
         pause, longest = _PAUSES
         while not self._store.check([key]):
             self._answer()
-            self._raise_failure()
+            if self._name and self._store.check([f"{self._name}/failure"]):
+                raise TransportError(self._store.get(f"{self._name}/failure").decode())
             if time.monotonic() >= until:
                 return None
             time.sleep(pause)
@@ -120,10 +109,6 @@ class Meeting:
                 if call not in (_NO_CALL, self._answered.get(rank)):
                     self._store.set(call, self._name)
                     self._answered[rank] = call
-
-    def _raise_failure(self) -> None:
-        if self._name and self._store.check([f"{self._name}/failure"]):
-            raise TransportError(self._store.get(f"{self._name}/failure").decode())
 
 
 def _call_of(rank: int) -> str:

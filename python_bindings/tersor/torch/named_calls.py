@@ -151,7 +151,6 @@ def root_of(rank: int) -> str:
 
 
 def _devices() -> list[str]:
-    """On which the process group exchanges tensors."""
     return sorted(one.type for one in group.checked(None)._device_types)
 
 

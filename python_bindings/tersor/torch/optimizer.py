@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tersor._core import InvalidArgument, RanksLost
 from tersor.torch.adam_warning import chosen_codecs, has_feedback, warn_of
 from tersor.torch.checkpoint import Mode, load_reducer, save_reducer
-from tersor.torch.exchange import ElasticOptions, TensorExchange, refuse_elastic_shards
+from tersor.torch.exchange import ElasticOptions, Presence, TensorExchange, refuse_elastic_shards
 from tersor.torch.parameters import (
     OptimizedParameters,
     Unsupported,
@@ -30,7 +30,6 @@ from tersor.torch.parameters import (
     report_unsupported,
     shards_of,
 )
-from tersor.torch.presence import Presence
 from tersor.torch.reporting import ElasticReporting
 from tersor.torch.samples import Samples, Weighed
 from tersor.torch.sent_gradients import SentGradients, write_means
@@ -334,7 +333,6 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self.reducer.relearn_order()
 
     def _compressed(self) -> dict[str, torch.Tensor]:
-        """What this rank has of those that are."""
         shards = shards_of(self._parameters)
         return {name: one for name, one in shards.items() if name not in self._uncompressed}
 
@@ -362,7 +360,11 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         if parameter.grad.layout != torch.strided:
-            self._make_dense(name, parameter, parameter.grad)
+            if name not in self._dense:
+                self._dense.add(name)
+                found = {name: "sparse, as dense"}
+                report_unsupported(found, self._unsupported, self._process_group())
+            parameter.grad = parameter.grad.to_dense()
         if name in self._uncompressed:
             self._sent.add(name, parameter.grad)
             return
@@ -373,14 +375,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
             self.reducer.ready(name, values, "none" if missing else "gradient")
         self._sent.add(name, parameter.grad, values)
 
-    def _make_dense(self, name: str, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        if name not in self._dense:
-            self._dense.add(name)
-            report_unsupported({name: "sparse, as dense"}, self._unsupported, self._process_group())
-        parameter.grad = gradient.to_dense()
-
     def _reduce_uncompressed(self, names: Collection[str]) -> None:
-        """Those that travel uncompressed."""
         for name in filter(names.__contains__, self._uncompressed):
             reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
 

@@ -125,7 +125,11 @@ class OptimizedParameters:
         own = {id(one): one for one in self._own()}
         if own.keys() == {id(one) for one in self.all.values()}:
             return
-        in_groups = _names_in_groups(self._groups())
+        in_groups = {  # of parameters that came to the optimizer with their names
+            id(one): name
+            for group in self._groups()
+            for one, name in zip(group["params"], group.get("param_names", ()), strict=False)
+        }
         before = self._order if len(self._order) == len(own) else []
         for index, (key, one) in enumerate(own.items()):
             name = f"parameter.{index}"
@@ -183,7 +187,6 @@ class OptimizedParameters:
 def _by_identity(
     named: Iterable[tuple[str, torch.Tensor]],
 ) -> dict[int, tuple[str, torch.Tensor]]:
-    """Raises InvalidArgument where a name stands for two parameters."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     names: set[str] = set()
     for pair in named:
@@ -198,15 +201,6 @@ def _by_identity(
         names.add(name)
         found.setdefault(id(parameter), (name, parameter))
     return found
-
-
-def _names_in_groups(groups: list[dict[str, Any]]) -> dict[int, str]:
-    """Of those that came to the optimizer with their names."""
-    return {
-        id(one): name
-        for group in groups
-        for one, name in zip(group["params"], group.get("param_names", ()), strict=False)
-    }
 
 
 def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:

@@ -21,8 +21,7 @@ from typing import Any
 from tersor import _core, _text
 from tersor._core import InvalidArgument
 from tersor._options import fill
-from tersor.torch.constructors import Constructors, Seen
-from tersor.torch.planned import Planned
+from tersor.torch.constructors import Constructors, Planned, Seen
 
 _PROGRAM = "tersor.torch.run"
 _RULES = """a file of rules, one a line: `pattern codec [from_step]`, as in `*.bias bf16` or
@@ -140,7 +139,6 @@ def _check_rules(rules: list[Any]) -> None:
 
 
 def _run(script: str, arguments: list[str], is_module: bool) -> None:
-    """As Python itself would."""
     sys.argv = [script, *arguments]
     if is_module:
         runpy.run_module(script, run_name="__main__", alter_sys=True)

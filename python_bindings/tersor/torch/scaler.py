@@ -5,13 +5,19 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from tersor._options import described
+
+if TYPE_CHECKING:
+    from tersor._core import GradientReducer
+    from tersor.torch.sharded_exchange import Sender
+
+    Residuals: TypeAlias = GradientReducer | Sender
 
 Parameters = Callable[[], Mapping[str, Tensor]]  # by their names in a reducer
 
@@ -21,19 +27,6 @@ class Scaler(Protocol):
 
     def get_scale(self) -> float:
         """The scale of the next loss."""
-
-
-class Residuals(Protocol):
-    """A reducer, or several reducers together."""
-
-    def scale_residuals(self, factor: float) -> None:
-        """Multiplies residuals."""
-
-    def discard_step(self, names: list[str] | None = None) -> None:
-        """Brings back the residuals from before the steps since ``accept_steps``."""
-
-    def accept_steps(self, names: list[str] | None = None) -> None:
-        """The steps until now are final."""
 
 
 class LossScale:
@@ -142,7 +135,9 @@ class HostCopy:
     def __init__(self, values: Tensor) -> None:
         self._source, self._version = values, values._version
         pinned = values.is_cuda
-        self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned, device="cpu")
+        self._values = torch.empty(
+            values.shape, dtype=values.dtype, pin_memory=pinned, device="cpu"
+        )
         self._values.copy_(values, non_blocking=True)
         self._done = torch.cuda.current_stream(values.device).record_event() if pinned else None
 

@@ -112,7 +112,6 @@ class ParameterClient(Worker):
         self._client.push(gradients)
 
     def _follow(self) -> dict[str, nn.Parameter]:
-        """The model's parameters, also where the program replaced them."""
         self._parameters = followed(self._model, self._parameters, "ParameterClient")
         return self._parameters
 
@@ -135,7 +134,6 @@ class _ByOptimizer:
 
 
 def _served(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What a server has of it."""
     parameters, _ = split_parameters(model)
     for name, one in parameters.items():
         if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:
@@ -147,7 +145,6 @@ def _served(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _on_host(values: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """A copy as float32."""
     array: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = (
         values.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
     )

@@ -265,7 +265,6 @@ class ModuleExchange(Exchange):
             output.mul_(factor)
 
     def _reducer(self, rows: Tensor, kind: Kind) -> tuple[ShardedReducer, list[str]]:
-        """What reduces them, and what they are called there."""
         parameters = self.layout.parameters(rows.shape[1])
         if parameters is not None:
             return self._reducers.of(self, kind), [one.name for one in parameters]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,12 @@ from tersor.reducer import ReducerOptions
 from tersor.torch.exchange import TensorExchange
 from tersor.torch.group import hosts_of
 from tersor.torch.parameters import literal_pattern
-from tersor.torch.residuals import Kept
 from tersor.torch.samples import Samples
-from tersor.torch.sharding import ModuleLayout, ShardedParameter
+from tersor.torch.sharding import Kept, ShardedParameter
 from tersor.torch.statistics import ParameterStatistics, of_parameter
+
+if TYPE_CHECKING:
+    from tersor.torch.sharded_exchange import ModuleExchange
 
 _MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same ones
 
@@ -45,19 +47,6 @@ class Kind:
     device: torch.device
     dtype: torch.dtype
     reduction: Reduction
-
-
-class Reduced(Protocol):
-    """What one module's gradients go through, as far as reducers ask."""
-
-    layout: ModuleLayout
-
-    @property
-    def is_expected(self) -> bool:
-        """Whether it can be told what will be asked for."""
-
-    def expected_kind(self) -> Kind:
-        """What FSDP will ask for, as far as can be told before it does."""
 
 
 class ShardedReducer:
@@ -188,7 +177,6 @@ class ShardedReducer:
         return state, kept
 
     def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
-        """What it is called, the values, and how many the longest of any rank are."""
         return [(one.name, one.residual, one.longest_residual)]
 
     def _shards(self, count: int) -> list[int]:
@@ -295,7 +283,6 @@ class ReplicaReducer(ShardedReducer):
         self.core.add(one.name, like)
 
     def _residuals(self, one: ParameterState) -> Iterable[tuple[str, Any, int]]:
-        """Of what this rank sends, and of what it sends on."""
         return [
             (f"{one.name} (replicas)", one.residual, one.longest_residual),
             (f"{one.name} (replicas, sums)", one.owner, one.longest_owner),
@@ -326,10 +313,10 @@ class Reducers(Generic[Made]):
 
     def __init__(self, options: ReducerOptions, make: Callable[..., Made]) -> None:
         """``make``: of their kind, parameters, options and reason."""
-        self.exchanges: list[Reduced] = []
+        self.exchanges: list[ModuleExchange] = []
         self._options = options
         self._new = make
-        self._of: dict[Reduced, Made] = {}
+        self._of: dict[ModuleExchange, Made] = {}
         self._odd: dict[tuple[int, str, int, Kind], Made] = {}  # at most _MOST_ODD
 
     def all(self) -> list[Made]:
@@ -343,7 +330,7 @@ class Reducers(Generic[Made]):
             if exchange.is_expected and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchange)
 
-    def of(self, exchange: Reduced, kind: Kind) -> Made:
+    def of(self, exchange: ModuleExchange, kind: Kind) -> Made:
         """The one for all parameters of a module that want a gradient."""
         made = self._of.get(exchange)
         if made is None or made.kind != kind:
@@ -354,7 +341,7 @@ class Reducers(Generic[Made]):
 
     def odd(
         self,
-        exchange: Reduced,
+        exchange: ModuleExchange,
         kind: Kind,
         message: ShardedParameter,
         options: ReducerOptions,
@@ -376,10 +363,10 @@ class Reducers(Generic[Made]):
         self._of.clear()
         self._odd.clear()
 
-    def _alike(self, kind: Kind, certain: Reduced) -> list[Reduced]:
+    def _alike(self, kind: Kind, certain: ModuleExchange) -> list[ModuleExchange]:
         """Those of which this is asked, or expected; no others that are in a step."""
 
-        def is_alike(one: Reduced) -> bool:
+        def is_alike(one: ModuleExchange) -> bool:
             made = self._of.get(one)
             if made is None:
                 return one.is_expected and one.expected_kind() == kind
@@ -387,7 +374,7 @@ class Reducers(Generic[Made]):
 
         return [one for one in self.exchanges if one is certain or is_alike(one)]
 
-    def _make(self, kind: Kind, certain: Reduced) -> Made:
+    def _make(self, kind: Kind, certain: ModuleExchange) -> Made:
         alike = self._alike(kind, certain)
         before = {self._of[one]: None for one in alike if one in self._of}
         kept = {name for old in before for name in old.parameters}  # frozen ones, too

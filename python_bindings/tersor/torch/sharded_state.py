@@ -22,6 +22,7 @@ from tersor.torch.checkpoint import (
     Mode,
     as_mapping,
     check_mode,
+    check_ranks,
     check_version,
     finite,
     number,
@@ -31,10 +32,9 @@ from tersor.torch.checkpoint import (
     start_at_zero,
 )
 from tersor.torch.group import hosts_of, transport
-from tersor.torch.residuals import Kept
 from tersor.torch.sharded_exchange import Sender
 from tersor.torch.sharded_reducer import ReplicaReducer
-from tersor.torch.sharding import from_flat, to_flat
+from tersor.torch.sharding import Kept, from_flat, to_flat
 
 
 def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[str, Any]:
@@ -81,13 +81,7 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
         return start_at_zero([one.core for one in reducers], len(names))
     with refusing_damage():
         _check(kept, state)
-        _check_ranks(group, state)
-        if not portable and state.get("hosts") != _hosts(sender, group):
-            raise InvalidArgument(
-                "in the state's run ranks were grouped by host in another way: save with "
-                'mode="portable" to go on so'
-            )
-        _check_shapes(kept, group, state)
+        _check_places(group, _hosts(sender, group), state)
         _take(kept, group, state)
     if portable:
         _move_to_replicas(sender.replicas.all(), kept, state)
@@ -97,15 +91,25 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
 
 
 def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
-    """Copies a state that was checked to the views; no reducer has it yet."""
+    """Copies a state to the views; no reducer has it yet. Raises InvalidArgument for residuals of
+    parameters of other shapes."""
+    exact = state["mode"] == "exact"
     parts = group.size() if state["reduction"] == "sum" else state["ranks"]
     for name, step in zip(state["parameters"], state["steps"], strict=True):
         one, saved = kept[name], state["residuals"][name]
         one.step = number(step, f"step of {name}")
-        if state["mode"] == "portable":  # together ranks add what they would have added
+        saved = own_row(saved, group.rank()) if exact else saved
+        found = finite(saved, f"residual of {name}").shape
+        wanted = torch.Size([one.longest]) if exact else one.parameter.shape
+        if found != wanted:
+            raise InvalidArgument(
+                f"{name}: the state has residuals of shape {tuple(found)}, this model keeps "
+                f"{tuple(wanted)}"
+            )
+        if exact:
+            one.residual.copy_(saved[: len(one.residual)])
+        else:  # together ranks add what they would have added
             one.take(to_flat(saved / parts, one.parameter, one.ranks))
-        else:
-            one.residual.copy_(own_row(saved, group.rank())[: len(one.residual)])
 
 
 def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
@@ -166,7 +170,6 @@ def _move_to_replicas(
 
 
 def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument where a state is not of this version, these parameters and codecs."""
     check_version(state)
     check_mode(state["mode"])
     number(state["ranks"], "ranks", 1, 2**16)
@@ -182,35 +185,18 @@ def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
             raise InvalidArgument(f"{name}: the state is of {codec}, this is {kept[name].codec}")
 
 
-def _check_ranks(group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument where an exact state is another rank's, or of another number."""
+def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, Any]) -> None:
     if state["mode"] != "exact":
         return
-    if state["ranks"] != group.size():
-        raise InvalidArgument(
-            f"this is the exact state of {state['ranks']} ranks, these are {group.size()}: save "
-            'with mode="portable" to go on with another number'
-        )
+    check_ranks(state["ranks"], group.size())
     rank = int(own_row(state["places"], group.rank())[0])
     if rank != group.rank():
         raise InvalidArgument(
             f"the state is rank {rank} of {group.size()}'s own, this is rank {group.rank()}: each "
             "rank loads what it saved"
         )
-
-
-def _check_shapes(
-    kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]
-) -> None:
-    """Raises InvalidArgument where residuals are of parameters of other shapes."""
-    for name, one in kept.items():
-        saved = state["residuals"][name]
-        exact = state["mode"] == "exact"
-        values = own_row(saved, group.rank()) if exact else saved
-        found = finite(values, f"residual of {name}").shape
-        wanted = torch.Size([one.longest]) if exact else one.parameter.shape
-        if found != wanted:
-            raise InvalidArgument(
-                f"{name}: the state has residuals of shape {tuple(found)}, this model keeps "
-                f"{tuple(wanted)}"
-            )
+    if state.get("hosts") != hosts:
+        raise InvalidArgument(
+            "in the state's run ranks were grouped by host in another way: save with "
+            'mode="portable" to go on so'
+        )

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from tersor._core import InvalidArgument
+from tersor.torch.checkpoint import zeros
 
 Collective = Literal["reduce-scatter", "all-gather"]
 
@@ -247,11 +248,6 @@ def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[],
     return lambda: None if (alive := kept()) is None else delattr(alive, name)
 
 
-def is_pytorchs(exchange: object) -> bool:
-    """Whether an exchange is one of PyTorch's own."""
-    return type(exchange).__module__.startswith("torch.")
-
-
 def _groups(module: FSDPModule) -> list[Any]:
     """FSDP's own groups of parameters; none where PyTorch keeps them elsewhere."""
     state = module._get_fsdp_state()
@@ -314,3 +310,41 @@ def from_flat(flat: torch.Tensor, parameter: ShardedParameter, ranks: int) -> to
     cut = list(parameter.shape)
     cut[parameter.dimension] //= ranks  # PyTorch asks for even shards here
     return torch.cat(values.view(ranks, *cut).unbind(), dim=parameter.dimension)
+
+
+@dataclass
+class Kept:
+    """What error feedback keeps of one parameter, on the host.
+
+    Attributes:
+        codec: whose errors these are.
+        ranks: of the reducer.
+        rank: this one's number among them.
+        residual: f32, a value for each of the padded parameter, shard after shard; by hosts, of
+            those shards that this rank encodes; between replicas, what it keeps of its shard.
+        shards: of which ranks these are; none between replicas.
+        longest: values of the longest of any rank.
+        step: of the reducer.
+        codec_may_change: "auto" or a schedule may have chosen another when a state was saved.
+    """
+
+    parameter: ShardedParameter
+    codec: str
+    ranks: int
+    rank: int
+    residual: torch.Tensor
+    longest: int
+    step: int
+    shards: list[int]
+    codec_may_change: bool = False
+
+    def spread(self) -> torch.Tensor:
+        """The residual at its place in the padded parameter; a copy."""
+        whole = zeros(self.ranks, self.parameter.shard_count)
+        whole[self.shards] = self.residual.view(len(self.shards), -1)
+        return whole.view(-1)
+
+    def take(self, whole: torch.Tensor) -> None:
+        """Keeps its part of what all ranks would keep of the padded parameter, were they alike."""
+        part = whole.view(self.ranks, -1)[self.shards] * (self.ranks / len(self.shards))
+        self.residual.copy_(part.view(-1))

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from tersor import _core, _text
 from tersor._options import described
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
     from typing_extensions import Required
 
+    from tersor.torch.reporting import Reporting
 
 SEVERAL = "several codecs"
 
@@ -49,23 +51,6 @@ class ParameterStatistics(TypedDict, total=False):
     steps_discarded: int
     codec_changes: int  #: times that ``"auto"`` went another way; of all together only
     overflows: float  #: values that were finite and left the range of the wire's type
-
-
-class Counting(Protocol):
-    """What counts what it sends: every handle."""
-
-    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        """Of each parameter."""
-
-    def scalars(self, *, residual_norm: bool = False) -> dict[str, float]:
-        """Of all together, a step."""
-
-
-class Writer(Protocol):
-    """What is needed of ``torch.utils.tensorboard.SummaryWriter``."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Writes a point of a curve."""
 
 
 _BYTES = ("gradient_bytes", "uncompressed_bytes", "sent_bytes")
@@ -160,8 +145,8 @@ def _cells(one: ParameterStatistics) -> list[str]:
 
 
 def log_statistics(
-    writer: Writer,
-    handle: Counting,
+    writer: SummaryWriter,
+    handle: Reporting,
     step: int,
     *,
     residual_norms: bool = False,

@@ -40,11 +40,6 @@ class Part:
         """Those of 16 bits as copies."""
         return [one.float() for one in self.gradients]
 
-    def gradients_like(self, moment: str) -> list[Tensor]:
-        """Gradients in the dtype of a moment."""
-        pairs = zip(self.gradients, self.moments[moment], strict=True)
-        return [one.to(like.dtype) for one, like in pairs]
-
     @property
     def weights(self) -> list[Tensor]:
         """What this rank has of them."""
@@ -61,13 +56,6 @@ class Part:
         remaining = 1 - float(self.group["lr"]) * self.group["weight_decay"]
         torch._foreach_mul_(weights, number(remaining, weights))
         return weights
-
-
-def common_moment(parameter: Tensor) -> Tensor:
-    """A moment of mean gradients before the first step, which has PyTorch's dtype except that f16
-    parameters have f32 moments: unscaled gradients would underflow."""
-    is_f16 = parameter.dtype == torch.float16
-    return torch.zeros_like(parameter, dtype=torch.float32 if is_f16 else None)
 
 
 def number(value: float, tensors: Sequence[Tensor]) -> Any:
@@ -106,3 +94,16 @@ class Rule(ABC):
     @abstractmethod
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         """Moves the weights by the mean of what ranks sent; moments and counters move on."""
+
+
+class MeanGradient(Rule):
+    """Moves by the mean gradient. Moments have PyTorch's dtype except that f16 parameters have f32
+    moments: unscaled gradients would underflow."""
+
+    def begin(self, parameter: Tensor) -> dict[str, Tensor]:
+        dtype = torch.float32 if parameter.dtype == torch.float16 else None
+        return {key: torch.zeros_like(parameter, dtype=dtype) for key in self.moments}
+
+    def sent(self, part: Part) -> list[Tensor]:
+        pairs = zip(part.gradients, part.moments[self.moments[0]], strict=True)
+        return [one.to(like.dtype) for one, like in pairs]

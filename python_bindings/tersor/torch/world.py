@@ -26,8 +26,6 @@ _PORTS = range(15000, 30000)  # of jobs of Slurm: below those that systems give 
 
 
 class _World:
-    """What ``init`` found."""
-
     group: dist.ProcessGroup | None = None
     made_here = False
     place = (0, 1)  # on this host
