@@ -2,11 +2,6 @@
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/allocate.h>
 
 #include <string>

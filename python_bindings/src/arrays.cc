@@ -11,10 +11,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <string>
-#include <string_view>
 
 namespace tersor::python {
 namespace {
@@ -33,10 +33,36 @@ struct Import {
   throw InvalidArgument(std::string(request.name) + ": " + complaint);
 }
 
-/// Returns the library of an object's class: "numpy", "torch", …
-std::string library_of(nb::handle array) {
-  const auto module = nb::cast<std::string>(array.type().attr("__module__"));
+/// Returns the library of a class: "numpy", "torch", …
+std::string library_of(nb::handle type) {
+  const auto module = nb::cast<std::string>(type.attr("__module__"));
   return module.substr(0, module.find('.'));
+}
+
+StreamView from_number(nb::handle number) {
+  return {reinterpret_cast<void*>(nb::cast<std::uintptr_t>(number))};
+}
+
+/// Returns "torch" or "cupy" if the array's class or a base class belongs to this library; else an
+/// empty string.
+std::string library_with_streams(nb::handle array) {
+  for (const nb::handle type : array.type().attr("__mro__")) {
+    const std::string library = library_of(type);
+    if (library == "torch" || library == "cupy") return library;
+  }
+  return {};
+}
+
+StreamView current_stream(nb::handle array) {
+  const std::string library = library_with_streams(array);
+  if (library == "torch") {
+    const nb::object cuda = nb::module_::import_("torch").attr("cuda");
+    return from_number(cuda.attr("current_stream")(array.attr("device")).attr("cuda_stream"));
+  }
+  if (library == "cupy")
+    return from_number(
+        nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")().attr("ptr"));
+  return {};
 }
 
 bool is_on_host(int device_type) {
@@ -50,7 +76,7 @@ bool is_on_cuda(int device_type) {
 /// True for a NumPy array of ml_dtypes' bfloat16. Neither DLPack nor the buffer protocol supports
 /// this type.
 bool is_ml_bfloat16(nb::handle array) {
-  return library_of(array) == "numpy" && nb::hasattr(array, "dtype") &&
+  return library_of(array.type()) == "numpy" && nb::hasattr(array, "dtype") &&
          nb::cast<std::string>(array.attr("dtype").attr("name")) == "bfloat16";
 }
 
@@ -127,7 +153,7 @@ std::string export_complaint(nb::handle array) {
 }
 
 /// JAX's arrays are immutable, even in writable memory.
-bool never_changes(nb::handle array) { return library_of(array).compare(0, 3, "jax") == 0; }
+bool never_changes(nb::handle array) { return library_of(array.type()).compare(0, 3, "jax") == 0; }
 
 template <typename Target>
 bool import_as(nb::handle source, Imported& imported) {
@@ -145,7 +171,7 @@ Imported import_source(nb::handle source, nb::handle array, Access access,
   if (write && !never_changes(array) && import_as<Writable>(source, imported)) return imported;
   if (!import_as<Imported>(source, imported)) refuse(request, export_complaint(array));
   if (write)
-    refuse(request, "this array of " + library_of(array) +
+    refuse(request, "this array of " + library_of(array.type()) +
                         " is read-only: pass one that may be written, such as a copy");
   return imported;
 }
@@ -257,6 +283,7 @@ void check_layout(const Imported& array, const ArrayRequest& request) {
 
 Memory memory_of(const Imported& array, const ArrayRequest& request) {
   if (is_on_host(array.device_type())) return Memory::kHost;
+  if (request.on_host) refuse(request, "it lies on a device: pass a copy on the host");
   if (is_on_cuda(array.device_type())) return Memory::kDevice;
   refuse(request, "it lies on a device of DLPack's type " + std::to_string(array.device_type()) +
                       ", but only host memory and CUDA devices are known: copy it there");
@@ -298,6 +325,32 @@ Array<Span> bytes_of(nb::handle source, Access access, const ArrayRequest& reque
 }
 
 }  // namespace
+
+bool has_current_stream(nb::handle array) { return !library_with_streams(array).empty(); }
+
+StreamView to_stream(nb::handle stream, nb::handle array, Memory memory) {
+  if (stream.is_none()) return memory == Memory::kHost ? StreamView{} : current_stream(array);
+  if (nb::isinstance<nb::int_>(stream)) return from_number(stream);
+  if (nb::hasattr(stream, "cuda_stream")) return from_number(stream.attr("cuda_stream"));
+  if (nb::hasattr(stream, "__cuda_stream__"))
+    return from_number(stream.attr("__cuda_stream__")()[1]);
+  if (nb::hasattr(stream, "ptr")) return from_number(stream.attr("ptr"));
+  throw InvalidArgument(
+      "stream: pass a stream of PyTorch or CuPy, an int (cudaStream_t) or None, not a " +
+      nb::cast<std::string>(stream.type().attr("__qualname__")));
+}
+
+std::vector<Buffer> align_frames(std::span<ConstByteSpan> frames, Memory memory) {
+  std::vector<Buffer> copies;
+  if (memory == Memory::kDevice) return copies;
+  for (ConstByteSpan& frame : frames) {
+    if (reinterpret_cast<std::uintptr_t>(frame.data()) % kSectionAlignment == 0) continue;
+    Buffer& copy = copies.emplace_back(frame.size());
+    std::memcpy(copy.pointer(), frame.data(), frame.size());
+    frame = copy.span();
+  }
+  return copies;
+}
 
 MatrixShape matrix_of(std::span<const std::size_t> shape) {
   MatrixShape matrix;

@@ -3,8 +3,11 @@
 // that of ml_dtypes. Every function here needs the GIL.
 #pragma once
 
+#include "kernels/device/device.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <tersor/buffer.h>
 #include <tersor/error.h>
 #include <tersor/span.h>
 #include <tersor/stream.h>
@@ -31,6 +34,7 @@ struct ArrayRequest {
   const char* name = "array";  ///< of the argument, for messages
   Layout layout = Layout::kContiguous;
   Use use = Use::kValues;
+  bool on_host = false;  ///< True if arrays on devices are refused.
   /// Device memory: what the array's library shall order its own work before, a stream as
   /// `to_stream` takes it. None: the stream that `to_stream` takes None for.
   nb::handle stream = nb::none();
@@ -68,6 +72,42 @@ Array<ValueSpan> write_values(nb::handle array, const ArrayRequest& request = {}
 Array<ConstByteSpan> read_bytes(nb::handle array, const ArrayRequest& request = {});
 Array<ByteSpan> write_bytes(nb::handle array, const ArrayRequest& request = {});
 
+/// Arrays of one call, and their spans side by side as the library takes them.
+template <typename Span>
+struct ArrayList {
+  std::vector<Array<Span>> arrays;
+  std::vector<Span> spans;
+};
+
+/// A Python sequence of arrays.
+using Arrays = nb::typed<nb::sequence, nb::object>;
+
+/// `import` is one of the four functions above.
+template <typename Span>
+ArrayList<Span> import_all(Arrays sequence,
+                           Array<Span> (*import)(nb::handle array, const ArrayRequest& request),
+                           const ArrayRequest& request) {
+  ArrayList<Span> list;
+  for (const nb::handle array : sequence) {
+    list.arrays.push_back(import(array, request));
+    list.spans.push_back(list.arrays.back().span);
+  }
+  return list;
+}
+
+/// Replaces frames on the host that are not aligned (a part of a message, say) by aligned copies.
+/// Copying costs little compared with decoding. The caller keeps the returned copies.
+std::vector<Buffer> align_frames(std::span<ConstByteSpan> frames, Memory memory);
+
+/// Throws InvalidArgument for other arrays than float32 on the host.
+template <typename Span>
+auto host_floats(const Array<Span>& array, const char* name) {
+  if (array.memory != Memory::kHost || array.span.dtype() != Dtype::kF32)
+    throw InvalidArgument(std::string(name) +
+                          ": float32 on the host is needed: pass float32 values there");
+  return array.span.template as<float>();
+}
+
 /// Throws InvalidArgument where the array that was given for the argument `name` lies elsewhere.
 template <typename First, typename Span>
 void check_same_device(const Array<First>& first, const Array<Span>& other, const char* name) {
@@ -88,5 +128,30 @@ StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
 
 /// Whether the library that the array comes from has a current stream which `to_stream` knows.
 bool has_current_stream(nb::handle array);
+
+/// While it lives, the calling thread's current device is that of the array. Nothing on the host.
+class DeviceScope {
+ public:
+  template <typename Span>
+  explicit DeviceScope(const Array<Span>& array)
+      : active_(array.memory == Memory::kDevice),
+        before_(active_ ? kernels::current_device() : array.device) {
+    if (active_ && before_ != array.device) kernels::use_device(array.device);
+  }
+  ~DeviceScope() {
+    if (!active_) return;
+    try {
+      kernels::use_device(before_);
+    } catch (const Error&) {
+      // It was in use before.
+    }
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  bool active_;
+  int before_;
+};
 
 }  // namespace tersor::python

@@ -3,11 +3,6 @@
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/codec.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/codec.h>
 #include <tersor/isa.h>
 #include <tersor/wire.h>

@@ -3,40 +3,17 @@
 
 #include "codecs/frame.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/device_scope.h"
 #include "python_bindings/src/waiting.h"
 
 #include <nanobind/nanobind.h>
-#include <tersor/buffer.h>
 #include <tersor/error.h>
 #include <tersor/wire.h>
 
 #include <cmath>
-#include <cstring>
 #include <string>
-#include <utility>
 
 namespace tersor::python {
 namespace {
-
-/// Arrays of one call, and their spans side by side as the library takes them.
-template <typename Span>
-struct ArrayList {
-  std::vector<Array<Span>> arrays;
-  std::vector<Span> spans;
-
-  void add(Array<Span> array) {
-    spans.push_back(array.span);
-    arrays.push_back(std::move(array));
-  }
-};
-
-template <typename Span, typename Import>
-ArrayList<Span> import_all(Arrays sequence, const Import& import, const ArrayRequest& request) {
-  ArrayList<Span> list;
-  for (const nb::handle array : sequence) list.add(import(array, request));
-  return list;
-}
 
 /// Rows are the first axis, as in a weight of (outputs, inputs…).
 Segment segment_of(const std::vector<std::size_t>& shape) {
@@ -113,20 +90,6 @@ void check_factor(const Codec& codec, float factor, Memory memory) {
     throw InvalidArgument("factor: on the host alone; multiply the array");
 }
 
-/// Frames as the library reads them: host memory that is not aligned (a part of a message, say) is
-/// copied, which costs little beside decoding.
-std::vector<Buffer> align_frames(std::vector<ConstByteSpan>& frames, Memory memory) {
-  std::vector<Buffer> copies;
-  if (memory == Memory::kDevice) return copies;
-  for (ConstByteSpan& frame : frames) {
-    if (reinterpret_cast<std::uintptr_t>(frame.data()) % kSectionAlignment == 0) continue;
-    Buffer& copy = copies.emplace_back(frame.size());
-    std::memcpy(copy.pointer(), frame.data(), frame.size());
-    frame = copy.span();
-  }
-  return copies;
-}
-
 }  // namespace
 
 ArrayCodec::ArrayCodec(std::string_view spec, unsigned threads)
@@ -149,8 +112,7 @@ std::size_t ArrayCodec::frame_capacity(const std::vector<std::vector<std::size_t
 }
 
 std::size_t ArrayCodec::frame_capacity(Arrays gradients) const {
-  const auto values =
-      import_all<ConstValueSpan>(gradients, read_values, {.name = "array", .use = Use::kShape});
+  const auto values = import_all(gradients, read_values, {.name = "array", .use = Use::kShape});
   const Dtype dtype = values.spans.empty() ? Dtype::kF32 : values.spans.front().dtype();
   return plan(segments_of(values, {}), dtype, Memory::kHost, 1, 1).frame_bytes;
 }
@@ -159,10 +121,8 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
                                const FrameOptions& options, nb::handle stream) {
   const nb::object first = first_of(gradients, "array");
   check_residuals(*codec_, residuals);
-  const auto values =
-      import_all<ConstValueSpan>(gradients, read_values, {.name = "array", .stream = stream});
-  const auto kept =
-      import_all<ValueSpan>(residuals, write_values, {.name = "residual", .stream = stream});
+  const auto values = import_all(gradients, read_values, {.name = "array", .stream = stream});
+  const auto kept = import_all(residuals, write_values, {.name = "residual", .stream = stream});
   const auto output = write_bytes(frame, {.name = "out", .stream = stream});
   check_flat(output);
   const auto& front = values.arrays.front();
@@ -193,27 +153,24 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
 }
 
 FrameHeader ArrayCodec::header(nb::handle frame, const FrameOptions& options) const {
-  const auto bytes = read_bytes(frame, {.name = "payload"});
+  auto bytes = read_bytes(frame, {.name = "payload"});
   if (bytes.memory == Memory::kDevice)
     throw InvalidArgument("payload: its header lies on a device, where nobody waits for it");
-  std::vector<ConstByteSpan> frames{bytes.span};
-  const std::vector<Buffer> copies = align_frames(frames, bytes.memory);
-  frame_bytes(frames[0]);
-  const FrameHeader header = read_frame_header(frames[0]);
+  const std::vector<Buffer> copies = align_frames({&bytes.span, 1}, bytes.memory);
+  frame_bytes(bytes.span);
+  const FrameHeader header = read_frame_header(bytes.span);
   if (header.codec_id != codec_->id() || header.signature != options.signature ||
       encoding::has_checksum(header) != options.checksum)
     throw WireError("payload: another codec, signature or use of checksums made it");
-  if (options.checksum) encoding::check_checksum(frames[0], nullptr);
+  if (options.checksum) encoding::check_checksum(bytes.span, nullptr);
   return header;
 }
 
 void ArrayCodec::decode(Arrays frames, Arrays outputs, const DecodeOptions& decoding,
                         const FrameOptions& options, nb::handle stream) {
   const nb::object first = first_of(outputs, "out");
-  const auto values =
-      import_all<ValueSpan>(outputs, write_values, {.name = "out", .stream = stream});
-  auto received =
-      import_all<ConstByteSpan>(frames, read_bytes, {.name = "payload", .stream = stream});
+  const auto values = import_all(outputs, write_values, {.name = "out", .stream = stream});
+  auto received = import_all(frames, read_bytes, {.name = "payload", .stream = stream});
   const auto& front = values.arrays.front();
   check_same_device(front, values, "out");
   check_same_device(front, received, "payload");

@@ -16,9 +16,6 @@
 
 namespace tersor::python {
 
-/// A Python sequence of arrays.
-using Arrays = nb::typed<nb::sequence, nb::object>;
-
 /// What encoding and decoding of a frame must agree on, and where its random numbers come from.
 struct FrameOptions {
   /// First index of each array in its parameter; empty: all 0.

@@ -3,18 +3,15 @@
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/device_scope.h"
 #include "python_bindings/src/feedback_state.h"
 #include "python_bindings/src/waiting.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
 #include <tersor/threads.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -105,28 +102,6 @@ CollectiveStatistics allreduce_array(nb::handle transport, nb::handle gradient,
   });
 }
 
-CollectiveStatistics reduce_scatter_array(nb::handle transport, nb::handle input, nb::handle shard,
-                                          const CallOptions& wanted, nb::handle stream) {
-  const auto values = read_values(input, {.name = "input", .stream = stream});
-  const auto result = write_values(shard, {.name = "shard", .stream = stream});
-  check_same_device(values, result, "shard");
-  const StreamView queue = to_stream(stream, input, values.memory);
-  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
-    reduce_scatter(ranks, values.span, result.span, options, queue);
-  });
-}
-
-CollectiveStatistics allgather_array(nb::handle transport, nb::handle shard, nb::handle output,
-                                     const CallOptions& wanted, nb::handle stream) {
-  const auto values = read_values(shard, {.name = "shard", .stream = stream});
-  const auto result = write_values(output, {.name = "output", .stream = stream});
-  check_same_device(values, result, "output");
-  const StreamView queue = to_stream(stream, shard, values.memory);
-  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
-    allgather(ranks, values.span, result.span, options, queue);
-  });
-}
-
 CollectiveStatistics broadcast_array(nb::handle transport, nb::handle array, int root,
                                      const CallOptions& wanted, nb::handle stream) {
   const auto values =
@@ -137,34 +112,55 @@ CollectiveStatistics broadcast_array(nb::handle transport, nb::handle array, int
   });
 }
 
-/// A call whose other array is looked at on the root alone; elsewhere it may be None.
-template <typename Collective>
-CollectiveStatistics call_rooted(nb::handle transport, nb::handle input, nb::handle output,
+/// An array of a call, and its name in messages.
+struct Named {
+  nb::handle array;
+  const char* name;
+};
+
+using OfArrays = void(Transport&, ConstValueSpan, ValueSpan, const CollectiveOptions&, StreamView);
+
+/// A call of two arrays. Where only the root needs an array, the array may be None elsewhere.
+CollectiveStatistics call_arrays(nb::handle transport, Named input, Named output,
                                  const CallOptions& wanted, nb::handle stream,
-                                 const Collective& collective) {
+                                 const std::function<OfArrays>& collective) {
   const auto run = [&](const auto& first, ConstValueSpan from, ValueSpan to, nb::handle own) {
     const StreamView queue = to_stream(stream, own, first.memory);
     return Call(transport, wanted).run(first, [&](Transport& ranks, const auto& options) {
       collective(ranks, from, to, options, queue);
     });
   };
-  if (input.is_none()) {
-    const auto result = write_values(output, {.name = "output", .stream = stream});
-    return run(result, {}, result.span, output);
+  const auto write = [&] {
+    return write_values(output.array, {.name = output.name, .stream = stream});
+  };
+  if (input.array.is_none()) {
+    const auto result = write();
+    return run(result, {}, result.span, output.array);
   }
-  const auto values = read_values(input, {.name = "input", .stream = stream});
-  if (output.is_none()) return run(values, values.span, {}, input);
-  const auto result = write_values(output, {.name = "output", .stream = stream});
-  check_same_device(values, result, "output");
-  return run(values, values.span, result.span, input);
+  const auto values = read_values(input.array, {.name = input.name, .stream = stream});
+  if (output.array.is_none()) return run(values, values.span, {}, input.array);
+  const auto result = write();
+  check_same_device(values, result, output.name);
+  return run(values, values.span, result.span, input.array);
+}
+
+CollectiveStatistics reduce_scatter_array(nb::handle transport, nb::handle input, nb::handle shard,
+                                          const CallOptions& wanted, nb::handle stream) {
+  return call_arrays(transport, {input, "input"}, {shard, "shard"}, wanted, stream,
+                     static_cast<OfArrays*>(reduce_scatter));
+}
+
+CollectiveStatistics allgather_array(nb::handle transport, nb::handle shard, nb::handle output,
+                                     const CallOptions& wanted, nb::handle stream) {
+  return call_arrays(transport, {shard, "shard"}, {output, "output"}, wanted, stream, allgather);
 }
 
 /// Binds `reduce`, `gather` or `scatter`.
 template <auto kCollective>
 CollectiveStatistics rooted_array(nb::handle transport, nb::handle input, nb::handle output,
                                   int root, const CallOptions& wanted, nb::handle stream) {
-  return call_rooted(
-      transport, input, output, wanted, stream,
+  return call_arrays(
+      transport, {input, "input"}, {output, "output"}, wanted, stream,
       [root](Transport& ranks, ConstValueSpan from, ValueSpan to, const CollectiveOptions& options,
              StreamView queue) { kCollective(ranks, from, to, root, options, queue); });
 }
@@ -173,13 +169,11 @@ CollectiveStatistics all_to_all_array(nb::handle transport, nb::handle input, nb
                                       std::size_t columns, const std::vector<std::size_t>& sent,
                                       const std::vector<std::size_t>& received,
                                       const CallOptions& wanted, nb::handle stream) {
-  const auto values = read_values(input, {.name = "input", .stream = stream});
-  const auto result = write_values(output, {.name = "output", .stream = stream});
-  check_same_device(values, result, "output");
-  const StreamView queue = to_stream(stream, input, values.memory);
-  return Call(transport, wanted).run(values, [&](Transport& ranks, const auto& options) {
-    all_to_all(ranks, values.span, result.span, columns, {sent, received}, options, queue);
-  });
+  return call_arrays(transport, {input, "input"}, {output, "output"}, wanted, stream,
+                     [&](Transport& ranks, ConstValueSpan from, ValueSpan to,
+                         const CollectiveOptions& options, StreamView queue) {
+                       all_to_all(ranks, from, to, columns, {sent, received}, options, queue);
+                     });
 }
 
 void bind_rooted(nb::module_& module) {
@@ -292,20 +286,13 @@ std::size_t owned_by(std::size_t count, int rank, int ranks, const CallOptions& 
                      make_codec(options.codec)->traits().unit, options.grid, options.error_growth);
 }
 
-template <typename Float, typename Span>
-std::span<Float> floats_of(const Array<Span>& values, const char* name) {
-  if (values.memory != Memory::kHost || values.span.dtype() != Dtype::kF32)
-    throw InvalidArgument(std::string(name) + ": float32 on the host is needed");
-  return values.span.template as<float>();
-}
-
 /// Both are f32 on the host.
 void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
                      const CallOptions& options) {
   const auto owned = read_values(owner, {.name = "owner"});
   const auto values = write_values(residual, {.name = "residual"});
-  const auto from = floats_of<const float>(owned, "owner");
-  const auto into = floats_of<float>(values, "residual");
+  const auto from = host_floats(owned, "owner");
+  const auto into = host_floats(values, "residual");
   const std::size_t expected = owned_by(into.size(), rank, ranks, options);
   if (from.size() != expected)
     throw InvalidArgument("owner: " + std::to_string(from.size()) + " values, but of " +

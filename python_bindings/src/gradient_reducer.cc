@@ -1,7 +1,7 @@
 // Implements gradient_reducer.h.
 #include "python_bindings/src/gradient_reducer.h"
 
-#include "python_bindings/src/device_scope.h"
+#include "python_bindings/src/choices.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -151,11 +151,12 @@ Array<ValueSpan> ArrayReducer::values_of(nb::handle values, const char* name, La
 }
 
 ReadyGradients ArrayReducer::ready(const std::string& name, nb::handle gradient,
-                                   Contribution contribution) {
+                                   std::string_view contribution) {
   const auto values = values_of(gradient, "gradient", Layout::kDense);
   check_lies_as_added(name, values);
   const DeviceScope scope(values);
-  return hand_over({{{name, values.span, {}, contribution}, {values.owner}}});
+  const auto parsed = parse_choice<Contribution>(contribution);
+  return hand_over({{{name, values.span, {}, parsed}, {values.owner}}});
 }
 
 ReadyGradients ArrayReducer::ready_sharded(const std::vector<std::string>& names,
@@ -187,14 +188,15 @@ void ArrayReducer::check_counts(const std::vector<std::string>& names, std::size
 }
 
 ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, nb::handle gradients,
-                                        Contribution contribution) {
+                                        std::string_view contribution) {
+  const auto parsed = parse_choice<Contribution>(contribution);
   const auto values = values_of(gradients, "gradients", Layout::kContiguous);
   check_counts(names, values.span.count());
   std::vector<Part> parts;
   std::size_t first = 0;
   for (const std::string& name : names) {
     const std::size_t count = entry(name).count;
-    parts.push_back({{name, values.span.subspan(first, count), {}, contribution}, {values.owner}});
+    parts.push_back({{name, values.span.subspan(first, count), {}, parsed}, {values.owner}});
     first += count;
   }
   const DeviceScope scope(values);

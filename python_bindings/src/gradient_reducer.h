@@ -46,7 +46,7 @@ class ArrayReducer {
   void add_sharded(const std::string& name, nb::handle like, const std::vector<std::size_t>& shape,
                    std::size_t shard_count);
 
-  ReadyGradients ready(const std::string& name, nb::handle gradient, Contribution contribution);
+  ReadyGradients ready(const std::string& name, nb::handle gradient, std::string_view contribution);
 
   /// Several of those, and where their shards are to go.
   ReadyGradients ready_sharded(const std::vector<std::string>& names,
@@ -55,7 +55,7 @@ class ArrayReducer {
 
   /// The gradients of several parameters, one after another in one array.
   ReadyGradients ready_flat(const std::vector<std::string>& names, nb::handle gradients,
-                            Contribution contribution);
+                            std::string_view contribution);
 
   /// Ends the step and waits; lets go of its gradients.
   void wait();

@@ -2,8 +2,6 @@
 // the package's .py files.
 #include "python_bindings/src/bindings.h"
 
-#include <nanobind/nanobind.h>
-
 NB_MODULE(_core, module) {
   using namespace tersor::python;
   nb::set_leak_warnings(false);  // objects owned by PyTorch live until the process ends

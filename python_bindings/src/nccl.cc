@@ -1,13 +1,11 @@
 // NCCL as a transport of device memory, where this build has it.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <tersor/transport.h>
 
 #include <memory>
 
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/patient_transport.h"
+#include "python_bindings/src/waiting.h"
 
 #ifdef TERSOR_HAS_NCCL
 #include <tersor/nccl.h>

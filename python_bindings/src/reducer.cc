@@ -2,21 +2,13 @@
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/gradient_reducer.h"
-#include "python_bindings/src/patient_transport.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/reducer.h>
 
 #include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace tersor::python {
@@ -25,16 +17,6 @@ namespace {
 void load_state(const ArrayReducer& self, const nb::bytes& state) {
   const std::span bytes(static_cast<const std::byte*>(state.data()), state.size());
   without_gil([&] { self.reducer().load_state(bytes); });
-}
-
-ReadyGradients ready(ArrayReducer& self, const std::string& name, nb::handle gradient,
-                     std::string_view contribution) {
-  return self.ready(name, gradient, parse_choice<Contribution>(contribution));
-}
-
-ReadyGradients ready_flat(ArrayReducer& self, const std::vector<std::string>& names,
-                          nb::handle gradients, std::string_view contribution) {
-  return self.ready_flat(names, gradients, parse_choice<Contribution>(contribution));
 }
 
 void weigh(const ArrayReducer& self, double samples) {
@@ -119,7 +101,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
           "this "
           "rank's gradients are means over so many samples, and what arrives is the mean over all. "
           "0: they are not looked at. Does not wait; the first `ready` does.")
-      .def("ready", &ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
+      .def("ready", &ArrayReducer::ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
            "The gradient is there, flat or with shape and strides of what was added: it may be "
            "sent from now on, and is left alone until the handle is done or `wait` returned. "
@@ -134,8 +116,8 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            nb::keep_alive<0, 1>(),
            "As `ready` for several of those: whole gradients, rank behind rank, and where this "
            "rank's shards of the result go.")
-      .def("ready_flat", &ready_flat, "names"_a, "gradients"_a, "contribution"_a = "gradient",
-           nb::keep_alive<0, 1>(),
+      .def("ready_flat", &ArrayReducer::ready_flat, "names"_a, "gradients"_a,
+           "contribution"_a = "gradient", nb::keep_alive<0, 1>(),
            "As `ready` for several parameters whose gradients stand one after another.")
       .def("flush", &waiting<&GradientReducer::flush>, "Ends the step without waiting.")
       .def("wait", &ArrayReducer::wait,
@@ -151,10 +133,8 @@ void bind_losses(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def("resume", &waiting<&GradientReducer::resume>,
            "After RanksLost: goes on with those who are left, who all call it, with what they owe "
-           "by "
-           "error feedback. The step under way begins anew. Raises RanksLost where one more was "
-           "lost "
-           "meanwhile, InvalidArgument where too few are left.")
+           "by error feedback. The step under way begins anew. Raises RanksLost where one more was "
+           "lost meanwhile, InvalidArgument where too few are left.")
       .def("hear_fault", &waiting<&GradientReducer::hear_fault>,
            "After a TransportError on another channel of its ranks: raises this reducer's, of an "
            "elastic one RanksLost. Returns where no fault is known.")
@@ -225,8 +205,7 @@ void bind_reducer(nb::module_& module) {
            "Of each parameter, in the order in which they were added.")
       .def("residual_norms", &waiting<&GradientReducer::residual_norms>,
            "The Euclidean norm of what error feedback keeps of each parameter, in that order: a "
-           "pass "
-           "over all residuals.")
+           "pass over all residuals.")
       .def("write_trace", &waiting<&GradientReducer::write_trace>,
            "Writes the options' `trace` now: without, at the reducer's end.")
       .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>)

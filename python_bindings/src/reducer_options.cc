@@ -3,12 +3,6 @@
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/variant.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/reducer.h>
 
 #include <string>

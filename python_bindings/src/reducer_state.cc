@@ -6,12 +6,8 @@
 #include "python_bindings/src/choices.h"
 
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>

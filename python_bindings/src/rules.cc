@@ -5,12 +5,6 @@
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <string>

@@ -2,23 +2,13 @@
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/patient_transport.h"
 #include "python_bindings/src/waiting.h"
 
-#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
-#include <tersor/buffer.h>
 #include <tersor/gossip.h>
 #include <tersor/server.h>
 
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -29,55 +19,18 @@
 namespace tersor::python {
 namespace {
 
-using Arrays = std::vector<nb::object>;
-
-/// Views of arrays, which live as long.
-template <typename Span>
-struct Views {
-  std::vector<Array<Span>> arrays;
-  std::vector<Span> spans;
-
-  std::vector<std::size_t> counts() const {
-    std::vector<std::size_t> counts;
-    for (const Span& one : spans) counts.push_back(one.count());
-    return counts;
-  }
-};
-
-template <typename Span, typename Read>
-Views<Span> views_of(const Arrays& arrays, const Read& read) {
-  Views<Span> views;
-  for (const nb::object& one : arrays) {
-    views.arrays.push_back(read(one, ArrayRequest{}));
-    views.spans.push_back(views.arrays.back().span);
-    if (views.arrays.back().memory == Memory::kDevice)
-      throw InvalidArgument("a parameter server and gossip take arrays of the host");
-  }
-  return views;
+ArrayList<ConstValueSpan> readable(Arrays arrays) {
+  return import_all(arrays, read_values, {.on_host = true});
 }
-Views<ConstValueSpan> readable(const Arrays& arrays) {
-  return views_of<ConstValueSpan>(arrays, read_values);
-}
-Views<ValueSpan> writable(const Arrays& arrays) {
-  return views_of<ValueSpan>(arrays, write_values);
+ArrayList<ValueSpan> writable(Arrays arrays) {
+  return import_all(arrays, write_values, {.on_host = true});
 }
 
-/// What decoders take: memory that is not aligned (a part of a message, say) is copied.
-class AlignedFrame {
- public:
-  explicit AlignedFrame(nb::handle frame) : bytes_(read_bytes(frame, {.name = "frame"})) {
-    const ConstByteSpan given = bytes_.span;
-    if (reinterpret_cast<std::uintptr_t>(given.data()) % kSectionAlignment == 0) return;
-    copy_ = Buffer(given.size());
-    std::memcpy(copy_.pointer(), given.data(), given.size());
-    bytes_.span = copy_.span();
-  }
-  ConstByteSpan span() const { return bytes_.span; }
-
- private:
-  Array<ConstByteSpan> bytes_;
-  Buffer copy_;
-};
+std::vector<std::size_t> counts_of(Arrays like) {
+  std::vector<std::size_t> counts;
+  for (const ConstValueSpan& one : readable(like).spans) counts.push_back(one.count());
+  return counts;
+}
 
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
 using ConstFloats = nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>;
@@ -118,25 +71,25 @@ using HeldClient = Held<ParameterClient>;
 using HeldGossip = Held<Gossip>;
 
 void bind_options(nb::module_& module) {
-  auto options = nb::class_<ServerOptions>(module, "ServerOptions")
-                     .def(nb::init<>())
-                     .def_rw("push", &ServerOptions::push)
-                     .def_rw("pull", &ServerOptions::pull)
-                     .def_rw("workers", &ServerOptions::workers)
-                     .def_rw("model", &ServerOptions::model)
-                     .def_prop_rw(
-                         "staleness",
-                         [](const ServerOptions& self) -> std::optional<std::uint32_t> {
-                           if (self.staleness == kNoBound) return std::nullopt;
-                           return self.staleness;
-                         },
-                         [](ServerOptions& self, std::optional<std::int64_t> bound) {
-                           if (bound.has_value() && (*bound < 0 || *bound >= kNoBound))
-                             throw InvalidArgument("staleness=" + std::to_string(*bound) +
-                                                   ": clocks, 0 or more, or None for no bound");
-                           self.staleness = static_cast<std::uint32_t>(bound.value_or(kNoBound));
-                         },
-                         nb::arg("bound").none());
+  nb::class_<ServerOptions> options(module, "ServerOptions");
+  options.def(nb::init<>())
+      .def_rw("push", &ServerOptions::push)
+      .def_rw("pull", &ServerOptions::pull)
+      .def_rw("workers", &ServerOptions::workers)
+      .def_rw("model", &ServerOptions::model)
+      .def_prop_rw(
+          "staleness",
+          [](const ServerOptions& self) -> std::optional<std::uint32_t> {
+            if (self.staleness == kNoBound) return std::nullopt;
+            return self.staleness;
+          },
+          [](ServerOptions& self, std::optional<std::int64_t> bound) {
+            if (bound.has_value() && (*bound < 0 || *bound >= kNoBound))
+              throw InvalidArgument("staleness=" + std::to_string(*bound) +
+                                    ": clocks, 0 or more, or None for no bound");
+            self.staleness = static_cast<std::uint32_t>(bound.value_or(kNoBound));
+          },
+          nb::arg("bound").none());
   def_choice<&ServerOptions::reduction>(options, "reduction");
   def_flag<&ServerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
   def_flag<&ServerOptions::require_finite, FiniteCheck::kOff, FiniteCheck::kOn>(options,
@@ -162,8 +115,8 @@ void bind_shard(nb::module_& module) {
   nb::class_<ParameterShard>(module, "ParameterShard")
       .def(
           "__init__",
-          [](ParameterShard* self, const Arrays& weights, nb::object update,
-             const ServerOptions& options, int server, int servers) {
+          [](ParameterShard* self, Arrays weights, nb::object update, const ServerOptions& options,
+             int server, int servers) {
             const auto views = readable(weights);
             new (self)
                 ParameterShard(views.spans, update_of(std::move(update)), options, server, servers);
@@ -183,8 +136,9 @@ void bind_shard(nb::module_& module) {
       .def(
           "push",
           [](ParameterShard& self, int worker, std::uint32_t clock, nb::handle frame) {
-            const AlignedFrame bytes(frame);
-            without_gil([&] { self.push(worker, clock, bytes.span()); });
+            auto bytes = read_bytes(frame, {.name = "frame", .on_host = true});
+            const auto copies = align_frames({&bytes.span, 1}, bytes.memory);
+            without_gil([&] { self.push(worker, clock, bytes.span); });
           },
           "worker"_a, "clock"_a, "frame"_a)
       .def("waiting", &ParameterShard::waiting, "worker"_a,
@@ -233,9 +187,9 @@ void bind_frames(nb::module_& module) {
   nb::class_<WorkerFrames>(module, "WorkerFrames")
       .def(
           "__init__",
-          [](WorkerFrames* self, const Arrays& like, const ServerOptions& options, int worker,
-             int server, int servers) {
-            const auto counts = readable(like).counts();
+          [](WorkerFrames* self, Arrays like, const ServerOptions& options, int worker, int server,
+             int servers) {
+            const auto counts = counts_of(like);
             new (self) WorkerFrames(counts, options, worker, server, servers);
           },
           "like"_a, "options"_a, "worker"_a, "server"_a, "servers"_a)
@@ -243,7 +197,7 @@ void bind_frames(nb::module_& module) {
       .def_prop_ro("signature", &WorkerFrames::signature)
       .def(
           "encode",
-          [](WorkerFrames& self, const Arrays& gradients, std::uint32_t clock, nb::handle out) {
+          [](WorkerFrames& self, Arrays gradients, std::uint32_t clock, nb::handle out) {
             const auto views = readable(gradients);
             const auto frame = write_bytes(out, {.name = "out"});
             return without_gil([&] { return self.encode(views.spans, clock, frame.span); });
@@ -251,10 +205,11 @@ void bind_frames(nb::module_& module) {
           "gradients"_a, "clock"_a, "out"_a)
       .def(
           "decode",
-          [](WorkerFrames& self, nb::handle frame, const Arrays& weights) {
-            const AlignedFrame bytes(frame);
+          [](WorkerFrames& self, nb::handle frame, Arrays weights) {
+            auto bytes = read_bytes(frame, {.name = "frame", .on_host = true});
+            const auto copies = align_frames({&bytes.span, 1}, bytes.memory);
             const auto views = writable(weights);
-            without_gil([&] { self.decode(bytes.span(), views.spans); });
+            without_gil([&] { self.decode(bytes.span, views.spans); });
           },
           "frame"_a, "weights"_a);
 }
@@ -274,9 +229,9 @@ void bind_client(nb::module_& module) {
   nb::class_<HeldClient>(module, "ParameterClient")
       .def(
           "__init__",
-          [](HeldClient* self, const std::vector<ServerAt>& servers, const Arrays& like,
+          [](HeldClient* self, const std::vector<ServerAt>& servers, Arrays like,
              const ServerOptions& options, double timeout) {
-            const auto counts = readable(like).counts();
+            const auto counts = counts_of(like);
             new (self) HeldClient{
                 make_without_gil<ParameterClient>(servers, counts, options, to_timeout(timeout))};
           },
@@ -284,14 +239,14 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("clock", [](const HeldClient& self) { return self.own->clock(); })
       .def(
           "pull",
-          [](HeldClient& self, const Arrays& weights) {
+          [](HeldClient& self, Arrays weights) {
             const auto views = writable(weights);
             without_gil([&] { self.own->pull(views.spans); });
           },
           "weights"_a)
       .def(
           "push",
-          [](HeldClient& self, const Arrays& gradients) {
+          [](HeldClient& self, Arrays gradients) {
             const auto views = readable(gradients);
             without_gil([&] { self.own->push(views.spans); });
           },
@@ -337,7 +292,8 @@ void bind_gossip(nb::module_& module) {
       .def(
           "add",
           [](HeldGossip& self, const std::string& name, nb::handle weights) {
-            self.own->add(name, write_values(weights, {.name = name.c_str()}).span);
+            self.own->add(name,
+                          write_values(weights, {.name = name.c_str(), .on_host = true}).span);
           },
           "name"_a, "weights"_a, nb::keep_alive<1, 3>(), "`weights` stay where they are.")
       .def("begin", [](HeldGossip& self) { without_gil([&] { self.own->begin(); }); })

@@ -1,6 +1,4 @@
 // Ranks over TCP connections, which meet in a store that is a Python object.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
 #include <tersor/error.h>
 #include <tersor/tcp.h>
 
@@ -11,7 +9,7 @@
 
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/patient_transport.h"
+#include "python_bindings/src/waiting.h"
 
 namespace tersor::python {
 

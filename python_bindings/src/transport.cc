@@ -2,13 +2,8 @@
 // collectives.
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/patient_transport.h"
 #include "python_bindings/src/waiting.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/inprocess.h>
 #include <tersor/transport.h>
 

@@ -2,11 +2,6 @@
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
 #include <tersor/auto.h>
 
 #include <string_view>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <tersor/forwarding.h>
 #include <unistd.h>
 
 #include <memory>
@@ -45,6 +46,19 @@ template <typename T, typename... Arguments>
 std::shared_ptr<T> make_without_gil(Arguments&&... arguments) {
   return ended_without_gil(
       without_gil([&] { return std::make_unique<T>(std::forward<Arguments>(arguments)...); }));
+}
+
+/// Transports that Python owns: their end may wait for other ranks.
+class PatientTransport final : public ForwardingTransport {
+ public:
+  explicit PatientTransport(std::unique_ptr<Transport> inner)
+      : ForwardingTransport(ended_without_gil(std::move(inner))) {}
+};
+
+/// The transport that `make` returns, made without the GIL, too.
+template <typename Make>
+std::unique_ptr<Transport> make_patient(Make&& make) {
+  return std::make_unique<PatientTransport>(without_gil(std::forward<Make>(make)));
 }
 
 }  // namespace tersor::python

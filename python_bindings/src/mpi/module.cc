@@ -1,6 +1,6 @@
 // The module `tersor._mpi`, built where MPI is, and apart from `tersor._core`, which needs none:
 // makes transports over communicators. `tersor._core`, imported before, says what a Transport is.
-#include "python_bindings/src/patient_transport.h"
+#include "python_bindings/src/waiting.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
