@@ -1,21 +1,29 @@
 // The memory of one call: what the call writes overlaps no other memory of the call.
 #pragma once
 
-#include <tersor/codec.h>
+#include <tersor/span.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
 namespace tersor::encoding {
 
 /// Whether two spans have a byte in common.
-bool overlap(const ConstValueSpan& one, const ConstValueSpan& other);
+inline bool overlap(const ConstValueSpan& one, const ConstValueSpan& other) {
+  return !one.empty() && !other.empty() && one.pointer() < other.pointer() + other.bytes() &&
+         other.pointer() < one.pointer() + one.bytes();
+}
 
 /// Collects the spans of a call. Allocates nothing once a thread has collected as many before.
 class CallMemory {
  public:
-  CallMemory();
+  CallMemory() {
+    ranges_.clear();
+    ranges_.reserve(256);
+  }
   void read(const char* name, const std::byte* first, std::size_t bytes) {
     add({first, bytes, name, false});
   }
@@ -23,9 +31,27 @@ class CallMemory {
     add({first, bytes, name, true});
   }
   /// `in` and `out` may be one span.
-  void update(const char* name, const ConstValueSpan& in, const ValueSpan& out);
+  void update(const char* name, const ConstValueSpan& in, const ValueSpan& out) {
+    if (in.pointer() != out.pointer() || in.bytes() != out.bytes())
+      read(name, in.pointer(), in.bytes());
+    write(name, out.pointer(), out.bytes());
+  }
+
   /// A sentence if a written span overlaps another span; else empty.
-  std::string overlap() const;
+  std::string overlap() const {
+    std::ranges::sort(ranges_, std::less<>(), &Range::first);
+    const Range *read = nullptr, *written = nullptr;
+    for (const Range& range : ranges_) {
+      // A range overlaps an earlier one if and only if the range begins before the largest end.
+      for (const Range* before : {written, range.is_written ? read : nullptr})
+        if (before != nullptr && range.first < before->end())
+          return std::string(before->name) + " overlaps " + range.name +
+                 ": give each memory of its own";
+      const Range*& last = range.is_written ? written : read;
+      if (last == nullptr || last->end() < range.end()) last = &range;
+    }
+    return {};
+  }
 
  private:
   struct Range {
@@ -38,14 +64,13 @@ class CallMemory {
   void add(const Range& range) {
     if (range.bytes != 0) ranges_.push_back(range);
   }
-  static std::vector<Range>& scratch();
 
-  std::vector<Range>& ranges_;
+  static std::vector<Range>& of_thread() {
+    thread_local std::vector<Range> ranges;
+    return ranges;
+  }
+
+  std::vector<Range>& ranges_ = of_thread();
 };
-
-/// Memory that the call writes overlaps no other memory of the call, but a state's own `in`.
-void check_apart(const Codec& codec, const EncodeCall& call, ConstByteSpan frame);
-void check_apart(const Codec& codec, const DecodeCall& call);
-void check_apart(const Codec& codec, const ReduceCall& call, ConstByteSpan frame);
 
 }  // namespace tersor::encoding

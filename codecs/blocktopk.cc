@@ -10,7 +10,6 @@
 
 #include <limits>
 #include <mutex>
-#include <string>
 #include <tuple>
 
 namespace tersor::encoding {

@@ -1,8 +1,9 @@
 #include "codecs/checks.h"
 
-#include "codecs/device.h"
+#include "codecs/apart.h"
 #include "codecs/options.h"
 #include "kernels/device/device.h"
+#include "kernels/device/device_frame.h"
 
 #include <tersor/align.h>
 
@@ -10,9 +11,9 @@
 
 #include <cmath>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 namespace tersor::encoding {
 namespace {
@@ -123,27 +124,31 @@ void check_room(const Codec& codec, const char* what, const Bytes& bytes, std::s
                     std::to_string(alignment) + " bytes");
 }
 
-/// Compares the pointers of a call with its declared memory.
+/// Compares the pointers of a call with its declared memory, and with each other.
 class MemoryCheck {
  public:
   MemoryCheck(const Codec& codec, Memory memory) : codec_(codec), memory_(memory) {}
 
   template <typename Span>
-  void values(const char* what, std::span<Span> list) const {
+  void values(const char* what, std::span<const Span> list) {
     for (std::size_t i = 0; i < list.size(); ++i) {
+      if constexpr (std::is_same_v<Span, ValueSpan>)
+        spans_.write(what, list[i].pointer(), list[i].bytes());
+      else
+        spans_.read(what, list[i].pointer(), list[i].bytes());
       same_memory(what, i, list[i]);
       if (is_asked_about(i, list.size())) pointer_of(what, i, list[i]);
     }
   }
 
-  void states(std::span<const SegmentState> list) const {
+  void states(std::span<const SegmentState> list) {
     for (std::size_t i = 0; i < list.size(); ++i)
-      kept("residual", {i, list.size()}, {list[i].residual_in, list[i].residual_out});
+      kept("the residual", {i, list.size()}, list[i].residual_in, list[i].residual_out);
   }
 
-  void memories(std::span<const SegmentMemory> list) const {
+  void memories(std::span<const SegmentMemory> list) {
     for (std::size_t i = 0; i < list.size(); ++i)
-      kept("codec's memory", {i, list.size()}, {list[i].in, list[i].out});
+      kept("the codec's memory", {i, list.size()}, list[i].in, list[i].out);
   }
 
   /// Checks a pointer of a segment, or of the whole call.
@@ -162,17 +167,20 @@ class MemoryCheck {
       if (is_asked_about(i, segments.size())) pointer("the word active", segments[i].active, i);
   }
 
-  void bytes(const char* what, ConstByteSpan bytes) const {
+  void written(const char* what, ByteSpan bytes) {
+    spans_.write(what, bytes.data(), bytes.size());
     if (!bytes.empty()) pointer(what, bytes.data());
   }
 
-  void frames(std::span<const ConstByteSpan> list) const {
-    if (memory_ == Memory::kHost) return;
-    if (list.size() > kernels::kMostDeviceFrames)
+  void frames(std::span<const ConstByteSpan> list) {
+    if (memory_ == Memory::kDevice && list.size() > kernels::kMostDeviceFrames)
       fail(codec_, "a call on a device reads at most " +
                        std::to_string(kernels::kMostDeviceFrames) + " frames, not " +
                        std::to_string(list.size()));
-    for (const ConstByteSpan& frame : list) bytes("a frame", frame);
+    for (const ConstByteSpan& frame : list) {
+      spans_.read("a payload", frame.data(), frame.size());
+      if (!frame.empty()) pointer("a payload", frame.data());
+    }
   }
 
   void words(const StateWords* in, const StateWords* out) const {
@@ -182,12 +190,16 @@ class MemoryCheck {
     pointer("the next state words", out);
   }
 
-  void execution(const Execution& execution) const {
-    if (memory_ == Memory::kHost) return;
-    kernels::check_stream(execution.stream);
-    bytes("the workspace", execution.workspace);
-    bytes("the kept memory", execution.kept);
+  void execution(const Execution& execution) {
+    if (memory_ == Memory::kDevice) kernels::check_stream(execution.stream);
+    written("the workspace", execution.workspace);
+    written("the kept memory", execution.kept);
     pointer("the fault record", execution.fault);
+  }
+
+  /// After all others: what the call writes overlaps nothing but a state's own `in`.
+  void apart() const {
+    if (const std::string overlap = spans_.overlap(); !overlap.empty()) fail(codec_, overlap);
   }
 
  private:
@@ -203,8 +215,9 @@ class MemoryCheck {
     std::size_t index, entries;
   };
 
-  void kept(const char* what, Index at, std::initializer_list<ConstValueSpan> spans) const {
-    for (const ConstValueSpan& span : spans) {
+  void kept(const char* what, Index at, const ConstValueSpan& in, const ValueSpan& out) {
+    spans_.update(what, in, out);
+    for (const ConstValueSpan& span : {in, ConstValueSpan(out)}) {
       if (span.empty()) continue;
       same_memory(what, at.index, span);
       if (is_asked_about(at.index, at.entries)) pointer_of(what, at.index, span);
@@ -219,7 +232,7 @@ class MemoryCheck {
   template <typename Span>
   void same_memory(const char* what, std::size_t segment, const Span& span) const {
     if (span.memory() != memory_)
-      fail(codec_, std::string("the call is ") + place(memory_) + ", but the " + what + " of " +
+      fail(codec_, std::string("the call is ") + place(memory_) + ", but " + what + " of " +
                        segment_text(segment) + " lies " + place(span.memory()));
   }
 
@@ -229,6 +242,7 @@ class MemoryCheck {
 
   const Codec& codec_;
   Memory memory_;
+  CallMemory spans_;
 };
 
 }  // namespace
@@ -242,36 +256,40 @@ void check_memory(const Codec& codec, Memory memory) {
   }
 }
 
-void check_one_memory(const Codec& codec, const EncodeCall& call, ConstByteSpan frame) {
-  const MemoryCheck check(codec, memory_of(call));
-  check.values("gradient", call.gradients);
+void check_one_memory(const Codec& codec, const EncodeCall& call, ByteSpan frame) {
+  MemoryCheck check(codec, memory_of(call));
+  check.values("the gradient", call.gradients);
   check.states(call.states);
   check.memories(call.memories);
   check.active_words(call.segments);
   check.words(call.words, call.words_out);
   check.execution(call.execution);
-  check.bytes("the frame", frame);
+  check.written("the frame", frame);
+  check.apart();
 }
 
 void check_one_memory(const Codec& codec, const DecodeCall& call) {
-  const MemoryCheck check(codec, memory_of(call));
-  check.values("output", call.outputs);
+  MemoryCheck check(codec, memory_of(call));
+  check.values("the output", call.outputs);
   check.memories(call.memories);
   check.execution(call.execution);
   check.frames(call.frames);
+  check.apart();
 }
 
-void check_one_memory(const Codec& codec, const ReduceCall& call, ConstByteSpan frame) {
-  const MemoryCheck check(codec, memory_of(call));
+void check_one_memory(const Codec& codec, const ReduceCall& call, ByteSpan frame) {
+  MemoryCheck check(codec, memory_of(call));
   check.states(call.states);
   check.words(call.words, call.words_out);
   check.execution(call.execution);
   check.frames(call.frames);
-  check.bytes("the frame", frame);
+  check.written("the frame", frame);
+  check.apart();
 }
 
 void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan bare_values) {
-  MemoryCheck(codec, memory).values("bare values", std::span(&bare_values, 1));
+  MemoryCheck(codec, memory)
+      .values("the bare values", std::span<const ConstValueSpan>(&bare_values, 1));
 }
 
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,

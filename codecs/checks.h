@@ -12,14 +12,32 @@
 
 namespace tersor::encoding {
 
+#if TERSOR_HAS_CUDA
+inline constexpr bool kHasDeviceKernels = true;
+#else
+inline constexpr bool kHasDeviceKernels = false;
+#endif
+
+/// Returns the memory of a call: the memory of its first span, or of its execution.
+inline Memory memory_of(const EncodeCall& call) {
+  return call.gradients.empty() ? call.execution.memory : call.gradients.front().memory();
+}
+inline Memory memory_of(const DecodeCall& call) {
+  return call.outputs.empty() ? call.execution.memory : call.outputs.front().memory();
+}
+inline Memory memory_of(const ReduceCall& call) {
+  return call.states.empty() ? call.execution.memory : call.states.front().residual_in.memory();
+}
+
 /// Checks for kernels of this memory in this build, and for a device if needed.
 void check_memory(const Codec& codec, Memory memory);
 
 /// Checks the memory of all data of a call: lists of values and, on a device, all other pointers.
+/// Memory that the call writes may overlap a state's own `in`, and no other memory of the call.
 /// Run these checks last.
-void check_one_memory(const Codec& codec, const EncodeCall& call, ConstByteSpan frame);
+void check_one_memory(const Codec& codec, const EncodeCall& call, ByteSpan frame);
 void check_one_memory(const Codec& codec, const DecodeCall& call);
-void check_one_memory(const Codec& codec, const ReduceCall& call, ConstByteSpan frame);
+void check_one_memory(const Codec& codec, const ReduceCall& call, ByteSpan frame);
 void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan bare_values);
 
 /// Checks for a gradient per segment, all of the same dtype. Returns the dtype, or f32 for an empty

@@ -3,9 +3,7 @@
 
 #include <tersor/codec.h>
 
-#include "codecs/apart.h"
 #include "codecs/checks.h"
-#include "codecs/device.h"
 
 #include <tersor/error.h>
 
@@ -32,25 +30,26 @@ void check_request(const Codec& codec, const PlanRequest& request) {
                           std::to_string(request.segments.size()));
 }
 
-/// Checks a call's lists and returns the request of its plan.
-PlanRequest checked(const Codec& codec, const EncodeCall& call) {
+/// Returns the checked request of a call's plan.
+template <typename Call>
+PlanRequest checked(const Codec& codec, const Call& call, Dtype dtype, std::size_t contributions) {
   const PlanRequest request{.segments = call.segments,
-                            .dtype = check_values(codec, call.segments, call.gradients),
-                            .contributions = call.contributions,
+                            .dtype = dtype,
+                            .contributions = contributions,
                             .memory = memory_of(call),
                             .threads = threads_of(call.execution)};
   check_request(codec, request);
   return request;
 }
 
+/// Checks also that the call's lists are parallel and its values readable.
+PlanRequest checked(const Codec& codec, const EncodeCall& call) {
+  return checked(codec, call, check_values(codec, call.segments, call.gradients),
+                 call.contributions);
+}
+
 PlanRequest checked(const Codec& codec, const DecodeCall& call, std::size_t contributions) {
-  const PlanRequest request{.segments = call.segments,
-                            .dtype = check_outputs(codec, call),
-                            .contributions = contributions,
-                            .memory = memory_of(call),
-                            .threads = threads_of(call.execution)};
-  check_request(codec, request);
-  return request;
+  return checked(codec, call, check_outputs(codec, call), contributions);
 }
 
 }  // namespace
@@ -65,8 +64,7 @@ void Codec::encode(const EncodeCall& call, ByteSpan frame) const {
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
-  check_one_memory(*this, call, frame);
-  check_apart(*this, call, frame.first(sizes.frame_bytes));
+  check_one_memory(*this, call, frame.first(sizes.frame_bytes));
   do_encode(call, frame.first(sizes.frame_bytes));
 }
 
@@ -75,24 +73,16 @@ void Codec::decode(const DecodeCall& call) const {
   const PlanRequest request = checked(*this, call, call.frames.size());
   check_execution(*this, plan_sizes(request), call.execution);
   check_one_memory(*this, call);
-  check_apart(*this, call);
   do_decode(call);
 }
 
 void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
   check_frame_list(*this, call.frames);
-  const PlanRequest request{.segments = call.segments,
-                            .dtype = call.dtype,
-                            .contributions = call.frames.size(),
-                            .memory = memory_of(call),
-                            .threads = threads_of(call.execution)};
-  check_request(*this, request);
-  const PlanSizes sizes = plan_sizes(request);
+  const PlanSizes sizes = plan_sizes(checked(*this, call, call.dtype, call.frames.size()));
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
   check_frame_room(*this, sizes, frame);
-  check_one_memory(*this, call, frame);
-  check_apart(*this, call, frame.first(sizes.frame_bytes));
+  check_one_memory(*this, call, frame.first(sizes.frame_bytes));
   do_reduce(call, frame.first(sizes.frame_bytes));
 }
 
@@ -103,7 +93,6 @@ void Codec::encode_native(const EncodeCall& call, float factor, ValueSpan values
   check_execution(*this, sizes, call.execution);
   check_one_memory(*this, call, {});
   check_one_memory(*this, memory_of(call), values);
-  check_apart(*this, call, {});
   do_encode_native(call, factor, values);
 }
 
@@ -113,7 +102,6 @@ void Codec::decode_native(const DecodeCall& call, ConstValueSpan values) const {
   check_execution(*this, plan_sizes(request), call.execution);
   check_one_memory(*this, call);
   check_one_memory(*this, memory_of(call), values);
-  check_apart(*this, call);
   do_decode_native(call, values);
 }
 

@@ -5,10 +5,10 @@
 
 #include "codecs/calls.h"
 #include "codecs/checks.h"
-#include "codecs/device.h"
 #include "codecs/frame.h"
 #include "codecs/slices.h"
 #include "codecs/sums.h"
+#include "kernels/device/device_frame.h"
 
 #include <tersor/codec.h>
 

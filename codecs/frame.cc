@@ -1,6 +1,5 @@
 #include "codecs/frame.h"
 
-#include "codecs/device.h"
 #include "codecs/registry.h"
 
 #include "kernels/host/checksum.h"

@@ -80,15 +80,15 @@ void PlannedCodec::reduce(std::span<const ConstByteSpan> frames, ByteSpan frame,
                  frame);
 }
 
-void PlannedCodec::encode_native(ConstValueSpan gradient, std::size_t round,
-                                 ValueSpan values) const {
+void PlannedCodec::encode_native(ConstValueSpan gradient, std::size_t round, ValueSpan values,
+                                 float factor) const {
   codec_->encode_native({.segments = {&segment_, 1},
                          .gradients = {&gradient, 1},
                          .random = kRandom,
                          .identity = identity(round),
                          .execution = execution(),
                          .contributions = plan_for_.contributions},
-                        1.0f, values);
+                        factor, values);
 }
 
 void PlannedCodec::decode_native(ValueSpan values, std::size_t round, ValueSpan output) const {

@@ -59,7 +59,8 @@ class PlannedCodec {
   void reduce(std::span<const ConstByteSpan> frames, ByteSpan frame,
               const std::optional<SegmentState>& state = {}, StateWords* words = nullptr) const;
   /// Encodes or decodes one round of raw values.
-  void encode_native(ConstValueSpan gradient, std::size_t round, ValueSpan values) const;
+  void encode_native(ConstValueSpan gradient, std::size_t round, ValueSpan values,
+                     float factor = 1.0f) const;
   void decode_native(ValueSpan values, std::size_t round, ValueSpan output) const;
   /// Codecs without frames: runs all rounds as the only rank. Returns the bytes of all rounds.
   std::size_t exchange_bare(ConstValueSpan gradient, ValueSpan output) const;

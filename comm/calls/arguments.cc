@@ -58,12 +58,13 @@ void check_apart(const Call& call, const CollectiveOptions& options) {
       !whole.empty() && shard.pointer() == whole.pointer() + place * shard.bytes();
   if (in_place) (whole_input ? output : input) = {};
   encoding::CallMemory memory;
-  memory.read("input", input.pointer(), input.bytes());
-  memory.write("output", output.pointer(), output.bytes());
+  memory.read("the input", input.pointer(), input.bytes());
+  memory.write("the output", output.pointer(), output.bytes());
   if (options.state != nullptr) {
     const CollectiveState& state = *options.state;
-    memory.write("residual", state.residual.pointer(), state.residual.bytes());
-    memory.write("owner's residual", state.owner_residual.pointer(), state.owner_residual.bytes());
+    memory.write("the residual", state.residual.pointer(), state.residual.bytes());
+    memory.write("the owner's residual", state.owner_residual.pointer(),
+                 state.owner_residual.bytes());
   }
   if (const std::string overlap = memory.overlap(); !overlap.empty())
     throw InvalidArgument(overlap);

@@ -24,41 +24,33 @@ void check_options(const CollectiveOptions& options, Memory memory) {
         "codec auto chooses the grid too: say error_growth in the tuner's options");
 }
 
-// Waits for each call while the tuner still measures. Later calls are not timed.
-void allreduce_on_device(Transport& transport, ValueSpan gradient, const CollectiveOptions& chosen,
-                         StreamView stream) {
-  Tuner& tuner = *chosen.tuner;
-  if (tuner.settled(gradient.dtype(), gradient.count()))
-    return allreduce(transport, gradient, chosen, stream);
-  if (kernels::capture_of(stream) != 0)
-    throw InvalidArgument(
-        "codec auto still tries how such gradients go, for which it waits: make calls until "
-        "Tuner::settled() says true, then capture");
-  kernels::synchronize(stream);
-  const auto start = Clock::now();
-  allreduce(transport, gradient, chosen, stream);
-  kernels::synchronize(stream);
-  tuner.record(gradient.dtype(), gradient.count(), seconds_since(start));
-}
-
 }  // namespace
 
+// Waits for each call while the tuner still measures. Later calls on a device are not timed.
 void allreduce_automatically(Transport& transport, ValueSpan gradient,
                              const CollectiveOptions& options, StreamView stream) {
   check_span(transport, gradient, info_of(Kind::kAllreduce).input);
   check_options(options, gradient.memory());
-  AutoChoice choice = options.tuner->choose(gradient.dtype(), gradient.count());
+  Tuner& tuner = *options.tuner;
+  AutoChoice choice = tuner.choose(gradient.dtype(), gradient.count());
   CollectiveOptions chosen = options;
   chosen.codec = std::move(choice.codec);
   chosen.algorithm = choice.algorithm;
   chosen.chunk_count = choice.chunk_count;
   if (options.dims.empty()) chosen.dims = choice.dims;
-  chosen.error_growth = options.tuner->error_growth();
-  if (gradient.memory() == Memory::kDevice)
-    return allreduce_on_device(transport, gradient, chosen, stream);
+  chosen.error_growth = tuner.error_growth();
+  const bool on_device = gradient.memory() == Memory::kDevice;
+  if (on_device && tuner.settled(gradient.dtype(), gradient.count()))
+    return allreduce(transport, gradient, chosen, stream);
+  if (on_device && kernels::capture_of(stream) != 0)
+    throw InvalidArgument(
+        "codec auto still tries how such gradients go, for which it waits: make calls until "
+        "Tuner::settled() says true, then capture");
+  if (on_device) kernels::synchronize(stream);
   const auto start = Clock::now();
-  allreduce(transport, gradient, chosen);
-  options.tuner->record(gradient.dtype(), gradient.count(), seconds_since(start));
+  allreduce(transport, gradient, chosen, stream);
+  if (on_device) kernels::synchronize(stream);
+  tuner.record(gradient.dtype(), gradient.count(), seconds_since(start));
 }
 
 void check_tuner_memory(const Tuner& tuner, Memory memory) {

@@ -7,7 +7,7 @@
 #include "kernels/scalar/convert.h"
 
 #include <algorithm>
-#include <functional>
+#include <iterator>
 #include <string>
 
 namespace tersor {
@@ -78,42 +78,33 @@ void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given
 }
 
 // A shard may lie in the gradient, at its own place there.
-void Gradients::lend(std::uint32_t parameter, const std::optional<Given>& given) {
+void Gradients::lend(const ReducerStep& step, std::uint32_t parameter,
+                     const std::optional<Given>& given) {
   const Given& memory = given ? *given : Given{parameters_.all[parameter].gradient, {}};
-  const ConstValueSpan &gradient = memory.gradient, &shard = memory.shard;
-  if (!gradient.empty()) lending_.push_back({gradient, parameter});
+  lend(step, parameter, memory.gradient);
   const auto rank = static_cast<std::size_t>(parameters_.context().rank);
-  if (!shard.empty() && shard.pointer() != gradient.pointer() + rank * shard.bytes())
-    lending_.push_back({shard, parameter});
+  if (memory.shard.pointer() != memory.gradient.pointer() + rank * memory.shard.bytes())
+    lend(step, parameter, memory.shard);
 }
 
-std::span<Gradients::Lent> Gradients::overlapping(const ConstValueSpan& memory) {
-  const auto first = std::ranges::partition_point(lent_, [&](const Lent& one) {
-    return !encoding::overlap(one.memory, memory) && one.memory.pointer() < memory.pointer();
-  });
-  const auto last = std::partition_point(
-      first, lent_.end(), [&](const Lent& one) { return encoding::overlap(one.memory, memory); });
-  return {first, last};
-}
-
-void Gradients::check_apart(const std::function<bool(std::uint32_t)>& is_back) {
-  const auto refuse = [&](const Lent& one, const Lent& other) {
-    throw InvalidArgument("the memory of \"" + parameters_.all[one.parameter].name +
-                          "\" overlaps that of \"" + parameters_.all[other.parameter].name +
+void Gradients::lend(const ReducerStep& step, std::uint32_t parameter,
+                     const ConstValueSpan& memory) {
+  if (memory.empty()) return;
+  auto at = std::ranges::upper_bound(lent_, memory.pointer(), {},
+                                     [](const Lent& one) { return one.memory.pointer(); });
+  if (at != lent_.begin() && encoding::overlap(std::prev(at)->memory, memory)) --at;
+  while (at != lent_.end() && encoding::overlap(at->memory, memory)) {
+    const std::uint32_t other = at->parameter;
+    if (step.is_back(other, step.number())) {
+      at = lent_.erase(at);
+      continue;
+    }
+    std::erase_if(lent_, [&](const Lent& one) { return !step.is_ready(one.parameter); });
+    throw InvalidArgument("the memory of \"" + parameters_.all[parameter].name +
+                          "\" overlaps that of \"" + parameters_.all[other].name +
                           "\" in one step: give each gradient and shard memory of its own");
-  };
-  std::ranges::sort(lending_, {}, [](const Lent& one) { return one.memory.pointer(); });
-  for (std::size_t i = 0; i < lending_.size(); ++i) {
-    if (i > 0 && encoding::overlap(lending_[i - 1].memory, lending_[i].memory))
-      refuse(lending_[i - 1], lending_[i]);
-    for (const Lent& other : overlapping(lending_[i].memory))
-      if (!is_back(other.parameter)) refuse(lending_[i], other);
   }
-  for (const Lent& one : lending_) {
-    const std::span<Lent> back = overlapping(one.memory);
-    const auto at = lent_.begin() + (back.data() - lent_.data());
-    lent_.insert(lent_.erase(at, at + static_cast<std::ptrdiff_t>(back.size())), one);
-  }
+  lent_.insert(at, {memory, parameter});
 }
 
 // A call that failed later on may have left it out.

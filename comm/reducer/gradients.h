@@ -3,15 +3,14 @@
 #pragma once
 
 #include "comm/reducer/parameters.h"
+#include "comm/reducer/step.h"
 #include "comm/reducer/weights.h"
 
 #include <tersor/reducer.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
-#include <span>
 #include <vector>
 
 namespace tersor {
@@ -40,13 +39,10 @@ class Gradients {
   /// Before any of a call is taken: a mistake, which throws InvalidArgument, leaves the step as it
   /// was.
   void check(std::uint32_t parameter, const std::optional<Given>& given) const;
-  /// Adds a parameter's memory to the memory that the next `check_apart` checks.
-  void lend(std::uint32_t parameter, const std::optional<Given>& given);
-  /// Throws InvalidArgument, which names two parameters, if lent memory overlaps, or overlaps
-  /// memory of this step whose result is not back. Else the memory is lent until the step is
-  /// complete.
-  void check_apart(const std::function<bool(std::uint32_t)>& is_back);
-  void forget_lent() { lending_.clear(); }
+  /// Lends a parameter's memory until the step is complete. Throws InvalidArgument, which names two
+  /// parameters, if the memory overlaps lent memory whose result is not back. Then memory of
+  /// parameters that are not ready is not lent any more.
+  void lend(const ReducerStep& step, std::uint32_t parameter, const std::optional<Given>& given);
   void take(std::uint32_t parameter, const std::optional<Given>& given, Contribution contribution);
   /// It sends zeros; one with a residual keeps it.
   void leave_out(std::uint32_t parameter);
@@ -57,6 +53,7 @@ class Gradients {
 
  private:
   void check_values(std::uint32_t parameter, const ValueSpan& values, std::size_t count) const;
+  void lend(const ReducerStep& step, std::uint32_t parameter, const ConstValueSpan& memory);
   void check_given(std::uint32_t parameter, const Given& given) const;
   void bind(std::uint32_t parameter, const Given& given);
   bool contributes(std::uint32_t parameter, Contribution contribution) const;
@@ -73,9 +70,7 @@ class Gradients {
     ConstValueSpan memory;
     std::uint32_t parameter;
   };
-  std::span<Lent> overlapping(const ConstValueSpan& memory);
-  std::vector<Lent> lending_;  ///< of the call under way
-  std::vector<Lent> lent_;     ///< in this step, by address; none overlaps another
+  std::vector<Lent> lent_;  ///< in this step, by address; none overlaps another
 };
 
 }  // namespace tersor

@@ -1,5 +1,6 @@
 #include "comm/reducer/residence.h"
 
+#include "codecs/planned_codec.h"
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
 #include "kernels/device/event.h"
@@ -141,18 +142,11 @@ class DeviceResidence final : public Residence {
 
   // By the codec that changes nothing: its bare values are the values, times a factor.
   void scale(ValueSpan values, float factor, StreamView stream) const override {
-    const auto codec = make_codec("none");
-    const Segment segment{.count = values.count()};
-    const ConstValueSpan gradients[] = {values};
-    const Plan plan = codec->plan(
-        {.segments = {&segment, 1}, .dtype = values.dtype(), .memory = Memory::kDevice});
-    const Buffer workspace(plan.workspace_bytes, Memory::kDevice);
-    Execution execution;
-    execution.stream = stream;
-    execution.workspace = workspace.span();
-    codec->encode_native(
-        {.segments = {&segment, 1}, .gradients = gradients, .execution = execution}, factor,
-        values);
+    const PlannedCodec codec("none", {.count = values.count(),
+                                      .dtype = values.dtype(),
+                                      .memory = Memory::kDevice,
+                                      .stream = stream});
+    codec.encode_native(values, 0, values, factor);
   }
 
   std::vector<double> norms(std::span<const ConstValueSpan> all) const override {

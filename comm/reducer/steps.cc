@@ -121,12 +121,8 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   LockedStep step = step_.lock();
   if (together.size() > 1) check_apart(parameters, parameters_.all[parameters.front()].name);
   begin_ready(step);
-  gradients_.forget_lent();
-  for (const Ready& one : together) {
-    check_ready(step, one);
-    gradients_.lend(one.parameter, one.given);
-  }
-  gradients_.check_apart([&](std::uint32_t one) { return step->is_back(one, step->number()); });
+  for (const Ready& one : together) check_ready(step, one);
+  for (const Ready& one : together) gradients_.lend(*step, one.parameter, one.given);
   for (std::size_t i = 0; i < together.size(); ++i) {
     gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
     handles[i] = handle_of(step, together[i].parameter);
