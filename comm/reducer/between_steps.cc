@@ -57,15 +57,6 @@ void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Param
                 stream);
 }
 
-/// What this rank keeps of each parameter.
-std::vector<ReducerState::Parameter> exact_state(const Parameters& parameters, const Ways& ways,
-                                                 StreamView stream) {
-  std::vector<ReducerState::Parameter> states;
-  for (std::size_t i = 0; i < parameters.count(); ++i)
-    states.push_back(exact_parameter(parameters, i, ways, stream));
-  return states;
-}
-
 /// Makes the exact state one of residuals of whole parameters, the owner's among them: what this
 /// rank would still add some day.
 void fold(ReducerState& state, const Parameters& parameters) {
@@ -85,8 +76,7 @@ void fold(ReducerState& state, const Parameters& parameters) {
 }
 
 /// What all ranks keep, where each has what it owes: `sum` replaces values by their sum over them.
-template <typename Sum>
-void add_up(ReducerState& state, const Sum& sum) {
+void add_up(ReducerState& state, const std::function<void(std::vector<float>&)>& sum) {
   std::vector<float> all;
   for (const ReducerState::Parameter& parameter : state.parameters)
     for (const std::vector<float>* values : {&parameter.residual, &parameter.memory})
@@ -98,17 +88,6 @@ void add_up(ReducerState& state, const Sum& sum) {
       for (float& value : *values) value = *next++;
 }
 
-/// Makes the exact state one that fits other ranks: the sum over ranks of all senders' and owners'
-/// residuals. Of the codecs' memories, which are equal, one rank's.
-template <typename Sum>
-void make_portable(ReducerState& state, const Parameters& parameters, const Sum& sum) {
-  fold(state, parameters);
-  for (std::size_t i = 0; i < state.parameters.size(); ++i)
-    if (!tells_memory(parameters.context(), parameters.slots[i]))
-      std::ranges::fill(state.parameters[i].memory, 0.0f);
-  add_up(state, sum);
-}
-
 /// Of a state that was checked, whose codecs the parameters have by now, where "auto" chose them.
 void load_residuals(const ReducerState& state, OwedBy whom, Parameters& parameters,
                     StreamView stream) {
@@ -116,29 +95,6 @@ void load_residuals(const ReducerState& state, OwedBy whom, Parameters& paramete
   for (std::size_t i = 0; i < parameters.count(); ++i)
     load_parameter(state, whom, i, parameters, stream);
   parameters.hand_over(stream);
-}
-
-// In the memory that the transport adds: on a device there may be no other.
-void sum_over_ranks(Transport& transport, const ExchangeContext& context, Memory memory,
-                    StreamView stream, std::vector<float>& values) {
-  const Buffer buffer(values.size() * sizeof(float), memory);
-  const ValueSpan all = buffer.values(values.size(), Dtype::kF32);
-  from_floats(values, 1.0f, all, stream);
-  std::vector<ValueSpan> parts;
-  for (int part = 0; part < context.ranks; ++part) {
-    const Range range = part_range(all.count(), part, context.ranks);
-    parts.push_back(all.subspan(range.first, range.count));
-  }
-  transport
-      .sum({.name = "gradient reducer (portable state)",
-            .signature = context.signature,
-            .tag = transport.reserve_tags(1),
-            .timeout = context.timeout,
-            .memory = all.memory(),
-            .stream = stream},
-           parts)
-      .wait_synchronize();
-  values = to_floats(all, stream);
 }
 
 }  // namespace
@@ -150,20 +106,42 @@ Transport& GradientReducer::Impl::control() {
   return *control_;
 }
 
+// In the memory that the transport adds: on a device there may be no other.
 void GradientReducer::Impl::sum(std::vector<float>& values) {
-  sum_over_ranks(control(), context_, parameters_.memory(), stream(), values);
+  Transport& transport = control();
+  const Buffer buffer(values.size() * sizeof(float), parameters_.memory());
+  const ValueSpan all = buffer.values(values.size(), Dtype::kF32);
+  from_floats(values, 1.0f, all, stream());
+  std::vector<ValueSpan> parts;
+  for (int part = 0; part < context_.ranks; ++part) {
+    const Range range = part_range(all.count(), part, context_.ranks);
+    parts.push_back(all.subspan(range.first, range.count));
+  }
+  transport
+      .sum({.name = "gradient reducer (portable state)",
+            .signature = context_.signature,
+            .tag = transport.reserve_tags(1),
+            .timeout = context_.timeout,
+            .memory = all.memory(),
+            .stream = stream()},
+           parts)
+      .wait_synchronize();
+  values = to_floats(all, stream());
 }
 
 ReducerState GradientReducer::Impl::exact_state() {
   LockedStep step = stopped();
   finalize(step);
-  return {.form = ReducerState::Form::kExact,
-          .reduction = options_.reduction,
-          .ranks = static_cast<std::uint32_t>(context_.ranks),
-          .rank = static_cast<std::uint32_t>(context_.rank),
-          .step = residence_->step(),
-          .order = step->order(),
-          .parameters = tersor::exact_state(parameters_, ways_, stream())};
+  ReducerState state{.form = ReducerState::Form::kExact,
+                     .reduction = options_.reduction,
+                     .ranks = static_cast<std::uint32_t>(context_.ranks),
+                     .rank = static_cast<std::uint32_t>(context_.rank),
+                     .step = residence_->step(),
+                     .order = step->order(),
+                     .parameters = {}};
+  for (std::size_t i = 0; i < parameters_.count(); ++i)
+    state.parameters.push_back(exact_parameter(parameters_, i, ways_, stream()));
+  return state;
 }
 
 void GradientReducer::Impl::load(const ReducerState& state) {
@@ -201,10 +179,16 @@ std::vector<std::byte> GradientReducer::save_state() const {
   return write_state(impl_->exact_state());
 }
 
+// The sum over ranks of all senders' and owners' residuals. The codecs' memories are equal: the
+// portable state has the memory of one rank.
 std::vector<std::byte> GradientReducer::save_portable_state() const {
   Impl& impl = *impl_;
   ReducerState state = impl.exact_state();
-  make_portable(state, impl.parameters_, [&](std::vector<float>& values) { impl.sum(values); });
+  fold(state, impl.parameters_);
+  for (std::size_t i = 0; i < state.parameters.size(); ++i)
+    if (!tells_memory(impl.context_, impl.parameters_.slots[i]))
+      std::ranges::fill(state.parameters[i].memory, 0.0f);
+  add_up(state, [&](std::vector<float>& values) { impl.sum(values); });
   return write_state(state);
 }
 

@@ -17,22 +17,17 @@ namespace {
 
 constexpr std::uint32_t kMostRanks = 1 << 16;
 
-void check_count(std::string_view name, std::string_view what, std::size_t found,
-                 std::size_t wanted) {
-  if (found == wanted) return;
-  throw InvalidArgument("the state's " + std::string(what) + " of \"" + std::string(name) +
-                        "\" has " + std::to_string(found) + " values, this reducer's " +
-                        std::to_string(wanted));
-}
-
-void check_finite(std::string_view name, std::string_view what, std::span<const float> values,
-                  float most) {
-  const auto bad =
-      std::ranges::find_if(values, [&](float value) { return !(std::abs(value) <= most); });
-  if (bad == values.end()) return;
-  throw InvalidArgument("value " + std::to_string(bad - values.begin()) + " of the state's " +
-                        std::string(what) + " of \"" + std::string(name) + "\" is " +
-                        std::to_string(*bad) + ": a state holds finite values only");
+// `most`: the largest magnitude that a value may have.
+void check_values(const std::string& name, std::string_view what, std::span<const float> values,
+                  std::size_t wanted, float most) {
+  const std::string whose = "the state's " + std::string(what) + " of \"" + name + "\"";
+  if (values.size() != wanted)
+    throw InvalidArgument(whose + " has " + std::to_string(values.size()) +
+                          " values, this reducer's " + std::to_string(wanted));
+  for (std::size_t i = 0; i < wanted; ++i)
+    if (!(std::abs(values[i]) <= most))
+      throw InvalidArgument("value " + std::to_string(i) + " of " + whose + " is " +
+                            std::to_string(values[i]) + ": a state holds finite values only");
 }
 
 void check_place(const ReducerState::Parameter& found, const Slot& slot) {
@@ -46,19 +41,20 @@ void check_place(const ReducerState::Parameter& found, const Slot& slot) {
 // The parameters are the same, in the same order.
 void check_model(const ReducerState& state, std::span<const ReducerParameter> parameters,
                  std::size_t parameter) {
-  const auto described = [](const auto& one) {
-    return "\"" + one.name + "\" with " + std::to_string(one.count) + " values";
+  const auto described = [&](const auto& all) {
+    if (parameter >= all.size()) return std::string();
+    return "\"" + all[parameter].name + "\" with " + std::to_string(all[parameter].count) +
+           " values";
   };
+  const std::string saved = described(state.parameters), own = described(parameters);
+  if (saved == own) return;
   const std::string number = "parameter " + std::to_string(parameter);
-  if (parameter >= parameters.size())
+  if (own.empty())
     throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
                           "\", is none of this reducer's");
-  const std::string own = described(parameters[parameter]);
-  if (parameter >= state.parameters.size())
-    throw InvalidArgument("the state has no " + number + ", this reducer's is " + own);
-  const std::string saved = described(state.parameters[parameter]);
-  if (saved != own)
-    throw InvalidArgument("the state's " + number + " is " + saved + ", this reducer's is " + own);
+  throw InvalidArgument(
+      (saved.empty() ? "the state has no " + number : "the state's " + number + " is " + saved) +
+      ", this reducer's is " + own);
 }
 
 // What "auto" begins with may be another codec in each run, and a schedule's codec another at each
@@ -74,33 +70,24 @@ void check_codec(const ReducerState::Parameter& found, const ReducerParameter& o
                         ", this reducer's travels as " + codec.spec().text());
 }
 
-void check_counts(const ReducerState& state, const Parameters& parameters, std::size_t parameter) {
+void check_lists(const ReducerState& state, const Parameters& parameters, std::size_t parameter) {
+  constexpr float kLargest = std::numeric_limits<float>::max(), kLargestBf16 = 0x1.fep127f;
   const ReducerState::Parameter& found = state.parameters[parameter];
   const Slot& slot = parameters.slots[parameter];
   const Residuals& residuals = parameters.residuals;
-  if (found.codec == slot.codec->spec().text())
-    check_count(found.name, "codec's memory", found.memory.size(), memory_count(slot));
-  if (state.form == ReducerState::Form::kPortable) {
-    check_count(found.name, "owner's residual", found.owner.size(), 0);
-    return check_count(found.name, "residual", found.residual.size(),
-                       slot.codec->has_feedback() ? parameters.all[parameter].count : 0);
-  }
-  check_count(found.name, "residual", found.residual.size(),
-              residuals.current_sender(parameter).count());
-  check_count(found.name, "owner's residual", found.owner.size(),
-              residuals.current_owner(parameter).count());
-  check_place(found, slot);
-}
-
-void check_values(const ReducerState& state, const Parameters& parameters, std::size_t parameter) {
-  constexpr float kLargestBf16 = 0x1.fep127f;
-  const ReducerState::Parameter& found = state.parameters[parameter];
-  const bool is_bf16 = parameters.residuals.dtype() == Dtype::kBf16;
-  const float largest = is_bf16 ? kLargestBf16 : std::numeric_limits<float>::max();
+  const bool exact = state.form == ReducerState::Form::kExact;
+  const bool same_codec = found.codec == slot.codec->spec().text();
+  const std::size_t whole = slot.codec->has_feedback() ? parameters.all[parameter].count : 0;
+  const float largest = residuals.dtype() == Dtype::kBf16 ? kLargestBf16 : kLargest;
   const float factor = loading_factor(state, OwedBy::kAll, parameters, parameter);
-  check_finite(found.name, "residual", found.residual, largest / std::max(factor, 1.0f));
-  check_finite(found.name, "owner's residual", found.owner, largest);
-  check_finite(found.name, "codec's memory", found.memory, std::numeric_limits<float>::max());
+  check_values(found.name, "residual", found.residual,
+               exact ? residuals.current_sender(parameter).count() : whole,
+               largest / std::max(factor, 1.0f));
+  check_values(found.name, "owner's residual", found.owner,
+               exact ? residuals.current_owner(parameter).count() : 0, largest);
+  check_values(found.name, "codec's memory", found.memory,
+               same_codec ? memory_count(slot) : found.memory.size(), kLargest);
+  if (exact) check_place(found, slot);
 }
 
 void check_run(const ReducerState& state, const Parameters& parameters) {
@@ -130,7 +117,7 @@ bool all_encode(const ExchangeContext& context, const Slot& slot) {
 }
 
 std::string text_of(const LoadedState& record) {
-  return std::string(record.form == ReducerState::Form::kExact ? "the exact" : "the portable") +
+  return std::string(record.form == ReducerState::Form::kExact ? "exact" : "portable") +
          " state of step " + std::to_string(record.step);
 }
 
@@ -154,8 +141,7 @@ void check_state(const ReducerState& state, const Parameters& parameters) {
   for (std::size_t i = 0; i < std::max(state.parameters.size(), parameters.count()); ++i) {
     check_model(state, parameters.all, i);
     check_codec(state.parameters[i], parameters.all[i], *parameters.slots[i].codec);
-    check_counts(state, parameters, i);
-    check_values(state, parameters, i);
+    check_lists(state, parameters, i);
   }
 }
 
@@ -176,12 +162,11 @@ void check_alike(std::span<const LoadedState> records) {
   const LoadedState& first = records.front();
   for (std::size_t rank = 1; rank < records.size(); ++rank) {
     const LoadedState& other = records[rank];
-    const std::string own = text_of(first), others = text_of(other);
-    if (own == others && first.digest == other.digest) continue;
-    throw TransportError("gradient reducer: rank 0 loaded " + own + ", rank " +
-                         std::to_string(rank) + (own == others ? " another " : " ") +
-                         (own == others ? others.substr(4) : others) +
-                         ": load one save on all ranks");
+    const bool same_text = first.form == other.form && first.step == other.step;
+    if (same_text && first.digest == other.digest) continue;
+    throw TransportError("gradient reducer: rank 0 loaded the " + text_of(first) + ", rank " +
+                         std::to_string(rank) + (same_text ? " another " : " the ") +
+                         text_of(other) + ": load one save on all ranks");
   }
 }
 

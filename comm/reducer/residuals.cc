@@ -131,33 +131,29 @@ std::uint32_t Residuals::take_discarded() {
   return std::exchange(accepted_, false) ? 0 : steps;
 }
 
-void Residuals::clear_owner(std::size_t parameter) {
+void Residuals::clear_each(const std::function<ValueSpan(unsigned)>& part) {
   for (unsigned generation = 0; generation < generations_; ++generation) {
-    const ValueSpan owner = values(parameter, generation, owned(entries_[parameter]));
-    residence_->clear({owner.pointer(), owner.bytes()}, residence_->stream());
+    const ValueSpan values = part(generation);
+    residence_->clear({values.pointer(), values.bytes()}, residence_->stream());
   }
 }
 
-void Residuals::clear_memory(std::size_t parameter) {
-  const Entry& entry = entries_[parameter];
-  if (entry.memory_count == 0) return;
-  for (unsigned generation = 0; generation < generations_; ++generation) {
-    const ValueSpan memory = codec_memory(parameter, generation, entry.memory_count);
-    residence_->clear({memory.pointer(), memory.bytes()}, residence_->stream());
-  }
+void Residuals::clear_owner(std::size_t i) {
+  clear_each([&](unsigned generation) { return values(i, generation, owned(entries_[i])); });
 }
 
-void Residuals::scale(std::size_t parameter, float factor) {
-  const Entry& entry = entries_[parameter];
-  if (entry.count == 0) return;
-  const Range kept = {0, sender_room(entry.count) + entry.owned_count};
-  for (unsigned generation = 0; generation < generations_; ++generation) {
-    const ValueSpan all = values(parameter, generation, kept);
-    if (factor == 0)  // a product would keep a NaN
-      residence_->clear({all.pointer(), all.bytes()}, residence_->stream());
-    else
-      residence_->scale(all, factor, residence_->stream());
-  }
+void Residuals::clear_memory(std::size_t i) {
+  clear_each(
+      [&](unsigned generation) { return codec_memory(i, generation, entries_[i].memory_count); });
+}
+
+void Residuals::scale(std::size_t i, float factor) {
+  if (entries_[i].count == 0) return;
+  const Range kept = {0, sender_room(entries_[i].count) + entries_[i].owned_count};
+  const auto part = [&](unsigned generation) { return values(i, generation, kept); };
+  if (factor == 0) return clear_each(part);  // a product would keep a NaN
+  for (unsigned generation = 0; generation < generations_; ++generation)
+    residence_->scale(part(generation), factor, residence_->stream());
 }
 
 void Residuals::clear() {

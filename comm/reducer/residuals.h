@@ -82,6 +82,8 @@ class Residuals {
   /// The owner's values in a generation: behind the sender's.
   static Range owned(const Entry& entry);
   Buffer& idle(std::size_t parameter);
+  /// Zeros `part(generation)` of each generation.
+  void clear_each(const std::function<ValueSpan(unsigned)>& part);
   ValueSpan values(std::size_t parameter, unsigned generation, Range range) const;
   SegmentState state(std::size_t parameter, Range range) const;
   ValueSpan current(std::size_t parameter, Range range) const;

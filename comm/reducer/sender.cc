@@ -31,6 +31,14 @@ LoadedState parse_state(ConstByteSpan bytes, int rank) {
   return state;
 }
 
+using Bytes = std::optional<std::vector<std::byte>>;
+
+template <typename T>
+std::vector<std::byte> bytes_of(std::span<const T> values) {
+  const auto bytes = std::as_bytes(values);
+  return {bytes.begin(), bytes.end()};
+}
+
 double parse_samples(ConstByteSpan bytes, int rank) {
   double samples = -1;
   if (bytes.size() == sizeof samples) std::memcpy(&samples, bytes.data(), sizeof samples);
@@ -50,7 +58,7 @@ bool is_order(ReducerStep::Order order, std::size_t parameters) {
 
 bool Sender::advance() {
   if (agree()) return true;
-  if (states_handle_.valid()) return false;
+  if (states_.handle.valid()) return false;
   while (true) {
     LockedStep step = step_.lock();
     const auto index = step->take_requested();
@@ -65,8 +73,8 @@ bool Sender::advance() {
 // A fault that is heard of while nothing is under way is told in the reducer's name.
 void Sender::advance_or_wait() {
   if (advance()) return;
-  const bool idle = pipeline_.idle() && !weights_handle_.valid() && !states_handle_.valid() &&
-                    !order_handle_.valid() && !vote_.valid();
+  const bool idle = pipeline_.idle() && !samples_.handle.valid() && !states_.handle.valid() &&
+                    !order_.handle.valid() && !vote_.valid();
   try {
     pipeline_.wait_activity(Clock::now() + kIdleWait);
   } catch (const TransportError& error) {
@@ -108,34 +116,39 @@ bool Sender::vote() {
   return true;
 }
 
-Handle Sender::gather(std::string_view name, ConstByteSpan own, std::size_t most_bytes) {
-  return transport().all_gather({.name = name,
-                                 .signature = context_.signature,
-                                 .tag = transport().reserve_tags(1),
-                                 .timeout = context_.timeout},
-                                own, most_bytes);
+template <typename Wanted>
+bool Sender::exchange(Agreement& one, std::string_view name, std::size_t most,
+                      const Wanted& wanted) {
+  if (!one.handle.valid()) {
+    LockedStep step = step_.lock();
+    Bytes own = wanted(step);
+    if (!own) return false;
+    one.own = *std::move(own);
+    one.handle = transport().all_gather({.name = name,
+                                         .signature = context_.signature,
+                                         .tag = transport().reserve_tags(1),
+                                         .timeout = context_.timeout},
+                                        one.own, most);
+  }
+  if (context_.queues()) one.handle.wait_synchronize();
+  return one.handle.test();
+}
+
+ConstByteSpan Sender::of_rank(const Agreement& one, int rank) const {
+  return rank == context_.rank ? ConstByteSpan(one.own) : one.handle.received(rank);
 }
 
 // The steps before are complete then, so that all ranks ask at the same place among messages.
-void Sender::ask_for_weights() {
-  const LockedStep step = step_.lock();
-  const auto samples = step->closed() ? std::nullopt : weights_.take_wanted();
-  if (!samples.has_value()) return;
-  samples_ = *samples;
-  weights_handle_ =
-      gather("gradient reducer (weights)", std::as_bytes(std::span(&samples_, 1)), sizeof samples_);
-}
-
 bool Sender::learn_weights() {
-  if (!weights_handle_.valid()) ask_for_weights();
-  if (!weights_handle_.valid()) return false;
-  if (context_.queues()) weights_handle_.wait_synchronize();
-  if (!weights_handle_.test()) return false;
+  const auto wanted = [&](LockedStep& step) -> Bytes {
+    const auto samples = step->closed() ? std::nullopt : weights_.take_wanted();
+    return samples ? Bytes(bytes_of<double>({&*samples, 1})) : std::nullopt;
+  };
+  if (!exchange(samples_, "gradient reducer (weights)", sizeof(double), wanted)) return false;
   std::vector<double> samples;
   for (int rank = 0; rank < context_.ranks; ++rank)
-    samples.push_back(rank == context_.rank ? samples_
-                                            : parse_samples(weights_handle_.received(rank), rank));
-  weights_handle_ = {};
+    samples.push_back(parse_samples(of_rank(samples_, rank), rank));
+  samples_ = {};
   const LockedStep step = step_.lock();
   weights_.learn(context_.rank, samples);
   step->set_changed();
@@ -147,39 +160,30 @@ void Sender::want_agreement(LockedStep& step, const LoadedState& loaded) {
   step->want_agreement();
 }
 
-void Sender::ask_for_states() {
-  const LockedStep step = step_.lock();
-  if (!step->take_agreement_wanted()) return;
-  const auto loaded = std::as_bytes(std::span(&loaded_, 1));
-  const auto order = std::as_bytes(std::span(step->order()));
-  record_.assign(loaded.begin(), loaded.end());
-  if (context_.rank == 0) record_.insert(record_.end(), order.begin(), order.end());
-  states_handle_ = gather("gradient reducer (loaded state)", record_,
-                          sizeof loaded_ + context_.slots.size() * sizeof(std::uint32_t));
-}
-
 // A rank that loaded no state has another signature.
 bool Sender::compare_states() {
-  if (!states_handle_.valid()) ask_for_states();
-  if (!states_handle_.valid()) return false;
-  if (context_.queues()) states_handle_.wait_synchronize();
-  if (!states_handle_.test()) return false;
+  const auto wanted = [&](LockedStep& step) -> Bytes {
+    if (!step->agreeing()) return std::nullopt;
+    std::vector<std::byte> own = bytes_of<LoadedState>({&loaded_, 1});
+    const auto order = std::as_bytes(std::span(step->order()));
+    if (context_.rank == 0) own.insert(own.end(), order.begin(), order.end());
+    return own;
+  };
+  if (!exchange(states_, "gradient reducer (loaded state)", sizeof loaded_ + order_bytes(), wanted))
+    return false;
   std::vector<LoadedState> records;
-  ConstByteSpan order;
-  for (int rank = 0; rank < context_.ranks; ++rank) {
-    const ConstByteSpan bytes = rank == context_.rank ? record_ : states_handle_.received(rank);
-    records.push_back(parse_state(bytes, rank));
-    if (rank == 0) order = bytes.subspan(sizeof(LoadedState));
-  }
+  for (int rank = 0; rank < context_.ranks; ++rank)
+    records.push_back(parse_state(of_rank(states_, rank), rank));
   try {
     check_alike(records);
   } catch (const TransportError& error) {  // a rank that is late raises the same words
     transport().poison(error.what());
     throw;
   }
+  const ConstByteSpan order = of_rank(states_, 0).subspan(sizeof(LoadedState));
   ReducerStep::Order agreed;
   if (!order.empty()) agreed = parse_order(order, context_.slots.size());
-  states_handle_ = {};
+  states_ = {};
   LockedStep step = step_.lock();
   const bool requested = !agreed.empty() && adopt_order(step, std::move(agreed));
   step->agree();
@@ -187,24 +191,16 @@ bool Sender::compare_states() {
   return true;
 }
 
-void Sender::ask_for_order() {
-  const LockedStep step = step_.lock();
-  if (!step->take_order_wanted()) return;
-  order_.clear();
-  if (context_.rank == 0) order_ = step->sequence();
-  order_handle_ = gather("gradient reducer (order)", std::as_bytes(std::span(order_)),
-                         context_.slots.size() * sizeof(std::uint32_t));
-}
-
 // The first step: rank 0 tells all in which order its parameters became ready.
 bool Sender::learn_order() {
-  if (!order_handle_.valid()) ask_for_order();
-  if (!order_handle_.valid()) return false;
-  if (context_.queues()) order_handle_.wait_synchronize();
-  if (!order_handle_.test()) return false;
-  ReducerStep::Order order =
-      context_.rank == 0 ? order_ : parse_order(order_handle_.received(0), context_.slots.size());
-  order_handle_ = {};
+  const auto wanted = [&](LockedStep& step) -> Bytes {
+    if (!step->take_order_wanted()) return std::nullopt;
+    if (context_.rank != 0) return std::vector<std::byte>();
+    return bytes_of<std::uint32_t>(step->sequence());
+  };
+  if (!exchange(order_, "gradient reducer (order)", order_bytes(), wanted)) return false;
+  ReducerStep::Order order = parse_order(of_rank(order_, 0), context_.slots.size());
+  order_ = {};
   LockedStep step = step_.lock();
   if (adopt_order(step, std::move(order))) follow_trainer();
   return true;
@@ -254,9 +250,8 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
 
 void Sender::fail(std::exception_ptr error) {
   pipeline_.drop();
-  weights_handle_ = {};
-  states_handle_ = {};
-  order_handle_ = {};
+  for (Agreement* one : {&samples_, &states_, &order_})
+    one->handle = {};  // the transport may read this rank's bytes for a while
   vote_ = {};
   try {
     std::rethrow_exception(error);

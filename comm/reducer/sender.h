@@ -93,13 +93,21 @@ class Sender {
     std::size_t chunks_left;
   };
 
-  Handle gather(std::string_view name, ConstByteSpan own, std::size_t most_bytes);
+  /// What ranks agree on beside values: this rank's bytes, and the exchange of all ranks' bytes.
+  struct Agreement {
+    std::vector<std::byte> own = {};
+    Handle handle = {};
+  };
+
+  /// True once all ranks' bytes are there. The exchange begins if `wanted(step)` returns this
+  /// rank's bytes, which are at most `most`.
+  template <typename Wanted>
+  bool exchange(Agreement& one, std::string_view name, std::size_t most, const Wanted& wanted);
+  std::size_t order_bytes() const { return context_.slots.size() * sizeof(std::uint32_t); }
+  ConstByteSpan of_rank(const Agreement& one, int rank) const;
   bool learn_weights();
-  void ask_for_weights();
   bool compare_states();
-  void ask_for_states();
   bool learn_order();
-  void ask_for_order();
   bool vote();
   void submit(std::uint32_t index, Message& message);
   void chunk_done(std::uint32_t index, Message& message);
@@ -114,13 +122,8 @@ class Sender {
       messages_;  ///< grows with the step's lock held; its elements are the driver's
   std::map<ReducerStep::Order, std::vector<std::uint32_t>> together_;
   Pipeline pipeline_;
-  Handle weights_handle_;
-  double samples_ = 0;  ///< of this rank
-  Handle states_handle_;
+  Agreement samples_, states_, order_;  ///< rank 0's state ends with the order
   LoadedState loaded_;
-  std::vector<std::byte> record_;  ///< of this rank's state; rank 0's ends with the order
-  Handle order_handle_;
-  ReducerStep::Order order_;
   Handle vote_;
 };
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 
 namespace tersor {

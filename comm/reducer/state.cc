@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <type_traits>
 
 namespace tersor {
 namespace {
@@ -32,25 +31,28 @@ class Writer {
  public:
   explicit Writer(std::size_t expected_bytes) { bytes_.reserve(expected_bytes); }
 
-  template <typename T>
-  void number(T value) {
-    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
-    append(&value, sizeof(T));
-  }
-
-  template <typename T>
-  void list(std::span<const T> values) {
-    number(static_cast<std::uint64_t>(values.size()));
-    append(values.data(), values.size_bytes());
+  template <typename... Items>
+  void operator()(const Items&... items) {
+    (item(items), ...);
   }
 
   std::vector<std::byte> finish() {
     bytes_.resize(align_up(bytes_.size(), kWord));
-    number(checksum_of(bytes_));
+    item(checksum_of(bytes_));
     return std::move(bytes_);
   }
 
  private:
+  template <typename T>
+  void item(const T& item) {
+    if constexpr (requires { item.size(); }) {
+      (*this)(std::uint64_t{item.size()});
+      append(item.data(), item.size() * sizeof item[0]);
+    } else {
+      append(&item, sizeof item);
+    }
+  }
+
   void append(const void* source, std::size_t bytes) {
     const auto* first = static_cast<const std::byte*>(source);
     bytes_.insert(bytes_.end(), first, first + bytes);
@@ -63,26 +65,15 @@ class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}
 
+  template <typename... Items>
+  void operator()(Items&... items) {
+    (item(items), ...);
+  }
+
   template <typename T>
   T number() {
     T value;
-    take(&value, sizeof(T));
-    return value;
-  }
-
-  template <typename List>
-  List list() {
-    const auto count = number<std::uint64_t>();
-    if (count > rest_.size() / sizeof(typename List::value_type)) throw_cut_off();
-    List values(static_cast<std::size_t>(count), {});
-    take(values.data(), values.size() * sizeof(typename List::value_type));
-    return values;
-  }
-
-  template <typename Enum>
-  Enum choice(Enum last) {
-    const auto value = number<Enum>();
-    if (value > last) throw InvalidArgument("the reducer's state has an unknown form or reduction");
+    item(value);
     return value;
   }
 
@@ -96,6 +87,18 @@ class Reader {
  private:
   [[noreturn]] static void throw_cut_off() {
     throw InvalidArgument("the reducer's state is cut off");
+  }
+
+  template <typename T>
+  void item(T& item) {
+    if constexpr (requires { item.size(); }) {
+      const auto count = number<std::uint64_t>();
+      if (count > rest_.size() / sizeof item[0]) throw_cut_off();
+      item.resize(count);
+      take(item.data(), count * sizeof item[0]);
+    } else {
+      take(&item, sizeof item);
+    }
   }
 
   void take(void* target, std::size_t bytes) {
@@ -135,56 +138,39 @@ std::size_t bytes_of(const ReducerState& state) {
   return bytes;
 }
 
+/// The fields of a state but for its parameters, in the order of the bytes. `archive`: Writer or
+/// Reader.
+template <typename Archive, typename State>
+void visit_head(Archive& archive, State& state) {
+  archive(state.form, state.reduction, state.ranks, state.rank, state.step, state.order);
+}
+
+template <typename Archive, typename Parameter>
+void visit_parameter(Archive& archive, Parameter& one) {
+  archive(one.name, one.codec, one.count, one.residual_first, one.residual, one.owner,
+          one.longest_residual, one.longest_owner, one.memory);
+}
+
 }  // namespace
 
 std::vector<std::byte> write_state(const ReducerState& state) {
   Writer writer(bytes_of(state));
-  writer.number(kStateMagic);
-  writer.number(kStateVersion);
-  writer.number(state.form);
-  writer.number(state.reduction);
-  writer.number(state.ranks);
-  writer.number(state.rank);
-  writer.number(state.step);
-  writer.list(std::span<const std::uint32_t>(state.order));
-  writer.number(static_cast<std::uint64_t>(state.parameters.size()));
-  for (const ReducerState::Parameter& parameter : state.parameters) {
-    writer.list(std::span<const char>(parameter.name));
-    writer.list(std::span<const char>(parameter.codec));
-    writer.number(parameter.count);
-    writer.number(parameter.residual_first);
-    writer.list(std::span<const float>(parameter.residual));
-    writer.list(std::span<const float>(parameter.owner));
-    writer.number(parameter.longest_residual);
-    writer.number(parameter.longest_owner);
-    writer.list(std::span<const float>(parameter.memory));
-  }
+  writer(kStateMagic, kStateVersion);
+  visit_head(writer, state);
+  writer(std::uint64_t{state.parameters.size()});
+  for (const ReducerState::Parameter& one : state.parameters) visit_parameter(writer, one);
   return writer.finish();
 }
 
 ReducerState read_state(std::span<const std::byte> bytes) {
   Reader reader(check_envelope(bytes));
   ReducerState state;
-  state.form = reader.choice(ReducerState::Form::kPortable);
-  state.reduction = reader.choice(Reduction::kMean);
-  state.ranks = reader.number<std::uint32_t>();
-  state.rank = reader.number<std::uint32_t>();
-  state.step = reader.number<std::uint32_t>();
-  state.order = reader.list<std::vector<std::uint32_t>>();
+  visit_head(reader, state);
+  if (state.form > ReducerState::Form::kPortable || state.reduction > Reduction::kMean)
+    throw InvalidArgument("the reducer's state has an unknown form or reduction");
   const auto parameters = reader.number<std::uint64_t>();
-  for (std::uint64_t i = 0; i < parameters; ++i) {
-    ReducerState::Parameter parameter;
-    parameter.name = reader.list<std::string>();
-    parameter.codec = reader.list<std::string>();
-    parameter.count = reader.number<std::uint64_t>();
-    parameter.residual_first = reader.number<std::uint64_t>();
-    parameter.residual = reader.list<std::vector<float>>();
-    parameter.owner = reader.list<std::vector<float>>();
-    parameter.longest_residual = reader.number<std::uint64_t>();
-    parameter.longest_owner = reader.number<std::uint64_t>();
-    parameter.memory = reader.list<std::vector<float>>();
-    state.parameters.push_back(std::move(parameter));
-  }
+  for (std::uint64_t i = 0; i < parameters; ++i)
+    visit_parameter(reader, state.parameters.emplace_back());
   reader.end();
   return state;
 }

@@ -41,7 +41,7 @@ bool ReducerStep::ready(Parameter parameter) {
   awaited_ = true;
   ready_[parameter] = true;
   sequence_.push_back(parameter);
-  return request_ready() || agreement_ == Agreement::kWanted;
+  return request_ready() || agreeing();
 }
 
 bool ReducerStep::learn(Order order, Messages messages) {
@@ -73,12 +73,6 @@ void ReducerStep::want_agreement() {
   order_known_ = sending_ == SendingOrder::kOfReady;
 }
 
-bool ReducerStep::take_agreement_wanted() {
-  if (agreement_ != Agreement::kWanted) return false;
-  agreement_ = Agreement::kUnderWay;
-  return true;
-}
-
 void ReducerStep::agree() {
   agreement_ = Agreement::kReached;
   order_wanted_ = closed_ && !order_known_;
@@ -95,7 +89,7 @@ bool ReducerStep::request(const Order& parameters, std::span<const std::uint32_t
   for (const Parameter parameter : parameters) ready_[parameter] = true;
   requested_.insert(requested_.end(), messages.begin(), messages.end());
   next_message_ += messages.size();
-  return !messages.empty() || agreement_ == Agreement::kWanted;
+  return !messages.empty() || agreeing();
 }
 
 std::optional<std::uint32_t> ReducerStep::take_requested() {

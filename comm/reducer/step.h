@@ -74,15 +74,11 @@ class ReducerStep {
   bool take_order_wanted() { return std::exchange(order_wanted_, false); }
 
   /// Whether ranks compare the states that they loaded, before the first message of a step.
-  enum class Agreement : std::uint8_t { kNone, kWanted, kUnderWay, kReached };
-  bool agreeing() const {
-    return agreement_ == Agreement::kWanted || agreement_ == Agreement::kUnderWay;
-  }
+  enum class Agreement : std::uint8_t { kNone, kWanted, kReached };
+  bool agreeing() const { return agreement_ == Agreement::kWanted; }
   bool has_agreed() const { return agreement_ == Agreement::kReached; }
   /// Once in a step. Until `agree` nothing is sent, and no order is known.
   void want_agreement();
-  /// Whether the driver is asked to compare states: told once.
-  bool take_agreement_wanted();
   /// Ranks loaded equal states. The order is to be learned if none is known by now.
   void agree();
 
@@ -90,9 +86,7 @@ class ReducerStep {
   const Order& sequence() const { return sequence_; }
 
   /// Whether the driver has something to do.
-  bool wanted() const {
-    return !requested_.empty() || order_wanted_ || agreement_ == Agreement::kWanted;
-  }
+  bool wanted() const { return !requested_.empty() || order_wanted_ || agreeing(); }
   std::optional<std::uint32_t> take_requested();
   /// A message's results are there.
   void set_back(std::uint32_t message);

@@ -3,23 +3,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <optional>
 #include <string>
 
 namespace tersor {
 namespace {
 
-std::vector<std::size_t> every_index(const Parameters& parameters) {
-  std::vector<std::size_t> all(parameters.count());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  return all;
-}
-
+// Without names, of all parameters.
 std::vector<std::size_t> indices_of(const Parameters& parameters,
-                                    std::span<const std::string> names) {
-  std::vector<std::size_t> some;
-  for (const std::string& name : names) some.push_back(parameters.index_of(name));
-  return some;
+                                    std::optional<std::span<const std::string>> names = {}) {
+  std::vector<std::size_t> indices(names ? names->size() : parameters.count());
+  for (std::size_t i = 0; i < indices.size(); ++i)
+    indices[i] = names ? parameters.index_of((*names)[i]) : i;
+  return indices;
 }
 
 }  // namespace
@@ -36,7 +32,7 @@ void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::s
 }
 
 void GradientReducer::scale_residuals(float factor) {
-  impl_->scale_residuals(factor, every_index(impl_->parameters_));
+  impl_->scale_residuals(factor, indices_of(impl_->parameters_));
 }
 
 void GradientReducer::scale_residuals(float factor, std::span<const std::string> names) {
@@ -66,7 +62,7 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
 }
 
 void GradientReducer::discard_step() {
-  if (!impl_->discard(every_index(impl_->parameters_)))
+  if (!impl_->discard(indices_of(impl_->parameters_)))
     throw InvalidArgument("there is no step to discard: each can be discarded once");
 }
 
@@ -84,7 +80,7 @@ void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
   parameters_.bind();
 }
 
-void GradientReducer::accept_steps() { impl_->accept(every_index(impl_->parameters_)); }
+void GradientReducer::accept_steps() { impl_->accept(indices_of(impl_->parameters_)); }
 
 void GradientReducer::accept_steps(std::span<const std::string> names) {
   impl_->accept(indices_of(impl_->parameters_, names));
