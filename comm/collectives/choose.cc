@@ -112,6 +112,16 @@ Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view opera
   return codec.traits().divisible ? Algorithm::kTwoShot : Algorithm::kOneShot;
 }
 
+Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::string_view who) {
+  Plan plan;
+  if (!codec.traits().needs_shape) plan = codec.plan({.segments = segments});
+  if (plan.rounds.size() != 1 || !allows(plan, Algorithm::kOneShot))
+    throw InvalidArgument(std::string(who) + " by \"" + codec.spec().text() +
+                          "\", which all ranks exchange together: take a codec that encodes by "
+                          "itself");
+  return plan;
+}
+
 bool adds_in_place(const Codec& codec, Dtype dtype) {
   const Plan plan = plan_of({.codec = &codec, .dtype = dtype, .count = kUnit, .any_shape = true});
   return codec.traits().lossless && plan.rounds.back().native_dtype == dtype;

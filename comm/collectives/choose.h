@@ -8,6 +8,7 @@
 #include <tersor/collectives.h>
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,6 +54,11 @@ bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);
 
 /// True if the native algorithm adds the gradient's own values in place.
 bool adds_in_place(const Codec& codec, Dtype dtype);
+
+/// Plans a codec for self-contained frames: a rank can encode, and others decode, without a
+/// collective of all ranks. Throws InvalidArgument (text starting with `who`) for a codec with a
+/// joint exchange of all ranks.
+Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::string_view who);
 
 /// Chooses native if values can be added during transfer (small f32 inputs only for a single
 /// gradient). Chooses one-shot for codecs without reduce, for two ranks (same bytes, one

@@ -45,25 +45,19 @@ void LostEdges::read(ConstByteSpan message) {
 }
 
 std::vector<int> LostEdges::cut_off(int rank) const {
-  const auto ranks = static_cast<std::size_t>(topology_.ranks());
-  std::vector<bool> joined(ranks), next_to_joined(ranks);
-  std::vector<int> found = {rank};
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    joined[static_cast<std::size_t>(found[i])] = true;
-    for (const Edge& edge : topology_.edges(found[i])) {
-      const bool is_lost = edges_.contains(std::minmax({found[i], edge.rank}));
-      if (is_lost)
-        next_to_joined[static_cast<std::size_t>(edge.rank)] = true;
-      else if (std::ranges::count(found, edge.rank) == 0)
-        found.push_back(edge.rank);
-    }
-  }
-  std::vector<int> others;
-  bool is_apart = found.size() == 1;
-  for (std::size_t one = 0; one < ranks; ++one) {
-    if (joined[one]) continue;
-    others.push_back(static_cast<int>(one));
-    is_apart |= !next_to_joined[one];
+  std::vector<int> joined = {rank}, others;
+  std::set<int> next_to_joined;
+  for (std::size_t i = 0; i < joined.size(); ++i)
+    for (const Edge& edge : topology_.edges(joined[i]))
+      if (edges_.contains(std::minmax({joined[i], edge.rank})))
+        next_to_joined.insert(edge.rank);
+      else if (std::ranges::count(joined, edge.rank) == 0)
+        joined.push_back(edge.rank);
+  bool is_apart = joined.size() == 1;
+  for (int one = 0; one < topology_.ranks(); ++one) {
+    if (std::ranges::count(joined, one) != 0) continue;
+    others.push_back(one);
+    is_apart |= !next_to_joined.contains(one);
   }
   return is_apart ? others : std::vector<int>();
 }

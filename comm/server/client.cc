@@ -14,11 +14,66 @@
 #include <utility>
 
 namespace tersor {
-namespace {
 
-using namespace std::chrono_literals;
+struct WorkerFrames::State {
+  ServerLayout layout;
+  Checksum checksum = Checksum::kOn;
+  std::uint64_t key = 0;  // of random numbers
+  Buffer workspace;
+  std::vector<std::vector<float>> residuals;
 
-}  // namespace
+  template <typename Span>
+  std::vector<Span> parts(std::span<const Span> whole) const {
+    std::vector<Span> parts;
+    for (const Segment& part : layout.segments)
+      parts.push_back(whole[part.parameter].subspan(part.first_index, part.count));
+    return parts;
+  }
+};
+
+WorkerFrames::WorkerFrames(std::span<const std::size_t> counts, const ServerOptions& options,
+                           int worker, int server, int servers)
+    : state_(new State{.layout = server_layout(counts, options, server, servers),
+                       .checksum = options.checksum}) {
+  const ServerLayout& layout = state_->layout;
+  state_->key = Signature().add(layout.signature).add(worker).value();
+  state_->workspace =
+      Buffer(std::max(layout.push_plan.workspace_bytes, layout.pull_plan.workspace_bytes));
+  if (layout.push->has_feedback())
+    for (const Segment& part : layout.segments) state_->residuals.emplace_back(part.count);
+}
+WorkerFrames::~WorkerFrames() = default;
+WorkerFrames::WorkerFrames(WorkerFrames&&) noexcept = default;
+
+std::uint64_t WorkerFrames::signature() const { return state_->layout.signature; }
+std::size_t WorkerFrames::push_capacity() const { return state_->layout.push_plan.frame_bytes; }
+std::size_t WorkerFrames::pull_capacity() const { return state_->layout.pull_plan.frame_bytes; }
+
+std::size_t WorkerFrames::encode(std::span<const ConstValueSpan> gradients, std::uint32_t clock,
+                                 ByteSpan frame) {
+  State& state = *state_;
+  const auto parts = state.parts(gradients);
+  std::vector<SegmentState> residuals;
+  for (std::vector<float>& one : state.residuals) residuals.push_back({one, one});
+  state.layout.push->encode({.segments = state.layout.segments,
+                             .gradients = parts,
+                             .states = residuals,
+                             .random = {.key = state.key, .step = clock},
+                             .identity = state.layout.identity(state.checksum),
+                             .execution = {.workspace = state.workspace.span()}},
+                            frame);
+  return frame_bytes(frame);
+}
+
+void WorkerFrames::decode(ConstByteSpan frame, std::span<const ValueSpan> weights) {
+  const State& state = *state_;
+  const auto parts = state.parts(weights);
+  state.layout.pull->decode({.segments = state.layout.segments,
+                             .frames = {&frame, 1},
+                             .outputs = parts,
+                             .identity = state.layout.identity(state.checksum),
+                             .execution = {.workspace = state.workspace.span()}});
+}
 
 // One server as a worker sees it.
 class ServerSeen {
@@ -88,25 +143,26 @@ class ServerSeen {
   /// What waits for others' pushes would go with it.
   void leave() {
     flush();
-    if (is_here()) return at_.own->leave(worker());
-    leaves_ = true;
-    send({.says = Says::kLeave});
-    wait([&] { return out_.unsent() == 0; });
+    say_goodbye();
   }
 
   /// After an error: the server may not listen any more.
   void leave_at_once() try {
-    if (is_here()) return at_.own->leave(worker());
-    leaves_ = true;
-    send({.says = Says::kLeave});
-    timeout_ = std::min<std::chrono::milliseconds>(timeout_, 1s);
-    wait([&] { return out_.unsent() == 0; });
+    timeout_ = std::min<std::chrono::milliseconds>(timeout_, std::chrono::seconds(1));
+    say_goodbye();
   } catch (const std::exception&) {
   }
 
  private:
   std::size_t message_capacity() const {
     return sizeof(Note) + std::max(frames_.pull_capacity(), kMostText);
+  }
+
+  void say_goodbye() {
+    if (is_here()) return at_.own->leave(worker());
+    leaves_ = true;
+    send({.says = Says::kLeave});
+    wait([&] { return out_.unsent() == 0; });
   }
 
   std::size_t unanswered() const { return is_here() ? at_.own->waiting(worker()) : pushed_.size(); }
@@ -124,7 +180,8 @@ class ServerSeen {
     } else {
       guard([&] {
         while (!done() && Clock::now() < until)
-          if (!hear()) at_.lifeline->wait_activity(std::min(until, Clock::now() + 1s));
+          if (!hear())
+            at_.lifeline->wait_activity(std::min(until, Clock::now() + std::chrono::seconds(1)));
       });
     }
     if (!done())

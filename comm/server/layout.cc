@@ -2,7 +2,7 @@
 
 #include <tersor/error.h>
 
-#include "comm/collectives/alone.h"
+#include "comm/collectives/choose.h"
 #include "comm/collectives/parts.h"
 
 #include <algorithm>

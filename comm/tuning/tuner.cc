@@ -128,13 +128,10 @@ bool Tuner::Impl::adds_on_host() const {
 // Selects the measuring ranks, and determines how many ranks share a core if all ranks encode.
 void Tuner::Impl::find_machines() {
   const std::uint64_t own = machine_number();
-  const Handle handle = [&] {
-    Handle started = channel_->all_gather(
-        {.name = "auto (machines)", .tag = channel_->reserve_tags(1), .timeout = options_.timeout},
-        std::as_bytes(std::span(&own, 1)), sizeof(own));
-    started.wait_synchronize();
-    return started;
-  }();
+  Handle handle = channel_->all_gather(
+      {.name = "auto (machines)", .tag = channel_->reserve_tags(1), .timeout = options_.timeout},
+      std::as_bytes(std::span(&own, 1)), sizeof(own));
+  handle.wait_synchronize();
   int together = 1;
   for (int rank = 0; rank < channel_->ranks(); ++rank) {
     if (rank == channel_->rank()) continue;
