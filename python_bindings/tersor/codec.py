@@ -149,10 +149,7 @@ class Codec:
         arrays = _as_list(array)
         if out is None:
             out = empty_bytes(self._core.capacity_of_arrays(arrays), arrays[0] if arrays else None)
-        indices = _first_indices(first_index)
-        _check_numbers({"parameter": parameter, "step": step}, 32)
-        _check_numbers({"seed": seed, "signature": signature}, 64)
-        options = _core.FrameOptions(indices, parameter, checksum, signature, seed, step, factor)
+        options = _options(first_index, parameter, checksum, signature, seed, step, factor)
         residuals = [] if residual is None else _as_list(residual)
         written = self._core.encode(arrays, out, residuals, options, stream)
         return out[:written]
@@ -198,10 +195,7 @@ class Codec:
         """
         payloads = _as_list(payload)
         decoding = _core.DecodeOptions(add, factor)
-        indices = _first_indices(first_index)
-        _check_numbers({"parameter": parameter}, 32)
-        _check_numbers({"signature": signature}, 64)
-        options = _core.FrameOptions(indices, parameter, checksum, signature)
+        options = _options(first_index, parameter, checksum, signature)
         if out is None:
             out = self._new_output(payloads, add, options)
         self._core.decode(payloads, _as_list(out), decoding, options, stream)
@@ -227,15 +221,20 @@ def _as_list(arrays: Array | list[Array]) -> list[Array]:
     return arrays if isinstance(arrays, list) else [arrays]
 
 
-def _first_indices(first_index: int | Sequence[int]) -> list[int]:
-    """The first index of each array. Empty if ``first_index`` is 0."""
+def _options(
+    first_index: int | Sequence[int],
+    parameter: int,
+    checksum: bool,
+    signature: int,
+    seed: int = 0,
+    step: int = 0,
+    factor: float = 1.0,
+) -> _core.FrameOptions:
     indices = [first_index] if isinstance(first_index, int) else list(first_index)
-    for one in indices:
-        _check_numbers({"first_index": one}, 64)
-    return [] if first_index == 0 else indices
-
-
-def _check_numbers(numbers: dict[str, int], bits: int) -> None:
-    for name, value in numbers.items():
+    numbers = [("parameter", parameter, 32), ("step", step, 32), ("seed", seed, 64)]
+    numbers += [("signature", signature, 64), *(("first_index", one, 64) for one in indices)]
+    for name, value, bits in numbers:
         if not 0 <= value < 1 << bits:
             raise _core.InvalidArgument(f"{name}={value}: an integer from 0 to below 2**{bits}")
+    indices = [] if first_index == 0 else indices  # of all arrays
+    return _core.FrameOptions(indices, parameter, checksum, signature, seed, step, factor)

@@ -25,11 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 from tersor._core import InvalidArgument
 from tersor._options import expect
 from tersor.torch import ddp, pipeline
-from tersor.torch.all_to_all import all_to_all_single
 from tersor.torch.allocation import allocate
 from tersor.torch.collectives import (
     FeedbackState,
     all_gather,
+    all_to_all_single,
     allreduce,
     broadcast,
     broadcast_optimizer_state,

@@ -21,7 +21,6 @@ from tersor.torch.checkpoint import move_residuals
 from tersor.torch.layout import in_order
 from tersor.torch.parameters import local_shard
 
-_EXACT = 1 << 24  # below it a float32 is any whole number
 OnLoss = Literal["raise", "go on"]
 Result = TypeVar("Result")
 
@@ -149,23 +148,18 @@ class TensorExchange:
         """
         while True:
             try:
-                return self._heard(work)
+                try:
+                    return work()
+                except TransportError as error:
+                    if self.elastic and not isinstance(error, RanksLost):
+                        self.reducer.hear_fault()
+                    raise
             except RanksLost as lost:
                 lost.members = self.members = [self._reducer_members[one] for one in lost.members]
                 if self.on_loss == "raise" or not again:
                     raise
                 warnings.warn(f"{lost}: what was under way is done again", stacklevel=4)
                 self.resume()
-
-    def _heard(self, work: Callable[[], Result]) -> Result:
-        try:
-            return work()
-        except RanksLost:
-            raise
-        except TransportError:
-            if self.elastic:
-                self.reducer.hear_fault()
-            raise
 
     def resume(self) -> None:
         """After RanksLost, by all who are left. Others may be lost meanwhile: they are left out."""
@@ -203,7 +197,7 @@ class Presence:
 
     A parameter that no rank has a gradient of is left alone: no decay, no momentum, its residual
     kept. On some ranks a missing gradient is one of zeros. A rank that has all gradients cannot
-    know what the others lack, so every step asks: a few bits a parameter, in one message.
+    know what the others lack, so every step asks: a number for each parameter, in one message.
     """
 
     def __init__(self, exchange: TensorExchange) -> None:
@@ -214,11 +208,6 @@ class Presence:
             "codec": "none",
             "timeout": exchange.options["timeout"],
         }
-        base, digits = self._ranks.ranks + 1, 1
-        while base ** (digits + 1) <= _EXACT:
-            digits += 1
-        self._base = base
-        self._places = torch.tensor([base**i for i in range(digits)], device="cpu")
 
     def somewhere(
         self, present: Mapping[str, bool], also: Sequence[bool] = ()
@@ -255,19 +244,12 @@ class Presence:
         return self._sums(flags, 0.0)[0]
 
     def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
-        """Over the ranks. Several counts share a number: each is a digit of it, and no sum of
-        digits carries."""
         if self._losses != self._exchange.losses:
             self._ranks, self._losses = self._exchange.channel(), self._exchange.losses
-        digits = len(self._places)
-        padded = [*flags, *[False] * (-len(flags) % digits)]
-        own = torch.tensor(padded, dtype=torch.int64, device="cpu").view(-1, digits)
-        last = torch.tensor([value], dtype=torch.float32, device="cpu")
-        sums = torch.cat([(own * self._places).sum(1).to(torch.float32), last])
+        sums = torch.tensor([*flags, value], dtype=torch.float32, device="cpu")
         allreduce(self._ranks, sums, **self._options)
-        found = sums[:-1].to(torch.int64).unsqueeze(1) // self._places % self._base
-        counts: list[int] = found.flatten()[: len(flags)].tolist()
-        return counts, float(sums[-1])
+        *counts, total = sums.tolist()
+        return list(map(int, counts)), total
 
 
 def _told_apart(present: Mapping[str, bool], counts: list[int]) -> tuple[list[str], list[int]]:

@@ -8,7 +8,6 @@ added to what it owes as a sender, before it exchanges with others.
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -31,19 +30,17 @@ class World(NamedTuple):
     quorum: int  #: of one replica's, in the order of its life
 
 
-@dataclasses.dataclass
-class _Owed:
+class _Owed(NamedTuple):
     sender: Tensor  # f32, a value for each of the tensor
     owner: Tensor  # f32, of what this rank reduces for others
     words: Tensor  # _core.FRESH_STATE_WORDS, as int64
 
     def copy_(self, other: _Owed) -> None:
-        for field in dataclasses.fields(self):
-            getattr(self, field.name).copy_(getattr(other, field.name))
+        for own, one in zip(self, other, strict=True):
+            own.copy_(one)
 
     def clone(self) -> _Owed:
-        tensors = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return _Owed(*(one.clone() for one in tensors))
+        return _Owed(*(one.clone() for one in self))
 
 
 class Place:

@@ -10,14 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 import tersor
-from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import expect
 from tersor.torch import group as groups
 from tersor.torch.parameters import DTYPES, every_parameter, followed, store
 
 
-class Gossip:
+class Gossip(tersor.Gossip):
     """After each step of its own optimizer a rank mixes its weights with its neighbours'.
 
     ::
@@ -48,29 +47,25 @@ class Gossip:
         ``tersor.torch.broadcast_parameters(model)``, which includes buffers."""
         expect(model, nn.Module, "Gossip takes a model")
         ranks = groups.transport(process_group)
-        self._core = tersor.Gossip(
-            ranks,
-            topology,
-            codec,
-            step_size=step_size,
-            timeout=groups.seconds_of(process_group),
-            on_split=on_split,
+        seconds = groups.seconds_of(process_group)
+        super().__init__(
+            ranks, topology, codec, step_size=step_size, timeout=seconds, on_split=on_split
         )
         self._model = model
         self._parameters = every_parameter(model)
         self._mixed = {name: _mixed(name, one.detach()) for name, one in self._parameters.items()}
         for name, one in self._mixed.items():
-            self._core.add(name, one.numpy())
+            self.add(name, one.numpy())
 
     def begin(self) -> None:
         """Sends what the weights have moved by; they may move on until ``mix``."""
         self._take()
-        self._core.begin()
+        super().begin()
 
     def mix(self) -> None:
         """Waits for the neighbours', and moves the weights towards them."""
         elsewhere = self._take()
-        self._core.mix()
+        super().mix()
         for own, mixed in elsewhere:
             store(own, mixed)
 
@@ -78,15 +73,6 @@ class Gossip:
         """Both. After the optimizer's step."""
         self.begin()
         self.mix()
-
-    @property
-    def step_size(self) -> float:
-        """How far a step goes towards the neighbours."""
-        return self._core.step_size
-
-    def statistics(self) -> _core.GossipStatistics:
-        """Steps, bytes sent, and neighbours that are lost."""
-        return self._core.statistics()
 
     def _take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Copies the parameters of other types, devices or memory than the mixed values. Returns

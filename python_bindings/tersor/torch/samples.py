@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -128,19 +128,18 @@ class UnevenInputs:
 
     def __init__(self, state: object) -> None:
         self._state = weakref.ref(state)
-        self._model: weakref.ref[DistributedDataParallel] | None = None
-        self._searched = False
+        self._model: Callable[[], DistributedDataParallel | None] | None = None
 
     def of(self, model: DistributedDataParallel) -> None:
         """Which one it is."""
-        self._model, self._searched = weakref.ref(model), True
+        self._model = weakref.ref(model)
 
     def model(self) -> DistributedDataParallel | None:
         """The model whose hook has this state, if a model was found."""
-        if not self._searched and (found := _model_with(self._state())) is not None:
-            self.of(found)
-        self._searched = True
-        return None if self._model is None else self._model()
+        if self._model is None:
+            found = _model_with(self._state())
+            self._model = (lambda: None) if found is None else weakref.ref(found)
+        return self._model()
 
     def check(self) -> None:
         """Before a pass. Raises InvalidArgument for a mean over the ranks that are left.

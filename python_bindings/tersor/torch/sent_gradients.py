@@ -38,14 +38,6 @@ class _Sent:
     def own(self) -> Tensor:
         return local_shard(self.gradient)
 
-    def is_replaced(self, now: Tensor | None) -> bool:
-        own = self.own
-        return (
-            now is not self.gradient
-            or own._version != self.version
-            or own.data_ptr() != self.address
-        )
-
 
 class SentGradients:
     """Gradients by the name of the parameter. Keeps one copy of each gradient.
@@ -89,17 +81,19 @@ class SentGradients:
         ``write_means`` leaves these gradients alone. Unless this object waits, edits that only the
         bits show are those of the step before.
         """
-        found = [n for n, one in self._sent.items() if one.is_replaced(parameters[n].grad)]
+        found = [
+            name
+            for name, one in self._sent.items()
+            if parameters[name].grad is not one.gradient
+            or (one.own._version, one.own.data_ptr()) != (one.version, one.address)
+        ]
         same = {n: one for n, one in self._sent.items() if n not in found and one.bits is not None}
-        compared = _compare(same)
+        earlier, self._compared = self._compared, _compare(same)
         if self._waits:
-            found += _differing(compared)
+            found += _differing(self._compared)
         for name in found:
             self._sent[name].values = None
-        if not self._waits:
-            earlier, self._compared = self._compared, compared
-            found += _differing(earlier)
-        return found
+        return found if self._waits else found + _differing(earlier)
 
     def end(self) -> list[tuple[Tensor, Tensor]]:
         """Forgets all gradients. Returns each gradient with the copy that receives the mean."""
