@@ -30,6 +30,7 @@ from torch.distributed import ReduceOp, Work
 
 from tersor import _core, collectives
 from tersor._core import InvalidArgument
+from tersor.arrays import dtype_text
 from tersor.torch.backend_calls import Call, Caller, Way
 from tersor.torch.backend_configuration import PASS, Configuration, agree, configure, in_force
 from tersor.torch.group import Members, nccl_is_there, seconds_of
@@ -46,7 +47,6 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it
 # With splits no rank knows how many bytes the others have, but all have rows of one length.
 _LEAST_ROW_BYTES = 1024
 _REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
-_DTYPE_WORDS = dict(zip(DTYPES, ("f32", "bf16", "f16"), strict=True))
 _OPTIONS = (c10d.AllreduceOptions, c10d.ReduceScatterOptions, c10d.AllToAllOptions)
 
 
@@ -139,11 +139,11 @@ class TersorGroup(dist.ProcessGroup):
 
     def _way(self, kind: str, like: Tensor, bytes: float, options: Any) -> Way | None:
         """The options of a call that is encoded; None: it is handed on."""
-        if bytes < self._least_bytes or like.dtype not in _DTYPE_WORDS:
+        if bytes < self._least_bytes or like.dtype not in DTYPES:
             return None
         asked = getattr(options, "reduceOp", ReduceOp.SUM)
         reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
-        call = f"{kind}/{_DTYPE_WORDS[like.dtype]}/{self.group_desc}"
+        call = f"{kind}/{dtype_text(like.dtype)}/{self.group_desc}"
         codec, least = self._configuration.choice(call)
         coalesced = self in dist.distributed_c10d._world.pg_coalesce_state  # waits for NCCL's alone
         if reduction is None or codec == PASS or bytes < least or coalesced:

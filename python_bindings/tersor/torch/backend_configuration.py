@@ -30,12 +30,9 @@ _BORDER = re.compile(rf",(?=\s*(?:{'|'.join(_KEYS)})=)")  # specs have commas, t
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is encoded, and how; equal on all ranks.
+    """What is encoded, and how; equal on all ranks."""
 
-    Attributes:
-        rules: a pattern of calls, a codec and from how many bytes on; the first that fits counts.
-    """
-
+    #: A pattern of calls, a codec and from how many bytes on; the first that fits counts.
     rules: tuple[tuple[str, str, int], ...]
 
     @property

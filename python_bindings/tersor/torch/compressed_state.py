@@ -37,21 +37,14 @@ OWN = {"exp_avg_sq": "variances", "momentum_buffer": "momenta"}
 
 @dataclass(frozen=True)
 class Kept:
-    """What an optimizer keeps.
+    """What an optimizer keeps."""
 
-    Attributes:
-        moments: of each parameter, by its name; changed in place.
-        groups: the names of the parameters in each parameter group, frozen ones too.
-        own: which moment of a parameter is each rank's own, for those that have one.
-        who: the optimizer's class.
-    """
-
-    moments: Mapping[str, dict[str, Tensor]]
-    groups: Sequence[Sequence[str]]
-    own: Mapping[str, str]
+    moments: Mapping[str, dict[str, Tensor]]  #: of each parameter, by its name; changed in place
+    groups: Sequence[Sequence[str]]  #: the names in each parameter group, frozen ones too
+    own: Mapping[str, str]  #: which moment is each rank's own, of parameters that have one
     exchange: TensorExchange
     group: dist.ProcessGroup
-    who: str
+    who: str  #: the optimizer's class
 
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:

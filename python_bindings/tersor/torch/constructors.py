@@ -64,19 +64,13 @@ Plan = tuple[Iterable[Planned], list[dist.ProcessGroup]]
 
 @dataclass
 class Seen:
-    """A model that the program made.
-
-    Attributes:
-        handle: where it is compressed.
-        reason: why not, where it is not.
-        plan: how its gradients would travel, where nothing is to change.
-    """
+    """A model that the program made."""
 
     name: str
     way: str
-    handle: Handle | None = None
-    reason: str = ""
-    plan: list[Planned] = field(default_factory=list)
+    handle: Handle | None = None  #: where it is compressed
+    reason: str = ""  #: why not, where it is not
+    plan: list[Planned] = field(default_factory=list)  #: if nothing is to change
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     def leave(self, reason: str) -> None:
@@ -102,17 +96,13 @@ class Seen:
 
 
 class Constructors:
-    """Has every model compressed that DistributedDataParallel or ``fully_shard`` is called for.
-
-    Attributes:
-        models: those that were made, in order.
-        all_reduces: calls and bytes of large ``dist.all_reduce`` of floats, by file and line.
-    """
+    """Has every model compressed that DistributedDataParallel or ``fully_shard`` is called for."""
 
     def __init__(
         self, options: ReducerOptions, unsupported: Unsupported = "warn", *, dry: bool = False
     ) -> None:
-        self.models: list[Seen] = []
+        self.models: list[Seen] = []  #: those that were made, in order
+        #: Calls and bytes of large ``dist.all_reduce`` of floats, by file and line.
         self.all_reduces: dict[str, tuple[int, int]] = {}
         self.rank = rank()
         self.dry = dry

@@ -24,7 +24,6 @@ from tersor._options import expect
 from tersor.collectives import allreduce
 from tersor.torch.checkpoint import Mode, check_mode, save_reducer
 from tersor.torch.collectives import broadcast_start
-from tersor.torch.diloco_state import check_diloco, load_both
 from tersor.torch.exchange import (
     ElasticOptions,
     Presence,
@@ -34,7 +33,7 @@ from tersor.torch.exchange import (
 )
 from tersor.torch.fragments import Timetable, UnderWay, differences, divide, hidden
 from tersor.torch.grace import Grace, LateReporting, Part, Tasks, check_grace, check_state
-from tersor.torch.outer import OuterOptimizer, averaging, check_outer, nesterov
+from tersor.torch.outer import OuterOptimizer, averaging, check_all, check_outer, load_all, nesterov
 from tersor.torch.parameters import (
     every_parameter,
     followed,
@@ -256,14 +255,14 @@ class DiLoCo(LateReporting):
         """
         outer = self.outer_optimizer
         names = every_parameter(self._model).keys()
-        check_diloco(state, self._start, names, self._grace, outer)
+        check_all(state, self._start, names, self._grace, outer)
         if self._grace is None:
             return self._load(state)
         self._grace.ask("load_state_dict", lambda: self._load(state))
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._fetch()
-        load_both(self.reducer, self._process_group(), self.outer_optimizer, state)
+        load_all(self.reducer, self._process_group(), self.outer_optimizer, state)
         for name, start in self._start.items():
             start.copy_(state["start"][name])
         self.steps = state["steps"]

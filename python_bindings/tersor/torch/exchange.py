@@ -59,19 +59,9 @@ class TensorExchange:
 
     Memory that was handed over is the reducer's between ``take_over`` and ``give_back``: it is
     neither freed nor written in between.
-
-    Attributes:
-        options: as the caller gave them, with a time limit.
-        stream: on which the reducer takes gradients and gives results; None for host memory, or
-            where the caller chose one for the reducer.
-        device: on which the tensors lie.
-        reducer: of what was held last.
-        transport: of all ranks, whoever was lost since.
-        members: those who are left, as the group numbers them.
-        losses: how often ranks were lost.
     """
 
-    reducer: GradientReducer
+    reducer: GradientReducer  #: of what was held last
 
     def __init__(
         self,
@@ -86,14 +76,18 @@ class TensorExchange:
         if self.on_loss == "go on" and not self.elastic:
             raise InvalidArgument('on_loss="go on" needs elastic=True')
         told = {key: value for key, value in options.items() if key != "on_loss"}
+        #: As the caller gave them, with a time limit.
         self.options = groups.with_timeout(lasting(cast(ReducerOptions, told)), group)
         self.group = groups.checked(group)
+        #: Of all ranks, whoever was lost since.
         self.transport = groups.transport(group, None if self.elastic else device)
-        self.members = list(range(self.transport.ranks))
+        self.members = list(range(self.transport.ranks))  #: the group's numbers of who are left
         self._reducer_members = self.members  # when it was made
-        self.losses = 0
+        self.losses = 0  #: how often ranks were lost
+        #: On which the reducer takes gradients and gives results; None for host memory, or where
+        #: the caller chose one for the reducer.
         self.stream: torch.cuda.Stream | None = None
-        self.device = device
+        self.device = device  #: on which the tensors lie
         if device.type == "cuda" and "stream" not in options:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 

@@ -44,16 +44,12 @@ class _Owed(NamedTuple):
 
 
 class Place:
-    """One tensor of each step. Its tensors are the thread's that makes the group's calls.
-
-    Attributes:
-        step: the last one in which it was used.
-        void: that step is: before it is used again, it goes back to what it owed then.
-    """
+    """One tensor of each step. Its tensors are the thread's that makes the group's calls."""
 
     def __init__(self, like: Tensor, options: dict[str, Any]) -> None:
         self.count, self.device = like.numel(), like.device
-        self.step, self.void = -1, False
+        self.step = -1  #: the last one in which it was used
+        self.void = False  #: that step is: before the next use it goes back to what it owed then
         self._options = fill(_core.CallOptions(), options)
         self._world: World | None = None
         self._now = self._begun(zeros(self.count))

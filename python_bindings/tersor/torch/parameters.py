@@ -80,12 +80,7 @@ def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
 
 
 class OptimizedParameters:
-    """What an optimizer has, by name, in the order of the names.
-
-    Attributes:
-        all: also those that want no gradient.
-        taking_part: those that are exchanged, the same on all ranks: at first those that want one.
-    """
+    """What an optimizer has, by name, in the order of the names."""
 
     def __init__(
         self,
@@ -97,7 +92,8 @@ class OptimizedParameters:
         ``"parameter.0"``, …."""
         self._optimizer = weakref.ref(optimizer)
         self._named = _by_identity(named_parameters or ())
-        self.all: dict[str, torch.Tensor] = {}
+        self.all: dict[str, torch.Tensor] = {}  #: also those that want no gradient
+        #: Those that are exchanged, the same on all ranks: at first those that want a gradient.
         self.taking_part: dict[str, torch.Tensor] = {}
         self._replaced: dict[str, torch.Tensor] = {}
         self._order: list[int] = []

@@ -17,16 +17,12 @@ from tersor._core import InvalidArgument
 
 
 class Samples:
-    """What a trainer tells of a backward pass, for the reducers that its gradients go through.
-
-    Attributes:
-        count: of the pass to come.
-    """
+    """What a trainer tells of a backward pass, for the reducers that its gradients go through."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.weighted: bool = options.get("weighted", False)
         self._sums = options.get("reduction") == "sum"
-        self.count: float | None = None
+        self.count: float | None = None  #: of the pass to come
         self._step: float | None = None  # of the pass under way
         self._told = False
         self._share: float | None = None

@@ -156,14 +156,11 @@ _Results = dict[Optimizer, HostCopy]
 
 
 class _Watch:
-    """Records the results of a scaler.
-
-    Attributes:
-        results: the number of gradients that were not finite, by optimizer, above 0 or 0. Each
-            call of ``update`` begins another dictionary.
-    """
+    """Records the results of a scaler."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        #: By optimizer 0, or above 0 after gradients that were not finite. Each call of ``update``
+        #: begins another dictionary.
         self.results: _Results = {}
         self._scale: HostCopy | None = None
         for name in ("unscale_", "step", "update"):

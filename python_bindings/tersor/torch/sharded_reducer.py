@@ -50,12 +50,7 @@ class Kind:
 
 
 class ShardedReducer:
-    """One reducer for the gradients of some modules.
-
-    Attributes:
-        core: what reduces them.
-        parameters: those that it has, by name.
-    """
+    """One reducer, ``core``, for the gradients of some modules."""
 
     _sent_whole: ClassVar = 0.5  # of what an all-reduce sends: values are scattered only
 
@@ -69,7 +64,7 @@ class ShardedReducer:
     ) -> None:
         """``reason``: instead of the rules', in statistics. ``samples``: of the passes."""
         self.kind, self._samples = kind, samples
-        self.parameters = {one.name: one for one in parameters}
+        self.parameters = {one.name: one for one in parameters}  #: those that it has
         self._reason = reason
         self._ready: set[str] = set()
         self._exchange = TensorExchange(kind.group, kind.device, options)
@@ -306,14 +301,11 @@ class Reducers(Generic[Made]):
     """One reducer for what FSDP asks for alike, made anew before a step with more parameters.
 
     They are in the order of modules then, as in a new run: noise depends on their numbers.
-
-    Attributes:
-        exchanges: of all modules, in their order.
     """
 
     def __init__(self, options: ReducerOptions, make: Callable[..., Made]) -> None:
         """``make``: of their kind, parameters, options and reason."""
-        self.exchanges: list[ModuleExchange] = []
+        self.exchanges: list[ModuleExchange] = []  #: of all modules, in their order
         self._options = options
         self._new = make
         self._of: dict[ModuleExchange, Made] = {}

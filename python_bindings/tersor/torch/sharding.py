@@ -32,19 +32,12 @@ Collective = Literal["reduce-scatter", "all-gather"]
 
 @dataclass(frozen=True)
 class ShardedParameter:
-    """A parameter of a message.
+    """A parameter of a message."""
 
-    Attributes:
-        name: as in ``named_parameters()`` of the model, without what wrappers add.
-        shape: of the whole parameter, without padding.
-        dimension: along which it is cut.
-        shard_count: values that each rank has of it, padding included.
-    """
-
-    name: str
-    shape: torch.Size
-    dimension: int
-    shard_count: int
+    name: str  #: as in ``named_parameters()`` of the model, without what wrappers add
+    shape: torch.Size  #: of the whole parameter, without padding
+    dimension: int  #: along which it is cut
+    shard_count: int  #: values that each rank has of it, padding included
 
 
 class ModuleLayout:
@@ -316,27 +309,19 @@ def from_flat(flat: torch.Tensor, parameter: ShardedParameter, ranks: int) -> to
 class Kept:
     """What error feedback keeps of one parameter, on the host.
 
-    Attributes:
-        codec: whose errors these are.
-        ranks: of the reducer.
-        rank: this one's number among them.
-        residual: f32, a value for each of the padded parameter, shard after shard; by hosts, of
-            those shards that this rank encodes; between replicas, what it keeps of its shard.
-        shards: of which ranks these are; none between replicas.
-        longest: values of the longest of any rank.
-        step: of the reducer.
-        codec_may_change: "auto" or a schedule may have chosen another when a state was saved.
+    ``residual``: f32, a value for each of the padded parameter, shard after shard; by hosts, of
+    those shards that this rank encodes; between replicas, what it keeps of its shard.
     """
 
     parameter: ShardedParameter
-    codec: str
-    ranks: int
-    rank: int
+    codec: str  #: whose errors these are
+    ranks: int  #: of the reducer
+    rank: int  #: this one's number among them
     residual: torch.Tensor
-    longest: int
-    step: int
-    shards: list[int]
-    codec_may_change: bool = False
+    longest: int  #: values of the longest of any rank
+    step: int  #: of the reducer
+    shards: list[int]  #: of which ranks these are; none between replicas
+    codec_may_change: bool = False  #: by "auto" or a schedule, since a state was saved
 
     def spread(self) -> torch.Tensor:
         """The residual at its place in the padded parameter; a copy."""

@@ -19,22 +19,16 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Parameters that move alike: by a rule, by the options of a group, after so many steps.
-
-    Attributes:
-        parameters: as the model has them; weights, gradients and moments are what this rank has.
-        moments: by their names, those of all parameters.
-        counters: of steps, of which there were so many.
-    """
+    """Parameters that move alike: by a rule, by the options of a group, after so many steps."""
 
     rule: Rule
     group: Group
     steps: int
-    counters: list[Tensor]
+    counters: list[Tensor]  #: of steps, of which there were so many
     names: list[str]
-    parameters: list[Tensor]
+    parameters: list[Tensor]  #: as the model has them; all else is what this rank has
     gradients: list[Tensor]
-    moments: Mapping[str, list[Tensor]]
+    moments: Mapping[str, list[Tensor]]  #: by their names, those of all parameters
 
     def float_gradients(self) -> list[Tensor]:
         """Those of 16 bits as copies."""
@@ -69,15 +63,10 @@ def _number(value: float) -> Tensor:
 
 
 class Rule(ABC):
-    """How parameters move.
+    """How parameters move."""
 
-    Attributes:
-        moments: the names of those that it keeps; the first is like what is sent.
-        own: that of each rank's own; None: all are common.
-    """
-
-    moments: ClassVar[tuple[str, ...]]
-    own: ClassVar[str | None] = None
+    moments: ClassVar[tuple[str, ...]]  #: names of those that it keeps; the first is like the sent
+    own: ClassVar[str | None] = None  #: that of each rank's own; None: all are common
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
         """The moments before the first step."""
