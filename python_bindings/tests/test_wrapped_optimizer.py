@@ -93,6 +93,29 @@ def test_a_gradient_is_this_ranks_own_until_synchronize(rank: int, count: int) -
     assert equal_on_ranks({name: one.grad for name, one in model.named_parameters()})
 
 
+@ranks.on(2)
+def test_whatever_has_the_memory_of_a_gradient_sees_the_mean(rank: int, count: int) -> None:
+    model = make_model()
+    optimizer = wrap(model)
+    array = numpy.zeros(model[2].weight.shape, numpy.float32)
+    model[2].weight.grad = torch.from_numpy(array)
+    model[0].bias.grad = torch.zeros_like(model[0].bias).share_memory_()
+    for step in range(3):
+        loss_of(model, rank, step).backward()
+        gradients = {name: one.grad for name, one in model.named_parameters()}
+        alias = numpy.from_dlpack if step == 1 else torch.Tensor.detach
+        seen = {"0.weight": alias(gradients["0.weight"]), "2.bias": gradients["2.bias"].numpy()}
+        address = gradients["0.bias"].data_ptr()
+        optimizer.synchronize()
+        for name, one in {**seen, "2.weight": array}.items():
+            assert torch.equal(torch.as_tensor(one), model.get_parameter(name).grad), name
+        assert model[0].bias.grad.data_ptr() == address
+        assert all(one.grad is gradients[name] for name, one in model.named_parameters())
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
 class Counting(torch.optim.SGD):
     """An optimizer with attributes, properties and methods of its own."""
 
@@ -180,8 +203,11 @@ def test_hooks_run_once_and_schedulers_of_either_leave_the_exchange(rank: int, c
         plainly(model, outer, rank, step)
         for schedule in schedules:
             schedule.step()
-    outer.state_dict()
+    outer.load_state_dict(outer.state_dict())
     assert called == ["before", "after"] * 2 + ["saved"]
+    plainly(model, outer, rank, 2)
+    assert called[5:] == ["before", "after"]
+    del called[5:]
     assert inner.param_groups[0]["lr"] == 0.1 / 16
     assert equal_on_ranks(dict(model.named_parameters()))
     outer.zero_grad = lambda *_: called.append("replaced")

@@ -45,7 +45,18 @@ def save_reducer(
     """
     exact = check_mode(mode) == "exact"
     state = ReducerState.read(reducer.save_state() if exact else reducer.save_portable_state())
-    return {**_description(state), **_tensors(state, group if exact else None)}
+    return {
+        "version": VERSION,
+        "mode": state.form,
+        "reduction": state.reduction,
+        "ranks": state.ranks,
+        "step": state.step,
+        "order": list(state.order),
+        "parameters": [one.name for one in state.parameters],
+        "codecs": [one.codec for one in state.parameters],
+        "counts": [one.count for one in state.parameters],
+        **_tensors(state, group if exact else None),
+    }
 
 
 def load_reducer(
@@ -172,20 +183,6 @@ def start_at_zero(keepers: Iterable[_core.GradientReducer], parameters: int) -> 
         f"the checkpoint holds no residuals: those of {parameters} parameters start at zero",
         stacklevel=4,
     )
-
-
-def _description(state: ReducerState) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "mode": state.form,
-        "reduction": state.reduction,
-        "ranks": state.ranks,
-        "step": state.step,
-        "order": list(state.order),
-        "parameters": [one.name for one in state.parameters],
-        "codecs": [one.codec for one in state.parameters],
-        "counts": [one.count for one in state.parameters],
-    }
 
 
 def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, Any]:

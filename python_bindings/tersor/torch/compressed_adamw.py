@@ -55,8 +55,6 @@ class CompressedAdamW(CompressedOptimizer):
     rank skips the step on all of them, with a scaler or without, and changes nothing on any.
     """
 
-    _instead = "use tersor.torch.compress with a codec of two bits or more"
-
     def __init__(
         self,
         params: ParamsT,

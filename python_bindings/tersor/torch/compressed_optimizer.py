@@ -47,7 +47,8 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
 
     _exchange: TensorExchange
     _step_supports_amp_scaling = True  # the scaler calls step() even where it found an infinity
-    _instead: ClassVar[str]  # of parameters that are sharded
+    # Of parameters that are sharded.
+    _instead: ClassVar = "use tersor.torch.compress with a codec of two bits or more"
 
     def __init__(
         self,
@@ -118,8 +119,9 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         self, is_finite: bool, samples: float | None
     ) -> list[tuple[Part, list[Tensor]]] | None:
         """What moves, and what arrived of it; None where a gradient is not finite on some rank."""
-        somewhere, weight = self._somewhere(is_finite, samples)
-        if somewhere is None:
+        flags = self._optimized.with_gradients(), [not is_finite]
+        somewhere, [skips], weight = self._presence.weighted(*flags, samples)
+        if skips > 0:
             return None
         self._take_in([name for name in somewhere if name not in self._parameters])
         self._begin_replaced()
@@ -218,13 +220,6 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
             self._process_group(),
             type(self).__name__,
         )
-
-    def _somewhere(self, is_finite: bool, samples: float | None) -> tuple[list[str] | None, float]:
-        """Those of all parameters that some rank has a gradient of, None where a gradient is not
-        finite on some rank; and this rank's weight. A collective call."""
-        flags = self._optimized.with_gradients(), [not is_finite]
-        somewhere, [skips], weight = self._presence.weighted(*flags, samples)
-        return None if skips > 0 else somewhere, weight
 
     def _is_finite(self) -> bool:
         """Of this rank's gradients; a scaler has looked already. Where parameters are sharded a

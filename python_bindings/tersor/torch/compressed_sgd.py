@@ -53,8 +53,6 @@ class CompressedSGD(CompressedOptimizer):
     :class:`CompressedAdamW`.
     """
 
-    _instead = "use tersor.torch.compress with a codec of two bits or more"
-
     def __init__(
         self,
         params: ParamsT,

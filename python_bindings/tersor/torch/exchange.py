@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgument, RanksLost, Transport, TransportError
-from tersor.collectives import CollectiveOptions, allreduce
+from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch import group as groups
 from tersor.torch.checkpoint import move_residuals
@@ -198,10 +198,6 @@ class Presence:
         """``exchange``: whose ranks and time limit it has. A collective call."""
         self._exchange = exchange
         self._ranks, self._losses = exchange.channel(), exchange.losses
-        self._options: CollectiveOptions = {
-            "codec": "none",
-            "timeout": exchange.options["timeout"],
-        }
 
     def somewhere(
         self, present: Mapping[str, bool], also: Sequence[bool] = ()
@@ -241,7 +237,7 @@ class Presence:
         if self._losses != self._exchange.losses:
             self._ranks, self._losses = self._exchange.channel(), self._exchange.losses
         sums = torch.tensor([*flags, value], dtype=torch.float32, device="cpu")
-        allreduce(self._ranks, sums, **self._options)
+        allreduce(self._ranks, sums, codec="none", timeout=self._exchange.options["timeout"])
         *counts, total = sums.tolist()
         return list(map(int, counts)), total
 

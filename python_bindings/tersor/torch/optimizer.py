@@ -233,6 +233,12 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self._synchronized = False
         self.reducer.discard_step()
 
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
     def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
         """The residuals, for a checkpoint, between two steps, as :meth:`HookState.state_dict`."""
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))

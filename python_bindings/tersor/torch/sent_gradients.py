@@ -21,7 +21,9 @@ from torch.nn import functional
 from tersor.torch.parameters import local_shard
 from tersor.torch.scaler import HostCopy
 
-_use_count: Any = getattr(torch._C, "_storage_Use_Count", None)
+# How many C++ objects have a storage, or a tensor. PyTorch may lack these functions.
+_uses_of_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
+_uses_of_tensor: Any = getattr(Tensor, "_use_count", None)
 
 
 @dataclass
@@ -106,7 +108,7 @@ class SentGradients:
 def write_means(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Puts the second tensor of each pair into the first.
 
-    On a CPU the two exchange their memory if no other tensor or array has the gradient's memory.
+    On a CPU the two exchange their memory if nothing else has the gradient's memory.
     """
     copied = [pair for pair in pairs if not _exchanged(*pair)]
     if copied:
@@ -117,15 +119,18 @@ def write_means(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def _exchanged(gradient: Tensor, mean: Tensor) -> bool:
     storage = gradient.untyped_storage()
     if (
-        _use_count is None
+        _uses_of_storage is None
+        or _uses_of_tensor is None
         or type(gradient) is not Tensor
         or (gradient.device.type, gradient.requires_grad) != ("cpu", False)
         or not gradient.is_contiguous()
-        or _use_count(storage._cdata) > 2  # of the gradient and of ``storage``
+        or not storage.resizable()  # an array has the memory
+        or storage.is_shared()
+        or _uses_of_storage(storage._cdata) > 2  # of the gradient and of ``storage``
+        or _uses_of_tensor(gradient) > 2  # of the parameter and of Python
     ):
         return False
     gradient.data, mean.data = mean.data, gradient.data
-    torch.autograd.graph.increment_version(gradient)
     return True
 
 
