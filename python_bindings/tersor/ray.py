@@ -80,9 +80,7 @@ class _Shard:
             async with self._changed:  # Ray may begin calls in another order
                 await self._until(worker, life, lambda: self._next[worker] >= clock)
                 self._take(worker, clock, frame)
-                await self._until(
-                    worker, life, lambda: self._next[worker] - self._shard.waiting(worker) > clock
-                )
+                await self._until(worker, life, lambda: self._moved(worker) > clock)
         finally:
             self._pushes[worker] -= life == self._lives[worker]
 
@@ -95,6 +93,9 @@ class _Shard:
             raise
         finally:
             self._changed.notify_all()
+
+    def _moved(self, worker: int) -> int:
+        return self._next[worker] - self._shard.waiting(worker)
 
     async def pull(self, worker: int, life: int, clock: int) -> Any:
         async with self._changed:
