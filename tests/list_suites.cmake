@@ -1,6 +1,6 @@
-# Read by ctest as it starts, after what tersor_add_suites wrote: adds the suites of a program.
+# Adds the suites of a program. ctest reads this file at start, after the output of tersor_add_suites.
 
-# add_cases(<name> <case>…): a test of these cases in one process.
+# add_cases(<name> <case>…): a test of these cases in a single process.
 function(add_cases name)
   list(JOIN ARGN ":" chosen)
   add_test("${name}" "${program}" "--gtest_filter=${chosen}")
@@ -8,12 +8,13 @@ function(add_cases name)
   if(DEFINED ENV{TERSOR_TEST_RESULTS})
     list(APPEND variables "GTEST_OUTPUT=xml:$ENV{TERSOR_TEST_RESULTS}/${name}.xml")
   endif()
-  # Skipped is what ends with a list of skipped cases: where one failed, a list of those comes behind it.
+  # A test is skipped if its output ends with the list of skipped cases. After a failure, a list of failed cases
+  # follows.
   set_tests_properties("${name}" PROPERTIES ENVIRONMENT "${variables}" SKIP_REGULAR_EXPRESSION
                        "\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\][^\n]*\n)+$" ${properties})
 endfunction()
 
-# add_suite(<suite> <case>…): in as many parts as it takes, of as many cases each.
+# add_suite(<suite> <case>…): splits the cases into tests of at most `most_cases` cases.
 function(add_suite suite)
   math(EXPR parts "(${ARGC} - 1 + ${most_cases} - 1) / ${most_cases}")
   set(name "${prefix}${suite}")
@@ -34,11 +35,12 @@ function(add_suites)
     execute_process(COMMAND env ${environment} "${program}" --gtest_list_tests "--gtest_filter=${filter}"
                     OUTPUT_VARIABLE output ERROR_QUIET RESULT_VARIABLE result TIMEOUT 120)
   endif()
-  if(NOT result EQUAL 0) # has no label, so that a choice of labels leaves it out
+  if(NOT result EQUAL 0)  # no label: excluded when labels are selected
     add_test("${prefix}${program}" sh -c "echo 'cannot list the tests of ${program}: ${result}'; exit 1")
     return()
   endif()
-  # Lines are '<suite>.  # …' and '  <case>  # …'. A comment may hold what CMake reads as a list's.
+  # Lines are '<suite>.  # …' and '  <case>  # …'. Comments are removed because they may contain CMake list
+  # separators.
   string(REGEX REPLACE " *#[^\n]*" "" output "${output}")
   string(REPLACE "\n" ";" lines "${output}")
   set(suite "")

@@ -1,6 +1,6 @@
-# How folders of tests become programs, and programs tests of ctest.
+# Adds test folders as programs, and programs as ctest tests.
 
-# tersor_share_headers(<program or library> [<whose>]): what all tests include was read for another target.
+# tersor_share_headers(<program or library> [<owner>]): reuses the precompiled headers of another target.
 function(tersor_share_headers target)
   if(ARGC EQUAL 1)
     set(ARGN tersor_test_headers)
@@ -10,14 +10,14 @@ endfunction()
 
 # tersor_add_suites(<program> <label> [PREFIX <prefix>] [FILTER <filter>] [CASES <number>] [TIMEOUT <seconds>]
 #                   [ENVIRONMENT <VARIABLE=value>…] [PROPERTIES <property> <value>…]):
-# each suite of the program is a test of ctest called <prefix><suite>: one process for at most CASES of
-# its cases, several tests for more. In the environment of ctest, TERSOR_TEST_CASES is a regular expression of
-# the cases to run, and TERSOR_TEST_RESULTS a folder to which each test writes what became of its cases, as
-# <test's name>.xml.
+# Adds each suite of the program as a ctest test called <prefix><suite>. A test runs at most CASES cases in a
+# single process; larger suites become several tests. Two environment variables of ctest apply:
+# TERSOR_TEST_CASES, a regular expression of the cases to run, and TERSOR_TEST_RESULTS, a folder for the results
+# of each test as <test name>.xml.
 function(tersor_add_suites program label)
   tersor_share_headers(${program})
   cmake_parse_arguments(arg "" "PREFIX;FILTER;CASES;TIMEOUT" "ENVIRONMENT;PROPERTIES" ${ARGN})
-  set(filter "-*RealTime*") # these hold a clock to what they test: for scripts/check-times
+  set(filter "-*RealTime*") # these tests measure wall-clock time; scripts/check-times runs them
   if(arg_FILTER)
     set(filter "${arg_FILTER}")
   endif()
@@ -31,7 +31,7 @@ function(tersor_add_suites program label)
   endif()
   string(MAKE_C_IDENTIFIER "${program}_${label}_${arg_PREFIX}" list)
   set(list ${CMAKE_CURRENT_BINARY_DIR}/${list}.cmake)
-  # ctest reads it as it starts, after the program was built.
+  # ctest reads this list at start, after the program was built.
   file(GENERATE OUTPUT ${list} CONTENT
 "set(program [[$<TARGET_FILE:${program}>]])
 set(prefix [[${arg_PREFIX}]])
@@ -44,8 +44,8 @@ include([[${PROJECT_SOURCE_DIR}/tests/list_suites.cmake]])
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${list})
 endfunction()
 
-# tersor_add_test_program(<folder>): its tests as one program called tersor_<folder>_test, for the caller to
-# add to.
+# tersor_add_test_program(<folder>): builds the folder's tests as the program tersor_<folder>_test. The caller
+# may add to the program.
 function(tersor_add_test_program folder)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*.cc)
   add_executable(tersor_${folder}_test ${sources})
@@ -54,8 +54,9 @@ function(tersor_add_test_program folder)
   tersor_add_suites(tersor_${folder}_test ${folder})
 endfunction()
 
-# tersor_add_shared_suites(<folder> <regular expression>): the caller's tests, of which those that match are of its
-# own program alone. The others are compiled once, as objects called tersor_<folder>_suites, for other programs too.
+# tersor_add_shared_suites(<folder> <regular expression>): the caller's tests. Tests matching the expression
+# belong to the folder's program alone. The others are compiled once as the object library
+# tersor_<folder>_suites and linked into other programs, too.
 function(tersor_add_shared_suites folder own)
   file(GLOB sources CONFIGURE_DEPENDS *.cc)
   file(GLOB suites CONFIGURE_DEPENDS *_test.cc)
@@ -72,8 +73,8 @@ function(tersor_add_shared_suites folder own)
   tersor_add_suites(${program} ${folder})
 endfunction()
 
-# tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): its *_test.py. Those that start ranks under mpirun count
-# for two, which wait by looking again and again.
+# tersor_add_scripts(<folder> [<label>] [<VARIABLE=value>…]): adds the folder's *_test.py. Scripts starting
+# ranks with mpirun count as two processors, because these ranks poll while waiting.
 function(tersor_add_scripts folder)
   set(label ${folder})
   if(ARGC GREATER 1)
@@ -93,15 +94,15 @@ function(tersor_add_scripts folder)
   endforeach()
 endfunction()
 
-# tersor_test_on_ptx_device(<program> <name> <label> [FILTER <filter>] [SETTINGS <VARIABLE=value>…]):
-# the program's suites on the device that interprets PTX, called <name>.<suite>.
+# tersor_test_on_ptx_device(<program> <name> <label> [FILTER <filter>] [SETTINGS <VARIABLE=value>…]): adds the
+# program's suites on the PTX interpreter as <name>.<suite>.
 function(tersor_test_on_ptx_device program name label)
   cmake_parse_arguments(arg "" FILTER SETTINGS ${ARGN})
   add_dependencies(${program} tersor_ptx_device)
   if(TERSOR_NCCL_INCLUDES)
     add_dependencies(${program} tersor_ptx_nccl)
   endif()
-  # One thread for each process: ctest keeps the cores busy. What is found fails the test.
+  # One thread per process, because ctest keeps the cores busy. In strict mode, every finding fails the test.
   tersor_add_suites(
     ${program} ${label} PREFIX ${name}. FILTER "${arg_FILTER}" CASES 20 TIMEOUT 1800
     ENVIRONMENT LD_LIBRARY_PATH=${TERSOR_PTX_DEVICE_FOLDER} PTX_DEVICE_THREADS=1

@@ -1,5 +1,5 @@
-// See allocations.h: operator new and delete that count. Sanitizers have their own: nothing is
-// counted under them.
+// See allocations.h: operator new and delete with counters. Sanitizers bring own operators,
+// and then nothing is counted.
 
 #include "tests/support/allocations.h"
 

@@ -31,7 +31,8 @@ void append(std::vector<std::byte>& bytes, const Bits& bits) {
   }
 }
 
-/// The k largest magnitudes, ties to the lowest place, never a zero; ascending.
+/// Indices of the k largest magnitudes in ascending order. Ties go to the lowest index; zeros are
+/// never selected.
 Places largest_places(const std::vector<float>& p, std::size_t kept) {
   Places places(p.size());
   std::iota(places.begin(), places.end(), std::size_t{0});
@@ -54,7 +55,7 @@ float mean_magnitude(std::vector<float> values) {
   return values[0] * (1.0f / count);
 }
 
-/// The values that are sent of one block.
+/// The selected values of one block.
 struct Sent {
   Places places;
   std::vector<std::uint32_t> codes;

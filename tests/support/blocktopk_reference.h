@@ -1,5 +1,5 @@
-// blocktopk once more, written from docs/wire-format.md alone, by sorting, one value and one bit at
-// a time: what the tests hold the kernels against. Nothing here includes kernels.
+// A reference of blocktopk for the kernel tests. Written from docs/wire-format.md alone, with
+// sorting, value by value and bit by bit; includes no kernels.
 #pragma once
 
 #include <cstddef>
@@ -17,20 +17,19 @@ struct BlocktopkTask {
   unsigned low_bits() const;  ///< l
 };
 
-/// What one segment becomes.
+/// The encoding of one segment.
 struct BlocktopkCoded {
   std::vector<std::byte> payload;
   std::vector<float> decoded;
-  std::vector<float> residual;  // of poisoned blocks: the old one
+  std::vector<float> residual;  // poisoned blocks keep the old residual
   std::size_t overflows = 0;
 };
 
-/// Codes p; `old_residual` may be empty (then no residual of poisoned blocks is known).
+/// Encodes p. If `old_residual` is empty, residuals of poisoned blocks are unknown.
 BlocktopkCoded blocktopk_coded(const BlocktopkTask& task, const std::vector<float>& p,
                                const std::vector<float>& old_residual);
 
-/// Where the sections begin in the payload of `count` values, in bytes: scales, high, low, values
-/// and the end.
+/// Byte offsets of the sections in a payload of `count` values: scales, high, low, values, end.
 std::vector<std::size_t> blocktopk_sections(const BlocktopkTask& task, std::size_t count);
 
 }  // namespace tersor::test

@@ -1,4 +1,4 @@
-// Processes that a test forks, each a rank.
+// Forks processes of a test, each a rank.
 #pragma once
 
 #include <sys/wait.h>
@@ -10,8 +10,8 @@
 
 namespace tersor::test {
 
-/// Runs `body` in a child, of which nothing else of the test may run; its exit status is 1 where
-/// that throws.
+/// Runs `body` in a child process. The child runs nothing else of the test. The exit status is 1 if
+/// `body` throws.
 template <typename Body>
 pid_t fork_rank(int rank, const Body& body) {
   const pid_t process = fork();
@@ -28,7 +28,7 @@ pid_t fork_rank(int rank, const Body& body) {
   _exit(1);
 }
 
-/// Waits for a child. Whether its exit status is 0.
+/// Waits for a child. Returns true if the exit status is 0.
 inline bool ended_well(pid_t process) {
   int ended = 0;
   return waitpid(process, &ended, 0) == process && WIFEXITED(ended) && WEXITSTATUS(ended) == 0;

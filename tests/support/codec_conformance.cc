@@ -1,4 +1,4 @@
-// The conformance suite: what is encoded and decoded.
+// The conformance suite: encoding and decoding.
 
 #include "tests/support/codec_conformance.h"
 
@@ -11,7 +11,8 @@
 
 namespace tersor::test {
 
-// The other files of the suite; named here so that a linker takes them out of the library.
+// References to the other files of the suite force the linker to include these files from the
+// library.
 void link_conformance_feedback();
 void link_conformance_frames();
 void link_conformance_calls();
@@ -40,7 +41,7 @@ bool CodecConformance::allows(Exchange exchange) const {
 }
 
 void for_each_isa(const std::function<void()>& body) {
-  if (test_device() != nullptr) return body();  // a device has one
+  if (test_device() != nullptr) return body();  // a device has a single instruction set
   for (const Isa isa : available_isas()) {
     SCOPED_TRACE(std::string(isa_name(isa)));
     const ForcedIsa forced(isa);
@@ -56,7 +57,7 @@ double largest(const std::vector<float>& values) {
   return most;
 }
 
-/// What rounding to a dtype adds to an error, relative to the largest value.
+/// The error added by rounding to a dtype, relative to the largest value.
 double rounding_error(Dtype dtype) {
   return dtype == Dtype::kF32 ? 0x1p-23 : dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-10;
 }
@@ -70,7 +71,7 @@ void expect_close(const std::vector<float>& found, const std::vector<float>& exp
   EXPECT_LE(worst, error);
 }
 
-/// The distance, in parts of the norm of what is expected.
+/// Checks the distance relative to the norm of `expected`.
 void expect_near(const std::vector<float>& found, const std::vector<float>& expected,
                  double error) {
   double distance = 0, norm = 0;
@@ -81,7 +82,7 @@ void expect_near(const std::vector<float>& found, const std::vector<float>& expe
   EXPECT_LE(std::sqrt(distance / norm), error);
 }
 
-/// The frames of several ranks, each with gradients of its own.
+/// Frames of several ranks with different gradients.
 std::vector<GuardedBytes> frames_of_ranks(CodecHarness& harness, std::size_t ranks) {
   std::vector<GuardedBytes> frames;
   for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -229,8 +230,8 @@ TEST_P(CodecConformance, SeveralFramesAreAddedInTheirOrder) {
   });
 }
 
-/// Whatever a codec makes of f16 gradients, what is decoded of finite ones, or of a mean, is
-/// finite.
+/// Finite f16 gradients decode to finite values with every codec, and the mean of decoded frames is
+/// finite, too.
 TEST_P(CodecConformance, FiniteF16GradientsStayFinite) {
   for_each_isa([&] {
     CodecHarness harness(spec(), {3000, 77}, {.dtype = Dtype::kF16, .contributions = 3});
@@ -258,7 +259,8 @@ TEST_P(CodecConformance, FiniteF16GradientsStayFinite) {
   });
 }
 
-/// The same frames as if they came from f32 gradients: all codecs but none send the same payload.
+/// Returns the same frames with dtype f32 in the header. All codecs except none send the same
+/// payload.
 std::vector<GuardedBytes> as_f32(std::vector<GuardedBytes> frames) {
   for (GuardedBytes& frame : frames)
     change_header(frame.span(), [](FrameHeader& header) { header.dtype = 0; });

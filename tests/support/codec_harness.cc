@@ -15,7 +15,7 @@ double uniform(std::uint64_t seed) {
   return (static_cast<double>(mixed(seed) >> 11) + 0.5) * 0x1p-53;
 }
 
-/// Gaussian numbers to draw from (Box and Muller 1958).
+/// A table of Gaussian numbers (Box and Muller 1958).
 std::vector<double> gaussian_table() {
   std::vector<double> table(1 << 16);
   for (std::size_t i = 0; i < table.size(); ++i)
@@ -62,7 +62,8 @@ std::vector<float> gaussian(std::size_t count, std::uint64_t seed, float scale) 
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t random = mixed((seed << 32) + i);
-    const double spread = 1 + static_cast<double>(random >> 40) * 0x1p-28;  // no two are equal
+    const double spread =
+        1 + static_cast<double>(random >> 40) * 0x1p-28;  // makes all values distinct
     values[i] = scale * static_cast<float>(table[random % table.size()] * spread);
   }
   return values;
@@ -134,7 +135,7 @@ void CodecHarness::set_memory(const std::vector<float>& values, std::size_t segm
 
 void CodecHarness::share_residuals() { shared_ = true; }
 
-// Codecs without memory are brought none.
+// Codecs without memory receive no memory spans.
 std::span<const SegmentMemory> CodecHarness::memory_spans() {
   memory_spans_.clear();
   for (GuardedValues& memory : memories_)

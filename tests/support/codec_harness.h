@@ -1,5 +1,6 @@
-// A codec's calls made short for tests: lists of segments with gradients, residuals and outputs of
-// one dtype in guarded memory, on which encode, decode and reduce are one line each.
+// Short forms of a codec's calls for tests. A harness holds a list of segments with gradients,
+// residuals and outputs of a single dtype in guarded memory, and calls encode, decode and reduce in
+// a single line each.
 #pragma once
 
 #include "tests/support/codec_under_test.h"
@@ -19,21 +20,21 @@
 
 namespace tersor::test {
 
-/// How a harness is laid out. The defaults are what most tests want.
+/// The layout of a harness. The defaults fit most tests.
 struct HarnessOptions {
   Dtype dtype = Dtype::kF32;
   Dtype residual_dtype = Dtype::kF32;
-  std::size_t shift = 0;  ///< values between a 64-byte boundary and each span
+  std::size_t shift = 0;  ///< distance of each span from a 64-byte boundary, in values
   unsigned threads = 1;
   std::uint64_t seed = 1;
   Checksum checksum = Checksum::kOn;
-  float scale = 1.0f;  ///< the gradient's magnitude
+  float scale = 1.0f;  ///< standard deviation of the gradients
   std::size_t contributions = 4;
-  std::size_t rows = 0;  ///< of each segment; 0: it has no shape
+  std::size_t rows = 0;  ///< rows of each segment; 0: segments without a shape
   Memory memory = default_memory();
 };
 
-/// Segments with what belongs to them. Gradients are Gaussian, residuals a tenth of that.
+/// Segments with Gaussian gradients. Residuals are Gaussian with a tenth of the gradients' scale.
 class CodecHarness {
  public:
   CodecHarness(std::string_view spec, const std::vector<std::size_t>& counts,
@@ -43,7 +44,7 @@ class CodecHarness {
   Plan plan() const;
   bool has_states() const { return codec_.has_feedback(); }
 
-  /// The calls, ready to be changed before they are made.
+  /// Prepared calls. A test may change the calls before use.
   EncodeCall encode_call();
   DecodeCall decode_call(const std::vector<GuardedBytes>& frames);
   ReduceCall reduce_call(const std::vector<GuardedBytes>& frames);
@@ -54,32 +55,32 @@ class CodecHarness {
               float factor = 1.0f);
   GuardedBytes reduce(const std::vector<GuardedBytes>& frames, float factor = 1.0f);
 
-  /// Other values in all gradients.
+  /// Redraws all gradients from `seed`.
   void draw(std::uint64_t seed);
-  /// `values` as the only (or given) segment's gradient, rounded to the dtype.
+  /// Stores `values`, rounded to the dtype, as the gradient of `segment`.
   void set_gradient(const std::vector<float>& values, std::size_t segment = 0);
   void set_residual(const std::vector<float>& values, std::size_t segment = 0);
   void set_output(const std::vector<float>& values, std::size_t segment = 0);
-  /// What the codec remembers from step to step, in place; zeros at first.
+  /// Sets the codec's memory (state kept between steps, updated in place). Initially zeros.
   void set_memory(const std::vector<float>& values, std::size_t segment = 0);
   std::vector<float> memory(std::size_t segment = 0) const { return memories_[segment].floats(); }
-  /// From here on residual_out is residual_in.
+  /// Makes residual_out the same memory as residual_in from now on.
   void share_residuals();
 
   std::vector<float> gradient(std::size_t segment = 0) const;
   std::vector<float> residual_in(std::size_t segment = 0) const;
   std::vector<float> residual_out(std::size_t segment = 0) const;
   std::vector<float> output(std::size_t segment = 0) const;
-  /// What the codec remembers between its rounds.
+  /// The codec's round state.
   ConstByteSpan kept() const { return kept_->span(); }
-  /// Of all segments, one behind the other.
+  /// The values of all segments, concatenated.
   std::vector<float> outputs() const;
   std::vector<float> residuals_out() const;
   std::vector<float> all_memory() const;
-  /// p = a · g + b · e as the words say; g where there is no feedback.
+  /// p = a · g + b · e of the wire format, or g if the codec has no feedback.
   std::vector<float> sent(std::size_t segment = 0) const;
 
-  /// True where no guard was touched.
+  /// True if no guard was overwritten.
   bool intact() const;
 
   std::vector<Segment> segments;
@@ -97,7 +98,7 @@ class CodecHarness {
   std::vector<GuardedValues> gradients_, residuals_in_, residuals_out_, outputs_, memories_;
   bool shared_ = false;
   std::optional<GuardedBytes> workspace_, kept_;
-  // What the calls' spans point to.
+  // Storage behind the calls' spans.
   std::vector<ConstValueSpan> gradient_spans_;
   std::vector<SegmentState> states_;
   std::vector<SegmentMemory> memory_spans_;
@@ -105,22 +106,22 @@ class CodecHarness {
   std::vector<ConstByteSpan> frame_spans_;
 };
 
-/// Gaussian values of magnitude `scale`; the same for the same seed on every machine.
+/// Gaussian values with standard deviation `scale`. A seed gives the same values on every machine.
 std::vector<float> gaussian(std::size_t count, std::uint64_t seed, float scale = 1.0f);
 
-/// The Euclidean length of values, and of a difference.
+/// The Euclidean norm of values, and of a difference.
 double norm_of(const std::vector<float>& values);
 double distance(std::vector<float> a, const std::vector<float>& b);
 
-/// What stands behind a frame's header.
+/// The bytes after a frame's header.
 inline ConstByteSpan payload_of(const GuardedBytes& frame) {
   return frame.span().subspan(sizeof(FrameHeader));
 }
 
-/// Changes a frame's header and makes its checksum right again.
+/// Changes a frame's header and updates the checksum.
 void change_header(ByteSpan frame, const std::function<void(FrameHeader&)>& change);
 
-/// Forces an instruction set while it lives.
+/// Forces an instruction set while this object lives.
 class ForcedIsa {
  public:
   explicit ForcedIsa(Isa isa) { force_isa(isa); }
@@ -129,7 +130,8 @@ class ForcedIsa {
   ForcedIsa& operator=(const ForcedIsa&) = delete;
 };
 
-/// What an error says when `body` throws it; "" where it throws none, another type's goes through.
+/// Returns the text of the `Error` thrown by `body`, or "" if `body` throws nothing. Exceptions of
+/// other types propagate.
 template <typename Error>
 std::string error_of(const std::function<void()>& body) {
   try {

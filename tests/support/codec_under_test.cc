@@ -16,7 +16,7 @@ using Use = TestDevice::Use;
 
 bool is_on_device(Memory memory) { return memory == Memory::kDevice; }
 
-/// One object in device memory.
+/// An object in device memory.
 template <typename T>
 class OnDevice {
  public:
@@ -60,7 +60,7 @@ void prepare_memories(std::span<const SegmentMemory> memories) {
   }
 }
 
-/// The parts of a call that tests keep on the host.
+/// Device copies of the call's parts stored on the host.
 class DeviceParts {
  public:
   template <typename Call>
@@ -85,7 +85,7 @@ class DeviceParts {
       prepare(reinterpret_cast<const std::byte*>(call.words_out), sizeof(StateWords), Use::kOutput);
   }
 
-  /// Waits, and brings back what the call wrote.
+  /// Waits for the device and copies the results back.
   void finish() {
     test_device()->synchronize();
     if (host_words_ != nullptr) *host_words_ = (next_words_ ? next_words_ : words_)->value();
@@ -113,8 +113,8 @@ class DeviceParts {
 Memory memory_of(const ConstValueSpan& span) { return span.memory(); }
 Memory memory_of(const SegmentState& state) { return state.residual_in.memory(); }
 
-/// As the spans say, or where there are none, the execution; programs without a device under test
-/// hand everything on.
+/// Decides by the memory of the spans or, without spans, by the execution. Programs without a
+/// device under test make host calls only.
 template <typename Spans>
 bool is_device_call(const Spans& spans, const Execution& execution) {
   if (test_device() == nullptr) return false;

@@ -1,5 +1,5 @@
-// A codec as harnesses call it: on the host as it is; on a device with everything that a call reads
-// put there first, and waited for, so that tests are the same for both.
+// A codec as called by the harnesses. Host calls pass through. A device call first copies its
+// inputs to the device and then waits, so the same tests cover both.
 #pragma once
 
 #include <tersor/codec.h>
@@ -10,8 +10,7 @@
 
 namespace tersor::test {
 
-/// The codec of a spec, of the library or of a format that only tests know
-/// (tests/support/formats.h).
+/// The codec of a spec: from the library, or a test format (tests/support/formats.h).
 std::shared_ptr<const Codec> make_codec(std::string_view spec);
 
 class CodecUnderTest {
@@ -26,7 +25,7 @@ class CodecUnderTest {
   Plan plan(const PlanRequest& request) const { return codec_->plan(request); }
 
   void encode(const EncodeCall& call, ByteSpan frame) const;
-  /// What a device says of a frame is thrown as a WireError, as on the host.
+  /// Throws a fault detected on a device as a WireError, as on the host.
   void decode(const DecodeCall& call) const;
   void reduce(const ReduceCall& call, ByteSpan frame) const;
   void encode_native(const EncodeCall& call, float factor, ValueSpan values) const;

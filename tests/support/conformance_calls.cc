@@ -1,4 +1,4 @@
-// The conformance suite: calls that are refused, calls that allocate, and the caller's float mode.
+// The conformance suite: invalid calls, allocations, and the caller's floating-point mode.
 
 #include "tests/support/allocations.h"
 #include "tests/support/codec_conformance.h"
@@ -17,7 +17,7 @@ void link_conformance_calls() {}
 
 namespace {
 
-/// One call that a test spoils before it is made.
+/// A call prepared for a test to break.
 class SpoiltCall : public CodecHarness {
  public:
   explicit SpoiltCall(const std::string& spec)
@@ -42,7 +42,7 @@ class SpoiltCall : public CodecHarness {
   std::size_t frame_room() const { return plan().frame_bytes; }
 };
 
-/// True where an error is there and says `words`.
+/// Succeeds if `error` contains `words`.
 ::testing::AssertionResult says(const std::string& error, const std::string& words) {
   if (error.find(words) != std::string::npos) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << "\"" << error << "\" does not say \"" << words << "\"";
@@ -158,7 +158,8 @@ TEST_P(CodecConformance, WhatIsNotOfferedIsRefused) {
   EXPECT_THROW(harness.codec().absorb(call, {}), InvalidArgument);
   EXPECT_THROW(harness.codec().plan({.segments = harness.segments, .contributions = 0}),
                InvalidArgument);
-  call.window_first = divisible() ? 0 : 1;  // cut codecs have no windows; 1 + 300 is too far
+  call.window_first =
+      divisible() ? 0 : 1;  // sliced codecs have no windows; 1 + 300 is out of range
   EXPECT_THROW(harness.codec().decode(call), InvalidArgument);
 }
 
@@ -193,7 +194,7 @@ TEST_P(CodecConformance, TheCallersFloatModeDoesNotMatter) {
   harness.decode({expected}, DecodeMode::kAssign, 0x1p-10f);
   const std::vector<float> outputs = harness.outputs();
   const unsigned mode = _mm_getcsr();
-  _mm_setcsr(mode | 0x8040 | 0x6000);  // flush denormals both ways, round towards zero
+  _mm_setcsr(mode | 0x8040 | 0x6000);  // flush-to-zero, denormals-are-zero, round towards zero
   const GuardedBytes found = harness.encode();
   harness.decode({expected}, DecodeMode::kAssign, 0x1p-10f);
   const unsigned after = _mm_getcsr();

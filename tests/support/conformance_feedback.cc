@@ -12,7 +12,7 @@ void link_conformance_feedback() {}
 
 namespace {
 
-/// Rounding of one sum, relative to its largest operand.
+/// Rounding error of an addition, relative to the larger operand.
 double sum_error(Dtype residual_dtype) { return residual_dtype == Dtype::kF32 ? 0x1p-23 : 0x1p-8; }
 
 TEST_P(CodecConformance, DecodedAndResidualMakeUpWhatWasSent) {

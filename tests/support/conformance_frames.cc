@@ -1,4 +1,4 @@
-// The conformance suite: frames that are damaged, foreign or cut short, and whose bytes they are.
+// The conformance suite: damaged, foreign and truncated frames, and the exact bytes of frames.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/grid.h"
@@ -17,10 +17,11 @@ namespace {
 
 const std::vector<std::size_t> kSmall = {130, 0, 7};
 
-/// From one bit that is flipped to the next: all, or some of each place in a byte.
+/// Step between flipped bits: every bit, or on a small grid every seventh (still all bit positions
+/// within a byte).
 std::size_t stride() { return grid_is_small() ? 7 : 1; }
 
-/// What decoding a frame says, and that nothing was written where it says something.
+/// Returns the error of decoding a frame. Checks after an error that the output was not written.
 std::string decode_error(CodecHarness& harness, const GuardedBytes& frame) {
   const std::vector<float> marks = gaussian(harness.segments[0].count, 99);
   harness.set_output(marks);
@@ -93,8 +94,9 @@ void expect_nan(const std::vector<float>& values) {
   EXPECT_TRUE(std::ranges::all_of(values, [](float value) { return std::isnan(value); }));
 }
 
-/// Of a reduction on a device that found a header wrong: a sound frame of NaNs, of which there are
-/// `count` at first, residuals kept; or where the host found it, the bytes of before.
+/// Checks a reduction after a bad header. If the device detected the header, the result is a valid
+/// frame whose first `count` values are NaN, and residuals are unchanged. If the host detected the
+/// header, the target keeps the old bytes.
 void expect_poison(CodecHarness& harness, const GuardedBytes& frame, std::size_t count) {
   harness.decode({frame});
   std::vector<float> values = harness.output();
@@ -106,8 +108,8 @@ void expect_poison(CodecHarness& harness, const GuardedBytes& frame, std::size_t
   EXPECT_TRUE(poisoned || std::ranges::none_of(values, [](float v) { return std::isnan(v); }));
 }
 
-/// Of a reduction whose frames have a wrong checksum, known once all has been read: residuals are
-/// NaN, and nobody takes what was written for a frame.
+/// Checks a reduction after a wrong checksum, detected after all input was read: residuals are NaN,
+/// and decoding the target fails.
 void expect_refusal(CodecHarness& harness, const GuardedBytes& frame) {
   if (harness.has_states()) expect_nan(harness.residuals_out());
   EXPECT_FALSE(decode_error(harness, frame).empty());
@@ -128,7 +130,7 @@ TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
     const std::vector<float> residuals = harness.residuals_out();
     const ReduceCall call = harness.reduce_call(frames);
     EXPECT_THROW(harness.codec().reduce(call, target.span()), WireError);
-    // Lists of places are read only behind their checksum.
+    // Lists of indices are read only after checksum verification.
     if (&bad == &damaged[0] && !is_sparse()) {
       expect_refusal(harness, target);
     } else if (test_device() != nullptr) {
@@ -140,10 +142,11 @@ TEST_P(CodecConformance, ReductionsRefuseTheSameFrames) {
   }
 }
 
-/// Long enough for each warp of a small device to take several units at once.
+/// Long enough to give each warp of a small device several units.
 const std::vector<std::size_t> kRuns = {70'001, 3, 513, 40'000};
 
-// Whoever adds has something worth keeping; whoever assigns has not, and on a device nobody waits.
+// kAdd keeps the accumulator on the host. kAssign of a dense codec writes NaN, and a device writes
+// NaN in both modes because no host code waits for the checksum.
 TEST_P(CodecConformance, AWrongChecksumLosesNoAccumulator) {
   CodecHarness harness(spec(), kRuns);
   const GuardedBytes good = harness.encode();
@@ -215,7 +218,7 @@ TEST_P(CodecConformance, ChecksumsAreThoseOfTheFormat) {
   EXPECT_EQ(header.flags & kFrameHasChecksum, 0);
 }
 
-/// Decodes, reduces and windows a frame whose payload may hold anything.
+/// Decodes, reduces and windows a frame with an arbitrary payload.
 void use_anyhow(CodecHarness& harness, const GuardedBytes& frame, bool reduces) {
   error_of<WireError>([&] { harness.decode({frame}); });
   error_of<WireError>([&] { harness.decode({frame, frame}, DecodeMode::kAdd, 0.5f); });
@@ -253,7 +256,7 @@ TEST_P(CodecConformance, FlippedBitsTouchNothingOutsideWithoutChecksum) {
   }
 }
 
-/// Everything that a codec writes, for one list of segments.
+/// All outputs of a codec for one list of segments.
 struct Outcome {
   std::vector<GuardedBytes> frames;
   std::vector<std::vector<float>> values;

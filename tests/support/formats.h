@@ -1,3 +1,2 @@
-// The formats that only tests know, listed as kernels/quantize/formats.h lists those of the
-// library.
+// The formats used only in tests. Replaces kernels/quantize/formats.h of the library.
 #include "tests/support/fp8.h"

@@ -1,5 +1,6 @@
-// fp8: eight-bit floats (OCP E4M3), a scale for every 256 values. Of no use as a codec, since int8
-// loses a tenth of its error in as many bytes; it shows what a format of the family must say.
+// fp8: eight-bit floats (OCP E4M3) with a scale per 256 values. Not useful as a codec, because int8
+// has a tenth of the error at the same size. The file shows the definitions required of a quantize
+// format.
 #ifndef TERSOR_TESTS_SUPPORT_FP8_H_
 #define TERSOR_TESTS_SUPPORT_FP8_H_
 
@@ -15,7 +16,8 @@
 
 namespace tersor::kernels {
 
-/// Times 2^-120, an f32 has the exponent of an E4M3 and its subnormals, with 20 more bits behind.
+/// Scaled by 2^-120, an f32 has the exponent of an E4M3 (subnormals included) and 20 additional
+/// mantissa bits.
 constexpr float kFp8Shift = 0x1p-120f;
 
 struct Fp8Format : QuantizeFormat<ScaledCodes<256, 8>> {
@@ -73,7 +75,7 @@ struct RowCodes<Fp8Format> {
 HWY_BEFORE_NAMESPACE();
 namespace tersor::kernels::HWY_NAMESPACE {
 
-/// Codes are numbers from -128 on, as bytes are.
+/// A code is the number of a signed byte: -128 to 127.
 template <>
 struct VectorCodes<Fp8Format> {
   static HWY_INLINE Coded nearest(VF32 p, VF32 inverse) {

@@ -1,11 +1,11 @@
-// How much of a grid of counts, types and damaged bits a test goes through.
+// The size of the tested grid of counts, types and damaged bits.
 #pragma once
 
 namespace tersor::test {
 
-/// Whether TERSOR_TEST_GRID=small asks for a part: each count and each type, but not all of them
-/// together. So it is where scripts/test runs without a name; its parts release and ptx-grid go
-/// through the whole.
+/// True if TERSOR_TEST_GRID=small requests a subset: each count and each type, but not all
+/// combinations. scripts/test sets this value when called without a part name. The parts release
+/// and ptx-grid test the whole grid.
 bool grid_is_small();
 
 }  // namespace tersor::test

@@ -63,7 +63,7 @@ bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<flo
 
 namespace {
 
-/// Success where the ranges are equal; else where they first differ, and in what.
+/// Succeeds if the ranges are equal. Otherwise the message describes the first difference.
 template <class Range, class Same, class Text>
 ::testing::AssertionResult same_range(const Range& a, const Range& b, Same same, Text text) {
   if (a.size() != b.size())

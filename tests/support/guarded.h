@@ -1,5 +1,6 @@
-// Memory for tests: bytes and values between guards, at any distance from an aligned address, so
-// that a write outside of a span is seen. On a device, where the program tests one.
+// Guarded memory for tests: bytes and values between guard bytes, at any distance from an aligned
+// address. The guards reveal writes outside of a span. Device memory is used if the program tests a
+// device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,8 +16,8 @@
 
 namespace tersor::test {
 
-/// Bytes that begin `shift` behind a 64-byte boundary, with 64 guarded bytes before and after; 0x5a
-/// at first, so that what was never written is seen.
+/// Bytes starting `shift` bytes after a 64-byte boundary, with 64 guard bytes before and after.
+/// Every byte starts as 0x5a to reveal unwritten bytes.
 class GuardedBytes {
  public:
   explicit GuardedBytes(std::size_t bytes, std::size_t shift = 0, Memory memory = default_memory());
@@ -37,7 +38,7 @@ class GuardedBytes {
   ByteSpan span() { return {begin(), bytes_}; }
   ConstByteSpan span() const { return {begin(), bytes_}; }
 
-  /// False where something was written outside of the span.
+  /// False if a guard byte was overwritten.
   bool intact() const;
 
  private:
@@ -57,7 +58,7 @@ class GuardedBytes {
   std::byte* block_;
 };
 
-/// Values of one dtype between guards, `shift` values behind a 64-byte boundary.
+/// Values of a single dtype between guards, starting `shift` values after a 64-byte boundary.
 class GuardedValues {
  public:
   GuardedValues(std::size_t count, Dtype dtype, std::size_t shift = 0,
@@ -65,7 +66,7 @@ class GuardedValues {
       : count_(count),
         dtype_(dtype),
         bytes_(count * dtype_bytes(dtype), shift * dtype_bytes(dtype), memory) {}
-  /// `values`, rounded to the dtype.
+  /// Copies `values`, rounded to the dtype.
   GuardedValues(const std::vector<float>& values, Dtype dtype, std::size_t shift = 0,
                 Memory memory = default_memory());
 
@@ -74,7 +75,7 @@ class GuardedValues {
   ConstByteSpan bytes() const { return bytes_.span(); }
   bool intact() const { return bytes_.intact(); }
 
-  /// All values, widened.
+  /// All values as f32.
   std::vector<float> floats() const;
 
  private:
@@ -83,14 +84,15 @@ class GuardedValues {
   GuardedBytes bytes_;
 };
 
-/// Success where both hold the same bytes; else it says where they differ.
+/// Succeeds if both spans hold the same bytes. Otherwise the message names the first difference.
 ::testing::AssertionResult same_bytes(ConstByteSpan a, ConstByteSpan b);
 
-/// What decoding a damaged frame leaves of an output: on a device, what a kernel found wrong makes
-/// values NaN; what the host found changes nothing.
+/// Checks an output after decoding a damaged frame. If a device kernel detected the damage, the
+/// values are NaN. If the host detected the damage, the output is unchanged.
 bool is_untouched_or_nan(const std::vector<float>& values, const std::vector<float>& before);
 
-/// Success where both hold the same values bit for bit, all NaNs being equal; else it says where.
+/// Succeeds if both lists hold bitwise equal values; all NaNs count as equal. Otherwise the message
+/// names the first difference.
 ::testing::AssertionResult same_values(const std::vector<float>& a, const std::vector<float>& b);
 
 }  // namespace tersor::test

@@ -1,5 +1,5 @@
-// hadamard once more, written from docs/wire-format.md alone, one value at a time: what the tests
-// hold the kernels against. Nothing here includes kernels.
+// A reference of hadamard for the kernel tests. Written from docs/wire-format.md alone, value by
+// value; includes no kernels.
 #pragma once
 
 #include <array>
@@ -20,25 +20,25 @@ struct HadamardTask {
   std::uint64_t first_index = 0;
 };
 
-/// What one segment becomes.
+/// The encoding of one segment.
 struct HadamardCoded {
   std::vector<std::uint16_t> scales;
   std::vector<std::array<std::uint8_t, kRotatedValues>> codes;
-  std::vector<float> residual;  // of poisoned blocks: the old one
+  std::vector<float> residual;  // poisoned blocks keep the old residual
   std::size_t overflows = 0;
 };
 
-/// Bit i: whether value i of a block changes its sign.
+/// Bit i is true if value i of the block changes sign.
 std::array<bool, kRotatedValues> block_signs(const HadamardTask& task, std::size_t block);
 
-/// Codes p; `old_residual` may be empty (then no residual of poisoned blocks is known).
+/// Encodes p. If `old_residual` is empty, residuals of poisoned blocks are unknown.
 HadamardCoded hadamard_coded(const HadamardTask& task, const std::vector<float>& p,
                              const std::vector<float>& old_residual);
 
-/// The sections of a payload, with their padding.
+/// The sections of a payload, with padding.
 std::vector<std::byte> hadamard_payload(const HadamardTask& task, const HadamardCoded& coded);
 
-/// `factor` times the sum of payloads, in f32.
+/// `factor` times the sum of the payloads, in f32.
 std::vector<float> hadamard_sum(const HadamardTask& task, std::span<const HadamardCoded> payloads,
                                 std::size_t count, float factor);
 

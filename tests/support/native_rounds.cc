@@ -20,7 +20,7 @@ void merge(ValueSpan into, ConstValueSpan from, const Operation& operation) {
   }
 }
 
-/// One rounding a value, as a transport adds two payloads.
+/// Adds like a transport: with a single rounding per value.
 void add(ValueSpan into, ConstValueSpan from) {
   visit_gradient_dtype(into.dtype(), [&]<typename T>(T) {
     auto* sum = reinterpret_cast<T*>(into.pointer());

@@ -1,5 +1,5 @@
-// The rounds of a codec that only goes native, among ranks that are harnesses of one plan: what a
-// transport's native maximum and sum would do stands between them.
+// The rounds of a native-only codec among ranks. Each rank is a harness of the same plan. The class
+// performs the transport's native maxima and sums.
 #pragma once
 
 #include "tests/support/codec_harness.h"
@@ -12,34 +12,34 @@
 
 namespace tersor::test {
 
-/// Bare values as numbers; those of the test device can be reached from the host.
+/// Raw values as numbers. Values of the test device are accessible from the host.
 template <typename T>
 std::span<const T> numbers(const ConstValueSpan& values) {
   return {reinterpret_cast<const T*>(values.pointer()), values.count()};
 }
 
-/// into = into combined with `from`, as a transport would: sums modulo the type's range.
+/// Combines `from` into `into` as a transport does; integer sums wrap modulo the type's range.
 void combine(Exchange exchange, ValueSpan into, ConstValueSpan from);
 
-/// Factors of one exchange, and where bare values lie.
+/// Factors of an exchange and the alignment of the raw values.
 struct NativeOptions {
   float encode_factor = 1.0f;
   float decode_factor = 1.0f;
   DecodeMode mode = DecodeMode::kAssign;
-  std::size_t shift = 0;  ///< values between a 64-byte boundary and the bare ones
+  std::size_t shift = 0;  ///< distance of the raw values from a 64-byte boundary, in values
 };
 
 class NativeRounds {
  public:
-  /// `options.contributions` is how many ranks there are.
+  /// `options.contributions` is the number of ranks.
   NativeRounds(std::string_view spec, const std::vector<std::size_t>& counts,
                HarnessOptions options = {});
 
-  /// All rounds of all ranks.
+  /// Runs all rounds of all ranks.
   void exchange(const NativeOptions& options = {});
 
   std::vector<CodecHarness> ranks;
-  /// By rounds: what each rank wrote, and what came back to all.
+  /// Per round: the values written by each rank, and the combined values.
   std::vector<std::vector<GuardedValues>> bare;
   std::vector<GuardedValues> combined;
 
@@ -52,8 +52,8 @@ class NativeRounds {
   Memory memory_;
 };
 
-/// Everything that two exchanges of the same values wrote: bare values, residuals, outputs and the
-/// codec's memory.
+/// Expects two exchanges of the same values to write the same raw values, residuals, outputs and
+/// codec memory.
 void expect_same_rounds(const NativeRounds& a, const NativeRounds& b);
 
 }  // namespace tersor::test

@@ -11,7 +11,8 @@
 namespace tersor::test {
 namespace {
 
-/// Digits behind the leading one, and the exponents of the smallest and beyond the largest normal.
+/// A 16-bit format: mantissa bits, exponent of the smallest normal number, and exponent after the
+/// largest normal number.
 struct Narrow {
   int digits;
   int smallest;

@@ -1,5 +1,5 @@
-// The arithmetic of docs/wire-format.md once more, written from the document alone, in double
-// precision, slowly: what the tests hold the kernels against. Nothing here includes kernels.
+// A reference of the arithmetic in docs/wire-format.md for the kernel tests. Written from the
+// document alone, in double precision, without optimization; includes no kernels.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -12,23 +12,23 @@
 
 namespace tersor::test {
 
-/// The bits of an f32, and back.
+/// Conversions between an f32 and its bits.
 std::uint32_t bits(float value);
 float from_bits(std::uint32_t value);
 
-/// The bf16 or f16 nearest to a value (ties to even; NaN is 0x7fff), and back.
+/// Conversions to and from bf16 or f16 (round to nearest, ties to even; NaN becomes 0x7fff).
 std::uint16_t narrow(float value, Dtype dtype);
 float widen(std::uint16_t value, Dtype dtype);
 
-/// One of the two bf16 about a value, with 16 random bits.
+/// Rounds stochastically to one of the two nearest bf16 values, with 16 random bits.
 std::uint16_t narrow_stochastic(float value, std::uint32_t random);
 
 /// `value` rounded to a gradient's dtype, as an f32.
 float rounded(float value, Dtype dtype);
-/// The same for a decode: a finite value beyond f16's range is 65504 with the value's sign.
+/// The rounding of a decode: as `rounded`, but finite values beyond f16's range become ±65504.
 float decoded_as(float value, Dtype dtype);
 
-/// p = gradient_factor · gradient + residual_factor · residual, each step rounded.
+/// p = gradient_factor · gradient + residual_factor · residual, with each step rounded.
 float with_feedback(float gradient_factor, float gradient, float residual_factor, float residual);
 
 /// One step of splitmix64: a well-mixed number for each state.
@@ -41,18 +41,18 @@ std::array<std::uint32_t, 4> philox7(std::array<std::uint32_t, 4> counter, std::
 std::uint32_t random_byte(std::uint64_t element, std::uint64_t key, std::uint32_t step,
                           std::uint32_t parameter);
 
-/// Its 16 random bits.
+/// The 16 random bits of one value of a parameter.
 std::uint32_t random_bits(std::uint64_t element, std::uint64_t key, std::uint32_t step,
                           std::uint32_t parameter);
 
-/// The checksum of docs/wire-format.md; the frame's own field counts as 0.
+/// The checksum of docs/wire-format.md. The frame's checksum field counts as 0.
 std::uint64_t frame_checksum(ConstByteSpan frame);
 
-/// What blockwise quantisation makes of one list of values.
+/// The blockwise quantization of one list of values.
 struct Quantized {
   std::vector<float> scales;
   std::vector<int> codes;
-  std::vector<float> residual;  // of poisoned blocks: the old one
+  std::vector<float> residual;  // poisoned blocks keep the old residual
 };
 
 struct QuantizeTask {
@@ -65,7 +65,7 @@ struct QuantizeTask {
   std::uint64_t first_index = 0;
 };
 
-/// Quantises p; `old_residual` may be empty (then no residual of poisoned blocks is known).
+/// Quantizes p. If `old_residual` is empty, residuals of poisoned blocks are unknown.
 Quantized quantize(const QuantizeTask& task, const std::vector<float>& p,
                    const std::vector<float>& old_residual);
 

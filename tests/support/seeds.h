@@ -1,4 +1,4 @@
-// Seeds of tests that draw what they do: a few by default, any others from the environment.
+// Seeds for randomized tests: a few by default, others from the environment.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace tersor::test {
 
-/// The seeds that an environment variable names, "17" or "1-1000"; `otherwise` where it is not set.
+/// Parses seeds such as "17" or "1-1000" from an environment variable, or from `otherwise` if the
+/// variable is unset.
 std::vector<std::uint64_t> seeds_of(const char* variable, const std::string& otherwise);
 
 }  // namespace tersor::test

@@ -14,7 +14,7 @@ namespace {
 
 using encoding::OptionValues;
 
-constexpr std::array kShares = {1.0, 0.3, 0.1, 0.003, 0.0001};  // of a number's largest
+constexpr std::array kShares = {1.0, 0.3, 0.1, 0.003, 0.0001};  // fractions of a number's maximum
 
 std::size_t combinations_of(const std::vector<OptionValues>& options) {
   std::size_t words = 1, numbers = 1;

@@ -1,4 +1,4 @@
-// Specs of all codecs of the registry, so that a new codec is in every test that asks for them.
+// Specs of all registered codecs. Tests with these functions cover new codecs automatically.
 #pragma once
 
 #include <tersor/codec.h>
@@ -8,21 +8,21 @@
 
 namespace tersor::test {
 
-/// A codec at its defaults, and in all combinations of the words of its options, of which numbers
-/// take some values in turn. Without feedback.
+/// The default spec of a codec and all combinations of option keywords, without feedback. Numeric
+/// options take several values in turn.
 std::vector<std::string> example_specs(const CodecInfo& codec);
 
-/// Whether a spec's codec goes so, in any round.
+/// True if some round of the spec's codec supports `exchange`.
 bool offers(const std::string& spec, Exchange exchange);
 
-/// The codecs that take segments of any shape.
+/// The codecs that accept segments of any shape.
 std::vector<CodecInfo> flat_codecs();
 
-/// The names of those that send frames, and of those that do not.
+/// Names of the codecs with frames, and of the native-only codecs.
 std::vector<std::string> framed_codecs();
 std::vector<std::string> native_codecs();
 
-/// The examples of these, without feedback and with it.
+/// Example specs of these codecs, without and with feedback.
 std::vector<std::string> framed_specs();
 std::vector<std::string> native_specs();
 

@@ -1,4 +1,4 @@
-// make_codec of tests: see codec_under_test.h.
+// make_codec for tests: see codec_under_test.h.
 
 #include "codecs/quantize_codec.h"
 #include "tests/support/codec_under_test.h"

@@ -14,7 +14,7 @@ struct Choice {
 };
 
 Choice& choice() {
-  static Choice chosen;  // made before main, by whoever comes first
+  static Choice chosen;  // constructed on first use, before main
   return chosen;
 }
 

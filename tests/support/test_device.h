@@ -1,5 +1,5 @@
-// The device that a test program tests on: a GPU, one that interprets PTX, or none. Its memory can
-// be reached from the host too.
+// The device under test: a GPU, the PTX interpreter, or none. Device memory is also accessible from
+// the host.
 #pragma once
 
 #include <tersor/span.h>
@@ -16,23 +16,24 @@ class TestDevice {
 
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void release(std::byte* memory) = 0;
-  /// Before a call: what it reads was written by the host, what it writes holds nothing yet.
+  /// Called before each codec call. kInput: the host wrote the memory and the call reads the
+  /// memory. kOutput: the memory is still uninitialized.
   enum class Use { kInput, kOutput };
   virtual void prepare(const std::byte* begin, std::size_t bytes, Use use) = 0;
   virtual StreamView stream() = 0;
   virtual void synchronize() = 0;
-  /// Kernels launched so far; 0 where nobody counts.
+  /// Number of kernels launched so far; 0 if the device does not count launches.
   virtual std::size_t launches() const { return 0; }
 };
 
-/// Null where a program tests on the host alone. Throws std::runtime_error that says why, where
-/// there should be a device but is none.
+/// The device under test, or null if the program tests only the host. Throws std::runtime_error
+/// with the reason if a required device is missing.
 TestDevice* test_device();
 
-/// To be called before main; `why` is what there is instead of a device.
+/// Must be called before main. `why` is the reason for a missing device.
 void set_test_device(TestDevice* device, std::string why = "");
 
-/// Memory in which harnesses lay out their spans: the device's, where there is one.
+/// Memory for the spans of harnesses: device memory if a device is under test.
 Memory default_memory();
 
 }  // namespace tersor::test
