@@ -1,4 +1,5 @@
-// Parameters that are added between steps: as if they had always been there, without a gradient.
+// Parameters added between steps: same results as parameters present from the start without a
+// gradient.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -18,7 +19,7 @@ using ::testing::HasSubstr;
 constexpr std::size_t kValues = 8000;
 constexpr int kSteps = 6, kAddedAt = 3;
 
-/// One rank's layers of a matrix each, of which some come later.
+/// A rank's layers of a matrix each. Some layers are added later.
 class Growing {
  public:
   Growing(Transport& transport, const ReducerOptions& options)
@@ -32,7 +33,7 @@ class Growing {
     reducer_.add(name, *gradients_.back(), 80, 100);
   }
 
-  /// What came back of each, one behind the other. Layers that are not `active` have no gradient.
+  /// The concatenated results of all layers. Layers from `active` on have no gradient.
   std::vector<Values> step(int index, std::size_t active) {
     for (std::size_t i = active; i-- > 0;) {
       *gradients_[i] = gaussian(kValues, static_cast<std::uint64_t>(index) * 1000 +
@@ -65,7 +66,7 @@ class Adding : public ::testing::TestWithParam<Way> {
   ReducerOptions options() const {
     return {.rules = {{"*", GetParam().codec}},
             .algorithm = GetParam().algorithm,
-            .bucket_bytes = 40'000,  // a layer is a message
+            .bucket_bytes = 40'000,  // a message per layer
             .order = GetParam().order,
             .missing = MissingGradient::kInactive,
             .progress = GetParam().progress};
@@ -94,7 +95,7 @@ TEST_P(Adding, TheStateIsThatOfAllParameters) {
     grows.add("first");
     grows.step(0);
     grows.add("second");
-    const auto before = grows.reducer().save_state();  // with the new one, before its first step
+    const auto before = grows.reducer().save_state();  // with the new layer, before its first step
     grows.step(1);
     for (const char* name : {"first", "second"}) next.add(name);
     next.reducer().load_state(before);
@@ -177,7 +178,7 @@ TEST(AddingBetweenSteps, AutoChoosesForItToo) {
   });
 }
 
-// Nothing was counted of what no step has had yet.
+// Statistics exclude parameters added after the last step.
 TEST(AddingBetweenSteps, StatisticsMayBeResetBeforeTheNextStep) {
   run_ranks(2, {}, [](Transport& transport) {
     Growing grows(transport, {.codec = "int8+ef"});

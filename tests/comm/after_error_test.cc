@@ -1,5 +1,4 @@
-// A reducer whose step was ended by an error: it answers what it is asked, and its residuals can be
-// had.
+// A reducer after a failed step: queries still work, and residuals are available.
 #include "comm/reducer/state.h"
 #include "tests/comm/training.h"
 
@@ -18,8 +17,8 @@ INSTANTIATE_TEST_SUITE_P(Progress, AfterError,
                            return by.param == ProgressBy::kThread ? "Thread" : "Caller";
                          });
 
-/// Two steps, then one that the others have begun when rank 2 leaves them alone. The state from
-/// before that.
+/// Two complete steps, then a step aborted by rank 2 after the other ranks started. Returns the
+/// state before the aborted step.
 std::vector<std::byte> train_until_error(Training& run, Transport& transport) {
   for (int step = 0; step < 2; ++step) run.step(step);
   std::vector<std::byte> state = run.reducer.save_state();
@@ -32,7 +31,7 @@ std::vector<std::byte> train_until_error(Training& run, Transport& transport) {
     EXPECT_THROW(run.step(2), TransportError);
   } else {
     run.reducer.ready("w");
-    const auto meet_and_wait = [&] {  // which hears of it as well
+    const auto meet_and_wait = [&] {  // the barrier may fail, too
       meet();
       run.reducer.wait();
     };
@@ -63,7 +62,8 @@ TEST_P(AfterError, ResidualsAreThoseOfTheLastCompleteStepWhereTheyAreKept) {
                  {.codec = "int8+ef", .transactions = Transactions::kOn, .progress = GetParam()});
     const auto state = train_until_error(run, transport);
     EXPECT_EQ(run.reducer.save_state(), state);
-    if (run.rank == 2) return;  // whose third step may not have begun: it would discard the second
+    if (run.rank == 2)
+      return;  // rank 2 may not have started the third step; discarding would affect the second
     run.reducer.discard_step();
     EXPECT_EQ(run.reducer.save_state(), state);
   });

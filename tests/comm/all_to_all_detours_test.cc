@@ -1,4 +1,5 @@
-// all_to_all by hosts and on grids: what comes by way of others is what comes directly.
+// all_to_all with the hierarchical algorithm and on grids: the same values as with the direct
+// algorithm.
 #include "tests/comm/deals.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +10,8 @@
 namespace tersor::testing {
 namespace {
 
-/// Of 2 hosts of as many ranks: one behind the other and dealt out in turn; and such a grid.
+/// Two hosts with half of the ranks each, either consecutive (`behind`) or interleaved (`in_turn`);
+/// and a grid of the same shape.
 struct Detours {
   explicit Detours(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
@@ -32,7 +34,7 @@ struct Detours {
   std::vector<int> behind, in_turn, dims;
 };
 
-// Encoded once, by who sends it: the way makes no difference to a bit.
+// The sender encodes each row once, so every algorithm delivers the same bits.
 TEST(AllToAllDetours, BringWhatComesDirectly) {
   for (const int ranks : {4, 6, 8})
     for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "topk:density=0.2"})
@@ -52,8 +54,8 @@ TEST(AllToAllDetours, BringWhatComesDirectly) {
       });
 }
 
-// One message to each neighbour and, with what these have for there, one to each other host; before
-// them what it will be, to each neighbour.
+// A rank sends one message to each neighbor and one message, with its neighbors' rows for the same
+// host, to each other host. Each neighbor first receives the row counts.
 TEST(AllToAllDetours, SendFewerMessages) {
   run_ranks(8, {}, [&](Transport& transport) {
     const Detours detours(8);
@@ -94,8 +96,8 @@ TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
   });
 }
 
-// Ranks 0 and 3 lie on different hosts: what rank 0 sends comes by way of others, who are not to
-// blame.
+// Ranks 0 and 3 are on different hosts. Forwarding ranks carry the rows of rank 0 and must not be
+// blamed.
 TEST(AllToAllDetours, RanksOfOtherSplitsBothHearOfIt) {
   const Detours detours(4);
   for (std::size_t way = 0; way < 3; ++way)

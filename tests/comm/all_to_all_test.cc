@@ -1,4 +1,4 @@
-// all_to_all: rows to their ranks, each encoded by itself, and ranks whose splits do not fit.
+// all_to_all: independently encoded rows, and mismatched splits.
 #include "tests/comm/deals.h"
 
 #include <tersor/tersor.h>
@@ -15,7 +15,7 @@
 namespace tersor::testing {
 namespace {
 
-/// What a codec makes of one row by itself.
+/// Encodes and decodes one row in isolation.
 Values decoded(const Codec& codec, const Values& row) {
   const Segment segment{.count = row.size()};
   const Plan plan = codec.plan({.segments = {&segment, 1}});
@@ -35,7 +35,8 @@ Values decoded(const Codec& codec, const Values& row) {
   return output;
 }
 
-/// What rank `to` is to get, with each row as the codec leaves it, or all rows of a rank together.
+/// The expected output of rank `to`: each row passed through `made_of`, or with `joined` all rows
+/// of a sender together.
 Values wanted(const Deal& deal, int to, std::size_t columns,
               const std::function<Values(const Values&)>& made_of, bool joined = false) {
   Values all;
@@ -54,7 +55,7 @@ Values wanted(const Deal& deal, int to, std::size_t columns,
   return all;
 }
 
-/// In rows; at least one.
+/// Length in rows, at least 1.
 std::size_t longest_lane(const Deal& deal, int rank) {
   return std::max({std::size_t{1}, std::ranges::max(deal[index(rank)]),
                    std::ranges::max(received(deal, rank))});
@@ -69,7 +70,7 @@ class AllToAll : public ::testing::TestWithParam<int> {
   }
 };
 
-// Whatever lies beside a row: as if it were alone. Rows that are too narrow to pay are joined.
+// A row's result is independent of the other rows. Rows too narrow for encoding are joined.
 TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
   for (const std::string codec :
        {"none", "bf16", "int8", "int4", "topk:density=0.2", "blocktopk:density=0.2"})
@@ -77,7 +78,7 @@ TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
       for (const Deal& deal : deals())
         run_ranks(ranks(), {}, [&](Transport& transport) {
           const auto made = make_codec(codec);
-          const bool alone = transport.ranks() == 1;  // then nothing is encoded
+          const bool alone = transport.ranks() == 1;  // a single rank encodes nothing
           const Values found = dealt(transport, deal, columns, {.codec = codec});
           const auto made_of = [&](const Values& row) { return alone ? row : decoded(*made, row); };
           EXPECT_EQ(found, wanted(deal, transport.rank(), columns, made_of, columns < 8))
@@ -85,7 +86,7 @@ TEST_P(AllToAll, EachRowArrivesAsItsCodecLeavesIt) {
         });
 }
 
-// Their random numbers belong to places: rows come close.
+// The random numbers depend on the position of a row, so rows match approximately.
 TEST_P(AllToAll, RandomCodecsKeepTheirError) {
   for (const auto& [codec, error] :
        {std::pair("int8:rounding=stochastic", 2e-4), {"hadamard:bits=4", 0.05}})
@@ -111,7 +112,7 @@ TEST_P(AllToAll, WithoutSplitsAllGetEquallyMany) {
   });
 }
 
-// Splits of another step use what was prepared again.
+// Changed splits reuse the prepared buffers.
 TEST_P(AllToAll, AWorkspaceServesAllSplits) {
   run_ranks(ranks(), {}, [&](Transport& transport) {
     CollectiveWorkspace workspace;
@@ -123,7 +124,8 @@ TEST_P(AllToAll, AWorkspaceServesAllSplits) {
   });
 }
 
-// Pieces of few rows, of which ranks have unequally many, and a rank with nothing: the same bits.
+// Pieces of few rows, a different number of pieces per rank, and a rank without rows: the same
+// bits.
 TEST_P(AllToAll, RowsComeInPiecesAsTheyComeAtOnce) {
   for (const std::string codec : {"none", "int8:rounding=stochastic", "hadamard:bits=4",
                                   "topk:density=0.2", "blocktopk:density=0.2"})
@@ -163,7 +165,7 @@ TEST(AllToAllRows, MovedRowsKeepTheirBits) {
       all_to_all(transport, moved, after, kColumns, splits, {.codec = codec});
       Values expected(rows.size());
       for (std::size_t i = 0; i < kRows; ++i) move_row(plain, expected, i, order[i]);
-      if (codec == "hadamard:bits=4")  // turned by its place
+      if (codec == "hadamard:bits=4")  // the rotation depends on the position
         EXPECT_NE(after, expected);
       else
         EXPECT_EQ(after, expected) << codec;
@@ -171,7 +173,7 @@ TEST(AllToAllRows, MovedRowsKeepTheirBits) {
   }
 }
 
-// Else errors that are made at random would not average out.
+// Stochastic rounding errors average out only with different random numbers.
 TEST(AllToAllRows, RandomNumbersAreOthersForEachPeer) {
   constexpr std::size_t kColumns = 512;
   std::vector<Values> found(3);
@@ -207,7 +209,7 @@ TEST(AllToAllBytes, AreOneMessageAPeerAndTheCodecsBytes) {
   });
 }
 
-// The fewest bytes that a row of few values may cost are those of the values themselves.
+// Encoded narrow rows cost no more bytes than the raw values.
 TEST(AllToAllBytes, NarrowRowsCostFewerBytesThanTheirValues) {
   constexpr std::size_t kValues = 3 << 14;
   for (const std::string codec :
@@ -241,7 +243,7 @@ std::string refused(const std::function<void(Transport&, const Values&, Values&)
       if (transport.rank() == 1) said = error.what();
     }
     EXPECT_EQ(output, Values(80, 2.0f));
-    all_to_all(transport, input, output, 10);  // the transport goes on
+    all_to_all(transport, input, output, 10);  // the transport still works
     EXPECT_EQ(output, input);
   });
   return said;
@@ -291,8 +293,8 @@ TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
             "the output is bf16, but the input is f32");
 }
 
-// Rank 0 sends rank 1 more or fewer rows than that expects; each sees that of the other. In pieces
-// of two rows of 256 the first of them look alike.
+// Rank 0 sends more or fewer rows than rank 1 expects; each of the two ranks detects the mismatch.
+// The first pieces look equal for pieces of two rows of 256.
 TEST(AllToAllErrors, RanksOfOtherSplitsBothHearOfIt) {
   for (const std::size_t rows : {0u, 2u, 3u, 5u, 6u})
     for (const std::size_t columns : {10u, 256u}) {

@@ -1,4 +1,4 @@
-// Allocation against all combinations there are, at its limits, and with real codecs.
+// Allocation compared with an exhaustive search, at its limits, and with real codecs.
 #include "comm/reducer/rules.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ using Parameters = std::vector<AllocationParameter>;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-/// Whole numbers, so that sums are exact. More bytes do not always lose less.
+/// Random integers, so sums are exact. More bytes may have a larger error.
 Parameters random_parameters(std::mt19937& engine) {
   const auto draw = [&](unsigned least, unsigned most) {
     return least + engine() % (most - least);
@@ -37,7 +37,7 @@ struct Total {
   double lost = 0;
 };
 
-/// Of all combinations.
+/// The totals of all combinations.
 std::vector<Total> totals_of(const Parameters& parameters) {
   std::vector<Total> totals = {{}};
   for (const AllocationParameter& one : parameters) {
@@ -66,7 +66,7 @@ std::string message_of(const Call& call) {
   return "nothing was thrown";
 }
 
-// A total that is the least for some price of a byte is what greedy steps pass through.
+// Greedy steps pass through every total minimizing the cost for some price per byte.
 TEST(Allocate, IsTheBestOfAllAtEachCornerAndNeverWorseThanTheCornerBelow) {
   std::mt19937 engine(1);
   for (int round = 0; round < 300; ++round) {
@@ -111,7 +111,7 @@ TEST(Allocate, SaysWhatItChose) {
   EXPECT_EQ(codec_of("b0.bias"), "bf16") << "by the last rule";
 }
 
-// On the hull alone 40 bytes would be taken.
+// The hull alone would use 40 bytes.
 TEST(Allocate, FillsTheRoomThatAStepLeaves) {
   const Parameters one = {{"w", 8, 9, {{"a", 100, 0}, {"b", 50, 6}, {"c", 40, 7}}}};
   EXPECT_EQ(allocate(one, 50).bytes, 50u);

@@ -1,5 +1,5 @@
-// In steady state a collective with a workspace allocates no buffer: nothing that grows with
-// counts.
+// Collectives with a workspace allocate no buffers in steady state. A buffer is an allocation
+// growing with the count.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <new>
 
-// Sanitizers have an operator new of their own.
+// Sanitizers replace operator new.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TERSOR_COUNTS_ALLOCATIONS 0
 #else
@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr std::size_t kBufferBytes = 8192;  // handles and their lists are smaller
+constexpr std::size_t kBufferBytes = 8192;  // larger than handles and lists of handles
 
 std::atomic<bool> counting{false};
 std::atomic<std::size_t> allocations{0};
@@ -47,7 +47,7 @@ void operator delete[](void* pointer, std::size_t) noexcept { std::free(pointer)
 namespace tersor::testing {
 namespace {
 
-// Allocations of all ranks in `steps` calls, after some that warm up.
+// Allocations of all ranks during `steps` calls, after warm-up calls.
 template <typename Call>
 std::size_t count_allocations(Transport& transport, const Call& call) {
   const auto meet = [&] {
@@ -82,7 +82,7 @@ TEST_P(SteadyState, AnAllreduceAllocatesNoBuffer) {
   });
 }
 
-// Splits are others in each call.
+// The splits differ in each call.
 TEST_P(SteadyState, AnAllToAllAllocatesNoBuffer) {
   if (!TERSOR_COUNTS_ALLOCATIONS) GTEST_SKIP() << "allocations are the sanitizer's";
   run_ranks(3, {}, [](Transport& transport) {
@@ -91,7 +91,7 @@ TEST_P(SteadyState, AnAllToAllAllocatesNoBuffer) {
     Values output(input.size());
     CollectiveWorkspace workspace;
     std::size_t turn = 0;
-    const auto call = [&] {  // rank r sends to rank p what p sends to r
+    const auto call = [&] {  // rank r sends to rank p as many rows as p sends to r
       std::vector<std::size_t> rows(3, 4);
       const auto rank = static_cast<std::size_t>(transport.rank());
       const std::size_t more = turn++ % 4;

@@ -1,4 +1,4 @@
-// allreduce: every rank ends with the same bits, near the true sum, whatever the chunks are.
+// allreduce: equal bits on all ranks, near the exact sum, for all chunk sizes.
 #include "comm/transport/host/envelope.h"
 #include "tests/comm/ranks.h"
 
@@ -18,7 +18,7 @@ namespace {
 struct AllreduceWay {
   std::string codec;
   Algorithm algorithm;
-  double allowed;  // squared error of the sum, relative
+  double allowed;  // relative squared error of the sum
 };
 
 std::ostream& operator<<(std::ostream& out, const AllreduceWay& way) {
@@ -95,7 +95,7 @@ TEST_P(Allreduce, TakesHalfPrecisionGradients) {
   const auto& [way, ranks] = GetParam();
   std::vector<std::vector<Bf16>> halves(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank)
-    for (int i = 0; i < 1030; ++i)  // powers of two: exact in bf16, sums too
+    for (int i = 0; i < 1030; ++i)  // powers of two and their sums are exact in bf16
       halves[static_cast<std::size_t>(rank)].push_back({static_cast<std::uint16_t>(0x3f80)});
   run_ranks(ranks, {}, [&, &way = way](Transport& transport) {
     auto& mine = halves[static_cast<std::size_t>(transport.rank())];
@@ -120,7 +120,7 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
     double epsilon = 0;
     for (const int ranks : {1, 2, 4, 16, 64}) {
       const auto inputs = gradients(std::max(ranks, 2), 1 << 15, 11);
-      if (ranks == 1) {  // one quantisation: two ranks, each decodes both at once
+      if (ranks == 1) {  // one quantization: each of two ranks decodes both frames at once
         const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
           allreduce(transport, gradient, {.codec = codec, .algorithm = Algorithm::kOneShot});
         });
@@ -139,7 +139,7 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
   }
 }
 
-/// What some steps have brought, with all residuals, is what was put in; in one dimension.
+/// The results of some steps plus all residuals equal the inputs, in a single dimension.
 void expect_nothing_lost(const AllreduceWay& way, int ranks, std::size_t count) {
   constexpr int kSteps = 6;
   const auto all = static_cast<std::size_t>(ranks);
@@ -249,8 +249,8 @@ TEST(AllreduceStatistics, ASparseSumSendsTheSameBytesOnAnyNumberOfRanks) {
     });
 }
 
-// Who owns a part sends its sum to all: a rank sends less than two payloads. By one-shot it would
-// be one less than there are ranks.
+// The owner of a part sends the sum to all ranks, and a rank sends less than two payloads. One-shot
+// sends ranks − 1 payloads.
 TEST(AllreduceStatistics, AReducersSparseSumStaysAsSmallOnManyRanks) {
   constexpr int kRanks = 8;
   constexpr std::size_t kCount = std::size_t{1} << 18;
@@ -281,7 +281,7 @@ TEST(AllreduceStatistics, CountWhatTheTransportSent) {
   });
 }
 
-/// Asks for chunks of 4,096 values.
+/// Prefers chunks of 4,096 values.
 class ShortChunks final : public ForwardingTransport {
  public:
   explicit ShortChunks(Transport& transport)

@@ -1,5 +1,5 @@
-// A reducer's state: the same run goes on bit for bit, another number of ranks loses nothing, steps
-// can be thrown away.
+// A reducer's state: the same run continues bit for bit, another number of ranks loses nothing, and
+// steps can be discarded.
 #include "comm/reducer/state.h"
 #include "tests/comm/training.h"
 #include "tests/support/grid.h"
@@ -17,7 +17,7 @@ namespace {
 
 class Checkpoint : public ::testing::TestWithParam<std::string> {};
 
-/// Directly, and on a grid.
+/// Direct, and on a grid.
 const std::vector<int> kCheckpointDims[] = {{}, {2, 2}};
 
 TEST_P(Checkpoint, TheSameRunGoesOnBitForBit) {
@@ -122,7 +122,7 @@ TEST_P(Checkpoint, ResidualsFollowTheLossScale) {
   });
 }
 
-/// A training of two parameters, of equal gradients.
+/// A training with two equal parameters.
 struct Pair : Training {
   Pair(Transport& transport, const ReducerOptions& options) : Training(transport, options) {
     reducer.add("v", second, 100, 200);
@@ -201,7 +201,7 @@ TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
   });
 }
 
-/// A reducer of so many parameters, and what it says of a state.
+/// The error of loading a state into a reducer of the parameters `names`, or "" on success.
 std::string refusal(Transport& transport, const std::vector<std::string>& names,
                     std::span<const std::byte> state, std::size_t count = kCount) {
   GradientReducer reducer(transport, {.codec = "int8+ef"});
@@ -233,7 +233,7 @@ TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
   });
 }
 
-// Which codec it chooses may change from run to run; here nothing is lost by that.
+// A later run may choose another codec. Without residuals, the change loses nothing.
 TEST(State, OfACodecThatAutoChoseFitsWhereNoResidualIsKept) {
   run_ranks(2, {}, [](Transport& transport) {
     const auto automatic = [](double seconds_per_byte) {

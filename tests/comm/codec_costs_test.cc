@@ -1,4 +1,4 @@
-// What codecs are measured to take.
+// The measured costs of codecs.
 #include <gtest/gtest.h>
 
 #include "comm/tuning/measure.h"

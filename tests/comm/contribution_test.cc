@@ -1,4 +1,4 @@
-// The GradientReducer: parameters that bring nothing on some rank.
+// The GradientReducer with parameters without a gradient on some ranks.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -14,7 +14,8 @@
 namespace tersor::testing {
 namespace {
 
-// What two ranks' sums over three steps lack of all gradients that were not left out, at the most.
+// The largest difference, on two ranks and over three steps, between the gradients given and the
+// received sums.
 float largest_lack(Contribution contribution, const std::string& codec) {
   constexpr std::size_t kCount = 8192;
   const Values values = gaussian(kCount, 1);
@@ -91,7 +92,7 @@ TEST(Contributions, AParameterThatNeverHadAGradientIsMissedAllTheSame) {
   std::atomic<int> errors = 0;
   run_ranks(2, {}, [&](Transport& transport) {
     Values other(100, 1.0f);
-    try {  // a rank may be told before it has its own reducer
+    try {  // may fail before this rank's reducer exists
       GradientReducer reducer(transport, {.codec = "none", .missing = MissingGradient::kInactive});
       reducer.add("v", other);
       reducer.add("w", {.count = 5000, .rows = 50, .columns = 100});
@@ -105,8 +106,8 @@ TEST(Contributions, AParameterThatNeverHadAGradientIsMissedAllTheSame) {
   EXPECT_EQ(errors, 2);
 }
 
-// What three ranks' steps give, of two parameters in one message, with a step between any two of
-// them that brings nothing of the first.
+// Results of steps on three ranks, with two parameters in one message. If `interrupted`, extra
+// steps without a gradient of the first parameter run in between.
 std::vector<Values> results(const std::string& codec, Transactions transactions, bool interrupted) {
   constexpr std::size_t kCount = 64 * 128;
   std::vector<Values> results(3);
@@ -138,12 +139,12 @@ TEST(Contributions, WhatNoRankBringsIsLeftAlone) {
       EXPECT_EQ(results(codec, transactions, true), results(codec, transactions, false)) << codec;
 }
 
-// What went before is the caller's again, so no later step may write there.
+// The caller owns the first step's gradient again, so no later step may write there.
 TEST(Contributions, AGradientGivenAnewIsLeftAloneInLaterSteps) {
   std::atomic<int> errors = 0;
   run_ranks(2, {}, [&](Transport& transport) {
     Values first(5000, 1.0f);
-    try {  // a rank may be told while it is still in the first step
+    try {  // may fail during the first step
       GradientReducer reducer(
           transport,
           {.codec = "none", .reduction = Reduction::kSum, .missing = MissingGradient::kInactive});

@@ -1,5 +1,5 @@
-// A message that was damaged on its way, and is passed on by who got it: the rank that it came from
-// is named by all, and not who passed it on.
+// A message damaged in transit, and then forwarded. Every error names the source of the damage, not
+// the forwarding rank.
 #include "tests/comm/ranks.h"
 
 #include <tersor/forwarding.h>
@@ -17,8 +17,9 @@
 namespace tersor::testing {
 namespace {
 
-/// Flips a bit of the first message of an exchange that a rank begins, counted from 0. Lets others
-/// go first after every exchange: who got something damaged would find it before who passed it on.
+/// Flips a bit in the first message of the exchange with number `exchange` (counted from 0). Sleeps
+/// after every exchange, because the receiver of a damaged message must detect the damage before
+/// the forwarding rank does.
 class Flipping final : public ForwardingTransport {
  public:
   Flipping(Transport& transport, int exchange)
@@ -44,7 +45,7 @@ class Flipping final : public ForwardingTransport {
   std::vector<std::byte> flipped_;
 };
 
-/// What ranks say that did not end well, where one of them sends something damaged.
+/// The errors of all ranks if `damager` sends a damaged message.
 std::vector<std::string> errors_of(int ranks, int damager, int exchange,
                                    const std::function<void(Transport&)>& call) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
@@ -66,7 +67,7 @@ void expect_named(const std::vector<std::string>& errors, int damager) {
         << error;
 }
 
-// Down the tree, and along the chain.
+// Along the tree, and along the chain.
 TEST(Damage, OfABroadcastIsNotPassedOn) {
   for (const std::size_t count : {std::size_t{1000}, std::size_t{100'000}})
     expect_named(errors_of(5, 0, 0,
@@ -77,7 +78,7 @@ TEST(Damage, OfABroadcastIsNotPassedOn) {
                  0);
 }
 
-// The sum of the owner in the second dimension, which its neighbour hands on in the first.
+// The owner's sum in the second dimension, forwarded by its neighbor in the first dimension.
 TEST(Damage, OnAGridIsNotPassedOn) {
   const int dims[] = {2, 2};
   expect_named(errors_of(4, 3, 2,

@@ -1,4 +1,4 @@
-// Rows that ranks deal out to each other, for the tests of all_to_all.
+// Rows sent between ranks, for the tests of all_to_all.
 #pragma once
 
 #include "tests/comm/ranks.h"
@@ -17,7 +17,7 @@ using Counts = std::vector<std::size_t>;
 
 inline std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-/// Rows that each rank sends to each: rows[from][to].
+/// The number of rows each rank sends to each other rank: rows[from][to].
 using Deal = std::vector<Counts>;
 
 inline Deal random_deal(int ranks, std::uint64_t seed) {
@@ -44,10 +44,10 @@ inline std::size_t sum(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::size_t{0});
 }
 
-/// All rows that a rank sends; equal ranks have equal ones.
+/// All rows sent by a rank. Equal ranks give equal rows.
 inline Values rows_of(const Deal& deal, int rank, std::size_t columns) {
   Values values = gaussian(sum(deal[index(rank)]) * columns, 7 + index(rank));
-  for (std::size_t i = 0; i < values.size(); ++i)  // no two rows alike in size
+  for (std::size_t i = 0; i < values.size(); ++i)  // rows of different magnitudes
     values[i] *= std::ldexp(1.0f, static_cast<int>(i / columns % 7) * 2 - 6);
   return values;
 }

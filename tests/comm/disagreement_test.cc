@@ -1,4 +1,5 @@
-// Ranks that do not call the same, that throw, leave or stall: everybody gets an error in time.
+// Ranks with mismatched calls, exceptions, early exits or stalls: every rank raises an error in
+// time.
 #include "tests/comm/ranks.h"
 #include "tests/support/grid.h"
 
@@ -17,7 +18,7 @@ namespace {
 
 using Call = std::function<void(Transport&)>;
 
-// How many ranks ended with a TransportError; their messages in `messages`.
+// The number of ranks with a TransportError. Stores their texts in `messages`.
 int failures(int ranks, const Call& call, std::vector<std::string>* messages = nullptr) {
   std::mutex mutex;
   int failed = 0;
@@ -87,8 +88,8 @@ TEST(Disagreement, OnTheOperationEndsOnAllRanks) {
             2);
 }
 
-/// One of the calls that have a root; then two of all: who only sends learns of it in the first,
-/// or, if the others had begun that before they found out, in the second.
+/// A collective with a root, then two allgathers. A rank without receives detects the mismatch in
+/// the first allgather, or in the second if the other ranks started the first before the detection.
 void rooted_call(Transport& transport, int which, int root, std::size_t count,
                  const CollectiveOptions& options) {
   const auto ranks = static_cast<std::size_t>(transport.ranks());
@@ -101,8 +102,8 @@ void rooted_call(Transport& transport, int which, int root, std::size_t count,
   for (int call = 0; call < 2; ++call) allgather(transport, own, shards, options);
 }
 
-// At once where somebody hears from whom it does not wait for; else, where two wait for each other,
-// at the deadline.
+// Detection is immediate if a rank receives a message from an unexpected rank. If two ranks wait
+// for each other, detection happens at the deadline.
 TEST(Disagreement, OnTheRootEndsOnAllRanks) {
   for (int which = 0; which < 4; ++which)
     for (const int ranks : {2, 4})
@@ -128,7 +129,7 @@ TEST(Disagreement, OnTheRootEndsOnAllRanks) {
           }
 }
 
-// Found before anything that all ranks do together: that rank may try again.
+// The error is raised before any communication, so the rank may try again.
 TEST(Disagreement, AWrongRuleOnOneRankCostsTheOthersNothing) {
   run_ranks(2, {}, [](Transport& transport) {
     const ReducerOptions right{.codec = "none", .timeout = std::chrono::seconds(20)};
@@ -151,7 +152,7 @@ TEST(Disagreement, OnOneRankOnlyCallingEndsAtTheDeadlineNamingTheOther) {
   EXPECT_EQ(failures(
                 2,
                 [&](Transport& transport) {
-                  if (transport.rank() == 1) return heard.wait();  // alive, but busy otherwise
+                  if (transport.rank() == 1) return heard.wait();  // alive, but busy
                   try {
                     reduce(transport, 5000, {.timeout = std::chrono::milliseconds(200)});
                   } catch (...) {
@@ -200,7 +201,7 @@ TEST(Disagreement, AWrongCodecIsAnErrorBeforeAnythingIsSent) {
     EXPECT_THROW(allreduce(transport, gradient, {.codec = "int9"}), InvalidArgument);
     EXPECT_THROW(allreduce(transport, gradient, {.codec = "int8", .algorithm = Algorithm::kNative}),
                  InvalidArgument);
-    allreduce(transport, gradient, {.codec = "none"});  // the transport is as good as before
+    allreduce(transport, gradient, {.codec = "none"});  // the transport still works
     EXPECT_EQ(gradient.front(), 4.0f);
   });
 }

@@ -1,5 +1,5 @@
-// Elastic reducers: which step stands when a rank is lost, what is owed afterwards and by whom, and
-// what is refused. tests/faults/ loses ranks at any message.
+// Elastic reducers: committed and discarded steps after a loss, residuals owed afterwards, and
+// refused calls. tests/faults/ loses ranks at arbitrary messages.
 #include <tersor/tersor.h>
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ ReducerOptions elastic(const std::string& codec = "int8+ef") {
   return {.codec = codec, .elastic = Elastic::kOn};
 }
 
-/// Runs `body` on each rank; a rank whose body is over goes away at once.
+/// Runs `body` on each rank. A rank disconnects when its body returns.
 void run_mortal(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
   InProcessWorld world(ranks, link);
   std::vector<std::jthread> threads;
@@ -38,7 +38,7 @@ void run_mortal(const std::function<void(Transport&)>& body) {
   run_mortal(kElasticRanks, {}, body);
 }
 
-/// The next step, which ranks are lost in.
+/// Runs `step` and expects lost ranks.
 template <typename Step>
 RanksLost expect_lost(const Step& step) {
   try {
@@ -50,7 +50,7 @@ RanksLost expect_lost(const Step& step) {
   return {"", {}, 0};
 }
 
-/// Two steps, then the victims are gone: none of the others has more.
+/// Two steps, then the victims leave. The other ranks have the same steps.
 RanksLost lose(Training& run, const std::vector<int>& victims = {kVictim}) {
   for (int step = 0; step < 2; ++step) run.step(step);
   if (std::ranges::count(victims, run.rank) != 0) return {"", {}, 0};
@@ -82,8 +82,8 @@ TEST(Elastic, ThoseLeftGoOnAndAgree) {
   EXPECT_EQ(results[2], results[0]);
 }
 
-// The victim's part of the step has come, and whether the others' have come to the victim nobody
-// can know: without a vote the step would be complete on the others.
+// The victim's message of the step has arrived. The other ranks cannot know the deliveries at the
+// victim: without a vote, the step would be complete on the remaining ranks.
 TEST(Elastic, AStepThatOneRankMayNotHaveIsVoid) {
   std::latch is_sent(1);
   run_mortal([&](Transport& transport) {
@@ -112,7 +112,7 @@ void add(std::vector<double>& sums, std::span<const float> values) {
   for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
 }
 
-/// What a rank owes of all values, with one codec and a sum, on a grid of one dimension.
+/// A rank's owed residual of all values, with one codec and a sum, on a grid of one dimension.
 std::vector<float> owed_by(const GradientReducer& reducer, const Transport& transport) {
   const auto own = read_state(reducer.save_state()).parameters.at(0);
   const std::shared_ptr<const Codec> codec = make_codec("int8+ef");
@@ -153,10 +153,10 @@ TEST(Elastic, WhatThoseLeftOweGoesOn) {
   }
 }
 
-// Of each host's residual a rank keeps a part; that of the first of a host is half, the first one,
-// and nothing of the other half is lost with it: what was given of that arrives in the end.
+// Each rank keeps a part of its host's residual. The victim, the first rank of its host, keeps the
+// first half. Nothing of the second half is lost: all of its gradients arrive eventually.
 TEST(Elastic, ByHostsWhatIsOwedGoesOn) {
-  const std::size_t half = 10'240;  // of kCount, to the codec's units
+  const std::size_t half = 10'240;  // of kCount, rounded to the codec's units
   run_mortal(6, {.ranks_per_host = 2}, [&](Transport& transport) {
     ReducerOptions options = elastic();
     options.algorithm = Algorithm::kHierarchical;
@@ -203,7 +203,7 @@ TEST(Elastic, AParameterAddedJustBeforeALossIsThere) {
   });
 }
 
-// The trainer's own messages end first: who asks the reducer is told who is lost.
+// The trainer's own channel fails first. The reducer then reports the lost ranks.
 TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
     run_mortal([progress](Transport& transport) {
@@ -212,7 +212,7 @@ TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
       options.progress = progress;
       Training run(transport, options);
       run.step(0);
-      run.reducer.hear_fault();  // there is none
+      run.reducer.hear_fault();  // no fault yet
       const auto meet = [&] {
         own->barrier({.name = "own", .tag = own->reserve_tags(1)}).wait_synchronize();
       };
@@ -251,12 +251,12 @@ TEST(Elastic, AReducerThatLostRanksAnswers) {
     EXPECT_EQ(read_state(run.reducer.save_state()).step, 2u);
     EXPECT_EQ(run.reducer.explain().substr(0, 3), "w: ");
     EXPECT_GT(run.reducer.residual_norms().at(0), 0.0);
-    EXPECT_THROW(run.step(2), RanksLost);  // still
+    EXPECT_THROW(run.step(2), RanksLost);  // still lost
     run.reducer.resume();
   });
 }
 
-// One loss may be found after the other.
+// A further loss may be detected during recovery.
 void go_on(Training& run) {
   for (bool again = true; again;) try {
       run.reducer.resume();
@@ -266,7 +266,7 @@ void go_on(Training& run) {
     }
 }
 
-// Two of four: those with rank 0 may go on, whoever is left of the others may not.
+// Two of four ranks: the half with rank 0 continues, the other half must not.
 TEST(Elastic, OfTwoHalvesTheOneWithTheLowestRankGoesOn) {
   for (const bool lowest_is_left : {true, false})
     run_mortal([&](Transport& transport) {
@@ -292,7 +292,7 @@ TEST(Elastic, OneRankAloneGoesOnWhereSoFewMay) {
   });
 }
 
-/// The text of the InvalidArgument that a call throws.
+/// The text of the InvalidArgument thrown by a call.
 template <typename Call>
 std::string refusal(const Call& call) {
   try {

@@ -1,4 +1,4 @@
-// All collectives one after the other, so that what comes out of two transports can be compared.
+// Runs all collectives in sequence, to compare the results of two transports.
 #pragma once
 
 #include "tests/comm/ranks.h"
@@ -16,7 +16,7 @@ inline void append(Values& all, const Values& more) {
   all.insert(all.end(), more.begin(), more.end());
 }
 
-/// What a rank has, one behind the other, after a broadcast, a reduce, a gather and a scatter.
+/// The concatenated results of a broadcast, a reduce, a gather and a scatter.
 inline Values to_and_from(int root, Transport& any, const Values& own,
                           const CollectiveOptions& options) {
   const auto ranks = static_cast<std::size_t>(any.ranks());
@@ -30,7 +30,7 @@ inline Values to_and_from(int root, Transport& any, const Values& own,
   return all;
 }
 
-/// The same of a reduce_scatter and an allgather of its shard.
+/// The concatenated results of a reduce_scatter and an allgather of its shard.
 inline Values scattered_and_gathered(Transport& any, const Values& own,
                                      const CollectiveOptions& options) {
   const auto ranks = static_cast<std::size_t>(any.ranks());
@@ -40,10 +40,10 @@ inline Values scattered_and_gathered(Transport& any, const Values& own,
   return all;
 }
 
-/// The rows of 300 values that came, none from some ranks.
+/// The received rows of 300 values; some ranks send none.
 inline Values dealt_out(Transport& any, const Values& own, const CollectiveOptions& options) {
   constexpr std::size_t kColumns = 300;
-  std::vector<std::size_t> rows;  // to each peer, and as many from there
+  std::vector<std::size_t> rows;  // to each peer, and as many from each peer
   std::size_t count = 0;
   for (int peer = 0; peer < any.ranks(); ++peer) {
     rows.push_back(static_cast<std::size_t>((any.rank() + peer) % 3));
@@ -55,7 +55,7 @@ inline Values dealt_out(Transport& any, const Values& own, const CollectiveOptio
   return arrived;
 }
 
-/// What came from the rank before, while this one's went to the next.
+/// The values received from the previous rank while sending to the next rank.
 inline Values handed_on(Transport& any, const Values& own, const CollectiveOptions& options) {
   if (any.ranks() == 1) return own;
   Values came(own.size());
@@ -65,8 +65,8 @@ inline Values handed_on(Transport& any, const Values& own, const CollectiveOptio
   return came;
 }
 
-/// All of them but allreduce: direct; of an even number of ranks from 4 on also by hosts of two,
-/// and on a grid.
+/// Runs every collective except allreduce with the direct algorithm. An even number of at least 4
+/// ranks also runs the hierarchical algorithm with hosts of two ranks, and a grid.
 inline Values every_collective(Transport& any, const Values& own, const std::string& codec) {
   CollectiveOptions options{.codec = codec, .chunk_count = 50'000};
   Values all = handed_on(any, own, options);

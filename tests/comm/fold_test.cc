@@ -1,4 +1,5 @@
-// What ranks keep, folded: over them it adds up to the portable state, whoever owned what.
+// Folded residuals: the sum over all ranks equals the portable state for every assignment of
+// owners.
 #include "comm/collectives/fold.h"
 #include "comm/reducer/state.h"
 #include "tests/comm/training.h"
@@ -42,7 +43,7 @@ TEST(Fold, AddsUpToThePortableState) {
       if (run.rank == 0) add_to(portable, all.residual);
       add_to(parts, residual_part(whole, slot, kCount));
     });
-    EXPECT_EQ(parts, sums);  // each encodes all of it
+    EXPECT_EQ(parts, sums);  // each rank encodes every value
     for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(sums[i], portable[i], 1e-5) << i;
   }
 }

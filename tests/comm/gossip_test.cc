@@ -1,4 +1,4 @@
-// Averaging among neighbours: whom ranks may be joined to, how fast they agree, and what stays.
+// Gossip averaging: connected ranks, convergence rate, and invariance of the mean.
 #include "comm/gossip/lost_edges.h"
 #include "tests/comm/ranks.h"
 
@@ -69,7 +69,7 @@ TEST(Topologies, WhatIsWrongIsNamed) {
   EXPECT_TRUE(tells(refusal_of([] { Topology::named("star", 4); }), "ring, torus, exponential"));
 }
 
-/// How far ranks are from their mean, root of the sum of squares; and the mean.
+/// The distance of the ranks from the mean (root of the sum of squares), and the mean.
 struct Consensus {
   double distance = 0;
   std::vector<double> mean = std::vector<double>(kMixed);
@@ -83,7 +83,7 @@ struct Consensus {
   }
 };
 
-/// The weights of all ranks after so many steps of nothing but mixing.
+/// The weights of all ranks after `steps` mixing steps without training.
 std::vector<Values> after_mixing(const Topology& topology, const GossipOptions& options,
                                  int steps) {
   return on_ranks(gradients(topology.ranks(), kMixed), [&](Transport& transport, Values& values) {
@@ -98,7 +98,7 @@ std::vector<Values> after_mixing(const Topology& topology, const GossipOptions& 
   });
 }
 
-/// The second largest magnitude of an eigenvalue of the weights, by powers of them.
+/// The second largest magnitude of the mixing matrix's eigenvalues, by power iteration.
 double second_eigenvalue(const Topology& topology) {
   const auto ranks = static_cast<std::size_t>(topology.ranks());
   std::vector<double> x(ranks);
@@ -122,7 +122,7 @@ double second_eigenvalue(const Topology& topology) {
   return factor;
 }
 
-// Exact averaging brings ranks nearer by that eigenvalue in each step, in the long run.
+// Exact averaging reduces the distance by the eigenvalue per step, in the long run.
 TEST(Gossips, RanksComeNearerByTheEigenvalueOfTheirGraph) {
   for (const char* name : {"ring", "torus"})
     for (const char* codec : {"none", "int8"}) {
@@ -145,7 +145,8 @@ TEST(Gossips, TheMeanStays) {
   }
 }
 
-// Sums of what is large would keep their rounding errors, which then pull for ever.
+// Accumulated sums of large weights would retain rounding errors, and the errors would bias the
+// mean in every later step.
 TEST(Gossips, TheMeanOfLargeWeightsStaysForLong) {
   auto inputs = gradients(8, kMixed);
   for (Values& one : inputs)
@@ -160,7 +161,7 @@ TEST(Gossips, TheMeanOfLargeWeightsStaysForLong) {
   for (std::size_t i = 0; i < kMixed; ++i) ASSERT_NEAR(after.mean[i], before.mean[i], 1.5e-4);
 }
 
-// An error that stays in a sum moves the mean in each step: by 2.5e-5 here, in f32.
+// A rounding error retained in an f32 sum moves the mean in each step, here by 2.5e-5.
 TEST(Gossips, TheMeanStaysHoweverLongRanksMix) {
   for (const char* codec : {"none", "int8"}) {
     const auto inputs = gradients(8, kMixed);
@@ -190,7 +191,7 @@ TEST(Gossips, WeightsThatAreNotFiniteAreNotSent) {
   });
 }
 
-// Codecs that lose much need smaller steps, and agree all the same.
+// Strongly lossy codecs need smaller steps and still converge.
 TEST(Gossips, WhatIsLeftOutComesLater) {
   const double before = Consensus(gradients(8, kMixed)).distance;
   for (const char* codec :
@@ -256,14 +257,14 @@ TEST(LostEdges, NameTheRanksThatNoPathJoins) {
   EXPECT_THROW(other.read(message), WireError);
 }
 
-/// What one rank of a graph with a late rank ends with.
+/// The final result of one rank in a graph with a late rank.
 struct LateOutcome {
   GossipStatistics seen;
   std::string error;
 };
 
-// The late rank waits until both of its neighbours have lost it, so that no time is judged. Ranks
-// that wait for a waiting rank wait longer.
+// The late rank waits until both neighbors have lost it, so the test does not depend on timing. A
+// rank waiting for a waiting rank waits longer.
 TEST(Gossips, ALateRankIsLostAloneAndIsTold) {
   constexpr int kRanks = 6, kLate = 2;
   std::vector<Values> all = gradients(kRanks, kMixed);
@@ -328,7 +329,7 @@ TEST(Gossips, ARankWithoutNeighboursMayMixOn) {
   EXPECT_EQ(gossip.statistics().cut_off, std::vector<int>{1});
 }
 
-// A ring of five becomes a chain of four; these agree on what they have.
+// A ring of five becomes a chain of four, and these four ranks converge.
 TEST(Gossips, ALostNeighbourCountsNoMore) {
   constexpr int kRanks = 5, kGone = 2;
   std::vector<Values> all = gradients(kRanks, kMixed);

@@ -1,5 +1,5 @@
-// allreduce on grids: the same bits on all ranks whatever the dimensions, one quantisation more for
-// each, and nothing lost.
+// allreduce on grids: the same bits on all ranks for all dimensions, one more quantization per
+// dimension, and no lost values.
 #include "comm/collectives/grid.h"
 #include "comm/collectives/hosts.h"
 #include "tests/comm/ranks.h"
@@ -22,7 +22,7 @@ struct GridWorld {
   int ranks;
 };
 
-// As many ranks as places, and more.
+// As many ranks as grid positions, and more.
 const GridWorld kGridWorlds[] = {
     {{2, 2}, 4}, {{3, 2}, 6}, {{3, 3}, 10}, {{2, 3, 2}, 12}, {{3, 3, 2}, 20}};
 
@@ -64,7 +64,7 @@ TEST(Grid, OfOneDimensionIsTheDirectWay) {
   EXPECT_EQ(reduce(inputs, two_shot("int8", {5})), reduce(inputs, two_shot("int8", {})));
 }
 
-// One-shot quantises once; directly two-shot does twice, and once more for each further dimension.
+// One-shot quantizes once. Direct two-shot quantizes twice, and once more per additional dimension.
 TEST(Grid, TheErrorGrowsAsTheRootOfOneAndTheDimensions) {
   const auto inputs = gradients(64, 1 << 17, 5);
   const auto sum = exact_sum(inputs);
@@ -78,7 +78,7 @@ TEST(Grid, TheErrorGrowsAsTheRootOfOneAndTheDimensions) {
   }
 }
 
-/// Adds what a rank's residuals hold of each value.
+/// Adds a rank's residuals of each value.
 void add_residuals(std::vector<double>& sum, const Values& sender, const Values& owner,
                    const OwnedRanges& owned) {
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += sender[i];
@@ -144,7 +144,8 @@ TEST(GridMessages, AreTheSumOfTheDimensions) {
     });
 }
 
-/// What more the owners of a group send and get for those that own nothing, of what they do.
+/// The additional traffic of a group's owners for ranks without a part, relative to the other
+/// traffic.
 double extra_share(const Grid& grid) {
   const int width = grid.digits().front();
   return static_cast<double>(grid.group(0, 0).size()) / width - 1;
@@ -185,7 +186,7 @@ TEST(ErrorGrowth, BoundsTheDimensions) {
   EXPECT_EQ(Grid::standard(4096, HUGE_VAL).dimensions(), 3);
 }
 
-// The hosts of a hierarchy exchange on a grid too.
+// The hosts of a hierarchy also exchange on a grid.
 TEST(ErrorGrowth, BoundsThatOfHosts) {
   std::vector<int> hosts;
   for (int rank = 0; rank < 80; ++rank) hosts.push_back(rank / 2);

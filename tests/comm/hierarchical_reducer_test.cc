@@ -1,4 +1,5 @@
-// The GradientReducer over a hierarchy: the same bits everywhere, no value lost, and checkpoints.
+// The GradientReducer with the hierarchical algorithm: the same bits on all ranks, no lost values,
+// and checkpoints.
 #include "tests/comm/training.h"
 
 #include <tersor/tersor.h>
@@ -30,7 +31,7 @@ struct HostsLayer {
 const HostsLayer kHostsLayers[] = {{"large", 300, 400}, {"bias", 1, 400}, {"small", 20, 30},
                                    {"wide", 64, 512},   {"scale", 1, 1},  {"empty", 0, 0}};
 
-/// Gradients of all layers after some steps on this rank.
+/// Gradients of all layers on this rank after `steps` steps.
 std::vector<Values> train(Transport& transport, const ReducerOptions& options, int steps) {
   std::vector<Values> gradients;
   GradientReducer reducer(transport, options);
@@ -75,7 +76,7 @@ TEST_P(HierarchicalReducer, EndsWithTheSameBitsWhoeverSends) {
   }
 }
 
-// Four steps of a sum, and what the residuals still bring back, are what went in.
+// The results of four sum steps plus the drained residuals equal the inputs.
 TEST_P(HierarchicalReducer, LosesNothing) {
   const Hosts& hosts = GetParam();
   ReducerOptions options = hierarchical(hosts);
@@ -98,7 +99,7 @@ TEST_P(HierarchicalReducer, LosesNothing) {
   });
 }
 
-// An owner of a shard hands its host's sum on, though it had no gradient of its own.
+// The owner of a shard forwards its host's sum even without a gradient of its own.
 TEST(HierarchicalReducers, AMissingParameterAddsNothingAndGetsTheSum) {
   constexpr std::size_t kValues = 8192;
   const Hosts hosts{0, 0, 1, 1};
@@ -135,7 +136,7 @@ TEST_P(HierarchicalReducer, ACheckpointGoesOnBitForBit) {
   });
 }
 
-/// What a portable state brings back in a run of these options.
+/// The residuals of a portable state, drained in a run with `options`.
 std::vector<double> drained(const std::vector<std::byte>& state, int ranks,
                             const ReducerOptions& options) {
   std::vector<double> found;
@@ -197,7 +198,8 @@ TEST(HierarchicalCheckpoint, AParameterOfNoValuesHasAState) {
   });
 }
 
-// An exact state belongs to its place on a host: as many values may be others.
+// An exact state belongs to a group rank on a host. Another group rank may own as many, but
+// different values.
 TEST(HierarchicalCheckpoint, OtherPlacesAreRefused) {
   std::vector<std::vector<std::byte>> states(4);
   run_ranks(4, {}, [&](Transport& transport) {
@@ -228,7 +230,7 @@ TEST(HierarchicalReducerOptions, RanksThatGroupOtherwiseAllHearOfIt) {
     ReducerOptions options = hierarchical({0, 0, 1, 1});
     if (transport.rank() == 2) options.hosts = {0, 1, 0, 1};
     options.timeout = std::chrono::seconds(60);
-    std::optional<Training> run;  // whose making may hear of it already
+    std::optional<Training> run;  // construction may already detect the mismatch
     try {
       run.emplace(transport, options);
       run->step(0);

@@ -1,5 +1,5 @@
-// reduce_scatter and allgather by hosts and on grids: near the sum, nothing lost, and of an
-// allgather the bits of the direct way.
+// reduce_scatter and allgather with the hierarchical algorithm and on grids: results near the sum,
+// no lost values, and an allgather with the bits of the direct algorithm.
 #include "comm/collectives/hosts.h"
 #include "tests/comm/ranks.h"
 
@@ -15,7 +15,8 @@
 namespace tersor::testing {
 namespace {
 
-// 2 x 2, 2 x 4, 3 x 2, 4 x 2 and 2 x 3: behind each other, dealt out, up and down.
+// 2 x 2, 2 x 4, 3 x 2, 4 x 2 and 2 x 3 hosts and ranks: consecutive, interleaved, ascending and
+// descending.
 const Hosts kShardHosts[] = {
     {0, 0, 1, 1},       {0, 1, 1, 0},       {0, 0, 0, 0, 1, 1, 1, 1}, {1, 0, 1, 0, 1, 0, 1, 0},
     {0, 0, 1, 1, 2, 2}, {0, 1, 2, 2, 1, 0}, {0, 0, 1, 1, 2, 2, 3, 3}, {7, -3, 5, 4, 7, -3, 5, 4},
@@ -30,7 +31,7 @@ CollectiveOptions by_hosts(const std::string& codec, const Hosts& hosts,
   return options;
 }
 
-/// Shard behind shard, of what reduce_scatter leaves on each rank.
+/// The concatenated shards after reduce_scatter.
 Values scatter(const std::vector<Values>& inputs, const CollectiveOptions& options) {
   const std::size_t count = inputs.front().size() / inputs.size();
   std::vector<Values> shards(inputs.size(), Values(count, -1.0f));
@@ -43,7 +44,7 @@ Values scatter(const std::vector<Values>& inputs, const CollectiveOptions& optio
   return all;
 }
 
-/// What allgather leaves on each rank.
+/// The output of allgather on each rank.
 std::vector<Values> gather(const std::vector<Values>& inputs, const CollectiveOptions& options) {
   const std::size_t count = inputs.front().size() * inputs.size();
   std::vector<Values> outputs(inputs.size(), Values(count, -1.0f));
@@ -61,7 +62,7 @@ class ShardsByHosts : public ::testing::TestWithParam<std::tuple<std::string, Ho
   static CollectiveOptions options(const CollectiveOptions& others = {}) {
     return by_hosts(codec(), hosts(), others);
   }
-  /// Of a rank, so that all ranks have `count` each.
+  /// Inputs of `count` values per rank and shard.
   static std::vector<Values> inputs(std::size_t count) {
     return gradients(ranks_of(hosts()), count * hosts().size());
   }
@@ -94,7 +95,8 @@ TEST_P(ShardsByHosts, AMeanIsTheSumOverRanks) {
   EXPECT_LE(squared_error(found, wanted), allowed());
 }
 
-// Hosts' sums have more energy, and there are fewer of them. Top-k chooses in each shard.
+// Sums of hosts have more energy than gradients, but fewer sums are encoded. Top-k selects within
+// each shard.
 TEST_P(ShardsByHosts, TheErrorIsThatOfTheDirectWay) {
   const auto all = inputs(5003);
   const auto sum = exact_sum(all);
@@ -131,7 +133,7 @@ TEST_P(ShardsByHosts, TakeHalfPrecision) {
   });
 }
 
-// The splits are made once, for both.
+// Both collectives share the splits, made only once.
 TEST_P(ShardsByHosts, AWorkspaceServesCallsOfAllShapes) {
   const auto all = inputs(900);
   const auto wanted = scatter(all, options());
@@ -157,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, ShardsByHostsFeedback,
                                                               "blocktopk:density=0.05+ef"),
                                             ::testing::ValuesIn(kShardHosts)));
 
-// A rank keeps what it did not send of its host's sums, of the shards of its place.
+// A rank keeps the unsent part of its host's sums for the shards of its group rank.
 TEST_P(ShardsByHostsFeedback, WhatIsNotSentIsKept) {
   const auto& [codec, hosts] = GetParam();
   constexpr std::size_t kShard = 4999;
@@ -220,7 +222,7 @@ TEST(ScatteredCount, IsTheShardsOfOnePlace) {
   EXPECT_THROW(scattered_count(1200, Hosts{}), InvalidArgument);
 }
 
-/// What one rank sent, and how, in a reduce_scatter and an allgather of so many values a rank.
+/// Statistics of rank 0 for a reduce_scatter and an allgather of `count` values per rank.
 std::array<CollectiveStatistics, 2> statistics_of(const std::string& link, int ranks,
                                                   std::size_t count) {
   std::array<CollectiveStatistics, 2> found;
@@ -253,8 +255,9 @@ TEST(ShardsByHostsGroups, ComeFromTheTransport) {
   EXPECT_EQ(ways("none", 3), direct);
 }
 
-// Two hosts of two ranks: half of the gradient to the neighbour as f32, half of the host's half to
-// the other host; a shard to the other host, two to the neighbour.
+// Two hosts of two ranks. reduce_scatter sends half of the gradient to the neighbor as f32. Then
+// half of the host's half goes to the other host. allgather sends a shard to the other host and two
+// shards to the neighbor.
 TEST(ShardsByHostsGroups, OnlyEncodedValuesLeaveAHost) {
   constexpr std::size_t kShard = 1 << 18;
   const auto found = statistics_of("none,per_host=2", 4, kShard);
@@ -262,7 +265,7 @@ TEST(ShardsByHostsGroups, OnlyEncodedValuesLeaveAHost) {
   EXPECT_NEAR(static_cast<double>(found[1].sent_bytes), kShard * 3 * 1.0156, 0.1 * kShard);
 }
 
-// Nothing leaves it, so nothing is encoded.
+// No data leaves a single host, so nothing is encoded.
 TEST(ShardsByHostsGroups, ASingleHostSendsWhatItHas) {
   const Hosts one{0, 0, 0};
   const auto inputs = gradients(3, 3 * 1001);
@@ -271,7 +274,7 @@ TEST(ShardsByHostsGroups, ASingleHostSendsWhatItHas) {
     EXPECT_EQ(output, gather(inputs, {.codec = "none"}).front());
 }
 
-/// What the first rank says of a call that all refuse.
+/// The error of rank 0 for a call refused on all ranks.
 std::string refused(int ranks, const CollectiveOptions& options, bool scatters = true) {
   std::string said;
   run_ranks(ranks, {}, [&](Transport& transport) {
@@ -318,7 +321,7 @@ TEST(ShardsByHostsErrors, RanksThatGroupOtherwiseAllHearOfIt) {
   EXPECT_EQ(heard, 4);
 }
 
-// As many ranks as places: each owns a shard.
+// As many ranks as grid positions: each rank owns a shard.
 const std::vector<int> kShardDims[] = {{2, 2}, {3, 2}, {2, 3, 2}};
 
 TEST(ShardsOnGrids, AreNearTheSumWhateverTheChunks) {

@@ -1,4 +1,4 @@
-// Hierarchical allreduce: whoever shares a host, every rank ends with the same bits, near the sum.
+// Hierarchical allreduce: for every assignment of hosts, all ranks get the same bits, near the sum.
 #include "kernels/scalar/convert.h"
 #include "tests/comm/ranks.h"
 
@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 struct HostsWay {
   std::string codec;
-  double allowed;  // squared error of the sum, relative
+  double allowed;  // relative squared error of the sum
   std::string host_codec = "none";
 };
 
@@ -120,13 +120,13 @@ void expect_sum_of_ones(std::uint16_t one, const Hosts& hosts, const CollectiveO
   EXPECT_EQ(halves.front().front().bits, sum.bits);
 }
 
-// Sums of up to nine ones are exact in both.
+// Sums of up to nine ones are exact in both types.
 TEST_P(Hierarchical, TakesHalfPrecisionGradients) {
   expect_sum_of_ones<Bf16>(0x3f80, hosts(), options());
   expect_sum_of_ones<F16>(0x3c00, hosts(), options());
 }
 
-// A workspace keeps the splits when everything else changes.
+// A workspace keeps the splits even if all other arguments change.
 TEST_P(Hierarchical, AWorkspaceServesCallsOfAllShapes) {
   const auto inputs = gradients(ranks_of(hosts()), 9001, 5);
   const auto wanted = reduce(inputs, {});
@@ -144,7 +144,7 @@ TEST_P(Hierarchical, AWorkspaceServesCallsOfAllShapes) {
   EXPECT_EQ(outputs, wanted);
 }
 
-/// Adds a rank's residuals at their places: parameter 0, so that place j has shard j and owner i
+/// Adds a rank's residuals at their offsets. Group rank j of parameter 0 has shard j, and owner i
 /// has part i.
 void add_residuals(const CollectiveState& state, std::size_t first, std::size_t owned_first,
                    std::vector<double>& sums) {
@@ -248,7 +248,7 @@ TEST(HierarchicalGroups, ComeFromTheTransport) {
   EXPECT_EQ(algorithm_on({}, 4, "none"), Algorithm::kNative);
 }
 
-// What all ranks send between hosts: each value once from every host, encoded, of two.
+// All bytes between hosts: with two hosts, each host sends each value once, encoded.
 TEST(HierarchicalGroups, OnlyEncodedValuesLeaveAHost) {
   constexpr std::size_t kCount = 1 << 20;
   std::array<std::atomic<std::uint64_t>, 4> sent{};
@@ -259,7 +259,7 @@ TEST(HierarchicalGroups, OnlyEncodedValuesLeaveAHost) {
               {.codec = "int8", .algorithm = Algorithm::kHierarchical, .statistics = &statistics});
     sent[static_cast<std::size_t>(transport.rank())] = statistics.sent_bytes;
   });
-  const double shard = kCount / 2;  // one to the neighbour and back as f32, one encoded
+  const double shard = kCount / 2;  // one to the neighbor and back as f32, one encoded
   for (const auto& bytes : sent)
     EXPECT_NEAR(static_cast<double>(bytes), shard * (4 + 4 + 1.0156), 0.01 * 9 * shard);
 }
@@ -302,7 +302,7 @@ TEST(HierarchicalErrors, AResidualOfAnotherCountIsAnError) {
   });
 }
 
-/// How many of the ranks ended with a TransportError.
+/// The number of ranks with a TransportError.
 template <typename Call>
 int failures(int ranks, Call&& call) {
   std::atomic<int> failed{0}, running{ranks};
@@ -326,12 +326,12 @@ TEST(HierarchicalErrors, RanksThatGroupOtherwiseAllHearOfIt) {
               {.codec = "int8",
                .algorithm = Algorithm::kHierarchical,
                .hosts = transport.rank() == 3 ? others : some,
-               .timeout = 1h});  // whoever waits for it is ended as a test that takes too long
+               .timeout = 1h});  // a hang would end at the test's time limit
   });
   EXPECT_EQ(failed, 5);
 }
 
-// The splits stand since the first call: in the second one a rank is missing.
+// The first call makes the splits. A rank is missing in the second call.
 TEST(HierarchicalErrors, AMissingRankIsNoticedByTheDeadline) {
   const Hosts hosts{0, 0, 1, 1};
   const int failed = failures(4, [&](Transport& transport) {

@@ -1,4 +1,4 @@
-// What a learner tries, takes and takes back, given the times of steps.
+// A learner's trials, choices and reversals for given step times.
 #include "comm/tuning/learner.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace tersor {
 namespace {
 
-using Times = std::map<std::string, double>;  // a step's seconds by codec
+using Times = std::map<std::string, double>;  // seconds per step by codec
 
 Learner::Group group(const std::vector<std::string>& codecs, std::size_t chosen = 0) {
   Learner::Group all{.name = "all", .ways = {}, .chosen = chosen};
@@ -20,7 +20,7 @@ Learner::Group group(const std::vector<std::string>& codecs, std::size_t chosen 
   return all;
 }
 
-/// Steps of one group, told to one or several ranks that agree.
+/// Steps of one group, reported to one rank or to several agreeing ranks.
 class LearnedSteps {
  public:
   explicit LearnedSteps(std::vector<Learner::Group> groups, Learner::Terms terms = {})
@@ -35,7 +35,7 @@ class LearnedSteps {
   void steps(int count, const std::function<double()>& seconds) {
     for (int i = 0; i < count; ++i) step(seconds());
   }
-  /// Steps until it settles, at most so many; what was tried, in order.
+  /// Steps until the learner settles, at most `most`. Returns the tried codecs in order.
   std::vector<std::string> settle(const Times& times, int most = 200) {
     std::vector<std::string> tried;
     for (int i = 0; i < most && !learner_.settled(); ++i) {
@@ -99,7 +99,8 @@ TEST(Learner, OfThoseThatAreAsQuickTakesWhatLosesLeast) {
       << run.learner().explain();
 }
 
-// Every third step is disturbed: medians do not see it, and close ones are looked at again.
+// Every third step is disturbed. Medians ignore the disturbance, and close results are measured
+// again.
 TEST(Learner, ADisturbedStepChangesNothing) {
   LearnedSteps run({group({"none", "bf16", "int8"})});
   const Times times{{"none", 1.04}, {"bf16", 1.02}, {"int8", 1.0}};
@@ -134,7 +135,8 @@ TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
   EXPECT_NE(run.learner().explain().find("not tried"), std::string::npos);
 }
 
-// Of calls the model tells more: what it overlooked is tried, and what it rules out is not.
+// A call has a predicted time. Codecs wrongly predicted as slow are tried; codecs far slower than
+// the fastest are not.
 TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
   Learner::Group all = group({"none", "bf16", "int8"}, 2);
   all.ways[0].predicted = 4.1;
@@ -184,7 +186,7 @@ TEST(Learner, LeavesAloneWhatDriftsByLess) {
   EXPECT_EQ(run.codec(), "none");
 }
 
-// So many steps of 1 s, then of 1.5 s: how many of these it takes until it tries again.
+// After `steady` steps of 1 s, the number of steps of 1.5 s until the learner tries again.
 int steps_until_it_tries(int steady) {
   LearnedSteps run({group({"none", "int8"})});
   run.settle({{"none", 1.0}, {"int8", 2.0}});

@@ -1,5 +1,5 @@
-// lowrank through the reducer: matrices go by it and others by bf16, its memory is the same on all
-// ranks and goes on over steps, schedules and checkpoints.
+// lowrank through the reducer. Matrices use lowrank, other parameters bf16. Its memory is equal on
+// all ranks and persists over steps, schedules and checkpoints.
 #include "comm/reducer/state.h"
 #include "tests/comm/training.h"
 
@@ -34,7 +34,8 @@ ReducerState::Parameter saved(Training& run) {
   return read_state(run.reducer.save_state()).parameters[0];
 }
 
-/// Of 100 rows and 200 columns: products of vectors, each half of the one before.
+/// A matrix of 100 rows and 200 columns: a sum of outer products, each half as large as the
+/// previous product.
 Values decaying() {
   Values sum(kCount);
   for (int j = 0; j < 12; ++j) {
@@ -46,7 +47,7 @@ Values decaying() {
   return sum;
 }
 
-/// What a step of the same gradient on all ranks, whose mean is taken, leaves out.
+/// The relative squared error of a mean step with equal gradients on all ranks.
 double left_out(Training& run) {
   const Values wanted = decaying();
   run.gradient = wanted;
@@ -99,7 +100,7 @@ TEST(LowrankReducer, RanksEndWithTheSameBitsAndTheSameMemory) {
       });
       const std::vector<float> zeros(states[0].memory.size());
       ASSERT_EQ(zeros.size(), codec == "lowrank+ef" ? 800u : 400u);
-      std::vector<std::vector<float>> memories;  // of the ranks that encode
+      std::vector<std::vector<float>> memories;  // of the encoding ranks
       for (const auto& state : states)
         if (state.memory != zeros) memories.push_back(state.memory);
       EXPECT_EQ(memories.size(), hierarchical ? 2u : 4u);

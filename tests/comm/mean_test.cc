@@ -1,6 +1,6 @@
-// A mean lies within what it is made of: it is finite where its values are, and of equal values it
-// is that value, at both ends of a type's range, whatever way and in however many parts it is
-// added.
+// A mean lies within the range of its inputs. The mean of finite values is finite, and the mean of
+// equal values is the same value. Both hold at both ends of a type's range, for every algorithm and
+// every number of parts.
 #include "kernels/scalar/convert.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/specs.h"
@@ -16,7 +16,7 @@
 namespace tersor {
 namespace {
 
-constexpr std::size_t kMeanCount = 1500;  // three units: of many ranks some own nothing
+constexpr std::size_t kMeanCount = 1500;  // three units: with many ranks, some ranks own nothing
 
 struct MeanWay {
   std::string name;
@@ -33,15 +33,16 @@ std::vector<int> hosts_of(const MeanWay& way, int ranks) {
   return hosts;
 }
 
-/// How far a mean of equal values may be from it, relative: roundings of f32; of bf16 those of each
-/// hop, where it is added bare.
+/// The allowed relative error of a mean of equal values. f32 sums are rounded. Raw bf16 sums are
+/// rounded at each hop.
 double allowed(const std::string& codec, Dtype dtype) {
   if (codec == "bf16" || dtype == Dtype::kBf16) return 0.1;
   if (codec == "none" && dtype == Dtype::kF16) return 0;
   return codec == "none" ? 1e-5 : 0x1p-10;
 }
 
-/// The mean of `value` as T on each of the ranks, by `mean_of(transport, values)`.
+/// Expects `mean_of(transport, values)` to return the mean of `value`, converted to T, on every
+/// rank.
 template <typename T, typename MeanOf>
 void expect_mean(int ranks, float value, double allowed, const MeanOf& mean_of) {
   const double wanted = kernels::to_f32(kernels::from_f32<T>(value));
@@ -141,7 +142,7 @@ TEST(MeanOfParts, OfAReducerIsThatValueToo) {
     });
 }
 
-// What hadamard loses may carry a value beyond what was encoded, by several times as much.
+// hadamard's error may push a decoded value several times beyond the encoded values.
 TEST(MeanOfParts, OfAnyCodecIsFinite) {
   std::vector<std::string> specs = test::framed_specs();
   for (const std::string& spec : specs) {

@@ -1,4 +1,4 @@
-// The cost model: its limits, where the right answer is known without it.
+// The cost model in limiting cases with known answers.
 #include "comm/tuning/model.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace tersor {
 namespace {
 
-constexpr double kGbit = 8e-9;  // seconds a byte
+constexpr double kGbit = 8e-9;  // seconds per byte
 
 CostFigures figures(double seconds_per_byte, double latency = 50e-6) {
   const WorkCost work{1e-7, 1e-10};
@@ -117,18 +117,18 @@ TEST(CostModel, HierarchySparesASharedLink) {
   const CostQuestion question{.codec = codec.get(), .count = 1 << 24, .ranks = 32};
   EXPECT_LT(predict_hierarchical(question, shared).seconds,
             0.5 * predict_allreduce(question, shared).seconds);
-  const double wire = 2 * 0.75 * 1.02 * (1 << 24) * kGbit;  // each host's link carries this
+  const double wire = 2 * 0.75 * 1.02 * (1 << 24) * kGbit;  // load of each host's link
   EXPECT_NEAR(predict_hierarchical(question, shared).seconds / wire, 1, 0.15);
 }
 
-/// 25 Gbit/s, 10 us, 3 us a message.
+/// 25 Gbit/s, 10 us latency, 3 us per message.
 CostFigures quick_hosts() {
   CostFigures quick = figures(8 / 25e9, 10e-6);
   quick.network.link.seconds_per_message = 3e-6;
   return quick;
 }
 
-/// How many times faster int8 is than the best way of bare values, whosever it is.
+/// The speedup of int8 over the fastest algorithm on raw values, direct or halving and doubling.
 double gain(std::size_t count, int ranks) {
   const CostFigures quick = quick_hosts();
   const auto int8 = make_codec("int8"), none = make_codec("none");
@@ -141,7 +141,7 @@ double gain(std::size_t count, int ranks) {
          encoded;
 }
 
-// Messages cost little on grids, and bare values stay behind by whichever way.
+// Messages cost little on grids, and raw values stay slower with every algorithm.
 TEST(CostModel, ManyRanksGainAsFewDo) {
   for (const int ranks : {32, 64, 256, 1024, 4096}) {
     EXPECT_GT(gain(std::size_t{1} << 26, ranks), ranks == 32 ? 2.5 : 3.4) << ranks;
@@ -149,7 +149,7 @@ TEST(CostModel, ManyRanksGainAsFewDo) {
   }
 }
 
-// 512 units on 1,024 ranks: half of the lanes hold none.
+// 512 units on 1,024 ranks: half of the shards are empty.
 TEST(CostModel, LanesThatHoldNothingCostNothing) {
   const auto int8 = make_codec("int8");
   const CostQuestion question{
@@ -183,7 +183,8 @@ TEST(CostModel, DimensionsThatAreGivenStay) {
   EXPECT_EQ(direct.prediction.seconds, predict_allreduce(question, quick_hosts()).seconds);
 }
 
-// One of 37 owns nothing: the 18 of one group get all of its values and send it all of the sum.
+// One of 37 ranks owns nothing: the 18 ranks of a group receive all of its values and send back the
+// whole sum.
 TEST(CostModel, WhoOwnsNothingCostsItsGroup) {
   const auto int8 = make_codec("int8");
   CostQuestion question{.codec = int8.get(), .count = 1 << 26, .ranks = 36, .dims = {18, 2}};
@@ -193,7 +194,8 @@ TEST(CostModel, WhoOwnsNothingCostsItsGroup) {
               1 + 2.0 / 18 / (2 * 35.0 / 36), 0.01);
 }
 
-// One-shot sends a list to everybody; two-shot the same on any number of ranks.
+// One-shot sends a list to every rank. The traffic of two-shot is independent of the number of
+// ranks.
 TEST(CostModel, ManyRanksLeaveOneShot) {
   const auto quickest = [](std::vector<std::string> specs, int ranks) {
     return std::ranges::min(specs, {}, [&](const std::string& spec) {
@@ -222,7 +224,7 @@ TEST(CostModel, HalvingAndDoublingIsLatencyAndBytes) {
   CostQuestion question{.count = std::size_t{1} << 20, .ranks = 8};
   const double wire = 2 * 7.0 / 8 * 4 * (1 << 20) * 1e-9;
   EXPECT_NEAR(predict_halving_doubling(question, figures_).seconds, 6e-3 + wire, 1e-6);
-  question.ranks = 9;  // the ninth gives all it has to another one, and gets all back
+  question.ranks = 9;  // the ninth rank sends all values to another rank and receives the sum
   EXPECT_NEAR(predict_halving_doubling(question, figures_).seconds,
               8e-3 + wire + 2 * 4 * (1 << 20) * 1e-9, 1e-6);
 }

@@ -1,6 +1,6 @@
-// Damaged states, with a right checksum and without: load_state refuses a state with
-// InvalidArgument and changes nothing, or keeps every field of the state. TERSOR_STATE_MUTATIONS
-// sets the number of states.
+// Damaged states, with and without a valid checksum. load_state either refuses a state with
+// InvalidArgument and changes nothing, or accepts every field. TERSOR_STATE_MUTATIONS sets the
+// number of states.
 #include "comm/reducer/state.h"
 #include "kernels/host/checksum.h"
 #include "tests/comm/ranks.h"
@@ -79,7 +79,7 @@ class Mutator {
         bytes[at] = static_cast<std::byte>(below(256));
         return;
       case 2:
-      case 3:  // most numbers lie in the first bytes
+      case 3:  // most numbers are in the first bytes
         std::memcpy(&bytes[below(2) == 0 ? at : at % 128], &kNumbers[below(std::size(kNumbers))],
                     below(2) == 0 ? 4 : 8);
         return;
@@ -91,7 +91,7 @@ class Mutator {
     }
   }
 
-  /// The right checksum, in the place where one is expected.
+  /// Writes a valid checksum at the expected offset.
   static void seal(Bytes& bytes) {
     bytes.resize((std::max(bytes.size(), kTrailer) - kTrailer) / 4 * 4 + kTrailer);
     const std::size_t body = bytes.size() - kTrailer;

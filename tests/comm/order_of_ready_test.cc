@@ -1,5 +1,5 @@
-// The GradientReducer whose ranks make parameters ready in one order: nothing is learned, and a
-// step may be of some parameters only.
+// The GradientReducer with parameters made ready in the same order on all ranks. No order is
+// learned, and a step may use a subset of the parameters.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kReadyCount = 9000;
 const std::vector<std::string> kReadyNames = {"a", "b", "c"};
 
-/// One rank's reducer of equal parameters, of which the last is all-reduced.
+/// A rank's reducer of equal parameters. The last parameter is all-reduced.
 class ReadyModel {
  public:
   ReadyModel(Transport& transport, const ReducerOptions& options)
@@ -203,7 +203,7 @@ TEST(ReadyTogether, ShareAMessage) {
   });
 }
 
-// Layers that are dropped by chance: each step is of another set of parameters.
+// Layers are dropped at random, so each step uses another set of parameters.
 TEST(ReadyTogether, OfEverOtherSetsKeepFewMessages) {
   constexpr std::size_t kParameters = 10, kCount = 600;
   run_ranks(2, {}, [](Transport& transport) {
@@ -236,7 +236,7 @@ TEST(ReadyTogether, OfEverOtherSetsKeepFewMessages) {
   });
 }
 
-// Equal sizes would add up values of different parameters.
+// Without a check, equal sizes would sum different parameters.
 TEST(ReadyTogether, OfDifferentParametersIsAnErrorOnAllRanks) {
   for (const std::string codec : {"none", "int8+ef"})
     run_ranks(2, {}, [&](Transport& transport) {

@@ -1,4 +1,4 @@
-// Memory that a call writes overlaps no other memory of the call: codecs, collectives, reducers.
+// Refused overlaps between outputs and other memory of a call: codecs, collectives, reducers.
 #include "tests/comm/ranks.h"
 #include "tests/support/codec_harness.h"
 
@@ -19,7 +19,7 @@ void expect_refused(const std::function<void()>& call) {
   EXPECT_NE(test::error_of<InvalidArgument>(call).find("overlaps"), std::string::npos);
 }
 
-/// Memory for calls on two segments of 256 values, with a codec with feedback.
+/// Memory for calls with two segments of 256 values and a codec with feedback.
 struct Segments {
   Segments() : codec(make_codec("int8+ef")), values(4 * 4096), work(1 << 16) {
     std::memset(values.pointer(), 0, values.bytes());

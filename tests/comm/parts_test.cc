@@ -1,4 +1,4 @@
-// Parts cover a parameter once, are cut at units, and their owners rotate.
+// The parts of a parameter: complete, cut at units, and with rotating owners.
 #include "comm/collectives/parts.h"
 
 #include <tersor/collectives.h>

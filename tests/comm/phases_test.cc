@@ -1,4 +1,4 @@
-// Codecs that change at given steps: what counts when, and that nothing is lost at a change.
+// Codecs scheduled by step: the active codec of each step, and no loss at a change.
 #include "comm/reducer/state.h"
 #include "tests/comm/training.h"
 
@@ -49,12 +49,12 @@ TEST(Phases, TheBytesAreThoseOfThePhase) {
       sent.push_back(run.reducer.statistics().sent_bytes);
     }
     EXPECT_GT(sent[1], 3 * sent[2]);  // 16 bits, then 4.25
-    EXPECT_GT(sent[3], 2 * sent[4]);  // then some 0.4
+    EXPECT_GT(sent[3], 2 * sent[4]);  // then about 0.4
     EXPECT_LT(sent[5], sent[6]);      // then 8.1
   });
 }
 
-// The residuals of owners too, where the next codec has none.
+// Residuals of owners are kept even if the next codec has none.
 TEST(Phases, NothingIsLostAtAChange) {
   for (const int ranks : {1, 2, 4}) {
     run_ranks(ranks, {}, [&](Transport& transport) {
@@ -125,7 +125,7 @@ TEST(Phases, ADiscardedStepAtAChangeLeavesNoTrace) {
   });
 }
 
-// As under a gradient scaler: a checkpoint before it is known that the step was in vain.
+// A gradient scaler may save a checkpoint before the step is known to be discarded.
 TEST(Phases, SavingBeforeAStepIsDiscardedChangesNothing) {
   run_ranks(3, {}, [](Transport& transport) {
     ReducerOptions options = scheduled();
@@ -214,7 +214,7 @@ TEST(Phases, ASchedulesMistakesAreNamed) {
   expect_refused({{"*", "bf16"}, {"*", "int9", 5}}, "int9");
 }
 
-// It says so when the parameter is added, not when its step comes.
+// Adding the parameter raises the error, not the scheduled step.
 TEST(Phases, ALaterCodecThatCannotGoIsRefusedAtOnce) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(transport, scheduled({{"*", "none"}, {"*", "intsum", 100}}));

@@ -1,4 +1,4 @@
-// Ranks as threads and gradients that are the same on every machine: shared by the tests of comm/.
+// Ranks as threads and gradients equal on every machine: shared by the tests of comm/.
 #pragma once
 
 #include <tersor/tersor.h>
@@ -17,7 +17,7 @@ using Hosts = std::vector<int>;  ///< of each rank
 
 inline int ranks_of(const Hosts& hosts) { return static_cast<int>(hosts.size()); }
 
-/// Standard normal values; equal arguments give equal values.
+/// Standard normal values. Equal arguments give equal values.
 inline Values gaussian(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 generator(seed * 7919 + 17);
   Values values(count);
@@ -31,7 +31,7 @@ inline Values gaussian(std::size_t count, std::uint64_t seed) {
   return values;
 }
 
-/// One gradient a rank.
+/// A gradient per rank.
 inline std::vector<Values> gradients(int ranks, std::size_t count, std::uint64_t seed = 1) {
   std::vector<Values> all;
   for (int rank = 0; rank < ranks; ++rank)
@@ -56,7 +56,7 @@ inline double squared_error(const Values& found, const std::vector<double>& want
   return energy == 0 ? error : error / energy;
 }
 
-/// Runs `body(transport, gradient)` on each rank over a copy of its gradient; returns the copies.
+/// Runs `body(transport, gradient)` on each rank with a copy of its gradient. Returns the copies.
 inline std::vector<Values> on_ranks(const std::vector<Values>& inputs,
                                     const std::function<void(Transport&, Values&)>& body) {
   std::vector<Values> outputs = inputs;

@@ -1,4 +1,5 @@
-// The GradientReducer: order, buckets, handles, rules, missing parameters, both ways of progress.
+// The GradientReducer: order, buckets, handles, rules, missing parameters, and both kinds of
+// progress.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -26,7 +27,7 @@ const std::vector<ReducerLayer> kReducerLayers = {
     {"first.weight", 300, 70}, {"first.bias", 300, 0},    {"second.weight", 100, 300},
     {"second.bias", 100, 0},   {"third.weight", 40, 110}, {"empty", 0, 0}};
 
-/// One rank's model: gradients by layer, made anew each step.
+/// The model of one rank: gradients by layer, redrawn in each step.
 class ReducerModel {
  public:
   explicit ReducerModel(int rank) : rank_(rank) {
@@ -49,7 +50,7 @@ class ReducerModel {
                     static_cast<std::uint64_t>(rank * 1000 + step * 10) + layer);
   }
 
-  // Copies in place, so that the spans that were added stay where they are.
+  // Copies in place, so the added spans stay valid.
   void fill(int step) {
     for (std::size_t i = 0; i < kReducerLayers.size(); ++i) {
       const Values values = gradient(rank_, step, i);
@@ -64,7 +65,7 @@ class ReducerModel {
   std::vector<Values> gradients_;
 };
 
-// Steps of training on `ranks`; each rank's gradients after the last step.
+// Trains for `steps` steps on `ranks` ranks. Returns each rank's gradients after the last step.
 std::vector<std::vector<Values>> train(int ranks, int steps, const ReducerOptions& options) {
   std::vector<std::vector<Values>> results(static_cast<std::size_t>(ranks));
   run_ranks(ranks, {}, [&](Transport& transport) {
@@ -117,7 +118,8 @@ TEST_P(Reducers, TheCallersThreadGivesTheSameBits) {
 
 TEST_P(Reducers, BucketsAndChunksChangeNoBits) {
   const auto& [codec, ranks] = GetParam();
-  // Small parameters go the way of their message, so their bits may differ: not looked at.
+  // Results of small parameters depend on the other parameters of the message, and the test ignores
+  // the bits.
   const ReducerOptions large{.rules = {{"*.weight", codec}, {"*", "none"}},
                              .algorithm = Algorithm::kAuto,
                              .bucket_bytes = std::size_t{1} << 30};
@@ -160,7 +162,8 @@ TEST(Reducer, RanksMayBeReadyInAnyOrder) {
   EXPECT_LE(squared_error_of_mean(results[0], 3, 3), 3e-3);
 }
 
-// A trainer that waits for nothing sees each gradient come before it is through with the next.
+// Results of each gradient arrive before the next gradient is ready, even without waits in the
+// trainer.
 TEST(Reducer, SendsWhileTheTrainerComputes) {
   run_ranks(2, parse_link("1Gbit"), [&](Transport& transport) {
     std::vector<Values> gradients(4, Values(1 << 18, 1.0f));  // 1 MiB each: 8.4 ms on the wire
@@ -171,7 +174,7 @@ TEST(Reducer, SendsWhileTheTrainerComputes) {
       const auto until = Clock::now() + std::chrono::seconds(60);
       for (std::size_t i = 0; i < 4; ++i) {
         const ReducerHandle handle = reducer.ready(std::to_string(i));
-        if (step == 0) continue;  // in which the order is learned
+        if (step == 0) continue;  // the first step learns the order
         while (!handle.test() && Clock::now() < until) std::this_thread::yield();
         EXPECT_TRUE(handle.test()) << i;
       }
@@ -197,7 +200,7 @@ TEST(Reducer, HandlesTellWhenTheirParameterIsThere) {
       for (const ReducerLayer& layer : kReducerLayers) handles.push_back(reducer.ready(layer.name));
       if (step == 0) {
         EXPECT_FALSE(handles[0].test());
-        EXPECT_THROW(handles[0].wait(), InvalidArgument);  // the first step goes at its end
+        EXPECT_THROW(handles[0].wait(), InvalidArgument);  // the first step is sent at its end
         reducer.flush();
       }
       for (const ReducerHandle& handle : handles) handle.wait();
@@ -243,7 +246,7 @@ TEST(Reducer, AMissingParameterIsAnErrorOnAllRanks) {
   run_ranks(3, {}, [&](Transport& transport) {
     ReducerModel model(transport.rank());
     model.fill(0);
-    try {  // a rank may be told before it has its own reducer
+    try {  // may fail before this rank's reducer exists
       GradientReducer reducer(transport, {.codec = "int8"});
       model.add_to(reducer);
       for (const ReducerLayer& layer : kReducerLayers)

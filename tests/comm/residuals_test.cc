@@ -1,4 +1,4 @@
-// The memory of residuals alone.
+// Residual memory in isolation.
 #include "comm/reducer/residuals.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ TEST(Residuals, PlacedAnewTheyBeginAnew) {
   const auto residence = make_residence(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 1);
   residuals.place(*residence);
-  residuals.add(100, 50);  // and the next one failed
+  residuals.add(100, 50);  // a failure in the next call
   residuals.place(*residence);
   residuals.add(100, 50);
   residuals.add(200, 0);
@@ -58,7 +58,7 @@ TEST(Residuals, JoinedStepsGoBackToTheValuesBeforeThem) {
   residuals.accept(first);
   residuals.discard(first);
   residuals.discard(second);
-  EXPECT_EQ(residuals.take_discarded(), 0u);  // the step stands for parameter 0
+  EXPECT_EQ(residuals.take_discarded(), 0u);  // the step is committed for parameter 0
   EXPECT_EQ(value(0), 4.0f);
   EXPECT_EQ(value(1), 1.0f);
 }

@@ -1,5 +1,5 @@
-// broadcast, reduce, gather and scatter: what one rank has or gets, with the bits of the
-// collectives of all.
+// broadcast, reduce, gather and scatter: the root's data, with the bits of the collectives of all
+// ranks.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -46,7 +46,7 @@ TEST_P(Rooted, ABroadcastLeavesTheRootsValuesOnAll) {
       }
 }
 
-// With feedback too: the same residuals, step by step.
+// Also with feedback: equal residuals step by step.
 TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
   for (const std::string codec : {"none", "int8+ef", "int4:rounding=stochastic+ef", "blocktopk+ef"})
     for (const std::size_t count : kRootedCounts)
@@ -85,7 +85,8 @@ TEST_P(Rooted, AReduceGivesTheRootTheBitsOfTwoShot) {
       }
 }
 
-// Long f32 that loses nothing goes along a chain: added one rank after the other, to the root.
+// Long f32 inputs of a lossless codec use a chain: each rank adds its values and sends the sum
+// towards the root.
 TEST_P(Rooted, ALongReduceIsTheSumAlongTheChain) {
   constexpr std::size_t kLong = 500'003;
   for (const int root : {0, ranks() / 2}) {
@@ -107,7 +108,7 @@ TEST_P(Rooted, ALongReduceIsTheSumAlongTheChain) {
   }
 }
 
-// A mean of finite values is finite, also where their sum is not.
+// The mean of finite values is finite, even if their sum overflows.
 TEST_P(Rooted, ALongMeanStaysWithinTheRangeOfItsValues) {
   constexpr std::size_t kLong = 500'003;
   Values mean(kLong);
@@ -119,7 +120,7 @@ TEST_P(Rooted, ALongMeanStaysWithinTheRangeOfItsValues) {
   for (const float value : mean) ASSERT_NEAR(value, 2e38f, 1e32f);
 }
 
-// What would be rounded at every rank, and what is short, goes by two-shot.
+// Values rounded at every rank and short inputs use two-shot.
 TEST(RootedChain, IsForLongF32ThatLosesNothing) {
   const auto algorithm = [](std::size_t count, CollectiveOptions options, Dtype dtype) {
     Algorithm found = Algorithm::kAuto;
@@ -183,7 +184,7 @@ TEST_P(Rooted, AScatterDealsOutTheRootsValues) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Rooted, ::testing::Values(1, 2, 3, 4, 8));
 
-// Little goes down a tree, more along a chain: in both a rank sends to few.
+// Short messages use a tree, long messages a chain: either way, each rank sends to few ranks.
 TEST(RootedMessages, OfABroadcastAreFew) {
   for (const std::size_t count : {std::size_t{1000}, std::size_t{1} << 20}) {
     std::uint64_t all = 0;
@@ -211,7 +212,7 @@ std::string refused(const std::function<void(Transport&, Values&)>& call) {
       if (transport.rank() == 0) said = error.what();
     }
     EXPECT_EQ(values, Values(1000, 1.0f));
-    broadcast(transport, values);  // the transport goes on
+    broadcast(transport, values);  // the transport still works
   });
   return said;
 }

@@ -1,5 +1,5 @@
-// Codecs of several rounds, through the collectives and the reducer: intsum, whose sums are exact,
-// so that its results depend on nothing but the gradients.
+// Codecs with several rounds in collectives and the reducer. intsum's sums are exact, so its
+// results depend on the gradients alone.
 #include "tests/comm/ranks.h"
 #include "tests/comm/training.h"
 
@@ -34,7 +34,8 @@ TEST(Rounds, AllRanksEndWithTheSameBitsNearTheSum) {
         const auto inputs = gradients(ranks, count);
         const auto outputs = summed(inputs, {.codec = spec});
         for (const Values& output : outputs) ASSERT_EQ(output, outputs.front());
-        // n ranks share a scale of 3 sigma or so in `levels` steps; a single sum may be near 0.
+        // n ranks share a scale of about 3 sigma in `levels` steps. The test skips a single value,
+        // because its sum may be near 0.
         const double levels = spec == "intsum" ? 127.0 / ranks : 4000.0;
         if (count > 1)
           EXPECT_LT(squared_error(outputs.front(), exact_sum(inputs)), 3 / (levels * levels));
@@ -68,7 +69,7 @@ TEST(Rounds, AKnownScaleTakesHalfTheMessages) {
   EXPECT_EQ(messages("intsum"), 2 * messages("intsum:scale=0.02"));
 }
 
-// Each host's sum is quantised, not each rank's gradient.
+// The sum of each host is quantized instead of each rank's gradient.
 TEST(Rounds, GoBetweenTheHostsOfAHierarchy) {
   const auto inputs = gradients(6, 70001);
   const std::vector<int> hosts{0, 0, 0, 1, 1, 2};
@@ -133,8 +134,8 @@ TEST(Rounds, TheReducerLosesNothing) {
   }
 }
 
-// Of a mean of equal gradients each rank's own error is the result's: levels are shared, and what
-// a known scale cuts is seen.
+// If all gradients are equal, the error of a mean equals each rank's own error. Levels are shared,
+// and a fixed scale's clipping is included.
 TEST(Rounds, TheReducersErrorIsThatOfRanksWhoShareScales) {
   for (const std::string spec :
        {"intsum", "intsum:lanes=16", "intsum:scale=0.02", "intsum:scale=0.5"})

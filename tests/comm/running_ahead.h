@@ -1,5 +1,5 @@
-// What ranks take of memory that others run ahead of: in each collective rank 1 comes late, and
-// gets what it has not asked for.
+// Memory use of a rank when other ranks run ahead. Rank 1 is late in each collective and receives
+// unexpected messages.
 #pragma once
 
 #include "tests/comm/ranks.h"
@@ -15,13 +15,13 @@
 
 namespace tersor::testing {
 
-/// One rank's part in calls that go one way, all or in part.
+/// A rank's part in one-directional calls.
 class RunningAhead {
  public:
   explicit RunningAhead(Transport& ranks)
       : ranks_(ranks), own_(kCount, 1.0f), all_(kCount * static_cast<std::size_t>(ranks.ranks())) {}
 
-  /// Every call in turn takes no more than its bound of memory, here.
+  /// Expects each call to stay within its memory bound on this rank.
   void expect_bounded() {
     expect_bounded("broadcast", [&] { broadcast(ranks_, own_, 0, options_); });
     expect_bounded("reduce", [&] { reduce(ranks_, own_, own_, 0, options_); });
@@ -45,7 +45,7 @@ class RunningAhead {
 
   template <typename Call>
   void expect_bounded(const std::string& name, Call&& call) {
-    call();  // workspaces
+    call();  // allocates workspaces
     meet();
     const std::size_t before = bytes_in_use();
     meet();
@@ -60,7 +60,7 @@ class RunningAhead {
     ranks_.barrier({.name = "meet", .tag = ranks_.reserve_tags(1)}).wait_synchronize();
   }
 
-  /// All from rank 0 to rank 1.
+  /// Sends all values from rank 0 to rank 1.
   void deal() {
     std::vector<std::size_t> sent(static_cast<std::size_t>(ranks_.ranks())), received = sent;
     if (ranks_.rank() == 0) sent[1] = kCount;
@@ -71,7 +71,7 @@ class RunningAhead {
                {.sent = sent, .received = received}, options_);
   }
 
-  /// A pipeline of all ranks.
+  /// A pipeline through all ranks.
   void hand_on() {
     const int rank = ranks_.rank();
     if (rank > 0) receive(ranks_, own_, rank - 1, options_).wait();

@@ -1,4 +1,4 @@
-// Between threads what a rank has not asked for takes little memory, whatever the others do.
+// Unexpected messages between threads take little memory, even if other ranks run ahead.
 #include "tests/comm/running_ahead.h"
 
 namespace tersor::testing {

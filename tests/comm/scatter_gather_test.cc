@@ -1,4 +1,4 @@
-// reduce_scatter and allgather with the caller's equal shards.
+// reduce_scatter and allgather with equal shards provided by the caller.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>

@@ -1,4 +1,4 @@
-// A model of parameters of which every rank gets its shard: shared by the tests of such reducers.
+// A model of sharded parameters, for the tests of reducers with reduce_scatter.
 #pragma once
 
 #include "comm/collectives/parts.h"
@@ -25,12 +25,12 @@ struct Layer {
 inline constexpr Layer kLayers[] = {
     {"first", 71, 65}, {"bias", 71, 0}, {"second", 65, 131}, {"scale", 3, 0}};
 
-/// As FSDP cuts a parameter: by rows, padded to those of the longest shard.
+/// Shards like FSDP: by rows, padded to the length of the longest shard.
 inline std::size_t shard_count(const Layer& layer, int ranks) {
   return ceil_div(layer.rows, static_cast<std::size_t>(ranks)) * (layer.count() / layer.rows);
 }
 
-/// One rank's model.
+/// The model of one rank.
 class Model {
  public:
   Model(Transport& transport, const ReducerOptions& options)
@@ -53,7 +53,7 @@ class Model {
     return values;
   }
 
-  /// This rank's shards, one behind the other. A parameter in `left_out` brings nothing.
+  /// The concatenated shards of this rank. The parameter `left_out` has no gradient.
   Values step(int index, int left_out = -1) {
     std::vector<Values> given;
     for (std::size_t i = 0; i < std::size(kLayers); ++i) given.push_back(gradient(i, index));
@@ -79,7 +79,7 @@ class Model {
   GradientReducer reducer;
 };
 
-/// Ranks, all of them alike or on hosts.
+/// Ranks, either without hosts or assigned to hosts.
 struct World {
   int ranks;
   std::vector<int> hosts = {};

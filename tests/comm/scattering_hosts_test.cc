@@ -1,5 +1,5 @@
-// The GradientReducer with parameters of which every rank gets its shard, by hosts. Bits and states
-// stand in scattering_reducer_test.cc and scattering_state_test.cc.
+// The GradientReducer with sharded parameters and the hierarchical algorithm. Bits and states are
+// tested in scattering_reducer_test.cc and scattering_state_test.cc.
 #include "tests/comm/scattering.h"
 
 #include <tersor/tersor.h>
@@ -11,7 +11,7 @@
 namespace tersor::testing {
 namespace {
 
-// Found by the transport: unequal numbers go the direct way.
+// The transport provides the hosts. Hosts with unequal numbers of ranks use the direct algorithm.
 TEST(ScatteringByHosts, SaysHowItGoes) {
   for (const int ranks : {3, 4})
     run_ranks(ranks, parse_link("none,per_host=2"), [ranks](Transport& transport) {

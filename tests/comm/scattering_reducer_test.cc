@@ -1,4 +1,4 @@
-// The GradientReducer with parameters of which every rank gets its shard.
+// The GradientReducer with sharded parameters.
 #include "tests/comm/scattering.h"
 
 #include <tersor/tersor.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kSteps = 3;
 
-/// Every rank's results of some steps.
+/// The results of some steps on every rank.
 std::vector<Values> train(int ranks, const ReducerOptions& options) {
   std::vector<Values> results(static_cast<std::size_t>(ranks));
   run_ranks(ranks, {}, [&](Transport& transport) {
@@ -29,7 +29,7 @@ std::vector<Values> train(int ranks, const ReducerOptions& options) {
   return results;
 }
 
-/// The same by the collective, a parameter at a time.
+/// Equal results by the collective, parameter by parameter.
 Values by_collective(Transport& transport, const Model& model, const ReducerOptions& options) {
   const std::size_t layers = std::size(kLayers);
   std::vector<Values> residuals(layers);
@@ -81,7 +81,8 @@ TEST_P(Scattering, DependsNeitherOnWhoSendsNorOnMessages) {
   EXPECT_EQ(train(world.ranks, other), wanted);
 }
 
-// A host's residual is sent with its sum, whoever of its ranks brings nothing.
+// A host sends the residual with the sum even if a rank has no gradient. Therefore the test skips
+// hosts.
 TEST_P(Scattering, ParametersThatBringNothingKeepTheirResiduals) {
   const auto& [codec, world] = GetParam();
   if (!world.hosts.empty()) return;
@@ -216,7 +217,7 @@ TEST(ScatteringReducer, AutoChoosesByWhatAReduceScatterTakes) {
   });
 }
 
-// 61 rows on 4 ranks are padded to 64, which would be more than 4,096 values.
+// 61 rows on 4 ranks are padded to 64 rows, and the padded count exceeds 4,096 values.
 TEST(ScatteringReducer, PaddingMakesNoParameterLarge) {
   for (const int ranks : {3, 4})
     run_ranks(ranks, {}, [ranks](Transport& transport) {

@@ -1,4 +1,4 @@
-// Portable states of parameters that are cut in shards, and of those that are all-reduced.
+// Portable states of sharded and of all-reduced parameters.
 #include "comm/collectives/parts.h"
 #include "tests/comm/ranks.h"
 
@@ -13,7 +13,8 @@
 namespace tersor::testing {
 namespace {
 
-/// How "w" goes: all-reduced or cut in shards; by these hosts, or directly.
+/// The collective of "w" (allreduce or reduce_scatter), and its hosts; no hosts means the direct
+/// algorithm.
 struct OwingWay {
   int ranks;
   Collective collective;
@@ -26,7 +27,7 @@ struct OwingWay {
   }
 };
 
-/// The parameter "w", which one number of ranks owes another.
+/// The parameter "w". Its residuals move between runs with different numbers of ranks.
 class Owing {
  public:
   static constexpr std::size_t kRows = 50, kColumns = 100, kCount = kRows * kColumns;
@@ -52,7 +53,7 @@ class Owing {
     reducer.wait();
   }
 
-  /// What steps of zeros bring of this rank's shard, or of all.
+  /// The sum of steps with zero gradients: this rank's shard, or all values.
   std::vector<double> drain() {
     std::vector<double> rest(scatters() ? shard_.size() : kCount, 0.0);
     for (int i = 0; i < 200; ++i) {
@@ -77,7 +78,7 @@ class Owing {
   GradientReducer reducer;
 };
 
-/// What ranks of another number owe of the mean after they loaded the state: value by value.
+/// The residuals per value, in units of the mean, after loading the state on `way.ranks` ranks.
 std::vector<double> owed_by(const OwingWay& way, const std::vector<std::byte>& state) {
   std::vector<double> all(Owing::kCount, 0.0);
   std::mutex writing;
@@ -92,7 +93,7 @@ std::vector<double> owed_by(const OwingWay& way, const std::vector<std::byte>& s
   return all;
 }
 
-/// The portable state of some steps.
+/// The portable state after some steps.
 std::vector<std::byte> state_of(const OwingWay& way) {
   std::vector<std::byte> state;
   run_ranks(way.ranks, {}, [&](Transport& transport) {
@@ -116,7 +117,7 @@ const OwingWay kOwingWays[] = {{2, kShards},
                                {6, kShards, {0, 1, 2, 0, 1, 2}},
                                {4, Collective::kAllreduce, {0, 0, 1, 1}}};
 
-// Between numbers of ranks that pad differently, hosts, and both collectives.
+// Between numbers of ranks with different padding, between hosts, and between both collectives.
 TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
   for (const OwingWay& from : {OwingWay{3, kShards}, OwingWay{4, kShards, {0, 0, 1, 1}}}) {
     const std::vector<std::byte> state = state_of(from);

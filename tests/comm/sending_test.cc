@@ -1,4 +1,4 @@
-// send and receive: encoded values between two ranks, of which the others know nothing.
+// send and receive: encoded values between two ranks, without participation of other ranks.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kSentCounts[] = {0, 1, 513, 70'003};
 
-// As a broadcast has it, for codecs of fixed and of variable size.
+// Results equal a broadcast, for codecs of fixed and of variable size.
 TEST(Sending, ArrivesAsItsCodecLeavesIt) {
   for (const std::string codec : {"none", "bf16", "int8:rounding=stochastic", "hadamard:bits=4",
                                   "topk:density=0.2", "blocktopk:density=0.2"})
@@ -51,7 +51,8 @@ TEST(Sending, ArrivesInPiecesAsAtOnce) {
     });
 }
 
-// Both ways at once, several under way, collectives of all in between; waited for in any order.
+// Several messages in both directions at once, with collectives of all ranks in between, waited for
+// in any order.
 TEST(Sending, MessagesComeInTheOrderOfSending) {
   run_ranks(4, {}, [](Transport& transport) {
     const int rank = transport.rank(), next = (rank + 1) % 4, before = (rank + 3) % 4;
@@ -63,7 +64,7 @@ TEST(Sending, MessagesComeInTheOrderOfSending) {
     for (std::size_t i = 0; i < kMessages; ++i) {
       Values values(1000 * i, static_cast<float>(rank * 100) + static_cast<float>(i));
       sendings.push_back(send(transport, values, next, in_pieces));
-      std::fill(values.begin(), values.end(), -1.0f);  // as it may at once
+      std::fill(values.begin(), values.end(), -1.0f);  // allowed directly after `send`
       Values sum(100, 1.0f);
       allreduce(transport, sum, {.codec = "none"});
       EXPECT_EQ(sum, Values(100, 4.0f));
@@ -110,7 +111,7 @@ std::string refused_between(const std::function<void(Transport&, Values&)>& call
     } catch (const InvalidArgument& error) {
       if (transport.rank() == 1) said = error.what();
     }
-    broadcast(transport, values);  // the transport goes on
+    broadcast(transport, values);  // the transport still works
     EXPECT_EQ(values, Values(100, 1.0f));
   });
   return said;
@@ -132,7 +133,7 @@ TEST(SendingErrors, SayWhatDoesNotFit) {
             std::string::npos);
 }
 
-// Both ends hear of it, in this call or the next one.
+// Both ranks receive an error in this call or the next.
 TEST(SendingErrors, EndsThatDoNotMeet) {
   for (const auto& [codec, count] :
        {std::pair("int4", std::size_t{1000}), {"int8", std::size_t{1001}}}) {

@@ -1,4 +1,4 @@
-// Weights that a parameter server has, and gradients of its workers.
+// Weights of a parameter server, and gradients of the workers.
 #pragma once
 
 #include "tests/comm/ranks.h"
@@ -9,7 +9,8 @@
 
 namespace tersor::testing {
 
-inline const std::vector<std::size_t> kServed = {1, 5'000, 0, 700, 12'345};  // values of parameters
+inline const std::vector<std::size_t> kServed = {1, 5'000, 0, 700,
+                                                 12'345};  // values of each parameter
 
 using ServedWeights = std::vector<Values>;
 

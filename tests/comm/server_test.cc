@@ -1,4 +1,4 @@
-// The parameter server over a transport: who waits for whom, and who is told what.
+// The parameter server over a transport: waits and error reports.
 #include "tests/comm/served.h"
 
 #include "comm/server/notes.h"
@@ -20,12 +20,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A run of servers on the first ranks of so many, and workers on those from `first_worker` on.
+/// A run with servers on the first ranks and workers on the ranks from `first_worker` on.
 struct ServedRun {
   int ranks = 4, servers = 1, first_worker = 1;
   ServerOptions options = {};
 
-  /// `work(client, worker)`, then every server's weights are put together.
+  /// Runs `work(client, worker)` on all workers, then combines the weights of all servers.
   template <typename Work>
   ServedWeights run(const Work& work) const {
     ServedWeights whole = no_weights();
@@ -76,7 +76,7 @@ struct ServedRun {
   }
 };
 
-// With a rate of 1, weights of zeros and no bound: less than nothing is what an allreduce yields.
+// Zero weights, learning rate 1 and no bound: the weights become the negated sum.
 TEST(ParameterServers, BulkSynchronousIsAnAllreduceByOneShot) {
   for (const char* codec : {"int8", "int4", "none", "hadamard:bits=4"})
     for (const int servers : {1, 3}) {
@@ -104,9 +104,9 @@ TEST(ParameterServers, BulkSynchronousIsAnAllreduceByOneShot) {
     }
 }
 
-// Worker 0 trains on what it pulls: all workers see the same weights in each clock.
+// Worker 0 trains on its pulled weights. All workers receive the same weights in each clock.
 TEST(ParameterServers, WorkersPullWhatAllHavePushed) {
-  for (const int first : {0, 1, 2}) {  // the servers work, too; one of them; none
+  for (const int first : {0, 1, 2}) {  // all servers work, too; one of them; none
     const ServedRun run{.ranks = 4,
                         .servers = 2,
                         .first_worker = first,
@@ -133,7 +133,7 @@ TEST(ParameterServers, WorkersPullWhatAllHavePushed) {
   }
 }
 
-// Its last push waits there for the others' of that clock.
+// The last push waits there for the other worker's push of the same clock.
 TEST(ParameterServers, WhoServesTooLeavesAfterItsLastPush) {
   const ServedRun run{
       .ranks = 2, .first_worker = 0, .options = {.push = "none", .reduction = Reduction::kSum}};
@@ -147,7 +147,7 @@ TEST(ParameterServers, WhoServesTooLeavesAfterItsLastPush) {
     ASSERT_FLOAT_EQ(weights[1][i], 0.0f - (first[i] + second[i])) << i;
 }
 
-// What a codec leaves out goes with the next push: the sum of all is what was given, but for that.
+// Residuals join the next push, so the pushes sum to the gradients except for the last residual.
 TEST(ParameterServers, WorkersKeepWhatTheirCodecLeavesOut) {
   const auto moved_by = [](const std::string& codec) {
     const ServedRun run{.ranks = 2, .options = {.push = codec}};
@@ -167,11 +167,11 @@ TEST(ParameterServers, WorkersKeepWhatTheirCodecLeavesOut) {
   EXPECT_GT(without, 0.3);
 }
 
-constexpr auto kShort = 4s;  // of clients, where a test waits for a server's limit, which is half
+constexpr auto kShort = 4s;  // of clients; the server's timeout is half as long
 
-struct Gone {};  ///< without a word
+struct Gone {};  ///< leaves without notice
 
-/// Rank 0 serves; the others go as their bodies are over.
+/// Rank 0 serves. The other ranks disconnect when their bodies return.
 void serve_mortals(Update update, const ServerOptions& options,
                    const std::function<void(ParameterClient&, int)>& work,
                    const std::function<void(ParameterShard&, Transport&)>& as_server,
@@ -238,7 +238,7 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
   EXPECT_EQ(told, 3);
 }
 
-// It closes nothing, as a machine without power: the others wait for it until the server's time.
+// Like a machine without power, the worker closes nothing. Others wait until the server's timeout.
 TEST(ParameterServers, AWorkerThatIsSilentHoldsNobodyUpForEver) {
   std::atomic<int> trained = 0;
   serve_mortals(
@@ -262,7 +262,7 @@ TEST(ParameterServers, AWorkerThatIsSilentHoldsNobodyUpForEver) {
       });
 }
 
-// The server's limit follows from the clients': it comes first, for those who wait in leave(), too.
+// The server's timeout derives from the clients' and expires first, also during leave().
 TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
   std::atomic<int> left = 0;
   const auto train = [&](ParameterClient& client, int worker) {
@@ -310,8 +310,8 @@ TEST(ParameterServers, AServersLimitIsBelowItsClients) {
   }
 }
 
-// A worker asks for weights and receives nothing, while another one gets them as often: the server
-// attends to all ranks for each of its pulls. Beyond 128 MiB a transport leaves messages here.
+// Worker 1 requests weights and receives nothing, while worker 2 pulls as often. The server polls
+// all ranks during each pull. Above 128 MiB of unexpected messages, the sender keeps the rest.
 TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
   constexpr std::uint64_t kPulls = 80, kAhead = 128 / 4;
   const std::vector<std::size_t> counts = {1 << 20};
@@ -339,7 +339,7 @@ TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
   });
 }
 
-// A worker on the server's own rank gets what the update threw, as the others get its words.
+// A worker on the server's rank rethrows the update's exception. Other workers receive its text.
 TEST(ParameterServers, AnUpdateThatFailsIsToldToTheRankThatServesToo) {
   InProcessWorld world(2);
   std::vector<std::jthread> threads;

@@ -1,4 +1,4 @@
-// A parameter server without a transport: what moves the weights, and what is refused.
+// A parameter server without a transport: updates of the weights, and refused calls.
 #include "tests/comm/served.h"
 
 #include <tersor/server.h>
@@ -21,7 +21,7 @@ ParameterShard shard_of(const ServerOptions& options, Update update = sgd_update
   return ParameterShard(views, std::move(update), options);
 }
 
-/// What a worker pushes without a transport.
+/// The frame of a worker's push.
 std::vector<std::byte> frame_of(const ServerOptions& options, ServedWeights gradient,
                                 std::uint32_t clock = 0, int worker = 1) {
   WorkerFrames frames(kServed, options, worker);
@@ -70,7 +70,7 @@ TEST(ParameterShards, WhoComesFirstWaitsForTheOthers) {
   ParameterShard other = shard_of(options);
   other.join(0);
   other.push(0, 0, frame);
-  other.leave(1, true);  // which never came
+  other.leave(1, true);  // never joined
   EXPECT_EQ(other.statistics().pushes, 1u);
 }
 
@@ -90,9 +90,9 @@ TEST(ParameterShards, NothingMovesBeforeAllHaveComeWhateverTheBound) {
     ASSERT_NEAR(moved[i], -(first[i] + second[i]) / 2, 1e-6) << "each counts one of two workers";
 }
 
-// The bound on a server's memory is the server's own: a worker need not keep to the protocol.
+// The server enforces a memory bound, because a worker may violate the protocol.
 TEST(ParameterShards, AThirdUnansweredPushIsRefused) {
-  for (const std::uint32_t bound : {0u, 3u}) {  // 3: nothing moves before worker 1 has joined
+  for (const std::uint32_t bound : {0u, 3u}) {  // 3: no update before worker 1 has joined
     const ServerOptions options{.push = "none", .staleness = bound, .workers = {0, 1}};
     ParameterShard shard = shard_of(options);
     shard.join(0);
@@ -107,7 +107,7 @@ TEST(ParameterShards, AThirdUnansweredPushIsRefused) {
     EXPECT_EQ(shard.statistics().refused, 3u);
     if (bound != 0) shard.join(1);
     shard.push(1, 0, frame_of(options, gradient_of(1, 0)));
-    push(2);  // now that an earlier one was answered
+    push(2);  // accepted after an earlier push was answered
     EXPECT_EQ(shard.statistics().pushes, bound == 0 ? 2u : 4u);
   }
 }
@@ -174,7 +174,7 @@ TEST(ParameterShards, WhoIsLostBeforeItCameIsNamed) {
   ParameterShard shard = shard_of({.workers = {0, 1}});
   shard.join(0);
   shard.leave(1, true);
-  shard.leave(5, true);  // nobody that was wanted
+  shard.leave(5, true);  // not an expected worker
   EXPECT_EQ(shard.statistics().lost, std::vector<int>{1});
   EXPECT_TRUE(shard.may_pull(0, 0));
 }
@@ -245,8 +245,7 @@ TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
   }
 }
 
-// Without a transport: what a worker decodes is what the server has, and residuals are the
-// worker's.
+// A worker decodes the server's weights and keeps the residuals of pushes.
 TEST(ParameterShards, FramesGoByAnyWay) {
   const ServerOptions options{.push = "topk:density=0.1+ef", .pull = "none"};
   ParameterShard shard = shard_of(options);

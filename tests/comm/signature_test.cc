@@ -1,5 +1,4 @@
-// What docs/wire-format.md says of a collective's signature and of its ranks' random keys, held
-// against what goes over the transport.
+// Compares the transmitted signatures and random keys of collectives with docs/wire-format.md.
 #include "tests/comm/ranks.h"
 #include "tests/support/reference.h"
 
@@ -16,7 +15,7 @@ constexpr std::size_t kSignedCount = 1024;
 constexpr const char* kSpec = "int8:rounding=stochastic";
 constexpr std::uint64_t kSeed = 0x123456789abcdef;
 
-/// What a rank gathered last, and the signature of its last exchange.
+/// The last gathered frame of a rank, and the signature of its last exchange.
 struct Gathered {
   std::uint64_t signature = 0;
   std::vector<std::byte> frame;
@@ -58,7 +57,7 @@ std::vector<Gathered> gather(const std::vector<Values>& inputs,
   return all;
 }
 
-/// Little-endian bytes, one number behind the other, and their FNV-1a.
+/// Little-endian bytes of consecutive numbers, and their FNV-1a hash.
 class Bytes {
  public:
   template <typename T>
@@ -185,7 +184,7 @@ TEST(Signatures, OfAReducerNameItsParameters) {
   EXPECT_EQ(found[0].signature, segment(bytes, 0).text("layer.weight").hash());
 }
 
-/// A part of a parameter, with what calls on it need.
+/// A part of a parameter, with the memory required by codec calls.
 struct Part {
   Part(std::size_t first, std::size_t count) : segment{.count = count, .first_index = first} {
     const Plan plan = codec->plan({.segments = {&segment, 1}, .contributions = 2});
@@ -193,7 +192,7 @@ struct Part {
     bytes = plan.frame_bytes;
   }
 
-  /// What a rank sends of its gradient, by this key.
+  /// The frame of a rank's gradient with this key.
   Buffer encode(const Values& values, std::uint64_t key, std::uint64_t signature) const {
     const ConstValueSpan whole(values);
     const ConstValueSpan gradient = whole.subspan(segment.first_index, segment.count);
@@ -207,7 +206,7 @@ struct Part {
     return frame;
   }
 
-  /// What an owner makes of the frames.
+  /// The owner's reduction of the frames.
   Buffer reduce(std::span<const ConstByteSpan> frames, std::uint64_t key,
                 std::uint64_t signature) const {
     Buffer frame(bytes);

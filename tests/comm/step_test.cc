@@ -1,4 +1,4 @@
-// The step of a reducer alone: what is requested when, and when it is complete.
+// The step of a reducer in isolation: order of requests, and completion.
 #include "comm/reducer/step.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class Steps : public ::testing::Test {
     return all;
   }
 
-  /// A whole first step, after which parameters 3, 2 and then 1, 0 travel together.
+  /// Completes a first step. Afterwards parameters 3, 2 and parameters 1, 0 share a message.
   void learn() {
     for (const std::uint32_t parameter : {3u, 2u, 1u, 0u}) step_.ready(parameter);
     step_.close();
@@ -168,7 +168,7 @@ TEST_F(Steps, KeepTheFirstError) {
   }
 }
 
-/// Waits until `is_done` holds for a step of two parameters that another thread changes.
+/// Waits until `is_done` returns true for a step of two parameters, changed on another thread.
 void expect_woken(const std::function<void(ReducerStep&)>& change,
                   const std::function<bool(ReducerStep&)>& is_done) {
   SharedStep shared;
@@ -181,7 +181,7 @@ void expect_woken(const std::function<void(ReducerStep&)>& change,
   other.join();
 }
 
-// Nobody has to remember to tell.
+// Callers need no explicit notification.
 TEST(SharedStep, WhoWaitsIsWokenByWhatChangedOnceTheLockIsLetGo) {
   expect_woken([](ReducerStep& step) { step.fail(std::make_exception_ptr(1)); },
                [](ReducerStep& step) { return step.failed(); });

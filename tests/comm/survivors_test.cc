@@ -1,4 +1,4 @@
-// Who is left, agreed on by ranks of which one is late.
+// Agreement on the remaining ranks, with a late rank.
 #include "comm/reducer/survivors.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(Survivors, ALateRankIsToldThatItWasLeftOut) {
       EXPECT_EQ(found.lost, std::vector<int>{2});
       agreed.count_down();
     } else {
-      agreed.wait();  // they have waited for it as long as they do
+      agreed.wait();  // the others stop waiting at their time limit
       try {
         survivors.agree(3);
         ADD_FAILURE() << "it takes itself for one of them";

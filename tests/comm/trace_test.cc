@@ -1,4 +1,4 @@
-// What a reducer writes of when it did what.
+// Traces of a reducer's events.
 #include "comm/collectives/trace.h"
 #include "tests/comm/ranks.h"
 
@@ -21,7 +21,7 @@ std::size_t times_in(const std::string& text, const std::string& part) {
   return times;
 }
 
-/// A folder that goes with it.
+/// A temporary folder, removed with this object.
 class Folder {
  public:
   Folder() : path_(std::filesystem::path(::testing::TempDir()) / "tersor-trace") {

@@ -1,4 +1,4 @@
-// One rank's training of one parameter by a reducer: shared by the tests of checkpoints.
+// Training of a single parameter by a reducer on one rank, for the tests of checkpoints.
 #pragma once
 
 #include "tests/comm/ranks.h"
@@ -14,7 +14,7 @@ namespace tersor::testing {
 
 inline constexpr std::size_t kCount = 20000;
 
-/// One rank's reducer with one parameter and what came back of each step.
+/// A rank's reducer with a parameter and the result of each step.
 struct Training {
   Training(Transport& transport, const ReducerOptions& options)
       : rank(transport.rank()), gradient(kCount), reducer(transport, options) {
@@ -29,7 +29,7 @@ struct Training {
     return gradient;
   }
 
-  // A step of zeros: what comes back is what residuals still held, in part.
+  // A step with zero gradients. The result is a part of the retained residuals.
   const Values& empty_step() {
     std::fill(gradient.begin(), gradient.end(), 0.0f);
     reducer.ready("w");
@@ -42,7 +42,7 @@ struct Training {
   GradientReducer reducer;
 };
 
-// What a run still owes after the last real step: all that empty steps bring back.
+// The sum of all results of empty steps: the residuals owed after the last real step.
 inline std::vector<double> drain(Training& run) {
   std::vector<double> rest(kCount, 0.0);
   for (int i = 0; i < 400; ++i) {

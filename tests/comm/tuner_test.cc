@@ -1,5 +1,5 @@
-// Codec "auto" over the in-process transport: what it measures, that all ranks decide alike, and
-// what it refuses.
+// Codec "auto" over the in-process transport: measurements, equal decisions on all ranks, and
+// refused options.
 #include "tests/comm/ranks.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ namespace tersor::testing {
 namespace {
 
 using namespace std::chrono_literals;
-/// So slow that bytes decide, whatever a sanitizer makes of the codecs.
+/// A link slow enough for bytes to dominate, even with sanitized codecs.
 constexpr LinkFigures kSlow{.latency = 1e-4, .seconds_per_byte = 8e-6, .seconds_per_message = 1e-6};
 constexpr LinkFigures kInfinite{};
 
@@ -23,7 +23,7 @@ AutoOptions given(const LinkFigures& link, std::vector<std::string> codecs = {"i
   return {.codecs = std::move(codecs), .link = link};
 }
 
-/// What each rank would choose.
+/// The choice predicted on each rank.
 std::vector<std::string> choices(int ranks, const AutoOptions& options, std::size_t count,
                                  Dtype dtype = Dtype::kF32) {
   std::vector<std::string> all(static_cast<std::size_t>(ranks));
@@ -58,7 +58,7 @@ TEST(Tuner, RemembersFewOfManySizes) {
     for (std::size_t count = 1; count <= 1300; ++count) {
       tuner.predict(Dtype::kF32, count);
       tuner.choose(Dtype::kF32, count);
-      tuner.choose(Dtype::kF32, 1);  // this size is used all the time
+      tuner.choose(Dtype::kF32, 1);  // keeps this size in use
       if (count == 600) after_some = tuner.explain().size();
     }
     EXPECT_LT(tuner.explain().size(), 2 * after_some);
@@ -103,8 +103,8 @@ TEST(Tuner, AllreduceGoesAsTheTunerSaysAndAllRanksHoldTheSameBits) {
     EXPECT_NE(explanation.find(word), std::string::npos) << word << "\n" << explanation;
 }
 
-// Dimensions spare messages, as many as the bound allows. These and bytes take so long that the
-// ranks' own work is nothing beside them, however busy the machine is: int8 is the quickest.
+// More dimensions save messages, and `error_growth` limits the dimensions. Messages and bytes cost
+// far more than the ranks' own work even on a busy machine, so int8 is fastest.
 TEST(Tuner, ManyRanksGoOnTheGridThatTheModelCallsQuickest) {
   const auto inputs = gradients(40, 30'001);
   const std::pair<double, std::vector<int>> bounds[] = {{2, {5, 4, 2}}, {1.5, {8, 5}}, {1, {40}}};
@@ -203,7 +203,7 @@ TEST(TunedReducer, ChoosesForLargeParametersAndKeepsRanksEqual) {
     EXPECT_NE(explanations[0].find(word), std::string::npos) << word << "\n" << explanations[0];
 }
 
-// tests/clock says which one is right.
+// The accuracy of the choice is tested in tests/clock.
 TEST(TunedReducer, MeasuresALinkThatNobodyTold) {
   std::vector<std::string> codecs(2), explanations(2);
   run_ranks(2, parse_link("100Mbit,100us"), [&](Transport& transport) {
@@ -220,7 +220,8 @@ TEST(TunedReducer, MeasuresALinkThatNobodyTold) {
   EXPECT_NE(explanations[0].find("latency"), std::string::npos) << explanations[0];
 }
 
-// Ranks agree with the first gradient of a step. Who comes too late hears that the other gave up.
+// Ranks agree when the first gradient of a step is ready. A late rank receives the error of the
+// other rank.
 TEST(TunedReducer, ARankThatComesTooLateToAgreeEndsInAnErrorOnAll) {
   std::atomic<int> errors = 0;
   EXPECT_THROW(run_ranks(2, {},

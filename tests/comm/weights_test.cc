@@ -1,5 +1,5 @@
-// Steps that are weighed (ReducerOptions::weights): what arrives is the mean over all ranks'
-// samples, whoever sends and however; and what is refused.
+// Sample-weighted steps (ReducerOptions::weights): the result is the mean over all ranks' samples
+// for every codec and algorithm. Also refused calls.
 #include "tests/comm/ranks.h"
 
 #include <tersor/tersor.h>
@@ -28,7 +28,7 @@ Values weighed_gradient(int rank, int step = 0) {
   return gaussian(kWeighed, static_cast<std::uint64_t>(step * 100 + rank));
 }
 
-/// The mean over samples of what the ranks give in a step.
+/// The mean over samples of the ranks' gradients in a step.
 std::vector<double> wanted_mean(const std::vector<double>& samples, int step = 0) {
   std::vector<double> mean(kWeighed, 0.0);
   double sum = 0;
@@ -40,7 +40,7 @@ std::vector<double> wanted_mean(const std::vector<double>& samples, int step = 0
   return mean;
 }
 
-/// One rank's reducer of one matrix.
+/// A rank's reducer of one matrix.
 struct WeighedRun {
   WeighedRun(Transport& transport, const ReducerOptions& options)
       : rank(transport.rank()), gradient(kWeighed), reducer(transport, options) {
@@ -84,7 +84,7 @@ TEST(Weights, TheMeanIsOverSamples) {
       }
 }
 
-// A gradient of ones, times 16 · 12 / 16 ⋅ 4 and so on: all of it is exact.
+// Gradients are integers, and all factors are exact.
 TEST(Weights, WhatCanBeExactIs) {
   run_ranks(4, {}, [](Transport& transport) {
     WeighedRun run(transport, weighed());
@@ -96,7 +96,7 @@ TEST(Weights, WhatCanBeExactIs) {
   });
 }
 
-// As without weights, to the bit, and a step may have others than the one before.
+// Equal weights give the bits of a step without weights. Weights may change between steps.
 TEST(Weights, EqualOnesChangeNothing) {
   for (const char* codec : {"none", "int8+ef", "topk:density=0.05+ef", "hadamard:bits=1+ef"}) {
     std::vector<Values> plain(3), equal(3);
@@ -116,8 +116,8 @@ TEST(Weights, EqualOnesChangeNothing) {
   }
 }
 
-// Of the same gradients again and again: what residuals held back comes in the end, in the units of
-// the mean, although weights change in between.
+// Gradients are the same in each step. The withheld residuals arrive eventually, in units of the
+// mean, although weights change in between.
 TEST(Weights, ResidualsGoOn) {
   constexpr int kSteps = 150;
   for (const char* codec : {"int8+ef", "blocktopk:density=0.1+ef", "hadamard:bits=2+ef"})
@@ -172,7 +172,7 @@ TEST(Weights, HalvesAreScaledInTheirOwnType) {
   });
 }
 
-// The sending thread has the step before still under way.
+// The sending thread still executes the previous step.
 TEST(Weights, TheNextStepMayBeWeighedBeforeTheLastIsThere) {
   run_ranks(2, {.latency = std::chrono::milliseconds(5)}, [](Transport& transport) {
     WeighedRun run(transport, weighed());
@@ -204,7 +204,7 @@ TEST(Weights, AStepWithoutGradientsIsOneToo) {
   });
 }
 
-/// The text of the InvalidArgument that a call throws.
+/// The text of the InvalidArgument thrown by a call.
 template <typename Call>
 std::string weights_refusal(const Call& call) {
   try {
@@ -256,7 +256,7 @@ TEST(Weights, NoSamplesAtAllAreRefusedOnAllRanksWhichMayTellOthers) {
       });
 }
 
-// Who weighs and who does not hear of each other at once, not after the timeout.
+// Ranks with and without weights detect the mismatch at once, not after the timeout.
 TEST(Weights, RanksThatDisagreeAreTold) {
   std::vector<std::string> texts(2);
   run_ranks(2, {}, [&](Transport& transport) {
@@ -273,7 +273,7 @@ TEST(Weights, RanksThatDisagreeAreTold) {
   for (const std::string& text : texts) EXPECT_TRUE(mentions(text, "weights")) << text;
 }
 
-// Rank 2 is gone before it tells its samples, and rank 1 has told its own by then.
+// Rank 2 leaves before sending a weight. Rank 1 has already sent a weight.
 TEST(Weights, ALossMeanwhileIsOneLikeAnyOther) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller}) {
     InProcessWorld world(4, {});
@@ -289,7 +289,8 @@ TEST(Weights, ALossMeanwhileIsOneLikeAnyOther) {
         if (rank == 2) return;
         EXPECT_THROW(run.step(1 + rank, 1), RanksLost);
         run.reducer.resume();
-        EXPECT_THROW(run.reducer.ready("w"), InvalidArgument);  // it begins anew, without a weight
+        EXPECT_THROW(run.reducer.ready("w"),
+                     InvalidArgument);  // the step restarts without a weight
         EXPECT_LT(squared_error(run.step(1 + rank, 1), wanted_mean({1, 2, 0, 4}, 1)), 0.02);
       });
   }
