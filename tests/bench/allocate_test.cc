@@ -1,4 +1,4 @@
-// `tersor-bench allocate`: what it prints and records, and what it refuses.
+// `tersor-bench allocate`: output, records and refused arguments.
 #include <tersor/allocate.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ void expect_has(const std::string& text, const std::string& words) {
 
 class Allocate : public ProgramTest {
  protected:
-  /// A matrix that only its largest values matter of, one of noise, and a vector.
+  /// A matrix dominated by the largest values, a matrix of noise, and a vector.
   std::string gradients(const std::string& name, float scale, std::size_t rows = 64) const {
     std::vector<float> spikes(rows * 128, 0.001f), noise(64 * 128), bias(100);
     for (std::size_t i = 0; i < spikes.size(); i += 100) spikes[i] = 30;

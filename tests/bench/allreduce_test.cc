@@ -1,4 +1,4 @@
-// `tersor-bench allreduce` on small sizes: the records, that the link is felt, and the reducer.
+// `tersor-bench allreduce` with small sizes: records, effect of the link, and the reducer.
 #include <fmt/format.h>
 #include <tersor/error.h>
 
@@ -23,7 +23,7 @@ class Allreduce : public ProgramTest {
                        record["algorithm"].get<std::string>(), record["count"].get<std::size_t>());
   }
 };
-class AllreduceRealTime : public ProgramTest {};  // holds a clock to what it measures
+class AllreduceRealTime : public ProgramTest {};  // measures wall-clock time
 
 TEST_F(Allreduce, NoneAndBf16StandBesideEveryCodec) {
   const Json records = records_of({"allreduce", "--codec", "int8", "int4+ef", "--min", "4K",
@@ -67,8 +67,7 @@ TEST_F(Allreduce, WhoCannotBeKilledIsSaid) {
     EXPECT_NE(said({"--kill", text}).find("is no RANK@STEP"), std::string::npos) << text;
 }
 
-// What is sent in bf16 and added in f32 is beside what is added in bf16, once, also where asked
-// for.
+// bf16 messages with f32 sums have a record in addition to bf16 sums, once, even if also requested.
 TEST_F(Allreduce, Bf16SummedInF32IsNearerToTheSum) {
   for (const std::string codec : {"int8", "bf16"}) {
     const Json records =
@@ -84,11 +83,11 @@ TEST_F(Allreduce, Bf16SummedInF32IsNearerToTheSum) {
   }
 }
 
-// Its error depends on the number of ranks, which encode together.
+// The error depends on the number of ranks, because the ranks share scales.
 TEST_F(Allreduce, ACodecWithoutFramesIsCheckedToo) {
   const Json records = records_of({"allreduce", "--codec", "intsum", "intsum:lanes=16+ef", "--min",
                                    "16K", "--max", "16K", "--iterations", "2", "--ranks", "3"});
-  ASSERT_EQ(records.size(), 5u);  // none and bf16, twice, beside them
+  ASSERT_EQ(records.size(), 5u);  // with none and bf16, measured twice
   for (const Json& record : records) EXPECT_TRUE(record["identical"].get<bool>());
   EXPECT_LT(records[3]["relative_error"], 0.05);
   EXPECT_LT(records[4]["relative_error"], 1e-3);
@@ -100,7 +99,7 @@ TEST_F(Allreduce, AReduceScatterGoesByHosts) {
       records_of({"allreduce", "--collective", "reduce_scatter", "--codec", "int8", "int8+ef",
                   "--algorithm", "hierarchical", "--ranks", "4", "--link", "none,per_host=2",
                   "--min", "64K", "--max", "64K", "--iterations", "2"});
-  ASSERT_EQ(records.size(), 4u);  // none and bf16 beside them
+  ASSERT_EQ(records.size(), 4u);  // with none and bf16
   for (const Json& record : records) {
     EXPECT_EQ(record["collective"], "reduce_scatter");
     EXPECT_LT(record["relative_error"], 0.02);

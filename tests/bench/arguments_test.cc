@@ -1,5 +1,5 @@
-// The command line: help, and bad arguments, which end in exit code 2 and a list of the good ones
-// before anything runs.
+// The command line: help, and invalid arguments. Invalid arguments end in exit code 2 and a list of
+// valid arguments before any measurement.
 #include <tersor/error.h>
 
 #include <map>
@@ -35,7 +35,7 @@ TEST(Arguments, HelpNamesEveryCommandAndOption) {
   }
 }
 
-/// Runs what is wrong and looks for each of `wanted` in the message.
+/// Runs invalid arguments and expects each of `wanted` in the message.
 void expect_usage_error(const std::vector<std::string>& arguments,
                         const std::vector<std::string>& wanted) {
   const Outcome outcome = run(arguments);

@@ -1,5 +1,4 @@
-// `tersor-bench codecs` on small counts: the records, what data is taken, and that a wrong result
-// is an error.
+// `tersor-bench codecs` with small counts: records, accepted data, and errors for wrong results.
 #include <tersor/codec.h>
 #include <tersor/error.h>
 
@@ -14,7 +13,7 @@ namespace tersor::bench {
 namespace {
 
 class Codecs : public ProgramTest {};
-class CodecsRealTime : public ProgramTest {};  // holds a clock to what it measures
+class CodecsRealTime : public ProgramTest {};  // measures wall-clock time
 
 TEST_F(Codecs, RecordsHaveEveryFieldAndAgreeWithThemselves) {
   const Json records = records_of({"codecs", "--codec", "none", "int8", "int4+ef", "--count", "64K",
@@ -109,7 +108,7 @@ TEST_F(Codecs, EachDtypeAndInstructionSetIsTaken) {
   }
 }
 
-/// A version 1 file of `values` under a header with this type and shape.
+/// A version 1 file of `values` with a header of this type and shape.
 std::string npy_of(const std::vector<float>& values, const std::string& type,
                    const std::string& shape) {
   std::string header =

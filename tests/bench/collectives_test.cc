@@ -1,4 +1,4 @@
-// `tersor-bench collectives` on small sizes: the records, and what its check finds.
+// `tersor-bench collectives` with small sizes: the records, and the detection of wrong results.
 #include <tersor/error.h>
 
 #include <cstring>
@@ -65,7 +65,7 @@ TEST_F(Collectives, ARowIsNoLongerThanAShard) {
   EXPECT_EQ(records[2]["columns"], 512);
 }
 
-/// Clears what rank 1 got.
+/// Clears the output of rank 1.
 void spoil(const CollectiveCall& call) {
   if (call.transport.rank() == 1) std::memset(call.output.pointer(), 0, call.output.bytes());
 }
@@ -74,7 +74,7 @@ TEST(CollectiveCheck, FindsAWrongResult) {
   const auto fleet = make_thread_fleet(2, {});
   const RankGradients gradients(1 << 12, Dtype::kF32, 2);
   for (CollectiveKind broken : collective_kinds()) {
-    if (broken.name == "reduce" || broken.name == "gather") continue;  // rank 1 gets nothing
+    if (broken.name == "reduce" || broken.name == "gather") continue;  // rank 1 has no output
     broken.make = spoil;
     EXPECT_THROW(
         measure_collective(*fleet, {.kind = &broken, .codec = "none", .iterations = 1}, gradients),

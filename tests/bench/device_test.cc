@@ -1,6 +1,5 @@
-// `tersor-bench codecs --device cuda` as far as it goes without a GPU: arguments, what is said
-// where there is none, the bytes that operations must move, and how many sets of buffers they go
-// round.
+// `tersor-bench codecs --device cuda` without a GPU: arguments, errors without a device, moved
+// bytes per operation, and the number of buffer sets.
 #include <tersor/codecs/int4.h>
 #include <tersor/codecs/int8.h>
 #include <tersor/codecs/topk.h>
@@ -22,7 +21,7 @@ namespace {
 
 class DeviceCodecs : public ProgramTest {};
 
-/// What keeps this machine from using a device; empty where nothing does.
+/// The reason for a missing device, or "".
 std::string why_no_device() {
   try {
     const Stream stream;
@@ -93,7 +92,7 @@ TEST(UsefulBytes, OnlyTouchedLinesAreCounted) {
   EXPECT_EQ(touched_bytes(values, 32), 0u);
   values[33] = values[40] = std::byte{1};
   EXPECT_EQ(touched_bytes(values, 32), 32u);
-  values[99] = std::byte{1};  // the last line is a short one
+  values[99] = std::byte{1};  // the last line is short
   EXPECT_EQ(touched_bytes(values, 32), 32u + 4u);
 }
 

@@ -1,5 +1,5 @@
-// `tersor-bench allreduce --transport nccl` as far as it goes without a GPU: arguments, and what is
-// said where there is none or where NCCL was left out of the build.
+// `tersor-bench allreduce --transport nccl` without a GPU: arguments, and errors without a device
+// or with a build without NCCL.
 #include <tersor/error.h>
 #include <tersor/stream.h>
 

@@ -1,5 +1,5 @@
-// `tersor-bench predict`, and codec auto in `allreduce`: the records, what is refused, and that the
-// model tells what the emulated link will take.
+// `tersor-bench predict`, and codec auto in `allreduce`: records, refused arguments, and accuracy
+// on the emulated link.
 #include <map>
 
 #include "tests/bench/program.h"
@@ -8,7 +8,7 @@ namespace tersor::bench {
 namespace {
 
 class Predict : public ProgramTest {};
-class PredictRealTime : public ProgramTest {};  // holds a clock to what was predicted
+class PredictRealTime : public ProgramTest {};  // compares measured with predicted time
 
 TEST_F(Predict, MoreRanksAndFewerBytes) {
   const Json records = records_of(
@@ -42,7 +42,7 @@ TEST_F(Predict, ManyRanksGoOnGrids) {
   ASSERT_EQ(best.size(), 8u);
   EXPECT_EQ(best[0]["dims"], (std::vector{32}));
   for (const std::size_t i : {3, 5, 7}) EXPECT_GT(best[i]["dims"].size(), 1u) << best[i];
-  // Where messages cost more than a codec takes on any machine, however busy.
+  // Messages cost more than a codec on any machine, even a busy one.
   std::vector<std::string> costly = {"predict", "--ranks", "1024",      "--codec", "int8",
                                      "--bytes", "1M",      "--message", "1ms"};
   const Json grid = records_of(costly);

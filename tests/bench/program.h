@@ -1,4 +1,4 @@
-// Runs tersor-bench inside a test, and catches what it says.
+// Runs tersor-bench inside a test and captures the output.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 
 namespace tersor::bench {
 
-/// What a run ended with.
+/// The result of a run.
 struct Outcome {
   int code;
   std::string output;
@@ -34,7 +34,7 @@ inline Outcome run(std::vector<std::string> arguments) {
   return {code, output, ::testing::internal::GetCapturedStderr()};
 }
 
-/// A folder of its own for each test.
+/// A fixture with a folder per test.
 class ProgramTest : public ::testing::Test {
  protected:
   using Json = nlohmann::json;
@@ -54,8 +54,7 @@ class ProgramTest : public ::testing::Test {
     return path(name);
   }
 
-  /// Runs with --json added; the records, which must be of that command and say where they are
-  /// from.
+  /// Runs with --json added. Returns the records; each must name the command and the machine.
   Json records_of(std::vector<std::string> arguments) const {
     const std::string command = arguments.front(), file = path("records.json");
     arguments.insert(arguments.end(), {"--json", file});

@@ -1,5 +1,4 @@
-// Processes that stand for ranks, with a shell in place of a program: what they are told, how they
-// end, and that none outlives its time.
+// Processes as ranks, with a shell instead of a program: arguments, exits, and timeouts.
 #include "bench/processes/rank_processes.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +16,7 @@ RankCommand shell(const std::string& script, int ranks, int devices = 1) {
           .output = RankOutput::kCaught};
 }
 
-/// Sets variables of this process for as long as it lives.
+/// Sets environment variables of this process while this object lives.
 class Environment {
  public:
   explicit Environment(Variables variables) : variables_(std::move(variables)) {

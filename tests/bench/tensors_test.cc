@@ -1,5 +1,5 @@
-// Files of tensors to measure with: what is read, what is refused and in which words, and the
-// errors that `tersor-bench codecs` finds in them.
+// Tensor files for measurements: accepted files, refused files with their error texts, and the
+// errors measured by `tersor-bench codecs`.
 #include "bench/tensors.h"
 
 #include <tersor/codec.h>
@@ -84,7 +84,7 @@ TEST_F(Tensors, DamagedArraysAreRefused) {
   expect_refused(path("folder.npy"), "is a folder");
 }
 
-/// A version 2 .npy file of four f4, whose header may be long.
+/// A version 2 .npy file of four f4 with a possibly long header.
 std::string long_npy(const std::string& header) {
   const auto length = static_cast<std::uint32_t>(header.size());
   return std::string("\x93NUMPY\x02\0", 8) + raw(std::vector<std::uint32_t>{length}) + header +

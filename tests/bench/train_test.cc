@@ -32,7 +32,7 @@ class Train : public ProgramTest {
     return bytes;
   }
 
-  /// Images of class i % 4: a bright quarter each, and noise.
+  /// Images of class i % 4: one bright quarter, and noise.
   void write_images(const std::string& name, std::uint32_t count, std::uint32_t noise) const {
     std::string bytes = header(3, {count, 4, 4});
     for (std::uint32_t image = 0; image < count; ++image)
@@ -103,7 +103,7 @@ TEST_F(Train, MissingDataSaysHowToGetIt) {
   EXPECT_NE(outcome.error.find("dataset-fashion-mnist"), std::string::npos) << outcome.error;
 }
 
-/// Python with matplotlib, as the report needs it.
+/// True if a Python with matplotlib is available for the report.
 bool can_draw() {
   return std::system("python3 -c 'import matplotlib' 2>/dev/null") == 0 ||
          std::system("/usr/bin/python3 -c 'import matplotlib' 2>/dev/null") == 0;

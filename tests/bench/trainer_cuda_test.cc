@@ -1,4 +1,4 @@
-// The trainer on CUDA learns: here the steps that the GPU runs. Its gradients: trainer_test.cc.
+// The trainer on CUDA learns. This file tests the steps on the GPU; trainer_test.cc tests the
 // gradients.
 #include <gtest/gtest.h>
 

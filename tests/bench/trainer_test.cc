@@ -1,6 +1,6 @@
-// The trainer of the benchmark: data sets good and bad, gradients against finite differences, and
-// that the same seed gives the same run to the bit, alone or with other ranks beside it.
-// Long because each part of the trainer has its tests here.
+// The benchmark's trainer: valid and damaged data sets, gradients compared with finite differences,
+// and bitwise reproducible runs, alone or with other ranks. Long because each part of the trainer
+// has its tests here.
 #include "bench/trainer/dataset.h"
 #include "bench/trainer/idx.h"
 #include "bench/trainer/network.h"
@@ -47,7 +47,7 @@ class DatasetFiles : public ::testing::Test {
     return folder_ / name;
   }
 
-  /// Four good files: 20 training images and 10 test images of 2 x 3 pixels.
+  /// Four valid files: 20 training images and 10 test images of 2 x 3 pixels.
   void write_set() const {
     write("train-images-idx3-ubyte", idx({20, 2, 3}, 120));
     write("train-labels-idx1-ubyte", idx({20}, 20));
@@ -55,7 +55,7 @@ class DatasetFiles : public ::testing::Test {
     write("t10k-labels-idx1-ubyte", idx({10}, 10));
   }
 
-  /// An IDX file of `count` bytes 0, 1, …, 9, 0, … under a header that says `dimensions`.
+  /// An IDX file of `count` bytes 0, 1, …, 9, 0, … with a header of `dimensions`.
   static Bytes idx(const std::vector<std::uint32_t>& dimensions, std::size_t count) {
     Bytes bytes = {0, 0, 8, static_cast<std::uint8_t>(dimensions.size())};
     for (const std::uint32_t dimension : dimensions)
@@ -81,7 +81,7 @@ Bytes gzip(const Bytes& plain) {
   return bytes;
 }
 
-/// What `call` says when it throws a DatasetError; every such message must say how to get the data.
+/// The text of the DatasetError thrown by `call`. Every text must explain how to get the data.
 std::string dataset_error(const std::function<void()>& call) {
   try {
     call();
@@ -116,7 +116,7 @@ TEST_F(DatasetFiles, EveryTruncationIsAnError) {
 
 TEST_F(DatasetFiles, AFlippedBitInGzipIsAnError) {
   const Bytes good = gzip(idx({100, 2, 2}, 400));
-  for (std::size_t at = 10; at < good.size(); ++at) {  // the first ten are names and times
+  for (std::size_t at = 10; at < good.size(); ++at) {  // the first ten fields are names and times
     Bytes bad = good;
     bad[at] ^= 1;
     EXPECT_THROW(read_idx(write("file", bad), 3), DatasetError) << at << " of " << good.size();
@@ -172,7 +172,7 @@ TEST_F(DatasetFiles, FilesThatDoNotBelongTogetherAreErrors) {
 
 // ---- The network -------------------------------------------------------------------------------
 
-/// Images of uniform noise with a bright pixel that gives the class away.
+/// Images of uniform noise with a bright pixel marking the class.
 Dataset synthetic(std::size_t count, std::size_t pixels, std::uint64_t seed) {
   Random random({seed});
   Dataset dataset{.pixels = pixels,
@@ -213,7 +213,7 @@ std::vector<std::uint32_t> first_images(std::size_t count) {
   return indices;
 }
 
-/// Independent reference: outputs of one layer for one image, in double precision.
+/// Independent reference: the outputs of one layer for one image, in double precision.
 std::vector<double> layer_outputs(const Parameter& weight, const Parameter& bias,
                                   const std::vector<double>& inputs) {
   std::vector<double> outputs(values_of(bias).begin(), values_of(bias).end());
@@ -250,7 +250,7 @@ double reference_loss(std::span<const Parameter> parameters, const Dataset& data
 
 template <typename Machine>
 class NetworkOn : public ::testing::Test {};
-// The elements are those that a GPU computes.
+// ElementMachine computes the same elements as a GPU.
 using Machines = ::testing::Types<CpuMachine, ElementMachine>;
 TYPED_TEST_SUITE(NetworkOn, Machines);
 
@@ -293,7 +293,8 @@ TYPED_TEST(NetworkOn, EachGradientIsFinalWhenItIsAnnounced) {
 }
 
 TYPED_TEST(NetworkOn, AccuracyIsTheShareThatTheReferenceGetsRight) {
-  const Dataset dataset = synthetic(1201, 12, 5);  // more than are classified at once, and a rest
+  const Dataset dataset =
+      synthetic(1201, 12, 5);  // more than one classification batch, and a remainder
   Network<TypeParam> network({}, kWidths, 3);
   std::size_t right = 0;
   for (std::size_t image = 0; image < dataset.count(); ++image) {
@@ -342,7 +343,7 @@ std::vector<std::size_t> widths(const TrainingRecipe& recipe, const Dataset& dat
   return all;
 }
 
-/// All values after `steps` steps of rank 0 of four on a model of the default widths.
+/// All parameters of rank 0 of four after `steps` steps, with a model of the default widths.
 std::vector<float> train_alone(const Dataset& dataset, std::uint64_t seed, std::size_t steps) {
   Perceptron network({}, widths(TrainingRecipe{}, dataset), seed);
   Shard shard(dataset.count(), {0, 4}, 32, seed);
@@ -392,7 +393,7 @@ TEST(Shard, TheOrderDependsOnSeedEpochAndRankAlone) {
   EXPECT_NE(batch(1, 0, 0), batch(2, 0, 0));
   EXPECT_NE(batch(1, 0, 0), batch(1, 0, 5));
   Shard shard(1000, {0, 4}, 50, 1);
-  shard.batch(13);  // another epoch in between changes nothing
+  shard.batch(13);  // unaffected by another epoch in between
   EXPECT_TRUE(std::ranges::equal(shard.batch(7), batch(1, 0, 7)));
 }
 
@@ -409,8 +410,8 @@ TEST(TrainingRecipe, TheRateWarmsUpAndFadesAway) {
   const auto peak = std::ranges::max_element(rates);
   EXPECT_NEAR(static_cast<double>(peak - rates.begin()), 40, 1);
   EXPECT_NEAR(*peak, 0.5, 0.01);
-  EXPECT_NEAR(rates[20], 0.25, 0.01);  // a straight line up
-  EXPECT_NEAR(rates[70], 0.25, 0.01);  // half a cosine down
+  EXPECT_NEAR(rates[20], 0.25, 0.01);  // linear warm-up
+  EXPECT_NEAR(rates[70], 0.25, 0.01);  // half of a cosine decay
   EXPECT_TRUE(std::is_sorted(rates.begin(), peak));
   EXPECT_TRUE(std::is_sorted(peak, rates.end(), std::greater<>()));
   EXPECT_GT(rates.back(), 0.0f);
@@ -438,8 +439,8 @@ TEST(Perceptron, DescendsByTheFormulaOfMomentum) {
 
 // ---- Training ----------------------------------------------------------------------------------
 
-/// Ranks as threads whose gradients are averaged in rank order at a barrier: what a reducer without
-/// any codec does. Returns each rank's accuracy on `test`.
+/// Ranks as threads. A barrier averages gradients in rank order, like a reducer without a codec.
+/// Returns each rank's accuracy on `test`.
 std::vector<double> train(const Dataset& train, const Dataset& test, const TrainingRecipe& recipe,
                           std::uint32_t ranks) {
   std::vector<std::span<const Parameter>> all(ranks);

@@ -1,4 +1,4 @@
-// What the benchmark on devices holds sums against, shown on sums of the CPU.
+// The device benchmark's check of sums, applied to sums of the CPU.
 #include "bench/wrong_values.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// See clock.h. Stands in for comm/transport/host/bell.cc, by which ranks sleep, and for the
-// standard library's steady clock in all of this program.
+// See clock.h. Replaces comm/transport/host/bell.cc (sleeping ranks) and the standard library's
+// steady clock in this program.
 #include "tests/clock/clock.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 using host::Bell;
 
-/// A rank that waits.
+/// A waiting rank.
 struct Sleeper {
   const Bell* bell;
   std::uint32_t seen;
@@ -33,7 +33,7 @@ class TestClock {
 
   void begin(int ranks) { running_ = ranks; }
 
-  /// One rank has come to its end.
+  /// Called at the end of a rank.
   void leave() {
     const std::lock_guard lock(mutex_);
     --running_;
@@ -42,7 +42,8 @@ class TestClock {
 
   void sleep(const Sleeper& sleeper) {
     std::unique_lock lock(mutex_);
-    if (now() >= sleeper.until) ticks_.fetch_add(1);  // or who looks too early looks for ever
+    if (now() >= sleeper.until)
+      ticks_.fetch_add(1);  // otherwise a rank waking too early would poll forever
     if (sleeper.woken(now())) return;
     sleepers_.push_back(&sleeper);
     --running_;
@@ -58,7 +59,7 @@ class TestClock {
   }
 
  private:
-  // With the lock held. Whoever was woken but has not come back yet counts as one that runs.
+  // Requires the lock. A woken rank counts as running before its return.
   void go_on() {
     if (running_ > 0 || sleepers_.empty()) return;
     Clock::time_point next = Clock::time_point::max();
@@ -78,7 +79,7 @@ class TestClock {
   std::condition_variable changed_;
   std::atomic<Clock::rep> ticks_{1'000'000'000};
   std::vector<const Sleeper*> sleepers_;
-  int running_ = 0;  // ranks that neither wait nor have ended
+  int running_ = 0;  // ranks neither waiting nor finished
 };
 
 TestClock& test_clock() {
@@ -119,7 +120,7 @@ double test::seconds_since(Clock::time_point start) {
 
 }  // namespace tersor
 
-// The program's own definition comes before that of the standard library.
+// The program's own definition takes precedence over the standard library.
 std::chrono::steady_clock::time_point std::chrono::steady_clock::now() noexcept {
   return tersor::test_clock().now();
 }

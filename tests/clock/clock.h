@@ -1,6 +1,6 @@
-// A clock of the tests' own, on which ranks that are threads compute in no time: it stands still
-// while one of them runs, and goes on to the next moment at which one wakes as soon as all wait.
-// What ranks wait for then takes exactly what it should, however busy the machine is.
+// A virtual clock for ranks on threads. Computation takes no time: the clock stands still while any
+// rank runs. If all ranks wait, the clock advances to the next wake-up time. Waits therefore take
+// exactly the expected time, even on a busy machine.
 #pragma once
 
 #include <tersor/inprocess.h>
@@ -10,13 +10,13 @@
 
 namespace tersor::test {
 
-/// `run_ranks` on that clock. Bodies wait for messages or by `pass`, and in no other way.
+/// `run_ranks` in virtual time. Bodies may wait only for messages or by `pass`.
 void run_on_clock(int ranks, const Link& link, const std::function<void(Transport&)>& body);
 
-/// The calling rank computes for so long.
+/// Simulates computation of duration `time` on the calling rank.
 void pass(Clock::duration time);
 
-/// Seconds since an earlier moment.
+/// Seconds since `start`.
 double seconds_since(Clock::time_point start);
 
 }  // namespace tersor::test

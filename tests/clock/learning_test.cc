@@ -1,5 +1,6 @@
-// What a reducer learns by its clock on an emulated link, where nothing takes time but the link and
-// the pass: that it leaves a wrong prediction, loses nothing on the way, and says what it did.
+// Learning from step times on an emulated link, in virtual time (only the link and the backward
+// pass take time). A reducer corrects a wrong prediction, loses nothing in between, and explains
+// its choices.
 #include <gtest/gtest.h>
 #include <tersor/tersor.h>
 
@@ -28,7 +29,7 @@ ReducerOptions automatic(const LinkFigures& link, std::vector<std::string> codec
           .progress = ProgressBy::kCaller};
 }
 
-/// One rank that trains two parameters; what came back, and what went in, summed over steps.
+/// A rank's training of two parameters, with the sums of results and inputs over steps.
 class Training {
  public:
   Training(Transport& transport, const ReducerOptions& options, Clock::duration pass = {})
@@ -63,7 +64,8 @@ class Training {
   std::string codec() const { return reducer.parameter_statistics()[0].codec; }
   const Values& values() const { return values_; }
 
-  /// |all that came back − the mean of all gradients|² / |that|², once residuals are drained.
+  /// |sum of results − sum of mean gradients|² / |sum of mean gradients|², after draining
+  /// residuals.
   double lost() {
     for (int i = 0; i < 60; ++i) empty_step();
     double error = 0, energy = 0;
@@ -73,7 +75,7 @@ class Training {
     }
     return error / energy;
   }
-  /// What went in and came back there counts here.
+  /// Includes the inputs and results of `before`.
   void take_over(const Training& before) {
     results_ = before.results_;
     gradients_ = before.gradients_;
@@ -110,7 +112,7 @@ class Training {
   GradientReducer reducer;
 };
 
-/// Trains until each rank has settled; what each rank goes by then, and says of it.
+/// Trains until each rank has settled. Returns each rank's codec and explanation.
 struct Learned {
   std::vector<std::string> codecs, explanations;
 };
@@ -142,7 +144,7 @@ TEST(Learning, LeavesAWrongPrediction) {
   }
 }
 
-// The wire is hidden behind the pass, but for its last message.
+// The backward pass hides the transfers except for the last message.
 TEST(Learning, WhatIsHiddenNeedNotLoseAnything) {
   const Learned hidden = learn(2, "1Gbit,10us", automatic(kSlow), 100ms);
   EXPECT_EQ(hidden.codecs[0], "none") << hidden.explanations[0];
@@ -156,8 +158,8 @@ TEST(Learning, GoesAsPredictedWhereItIsOff) {
   EXPECT_EQ(predicted.explanations[0].find("settled"), std::string::npos);
 }
 
-// 4 bits at once to everybody, and f32 by two-shot, whose owners then owe something: of parts that
-// fit all codecs, some of which are cut at other places.
+// One-shot with 4 bits, and two-shot with f32, whose owners then have residuals. The parts fit all
+// codecs, although some codecs cut at different offsets.
 TEST(Learning, NothingIsLostBetweenCodecsWithFeedback) {
   const LinkFigures link{.latency = 1e-3, .seconds_per_byte = 1 / 30e6};
   for (const Transactions transactions : {Transactions::kOff, Transactions::kOn}) {
@@ -203,8 +205,8 @@ TEST(Learning, OfShardsInTheOrderOfReady) {
   });
 }
 
-// At any moment, while it tries too: what is owed fits whatever the next run would begin with, and
-// that begins with what this one had chosen, and tries.
+// At any step, even during trials, the saved residuals fit the initial codec of the next run. The
+// next run starts with the saved choice and continues the trials.
 TEST(Learning, ACheckpointGoesOnWhereItWas) {
   for (const int saved_after : {0, 1, 9, 17, 80}) {
     SCOPED_TRACE(saved_after);
@@ -227,7 +229,8 @@ TEST(Learning, ACheckpointGoesOnWhereItWas) {
   }
 }
 
-// Where one run's model goes two-shot, of which owners owe something, and the other's does not.
+// The model of one run chooses two-shot with residuals of owners, and the model of the other run
+// does not.
 TEST(Learning, NothingIsLostBetweenRunsThatGoOtherWays) {
   const LinkFigures flat{.seconds_per_byte = 1e-6}, latent{.latency = 1};
   for (const bool back : {false, true}) {
@@ -244,7 +247,7 @@ TEST(Learning, NothingIsLostBetweenRunsThatGoOtherWays) {
   }
 }
 
-// The other has nothing ready in some steps, which it ends all the same.
+// The other rank has no ready parameters in some steps and still ends these steps.
 TEST(Learning, ARankThatHasNothingReadyKeepsStep) {
   ReducerOptions options = automatic(kInfinite);
   options.missing = MissingGradient::kInactive;

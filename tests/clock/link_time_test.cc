@@ -1,4 +1,4 @@
-// The emulated link against its formulas: waiting takes as long as it must, and no longer.
+// The emulated link compared with its formulas: waits take the required time, and no longer.
 #include <algorithm>
 #include <chrono>
 
@@ -10,19 +10,19 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr double kRate = 1e9 / 8;  // bytes a second
+constexpr double kRate = 1e9 / 8;  // bytes per second
 constexpr int kRanks = 4;
 const Link kGigabit{.bits_per_second = 1e9};
 const Link kPairs{.bits_per_second = 1e9, .ranks_per_host = 2};  // ranks 0 and 1, 2 and 3
 constexpr std::size_t kBytes = 4'000'000;
 
-/// What all ranks send.
+/// The payload of every message.
 const std::vector<std::byte>& payload() {
   static const std::vector<std::byte> bytes(kBytes);
   return bytes;
 }
 
-/// Seconds from the first rank's start of `body`, after a barrier, to the last one's end.
+/// Seconds from the first rank's start of `body`, after a barrier, to the last rank's end.
 double time_of(int ranks, const Link& link, const Body& body) {
   std::vector<Clock::time_point> starts(static_cast<std::size_t>(ranks)), ends(starts);
   run_on_clock(ranks, link, [&](Transport& transport) {
@@ -36,8 +36,7 @@ double time_of(int ranks, const Link& link, const Body& body) {
   return std::chrono::duration<double>(*std::max_element(ends.begin(), ends.end()) - start).count();
 }
 
-// Headers, and flows that take turns by segments, make for a little more; the clock ticks in
-// nanoseconds.
+// Headers and segments of interleaved flows add a little time. The clock ticks in nanoseconds.
 constexpr double kSlack = 1.005;
 
 void expect_time(double seconds, double formula) {
@@ -45,7 +44,7 @@ void expect_time(double seconds, double formula) {
   EXPECT_LE(seconds, formula * kSlack);
 }
 
-/// Each of `senders` sends the payload to each of `receivers`, but not to itself.
+/// Each sender sends the payload to each other rank in `receivers`.
 struct Flows {
   std::vector<int> senders;
   std::vector<int> receivers;
@@ -100,8 +99,8 @@ TEST(LinkTime, WhatStaysOnAHostNeedsNoLink) {
   EXPECT_LT(seconds, 1e-6);
 }
 
-// Rank 0 goes to sleep with its neighbour's message not yet sent and the other one on its way:
-// whoever brings the neighbour's must tell it when to look again. Nobody else looks.
+// Rank 0 sleeps before its neighbor sends, while the third rank's message is on the link. The
+// neighbor's delivery must also schedule the next wake-up, because no other rank polls.
 TEST(LinkTime, AMessageFromTheHostDoesNotLetOneFromTheLinkWait) {
   double seconds = 0;
   run_on_clock(3, kPairs, [&](Transport& transport) {
@@ -119,7 +118,7 @@ TEST(LinkTime, AMessageFromTheHostDoesNotLetOneFromTheLinkWait) {
   expect_time(seconds, kBytes / kRate);
 }
 
-// The baseline of every ratio: what f32 costs without compression must be the wire's limit.
+// The baseline of every ratio: an uncompressed f32 sum must reach the wire's limit.
 TEST(LinkTime, ASumTakesTheWiresLimit) {
   constexpr std::size_t kCount = 16 << 20;
   const double limit = 2 * 0.75 * kCount * sizeof(float) / kRate;
@@ -133,7 +132,7 @@ TEST(LinkTime, ASumTakesTheWiresLimit) {
   expect_time(seconds, limit);
 }
 
-// Two channels of one rank share its link.
+// Two channels of a rank share its link.
 TEST(LinkTime, ChannelsShareTheLink) {
   const double seconds = time_of(2, kGigabit, [&](Transport& transport) {
     const auto other = transport.channel();

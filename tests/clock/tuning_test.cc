@@ -1,5 +1,5 @@
-// What a tuner finds out by its clock, and what the cost model says, against an emulated link on
-// which nothing takes time but the link.
+// The tuner's measurements and the cost model's predictions, compared with an emulated link in
+// virtual time.
 #include <gtest/gtest.h>
 #include <tersor/tersor.h>
 #include <atomic>
@@ -33,7 +33,7 @@ TEST(LinkProbe, FindsTheLinkThatWasSet) {
     }
 }
 
-// Two hosts of two ranks: only half as many bytes leave a host where its ranks add theirs first.
+// Two hosts of two ranks. Half as many bytes leave a host if its ranks sum first.
 TEST(Tuner, RanksThatShareHostsGoHierarchically) {
   const Link link{.bits_per_second = 1e9, .latency = 50us, .ranks_per_host = 2};
   const std::size_t count = 1 << 21;
@@ -91,7 +91,7 @@ double predicted_seconds(const Way& way, int ranks, const Link& link, std::size_
       .seconds;
 }
 
-// Long gradients within 1 %, and short ones, which take latencies, within 20 %.
+// Within 1 % for long gradients, and within 20 % for short gradients dominated by latencies.
 TEST(CostModel, TellsWhatTheLinkTakes) {
   const Way ways[] = {{"none", Algorithm::kNative},
                       {"bf16", Algorithm::kTwoShot},

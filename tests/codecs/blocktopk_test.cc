@@ -1,4 +1,5 @@
-// blocktopk against a reference written from the format alone, and what only this codec promises.
+// blocktopk compared with a reference written from the format alone, and properties of blocktopk
+// only.
 
 #include "tests/support/blocktopk_reference.h"
 #include "tests/support/codec_conformance.h"
@@ -37,7 +38,7 @@ const BlocktopkVariant kBlocktopkVariants[] = {
     {{0.25, 16}, "blocktopk:density=0.25,values=bf16"},
 };
 
-/// Fewer counts where every instruction is interpreted.
+/// Uses fewer counts on a device, because the PTX interpreter is slow.
 std::vector<std::size_t> some(const std::vector<std::size_t>& counts, std::size_t on_a_device) {
   if (test_device() == nullptr) return counts;
   return {counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(on_a_device)};
@@ -63,7 +64,7 @@ void expect_blocktopk(const BlocktopkVariant& variant, const std::vector<float>&
   EXPECT_TRUE(harness.intact());
 }
 
-/// Values of block after block that reach into all corners.
+/// Blocks of values covering all corner cases.
 std::vector<float> corners_of_blocks(std::size_t count) {
   std::vector<float> values = gaussian(count, count + 1);
   for (std::size_t i = 0; i < count; ++i) {
@@ -93,7 +94,7 @@ std::vector<float> corners_of_blocks(std::size_t count) {
         break;  // below the limit
       case 8:
         values[i] = place == 5 ? 0x1p118f : values[i];
-        break;  // at it
+        break;  // at the limit
       case 9:
         values[i] = place == 4095 ? NAN : values[i];
         break;
@@ -140,7 +141,7 @@ TEST(Blocktopk, ShortBlocksKeepAsManyAsLongOnes) {
 }
 
 TEST(Blocktopk, TheOrderOfBlocksDoesNotMatter) {
-  // Where the selection begins to look depends on the block before.
+  // The start of the threshold search depends on the previous block.
   const std::size_t blocks = 6;
   std::vector<float> values = gaussian(blocks * kSelectedValues, 3);
   for (std::size_t i = 0; i < values.size(); ++i)
@@ -153,7 +154,7 @@ TEST(Blocktopk, TheOrderOfBlocksDoesNotMatter) {
   });
 }
 
-/// Frames of three ranks, and what the reference makes of them.
+/// Frames of three ranks, and the reference's results.
 struct BlocktopkRanks {
   std::vector<GuardedBytes> frames;
   std::vector<std::vector<float>> decoded;
@@ -244,8 +245,8 @@ TEST(Blocktopk, AlwaysContracts) {
 }
 
 TEST(Blocktopk, LosesWhatSignsOfTheLargestLose) {
-  // All but density · mean², where the mean is that of the largest magnitudes: of normally
-  // distributed values 2.892 (1 %) and 2.063 (10 %).
+  // The error is 1 − density · mean², with the mean of the largest magnitudes. The mean of normally
+  // distributed values is 2.892 (1 %) and 2.063 (10 %).
   const std::vector<float> values = gaussian(50 * kSelectedValues, 5);
   EXPECT_NEAR(energy_lost("blocktopk:density=0.01", values), 1 - 0.01 * 2.892 * 2.892, 0.005);
   EXPECT_NEAR(energy_lost("blocktopk:density=0.1", values), 1 - 0.1 * 2.063 * 2.063, 0.005);
@@ -312,7 +313,8 @@ TEST(Blocktopk, DamagedPlacesAreNamed) {
     change_header(bad.span(), [](FrameHeader&) {});
     return error_of<WireError>([&] { harness.decode({bad}); });
   };
-  // 21 of 4,096: l = 7, so that 53 bits in two words a block say the upper 5 bits of the places.
+  // 21 of 4,096 values: l = 7, so 53 bits in two words per block encode the upper 5 bits of the
+  // indices.
   const bool on_host = test_device() == nullptr;
   const auto says = [&](const std::string& error, const char* words) {
     return error.find(on_host ? words : "damaged") != std::string::npos;

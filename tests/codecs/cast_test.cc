@@ -1,4 +1,4 @@
-// bf16 and f16 against a reference in double precision, and what only they promise.
+// bf16 and f16 compared with a double-precision reference, and properties of casts only.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/reference.h"
@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(F16, CodecConformance,
                          ::testing::Values(CodecCase{"f16", 0x1p-11}, CodecCase{"f16+ef", 0x1p-11}),
                          case_name);
 
-/// f32 values of all exponents, ties and neighbours of ties, infinities and NaNs.
+/// f32 values of all exponents, ties and neighbors of ties, infinities and NaNs.
 std::vector<float> all_kinds() {
   std::vector<float> values;
   for (std::uint32_t high = 0; high < 0x10000; high += 3)
@@ -51,7 +51,7 @@ TEST(Cast, RoundsToNearestEvenAndPassesOnWhatIsNotFinite) {
   });
 }
 
-/// Payloads of f16 add as f16 values do without compression; what bf16 decodes to saturates.
+/// f16 payloads add like uncompressed f16 values. Decoded bf16 values saturate.
 TEST(Cast, SumsBeyondTheRangeOfF16) {
   for_each_isa([] {
     for (const auto& [spec, sum] :
@@ -75,7 +75,7 @@ TEST(Cast, F16CountsOverflowsAndKeepsTheirResidual) {
     gradient[5] = 65'520.0f;
     gradient[70'000] = -1e30f;
     gradient[6] = 65'519.0f;  // rounds to the largest f16
-    gradient[7] = INFINITY;   // was no number before
+    gradient[7] = INFINITY;   // infinite before encoding
     harness.set_gradient(gradient);
     harness.set_residual(std::vector<float>(70'001, 0.25f));
     harness.words = {.residual_factor = 0, .overflows = 10};
@@ -161,14 +161,15 @@ TEST(Cast, SumsAreOfF32InTheOrderOfTheFrames) {
 
 constexpr const char* kStochastic = "bf16:rounding=stochastic";
 
-/// What p becomes at its place in the only segment.
+/// The stochastic rounding of p at index i of the only segment.
 std::uint16_t drawn(const CodecHarness& harness, float p, std::size_t i) {
   const Segment& segment = harness.segments[0];
   return narrow_stochastic(p, random_bits(segment.first_index + i, harness.random.key,
                                           harness.words.step, segment.parameter));
 }
 
-/// Encodes values that begin at `first` of their parameter; payload and residual by the book.
+/// Encodes values starting at index `first` of the parameter. Compares payload and residual with
+/// the reference.
 void expect_drawn(const std::string& spec, Dtype dtype, std::uint64_t first) {
   std::vector<float> values;
   for (const float value : all_kinds())
@@ -218,8 +219,9 @@ TEST(Cast, AStochasticReduceDrawsForTheSum) {
   });
 }
 
-// Of 400 draws a mean is off by about 0.016 of the neighbours' distance, nearest rounding by 0.25;
-// all means together by less than a bias of eight random bits would be, 1/512.
+// The mean of 400 draws is off by about 0.016 of the distance between neighbors; nearest rounding
+// is off by 0.25. The mean over all values is off by less than the bias of eight random bits,
+// 1/512.
 TEST(Cast, StochasticRoundingIsRightOnAverage) {
   const std::uint32_t draws = 400;
   CodecHarness harness(kStochastic, {4096});

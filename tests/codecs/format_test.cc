@@ -1,4 +1,4 @@
-// What docs/wire-format.md says of NaNs, of bytes that no reader looks at, and of old residuals.
+// docs/wire-format.md on NaNs, unread bytes, and old residuals.
 #include "tests/support/codec_conformance.h"
 #include "tests/support/codec_harness.h"
 #include "tests/support/reference.h"
@@ -76,15 +76,15 @@ TEST(Format, ANanThatABf16ResidualKeeps) {
   });
 }
 
-/// Bytes of a payload that mean nothing.
+/// Payload bytes without meaning.
 struct Idle {
   const char* spec;
   std::size_t count;
-  std::vector<std::pair<std::size_t, std::size_t>> bytes;  // from one to the other
+  std::vector<std::pair<std::size_t, std::size_t>> bytes;  // begin and end
   std::byte bits{0xff};
 };
 
-/// A gradient of which three values are no zeros.
+/// Encodes a gradient with three non-zero values and checks the unread bytes.
 void expect_nobody_looks(const Idle& idle) {
   CodecHarness harness(idle.spec, {idle.count});
   std::vector<float> gradient(idle.count);
@@ -113,7 +113,7 @@ TEST(Format, NobodyLooksAtPaddingAndUnusedPlaces) {
       {"bf16", 7, {{14, 16}}},
       {"int8", 7, {{4, 16}, {16 + 7, 32}}},
       {"int4", 7, {{4, 16}, {16 + 4, 32}}},
-      {"int4", 7, {{16 + 3, 16 + 4}}, std::byte{0xf0}},  // behind an odd count
+      {"int4", 7, {{16 + 3, 16 + 4}}, std::byte{0xf0}},  // after an odd count
       {"topk:density=0.6", 1000, {{8, 16}, {22, f32.values_offset()}}},
       {"topk:density=0.6", 1000, {{f32.values_offset() + 3 * 4, f32.bytes()}}},
       {"topk:density=0.6,values=int8", 1000, {{22, int8.scales_offset()}}},
@@ -125,7 +125,7 @@ TEST(Format, NobodyLooksAtPaddingAndUnusedPlaces) {
   });
 }
 
-/// Poisons a tensor in place; residuals before and after, and p.
+/// Poisons a tensor in place. Holds the residuals before and after, and p.
 struct Poisoned {
   Poisoned(Dtype residual_dtype, float residual_factor)
       : harness("topk+ef", {9000}, {.residual_dtype = residual_dtype, .scale = 1e6f}) {

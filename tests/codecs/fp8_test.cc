@@ -1,5 +1,5 @@
-// A format that only tests know (tests/support/fp8.h), against E4M3 as its standard has it:
-// whatever the family promises holds for a format that is one header and one line of a list.
+// A test-only format (tests/support/fp8.h) compared with the E4M3 standard. A new format needs one
+// header and one line of a list, and inherits all properties of quantize formats.
 
 #include "tests/codecs/quantize_checks.h"
 
@@ -17,7 +17,7 @@ INSTANTIATE_TEST_SUITE_P(Fp8, CodecConformance,
 
 using Layout = ScaledCodes<256, 8>;
 
-/// The value of a code: 4 bits of exponent, 3 behind the leading one.
+/// The value of a code: 4 exponent bits and 3 mantissa bits.
 double value_of(unsigned code) {
   const int exponent = static_cast<int>(code >> 3 & 15), digits = static_cast<int>(code & 7);
   const double magnitude =
@@ -25,7 +25,7 @@ double value_of(unsigned code) {
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-/// How far the nearest value of any code is.
+/// The distance to the nearest value of any code.
 double nearest_distance(double value) {
   double least = INFINITY;
   for (unsigned code = 0; code < 0x7f; ++code)

@@ -1,7 +1,7 @@
-// The wire format pinned by files: tests/golden/*.bin are frames that every build must write byte
-// for byte, tests/golden/broken/*.bin frames that every build must refuse in these words.
-// docs/wire-format.md says how the gradients are made. A change of the format is a new version, not
-// a new file; TERSOR_WRITE_GOLDEN=1 writes the files (of a new codec, say) and the fuzz corpus.
+// The wire format, fixed by files. Every build must write tests/golden/*.bin byte for byte, and
+// must refuse tests/golden/broken/*.bin with the same error texts. docs/wire-format.md defines the
+// gradients. A change of the format needs a new version, not new files. TERSOR_WRITE_GOLDEN=1
+// writes the files (for a new codec) and the fuzz corpus.
 
 #include "tests/support/codec_harness.h"
 #include "tests/support/reference.h"
@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The folder tests/; TERSOR_TESTS where this runs elsewhere than it was built.
+/// The folder tests/, or TERSOR_TESTS if the program was moved after the build.
 fs::path tests_folder() {
   const char* moved = std::getenv("TERSOR_TESTS");
   return moved != nullptr ? fs::path(moved) : fs::path(__FILE__).parent_path().parent_path();
@@ -38,7 +38,7 @@ struct Golden {
   Checksum checksum = Checksum::kOn;
 };
 
-/// What the registry does not say: options, 16-bit gradients, several segments.
+/// Variants not in the registry: options, 16-bit gradients, several segments.
 const std::vector<Golden> kGoldenVariants = {
     {"none-bf16", "none", {301}, Dtype::kBf16},
     {"none-f16", "none", {301}, Dtype::kF16},
@@ -61,7 +61,7 @@ const std::vector<Golden> kGoldenVariants = {
     {"blocktopk-segments", "blocktopk:density=0.005", {0, 500, 10'000}},
 };
 
-/// Each codec of the registry, with and without feedback, and the variants.
+/// All registered codecs with and without feedback, and the variants.
 std::vector<Golden> golden_frames() {
   std::vector<Golden> frames = kGoldenVariants;
   for (const std::string& name : framed_codecs()) {
@@ -151,7 +151,7 @@ TEST(Golden, FoldersHoldNothingElse) {
   EXPECT_EQ(files, golden_frames().size());
 }
 
-/// How a golden frame is broken, and what is said of it.
+/// The damage of a golden frame, and the expected error.
 struct Broken {
   const char* name;
   const char* golden;

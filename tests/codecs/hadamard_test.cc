@@ -1,4 +1,5 @@
-// hadamard against a reference written from the format alone, and what only this codec promises.
+// hadamard compared with a reference written from the format alone, and properties of hadamard
+// only.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/hadamard_reference.h"
@@ -13,7 +14,7 @@
 namespace tersor::test {
 namespace {
 
-// Of several frames the sum is made in rotated space: 2^-20 of its norm.
+// Frames are summed in rotated space, with an error of 2^-20 of the norm.
 constexpr double kSums = 0x1p-20;
 
 INSTANTIATE_TEST_SUITE_P(Hadamard, CodecConformance,
@@ -29,7 +30,7 @@ std::string spec_of(unsigned bits, const char* feedback = "") {
   return "hadamard:bits=" + std::to_string(bits) + feedback;
 }
 
-/// Values of block after block that reach into all corners.
+/// Blocks of values covering all corner cases.
 std::vector<float> corner_values(std::size_t count) {
   std::vector<float> values = gaussian(count, count + 1);
   for (std::size_t i = 0; i < count; ++i) {
@@ -49,7 +50,7 @@ std::vector<float> corner_values(std::size_t count) {
         break;  // near the lower limit
       case 5:
         values[i] = std::ldexp(values[i], -140);
-        break;  // below it
+        break;  // below the lower limit
       case 6:
         values[i] = std::ldexp(values[i], 99);
         break;  //
@@ -58,7 +59,7 @@ std::vector<float> corner_values(std::size_t count) {
         break;  // below the upper limit
       case 8:
         values[i] = i % 256 == 5 ? 0x1p120f : values[i];
-        break;  // at it
+        break;  // at the upper limit
       case 9:
         values[i] = i % 256 == 9 ? NAN : values[i];
         break;  //
@@ -76,7 +77,7 @@ std::vector<float> corner_values(std::size_t count) {
         break;
       case 14:
         values[i] = i % 256 < 2 ? 1.0f : 0x1p-149f;
-        break;  // cancels but for little
+        break;  // nearly cancels
       default:
         break;
     }
@@ -99,7 +100,7 @@ std::uint32_t step_of(const GuardedBytes& frame) {
 
 void expect_reference_bytes(unsigned bits, const char* feedback, std::size_t count) {
   CodecHarness harness(spec_of(bits, feedback), {count});
-  harness.segments[0].first_index = 0xfffffe00u;  // counters go beyond 32 bits
+  harness.segments[0].first_index = 0xfffffe00u;  // counters exceed 32 bits
   harness.set_gradient(corner_values(count));
   harness.words = {.step = 9, .gradient_factor = -0.3f, .residual_factor = -0.7f};
   StateWords next;
@@ -128,7 +129,7 @@ TEST(Hadamard, WritesTheBytesOfTheFormat) {
   });
 }
 
-/// Frames of three ranks, and what the reference makes of them.
+/// Frames of three ranks, and the reference's results.
 struct HadamardRanks {
   std::vector<GuardedBytes> frames;
   std::vector<HadamardCoded> coded;
@@ -272,7 +273,7 @@ std::vector<float> laplace() {
   return values;
 }
 
-/// Student's t of 3 degrees of freedom.
+/// Student's t distribution with 3 degrees of freedom.
 std::vector<float> student() {
   std::vector<float> values = gaussian(kMany, 1);
   const std::vector<float> a = gaussian(kMany, 2), b = gaussian(kMany, 3), c = gaussian(kMany, 4);
@@ -307,12 +308,11 @@ TEST(Hadamard, SpikesLoseLittle) {
 }
 
 TEST(Hadamard, OneBitOfWhatWasDecodedIsTheSameBit) {
-  const std::size_t count = 64 * kRotatedValues;  // whole blocks: values that are missing are lost
+  const std::size_t count = 64 * kRotatedValues;  // whole blocks: values of padding would be lost
   std::vector<float> values = corner_values(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t kind = i / kRotatedValues % 16;
-    if (kind == 4 || kind == 7)
-      values[i] = 0.1f;  // what these decode to lies outside of the limits
+    if (kind == 4 || kind == 7) values[i] = 0.1f;  // decoded values exceed the limits
   }
   for_each_isa([&] {
     CodecHarness harness("hadamard:bits=1", {count});

@@ -1,5 +1,5 @@
-// The calls of intsum (see native_calls_test.cc): its sizes, what it alone refuses, and what does
-// not matter to a bit: chunks, the caller's float mode.
+// Calls of intsum (see native_calls_test.cc): sizes, refused calls, and bitwise independence of
+// chunks and of the caller's float mode.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/native_rounds.h"
@@ -150,7 +150,7 @@ TEST(IntsumCalls, TheCallersFloatModeDoesNotMatter) {
   const NativeOptions factors{.encode_factor = 0.3f, .decode_factor = 0x1p-30f};
   expected.exchange(factors);
   const unsigned mode = _mm_getcsr();
-  _mm_setcsr(mode | 0x8040 | 0x6000);  // flush denormals both ways, round towards zero
+  _mm_setcsr(mode | 0x8040 | 0x6000);  // flush-to-zero, denormals-are-zero, round towards zero
   found.exchange(factors);
   _mm_setcsr(mode);
   expect_same_rounds(found, expected);

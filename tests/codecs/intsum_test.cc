@@ -1,5 +1,5 @@
-// intsum against a reference written from its header alone, and what only this codec promises: sums
-// that no order changes, lanes that no sum leaves, and residuals that hold what was not sent.
+// intsum compared with a reference written from its header alone, and properties of intsum only.
+// Sums are independent of the order and within the accumulator range, and residuals are exact.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/native_rounds.h"
@@ -26,10 +26,10 @@ struct IntsumCase {
   IntsumOptions options;
 };
 
-/// Scales that are known beforehand; in most cases they cut normally distributed values.
+/// Fixed scales. Most of these scales clip normally distributed values.
 constexpr const char* kScaleKeys[] = {"", ",scale=0.015625", ",scale=0.0001220703125"};
 
-/// To the ranks' maxima.
+/// Cases with scales from the ranks' maxima.
 std::vector<IntsumCase> cases(const std::string& suffix = "") {
   std::vector<IntsumCase> all;
   for (const IntsumLanes lanes : {IntsumLanes::k8, IntsumLanes::k16, IntsumLanes::k32})
@@ -42,7 +42,7 @@ std::vector<IntsumCase> cases(const std::string& suffix = "") {
   return all;
 }
 
-/// To known scales, too.
+/// Cases with scales from the maxima and with fixed scales.
 std::vector<IntsumCase> all_cases(const std::string& suffix = "") {
   std::vector<IntsumCase> all = cases(suffix);
   for (IntsumCase one : cases()) {
@@ -54,7 +54,7 @@ std::vector<IntsumCase> all_cases(const std::string& suffix = "") {
   return all;
 }
 
-/// Bare values as the codes or sums of codes that they hold, of one segment of `count` values.
+/// Raw values as codes or sums of codes, for one segment of `count` values.
 std::vector<long> codes_of(ConstValueSpan values, std::size_t count, IntsumLanes lanes) {
   std::vector<long> codes(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -68,7 +68,7 @@ std::vector<long> codes_of(ConstValueSpan values, std::size_t count, IntsumLanes
   return codes;
 }
 
-/// What one rank is to send and to keep, for one segment, by the header's formulas.
+/// The expected codes and residuals of a rank for a single segment, by the header's formulas.
 struct Expected {
   std::vector<long> codes;
   std::vector<float> residual;
@@ -159,7 +159,7 @@ TEST(Intsum, NothingIsLost) {
     }
 }
 
-/// True where summing over a random tree of the ranks gives `expected`.
+/// True if the sum over a random tree of the ranks equals `expected`.
 bool random_sum_is(const GuardedValues& expected, std::vector<GuardedValues> parts,
                    std::mt19937_64& random) {
   std::vector<std::size_t> left(parts.size());
@@ -183,7 +183,8 @@ TEST(Intsum, NoOrderAndNoTopologyChangesABit) {
   }
 }
 
-/// Values that reach for the ends of the lanes: all ranks' largest ones, of one sign, in one place.
+/// Values near the limits of the accumulators: the largest values of all ranks have equal signs and
+/// the same index.
 std::vector<float> extreme_values(std::size_t count, std::uint64_t seed) {
   std::vector<float> values = gaussian(count, seed);
   for (std::size_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Codes in lanes: what a secure sum adds.
+// Codes in integer accumulators, the summands of a secure sum.
 #include <gtest/gtest.h>
 #include <tersor/error.h>
 #include <tersor/isa.h>
@@ -80,7 +80,7 @@ TEST_P(Lanes, WhatDoesNotFitIsCutAndCounted) {
   EXPECT_EQ(decoded(lanes, format), (std::vector<float>{7, -7, 7, -7, 7, -7, 0}));
 }
 
-/// The sum of a code of 9 bits or more and a random number of 16 bits is not exact in f32.
+/// The sum of a code of at least 9 bits and a random number of 16 bits is inexact in f32.
 TEST_P(Lanes, NoCodeExceedsTheLevels) {
   constexpr std::size_t kCount = 1 << 17;
   for (unsigned bits = 2; bits <= std::min(14u, GetParam()); ++bits) {

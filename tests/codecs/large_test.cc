@@ -1,5 +1,5 @@
-// Gradients larger than the caches, which are written past them: one pattern of 64 Ki values, again
-// and again, whose payload must be that of the pattern, again and again.
+// Gradients larger than the caches, written with non-temporal stores. A pattern of 64 Ki values
+// repeats, and the payload must repeat the pattern's payload.
 
 #include "tests/support/codec_harness.h"
 
@@ -19,7 +19,8 @@ constexpr std::size_t kPattern = std::size_t{1} << 16;
 constexpr std::size_t kRepeats = 17 * 16 + 1;  // 68 MiB of f32
 constexpr std::size_t kCount = kPattern * kRepeats - 77;
 
-/// A section of a payload: bytes a pattern, and where it begins in one pattern's and in the whole.
+/// A section of a payload: bytes per pattern, and offsets in the payloads of a pattern and of the
+/// whole.
 struct Section {
   std::size_t pattern_bytes;
   std::size_t small_offset;
@@ -40,7 +41,8 @@ std::vector<Section> plain_sections(Dtype wire) {
 }
 
 bool repeats(ConstByteSpan large, ConstByteSpan small, const Section& section) {
-  // The last pattern is not whole, and its last block may have another scale: it is left out.
+  // The last pattern is incomplete, and the last block may have another scale. Therefore the check
+  // skips the last pattern.
   const std::size_t end = section.large_bytes - section.pattern_bytes;
   for (std::size_t first = 0; first + section.pattern_bytes <= end; first += section.pattern_bytes)
     if (std::memcmp(large.data() + section.large_offset + first,
@@ -55,7 +57,8 @@ void expect_repeats(const std::string& spec, const std::vector<Section>& section
   pattern.decode({small});
   const std::vector<float> values = pattern.gradient(), decoded = pattern.output();
   Buffer gradient((kCount + 1) * sizeof(float)), output((kCount + 1) * sizeof(float));
-  auto* const begin = reinterpret_cast<float*>(gradient.pointer()) + 1;  // not at a cache line
+  auto* const begin =
+      reinterpret_cast<float*>(gradient.pointer()) + 1;  // not aligned to a cache line
   for (std::size_t i = 0; i < kCount; ++i) begin[i] = values[i % kPattern];
   const ConstValueSpan gradients(reinterpret_cast<std::byte*>(begin), kCount, Dtype::kF32);
   const ValueSpan outputs(output.pointer() + sizeof(float), kCount, Dtype::kF32);

@@ -1,5 +1,4 @@
-// The calls of lowrank (see native_calls_test.cc): its sizes, what it alone refuses, and what is
-// not finite.
+// Calls of lowrank (see native_calls_test.cc): sizes, refused calls, and non-finite values.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/native_rounds.h"
@@ -41,7 +40,7 @@ TEST(LowrankCalls, RoundsAndSizes) {
   EXPECT_EQ(plan.rounds[1].native_dtype, Dtype::kBf16);
   EXPECT_EQ(plan.rounds[1].native_count, 8u * (130 + 1000 + 64));
   EXPECT_EQ(plan.kept_bytes, 3 * 8 * 128 * sizeof(float));
-  const std::size_t widest = 8 * 1024, all = 8 * (192 + 1024 + 64);  // a device's: by 64 rows, too
+  const std::size_t widest = 8 * 1024, all = 8 * (192 + 1024 + 64);  // a device also needs 64 rows
   EXPECT_EQ(plan.workspace_bytes,
             (default_memory() == Memory::kHost ? widest : 3 * all) * sizeof(float));
   const auto codec = make_codec("lowrank:rank=8");
@@ -80,7 +79,7 @@ TEST(LowrankCalls, MemoriesOfOtherSizesAreRefused) {
   EXPECT_TRUE(says(error_with(memories), "the memory of segment 2"));
 }
 
-// Finite sums of P, whose products with each other are not: they are brought to one before.
+// Finite sums of P with infinite products. The codec scales the sums to 1 before multiplication.
 TEST(LowrankCalls, HugeSumsMakeABasis) {
   constexpr std::size_t kCallCount = 400 * 130;
   for_each_isa([] {
@@ -94,7 +93,8 @@ TEST(LowrankCalls, HugeSumsMakeABasis) {
   });
 }
 
-// A column whose own W is infinite, while P is not: it and those that share 256 columns with it.
+// W is infinite in one column, P is finite. The group of 256 columns around this column keeps the
+// residual.
 TEST(LowrankCalls, WhereWOverflowsTheResidualStays) {
   constexpr std::size_t kColumns = 400, kBad = 300;
   for_each_isa([] {

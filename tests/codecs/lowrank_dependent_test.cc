@@ -1,5 +1,5 @@
-// lowrank where the columns of P depend on each other: matrices of which few rows are not zero, or
-// of which rows repeat. No direction counts twice, at any scale.
+// lowrank with linearly dependent columns of P: matrices with few non-zero rows or with repeated
+// rows. No direction counts twice, at any scale.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/grid.h"
@@ -24,7 +24,7 @@ NativeRounds rounds_of(const std::string& spec, std::size_t ranks = 1) {
   return NativeRounds(spec, {kDependentCount}, {.contributions = ranks, .rows = kRows});
 }
 
-/// `rows` rows of random values, each `repeats` times; every fourth column is zeros.
+/// `rows` random rows, each repeated `repeats` times. Every fourth column is zero.
 Values of_rows(std::size_t rows, std::size_t repeats, float scale) {
   const Values drawn = gaussian(kDependentCount, 3 + rows, scale);
   Values values(kDependentCount);
@@ -35,7 +35,7 @@ Values of_rows(std::size_t rows, std::size_t repeats, float scale) {
   return values;
 }
 
-/// The mean of ranks that all have the same gradient.
+/// The mean of ranks with equal gradients.
 Values mean_of(NativeRounds& rounds, const Values& gradient) {
   for (CodecHarness& rank : rounds.ranks) rank.set_gradient(gradient);
   rounds.exchange({.encode_factor = 1.0f / static_cast<float>(rounds.ranks.size())});
@@ -80,8 +80,8 @@ TEST(LowrankDependent, FewRowsComeThrough) {
       }
 }
 
-// What arrived of a gradient that stays the same is as many times that gradient as there were
-// steps, but for one residual.
+// The sum of all results for a constant gradient equals the number of steps times the gradient,
+// except for one residual.
 TEST(LowrankDependent, WithFeedbackWhatArrivedConverges) {
   constexpr int kSteps = 24;
   for (const std::size_t rows : {2, 8, 20}) {

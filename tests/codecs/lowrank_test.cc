@@ -1,5 +1,5 @@
-// lowrank against a reference written from its header alone, value by value, and what only this
-// codec promises: matrices of low rank come through, directions are orthonormal, nothing is lost.
+// lowrank compared with a reference written from its header alone, value by value. Properties of
+// lowrank only: exact results for matrices of low rank, orthonormal directions, and no lost values.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/native_rounds.h"
@@ -29,7 +29,7 @@ NativeRounds rounds_of(const std::string& spec, Shape shape, HarnessOptions opti
   return NativeRounds(spec, {shape.count()}, options);
 }
 
-/// s_i + s_(i + 32), then 16, ... of 64 chains, of which term(i) is the i-th.
+/// Sums term(i) in 64 chains, then adds the chains: s_i + s_(i + 32), then 16, ...
 template <typename Term>
 float chained(std::size_t count, const Term& term) {
   std::vector<float> sums(64, 0.0f);
@@ -48,7 +48,7 @@ float largest(const std::vector<float>& values) {
   return most;
 }
 
-/// Returns the power of two that is taken out.
+/// Scales a column to at most 1. Returns the removed power of two.
 float bring_into_unit(std::vector<float>& column) {
   if (largest(column) == 0) return 0;
   const int exponent = std::ilogb(largest(column));
@@ -94,7 +94,7 @@ void orthonormalize(Matrix& basis) {
     }
 }
 
-/// What a call gave, cut into columns.
+/// Splits values into columns.
 Matrix columns_of(const std::vector<float>& values, std::size_t rank) {
   const std::size_t length = values.size() / rank;
   Matrix columns;
@@ -204,12 +204,12 @@ TEST(Lowrank, WritesTheNumbersOfTheFormat) {
         NativeRounds rounds = rounds_of(one.spec, shape, {.dtype = one.dtype, .contributions = 3});
         expect_exchange(rounds, one, shape);
         for (std::size_t rank = 0; rank < 3; ++rank) rounds.ranks[rank].draw(10 + rank);
-        expect_exchange(rounds, one, shape);  // from the memory
+        expect_exchange(rounds, one, shape);  // starts from the memory
       }
   });
 }
 
-/// A sum of `rank` products of two random vectors.
+/// A sum of `rank` outer products of random vectors.
 std::vector<float> of_rank(Shape shape, std::size_t rank, std::uint64_t seed) {
   std::vector<double> sum(shape.count());
   for (std::size_t j = 0; j < rank; ++j) {
@@ -242,7 +242,7 @@ TEST(Lowrank, AMatrixOfLowRankComesThrough) {
       }
 }
 
-/// What the codec keeps between its rounds, without padding.
+/// The codec's round state without padding.
 Matrix kept_basis(const CodecHarness& rank, Shape shape, std::size_t columns) {
   const auto* values = reinterpret_cast<const float*>(rank.kept().data());
   Matrix basis;
@@ -306,7 +306,7 @@ TEST(Lowrank, NothingIsLost) {
   }
 }
 
-// What ranks leave out adds up to what is missing, where each has its own factor.
+// The ranks' residuals add up to the missing values, with each rank's own factor.
 TEST(Lowrank, NothingIsLostAmongRanks) {
   const Shape shape{70, 130};
   NativeRounds rounds = rounds_of("lowrank+ef", shape, {.contributions = 5});

@@ -1,5 +1,5 @@
-// The calls of codecs that only go native: which round changes what, what is refused, and what does
-// not matter to a bit: threads, alignment, instruction sets.
+// Calls of native-only codecs: changes per round, refused calls, and bitwise independence of
+// threads, alignment and instruction sets.
 
 #include "tests/support/allocations.h"
 #include "tests/support/codec_conformance.h"
@@ -16,7 +16,7 @@
 namespace tersor::test {
 namespace {
 
-/// A codec, and the segments that it is tried on.
+/// A codec and the tested segments.
 struct Native {
   std::string codec;
   std::vector<std::string> specs;
@@ -85,7 +85,7 @@ TEST_P(NativeCalls, FramesAreRefused) {
   EXPECT_TRUE(refused([&] { harness.reduce(frames); }));
 }
 
-/// Sums beyond the range of f16, and means that a codec makes too large, are 65504.
+/// Sums beyond the range of f16, and means enlarged by the codec, become 65504.
 TEST_P(NativeCalls, FiniteF16GradientsStayFinite) {
   for (const std::string& spec : native().specs)
     for (const float factor : {1.0f, 1.0f / 3}) {
@@ -197,7 +197,7 @@ TEST_P(NativeCalls, DecodeAddsAndScales) {
   const std::vector<float> old = gaussian(native().counts[0], 5);
   for (CodecHarness& rank : rounds.ranks) {
     rank.set_output(old);
-    for (std::size_t i = 0; i < rank.segments.size(); ++i)  // cold again
+    for (std::size_t i = 0; i < rank.segments.size(); ++i)  // clears the state again
       rank.set_memory(std::vector<float>(rank.memory(i).size()), i);
   }
   rounds.exchange({.decode_factor = 0.25f, .mode = DecodeMode::kAdd});

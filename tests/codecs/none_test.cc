@@ -1,4 +1,4 @@
-// none: what only this codec promises.
+// Properties of the codec none only.
 
 #include "tests/support/codec_conformance.h"
 

@@ -1,4 +1,4 @@
-// What the tests of int8 and int4 have in common: frames held against the reference, byte by byte.
+// Shared by the tests of int8 and int4: compares frames with the reference, byte by byte.
 #pragma once
 
 #include "tests/support/codec_conformance.h"
@@ -13,7 +13,7 @@
 
 namespace tersor::test {
 
-/// How a codec's numbers become bytes: scales, then codes, each section padded to 16.
+/// The bytes of a codec's numbers: scales, then codes, each section padded to 16.
 struct QuantizeBytes {
   QuantizeTask task;
   unsigned bits;  // of a code
@@ -32,7 +32,7 @@ struct QuantizeBytes {
   }
 };
 
-/// Gradients that reach into all corners: blocks of tiny, huge, mixed and equal values.
+/// Gradients covering all corner cases: blocks of tiny, huge, mixed and equal values.
 inline std::vector<float> difficult_values(std::size_t count, std::uint64_t seed) {
   std::vector<float> values = gaussian(count, seed);
   for (std::size_t i = 0; i < count; ++i) {
@@ -66,7 +66,7 @@ inline void expect_reference_bytes(const std::string& spec, QuantizeBytes expect
       << spec;
 }
 
-/// Under every instruction set, for several counts.
+/// Repeats the check for all instruction sets and several counts.
 inline void expect_reference_bytes(const std::string& spec, const QuantizeBytes& expected) {
   for_each_isa([&] {
     for (const std::size_t count : {0, 1, 127, 129, 255, 256, 257, 511, 513, 7919, 100'003})
@@ -104,7 +104,7 @@ inline void expect_reference_decode(const std::string& spec, const QuantizeTask&
   }
 }
 
-/// fma in rank order from +0, the owner's residual, then encoded again.
+/// fma in rank order from +0, then the owner's residual, then encode.
 inline void expect_reference_reduce(const std::string& spec, const QuantizeBytes& bytes) {
   const std::size_t count = 3000;
   CodecHarness harness(spec, {count});
@@ -126,7 +126,7 @@ inline void expect_reference_reduce(const std::string& spec, const QuantizeBytes
   EXPECT_TRUE(same_values(harness.residual_out(), expected.residual));
 }
 
-/// Mean error of many draws of one gradient, in steps of the scale, over all values.
+/// The mean error of `draws` draws of a gradient, in steps of the scale, over all values.
 inline double mean_error_of_draws(const std::string& spec, std::uint32_t draws) {
   const std::size_t count = 4096;
   CodecHarness harness(spec, {count});

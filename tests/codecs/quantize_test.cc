@@ -1,5 +1,5 @@
-// int8 and int4 against a reference written from the formats alone, and what only quantisers
-// promise.
+// int8 and int4 compared with a reference written from the formats alone, and properties of
+// quantizers only.
 
 #include "tests/codecs/quantize_checks.h"
 
@@ -126,8 +126,8 @@ TEST_P(QuantizeCodecs, TheLargestValueOfABlockIsTheLargestCode) {
 }
 
 TEST_P(QuantizeCodecs, StochasticRoundingIsRightOnAverage) {
-  // A step is about 3.5 / levels of a Gaussian gradient. The mean of 400 draws is off by a
-  // twentieth of half a step at most; nearest rounding would be off by a quarter of a step, always.
+  // A step is about 3.5 / levels of a Gaussian gradient. The mean of 400 draws is off by at most a
+  // twentieth of half a step. Nearest rounding would always be off by a quarter of a step.
   const double step = 3.5 / GetParam().levels;
   EXPECT_LT(mean_error_of_draws(spec(":rounding=stochastic"), 400), 0.03 * step);
   EXPECT_GT(mean_error_of_draws(spec(), 2), 0.15 * step);

@@ -1,4 +1,4 @@
-// Specs, options and the registry: what is read, what is refused, and what the message lists.
+// Specs, options and the registry: accepted specs, refused specs, and the lists in error texts.
 
 #include "tests/support/codec_harness.h"
 #include "tests/support/specs.h"
@@ -144,7 +144,7 @@ TEST(Registry, IdsNeverChange) {
 }
 
 TEST(Registry, FindsAWrongInstructionSetAtOnce) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has chosen none yet
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process without a chosen instruction set
   EXPECT_EXIT(
       {
         setenv("TERSOR_ISA", "sse9", 1);

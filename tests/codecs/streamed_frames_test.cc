@@ -1,4 +1,5 @@
-// Frames that are larger than the caches: written past them, and summed by who writes.
+// Frames larger than the caches: written with non-temporal stores, and summed by the writing
+// thread.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/grid.h"

@@ -1,4 +1,4 @@
-// topk against a full sort, and what only this codec promises.
+// topk compared with a full sort, and properties of topk only.
 
 #include "tests/support/codec_conformance.h"
 #include "tests/support/reference.h"
@@ -21,15 +21,16 @@ INSTANTIATE_TEST_SUITE_P(Topk, CodecConformance,
                                            CodecCase{"topk:density=1+ef", 0}),
                          case_name);
 
-/// What is sent of one segment, made by sorting everything.
+/// The selected values of one segment, by a full sort.
 struct Chosen {
   std::vector<std::size_t> places;  // ascending
-  std::vector<float> values;        // as they are sent
+  std::vector<float> values;        // as sent
   std::vector<float> scales;        // int8
   std::vector<int> codes;
 };
 
-/// The k largest magnitudes, ties to the lowest index, zeros never; of a poisoned one the first k.
+/// Indices of the k largest magnitudes. Ties go to the lowest index; zeros are never selected. A
+/// poisoned segment selects the first k indices.
 std::vector<std::size_t> places_of(const std::vector<float>& p, std::size_t kept) {
   std::vector<std::size_t> places(p.size());
   std::iota(places.begin(), places.end(), 0);
@@ -169,7 +170,7 @@ TEST(Topk, WhatIsNotFinitePoisonsTheTensor) {
 }
 
 TEST(Topk, AFirstStepIsLikeAnyOther) {
-  // However values are spread: nearly all equal, few large ones, or falling fast.
+  // Distributions: nearly all equal, few large values, or quickly decreasing.
   for_each_isa([] {
     const std::size_t count = 150'000;
     std::vector<float> spread = gaussian(count, 3);
@@ -221,13 +222,13 @@ TEST(Topk, PlacesOutsideTheSegmentAreRefused) {
   };
   error_with(0, std::uint32_t{1});                                   // does not begin at 0
   error_with(4, std::uint32_t{6601});                                // beyond k
-  error_with(8, std::uint32_t{6601});                                // more than k kept
-  error_with(8, std::uint32_t{1});                                   // falls
-  error_with(layout.index_offset() + 2 * 6599, std::uint16_t{464});  // behind the last value
+  error_with(8, std::uint32_t{6601});                                // more than k selected
+  error_with(8, std::uint32_t{1});                                   // decreases
+  error_with(layout.index_offset() + 2 * 6599, std::uint16_t{464});  // after the last value
   error_with(layout.index_offset() + 2 * 6599, std::uint16_t{65535});
   std::uint16_t first;
   std::memcpy(&first, good.span().data() + sizeof(FrameHeader) + layout.index_offset(), 2);
-  error_with(layout.index_offset() + 2, first);  // the same place twice
+  error_with(layout.index_offset() + 2, first);  // the same index twice
 }
 
 TEST(Topk, KeepsFromOneValueToAll) {

@@ -1,4 +1,4 @@
-// Headers, signatures and the cutting of segments into slices.
+// Headers, signatures and slices of segments.
 
 #include "codecs/slices.h"
 #include "tests/support/codec_harness.h"

@@ -1,4 +1,4 @@
-// Implements the calls of caller.h. What they have to yield: expected.cc.
+// Implements the calls of caller.h. Expected results: expected.cc.
 #include "tests/faults/caller.h"
 
 #include <tersor/collectives.h>
@@ -15,7 +15,7 @@
 namespace tersor::faults {
 namespace {
 
-/// Values of any gradient's type, from and to f32.
+/// Values of any gradient dtype, converted from and to f32.
 class Typed {
  public:
   Typed(const Values& values, Dtype dtype) : Typed(values.size(), dtype) {
@@ -62,11 +62,11 @@ CollectiveOptions options_of(const Scenario& scenario, const Step& step) {
           .algorithm = step.algorithm,
           .hosts = step.hosts,
           .dims = step.dims,
-          .chunk_count = std::size_t{1} << 16,  // several chunks, where a gradient is long
+          .chunk_count = std::size_t{1} << 16,  // several chunks for long gradients
           .timeout = scenario.timeout};
 }
 
-/// Everybody's bytes in rank order; `own` stands for this rank's.
+/// The bytes of all ranks in rank order; `own` are the bytes of this rank.
 Values collect(const Handle& handle, const Transport& transport, const Step& step,
                ConstByteSpan own) {
   Typed all(step.count * static_cast<std::size_t>(transport.ranks()), step.dtype);
@@ -76,7 +76,7 @@ Values collect(const Handle& handle, const Transport& transport, const Step& ste
   return all.values();
 }
 
-/// Rows that come from each rank.
+/// The number of rows received from each rank.
 std::vector<std::size_t> received_rows(const Step& step, const Transport& transport) {
   std::vector<std::size_t> rows;
   for (const auto& sent : step.rows)
@@ -84,7 +84,7 @@ std::vector<std::size_t> received_rows(const Step& step, const Transport& transp
   return rows;
 }
 
-/// Of what a collective does not leave in its input.
+/// The number of output values of a collective; 0 for in-place collectives.
 std::size_t result_count(const Step& step, const Transport& transport) {
   if (!step.rows.empty()) {
     const auto rows = received_rows(step, transport);
@@ -139,7 +139,8 @@ Values combine(Transport& transport, const Operation& operation, Work work, Type
   return input.values();
 }
 
-/// Of each rank that sends something here, and to each that gets something: a message of all rows.
+/// Receives a message from each sending rank and sends a message to each receiving rank. A message
+/// contains all rows.
 void send_and_receive(Transport& transport, const Step& step, ConstValueSpan values,
                       ValueSpan result, const CollectiveOptions& options) {
   const auto rank = static_cast<std::size_t>(transport.rank());
@@ -183,7 +184,7 @@ Values Caller::call(std::size_t index, Mistake mistake) {
   return is_raw(step.work) ? call_raw(step, input) : call_collective(step, input);
 }
 
-// A call that is refused has changed nothing.
+// A refused call must not change anything.
 Values Caller::call_collective(const Step& step, const Values& input) {
   Typed values(input, step.dtype), result(result_count(step, transport_), step.dtype);
   const Typed values_before = values, result_before = result;
@@ -264,7 +265,7 @@ void Caller::make_reducer(Mistake mistake) {
                   i % 2 == 0 ? 2 : 0);
 }
 
-// The backward pass: the last parameter is ready first.
+// Like a backward pass, the last parameter is ready first.
 Values Caller::call_reducer(const Values& input, Mistake mistake) {
   if (reducer_ == nullptr) make_reducer(mistake);
   const std::string name = mistake == Mistake::kOtherArguments ? "weight" : "layer";

@@ -1,4 +1,4 @@
-// One rank's calls of a scenario, and what they have to yield.
+// Calls of a scenario on one rank, and the expected results.
 #pragma once
 
 #include <tersor/reducer.h>
@@ -15,25 +15,25 @@ namespace tersor::faults {
 
 using Values = std::vector<float>;
 
-/// Values that rank `rank` brings to a step, in [-1, 1); the same on every machine.
+/// The input of rank `rank` for a step, in [-1, 1), equal on every machine.
 Values input_of(const Scenario& scenario, std::size_t step, int rank);
 
-/// What a sound rank has after a step, in double precision; empty for a barrier.
+/// The result of a step without a fault, in double precision; empty for a barrier.
 std::vector<double> exact_result(const Scenario& scenario, std::size_t step, int rank);
 
-/// The largest |result − exact|² that the step's codec may leave.
+/// The maximum |result − exact|² for the step's codec.
 double error_bound(const Scenario& scenario, std::size_t step);
 
-/// How a rank calls a step that it gets wrong.
+/// A rank's mistake in a step.
 enum class Mistake { kNone, kOtherArguments, kRefused };
 
-/// Calls steps on one transport, which outlives it.
+/// Calls steps on a transport. The transport must outlive the caller.
 class Caller {
  public:
   Caller(const Scenario& scenario, Transport& transport);
   ~Caller();
 
-  /// Calls a step and returns what this rank has then.
+  /// Calls a step and returns the result of this rank.
   Values call(std::size_t step, Mistake mistake = Mistake::kNone);
 
  private:

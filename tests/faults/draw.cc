@@ -1,5 +1,5 @@
-// Draws a scenario from a seed. Only integers of one generator decide, so that a seed means the
-// same everywhere.
+// Draws a scenario from a seed. All choices use integers of a single generator, so a seed gives the
+// same scenario everywhere.
 #include "tests/faults/scenario.h"
 
 #include <algorithm>
@@ -16,13 +16,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Faults that only a deadline finds get a short one, and little to do before it. The others are
-// told of at once, so theirs is never reached, however busy the machine is.
+// Faults detected at a deadline use a short deadline and little work before. All other faults are
+// reported at once, so their deadline is never reached, even on a busy machine.
 constexpr milliseconds kShortInThreads{800};
 constexpr milliseconds kShortInProcesses{1500};
 constexpr milliseconds kLong{60'000};
-constexpr unsigned kFewBits = 14;   // a step has fewer than 2^15 values under a short deadline,
-constexpr unsigned kManyBits = 19;  // and fewer than 2^20, 4 MiB, else
+constexpr unsigned kFewBits = 14;   // a step has fewer than 2^15 values with a short deadline,
+constexpr unsigned kManyBits = 19;  // otherwise fewer than 2^20 (4 MiB)
 constexpr unsigned kRowsBits = 5;   // for all rows of a rank
 
 class Draw {
@@ -41,7 +41,7 @@ class Draw {
     return choices[below(choices.size())];
   }
 
-  /// From 1 on; every number of bits is as likely as any other.
+  /// At least 1. Every number of bits is equally likely.
   std::size_t values(unsigned most_bits) {
     const std::size_t least = std::size_t{1} << below(most_bits + 1);
     return least + below(least);
@@ -55,7 +55,7 @@ using Specs = std::vector<std::string>;
 
 bool sends_frames(const std::string& spec) { return test::offers(spec, Exchange::kGather); }
 
-/// Those whose frames travel whatever the algorithm.
+/// Specs sending frames with every algorithm.
 Specs framed_only(const Specs& specs) {
   Specs framed;
   std::ranges::copy_if(specs, std::back_inserter(framed), [](const std::string& spec) {
@@ -64,7 +64,7 @@ Specs framed_only(const Specs& specs) {
   return framed;
 }
 
-/// Of each codec of the registry.
+/// Example specs of every registered codec.
 const Specs& all_specs() {
   static const Specs specs = [] {
     Specs made;
@@ -80,7 +80,7 @@ const Specs& framed_specs() {
   return specs;
 }
 
-/// What can go by hosts.
+/// True if the work supports the hierarchical algorithm.
 bool climbs(Work work) {
   return work == Work::kAllreduce || work == Work::kReduceScatter || work == Work::kAllgather ||
          work == Work::kAllToAll;
@@ -108,7 +108,7 @@ Work draw_work(Draw& draw, const std::string& spec) {
   return fits ? work : Work::kAllreduce;
 }
 
-/// Of two dimensions, where a number has them.
+/// A grid of two dimensions, if the number of ranks is divisible.
 std::vector<int> draw_dims(Draw& draw, int ranks) {
   std::vector<std::vector<int>> all = {{}};
   for (int digit = 2; digit < ranks; ++digit)
@@ -116,7 +116,8 @@ std::vector<int> draw_dims(Draw& draw, int ranks) {
   return draw.pick(all);
 }
 
-/// At least two hosts, of equally many ranks side by side or in turn; of an allreduce any two.
+/// At least two hosts with equal numbers of ranks, consecutive or interleaved. Allreduce may also
+/// get arbitrary hosts.
 std::vector<int> draw_hosts(Draw& draw, Work work, int ranks) {
   std::vector<int> numbers, hosts;
   for (int number = 2; number <= ranks; ++number)
@@ -130,7 +131,7 @@ std::vector<int> draw_hosts(Draw& draw, Work work, int ranks) {
   return hosts;
 }
 
-/// Equally many, any, or all to one. To itself a rank sends no message.
+/// Equal rows, random rows, or all rows to one rank. A rank sends no message to itself.
 Rows draw_rows(Draw& draw, Work work, std::size_t ranks) {
   const std::size_t way = draw.below(3), one = draw.below(ranks);
   Rows rows(ranks, std::vector<std::size_t>(ranks, 0));
@@ -197,7 +198,7 @@ FaultKind draw_kind(Draw& draw, Home home) {
   return home == Home::kThreads ? draw.pick(kInThreads) : draw.pick(kInProcesses);
 }
 
-/// Whether a fault of this kind can befall a rank within a step.
+/// True if the fault may happen within a step.
 bool may_come_within(FaultKind kind) {
   return kind == FaultKind::kThrow || (is_silent(kind) && !is_mistake(kind));
 }
@@ -214,8 +215,8 @@ Fault draw_fault(Draw& draw, FaultKind kind, const Scenario& scenario) {
 
 bool is_reducer_step(const Step& step) { return step.work == Work::kReducerStep; }
 
-/// Chooses a root, or rows, by which this rank sends something: of a broadcast itself, or the one
-/// before it where there are more behind it.
+/// Chooses a root or rows to make this rank send a message. A broadcast's root is this rank or, if
+/// later ranks exist, the previous rank.
 void let_send(Step& step, const Fault& fault, int ranks) {
   const int before = (fault.rank + ranks - 1) % ranks;
   if (step.work == Work::kScatter) step.root = fault.rank;
@@ -232,7 +233,7 @@ bool knows_reducer(const Scenario& scenario) {
   return std::any_of(scenario.steps.begin(), befallen, is_reducer_step);
 }
 
-/// What only some faults can befall.
+/// Work required by the fault, if the fault is limited to some work.
 std::optional<Work> draw_befallen(Draw& draw, FaultKind kind, const std::string& spec) {
   constexpr Work kRooted[] = {Work::kBroadcast, Work::kGather, Work::kScatter, Work::kReduce};
   if (kind == FaultKind::kSkip) return Work::kSend;
@@ -241,8 +242,8 @@ std::optional<Work> draw_befallen(Draw& draw, FaultKind kind, const std::string&
   return work != Work::kReduce || test::offers(spec, Exchange::kTwoShot) ? work : Work::kGather;
 }
 
-/// Gives the fault a step that it can befall: frames to damage, an end of a message to skip, a
-/// root, or arguments to disagree on, which a reducer has in its first step only.
+/// Gives the fault a suitable step: frames to damage, a point-to-point message to skip, a root, or
+/// arguments to change. A reducer compares arguments in its first step only.
 void fit_step(Draw& draw, Scenario& scenario, unsigned most_bits) {
   const Fault& fault = scenario.fault;
   Step& step = scenario.steps[fault.step];
@@ -276,8 +277,8 @@ Scenario draw_scenario(std::uint64_t seed, Home home) {
     scenario.steps.push_back(draw_step(draw, scenario.ranks, trains, most_bits));
   scenario.fault = draw_fault(draw, kind, scenario);
   fit_step(draw, scenario, most_bits);
-  scenario.steps.push_back({.work = Work::kBarrier});  // where everybody meets the fault
-  // Who finds that nobody waits for a message may have begun the barrier before.
+  scenario.steps.push_back({.work = Work::kBarrier});  // every rank detects the fault here
+  // A rank detecting the unexpected message may have started the first barrier.
   if (kind == FaultKind::kOtherRoot) scenario.steps.push_back({.work = Work::kBarrier});
   return scenario;
 }

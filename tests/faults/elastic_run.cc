@@ -17,14 +17,14 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kLongTimeout{60'000};
-constexpr std::chrono::milliseconds kShortTimeout{3'000};  // of what only a deadline finds
+constexpr std::chrono::milliseconds kShortTimeout{3'000};  // for faults detected at a deadline
 constexpr float kRate = 0.1f;
 
 std::shared_ptr<Transport> borrowed(Transport& transport) {
   return {std::shared_ptr<void>(), &transport};
 }
 
-/// In [-1, 1), the same everywhere.
+/// A value in [-1, 1), equal on every machine.
 float gradient_of(int rank, int step, std::size_t parameter, std::size_t i) {
   std::uint64_t x = static_cast<std::uint64_t>(rank) * 0x9e3779b97f4a7c15u +
                     static_cast<std::uint64_t>(step) * 0xbf58476d1ce4e5b9u +
@@ -79,8 +79,8 @@ class Training {
     reducer_->wait();
   }
 
-  // Who has seen the last step complete must not go before the others have: all of those have who
-  // begin another one.
+  // A rank must not leave after the last step before every rank has completed the step. The start
+  // of another step proves completion.
   void stay_for_the_others() try { reduce(plan_.steps); } catch (const TransportError&) {
   }
 
@@ -252,7 +252,7 @@ ElasticReport run_elastic(const ElasticPlan& plan, Transport& transport, const D
 
 namespace {
 
-/// Of the ranks that went on to the end: they are one world.
+/// Checks the ranks with complete training: all must agree on members and weights.
 class Verdict {
  public:
   Verdict(const ElasticPlan& plan, const std::vector<std::optional<ElasticReport>>& reports)
@@ -279,7 +279,7 @@ class Verdict {
     if (may_be_too_few() && report->ending == ElasticReport::Ending::kTooFew) return;
     complain(rank, "did not train to the end: " + report->message);
   }
-  // A victim may have been over before its time had come.
+  // A victim may have finished before its fault.
   void check_whole(int rank, const ElasticReport& report) {
     if (first_ == nullptr) {
       first_ = &report;
@@ -297,7 +297,7 @@ class Verdict {
                             std::to_string(rank));
     }
   }
-  // Where the victims together are half of the ranks or more.
+  // True if the victims are at least half of the ranks.
   bool may_be_too_few() const { return 2 * static_cast<int>(plan_.victims.size()) >= plan_.ranks; }
 
   const ElasticPlan& plan_;

@@ -1,6 +1,6 @@
-// A training by an elastic reducer, drawn from a seed, of which one rank or two are lost at some
-// message, perhaps while the others agree on the first loss: what each rank does, and what all who
-// are left must have then.
+// Training with an elastic reducer, drawn from a seed. One or two ranks are lost at some message,
+// possibly during the agreement after the first loss. Contains the run of each rank, and the checks
+// of the remaining ranks.
 #pragma once
 
 #include <tersor/reducer.h>
@@ -17,11 +17,11 @@
 
 namespace tersor::faults {
 
-/// A rank that is lost after so many operations of its own, on all channels; of the second one
-/// perhaps counted from its first word on who is left.
+/// A rank lost after `operations` of its own operations on all channels. If `in_recovery`, counting
+/// starts at the rank's first message of the agreement on the remaining ranks.
 struct Victim {
   int rank = 0;
-  FaultKind kind = FaultKind::kThrow;  ///< or kStop; of processes kKill or kSuspend
+  FaultKind kind = FaultKind::kThrow;  ///< or kStop; for processes kKill or kSuspend
   unsigned operations = 1;
   bool in_recovery = false;
 };
@@ -44,8 +44,8 @@ struct ElasticPlan {
 
 ElasticPlan draw_elastic_plan(std::uint64_t seed, Home home);
 
-/// What a rank tells: of each step who made it, the number of the loss's last step beside what the
-/// rank itself had counted, its weights in the end.
+/// The report of a rank: members per step, the last step according to the loss and to the rank's
+/// own count, final weights.
 struct ElasticReport {
   enum class Ending : std::uint8_t { kTrained, kTooFew, kError };
 
@@ -59,10 +59,10 @@ struct ElasticReport {
   static ElasticReport of(const std::vector<std::string>& lines);
 };
 
-/// Trains on one rank until its end. What befalls a victim is up to `doom`.
+/// Trains on one rank until its end. `doom` provides the faults of a victim.
 ElasticReport run_elastic(const ElasticPlan& plan, Transport& transport, const Doom& doom);
 
-/// What is wrong with the reports of all ranks; none of a rank that could not tell.
+/// Complaints about the reports of all ranks. Lost ranks have no report.
 std::vector<std::string> judge(const ElasticPlan& plan,
                                const std::vector<std::optional<ElasticReport>>& reports);
 

@@ -1,4 +1,4 @@
-// What a sound run yields, computed without the library: in double precision, from the inputs.
+// Results of a sound run, computed without the library in double precision.
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -59,7 +59,7 @@ std::vector<double> gathered(const std::vector<Values>& inputs, std::size_t firs
   return result;
 }
 
-/// The rows of all that go to a rank.
+/// The rows from all ranks for one rank.
 std::vector<double> dealt(const std::vector<Values>& inputs, const Step& step, int rank) {
   std::vector<double> result;
   for (int from = 0; from < static_cast<int>(inputs.size()); ++from) {
@@ -72,23 +72,23 @@ std::vector<double> dealt(const std::vector<Values>& inputs, const Step& step, i
   return result;
 }
 
-/// Shard r of all these.
+/// Shard r of the concatenated values.
 std::vector<double> shard_of(const std::vector<double>& all, std::size_t rank, std::size_t count) {
   const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * count);
   return {begin, begin + static_cast<std::ptrdiff_t>(count)};
 }
 
-/// Fewer values than a block share its error unevenly.
+/// The error is unevenly distributed over blocks with fewer values.
 constexpr std::size_t kHadamardBlock = 256;
 
-/// The largest |error|² / |values|² of encoding uniformly distributed values once, generously.
+/// A generous bound on |error|² / |values|² after encoding uniformly distributed values once.
 double unit_error(std::string_view codec) {
   constexpr std::pair<std::string_view, double> kErrors[] = {
       {"none", 1e-12}, {"bf16", 1e-4},   {"f16", 1e-4},     {"int8", 1e-3},
       {"int4", 5e-2},  {"intsum", 1e-1}, {"hadamard", 5e-1}};
   for (const auto& [name, error] : kErrors)
     if (codec.starts_with(name)) return error;
-  return 1.01;  // may lose everything, as topk does but for the largest values
+  return 1.01;  // may lose nearly everything, like topk except for the largest values
 }
 
 }  // namespace
@@ -98,7 +98,7 @@ Values input_of(const Scenario& scenario, std::size_t step, int rank) {
   const std::uint64_t start =
       mixed(scenario.seed * 1000 + step * 10 + static_cast<std::uint64_t>(rank));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::uint64_t bits = mixed(start + i * 0x9e3779b97f4a7c15u) >> 40;  // 24 of them
+    const std::uint64_t bits = mixed(start + i * 0x9e3779b97f4a7c15u) >> 40;  // 24 bits
     values[i] = static_cast<float>(bits) * 0x1p-23f - 1.0f;
   }
   return values;
@@ -136,7 +136,7 @@ std::vector<double> exact_result(const Scenario& scenario, std::size_t index, in
   }
 }
 
-// Errors of the ranks' codes add up, and so does what feedback brings from earlier steps.
+// The errors of the ranks' frames add up, and feedback adds residuals of earlier steps.
 double error_bound(const Scenario& scenario, std::size_t index) {
   const Step& step = scenario.steps[index];
   const bool trains = step.work == Work::kReducerStep;

@@ -1,4 +1,4 @@
-// A transport on which things go wrong when a trap is sprung; else it is the one that it wraps.
+// A transport with injected faults. Forwards all other calls to the wrapped transport.
 #pragma once
 
 #include <tersor/forwarding.h>
@@ -13,22 +13,22 @@
 
 namespace tersor::faults {
 
-/// What is to happen once, on any channel of one rank. May be used from several threads.
+/// An action executed once, on any channel of one rank. Thread-safe.
 class Trap {
  public:
   using Action = std::function<void()>;
 
-  /// `action` as soon as `operations` more have been started.
+  /// Runs `action` after `operations` more operations have started.
   void set(unsigned operations, Action action);
-  /// The same, counted from the first one on a lifeline on.
+  /// Like `set`, but counts from the first operation on an isolated channel.
   void set_in_recovery(unsigned operations, Action action);
-  /// Does at once what was set and has not happened.
+  /// Runs a pending action now.
   void spring();
-  /// One bit of the next message of an all_gather or exchange that is not empty changes.
+  /// Flips one bit of the next non-empty message of an all_gather or exchange.
   void damage_next(std::uint32_t bit);
 
   void count_operation(bool on_lifeline);
-  /// `bytes`, or a copy that is damaged; the copy lives as long as the trap.
+  /// Returns `bytes`, or a damaged copy. The copy lives as long as the trap.
   ConstByteSpan pass(ConstByteSpan bytes);
 
  private:
@@ -42,7 +42,7 @@ class Trap {
 
 class FaultyTransport final : public ForwardingTransport {
  public:
-  /// Wraps `inner`, which it owns or which outlives it.
+  /// Wraps `inner`.
   FaultyTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Trap> trap,
                   bool is_lifeline = false)
       : ForwardingTransport(std::move(inner)), trap_(std::move(trap)), is_lifeline_(is_lifeline) {}

@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Counts the ranks whose part is over; transports stay until all are.
+/// Counts finished ranks. Transports live until all ranks have finished.
 class Gathering {
  public:
   explicit Gathering(int ranks, int stalled = 1) : ranks_(ranks), stalled_(stalled) {}
@@ -47,7 +47,7 @@ RankReport run_thread(const Scenario& scenario, std::unique_ptr<Transport> trans
   return report;
 }
 
-/// Holds a result against the exact one.
+/// Compares a result with the exact result.
 void check_result(const Scenario& scenario, std::size_t step, int rank, const Values& result,
                   std::vector<std::string>& complaints) {
   if (scenario.steps[step].work == Work::kBarrier) return;
@@ -120,7 +120,7 @@ std::vector<std::string> complaints_in_process(const Scenario& scenario, const M
   return complaints;
 }
 
-// Who is lost goes away at once, or stands still until all others are over.
+// A lost rank disconnects at once, or stalls until all other ranks have finished.
 std::vector<std::string> complaints_in_process(const ElasticPlan& plan,
                                                const MakeElasticWorld& make) {
   Gathering gathering(plan.ranks, static_cast<int>(plan.victims.size()));

@@ -1,4 +1,4 @@
-// Scenarios among threads of this process.
+// Runs scenarios on threads of this process.
 #pragma once
 
 #include <tersor/transport.h>
@@ -16,19 +16,19 @@
 
 namespace tersor::faults {
 
-/// The transports of a world that a scenario is run on, one a rank.
+/// Creates the transports of a scenario, one per rank.
 using MakeWorld = std::function<std::vector<std::unique_ptr<Transport>>(const Scenario& scenario)>;
 
-/// Over the emulated link that the scenario asks for.
+/// Transports over the scenario's emulated link.
 std::vector<std::unique_ptr<Transport>> world_of_threads(const Scenario& scenario);
 
-/// The same of a plan of losses.
+/// Transports and run of an elastic plan.
 using MakeElasticWorld = std::function<std::vector<std::unique_ptr<Transport>>()>;
 std::vector<std::unique_ptr<Transport>> elastic_world(const ElasticPlan& plan);
 std::vector<std::string> complaints_in_process(const ElasticPlan& plan,
                                                const MakeElasticWorld& make);
 
-/// Of what does without a step of all ranks: ServedPlan or GossipPlan.
+/// Runs a plan without steps of all ranks (ServedPlan or GossipPlan) and judges the reports.
 template <typename Plan>
 std::vector<std::string> complaints_in_process(const Plan& plan,
                                                std::vector<std::unique_ptr<Transport>> transports) {
@@ -43,9 +43,9 @@ std::vector<std::string> complaints_in_process(const Plan& plan,
   return judge(plan, reports);
 }
 
-/// Runs a scenario, each rank on a thread of its own, and judges it: its ranks, what they held
-/// before, that no thread stays behind, and that a fresh world works afterwards. Every complaint is
-/// a sentence.
+/// Runs a scenario with a thread per rank and judges the run. The verdict covers the reports of all
+/// ranks, the results before the fault, leftover threads, and new transports afterwards. Returns a
+/// sentence per complaint.
 std::vector<std::string> complaints_in_process(const Scenario& scenario, const MakeWorld& make);
 
 }  // namespace tersor::faults

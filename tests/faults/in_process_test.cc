@@ -1,5 +1,5 @@
-// Ranks as threads, and one of them fails: nobody hangs, nobody gets a wrong sum, everybody is
-// told.
+// Faults on threads: a rank fails. No rank hangs or gets a wrong sum, and every rank raises an
+// error.
 #include <gtest/gtest.h>
 
 #include <cstdint>

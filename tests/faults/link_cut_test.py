@@ -1,9 +1,10 @@
-"""Hosts in network namespaces, and the link of one is cut in the middle of a transfer: everybody is
-told within the deadline, and those who still reach each other are told whose link it is. Over MPI and
-over TCP; there a cut that is shorter than the deadline loses nothing. Skipped where there is no MPI,
-no root, or where the kernel lets nobody make such hosts.
+"""Cuts the link of one host in the middle of a transfer. Hosts are network namespaces.
 
-TERSOR_MPI_STREAM is the program that transfers.
+Every rank raises an error before the deadline, and the ranks still connected name the rank behind
+the cut link. The transfers run over MPI and over TCP. TCP survives a cut shorter than the deadline.
+Skipped without MPI, without root, or if the kernel forbids network namespaces.
+
+TERSOR_MPI_STREAM is the transfer program.
 """
 import json
 import os
@@ -22,7 +23,7 @@ PROGRAM = os.environ.get("TERSOR_MPI_STREAM", "")
 PREFIX = f"tersorcut{os.getpid()}"
 HOSTS = 3
 CUT = 1
-TIMEOUT_MS = 4000  # a step takes a tenth where nobody else wants the cores
+TIMEOUT_MS = 4000  # a step takes a tenth of this time on an idle machine
 LONG_TIMEOUT_MS = 60_000
 TOLERANCE_SECONDS = 10
 STEPS_BEFORE = 2
@@ -49,7 +50,7 @@ class LinkCut(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def start(self, timeout_ms, *meeting):
-        """Starts the transfers; what the ranks print comes through a queue."""
+        """Starts the transfers and queues the output of the ranks."""
         process = subprocess.Popen(
             [CLUSTER, "run", "--recover", PROGRAM, str(timeout_ms), *map(str, meeting)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
@@ -81,7 +82,7 @@ class LinkCut(unittest.TestCase):
             self.fail("the ranks say nothing any more:\n" + "".join(self.noise))
 
     def wait_for_steps(self, wanted=STEPS_BEFORE):
-        """Until all ranks have begun that step."""
+        """Waits until all ranks have started that step."""
         begun = set()
         while len(begun) < HOSTS:
             line = self.next_line()
@@ -136,7 +137,7 @@ class LinkCut(unittest.TestCase):
         self.assertLess(end["seconds"], TIMEOUT_MS / 1000 + TOLERANCE_SECONDS)
         self.assertIn("the transport is poisoned", end["later"])
         self.assertLess(end["later_seconds"], TOLERANCE_SECONDS)
-        if rank != CUT:  # who is cut off cannot tell whose link it is
+        if rank != CUT:  # the isolated rank cannot tell which link was cut
             self.assertIn(f"no message from rank {CUT} within", end["message"])
 
 

@@ -16,15 +16,15 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::milliseconds kPatience = 60s;  // whatever goes well takes less
+constexpr std::chrono::milliseconds kPatience = 60s;  // longer than any sound run
 constexpr int kGossipSteps = 100;
-constexpr double kRounding = 0.4;  // of counts, whatever the codec
+constexpr double kRounding = 0.4;  // of counts, for every codec
 
-struct LeavesNow {};  // a victim that is a thread
+struct LeavesNow {};  // thrown by a victim running as a thread
 
 using Parameters = std::vector<Values>;
 
-// Integers of one generator: a seed means the same everywhere.
+// Integers of a single generator, so a seed means the same everywhere.
 class Dice {
  public:
   explicit Dice(std::uint64_t seed) : generator_(seed) {}
@@ -50,7 +50,7 @@ void die(const Doom& doom) {
   throw LeavesNow();
 }
 
-// One rank of a parameter server's: parameter i counts, below zero, the pushes of rank i.
+// A rank with a parameter server. Parameter i contains the negated number of pushes of rank i.
 class Served {
  public:
   Served(const ServedPlan& plan, Transport& transport, const Doom& doom)
@@ -123,7 +123,7 @@ class Served {
     }
   }
 
-  // How many pushes of another must, and can, have come when one is at a clock.
+  // Minimum and maximum number of another worker's pushes when this worker is at `clock`.
   double floor_of(int worker, int clock) const {
     if (worker == rank_) return clock;
     if (plan_.victim == worker || plan_.options.staleness == kNoBound) return 0;
@@ -155,7 +155,7 @@ class Served {
   int rank_;
   Dice dice_;
   Parameters weights_;
-  std::vector<double> least_;  // pushes of each worker, as it last saw
+  std::vector<double> least_;  // last seen pushes of each worker
   std::vector<std::unique_ptr<Transport>> lifelines_;
   std::unique_ptr<ParameterShard> shard_;
   LooseReport report_;
@@ -192,7 +192,7 @@ void mix_all(const GossipPlan& plan, Transport& transport, const Doom& doom, Loo
   if (plan.victim && std::ranges::count(neighbours_of(plan, rank), *plan.victim) > 0)
     wanted.push_back(*plan.victim);
   if (gossip.statistics().lost != wanted) report.complaints.push_back("it names others as lost");
-  if (plan.ranks > 2) wanted.clear();  // one rank less leaves these graphs whole
+  if (plan.ranks > 2) wanted.clear();  // these graphs stay connected without one rank
   if (gossip.statistics().cut_off != wanted) report.complaints.push_back("it is cut off");
 }
 
@@ -220,7 +220,7 @@ std::vector<std::string> complaints_of_all(const std::optional<int>& victim,
   return all;
 }
 
-// Of who is left: with whom it is joined still, by some way.
+// The remaining ranks still connected to `rank`.
 std::vector<int> component_without_victim(const GossipPlan& plan, int rank) {
   std::vector<int> found = {rank};
   for (std::size_t next = 0; next < found.size(); ++next)
@@ -292,7 +292,7 @@ GossipPlan draw_gossip_plan(std::uint64_t seed) {
   plan.count = static_cast<std::size_t>(1) << dice.below(12);
   if (dice.below(2) != 0) {
     plan.victim = dice.below(plan.ranks);
-    // All have agreed then on what they mix.
+    // All ranks have then agreed on the mixed parameters.
     plan.steps_of_victim = plan.ranks + dice.below(kGossipSteps / 4);
   }
   return plan;
@@ -313,8 +313,8 @@ std::vector<std::string> judge(const ServedPlan& plan,
   return complaints_of_all(plan.victim, reports);
 }
 
-// Without a loss the mean stays; with one all who are joined still agree on something between what
-// there was.
+// Without a loss, the mean is invariant. After a loss, all connected ranks still agree on a value
+// within the range of the initial values.
 std::vector<std::string> judge(const GossipPlan& plan,
                                const std::vector<std::optional<LooseReport>>& reports) {
   std::vector<std::string> all = complaints_of_all(plan.victim, reports);

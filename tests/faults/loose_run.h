@@ -1,6 +1,5 @@
-// Trainings that do without a step of all ranks, drawn from a seed, of which one rank may be lost
-// at some call: by a parameter server, whose workers count each other's pushes in the weights, and
-// by gossip.
+// Trainings without steps of all ranks, drawn from a seed: by a parameter server (workers count
+// each other's pushes in the weights) and by gossip. One rank may be lost at some call.
 #pragma once
 
 #include <tersor/server.h>
@@ -17,7 +16,7 @@
 
 namespace tersor::faults {
 
-/// What a rank tells: what was wrong, and a value of its weights in the end.
+/// The report of a rank: complaints, and one final weight.
 struct LooseReport {
   std::vector<std::string> complaints;
   double value = 0;
@@ -26,15 +25,15 @@ struct LooseReport {
   static LooseReport of(const std::vector<std::string>& lines);
 };
 
-/// Ranks below `servers` serve, those from `first_worker` on work.
+/// Ranks below `servers` serve. Ranks from `first_worker` on work.
 struct ServedPlan {
   std::uint64_t seed = 0;
   int ranks = 2, servers = 1, first_worker = 1;
   int clocks = 1;
   ServerOptions options;
-  std::size_t count = 1;           ///< values of each of the parameters, one for each rank
-  std::optional<int> victim = {};  ///< only works
-  int calls = 0;                   ///< of pull and push, that the victim makes
+  std::size_t count = 1;           ///< values of each parameter; each rank has a parameter
+  std::optional<int> victim = {};  ///< a rank with a worker and no server
+  int calls = 0;                   ///< pulls and pushes of the victim before the loss
   std::string text() const;
 };
 
@@ -51,12 +50,12 @@ struct GossipPlan {
 ServedPlan draw_served_plan(std::uint64_t seed);
 GossipPlan draw_gossip_plan(std::uint64_t seed);
 
-/// One rank's part until its end. A victim that `doom` does not kill returns, and its transport is
-/// to go at once.
+/// Runs one rank to its end. If `doom` does not kill a victim, the function returns and the caller
+/// must destroy the transport at once.
 LooseReport run_loosely(const ServedPlan& plan, Transport& transport, const Doom& doom);
 LooseReport run_loosely(const GossipPlan& plan, Transport& transport, const Doom& doom);
 
-/// What is wrong with the reports of all ranks; none of a rank that could not tell.
+/// Complaints about the reports of all ranks. Lost ranks have no report.
 std::vector<std::string> judge(const ServedPlan& plan,
                                const std::vector<std::optional<LooseReport>>& reports);
 std::vector<std::string> judge(const GossipPlan& plan,

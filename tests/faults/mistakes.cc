@@ -1,4 +1,4 @@
-// Calls that are wrong: what one rank calls that disagrees with the others, or is refused.
+// Mistaken calls: a rank's call with mismatched or refused arguments.
 #include <cstddef>
 #include <cstdint>
 
@@ -25,14 +25,14 @@ Step with_another_codec(const Step& step) {
   return other;
 }
 
-/// Whom this rank sends rows to, if to anybody.
+/// A peer receiving rows from this rank or, if the rank sends no rows, the next rank.
 std::size_t partner_of(const Step& step, std::size_t rank) {
   std::size_t peer = (rank + 1) % step.rows.size();
   while (peer != rank && step.rows[rank][peer] == 0) peer = (peer + 1) % step.rows.size();
   return peer == rank ? (rank + 1) % step.rows.size() : peer;
 }
 
-/// A row more that goes, or that comes; of messages between two the same is another message.
+/// An additional row sent or received. Work::kSend gets a longer message.
 Step with_other_rows(const Step& step, const Fault& fault) {
   Step other = step;
   const auto rank = static_cast<std::size_t>(fault.rank);
@@ -67,7 +67,7 @@ Step with_another_raw_call(const Step& step, const Fault& fault) {
 
 }  // namespace
 
-// Between two, who calls something else with all is missed at the deadline only.
+// A collective called instead of point-to-point work is detected only at the deadline.
 Step with_other_arguments(const Step& step, const Scenario& scenario) {
   const Fault& fault = scenario.fault;
   if (fault.kind == FaultKind::kOtherRoot) return with_another_root(step, scenario);
@@ -101,10 +101,10 @@ Step with_refused_arguments(const Step& step, const Scenario& scenario) {
   if (is_rooted(step.work))
     refused.root = -1;
   else if (step.work == Work::kAllToAll)
-    return with_other_rows(step, {.rank = fault.rank});  // for which there are no values
+    return with_other_rows(step, {.rank = fault.rank});  // without values for the row
   else
-    refused.codec = "int8+ef";           // of which there is no residual
-  refused.algorithm = Algorithm::kAuto;  // by hosts ranks agree first
+    refused.codec = "int8+ef";           // without a residual
+  refused.algorithm = Algorithm::kAuto;  // with hosts, ranks communicate before the refusal
   return refused;
 }
 

@@ -1,9 +1,8 @@
-// Scenarios among processes, one line of JSON for everything that there is to tell. A rank that is
-// killed or suspended tells no end; whoever starts this looks after it.
-// usage: mpi_faults describe SEED…
-//        mpirun -n RANKS mpi_faults run multiple|single SEED…   all of them scenarios of RANKS
-//        ranks
-// `single` initialises MPI without support for threads.
+// Runs scenarios on processes. Each event is printed as a line of JSON. A killed or suspended rank
+// prints no end, and the caller must detect the loss.
+// Usage: mpi_faults describe SEED…
+//        mpirun -n RANKS mpi_faults run multiple|single SEED…
+// All scenarios of a run must have RANKS ranks. `single` initializes MPI without thread support.
 #include <mpi.h>
 #include <tersor/mpi.h>
 #include <unistd.h>
@@ -44,7 +43,7 @@ void describe(const Scenario& scenario) {
          {"text", scenario.text()}});
 }
 
-/// What processes can do to themselves.
+/// Faults of processes.
 Doom doom_of(const Scenario& scenario) {
   const auto longer = 2 * scenario.timeout + std::chrono::seconds(1);
   return {.stall = [longer] { std::this_thread::sleep_for(longer); },
@@ -52,12 +51,12 @@ Doom doom_of(const Scenario& scenario) {
           .suspend = [] { std::raise(SIGSTOP); }};
 }
 
-/// Runs the scenario on this rank, over a transport of its own.
+/// Runs the scenario on this rank with a new transport.
 RankReport run_over_mpi(const Scenario& scenario) {
   auto transport = std::make_unique<MpiTransport>(MPI_COMM_WORLD);
   const RankReport report = run_rank(scenario, *transport, doom_of(scenario));
   transport.reset();
-  // Where nobody died all wait for each other, so that nobody's leaving is another's fault.
+  // If no rank died, all ranks wait here, because an early exit would be a further fault.
   if (!is_fatal(scenario.fault.kind)) MPI_Barrier(MPI_COMM_WORLD);
   return report;
 }
@@ -101,7 +100,7 @@ bool none_dies(const std::vector<Scenario>& scenarios) {
 
 }  // namespace
 
-// MPI_Finalize waits for everybody, so nobody calls it where somebody is gone.
+// MPI_Finalize waits for all ranks, so no rank calls MPI_Finalize after a loss.
 int main(int argc, char** argv) {
   const std::span<char*> words(argv, static_cast<std::size_t>(argc));
   const std::string_view verb = words.size() > 1 ? words[1] : "";

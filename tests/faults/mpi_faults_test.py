@@ -1,7 +1,10 @@
-"""Ranks as processes under mpirun, and one of them fails, is killed or stopped: every other rank is
-told in time, of the right rank. Skipped where there is no MPI.
+"""Faults of processes under mpirun: a rank fails, is killed or is suspended.
 
-TERSOR_MPI_FAULTS is the program; TERSOR_FAULT_SEEDS ("17" or "1-1000") are the seeds, 1-50 if unset.
+Every other rank must raise an error in time, with the number of the faulty rank. Skipped without
+MPI.
+
+TERSOR_MPI_FAULTS is the program. TERSOR_FAULT_SEEDS ("17" or "1-1000") are the seeds; the default
+is 1-50.
 """
 import collections
 import json
@@ -16,7 +19,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = os.environ.get("TERSOR_MPI_FAULTS", "")
-MOST_SEEDS = 12  # of one mpirun, where no process dies
+MOST_SEEDS = 12  # per mpirun without a dying process
 START_SECONDS = 60
 SCENARIO_SECONDS = 60
 
@@ -27,7 +30,7 @@ def wanted_seeds():
 
 
 def describe(seeds):
-    """What the program says of each seed."""
+    """Returns the program's description of each seed."""
     command = [PROGRAM, "describe", *map(str, seeds)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     return [json.loads(line) for line in lines]
@@ -38,7 +41,8 @@ def thread_level(seed):
 
 
 def batches(scenarios):
-    """Scenarios that one mpirun can run one after the other: a process that dies, dies in the last."""
+    """Groups scenarios for a single mpirun each. Only the last scenario of a batch kills a process.
+    """
     groups = collections.defaultdict(list)
     for scenario in scenarios:
         if scenario["fatal"]:
@@ -51,7 +55,7 @@ def batches(scenarios):
 
 
 class Launch:
-    """One mpirun of a batch; ends all of its processes, whatever they do."""
+    """One mpirun of a batch. All processes are killed at the end."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -61,10 +65,10 @@ class Launch:
         self.command += [thread_level(batch[0]["seed"]), *seeds]
         self.pids = set()
         self.ends = {}  # (seed, rank) -> report
-        self.noise = []  # lines that are no report
+        self.noise = []  # lines without a report
 
     def expected(self):
-        """Who has to report: all, but who is dead or stands still."""
+        """The ranks with reports: all except dead and suspended ranks."""
         return {
             (scenario["seed"], rank)
             for scenario in self.batch
@@ -83,7 +87,7 @@ class Launch:
             self.end_all()
 
     def listen(self, until):
-        """Reads until everybody has reported, or nobody is left to."""
+        """Reads until every rank has reported, or all processes have ended."""
         pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -109,7 +113,7 @@ class Launch:
             self.ends[report["seed"], report["rank"]] = report
 
     def let_end(self):
-        """Gives a sound mpirun the time to end by itself."""
+        """Waits for a healthy mpirun to exit."""
         if not any(scenario["fatal"] for scenario in self.batch):
             try:
                 self.process.wait(timeout=30)
@@ -117,7 +121,7 @@ class Launch:
                 self.noise.append("mpirun did not end by itself")
 
     def end_all(self):
-        for pid in self.pids:  # each is a process group of its own, and no longer ours to wait for
+        for pid in self.pids:  # each pid is a separate process group, not a child of this process
             if is_rank(pid):
                 os.kill(pid, signal.SIGKILL)
         if self.process.poll() is None:
@@ -129,7 +133,7 @@ class Launch:
         self.process.wait()
 
     def complaints(self):
-        """Sentences about what is not as promised."""
+        """Complaints as sentences."""
         for seed, rank in sorted(self.expected()):
             report = self.ends.get((seed, rank))
             if report is None:
@@ -140,7 +144,7 @@ class Launch:
 
 
 def is_rank(pid):
-    """Whether the process is still one of ours: its number may be another's by now."""
+    """True if the process is still a rank of this test; the system may have reused the number."""
     try:
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

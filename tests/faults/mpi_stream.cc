@@ -1,8 +1,7 @@
-// Sums long gradients among processes until something ends it, and tells what, in lines of JSON:
-// for faults of the network, which nobody inside can make.
-// usage: mpirun -n RANKS mpi_stream TIMEOUT_MS [MEETING]   over MPI; with the name of a file that
-// is
-//                                                          not there yet over TCP instead
+// Sums long gradients on several processes until an error, and prints lines of JSON. Used for
+// network faults, because no rank can cause network faults itself.
+// Usage: mpirun -n RANKS mpi_stream TIMEOUT_MS [MEETING]
+// By default, ranks use MPI. With MEETING, the name of a new file, ranks use TCP.
 #include <mpi.h>
 #include <tersor/collectives.h>
 #include <tersor/mpi.h>
@@ -29,14 +28,14 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Every rank brings ones, so the sum is known. False where it is wrong.
+/// All ranks provide ones, so the sum is known. Returns false if the sum is wrong.
 bool sum_once(Transport& transport, const CollectiveOptions& options) {
   std::vector<float> gradient(kCount, 1.0f);
   allreduce(transport, gradient, options);
   return gradient == std::vector<float>(kCount, static_cast<float>(transport.ranks()));
 }
 
-/// The error of one call; empty where there is none.
+/// The error of one call, or empty.
 std::string error_of(Transport& transport, const CollectiveOptions& options) try {
   return sum_once(transport, options) ? "" : "a wrong sum";
 } catch (const Error& error) {
@@ -81,5 +80,5 @@ int main(int argc, char** argv) {
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
   const auto transport = transport_at(argc == 3 ? argv[2] : nullptr);
   stream(*transport, {.codec = "none", .timeout = std::chrono::milliseconds(std::stoi(argv[1]))});
-  _exit(0);  // MPI_Finalize would wait for those who cannot be reached
+  _exit(0);  // MPI_Finalize would wait for unreachable ranks
 }

@@ -1,4 +1,4 @@
-// Ranks as processes that this one forks, and the files in which they tell how they ended.
+// Ranks as forked processes, and the files with their reports.
 #pragma once
 
 #include <sys/types.h>
@@ -14,19 +14,19 @@ namespace tersor::faults {
 
 class Processes {
  public:
-  /// A rank, in a process of its own, with a folder that all share; what it tells, line by line.
+  /// Runs a rank in its process, with a folder shared by all ranks. Returns the report as lines.
   using Run =
       std::function<std::vector<std::string>(int rank, const std::filesystem::path& folder)>;
 
-  /// Starts them.
+  /// Starts the processes.
   Processes(int ranks, Run run);
-  /// Kills those that are left.
+  /// Kills the remaining processes.
   ~Processes();
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
 
-  /// Waits until all but those who may never tell have told, for a minute at most. What each told;
-  /// none of who did not.
+  /// Waits at most a minute for the reports of all ranks except `fatal`. Returns a report per rank,
+  /// or none for ranks without a report.
   std::vector<std::optional<std::vector<std::string>>> wait(const std::set<int>& fatal) const;
 
  private:

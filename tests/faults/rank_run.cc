@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// A transport that lives elsewhere, for FaultyTransport.
+/// A borrowed transport for FaultyTransport.
 std::shared_ptr<Transport> borrowed(Transport& transport) {
   return {std::shared_ptr<void>(), &transport};
 }
@@ -35,7 +35,7 @@ class RankRun {
            scenario_.fault.rank == transport_.rank();
   }
   void call_steps();
-  /// Calls a step; false where this rank leaves instead.
+  /// Calls a step. Returns false if the rank leaves instead.
   bool call_step(Caller& caller, std::size_t step);
   void call_faulty(Caller& caller, std::size_t step);
   void strike();
@@ -53,7 +53,7 @@ class RankRun {
   RankReport report_;
 };
 
-// As a trainer would: it gives up for good, and tells the others why.
+// Like a trainer: on an error, the rank gives up and sends the reason to the other ranks.
 RankReport RankRun::run() {
   try {
     call_steps();
@@ -71,7 +71,7 @@ RankReport RankRun::run() {
   return report_;
 }
 
-// Who stood still wakes up when the others are over.
+// A stalled rank wakes up after the other ranks have finished.
 void RankRun::go_on() {
   const bool late =
       scenario_.fault.kind == FaultKind::kStop && scenario_.fault.rank == transport_.rank();
@@ -174,7 +174,7 @@ RankReport run_rank(const Scenario& scenario, Transport& transport, const Doom& 
 }
 
 std::uint64_t digest_of(const Values& values) {
-  std::uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a, a value at a time
+  std::uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a over values
   for (const float value : values)
     digest = (digest ^ std::bit_cast<std::uint32_t>(value)) * 0x100000001b3u;
   return digest;

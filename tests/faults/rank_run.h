@@ -1,4 +1,4 @@
-// One rank's way through a scenario, on whatever transport, and what it has to tell afterwards.
+// The run of one rank through a scenario, on any transport, and its report.
 #pragma once
 
 #include <tersor/transport.h>
@@ -13,45 +13,45 @@
 
 namespace tersor::faults {
 
-/// How a rank's part was over.
+/// The end of a rank's run.
 enum class Ending : std::uint8_t {
   kCompleted,
-  kLeft,  ///< went away as the scenario asks
+  kLeft,  ///< left as required by the scenario
   kTransportError,
   kWireError,
   kInvalidArgument,
-  kOther,  ///< any other exception; the one that a scenario throws is such a one
+  kOther,  ///< any other exception, including the exception thrown by the scenario
 };
 
 std::string_view ending_name(Ending ending);
 
 struct RankReport {
-  std::vector<std::uint64_t> digests;  ///< of the results of the steps that it completed
+  std::vector<std::uint64_t> digests;  ///< of the results of completed steps
   Ending ending = Ending::kCompleted;
   std::string message;                  ///< of the error
-  Clock::time_point begun;              ///< the last step that it called
+  Clock::time_point begun;              ///< start of the last called step
   Clock::time_point ended;              ///< with the error
-  Clock::time_point fault_at;           ///< when its own fault befell it
-  std::string later;                    ///< the error of one more call; empty where that had none
-  double later_seconds = 0;             ///< until it came
-  std::vector<std::string> complaints;  ///< of how ranks that are left went on
+  Clock::time_point fault_at;           ///< time of the rank's own fault
+  std::string later;                    ///< the error of one more call, or empty
+  double later_seconds = 0;             ///< duration of this call
+  std::vector<std::string> complaints;  ///< about the operation of the remaining ranks
 };
 
-/// What a home provides for the faults of its ranks.
+/// Implementations of faults for threads or processes.
 struct Doom {
-  std::function<void()> stall;    ///< returns once all others have given up
+  std::function<void()> stall;    ///< returns after all others have given up
   std::function<void()> kill;     ///< does not return
   std::function<void()> suspend;  ///< does not return in time
 };
 
-/// The exception of FaultKind::kThrow says this.
+/// The text of the exception of FaultKind::kThrow.
 inline constexpr std::string_view kThrownText = "the image archive is empty";
 
-/// Runs the scenario on one rank. The transport stays with the caller, who destroys it where the
-/// ending is kLeft.
+/// Runs the scenario on one rank. The caller owns the transport and destroys the transport after an
+/// ending kLeft.
 RankReport run_rank(const Scenario& scenario, Transport& transport, const Doom& doom);
 
-/// Of the bits of all values.
+/// A digest of the bits of all values.
 std::uint64_t digest_of(const Values& values);
 
 }  // namespace tersor::faults

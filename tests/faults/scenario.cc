@@ -1,4 +1,4 @@
-// What a scenario says of itself. How one is drawn: draw.cc.
+// Text output of scenarios. See draw.cc for the random choices.
 #include "tests/faults/scenario.h"
 
 #include <array>

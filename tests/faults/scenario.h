@@ -1,5 +1,5 @@
-// A run in which something goes wrong, drawn from a seed: what the ranks call, one call after the
-// other, and what one of them does wrong, and when. Knows no transport.
+// A scenario drawn from a seed: the calls of all ranks in order, and the fault of one rank at a
+// given time. Independent of the transport.
 #pragma once
 
 #include <tersor/collectives.h>
@@ -15,7 +15,7 @@
 
 namespace tersor::faults {
 
-/// What all ranks call together.
+/// The operations called by all ranks.
 enum class Work : std::uint8_t {
   kAllreduce,
   kReduceScatter,
@@ -25,27 +25,27 @@ enum class Work : std::uint8_t {
   kGather,
   kScatter,
   kAllToAll,
-  kSend,         ///< messages between two: send on one, receive on the other
+  kSend,         ///< point-to-point messages: send on one rank, receive on the other
   kAllGather,    ///< Transport::all_gather
   kExchange,     ///< Transport::all_to_all
   kSum,          ///< Transport::sum
   kMaximum,      ///< Transport::maximum
   kBarrier,      ///< Transport::barrier
-  kPass,         ///< Transport::send to the next rank, receive from the one before
+  kPass,         ///< Transport::send to the next rank, receive from the previous rank
   kReducerStep,  ///< one step of a GradientReducer
 };
 
-/// How messages call it: "allreduce", …, "gradient reducer".
+/// The operation's name in messages: "allreduce", …, "gradient reducer".
 std::string_view work_name(Work work);
-/// Whether it goes through the transport alone, without a codec.
+/// True if the work uses only the transport, without a codec.
 bool is_raw(Work work);
-/// Whether one rank has, or gets, what is not for the others.
+/// True if one rank has inputs or results different from the other ranks.
 bool is_rooted(Work work);
 
-/// Rows that each rank has for each other one: rows[from][to].
+/// The number of rows from each rank to each other rank: rows[from][to].
 using Rows = std::vector<std::vector<std::size_t>>;
 
-/// One call. `count` is the values of a rank's gradient, shard, message or row.
+/// A call. `count` is the number of values of a rank's gradient, shard, message or row.
 struct Step {
   Work work = Work::kBarrier;
   std::string codec = "none";
@@ -55,48 +55,48 @@ struct Step {
   std::size_t count = 0;
   std::uint64_t signature = 0;  ///< of raw work
   int root = 0;
-  std::vector<int> dims = {};   ///< of a grid; empty: the standard one
-  std::vector<int> hosts = {};  ///< of each rank, where it goes by hosts
-  Rows rows = {};               ///< of all_to_all, and of send: those of one message
+  std::vector<int> dims = {};   ///< of a grid; empty: the default grid
+  std::vector<int> hosts = {};  ///< of each rank, for the hierarchical algorithm
+  Rows rows = {};               ///< of all_to_all, and of send: rows of one message
 };
 
-/// Rows that a rank has for those before `to`, in all_to_all and send; of all: `to` is their
-/// number.
+/// Rows of a rank for the ranks before `to`, in all_to_all and send. If `to` is the number of
+/// ranks: all rows.
 std::size_t rows_before(const Step& step, int from, int to);
 
 enum class FaultKind : std::uint8_t {
   kNone,
-  kThrow,      ///< an exception that has nothing to do with the transport
-  kRefused,    ///< a call that this rank alone is refused: InvalidArgument
-  kLeave,      ///< the transport goes away early
-  kDisagree,   ///< a call with other arguments than the other ranks'
-  kOtherRoot,  ///< of a rooted collective; found at the deadline, if not before
+  kThrow,      ///< an exception unrelated to the transport
+  kRefused,    ///< a call refused on this rank alone: InvalidArgument
+  kLeave,      ///< destroys the transport early
+  kDisagree,   ///< a call with arguments different from the other ranks
+  kOtherRoot,  ///< of a rooted collective; detected at the deadline or earlier
   kStop,       ///< does nothing until all others have given up
-  kSkip,       ///< goes on without its ends of messages between two
-  kDamage,     ///< one bit of a frame changes on its way
+  kSkip,       ///< continues without its part of point-to-point messages
+  kDamage,     ///< one bit of a frame changes in transit
   kKill,       ///< SIGKILL; processes only
   kSuspend,    ///< SIGSTOP; processes only
 };
 
 std::string_view fault_name(FaultKind kind);
-/// Whether the others may have to wait for their deadline to know of it.
+/// True if other ranks may detect the fault only at their deadline.
 bool is_silent(FaultKind kind);
-/// Whether the rank calls a step in a way of its own, so that what it has then says nothing.
+/// True if the rank makes a mistaken call, so the result of the call is not checked.
 bool is_mistake(FaultKind kind);
-/// Whether the rank never reports, because its process ends or stands still.
+/// True if the rank never reports, because its process ends or is suspended.
 bool is_fatal(FaultKind kind);
 
 struct Fault {
   FaultKind kind = FaultKind::kNone;
   int rank = 0;
   std::size_t step = 0;
-  /// As soon as this rank has started so many transport operations of the step, at the latest
-  /// before the next step. None: before the step.
+  /// The fault happens after this rank has started this many transport operations of the step, at
+  /// the latest before the next step. None: before the step.
   std::optional<unsigned> operation = {};
-  std::uint32_t choice = 0;  ///< which argument is another one; which bit changes
+  std::uint32_t choice = 0;  ///< selects the changed argument or bit
 };
 
-/// The GradientReducer of the run's reducer steps.
+/// The GradientReducer for the reducer steps of the run.
 struct Trainer {
   std::string codec = "bf16";
   ProgressBy progress = ProgressBy::kThread;
@@ -108,25 +108,25 @@ struct Trainer {
 struct Scenario {
   std::uint64_t seed = 0;
   int ranks = 2;
-  std::string link = "none";  ///< of ranks in one process
+  std::string link = "none";  ///< for ranks in one process
   std::chrono::milliseconds timeout{0};
   Trainer trainer;
   std::vector<Step> steps;
   Fault fault;
 
-  /// The same without a fault, over no link.
+  /// The same scenario without a fault and without an emulated link.
   Scenario sound() const;
-  /// One line for people.
+  /// A line for human readers.
   std::string text() const;
 };
 
-/// Where ranks live decides what can befall them.
+/// The location of the ranks limits the possible faults.
 enum class Home : std::uint8_t { kThreads, kProcesses };
 
-/// The scenario of a seed: the same on every machine.
+/// The scenario of a seed, equal on every machine.
 Scenario draw_scenario(std::uint64_t seed, Home home);
 
-/// The step as the fault's rank calls it, which disagrees with the others; or which is refused.
+/// The step with mismatched arguments, or with refused arguments, called by the faulty rank.
 Step with_other_arguments(const Step& step, const Scenario& scenario);
 Step with_refused_arguments(const Step& step, const Scenario& scenario);
 

@@ -19,7 +19,7 @@ bool stands_still(FaultKind kind) {
   return kind == FaultKind::kStop || kind == FaultKind::kSuspend;
 }
 
-/// Words to and from each peer that does not stand still, under way at once.
+/// Starts message exchanges with every peer except stalled peers.
 std::map<int, Handle> begin_words(const Scenario& scenario, Transport& lifeline) {
   std::map<int, Handle> words;
   for (int peer = 0; peer < lifeline.ranks(); ++peer) {
@@ -54,7 +54,7 @@ bool adds_up(Transport& transport) {
 
 }  // namespace
 
-// A rank that begins late must not find it poisoned already.
+// Every rank has the channel after this exchange, before any poisoning.
 std::unique_ptr<Transport> lifeline_of(Transport& transport) try {
   std::unique_ptr<Transport> lifeline = transport.lifeline();
   for (auto& [peer, word] : begin_words({}, *lifeline)) word.wait_synchronize();

@@ -1,5 +1,4 @@
-// What is left of a world once all its ranks were told of a failure: a lifeline that was made
-// before.
+// Operation of the remaining ranks after a failure, on an isolated channel created before.
 #pragma once
 
 #include <tersor/transport.h>
@@ -12,11 +11,11 @@
 
 namespace tersor::faults {
 
-/// Null where the transport has none.
+/// Returns null if the transport has no isolated channels.
 std::unique_ptr<Transport> lifeline_of(Transport& transport);
 
-/// Called by all ranks that the scenario leaves: they hear of each other there, of who is gone that
-/// it is lost, and a split of it adds. What was not so.
+/// Called by all remaining ranks. The isolated channel must deliver messages between these ranks,
+/// report every lost rank, and support sums on a split. Returns complaints.
 std::vector<std::string> go_on(const Scenario& scenario, Transport& lifeline);
 
 }  // namespace tersor::faults

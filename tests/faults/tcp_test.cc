@@ -1,5 +1,5 @@
-// Ranks over TCP, and one of them fails, is killed or stopped: nobody hangs, nobody gets a wrong
-// sum, everybody is told. As threads of one process, and as processes that this one forks.
+// Faults over TCP: a rank fails, is killed or is suspended. No rank hangs or gets a wrong sum, and
+// every rank raises an error. Ranks are threads of one process, or forked processes.
 #include <gtest/gtest.h>
 #include <tersor/tcp.h>
 
@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 constexpr const char* kVariable = "TERSOR_FAULT_SEEDS";  // "17" or "1-1000"
 constexpr const char* kSeeds = "1-50";
 
-/// One connection of each pair of ranks, or several.
+/// One or several connections per pair of ranks.
 template <typename Plan>
 int connections_of(const Plan& plan) {
   return 1 + static_cast<int>(plan.seed % 3);
@@ -46,7 +46,7 @@ std::unique_ptr<Transport> meet(const Plan& plan, const fs::path& folder, int ra
       TcpOptions{.address = "127.0.0.1", .connections = connections_of(plan)});
 }
 
-/// What befalls a process; who stands still by itself does so for so long.
+/// Faults of processes. `stall` is the duration of a stall.
 Doom doom_of(std::chrono::milliseconds stall) {
   return {.stall = [stall] { std::this_thread::sleep_for(stall); },
           .kill = [] { std::raise(SIGKILL); },
@@ -73,7 +73,7 @@ TEST_P(TcpFaults, EndInTimeOnAllThreads) {
     ADD_FAILURE() << complaint << repeat(scenario);
 }
 
-/// Of a forked process.
+/// The complaints of a forked process.
 std::vector<std::string> complaints_of(const Scenario& scenario, int rank, const fs::path& folder) {
   const auto before = count_threads();
   auto transport = meet(scenario, folder, rank);
@@ -114,7 +114,7 @@ TEST_P(TcpFaults, ElasticThreadsGoOn) {
     ADD_FAILURE() << complaint << repeat(plan);
 }
 
-/// Ranks as processes, of which those of `fatal` need not tell.
+/// Runs ranks as processes. Ranks in `fatal` need not report.
 template <typename Report, typename Plan, typename Run>
 void expect_processes_go_on(const Plan& plan, const std::set<int>& fatal, const Run& run) {
   Processes processes(plan.ranks, [&](int rank, const fs::path& folder) {
@@ -137,7 +137,7 @@ TEST_P(TcpFaults, ElasticProcessesGoOn) {
   });
 }
 
-/// Of a training that does without a step of all ranks.
+/// Runs a training without steps of all ranks.
 template <typename Plan>
 void expect_processes_go_on(const Plan& plan) {
   std::set<int> fatal;

@@ -19,14 +19,14 @@ std::ptrdiff_t listed_threads() {
 
 }  // namespace
 
-// ThreadSanitizer makes a thread of its own with the first one of the program.
+// ThreadSanitizer starts an additional thread with the program's first thread.
 std::ptrdiff_t count_threads() {
   std::thread([] {}).join();
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   return listed_threads();
 }
 
-// Threads that were joined leave the kernel's list a moment later.
+// Joined threads leave the kernel's list with a delay.
 std::ptrdiff_t threads_left(std::ptrdiff_t before) {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   while (listed_threads() > before && std::chrono::steady_clock::now() < until)

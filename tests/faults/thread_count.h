@@ -1,14 +1,15 @@
-// Whether threads stay behind.
+// Counts threads, to detect leaked threads.
 #pragma once
 
 #include <cstddef>
 
 namespace tersor::faults {
 
-/// Threads of this process, as the kernel counts them.
+/// The number of threads of this process according to the kernel.
 std::ptrdiff_t count_threads();
 
-/// How many more there are than `before`, once those that were joined had the time to go.
+/// The number of additional threads compared with `before`, after a delay for joined threads to
+/// exit.
 std::ptrdiff_t threads_left(std::ptrdiff_t before);
 
 }  // namespace tersor::faults

@@ -27,18 +27,18 @@ class Judge {
  private:
   const Fault& fault() const { return scenario_.fault; }
   bool culprit() const { return rank_ == fault().rank; }
-  /// Whether it is this rank that called a step in a way of its own.
+  /// True if this rank made a mistaken call in this step.
   bool mistaken(std::size_t step) const {
     return culprit() && step == fault().step && is_mistake(fault().kind);
   }
-  /// Whether frames say how many rows they have: then who reads one may find the difference.
+  /// True if frames contain row counts, so a receiver may detect the mismatch in a frame.
   bool rows_differ() const {
     return fault().kind == FaultKind::kDisagree &&
            scenario_.steps[fault().step].work == Work::kAllToAll;
   }
   std::string culprit_name() const { return "rank " + std::to_string(fault().rank); }
   std::vector<Ending> endings() const;
-  /// Of which the message must have one.
+  /// The message must contain at least one of these texts.
   std::vector<std::string> causes() const;
   std::vector<std::string> departures(std::string words) const;
   std::vector<std::string> silences() const;
@@ -82,7 +82,7 @@ std::vector<Ending> Judge::endings() const {
   if (fault().kind == FaultKind::kThrow) return {Ending::kOther};
   if (fault().kind == FaultKind::kRefused) return {Ending::kInvalidArgument};
   if (fault().kind == FaultKind::kLeave) return {Ending::kLeft};
-  // What had come before the others gave up, a rank that wakes up may still take.
+  // A rank waking up may still receive messages sent before the other ranks gave up.
   if (fault().kind == FaultKind::kStop) return {Ending::kTransportError, Ending::kCompleted};
   return {Ending::kTransportError};
 }
@@ -93,9 +93,10 @@ void Judge::check_ending() {
     complain("should have ended with " + std::string(ending_name(allowed.front())));
 }
 
-// Who waits for whom is followed within one operation. Where ranks may be in several, after a
-// `pass`, one that waits in another is named too. A rank that fails among
-// the operations of a step may have ended it: then it is missed in the next one.
+// A timeout follows waiting ranks within a single operation only. After a `pass`, ranks may be in
+// different operations, so a rank waiting in another operation may be named, too. A rank failing
+// inside a step may already have completed the step's operations. Then the rank is missed in the
+// next step.
 bool Judge::passed() const {
   const std::size_t missed_in = fault().step + (fault().operation ? 1 : 0);
   const std::size_t count = std::min(missed_in + 1, scenario_.steps.size());
@@ -106,19 +107,20 @@ bool Judge::passed() const {
 
 bool Judge::may_name_another() const {
   if (!is_silent(fault().kind)) return false;
-  if (fault().kind == FaultKind::kSkip) return true;  // of two who wait for each other, either
+  if (fault().kind == FaultKind::kSkip)
+    return true;  // two ranks wait for each other; either may be named
   return within_rounds() || (fault().kind != FaultKind::kKill && passed());
 }
 
-// A codec of bare values takes several operations for one call: of ranks of which some are in the
-// next one already, the one that they wait for may be named alone.
+// A native codec executes several operations per call. If some ranks are already in the next
+// operation, the error may name only the rank these ranks wait for.
 bool Judge::within_rounds() const {
   const Step& step = scenario_.steps[fault().step];
   const std::string& codec = step.work == Work::kReducerStep ? scenario_.trainer.codec : step.codec;
   return !is_raw(step.work) && !test::offers(codec, Exchange::kGather);
 }
 
-// A reducer goes away while the exception is on its way to who poisons the transport.
+// The reducer may be destroyed before the exception reaches the code poisoning the transport.
 std::vector<std::string> Judge::causes() const {
   const std::string who = culprit_name();
   switch (fault().kind) {
@@ -139,7 +141,7 @@ std::vector<std::string> Judge::causes() const {
   }
 }
 
-// Over TCP nobody hears from a process that ends before the two of them were connected.
+// TCP does not detect the end of a process before the connection is made.
 std::vector<std::string> Judge::departures(std::string words) const {
   std::vector<std::string> all = {std::move(words), culprit_name() + " left"};
   if (ends_ == Ends::kHeard)
@@ -147,7 +149,7 @@ std::vector<std::string> Judge::departures(std::string words) const {
   return all;
 }
 
-// TCP tells of a process that ends, and says nothing of one that stands still.
+// TCP detects the end of a process, but not a suspended process.
 std::vector<std::string> Judge::silences() const {
   const std::string who = culprit_name();
   std::vector<std::string> all = {"no message from " + (may_name_another() ? "" : who + late())};
@@ -156,11 +158,11 @@ std::vector<std::string> Judge::silences() const {
   return all;
 }
 
-// The operation is this rank's own; or another rank's, which may be behind or ahead.
+// The named operation may be this rank's operation, or another rank's earlier or later operation.
 bool Judge::says_operation() const {
   const auto from = scenario_.steps.begin() +
                     static_cast<std::ptrdiff_t>(std::min(report_.digests.size(), fault().step));
-  return says("channel") ||  // where a reducer was about to be made
+  return says("channel") ||  // while constructing a reducer
          std::any_of(from, scenario_.steps.end(), [this](const Step& step) {
            return says(std::string(work_name(step.work))) ||
                   (step.work == Work::kSend && says("receive"));

@@ -1,4 +1,4 @@
-// What every failure has to look like to the ranks that survive it.
+// The required behavior of the remaining ranks after each fault.
 #pragma once
 
 #include <chrono>
@@ -10,21 +10,21 @@
 
 namespace tersor::faults {
 
-/// How long an error may take beyond what the contract says, on a machine that is busy.
+/// The allowed delay of an error beyond the contract, for busy machines.
 inline constexpr std::chrono::seconds kTolerance{10};
 
-/// What the ranks of a sound run hold after each step: digests[rank][step].
+/// Digests of a sound run's results: digests[rank][step].
 using Digests = std::vector<std::vector<std::uint64_t>>;
 
-/// What the scenario would yield without its fault: run in a world of its own in this process, and
-/// held against results in double precision. Wrong ones are told in `complaints`.
+/// The scenario's results without the fault, from a separate run in this process. Compares the
+/// results with double-precision results. Appends differences to `complaints`.
 Digests sound_digests(const Scenario& scenario, std::vector<std::string>& complaints);
 
-/// Whether the network tells of a process that ends.
+/// kHeard if the network reports the end of a process.
 enum class Ends { kUnheard, kHeard };
 
-/// What is wrong with how one rank ended; nothing where all is as promised. `fault_at` is when the
-/// fault befell its rank, where that is known.
+/// Complaints about the end of a rank. Empty if all is as promised. Pass the time of the fault as
+/// `fault_at`, if known.
 std::vector<std::string> judge(const Scenario& scenario, int rank, const RankReport& report,
                                const std::vector<std::uint64_t>& sound, Clock::time_point fault_at,
                                Ends ends = Ends::kUnheard);

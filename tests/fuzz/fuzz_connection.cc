@@ -1,6 +1,6 @@
-// Bytes that come from a connection: before anybody is believed (both ends of the handshake), and
-// after (messages, on one lane or on several; records under protection). Nobody gets in without the
-// secret, memory stays within what was announced, and messages that are sound come out whole.
+// Fuzzes the bytes of a connection: both ends of the handshake, and messages after authentication
+// (on one or several connections, and encrypted records). No peer passes without the secret, memory
+// stays within the announced size, and valid messages arrive unchanged.
 
 #include "comm/transport/host/block_pool.h"
 #include "comm/transport/tcp/handshake.h"
@@ -23,14 +23,14 @@ namespace {
 using namespace tersor;
 using namespace tersor::tcp;
 
-constexpr std::size_t kMostKept = 8;         // messages, then nobody wants more of them
-constexpr std::size_t kMostBytes = 4 << 20;  // of a payload; more is refused here
+constexpr std::size_t kMostKept = 8;         // messages; no more are read afterwards
+constexpr std::size_t kMostBytes = 4 << 20;  // of a payload; longer payloads are refused here
 
 void require(bool holds) {
   if (!holds) std::abort();
 }
 
-/// The input, piece by piece.
+/// Reads the input piece by piece.
 class Input {
  public:
   explicit Input(ConstByteSpan bytes) : rest_(bytes) {}
@@ -42,7 +42,7 @@ class Input {
     rest_ = rest_.subspan(1);
     return value;
   }
-  /// As many as there are, up to `most`, into a place that has room.
+  /// Copies at most `most` bytes to `room`, limited by both sizes. Returns the number of bytes.
   std::size_t fill(ByteSpan room, std::size_t most) {
     const std::size_t bytes = std::min({room.size(), most, rest_.size()});
     if (bytes != 0) std::memcpy(room.data(), rest_.data(), bytes);
@@ -124,7 +124,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
       read_messages(kind - 1, input);
     } catch (const Error&) {
-      // It was refused.
+      // The connection was refused.
     }
   }
   return 0;

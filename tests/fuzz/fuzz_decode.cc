@@ -1,6 +1,6 @@
-// Frames from anywhere: decode, reduce and absorb must refuse them or read them, and touch nothing
-// outside of the spans. The input is a frame; the call is made to fit what its header says, so that
-// the fuzzer gets behind the checks: once as it is, once with the checksum made right.
+// Fuzzes frames: decode, reduce and absorb must either refuse or read a frame, without access
+// outside of the spans. The input is a frame. The call is derived from the frame's header to pass
+// the header checks. Each frame is tried unchanged and with a correct checksum.
 
 #include "codecs/frame.h"
 #include "tests/support/specs.h"
@@ -27,7 +27,7 @@ struct FreeAligned {
   void operator()(std::byte* bytes) const { std::free(bytes); }
 };
 
-/// Exactly as many bytes as are asked for, at a multiple of 64, so that the sanitizer sees the end.
+/// A buffer of exact size, aligned to 64 bytes. The sanitizer detects accesses after its end.
 class Bytes {
  public:
   explicit Bytes(std::size_t bytes) : bytes_(bytes) {
@@ -54,7 +54,7 @@ const std::vector<std::shared_ptr<const Codec>>& fuzzed_codecs() {
   return list;
 }
 
-/// The call that a header asks for, within bounds.
+/// A call matching a header, within bounds.
 struct Shape {
   std::vector<Segment> segments;
   Dtype dtype = Dtype::kF32;
@@ -78,7 +78,7 @@ Shape shape_of(const FrameHeader& header) {
   return shape;
 }
 
-/// Outputs of exact length, and the calls on them.
+/// Outputs of exact length, and calls with these outputs.
 class Calls {
  public:
   Calls(const Codec& codec, const Shape& shape) : codec_(codec), shape_(shape) {
@@ -145,8 +145,7 @@ class Calls {
   std::unique_ptr<Bytes> workspace_;
 };
 
-/// A frame of this shape as the codec writes it, but for the payload, which is the input's, as far
-/// as that goes.
+/// A frame of this shape written by the codec, with the payload replaced by the input's bytes.
 Bytes plausible_frame(const Codec& codec, const Shape& shape, ConstByteSpan payload) {
   const Plan plan = codec.plan({.segments = shape.segments, .dtype = shape.dtype});
   Bytes frame(plan.frame_bytes);

@@ -1,9 +1,9 @@
-"""Takes scripts/gpu-check from end to end on the device that interprets PTX.
+"""Runs all of scripts/gpu-check on the PTX interpreter.
 
-usage: rehearse.py BUILD OUT    BUILD: a build folder with that device; OUT: for what is written
+usage: rehearse.py BUILD OUT    BUILD: a build folder with the PTX interpreter; OUT: output folder
 
-Every step must do its work, and every figure be found among what was measured; it means nothing and
-has no aim. The steps of the Python package are left out, since PyTorch brings kernels of its own.
+Every step must work, and every figure must appear in the results. The values have no meaning and
+no targets. The steps of the Python package are skipped, because PyTorch has its own kernels.
 """
 
 import json
@@ -17,7 +17,7 @@ import typing
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What each step must say, by its name; the first one that fits counts.
+# Expected output per step name; the first match counts.
 RESULTS = {
     "GPU": ".+",  # this machine's, which is not used
     "NCCL": ".*/ptx_device/libnccl.so.2, by TERSOR_NCCL_LIBRARY",
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def rehearse(build: pathlib.Path, device: pathlib.Path, out: pathlib.Path) -> int:
-    """Exit status."""
+    """Returns the exit status."""
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(device),

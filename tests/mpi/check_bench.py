@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs tersor-bench under mpirun, and compares what it says with one process of as many threads.
+"""Runs tersor-bench under mpirun and compares the output with a process of as many threads.
 
 usage: check_bench.py SCRIPTS_MPIRUN TERSOR_BENCH [unittest arguments]
 """
@@ -24,7 +24,7 @@ class Bench(unittest.TestCase):
         self.addCleanup(self.folder.cleanup)
 
     def records(self, arguments, launcher=()):
-        """What a run wrote, after it ended well."""
+        """Returns the records of a successful run."""
         file = pathlib.Path(self.folder.name) / "records.json"
         outcome = run([*launcher, BENCH, *arguments, "--json", str(file)])
         self.assertEqual(outcome.returncode, 0, outcome.stderr)

@@ -1,4 +1,4 @@
-// Collectives between processes end with the bits that they have between threads.
+// Collectives on processes give the same bits as on threads.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <tersor/mpi.h>
@@ -40,7 +40,7 @@ TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
       }
 }
 
-/// Steps of which ranks have other numbers of samples, one of them none.
+/// Sample-weighted steps with a different number of samples per rank, including 0.
 Values weighed_steps(Transport& transport, const Values& gradient) {
   GradientReducer reducer(transport, {.codec = "int8+ef", .weights = Weights::kOn});
   Values values = gradient, all;
@@ -101,7 +101,7 @@ TEST(MpiCollectives, AllHaveTheBitsOfThreads) {
     }
 }
 
-/// Some steps of a reducer with feedback; returns the last gradients.
+/// Runs some steps of a reducer with feedback. Returns the last gradients.
 std::vector<Values> reduce_steps(Transport& transport, const std::string& codec,
                                  ProgressBy progress) {
   constexpr std::array<std::size_t, 3> kCounts = {70'000, 5'000, 130};
@@ -142,7 +142,7 @@ TEST(MpiCollectives, ReducerHasTheBitsOfThreads) {
     expect_same_steps(transport, std::string(info.name) + "+ef");
 }
 
-// The instruction set of one rank differs; the bytes are the same.
+// One rank uses another instruction set; the bytes must be equal.
 TEST(MpiCollectives, RanksMayHaveOtherInstructionSets) {
   MpiTransport transport(MPI_COMM_WORLD);
   const auto inputs = gradients(transport.ranks(), kCount);

@@ -1,5 +1,5 @@
-// The fabric of ranks that are processes: each runs its own rank's body, and texts are exchanged so
-// that all see how every rank ended.
+// The fabric of ranks as processes: each process runs its rank's body. Error texts are exchanged,
+// so every process knows the errors of all ranks.
 #include <mpi.h>
 #include <tersor/mpi.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kTextBytes = 512;
 
-MPI_Comm members = MPI_COMM_NULL;  // the caller's communicator of the run under way
+MPI_Comm members = MPI_COMM_NULL;  // the caller's communicator for the current run
 
 int world_rank() {
   int rank = 0;
@@ -28,7 +28,7 @@ int world_ranks() {
   return ranks;
 }
 
-/// Every process's text, in the order of ranks.
+/// The texts of all processes in rank order.
 std::vector<std::string> gathered(const std::string& own) {
   std::vector<char> all(kTextBytes * static_cast<std::size_t>(world_ranks()));
   std::array<char, kTextBytes> text{};
@@ -47,7 +47,7 @@ void share(std::vector<std::string>& of_ranks) {
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) of_ranks[rank] = texts[rank];
 }
 
-/// The text of what the body threw, where it did.
+/// The text of the exception thrown by the body, or "".
 std::string outcome_of(MPI_Comm communicator, const Body& body) {
   MpiTransport transport(communicator);
   try {
@@ -59,7 +59,8 @@ std::string outcome_of(MPI_Comm communicator, const Body& body) {
   return {};
 }
 
-/// The body on the first so many processes. Throws what the lowest rank that failed said, in all.
+/// Runs the body on the first `ranks` processes. Every process throws the error of the lowest
+/// failed rank.
 void run_on_processes(int ranks, const Body& body) {
   MPI_Comm_split(MPI_COMM_WORLD, world_rank() < ranks ? 0 : MPI_UNDEFINED, world_rank(), &members);
   std::string error;

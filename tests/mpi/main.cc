@@ -1,4 +1,4 @@
-// Runs the tests in every process of mpirun. TERSOR_TEST_THREADS=single asks for a plain MPI_Init.
+// Runs the tests in every process of mpirun. TERSOR_TEST_THREADS=single selects plain MPI_Init.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  if (rank != 0) ::testing::GTEST_FLAG(brief) = true;  // of the others, failures only
+  if (rank != 0) ::testing::GTEST_FLAG(brief) = true;  // other ranks print failures only
   const int failed = RUN_ALL_TESTS();
   MPI_Finalize();
   return failed;

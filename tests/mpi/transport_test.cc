@@ -1,4 +1,4 @@
-// What only the transport between processes promises.
+// Features of the MPI transport only.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <tersor/buffer.h>
@@ -56,7 +56,7 @@ TEST(MpiTransport, IsMadeByTheMainThreadWhereMpiLetsInNoOther) {
   }).join();
 }
 
-// What another thread says, whether MPI lets it in or not, is told at the next call at the latest.
+// Poison from another thread is reported by the next call at the latest, with every thread level.
 TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
   const auto start = Clock::now();
   MpiTransport transport(MPI_COMM_WORLD);
@@ -92,7 +92,7 @@ TEST(MpiTransport, RefusesTwoGroups) {
 
 TEST(MpiTransport, ASecondSessionIsRefused) { EXPECT_THROW(MpiSession session, InvalidArgument); }
 
-// The caller's own messages, with any tag and from any rank, never meet ours.
+// The caller's own messages, with any tag and from any rank, never match the transport's messages.
 TEST(MpiTransport, LeavesTheCallersMessagesAlone) {
   MpiTransport transport(MPI_COMM_WORLD);
   const int ranks = transport.ranks(), rank = transport.rank();
@@ -111,7 +111,7 @@ std::size_t available_bytes() {
          static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// More bytes than MPI counts in an int, between two ranks. Every 4096th is looked at.
+// More bytes than an int can count, between two ranks. The test checks every 4096th byte.
 TEST(MpiTransport, CarriesMoreThanTwoGibibytes) {
   constexpr std::size_t kBytes = (std::size_t{1} << 31) + 12'345;
   if (available_bytes() < 4 * kBytes) GTEST_SKIP() << "needs 9 GB of memory";
@@ -132,7 +132,7 @@ TEST(MpiTransport, CarriesMoreThanTwoGibibytes) {
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/// What a wire does with others when it is made; the communicator of its messages.
+/// Repeats the communication of a new wire. Returns the communicator of its messages.
 MPI_Comm communicator_of_a_wire() {
   MPI_Comm own = MPI_COMM_NULL, host = MPI_COMM_NULL;
   int name = 0, ranks = 0;
@@ -167,7 +167,7 @@ void receive_refused_ones(int count) {
   wire.end(Wire::Parting::kAgreed);
 }
 
-// Heads that promise more, or less, than travels with them, and one that is cut off.
+// Headers announcing more or fewer bytes than the message contains, and a truncated header.
 TEST(MpiTransport, RefusesMessagesOfAnotherLength) {
   constexpr int kHeadBytes = sizeof(MessageHead);
   constexpr int kLengths[] = {kHeadBytes + 4, kHeadBytes + 12, kHeadBytes - 1};

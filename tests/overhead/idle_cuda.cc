@@ -1,6 +1,6 @@
-// The functions of the CUDA runtime that the library calls, for a device that does nothing: a
-// program that holds these calls no others. Copies are made at once, as what ranks agree on goes by
-// way of them; of kernels only marks run, for which the host waits.
+// CUDA runtime functions used by the library, for a device without work. The program defines these
+// functions, so no other runtime is linked. Copies run immediately, because agreements between
+// ranks use copies. Kernels do not run, except marks, because the host waits for marks.
 #include "kernels/device/marks.h"
 #include "tests/overhead/idle_counts.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMultiprocessors = 132, kBlocksOfEach = 8;
 
-char somewhere;  // what streams, events and modules are handles of
+char somewhere;  // streams, events and modules are pointers to this variable
 
 template <class Handle>
 cudaError_t make(Handle* handle) {
@@ -49,7 +49,7 @@ std::set<const void*>& marks() {
   return kernels;
 }
 
-/// What MarkKernel (kernels/device/marks.cu) is made of.
+/// The parameters of MarkKernel (kernels/device/marks.cu).
 struct Mark {
   tersor::kernels::ProgressWords* words;
   std::uint64_t* counter;
@@ -74,8 +74,7 @@ cudaError_t launch(const void* kernel, void** arguments) {
 
 extern "C" {
 
-// What nvcc's code calls, before main and where a program writes <<<…>>>, which the library does
-// not.
+// Functions called by nvcc's code: registration before main, and <<<…>>> launches (unused here).
 void** __cudaRegisterFatBinary(void*) {
   static void* module = &somewhere;
   return &module;
@@ -94,7 +93,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cu
   std::abort();
 }
 
-// What is queued.
+// Queued work.
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void** arguments, std::size_t,
                              cudaStream_t) {
   return launch(kernel, arguments);
@@ -115,7 +114,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t) { return count(&tersor::idle::Counts::events); }
 
-// What is made once.
+// Resources created once.
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) { return allocate(pointer, bytes); }
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
   return allocate(pointer, bytes);
@@ -131,7 +130,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return make(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 
-// Questions.
+// Queries.
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
   *attributes = {};
   attributes->type = cudaMemoryTypeDevice;

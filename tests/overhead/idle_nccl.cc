@@ -10,7 +10,7 @@
 namespace tersor::idle {
 namespace {
 
-// A handle is nothing but its number of ranks.
+// A communicator handle encodes only the number of ranks.
 int ranks_of(ncclComm_t communicator) {
   return static_cast<int>(reinterpret_cast<std::intptr_t>(communicator));
 }
@@ -20,7 +20,7 @@ ncclResult_t called() {
   return ncclSuccess;
 }
 
-// What ranks agree on, and nothing that they gather of gradients, is this short.
+// Maximum bytes of a message for agreement; gathered gradients are longer.
 constexpr std::size_t kLongestWord = 512;
 
 ncclResult_t all_gather(const void* from, void* to, std::size_t bytes, ncclDataType_t,

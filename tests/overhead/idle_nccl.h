@@ -1,11 +1,12 @@
-// NCCL whose functions succeed at once. Others agree with all that this rank says.
+// NCCL functions with immediate success. All other ranks agree with this rank.
 #pragma once
 
 #include "comm/transport/nccl/api.h"
 
 namespace tersor::idle {
 
-/// NCCL while it lives, one at a time: `nccl::api()` is its table.
+/// Replaces NCCL while this object lives. Objects must not overlap. `nccl::api()` returns the
+/// table.
 class Nccl {
  public:
   Nccl();
@@ -17,7 +18,7 @@ class Nccl {
   nccl::Api table_;
 };
 
-/// A communicator of rank 0 of so many.
+/// The communicator of rank 0 of `ranks` ranks.
 ncclComm_t communicator_of(int ranks);
 
 }  // namespace tersor::idle

@@ -1,5 +1,5 @@
-// What a call costs the host beside its launches: one rank's calls, with stand-ins of CUDA and NCCL
-// that do nothing but count. What CUDA and NCCL take for each launch and call comes on top.
+// The host overhead of a call, excluding launches: calls of a single rank, with CUDA and NCCL
+// functions replaced by counters. The time of CUDA and NCCL per launch and call comes on top.
 #include "tests/overhead/idle_counts.h"
 #include "tests/overhead/idle_nccl.h"
 
@@ -17,10 +17,11 @@ namespace tersor::test {
 namespace {
 
 constexpr double kMostSeconds = 20e-6;
-constexpr double kMostSecondsALaunch = 0.3e-6;  // of our own work: its parameters
+constexpr double kMostSecondsALaunch =
+    0.3e-6;  // the library's own time per launch, for its parameters
 constexpr std::size_t kChunkCount = std::size_t{1} << 18;
 
-/// The median of many calls, and what one call asks for.
+/// The median duration of many calls, and the counters of one call.
 struct Cost {
   double seconds = 0;
   idle::Counts counts;
@@ -32,7 +33,7 @@ idle::Counts operator-(const idle::Counts& after, const idle::Counts& before) {
           after.nccl_calls - before.nccl_calls};
 }
 
-/// What each call asks for, once a first one has made what it keeps.
+/// The counters of a call after warm-up.
 template <typename Call>
 idle::Counts counts_of(const Call& call) {
   constexpr int kWarmCalls = 200;
@@ -72,7 +73,7 @@ struct Case {
   Algorithm algorithm = Algorithm::kAuto;
   int ranks = 2;
   std::size_t chunks = 1;
-  idle::Counts most;  ///< that a call may ask for
+  idle::Counts most;  ///< maximum per call
 
   std::string name() const {
     return codec + " " + std::string(algorithm_name(algorithm)) + ", " + std::to_string(ranks) +
@@ -80,7 +81,7 @@ struct Case {
   }
 };
 
-/// A gradient on the idle device, its residuals and its words.
+/// A gradient on the idle device, with residuals and state words.
 class State {
  public:
   explicit State(std::size_t count)
@@ -98,7 +99,7 @@ class State {
       residual_.values(count_, Dtype::kF32), {}, reinterpret_cast<StateWords*>(words_.pointer())};
 };
 
-/// What `measure` says of an allreduce.
+/// Runs `measure` on an allreduce and returns its result.
 template <typename Measure>
 auto of_allreduce(const Case& wanted, const Measure& measure) {
   const idle::Nccl nccl;
@@ -114,7 +115,7 @@ auto of_allreduce(const Case& wanted, const Measure& measure) {
   return measure([&] { allreduce(transport, memory.gradient(), options, stream.view()); });
 }
 
-/// What `measure` says of a step of a reducer with `kBuckets` buckets.
+/// Runs `measure` on a step of a reducer with `kBuckets` buckets and returns its result.
 constexpr std::size_t kBuckets = 4;
 
 template <typename Measure>
@@ -145,7 +146,7 @@ const auto kTime = [](const auto& call) { return cost_of(call); };
 
 const char* const kTopk = "topk:density=0.01+ef";
 
-// As few as there are today: whoever needs fewer lowers them.
+// The current numbers. Lower a number after an improvement.
 const Case kCases[] = {
     {"int8", Algorithm::kOneShot, 2, 1, {7, 4, 12, 31, 4}},
     {"int8", Algorithm::kOneShot, 2, 16, {67, 66, 192, 421, 64}},

@@ -1,13 +1,19 @@
 #!/usr/bin/env python3
-"""Installs a build into a folder of its own and builds user programs against the copy: the project in
-the folder consumer by find_package, the same source and every program of the README, of docs/adam.md,
-docs/elastic.md and docs/gpu.md by pkg-config. A program compiled for another ABI must not link.
-With --mpi, instead, the two trainers of the folder mpi, which must learn the same; with --tcp the
-processes of the folder tcp, which must sum, and need no library beside the system's; with --nccl the
-program of docs/gpu.md that uses NCCL, which must start, and say what is missing where there is no GPU.
+"""Installs a build into a temporary folder and builds user programs against the copy.
 
-usage: check_package.py BUILD COMPILER [--mpi|--tcp|--nccl]    CXXFLAGS is handed on
-Exit status 77 where --mpi finds no MPI, or --tcp or --nccl a build without them.
+The project in the folder `consumer` uses find_package. That source and every program of the
+README, docs/adam.md, docs/elastic.md and docs/gpu.md use pkg-config. A program compiled for another
+ABI must not link. Options select other programs instead:
+
+--mpi   The two trainers of the folder `mpi`. Both must reach the same losses.
+
+--tcp   The processes of the folder `tcp`. They must sum, with system libraries only.
+
+--nccl  The NCCL program of docs/gpu.md. Without a GPU, the program must report the missing part.
+
+usage: check_package.py BUILD COMPILER [--mpi|--tcp|--nccl]    CXXFLAGS is passed on
+
+Exit status 77: --mpi without MPI, or --tcp or --nccl with a build without this transport.
 """
 import os
 import pathlib
@@ -21,7 +27,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent.parent
 SKIPPED = 77
 RANKS = 2
-# How far apart the losses may be, of the loss: int8's error is noise that training averages out.
+# Maximum relative difference of the losses. int8's error is noise averaged out by training.
 LOSS_TOLERANCE = 0.005
 
 
@@ -37,14 +43,14 @@ def output_of(*command, **options):
 
 
 def install(build, work):
-    """The prefix of a fresh installation."""
+    """Installs the build and returns the prefix."""
     shutil.rmtree(work, ignore_errors=True)
     run("cmake", "--install", build, "--prefix", work / "prefix", stdout=subprocess.DEVNULL)
     return work / "prefix"
 
 
 def build_project(source, prefix, work, compiler):
-    """Builds a project that finds the package; where its programs are."""
+    """Builds a find_package project and returns the folder of its programs."""
     run("cmake", "-S", source, "-B", work / "cmake", f"-DCMAKE_PREFIX_PATH={prefix}",
         f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release")
     run("cmake", "--build", work / "cmake")
@@ -52,7 +58,7 @@ def build_project(source, prefix, work, compiler):
 
 
 def pkg_config_command(prefix, source, program, compiler, package="tersor"):
-    """The compiler command that builds a program with the flags of pkg-config."""
+    """The compiler command for a program with the flags of pkg-config."""
     folder = next(prefix.rglob("tersor.pc")).parent
     flags = output_of("pkg-config", "--cflags", "--libs", package,
                       env={**os.environ, "PKG_CONFIG_PATH": str(folder)})
@@ -61,7 +67,7 @@ def pkg_config_command(prefix, source, program, compiler, package="tersor"):
 
 
 def by_pkg_config(prefix, source, work, compiler, package="tersor"):
-    """Builds a program; a static library needs no LD_LIBRARY_PATH, a shared library does."""
+    """Builds a program with pkg-config. Only a shared library needs LD_LIBRARY_PATH."""
     program = work / (source.stem + ".program")
     run(*pkg_config_command(prefix, source, program, compiler, package))
     os.environ["LD_LIBRARY_PATH"] = str(next(prefix.rglob("tersor.pc")).parent.parent)
@@ -69,7 +75,7 @@ def by_pkg_config(prefix, source, work, compiler, package="tersor"):
 
 
 def check_refused_abis(prefix, source, work, compiler):
-    """A program with another layout of the standard library's types does not link, and the symbol says why."""
+    """A program with another standard library ABI must not link; the symbol names the ABI."""
     for macro, symbol in (
         ("-D_GLIBCXX_DEBUG", "compile_libtersor_with_GLIBCXX_DEBUG_too"),
         ("-D_GLIBCXX_USE_CXX11_ABI=0", "compile_libtersor_with_GLIBCXX_USE_CXX11_ABI_0_too"),
@@ -81,7 +87,7 @@ def check_refused_abis(prefix, source, work, compiler):
 
 
 def programs_in(page):
-    """The text of every C++ block of a page that is a whole program."""
+    """Returns every C++ block of a page with a whole program."""
     file = REPOSITORY / page
     text = file.read_text() if file.exists() else ""
     blocks = re.findall(r"^```cpp\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -108,7 +114,7 @@ def check_programs(build, compiler):
 
 
 def losses(trainer):
-    """Before training and after, as the trainer's rank 0 prints them."""
+    """The losses before and after training, as printed by rank 0 of the trainer."""
     printed = output_of(REPOSITORY / "scripts" / "mpirun", RANKS, trainer)
     print(printed, end="")
     found = re.fullmatch(rf"{RANKS} ranks: loss (\S+), after \d+ steps (\S+)\n", printed)

@@ -1,4 +1,4 @@
-"""The MPI trainer with Tersor differs from the one without by the README's lines, and no more."""
+"""The MPI trainers with and without Tersor differ by the README's lines only."""
 
 import difflib
 import pathlib
@@ -10,13 +10,13 @@ README = FOLDER.parents[1] / "README.md"
 
 
 def code_lines(text):
-    """Without comments, blank lines and indentation."""
+    """The code without comments, blank lines and indentation."""
     lines = (re.sub(r"//.*", "", line).strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
 def changes():
-    """The lines that the plain trainer loses, and those that it gains."""
+    """The lines removed from the plain trainer, and the added lines."""
     before, after = (
         code_lines((FOLDER / "mpi" / name).read_text())
         for name in ("trainer.cc", "trainer_tersor.cc")

@@ -1,4 +1,4 @@
-"""The trainer on CUDA has the five lines of Tersor that docs/gpu.md shows, and no others in its steps."""
+"""The CUDA trainer's steps contain exactly the five lines of Tersor shown in docs/gpu.md."""
 
 import pathlib
 import re

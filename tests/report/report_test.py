@@ -1,4 +1,4 @@
-"""The report program: its numbers, its files, its errors. Needs a python3 with matplotlib."""
+"""Tests of the report program: numbers, files and errors. Requires a python3 with matplotlib."""
 
 import contextlib
 import importlib.util
@@ -35,7 +35,7 @@ def train_record(**changes: typing.Any) -> dict[str, typing.Any]:
 
 
 def training(codec: str, accuracies: list[float], **changes: typing.Any) -> list[dict]:
-    """One run; an epoch takes `epoch_seconds`."""
+    """A training run. `epoch_seconds` is the duration of an epoch."""
     epoch_seconds = changes.pop("epoch_seconds", 10.0)
     return [
         train_record(codec=codec, epoch=i, seconds=i * epoch_seconds, accuracy=accuracy, **changes)
@@ -44,7 +44,7 @@ def training(codec: str, accuracies: list[float], **changes: typing.Any) -> list
 
 
 def sample_trainings() -> list[dict]:
-    """Two seeds each of none, bf16 (2 times as fast), topk+ef (4 times), topk without feedback."""
+    """Two seeds each of none, bf16 (2x faster), topk+ef (4x faster) and topk without feedback."""
     runs: list[dict] = []
     for seed, shift in ((1, 0.0), (2, 0.01)):
         runs += training("none", [0.81, 0.86, 0.88 + shift], seed=seed)
@@ -103,7 +103,7 @@ def allocate_record(codec: str, **changes: typing.Any) -> dict[str, typing.Any]:
 
 
 def sample_allocation() -> list[dict]:
-    """Two parameters of two codecs each; what was asked for has the bytes of int8 for all."""
+    """Two parameters with two codecs each. The budget equals the bytes of int8 for all."""
     long, short = {"parameter": "w", "count": 900}, {"parameter": "b", "count": 100}
     return [
         allocate_record("int8", **long, payload_bytes=900, energy_lost=0.1, chosen=True),
@@ -130,7 +130,7 @@ def codec_record(ratio: float | None, **changes: typing.Any) -> dict[str, typing
 
 
 class Folder(unittest.TestCase):
-    """A fresh folder for each test, and the program to run in it."""
+    """A fresh folder per test for runs of the program."""
 
     def setUp(self) -> None:
         stack = contextlib.ExitStack()
@@ -238,9 +238,9 @@ class Numbers(Folder):
 
         seeds = ("none", 0.2, 1, 1.4), ("none", 0.2, 2, 1.6)
         ((none),) = points(("none", 0.1, 1, 1.7), ("none", 0.4, 1, 1.2), *seeds)
-        self.assertEqual(none.label, "none, rate 0.2, best of 3")  # of those with both seeds
+        self.assertEqual(none.label, "none, rate 0.2, best of 3")  # of the rates with both seeds
         self.assertAlmostEqual(none.loss.mean, 1.5)
-        self.assertEqual([round(loss, 6) for loss in none.others], [1.8, 1.3])  # beside seed 1
+        self.assertEqual([round(loss, 6) for loss in none.others], [1.8, 1.3])  # seed 1
         only, _ = points(("int8", 0.1, 1, 1.7), *seeds)
         self.assertEqual(only.label, "int8, rate 0.1 (1 of 2 seeds)")
 
@@ -254,7 +254,7 @@ class Numbers(Folder):
         self.assertTrue(may(slow, fast))
         self.assertFalse(may(slow, {**fast, "ranks": 8}))
         self.assertFalse(may(slow, {**fast, "loss": None}))
-        self.assertFalse(may(slow, {}))  # one does not tell its rate
+        self.assertFalse(may(slow, {}))  # `{}` has no rate
 
     def test_what_nobody_can_tell_counts_for_nothing(self) -> None:
         unknown = {"encode_seconds": None, "wire_seconds": None, "decode_seconds": None}
@@ -300,7 +300,7 @@ class Colours(unittest.TestCase):
 @unittest.skipUnless(HAS_MATPLOTLIB, "matplotlib is missing: apt-get install python3-matplotlib")
 class Page(Folder):
     def report(self, content: typing.Any, *arguments: str) -> tuple[str, list[str]]:
-        """Writes the page; returns its text and the paths that were printed."""
+        """Writes the page. Returns the text and the printed paths."""
         result = self.run_report(self.write(content), "-o", self.folder / "out", *arguments)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         page = (self.folder / "out" / "index.html").read_text(encoding="utf-8")
@@ -344,7 +344,7 @@ class Page(Folder):
     def test_the_page_loads_nothing(self) -> None:
         page, _ = self.report(sample_trainings())
         sources = re.findall(r'(?:src|href|srcset)\s*=\s*"([^"]{0,40})', page)
-        self.assertEqual(len(sources), 10)  # five pictures, light and dark
+        self.assertEqual(len(sources), 10)  # five figures, light and dark
         for source in sources:
             self.assertTrue(source.startswith("data:image/png;base64,"), source)
         self.assertNotRegex(page, r"<script|<link|@import|url\(")
@@ -517,7 +517,7 @@ class Text(Folder):
         step = {**call, "codec": "int8", "parameters": 32, "backward_seconds": 0.5, "hidden": 0.9}
         text = self.text([call, step])
         self.assertIn("Reducer: 32 parameters, backward pass of 500 ms; 4 ranks", text)
-        self.assertEqual(self.row(text, "int8")[3], "—")  # there is no step with none
+        self.assertEqual(self.row(text, "int8")[3], "—")  # no step with none
         self.assertEqual(self.row(text, "int8")[-1], "90 %")
 
 
@@ -559,7 +559,7 @@ class BadInput(Folder):
         self.refused('[{"benchmark": "train", "codec": "a", "seed": 1e999}]', "seed", "Infinity")
         text = json.dumps([train_record(accuracy=float("nan"))])
         self.refused(text, '"accuracy" is nan')
-        self.load([train_record(loss=None)])  # a run that diverged
+        self.load([train_record(loss=None)])  # a diverged run
 
     def test_the_same_run_twice(self) -> None:
         self.refused([train_record(), train_record()], "two train records", "seed 1")

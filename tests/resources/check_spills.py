@@ -1,6 +1,6 @@
-"""Runs the kernel report's check on the objects of a build.
+"""Runs the kernel report's check on the object files of a build.
 
-usage: check_spills.py ARCHITECTURE [OBJECT...]    exit status 77: skipped, and the reason printed
+usage: check_spills.py ARCHITECTURE [OBJECT...]    exit status 77: skipped; the reason is printed
 """
 
 import pathlib

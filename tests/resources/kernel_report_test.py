@@ -1,4 +1,4 @@
-"""The kernel report's reader of machine code, its hot path, its arithmetic: small examples."""
+"""Small examples for the kernel report: machine code reader, hot path and arithmetic."""
 
 import pathlib
 import sys
@@ -14,7 +14,7 @@ import machine_code  # noqa: E402
 import measure  # noqa: E402
 import tools  # noqa: E402
 
-# A loop that checks; then one over rows with a slow path, an inner loop, a rare call, a barrier.
+# A checking loop, then a loop over rows with a slow path, an inner loop, a rare call and a barrier.
 SASS = """
 		Function : _Z4rowsv
         /*0000*/                   LDC R1, c[0x0][0x28] ;                        /* 0x00000a00 */
@@ -78,8 +78,8 @@ class MachineCode(unittest.TestCase):
         }
         self.assertEqual(following[0x40], {0x50, 0x80})  # `@!P2 BRA P1` may fall through
         self.assertEqual(following[0x70], {0x80})
-        self.assertEqual(following[0x80], {0x90})  # BSYNC: the end that BSSY names
-        self.assertEqual(following[0xE0], {0xF0})  # diverged warps are left out
+        self.assertEqual(following[0x80], {0x90})  # BSYNC: the end named by BSSY
+        self.assertEqual(following[0xE0], {0xF0})  # diverged warps are ignored
         self.assertEqual(following[0x140], set())
 
 
@@ -87,8 +87,8 @@ class HotPath(unittest.TestCase):
     def test_takes_the_loop_that_stores_without_calls_and_padding(self) -> None:
         loop = hot_path.main_loop(machine_code.parse(SASS)["_Z4rowsv"])
         assert loop is not None
-        # From 0x30 past the two narrow loads, the call and the padding to 0x130. The three
-        # instructions of the inner loop are apart.
+        # The loop starts at 0x30 and ends at 0x130, with two narrow loads, the call and padding. The inner
+        # loop's three instructions count separately.
         self.assertEqual(loop.instructions, 8)
         self.assertEqual([inner.instructions for inner in loop.inner], [3])
         self.assertEqual(loop.inner[0].load_bytes, 16)

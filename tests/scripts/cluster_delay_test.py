@@ -1,4 +1,4 @@
-"""scripts/cluster on a kernel that has netem: delay and loss."""
+"""scripts/cluster on a kernel with netem: delay and loss."""
 
 import re
 import unittest
@@ -14,7 +14,7 @@ class Impaired(Case):
     def test_a_delay_is_added_on_each_way(self) -> None:
         done = up_or_skip(2, "--rate", "100mbit", "--delay", "20ms")
         self.assertIn("delay 20ms", done.stdout)
-        self.send(1)  # finds out who has which address
+        self.send(1)  # resolves the addresses
         seconds, _ = self.send(1)
         self.assertGreater(seconds, 0.95 * 2 * 0.020)
         self.assertLess(seconds, 0.5)

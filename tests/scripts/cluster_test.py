@@ -1,5 +1,7 @@
-"""scripts/cluster: what it refuses, that hosts are shaped, counted, cut and joined, and that
-nothing is left behind. Its hosts have a name of their own, beside any other cluster."""
+"""scripts/cluster: refused calls, traffic shaping, counters, link cuts and joins, and cleanup.
+
+Host names are unique to avoid conflicts with other clusters.
+"""
 
 import collections
 import os
@@ -18,7 +20,7 @@ ROOT = os.geteuid() == 0
 HAS_IPROUTE = bool(shutil.which("ip") and shutil.which("tc"))
 MEGABYTE = 10**6
 
-# Takes one connection, reads it to its end, answers one byte.
+# Accepts a connection, reads until the end, and answers with a byte.
 SERVER = """
 import socket
 with socket.create_server(("", 5000)) as server:
@@ -28,7 +30,7 @@ with socket.create_server(("", 5000)) as server:
     connection.sendall(b"!")
 """
 
-# Sends as many bytes as it is told; prints the seconds until the answer and TCP's control.
+# Sends a given number of bytes. Prints the seconds until the answer and TCP's congestion control.
 CLIENT = """
 import socket, sys, time
 with socket.create_connection((sys.argv[1], 5000), timeout=10) as connection:
@@ -65,7 +67,7 @@ class Case(unittest.TestCase):
 
 
     def send(self, count) -> tuple[float, str]:
-        """Sends bytes from host 1 to host 0; how many seconds it took, and TCP's control of it."""
+        """Sends bytes from host 1 to host 0. Returns the seconds and TCP's congestion control."""
         server = subprocess.Popen(
             ["ip", "netns", "exec", f"{PREFIX}0", "python3", "-c", SERVER],
             stdout=subprocess.PIPE, text=True,
@@ -135,7 +137,7 @@ class NoCluster(Case):
 
 
 def up_or_skip(*words):
-    """Skips where this machine lets nobody make namespaces, or its kernel cannot shape."""
+    """Skips if the machine forbids namespaces or the kernel lacks traffic shaping."""
     done = cluster("up", *words)
     if re.search("no namespace could be made|kernel has no", done.stderr):
         raise unittest.SkipTest(done.stderr.splitlines()[-2])
@@ -144,7 +146,7 @@ def up_or_skip(*words):
 
 @unittest.skipUnless(ROOT and HAS_IPROUTE, "needs root and iproute2")
 class HalfWay(Case):
-    """`up` that fails after its first steps."""
+    """An `up` with a failure after the first steps."""
 
     def setUp(self) -> None:
         up_or_skip(1, "--rate", "100mbit")
@@ -155,7 +157,7 @@ class HalfWay(Case):
         self.folder = pathlib.Path(folder.name)
 
     def refuse(self, program, pattern) -> None:
-        """A program that fails where its words match, and is the real one elsewhere."""
+        """A program that fails for matching arguments and otherwise runs the real program."""
         file = self.folder / program
         file.write_text(
             f'#!/bin/sh\ncase "$*" in {pattern}) echo "unknown kind" >&2; exit 2 ;; esac\n'
@@ -189,7 +191,7 @@ Count = collections.namedtuple("Count", "sent received")
 
 
 class Hosts(Case):
-    RATE = 100e6  # bits a second
+    RATE = 100e6  # bits per second
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -263,14 +265,14 @@ class Hosts(Case):
         sleeper = subprocess.Popen(["ip", "netns", "exec", f"{name}0", "sleep", "1000"])
         self.addCleanup(sleeper.kill)
         while "sleep" not in pathlib.Path(f"/proc/{sleeper.pid}/cmdline").read_text().split("\0"):
-            time.sleep(0.01)  # until it has entered the namespace
-        trace = pathlib.Path(tempfile.gettempdir(), f"ompi.{name}0.0")  # as a killed mpirun leaves
+            time.sleep(0.01)  # until the process has entered the namespace
+        trace = pathlib.Path(tempfile.gettempdir(), f"ompi.{name}0.0")  # like the remains of a killed mpirun
         trace.mkdir()
         self.assertEqual(cluster("down", TERSOR_CLUSTER=name).returncode, 0)
         self.assertFalse(trace.exists())
         self.assertEqual(sleeper.wait(timeout=10), -9)
         self.assertFalse([found for found in namespaces() if found.startswith(name)])
-        self.assertTrue(self.succeeds("status"))  # the other cluster's hosts are there
+        self.assertTrue(self.succeeds("status"))  # the other cluster's hosts still exist
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""scripts/gpu-check without a GPU: what it makes of records, and that no step stops it."""
+"""scripts/gpu-check without a GPU: processing of records. A failed step must not stop the run."""
 
 import json
 import os
@@ -18,7 +18,7 @@ import gpu_figures  # noqa: E402
 
 MI = 2**20
 
-# Stands in for tersor-bench: writes the records of the file beside it that its arguments ask for.
+# Replaces tersor-bench: writes records from a file in the same folder, selected by the arguments.
 FAKE_BENCH = """#!/usr/bin/env python3
 import json, pathlib, sys
 words = sys.argv[1:]
@@ -172,7 +172,7 @@ class Figures(unittest.TestCase):
 
 
 class Program(unittest.TestCase):
-    """The whole command on programs that stand in for ours."""
+    """The whole command with substitutes for the project's programs."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()

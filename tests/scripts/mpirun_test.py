@@ -1,4 +1,4 @@
-"""scripts/mpirun: which options it hands on, and what it says where it cannot."""
+"""scripts/mpirun: forwarded options and error messages."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ import unittest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "mpirun"
 
-# Stands in for mpirun: one line for each word.
+# Replaces mpirun: prints a line per argument.
 FAKE_MPIRUN = """#!/bin/sh
 printf '%s\\n' "ROOT=${OMPI_ALLOW_RUN_AS_ROOT:-no}" "$@"
 """

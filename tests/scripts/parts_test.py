@@ -1,5 +1,7 @@
-"""The parts of scripts/test, with stand-ins of the programs that build and test: each builds, tests, and ends
-with the summary's line; and their names are those of CONTRIBUTING.md."""
+"""The parts of scripts/test, with substitutes for the build and test programs.
+
+Each part builds, tests, and ends with the summary line. CONTRIBUTING.md lists the same parts.
+"""
 
 import os
 import pathlib
@@ -45,7 +47,7 @@ class Parts(unittest.TestCase):
         self.install("bin/cmake", CMAKE)
         self.install("bin/ctest", CTEST)
         self.install("bin/git", GIT)
-        self.install("bin/cuobjdump", NOTHING)  # so that none is fetched
+        self.install("bin/cuobjdump", NOTHING)  # prevents a download
         for name in ("test", "test_summary.py"):
             shutil.copy(REPOSITORY / "scripts" / name, self.root / "scripts" / name)
 
@@ -56,7 +58,7 @@ class Parts(unittest.TestCase):
         program.chmod(0o755)
 
     def run_test(self, *arguments, **variables):
-        """What scripts/test did, and what it called."""
+        """Returns the result of scripts/test and the called programs."""
         calls = self.root / "calls"
         calls.write_text("")
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
@@ -83,7 +85,7 @@ class Parts(unittest.TestCase):
             self.assertNotIn("ctest", calls)
 
     def test_only_what_a_part_needs_is_built(self) -> None:
-        _, calls = self.run_test("--part", "seeds")  # of a build without TCP and MPI
+        _, calls = self.run_test("--part", "seeds")  # for a build without TCP and MPI
         self.assertRegex(calls, r"cmake --build --preset quick -j \d+ --target tersor_faults_test\n")
 
     def test_all_runs_each(self) -> None:

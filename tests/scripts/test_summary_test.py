@@ -1,4 +1,4 @@
-"""scripts/test_summary.py on files as CTest and pytest write them."""
+"""scripts/test_summary.py on result files of CTest and pytest."""
 
 import pathlib
 import subprocess
@@ -39,7 +39,7 @@ MANY = "".join(f'<testcase name="n{i}" time="{i}" status="run"/>' for i in range
 
 class TestSummary(unittest.TestCase):
     def summary_of(self, *texts, broken=0, cases=""):
-        """Exit status and lines; `cases` is what became of those of the first file's only suite."""
+        """Exit status and lines. `cases` are the results of the only suite in the first file."""
         with tempfile.TemporaryDirectory() as folder:
             paths = []
             for text in texts:

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Checks what the compiler does not: which floor includes which, and how long files and lines are.
+"""Checks rules beyond the compiler: includes between floors, and lengths of files and lines.
 
-usage: check_structure.py REPOSITORY    prints every violation; exit status 1 where there is one
+usage: check_structure.py REPOSITORY    prints every violation; exit status 1 after a violation
 """
 import pathlib
 import re
 import sys
 
-# A file may include its own floor and those before it; the longest prefix of its path decides.
+# A file may include headers of its own floor and of previous floors. The longest matching prefix of the path
+# defines the floor.
 FLOORS = [
     "include", "kernels/scalar", "kernels/host", "kernels/device", "kernels/cast", "kernels/quantize",
     "kernels", "codecs", "comm/transport", "comm/collectives", "comm/tuning", "comm/calls", "comm",
@@ -16,26 +17,26 @@ TOP_FLOOR = len(FLOORS)
 TOP_FOLDERS = ["bench", "tests", "python_bindings"]
 EXTENSIONS = {".h", ".cc", ".cuh", ".cu"}
 MAX_LINES = 400
-REASON = "Long because"  # in its opening, a longer file says why it is one
+REASON = "Long because"  # the opening of a longer file gives the reason
 OPENING_LINES = 15
 MAX_COLUMNS = 100
 
-# Words that a folder must not know: a codec never sees a rank, a transport never sees a codec, and
-# of the kernels ranks see what no codec has of its own.
+# Forbidden includes per folder: codecs are independent of ranks, transports are independent of codecs, and comm
+# uses only the kernels without codec formats.
 FORBIDDEN = {
     "kernels": r"tersor/(transport|inprocess|mpi|nccl|tcp|collectives|reducer)\.h",
     "codecs": r"tersor/(transport|inprocess|mpi|nccl|tcp|collectives|reducer)\.h",
     "comm": r"kernels/(?!scalar/|host/|device/).*",
     "comm/transport": r"tersor/(codec|codecs/.*|collectives|reducer)(\.h)?",
 }
-# Libraries that are named in one folder and one public header only.
+# Libraries allowed in only one folder and one public header.
 CONFINED = {"mpi.h": "mpi", "nccl.h": "nccl", "sodium.h": "tcp"}
 LIBRARY_HEADERS = ("tersor/mpi.h", "tersor/nccl.h", "tersor/tcp.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
 def floor_of(path):
-    """The floor of a path below the repository's root; None where it belongs to none."""
+    """Returns the floor of a path relative to the root, or None."""
     if path.split("/")[0] in TOP_FOLDERS:
         return TOP_FLOOR
     found = [floor for floor in FLOORS if path.startswith(floor + "/")]
@@ -47,7 +48,7 @@ def includes(text):
 
 
 def check_include(path, quote, name):
-    """What is wrong with one include, one sentence each."""
+    """Returns a sentence for each violation of an include."""
     if ".." in name.split("/"):
         yield f"includes {name}: no '..'"
         return
@@ -77,7 +78,7 @@ def check_text(text):
 
 
 def check_umbrella(root):
-    """tersor.h names no single codec, and no library that a user may not have, not even indirectly."""
+    """tersor.h includes no single codec and no optional library, not even indirectly."""
     seen, pending = set(), ["tersor/tersor.h"]
     while pending:
         name = pending.pop()
@@ -99,19 +100,20 @@ def sources(root):
 
 
 def type_names(text, beginning):
-    """Types that are defined in a text, but for members of others that are defined outside."""
+    """Types defined in a text, except member types defined outside of their class."""
     return re.findall(beginning + r"(?:class|struct|enum|enum class) (\w+)(?: final)?(?: :(?!:)[^;{]*)? \{", text, re.M)
 
 
 def public_names(root):
-    """Of types in public headers, which begin at the first column. One that is made anew for each
-    of its arguments is named where it is made."""
+    """Types defined at the first column of public headers. A specialized template counts where the
+    primary template is defined.
+    """
     headers = (file.read_text(encoding="utf-8") for file in sorted((root / "include").rglob("*.h")))
     return {name for text in headers for name in type_names(text, "^")}
 
 
 def check_names(path, text, public):
-    """A public type's name means nothing else inside of the library."""
+    """The name of a public type must have no other meaning inside the library."""
     if not path.startswith(("kernels/", "codecs/", "comm/")):
         return
     for name in type_names(text, r"^ *"):
@@ -120,7 +122,7 @@ def check_names(path, text, public):
 
 
 def types_by_namespace(text):
-    """Full names of the types that a text defines, but for those without linkage."""
+    """Full names of the types with linkage defined in a text."""
     around = []
     for line in text.split("\n"):
         if opened := re.match(r"(?:inline )?namespace ?([\w:]*) \{$", line):
@@ -132,7 +134,7 @@ def types_by_namespace(text):
 
 
 def check_types(root):
-    """To the linker two types of one name are one, and one of their members is taken for both."""
+    """The linker merges two types of equal name and would mix up the members."""
     homes = {}
     for file, path in sources(root):
         if path.startswith("tests/"):

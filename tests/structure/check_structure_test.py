@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_structure.py must see each kind of violation, and leave a good tree in peace."""
+"""check_structure.py must find each kind of violation and accept a valid tree."""
 import pathlib
 import tempfile
 import unittest
@@ -18,7 +18,7 @@ GOOD = {
     "tests/codecs/int8_test.cc": '#include "bench/records.h"\n#include "tests/support/round_trip.h"\n',
 }
 
-# path, its text, and a part of the sentence that must come
+# path, text, and a part of the expected sentence
 BAD = [
     ("kernels/a.cc", '#include "codecs/registry.h"\n', "a floor above"),
     ("codecs/a.cc", '#include "comm/allreduce.h"\n', "a floor above"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs tersor-bench over TCP, and compares what it says with one process of as many threads.
+"""Runs tersor-bench over TCP and compares the output with a process of as many threads.
 
 usage: check_bench.py TERSOR_BENCH [unittest arguments]
 """

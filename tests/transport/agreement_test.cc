@@ -1,5 +1,5 @@
-// Ranks that call different things: every rank ends with an error that names one that differs, in
-// which operation, and how.
+// Mismatched calls: every rank raises an error with a differing rank, the operation, and the
+// difference.
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -42,7 +42,8 @@ TEST_P(TransportFaultsByDisagreement, AnotherOperationEndsOnAllRanks) {
     }
 }
 
-// Whichever way each of them goes, some rank hears at once of another one that differs.
+// Regardless of the ranks' algorithms, some rank immediately receives a message from a differing
+// rank.
 TEST_P(TransportFaultsByDisagreement, AnotherCountEndsOnAllRanksWhicheverWayTheyGo) {
   constexpr std::size_t kCounts[] = {200, 10'000, 200'000};
   for (const std::size_t count : kCounts)
@@ -76,7 +77,7 @@ TEST_P(TransportFaultsByDisagreement, AnotherCountOrTypeOfASumEndsOnAllRanks) {
   expect_all_fail(errors, {"1000 values of bf16", "1000 values of f16"});
 }
 
-// The same count and dtype, but other parts: found by the bytes of the chunks.
+// Equal count and dtype, but different parts: detected by the sizes of the chunks.
 TEST_P(TransportFaultsByDisagreement, OtherPartsOfASumEndOnAllRanks) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     std::vector<float> values(40'000);
@@ -97,7 +98,8 @@ TEST_P(TransportFaultsByDisagreement, AMessageLongerThanTheCapacityEndsOnAllRank
                   {"allgather", "rank 1 sends 300 bytes where this rank takes at most 200"});
 }
 
-/// Sends to `to` and takes from those who then send to this rank, as a call that is `signature`.
+/// Sends to rank `to`. On rank `to`, receives from all peers. The signature is
+/// `operation.signature`.
 void gather_to(Transport& transport, int to, const Operation& operation) {
   const std::vector<std::byte> bytes(100);
   std::vector<SendTo> sends;
@@ -108,13 +110,15 @@ void gather_to(Transport& transport, int to, const Operation& operation) {
   transport.exchange(operation, sends, receives).wait_synchronize();
 }
 
-/// Who only sent learns of a fault here: in the second one where the others had begun the first.
+/// A rank without receives gets the error here: in the second barrier if the other ranks had
+/// started the first.
 void meet_twice(Transport& transport, std::chrono::milliseconds timeout) {
   for (const std::uint32_t tag : {1u, 2u})
     transport.barrier({.name = "barrier", .tag = tag, .timeout = timeout}).wait_synchronize();
 }
 
-// Rank 1 waits for nobody, whether what rank 2 sends comes before its call, in it or after it.
+// Rank 1 waits for no rank. The message of rank 2 arrives before, during or after the call of rank
+// 1.
 TEST_P(TransportFaultsByDisagreement, AMessageThatNobodyWaitsForEndsOnAllRanks) {
   for (const int late : {1, 2}) {
     SCOPED_TRACE(::testing::Message() << "rank " << late << " is late");
@@ -129,7 +133,8 @@ TEST_P(TransportFaultsByDisagreement, AMessageThatNobodyWaitsForEndsOnAllRanks) 
   }
 }
 
-// Both wait for everybody, whom the third one has long left: only who asks learns it.
+// Both roots wait for all ranks, and the other ranks are in later calls. Therefore only a query at
+// the deadline reveals the mismatch.
 TEST_P(TransportFaultsByDisagreement, WhoTakesTheOthersPartIsNamedAtTheDeadline) {
   const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
     const std::uint64_t root = transport.rank() == 2 ? 2 : 0;

@@ -1,4 +1,4 @@
-// Operations by number, and what their errors say.
+// Operations by number, and checks of the errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// Every rank has failed, and each error says all of `parts`.
+/// Expects an error with all texts of `parts` on every rank.
 inline void expect_all_fail(const std::vector<std::string>& errors,
                             const std::vector<std::string>& parts) {
   for (std::size_t rank = 0; rank < errors.size(); ++rank)
@@ -36,7 +36,7 @@ inline void exchange_all(Transport& transport, const Operation& operation, Const
 }
 
 inline constexpr int kCalls = 7;
-/// Some operation of many, by number, on `count` f32 values.
+/// Calls operation number `which` on `count` f32 values.
 inline void call(Transport& transport, int which, const Operation& operation, std::size_t count) {
   std::vector<float> values(count, 1.0f);
   const auto parts = cut(values, even_counts(count, transport.ranks()));

@@ -1,5 +1,5 @@
-// What every transport must do: move bytes of any count between any number of ranks, whatever the
-// order in which operations are started, and keep channels and splits apart.
+// Transport conformance: delivers bytes of any count between any number of ranks, with operations
+// in any order. Separates channels and splits.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -22,7 +22,7 @@ INSTANTIATE_TEST_SUITE_P(Fabrics, TransportConformance, ::testing::ValuesIn(fabr
                          fabric_name);
 INSTANTIATE_TEST_SUITE_P(Late, TransportConformance, ::testing::Values(late_fabric()), fabric_name);
 
-// Every rank there is once: it gets what the others call themselves.
+// Every rank exists once: received rank numbers must match.
 TEST_P(TransportConformance, KnowsItsRanks) {
   on_all_ranks([](Transport& transport) {
     const auto own = static_cast<std::byte>(transport.rank());
@@ -47,7 +47,7 @@ TEST_P(TransportConformance, NumbersHostsByTheirLowestRanks) {
   });
 }
 
-// Ranks that share a host in the whole share one in a part, and no others do.
+// Members of a split share a host if and only if they share a host in the parent transport.
 TEST_P(TransportConformance, SplitsKnowTheHostsOfTheirMembers) {
   run(8, [](Transport& transport) {
     const std::vector<int> members = {1, 4, 5, 7};
@@ -75,7 +75,7 @@ TEST_P(TransportConformance, AllGatherBringsEverybodysBytes) {
   });
 }
 
-// Every pair has a length of its own, below the capacity; some send nothing.
+// Every pair has a different length below the capacity. Some lengths are 0.
 TEST_P(TransportConformance, AllToAllBringsEachPairItsOwn) {
   const auto length = [](std::size_t bytes, int from, int to) {
     return bytes * static_cast<std::size_t>((from + 2 * to) % 4) / 3;
@@ -138,7 +138,7 @@ TEST_P(TransportConformance, ReceiveAnyTakesEveryRankOnce) {
 
 TEST_P(TransportConformance, BarrierHoldsUntilTheLastHasCome) {
   on_all_ranks([](Transport& transport) {
-    const auto start = Clock::now();  // before the last rank can have begun to dawdle
+    const auto start = Clock::now();  // before the last rank can start its pause
     transport.barrier(operation_of(transport)).wait_synchronize();
     if (transport.rank() == transport.ranks() - 1) std::this_thread::sleep_for(30ms);
     transport.barrier(operation_of(transport)).wait_synchronize();
@@ -146,7 +146,7 @@ TEST_P(TransportConformance, BarrierHoldsUntilTheLastHasCome) {
   });
 }
 
-// Ranks start six operations each in an order of their own, and wait in another one.
+// Each rank starts six operations in a different order and waits in another order.
 TEST_P(TransportConformance, OperationsMayStartInAnyOrder) {
   on_all_ranks([](Transport& transport) {
     constexpr std::size_t kOperations = 6;
@@ -176,7 +176,7 @@ TEST_P(TransportConformance, OperationsMayStartInAnyOrder) {
   });
 }
 
-// As an event loop does it: wait_activity, then test what is under way.
+// Like an event loop: wait_activity, then test all pending operations.
 TEST_P(TransportConformance, AnEventLoopNeedsNoOtherWait) {
   on_all_ranks([](Transport& transport) {
     std::vector<float> values(100'000, 2.0f);
@@ -225,13 +225,13 @@ TEST_P(TransportConformance, WakeEndsTheWaitingOfAnotherThread) {
     transport.wait_activity(start + 20s);
     EXPECT_LT(Clock::now() - start, 10s);
     trainer.join();
-    transport.wake();  // a wake that nobody waits for yet is not lost
+    transport.wake();  // a wake before the wait is not lost
     transport.wait_activity(Clock::now() + 20s);
     EXPECT_LT(Clock::now() - start, 10s);
   });
 }
 
-// The same tags on both, started in opposite orders by odd and even ranks.
+// Equal tags on both channels, started in opposite orders by odd and even ranks.
 TEST_P(TransportConformance, ChannelsDoNotMeet) {
   on_all_ranks([](Transport& transport) {
     const auto first = transport.channel();
@@ -273,7 +273,7 @@ TEST_P(TransportConformance, ChannelsMayBeUsedFromThreadsOfTheirOwn) {
 
 TEST_P(TransportConformance, SplitsRunSideBySide) {
   run(8, [](Transport& transport) {
-    // Odd and even ranks; then halves of these; and all of them in between.
+    // Odd and even ranks, then halves of the splits, with operations of all ranks in between.
     std::vector<int> members;
     for (int rank = transport.rank() % 2; rank < 8; rank += 2) members.push_back(rank);
     const auto parity = transport.split(members);
@@ -296,7 +296,7 @@ TEST_P(TransportConformance, SplitsRunSideBySide) {
   });
 }
 
-// Only some ranks split; what all do afterwards still meets.
+// Only some ranks split. Later collectives of all ranks still match.
 TEST_P(TransportConformance, ASplitOfSomeDoesNotDisturbTheRest) {
   run(4, [](Transport& transport) {
     std::unique_ptr<Transport> some;
@@ -372,7 +372,7 @@ TEST_P(TransportConformance, RefusesWhatCannotBe) {
     const std::vector<ValueSpan> mixed = {floats, halves};
     EXPECT_THROW(transport.sum(operation, mixed), InvalidArgument);
     EXPECT_THROW(transport.sum(operation, std::vector<ValueSpan>{floats}), InvalidArgument);
-    transport.barrier(operation).wait_synchronize();  // and nothing was poisoned by that
+    transport.barrier(operation).wait_synchronize();  // the transport is not poisoned
   });
 }
 

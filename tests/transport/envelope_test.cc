@@ -1,4 +1,4 @@
-// What stands before every message: ranks whose formats differ find out, and say so.
+// Message headers: ranks with different formats detect the difference and report both.
 #include "comm/transport/host/envelope.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What every transport must do with lists of messages: any to and from any peers, as long or as
-// empty as they are, and refuse by name what no exchange is.
+// Transport conformance of exchange: messages to and from any peers, of any length including 0.
+// Invalid lists are refused by name.
 #include <algorithm>
 #include <chrono>
 
@@ -14,7 +14,8 @@ class TransportExchange : public OnFabric {};
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportExchange, ::testing::ValuesIn(fabrics()), fabric_name);
 INSTANTIATE_TEST_SUITE_P(Late, TransportExchange, ::testing::Values(late_fabric()), fabric_name);
 
-/// Where a message is read from its sender's memory no sooner than it is taken.
+/// Exchanges in which the receiver reads a message from the sender's memory only when the receive
+/// is posted.
 class UnreadExchange : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Late, UnreadExchange, ::testing::Values(late_fabric()), fabric_name);
@@ -23,7 +24,7 @@ void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << '"' << text << "\" does not say " << part;
 }
 
-/// A message of `bytes` to each peer, and from each, of what `pattern` says.
+/// Messages of `bytes` bytes to and from each peer, with the contents of `pattern`.
 class Messages {
  public:
   explicit Messages(Transport& transport) : transport_(transport) {}
@@ -92,7 +93,7 @@ TEST_P(TransportExchange, GoesToAStarsMiddleAndBack) {
   });
 }
 
-// Rank r sends to all above it, and more the further up they are.
+// Rank r sends to all higher ranks, and more to higher ranks.
 TEST_P(TransportExchange, ListsMayBeUneven) {
   on_all_ranks([](Transport& transport) {
     Messages messages(transport);
@@ -105,7 +106,7 @@ TEST_P(TransportExchange, ListsMayBeUneven) {
   });
 }
 
-// Ranks that have nothing to do need no other, and those that do not call stand in nobody's way.
+// An exchange without messages completes alone. Ranks without a call block no other rank.
 TEST_P(TransportExchange, ListsMayBeEmpty) {
   on_all_ranks([](Transport& transport) {
     EXPECT_TRUE(transport.exchange(operation_of(transport), {}, {}).test());
@@ -122,7 +123,7 @@ TEST_P(TransportExchange, ListsMayBeEmpty) {
   });
 }
 
-// A server that answers whoever comes, by an exchange that does both.
+// A server answers requests from any rank with a combined send and receive.
 TEST_P(TransportExchange, TakesAMessageFromAnyRank) {
   on_all_ranks([](Transport& transport) {
     if (!transport.traits().receive_any || transport.ranks() == 1) return;
@@ -149,7 +150,7 @@ TEST_P(TransportExchange, TakesAMessageFromAnyRank) {
   });
 }
 
-// Messages of several exchanges pass each other, each under its own tag.
+// Messages of several concurrent exchanges match by tag.
 TEST_P(TransportExchange, ManyMayBeUnderWay) {
   on_all_ranks([](Transport& transport) {
     if (transport.ranks() == 1) return;
@@ -201,7 +202,7 @@ TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
     expect_contains(refusal({{kAnyRank}}, {}), "rank -1" + no_peer);
     expect_contains(refusal({}, {{-2, 1}}), "rank -2" + no_peer);
     expect_contains(refusal({}, {{next, 1}, {kAnyRank, 1}}), "rank -1" + no_peer);
-    transport.barrier(operation_of(transport)).wait_synchronize();  // and nothing was poisoned
+    transport.barrier(operation_of(transport)).wait_synchronize();  // the transport is not poisoned
   });
   run(1, [](Transport& transport) {
     const ReceiveFrom any{kAnyRank, 1};
@@ -209,7 +210,7 @@ TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
   });
 }
 
-// All has come that was to come, but rank 1 does not take what was sent to it.
+// All expected messages have arrived, but rank 1 does not receive the sent message.
 TEST_P(UnreadExchange, NamesWhoDoesNotTake) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     const auto own = std::make_shared<std::vector<std::byte>>(pattern(1000, transport.rank(), 0));

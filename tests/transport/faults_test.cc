@@ -1,5 +1,5 @@
-// What every transport must do when ranks disagree, stall, leave or throw: every rank ends with an
-// error that names who, in which operation, and why. Nobody hangs, nobody gets a wrong sum.
+// Transport conformance: if ranks disagree, stall, leave or throw, every rank raises an error with
+// the failed rank, the operation and the cause. No rank hangs or gets a wrong sum.
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
@@ -17,7 +17,7 @@ class TransportFaults : public OnFabric {};
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportFaults, ::testing::ValuesIn(fabrics()), fabric_name);
 
-/// What ranks are told of a call that rank 2 never makes.
+/// The errors of a call missed by rank 2.
 std::vector<std::string> errors_without_rank_2(const Fabric& fabric, int which, std::size_t count,
                                                std::chrono::milliseconds timeout) {
   auto errors = errors_of(fabric, 4, [&](Transport& transport) {
@@ -29,8 +29,8 @@ std::vector<std::string> errors_without_rank_2(const Fabric& fabric, int which, 
   return errors;
 }
 
-// The others were told so, each of them, whichever rank they wait for. On a busy machine another
-// one may be late, too, at first.
+// Every rank names rank 2, even ranks waiting for another rank. On a busy machine, another rank may
+// also be late in the first attempt.
 TEST_P(TransportFaults, AStalledRankIsNamedAtTheDeadline) {
   for (int which = 0; which < kCalls; ++which)
     for (const std::size_t count : {100u, 100'000u}) {
@@ -49,11 +49,11 @@ TEST_P(TransportFaults, AStalledRankIsNamedAtTheDeadline) {
     }
 }
 
-// Everybody has begun, and in a ring everybody waits for somebody then.
+// All ranks have started, and in a ring every rank waits for another rank.
 TEST_P(TransportFaults, ARankThatStopsWithinASumIsNamed) {
   const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
     std::vector<float> values(100'000);
-    // Rank 2 begins alone, so that its start cannot run through to the end.
+    // Rank 2 starts first and cannot finish its part of the sum at once.
     if (transport.rank() != 2) std::this_thread::sleep_for(50ms);
     Handle handle = transport.sum({.name = "allreduce", .tag = 9, .timeout = 300ms},
                                   cut(values, even_counts(100'000, 4)));
@@ -72,7 +72,7 @@ TEST_P(TransportFaults, AllStalledRanksAreNamed) {
   EXPECT_TRUE(contains(errors[2], "rank 1 and rank 3")) << errors[2];
 }
 
-// Of those that an exchange waits for, not those whose messages came.
+// Only missing messages are named, not the messages already received.
 TEST_P(TransportFaults, AnExchangeNamesWhoDoesNotSend) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     const SendTo to{0, {}};
@@ -85,7 +85,7 @@ TEST_P(TransportFaults, AnExchangeNamesWhoDoesNotSend) {
   EXPECT_TRUE(contains(errors[0], "star on rank 0: no message from rank 2 within")) << errors[0];
 }
 
-// Rank 2 waits for rank 1 alone, which waits for rank 2 as well, and for one that is silent.
+// Rank 2 waits only for rank 1. Rank 1 waits for rank 2 and for silent rank 0.
 TEST_P(TransportFaults, AllThatARankWaitsForAreAskedAlong) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     const int rank = transport.rank();
@@ -101,7 +101,7 @@ TEST_P(TransportFaults, AllThatARankWaitsForAreAskedAlong) {
   EXPECT_TRUE(contains(errors[1], errors[2])) << errors[1];
 }
 
-// But whom it waits for.
+// The error names the rank at the end of the chain.
 TEST_P(TransportFaults, WhoWaitsInAnEarlierOperationIsNotNamed) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     const bool first = transport.rank() == 0;
@@ -157,7 +157,7 @@ TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {
         transport.poison("the disk is full");
       }
       while (true) transport.wait_activity(Clock::now() + 10s);
-    } catch (const TransportError&) {  // rank 1 may hear of it while it still sends
+    } catch (const TransportError&) {  // rank 1 may receive the error while still sending
     }
     const auto start = Clock::now();
     for (Transport* each : {&transport, channel.get()}) {
@@ -174,7 +174,7 @@ TEST_P(TransportFaults, APoisonedTransportSaysSoAtOnce) {
       EXPECT_THROW(each->split(std::vector<int>{0, 1}), TransportError);
     }
     EXPECT_THROW(open.test(), TransportError);
-    EXPECT_TRUE(waiting.test());  // what was done stays done
+    EXPECT_TRUE(waiting.test());  // completed operations stay completed
     EXPECT_LT(Clock::now() - start, 5s);
   });
 }
@@ -214,7 +214,7 @@ TEST_P(TransportFaults, ARankThatLeavesIsNamed) {
       }
 }
 
-/// The error that a run of two ends with; rank 1's part is over before rank 0's begins to wait.
+/// The error of a run of two ranks. Rank 1 finishes before rank 0 starts to wait.
 std::string error_after_leaving(const Fabric& fabric, const Body& leaver, const Body& stayer) {
   try {
     fabric.run(2, [&](Transport& transport) {
@@ -238,7 +238,7 @@ TEST_P(TransportFaults, WhoLeftALongTimeAgoIsNamedAtOnce) {
     transport.receive({.name = "reducer", .timeout = 20s}, 1, 8).wait_synchronize();
   };
   const auto send = [](Transport& transport) {
-    for (int attempt = 0; attempt < 1000; ++attempt) {  // until it is known who left
+    for (int attempt = 0; attempt < 1000; ++attempt) {  // until the leaving rank is known
       transport.send({.name = "reducer", .timeout = 20s}, 1, {}).wait_synchronize();
       transport.progress();
       std::this_thread::sleep_for(10ms);
@@ -255,7 +255,8 @@ TEST_P(TransportFaults, ALeftChannelIsNoticedThoughTheRankIsThere) {
       GetParam(),
       [](Transport& transport) {
         transport.channel().reset();
-        while (true) transport.wait_activity(Clock::now() + 20s);  // until it is poisoned
+        while (true)
+          transport.wait_activity(Clock::now() + 20s);  // until the transport is poisoned
       },
       [](Transport& transport) {
         transport.channel()->barrier({.name = "reducer", .timeout = 20s}).wait_synchronize();
@@ -273,7 +274,7 @@ TEST_P(TransportFaults, ReceiveAnyEndsWhenEverybodyLeft) {
   EXPECT_TRUE(contains(error, "every other rank left")) << error;
 }
 
-// What was sent before leaving still arrives.
+// Messages sent before leaving still arrive.
 TEST_P(TransportFaults, LeavingAfterTheLastMessageIsNoFault) {
   for (int round = 0; round < 20; ++round)
     run(4, [](Transport& transport) {
@@ -301,7 +302,7 @@ TEST_P(TransportFaults, PoisonFromAnotherThreadEndsAWait) {
   EXPECT_TRUE(contains(errors[0], "stopped by hand")) << errors[0];
 }
 
-// In a split, errors name ranks of the split and of the whole.
+// Errors in a split name ranks of the split and of the parent transport.
 TEST_P(TransportFaults, ASplitNamesItsRanksTwice) {
   const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
     if (transport.rank() < 2) return;
@@ -314,7 +315,7 @@ TEST_P(TransportFaults, ASplitNamesItsRanksTwice) {
   EXPECT_TRUE(contains(errors[3], "no message from rank 1 of the split (3 of all)")) << errors[3];
 }
 
-// Handles dropped while an error unwinds, with messages for them still on their way.
+// Handles dropped during unwinding, with messages still under way.
 TEST_P(TransportFaults, HandlesMayBeDroppedWhileAnErrorUnwinds) {
   for (int round = 0; round < 10; ++round) {
     const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
@@ -331,8 +332,8 @@ TEST_P(TransportFaults, HandlesMayBeDroppedWhileAnErrorUnwinds) {
   }
 }
 
-// An exception may drop a handle before the others' messages of that call have come: they called
-// what this rank called, too.
+// An exception may drop a handle before the peers' messages of the same call arrive. These messages
+// are no disagreement.
 TEST_P(TransportFaults, ADroppedCallIsNoDisagreement) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     const auto send = pattern(100, transport.rank(), 0);

@@ -1,4 +1,5 @@
-// How far a rank runs ahead of one that asks for nothing, and that what is asked for always comes.
+// Flow control: the lead of a sender over an inactive receiver, and the delivery of all requested
+// messages.
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -20,7 +21,7 @@ constexpr std::size_t kMostUnasked = Wire::Traits().most_unasked_bytes;
 
 void meet(Transport& transport) { transport.barrier(operation_of(transport)).wait_synchronize(); }
 
-/// Messages from rank 0 to rank 1, each under a tag of its own.
+/// Messages from rank 0 to rank 1, each with a separate tag.
 struct Letters {
   Letters(Transport& transport, std::size_t count, std::size_t bytes)
       : contents(std::make_shared<std::vector<std::byte>>(pattern(bytes, 0, 1))) {
@@ -35,7 +36,7 @@ struct Letters {
   std::vector<Operation> operations;
 };
 
-/// Begins to send all, waits until the other rank knows, and counts what is done.
+/// Starts all sends, waits for the other rank, and counts completed sends.
 std::size_t sent_ahead(Transport& transport, Transport& other, const Letters& letters,
                        std::vector<Handle>& handles) {
   for (const Operation& operation : letters.operations)
@@ -47,7 +48,7 @@ std::size_t sent_ahead(Transport& transport, Transport& other, const Letters& le
   return done;
 }
 
-/// Last ones first.
+/// Receives in reverse order.
 void take_all(Transport& transport, const Letters& letters) {
   for (std::size_t i = letters.operations.size(); i-- > 0;) {
     Handle handle = transport.receive(letters.operations[i], 0, letters.bytes().size());
@@ -76,11 +77,11 @@ TEST_P(TransportFlow, WhatNobodyAsksForIsBoundedAndComesInAnyOrder) {
     run_ahead(transport, 60, 400'000);
     run_ahead(transport, 8'000, 100);
     run_ahead(transport, 2, kMostUnasked + 1);
-    run_ahead(transport, 60, 400'000);  // there is as much room as before
+    run_ahead(transport, 60, 400'000);  // all credits are available again
   });
 }
 
-// Messages of one tag come in their order, those that went ahead and those that waited.
+// Messages with equal tags keep their order, whether eager or rendezvous.
 TEST_P(TransportFlow, EqualTagsKeepTheirOrder) {
   constexpr std::size_t kCount = 60, kBytes = 700'000;
   run(2, [](Transport& transport) {
@@ -104,7 +105,7 @@ TEST_P(TransportFlow, EqualTagsKeepTheirOrder) {
   });
 }
 
-// A sender that waits is told when nobody will ask any more; who is asked names it, and not others.
+// A waiting sender gets an error when its receiver leaves. All errors name the receiver.
 TEST_P(TransportFlow, WhoLeavesWithoutTakingItIsNamed) {
   if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
@@ -131,7 +132,8 @@ TEST_P(TransportFlow, WhoDoesNotTakeItIsNamedAtTheDeadline) {
   expect_all_fail(errors, {"giving on rank 0: no message from rank 1 within 300 ms"});
 }
 
-// It was begun to be taken, and is waited for all the same: who is asked says so.
+// The receiver started to receive the message, and the rest is missing. Errors must name the
+// sender.
 TEST_P(TransportFlow, WhoseMessageStopsHalfWayIsNamed) {
   if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
   const auto message = pattern(kMostUnasked + 1, 0, 1);

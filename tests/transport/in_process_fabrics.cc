@@ -1,4 +1,4 @@
-// The fabrics of ranks that are threads.
+// Fabrics of ranks on threads.
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {

@@ -1,4 +1,4 @@
-// What only the in-process transport promises: links as text, worlds, and run_ranks.
+// Features of the in-process transport only: links as text, InProcessWorld, and run_ranks.
 #include <tersor/inprocess.h>
 #include <tersor/network.h>
 
@@ -111,7 +111,7 @@ TEST(InProcessWorld, PutsRanksOnHosts) {
   });
 }
 
-// One thread may play all ranks, as long as it waits for nobody before all have started.
+// A single thread may hold all ranks if every rank starts an operation before the first wait.
 TEST(InProcessWorld, OneThreadMayHoldAllRanks) {
   InProcessWorld world(3);
   std::vector<std::unique_ptr<Transport>> transports;
@@ -141,7 +141,7 @@ TEST(InProcessWorld, HandlesMayOutliveTransportAndWorld) {
   EXPECT_TRUE(equal_bytes(handle.received(0), pattern(100, 0, 1)));
 }
 
-// What lies in a block is read where its sender wrote it, until nobody holds it any more.
+// The receiver reads a block in the sender's memory. The block lives until its last reference ends.
 TEST(InProcessWorld, HandsMessagesOverThatLieInABlock) {
   InProcessWorld world(2);
   const auto one = world.transport(0), other = world.transport(1);
@@ -178,7 +178,8 @@ TEST(RunRanks, ThrowsWhatARankThrew) {
   EXPECT_THROW(run_ranks(2, {}, [](Transport&) { throw 7; }), int);
 }
 
-// The peer's error comes first in time, since the thrower's channel goes before it is caught.
+// The peer's error is raised first, because the throwing rank's channel is destroyed before its
+// exception is caught.
 TEST(RunRanks, PrefersTheCauseToItsConsequences) {
   struct SlowToUnwind {
     std::unique_ptr<Transport> channel;

@@ -1,7 +1,7 @@
-// A network outside of the library, made of <tersor/network.h> alone: queues between threads, on
-// which long messages take their time. They are read from the sender's memory at random later
-// moments, so that ranks overtake each other, and senders hear of that later still, as with MPI. It
-// checks that nobody writes to them in between.
+// A wire outside of the library, made only of <tersor/network.h>: queues between threads with
+// delayed long messages. Long messages are read from the sender's memory at random later times, so
+// ranks overtake each other. Senders receive the completion even later, as with MPI. The wire
+// checks that no rank writes to memory during a send.
 #pragma once
 
 #include <tersor/forwarding.h>
@@ -20,7 +20,7 @@
 
 namespace tersor::test {
 
-/// What all ranks share.
+/// State shared by all ranks.
 class LateNetwork {
  public:
   struct Letter {
@@ -28,7 +28,7 @@ class LateNetwork {
     int to;
     MessageHead head;
     Wire::Payload payload;
-    std::vector<std::byte> came = {};  // of its bytes, once read
+    std::vector<std::byte> came = {};  // the payload after the read
     bool read = false;
 
     bool is_long() const { return payload.bytes.size() > kShortBytes; }
@@ -42,8 +42,8 @@ class LateNetwork {
     letters_.push_back(std::move(letter));
   }
 
-  /// It does nothing any more. Of what it sent and is not yet read so many letters come to each
-  /// rank, which then hears that it is lost.
+  /// Kills a rank. At most `letters` unread messages of the rank are still delivered to each rank.
+  /// Then each rank detects the loss.
   void kill(int rank, std::size_t letters) {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
@@ -55,7 +55,7 @@ class LateNetwork {
     });
   }
 
-  /// Ranks that were killed, once nothing comes from them any more.
+  /// Killed ranks without undelivered messages.
   std::vector<int> find_lost(int rank) {
     const std::lock_guard lock(mutex_);
     std::vector<int> lost;
@@ -65,7 +65,7 @@ class LateNetwork {
     return lost;
   }
 
-  /// Takes some of what was sent to a rank, of each sender in order.
+  /// Reads some messages to a rank, in order per sender.
   std::vector<Letter> read_some(int rank) {
     const std::lock_guard lock(mutex_);
     std::vector<Letter> taken;
@@ -85,7 +85,7 @@ class LateNetwork {
     return taken;
   }
 
-  /// Tells a rank of some that were read.
+  /// Completes some of the rank's sends.
   std::vector<std::shared_ptr<Wire::Job>> acknowledge_some(int rank) {
     const std::lock_guard lock(mutex_);
     std::vector<std::shared_ptr<Wire::Job>> jobs;
@@ -107,7 +107,7 @@ class LateNetwork {
     });
   }
 
-  /// Short messages come all the same, and senders hear of what was read.
+  /// Short messages are still delivered, and senders still receive completions.
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
@@ -129,7 +129,7 @@ class LateNetwork {
   std::list<Letter> letters_;
   std::set<int> gone_;
   std::set<int> killed_;
-  std::set<std::pair<int, int>> told_;  // who heard of whom that it is lost
+  std::set<std::pair<int, int>> told_;  // (rank, lost rank) pairs already reported
 };
 
 class LateWire final : public Wire {
@@ -203,7 +203,7 @@ inline Fabric late_fabric() {
   return {"LateQueues", run, sizeof(MessageHead)};
 }
 
-/// Says that somebody owns what is summed, so that it is sent from where it lies.
+/// Declares summed values as owned, so the transport sends from the values' memory.
 class SumsInPlace final : public ForwardingTransport {
  public:
   explicit SumsInPlace(std::unique_ptr<Transport> inner) : ForwardingTransport(std::move(inner)) {}
@@ -222,7 +222,7 @@ class SumsInPlace final : public ForwardingTransport {
   }
 };
 
-/// For bodies that wait for all handles, so that what is sent really stays.
+/// Only for bodies waiting for all handles, because sent memory must stay valid.
 inline Fabric in_place_fabric() {
   const auto run = [](int ranks, const Body& body) {
     auto transports = late_transports(ranks);

@@ -1,4 +1,4 @@
-// What channels, splits and their messages leave behind once all ranks have left them: nothing.
+// Resources left by channels, splits and messages after all ranks have left: none.
 #include <malloc.h>
 
 #include <cstddef>
@@ -20,7 +20,8 @@ std::size_t entries_of(const char* folder) {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// That malloc has given away. AddressSanitizer has its own, and glibc's cannot be asked then.
+/// Bytes allocated by malloc. AddressSanitizer replaces malloc, so glibc's statistics are
+/// unavailable.
 std::size_t heap_bytes() {
 #if defined(__SANITIZE_ADDRESS__)
   return 0;
@@ -29,14 +30,14 @@ std::size_t heap_bytes() {
 #endif
 }
 
-/// Of this process.
+/// Resources of this process.
 struct Held {
   std::size_t descriptors = entries_of("/proc/self/fd");
   std::size_t threads = entries_of("/proc/self/task");
   std::size_t bytes = heap_bytes();
 };
 
-/// A thread that was joined is listed until the kernel has taken it away: up to a second for that.
+/// The kernel lists a joined thread until the exit is complete. Waits up to a second.
 std::size_t threads_at_most(std::size_t expected) {
   std::size_t threads = Held().threads;
   for (int i = 0; threads > expected && i < 1000; ++i) {
@@ -46,7 +47,7 @@ std::size_t threads_at_most(std::size_t expected) {
   return threads;
 }
 
-/// Waits, sends what comes late, and something that nobody takes.
+/// Waits, sends a late message, and sends a message without a receiver.
 void use(Transport& transport) {
   const auto own = pattern(1000, transport.rank(), 0), unread = pattern(20'000, 0, 0);
   const int next = (transport.rank() + 1) % transport.ranks();
@@ -57,7 +58,7 @@ void use(Transport& transport) {
   transport.all_gather(operation, own, own.size()).wait_synchronize();
 }
 
-/// What this process holds while no rank does anything.
+/// The resources of this process while all ranks are idle.
 Held held_after(Transport& transport, int channels) {
   for (int channel = 0; channel < channels; ++channel) {
     use(*transport.channel());
@@ -69,7 +70,7 @@ Held held_after(Transport& transport, int channels) {
   return held;
 }
 
-// Ranks may be a channel apart, so a few more are there at one time than at another.
+// Ranks may be a channel apart, and the number of resources varies slightly.
 TEST_P(TransportLeftovers, ManyChannelsLeaveWhatAFewLeave) {
   constexpr std::size_t kFewDescriptors = 24, kFewBytes = 400'000;
   constexpr int kChannels = 300;
@@ -82,7 +83,7 @@ TEST_P(TransportLeftovers, ManyChannelsLeaveWhatAFewLeave) {
   });
 }
 
-// The network's own memory is not looked at.
+// The network's own memory is not checked.
 TEST_P(TransportLeftovers, ManyTransportsLeaveWhatOneLeaves) {
   const auto worlds = [&](int count) {
     for (int world = 0; world < count; ++world) run(3, use);

@@ -1,5 +1,5 @@
-// What every transport that has lifelines promises of them: whoever waits for a rank that is gone
-// or late is told so, and nothing else ends; and no fault of another family comes in.
+// Isolated channels: operations waiting for a lost or late rank fail, all other operations
+// continue, and faults of other fault domains have no effect.
 #include <tersor/error.h>
 
 #include <chrono>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// None where a transport refuses it.
+/// Returns null if the transport refuses isolated channels.
 std::unique_ptr<Transport> lifeline_of(Transport& transport) try {
   return transport.lifeline();
 } catch (const InvalidArgument& error) {
@@ -23,7 +23,7 @@ std::unique_ptr<Transport> lifeline_of(Transport& transport) try {
 
 class TransportLifelines : public OnFabric {
  protected:
-  /// A body that gets a lifeline, too, on as many ranks.
+  /// Runs a body with the transport and an isolated channel.
   void on_lifelines(int ranks, const std::function<void(Transport&, Transport&)>& body) const {
     run(ranks, [&](Transport& transport) {
       const auto lifeline = lifeline_of(transport);
@@ -35,12 +35,12 @@ class TransportLifelines : public OnFabric {
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportLifelines, ::testing::ValuesIn(fabrics()), fabric_name);
 INSTANTIATE_TEST_SUITE_P(Late, TransportLifelines, ::testing::Values(late_fabric()), fabric_name);
 
-/// Everybody sends to everybody.
+/// Every rank sends to every rank.
 void greet(Transport& transport, std::size_t bytes = 0) {
   exchange_all(transport, operation_of(transport, "meeting"), pattern(bytes, transport.rank(), 0));
 }
 
-/// Expects that a rank was lost: its number, and how the error says it.
+/// Expects the loss of `rank`, with `how` in the error's text.
 template <typename Call>
 void expect_lost(int rank, const std::string& how, const Call& call) {
   try {
@@ -98,7 +98,7 @@ TEST_P(TransportLifelines, WhoIsLateEndsOneOperationAndMayComeYet) {
   });
 }
 
-// A receive_any waits as long as there is anybody.
+// A receive_any waits as long as another rank remains.
 TEST_P(TransportLifelines, WhoLeavesEndsWhatWaitsForItAlone) {
   on_lifelines(3, [](Transport& transport, Transport& lifeline) {
     auto own = lifeline.channel();
@@ -156,7 +156,7 @@ TEST_P(TransportLifelines, AMessageThatDoesNotFitEndsItsOperationAlone) {
   });
 }
 
-/// All ranks get the cause, whichever call they are in.
+/// All ranks get the cause, in whichever call.
 void expect_poisoned(Transport& transport, const std::string& cause) {
   try {
     for (;;) greet(transport);
@@ -165,7 +165,8 @@ void expect_poisoned(Transport& transport, const std::string& cause) {
   }
 }
 
-// What was under way in the other family, long messages too, takes no room from those who go on.
+// Pending messages of the other fault domain, including long messages, use no credits of the
+// remaining channels.
 TEST_P(TransportLifelines, FaultsStayInTheirFamily) {
   on_lifelines(3, [](Transport& transport, Transport& lifeline) {
     const auto before = lifeline.split(std::vector{0, 1, 2});

@@ -1,4 +1,4 @@
-// The emulated link against its formulas, in computed time: to the last bit.
+// The emulated link compared with its formulas, in virtual time: bitwise equal.
 #include "comm/transport/inproc/link_emulator.h"
 
 #include <gtest/gtest.h>
@@ -15,10 +15,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr double kRate = 1e9 / 8;  // bytes a second
+constexpr double kRate = 1e9 / 8;  // bytes per second
 constexpr Seconds kSegment = LinkEmulator::kSegmentBytes / kRate;
 
-/// Packets posted at given times; `finish` says when they arrive.
+/// Packets posted at given times. `finish` returns the arrival times.
 class Simulation {
  public:
   Simulation(int ranks, const Link& link) : emulator_(ranks, link) {}
@@ -142,7 +142,7 @@ std::vector<Posting> random_postings(unsigned seed, int ranks) {
   return postings;
 }
 
-// How often somebody looks must not matter, since the link moves only when somebody does.
+// The frequency of polls must not matter, although the link advances only during polls.
 TEST(LinkEmulator, LookingMoreOftenChangesNothing) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     Simulation seldom(5, {.bits_per_second = 1e9, .latency = 30us});
@@ -161,7 +161,7 @@ TEST(LinkEmulator, LookingMoreOftenChangesNothing) {
   }
 }
 
-// Whoever sleeps until earliest_arrival never oversleeps, and comes close.
+// A rank sleeping until earliest_arrival never oversleeps and wakes close to the arrival.
 TEST(LinkEmulator, NothingArrivesBeforeItsEarliestArrival) {
   for (unsigned seed = 0; seed < 20; ++seed) {
     Simulation link(4, {.bits_per_second = 1e9, .latency = 30us});
@@ -177,7 +177,7 @@ TEST(LinkEmulator, NothingArrivesBeforeItsEarliestArrival) {
   }
 }
 
-// A rank that waits for one of several flows must not wake for each of their segments.
+// A rank waiting for one of several flows must not wake for each segment.
 TEST(LinkEmulator, EarliestArrivalCountsTheTurnsOfOtherFlows) {
   Simulation link(4, kGigabit);
   for (const int peer : {1, 2, 3}) link.post(0, peer, 100 * LinkEmulator::kSegmentBytes);

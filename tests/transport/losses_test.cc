@@ -1,5 +1,6 @@
-// Ranks that go without a word, in one thread: whatever has come by then and whoever waits already,
-// each operation of a lifeline ends by what came or by the loss, and others go on.
+// Ranks lost without notice, all simulated in one thread. Each operation of an isolated channel
+// ends with a message or with the loss, for every set of delivered messages and pending operations.
+// Other operations continue.
 #include <tersor/error.h>
 
 #include <chrono>
@@ -14,11 +15,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kLengths[] = {10, 1'000, 6'000, 20};  // the third is only announced at first
+constexpr std::size_t kLengths[] = {10, 1'000, 6'000, 20};  // the third uses rendezvous
 constexpr std::size_t kBytesOfTwo = 2'000;
 constexpr std::uint32_t kAny = 5, kFromTwo = 9;  // tags
 
-/// An operation, and how it ended.
+/// An operation and its result.
 struct Watched {
   Handle handle = {};
   bool done = false;
@@ -37,14 +38,14 @@ struct Watched {
   }
 };
 
-/// How a run goes: what rank 0 does before it is killed, and what of it comes.
+/// The order of a run: progress before rank 0 is killed, and messages delivered afterwards.
 struct Order {
-  int polls;            ///< of all ranks, between its messages and its end
-  std::size_t letters;  ///< that still come
-  bool waits;           ///< rank 1 waits before anything comes, not after the loss
+  int polls;            ///< of all ranks, between sends and loss
+  std::size_t letters;  ///< still delivered
+  bool waits;  ///< True if rank 1 waits before the messages arrive, false if after the loss
 };
 
-/// Three ranks of one thread; rank 0 is killed.
+/// Three ranks in one thread; rank 0 is killed.
 class LateRanks {
  public:
   LateRanks() {
@@ -52,7 +53,7 @@ class LateRanks {
   }
   ~LateRanks() {
     lifelines_.clear();
-    transports_[0]->poison("it was killed");  // so that it waits for no goodbyes
+    transports_[0]->poison("it was killed");  // avoids waiting for goodbyes
     transports_[0].reset();
     const std::jthread other([&] { transports_[2].reset(); });
     transports_[1].reset();
@@ -66,7 +67,7 @@ class LateRanks {
     for (int rank = first; rank < 3; ++rank) on(rank).progress();
   }
 
-  /// Moves ranks 1 and 2 until all have ended. False where some never do.
+  /// Polls ranks 1 and 2 until all operations have ended. Returns false if some never end.
   bool finish(const std::vector<Watched*>& all) {
     for (int turn = 0; turn < 100'000; ++turn) {
       if (std::ranges::all_of(all, [](Watched* each) { return each->ended(); })) return true;
@@ -124,11 +125,12 @@ class OneLoss : public LateRanks {
     two_.handle = on(1).receive({.name = "two", .tag = kFromTwo}, 2, 0);
     for (std::uint32_t tag = 0; tag < std::size(kLengths); ++tag)
       messages_.push_back({on(1).receive({.name = "message", .tag = tag}, 0, kLengths[tag])});
-    for (const std::size_t bytes : {1'000u, 6'000u})  // on the way, and announced
+    for (const std::size_t bytes : {1'000u, 6'000u})  // one eager, one rendezvous
       answers_.push_back({on(1).send({.name = "answer"}, 0, pattern(bytes, 1, 0))});
   }
 
-  // What came is right; of what is sent at once nothing comes behind what is missing.
+  // Received messages are correct. After the first missing eager message, no later eager message
+  // arrives.
   void expect_prefix() {
     bool missing = false;
     for (std::size_t tag = 0; tag < messages_.size(); ++tag) {
@@ -171,7 +173,7 @@ TEST(LossesInEveryOrder, EndWhatWaitsForThemAlone) {
 
 class Losses : public ::testing::Test, public LateRanks {};
 
-/// The error of a transport on which somebody polls.
+/// The fault of a polled transport.
 std::string fault_of(Transport& transport, Clock::time_point until) {
   while (Clock::now() < until) try {
       transport.progress();
@@ -182,7 +184,8 @@ std::string fault_of(Transport& transport, Clock::time_point until) {
   return "no fault";
 }
 
-// Lifelines hear at once, the others when nobody has said why.
+// Isolated channels fail at once. Ordinary fault domains fail only after no rank has explained the
+// loss.
 TEST_F(Losses, AreFaultsOfOrdinaryFamilies) {
   Watched waits{on(1).receive({.name = "receive"}, 0, 8)};
   kill(0);
@@ -201,7 +204,7 @@ TEST_F(Losses, AreExplainedByWhoKnowsTheReason) {
   EXPECT_TRUE(contains(fault_of(*transports_[1], Clock::now() + 20s), "rank 0 had no tea"));
 }
 
-// Without whom was lost, and with it.
+// Splits without the lost rank, and with the lost rank.
 TEST_F(Losses, LeaveFamiliesThatBeginLater) {
   kill(0);
   poll(1);

@@ -1,5 +1,4 @@
-// Runs the ranks of a test, on whichever transport the suite is instantiated with, and collects how
-// each of them ended.
+// Runs the ranks of a test on the fabric of the suite and collects each rank's error.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,15 +22,15 @@ namespace tersor::test {
 
 using Body = std::function<void(Transport&)>;
 
-/// A transport under test: how to run a body on each of so many ranks. Where ranks are processes, a
-/// test runs in each of them, and a body on one rank in each.
+/// A transport under test: runs a body on a given number of ranks. If ranks are processes, each
+/// process runs the whole test and the body of a single rank.
 struct Fabric {
   std::string name;
   std::function<void(int ranks, const Body& body)> run;
-  std::size_t head_bytes = 32;  ///< that stand before every message
+  std::size_t head_bytes = 32;  ///< size of a message header
   int most_ranks = 64;
-  /// Of processes: where a body waits until all ranks are there, and how all processes learn what
-  /// each rank wrote to its entry, after the run. Null where ranks are threads.
+  /// Only for processes: `meet` waits until all ranks arrive. `share` distributes each rank's entry
+  /// to all processes after the run. Null if ranks are threads.
   std::function<void()> meet = {};
   std::function<void(std::vector<std::string>& of_ranks)> share = {};
 
@@ -44,14 +43,14 @@ inline Fabric in_process_fabric(const std::string& name, const std::string& link
   return {name, [link](int ranks, const Body& body) { run_ranks(ranks, parse_link(link), body); }};
 }
 
-/// Every transport that all the suites run on: defined once for each test program.
+/// The fabrics for all suites, defined once per test program.
 std::vector<Fabric> fabrics();
 
 inline std::string fabric_name(const ::testing::TestParamInfo<Fabric>& info) {
   return info.param.name;
 }
 
-/// Bytes that say where they come from and where they go.
+/// Bytes unique to a sender and a receiver.
 inline std::vector<std::byte> pattern(std::size_t bytes, int from, int to) {
   std::vector<std::byte> values(bytes);
   std::uint32_t state = static_cast<std::uint32_t>(from * 7919 + to * 104729 + 1);
@@ -66,7 +65,7 @@ inline bool equal_bytes(ConstByteSpan one, ConstByteSpan other) {
   return one.size() == other.size() && std::equal(one.begin(), one.end(), other.begin());
 }
 
-/// Ranks that are not the transport's own.
+/// All ranks except the transport's own.
 inline std::vector<int> peers_of(const Transport& transport) {
   std::vector<int> peers;
   for (int rank = 0; rank < transport.ranks(); ++rank)
@@ -86,7 +85,7 @@ inline Operation operation_of(Transport& transport, std::string_view name = "tes
   return {.name = name, .signature = 42, .tag = transport.reserve_tags(1)};
 }
 
-/// Values of one dtype, cut into one part a rank.
+/// Splits values of one dtype into a part per rank.
 inline std::vector<ValueSpan> cut(ValueSpan values, const std::vector<std::size_t>& counts) {
   std::vector<ValueSpan> parts;
   std::size_t first = 0;
@@ -97,7 +96,7 @@ inline std::vector<ValueSpan> cut(ValueSpan values, const std::vector<std::size_
   return parts;
 }
 
-/// As equal as it gets, the last one longest.
+/// Nearly equal counts; the last is the largest.
 inline std::vector<std::size_t> even_counts(std::size_t count, int ranks) {
   std::vector<std::size_t> counts(static_cast<std::size_t>(ranks),
                                   count / static_cast<std::size_t>(ranks));
@@ -105,14 +104,14 @@ inline std::vector<std::size_t> even_counts(std::size_t count, int ranks) {
   return counts;
 }
 
-/// A suite that runs on every fabric.
+/// A suite with a run per fabric.
 class OnFabric : public ::testing::TestWithParam<Fabric> {
  protected:
   void run(int ranks, const Body& body) const {
     if (ranks > GetParam().most_ranks) GTEST_SKIP() << "needs " << ranks << " ranks";
     GetParam().run(ranks, body);
   }
-  /// The body on 1, 2, 3, 4 and 8 ranks, as far as there are so many.
+  /// Runs the body on 1, 2, 3, 4 and 8 ranks, up to the fabric's maximum.
   void on_all_ranks(const Body& body) const {
     for (const int ranks : {1, 2, 3, 4, 8}) {
       if (ranks > GetParam().most_ranks) continue;
@@ -122,9 +121,9 @@ class OnFabric : public ::testing::TestWithParam<Fabric> {
   }
 };
 
-/// How the ranks of a faulty run ended: the text of each rank's error, empty where it had none. A
-/// rank that throws anything else poisons its transport. Transports live until all ranks have
-/// ended, so that no rank is named for leaving.
+/// Runs ranks with faults. Returns the text of each rank's error, or empty. Any other exception
+/// poisons the rank's transport. Transports live until all ranks have ended, so an early exit is
+/// not reported as a fault.
 inline std::vector<std::string> errors_of(const Fabric& fabric, int ranks, const Body& body) {
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::atomic<int> running{ranks};

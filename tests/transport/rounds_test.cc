@@ -1,5 +1,5 @@
-// all_gather in rounds, on numbers of ranks of all kinds: what comes, how many messages it takes,
-// and how it ends where ranks stall or disagree.
+// all_gather in rounds, for many numbers of ranks: results, number of messages, and errors after
+// stalls and disagreements.
 #include "comm/transport/host/rounds.h"
 
 #include <array>
@@ -19,8 +19,8 @@ using namespace std::chrono_literals;
 using host::Channel;
 using RankBody = std::function<void(const std::shared_ptr<Channel>&)>;
 
-/// Runs ranks that speak through channels, on threads; returns the text of each one's
-/// TransportError. All stay until the last one has ended.
+/// Runs ranks on threads, each with a channel. Returns the text of each rank's TransportError. All
+/// channels live until the last rank has ended.
 std::vector<std::string> on_channels(int ranks, const Link& link, const RankBody& body) {
   const auto network = std::make_shared<inproc::Network>(ranks, link);
   std::vector<std::shared_ptr<host::World>> worlds;
@@ -45,7 +45,7 @@ std::vector<std::string> on_channels(int ranks, const Link& link, const RankBody
   return errors;
 }
 
-/// What a rank gathers; signature and timeout of all.
+/// The input of a rank's gather, with the signature and timeout of all ranks.
 struct Gather {
   ConstByteSpan send = {};
   std::size_t capacity = 0;
@@ -153,7 +153,7 @@ TEST_P(GatherInRounds, MoreThanTheCapacityEndsOnAllRanks) {
   expect_all_say(errors, "rank 1 sends 300 bytes where this rank takes at most 200");
 }
 
-// A whole transport chooses it by itself where that was measured to be quicker.
+// The transport chooses the algorithm if measurements showed a speedup.
 TEST(GatherTuning, LittleAmongManyRanksTakesFewMessages) {
   const host::RoundsTuning tuning;
   std::atomic<int> wrong{0};

@@ -1,5 +1,5 @@
-// Native sums and maxima: exact where the result is known, in the documented order where it depends
-// on it, for all types and any cut into parts.
+// Native sums and maxima: exact for known results, in the documented order if the order matters,
+// for all types and all splits into parts.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -20,7 +20,7 @@ class TransportSum : public OnFabric {};
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportSum, ::testing::ValuesIn(fabrics()), fabric_name);
 INSTANTIATE_TEST_SUITE_P(Late, TransportSum, ::testing::Values(in_place_fabric()), fabric_name);
 
-// The tests' own conversions, independent of the library's.
+// Conversions independent of the library.
 float narrowed(float value, Bf16) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t lower = bits & 0xffff, half = 0x8000;
@@ -51,7 +51,7 @@ float decoded(T value) {
   return static_cast<float>(value);
 }
 
-/// Small whole numbers: every type holds them and their sums over 8 ranks exactly.
+/// Small integers: every type holds the values and their sums over 8 ranks exactly.
 template <typename T>
 std::vector<T> whole_numbers(std::size_t count, int rank) {
   std::vector<T> values(count);
@@ -102,7 +102,7 @@ TEST_P(TransportSum, IsExactForWholeNumbersOfEveryType) {
   });
 }
 
-/// Values of very different magnitude: nearly every order of adding gives another sum.
+/// Values of very different magnitudes. Nearly every order of additions gives another sum.
 std::vector<float> rough_values(std::size_t count, int rank) {
   std::mt19937 random(static_cast<unsigned>(rank) + 77);
   std::uniform_real_distribution<float> mantissa(-1, 1);
@@ -123,7 +123,7 @@ float sum_in_order(const std::vector<std::vector<float>>& contributions, std::si
   return sum;
 }
 
-/// What the ranks gave, and the sum of it here.
+/// The inputs of all ranks, and the sum on this rank.
 template <typename T>
 struct RoughSum {
   std::vector<std::vector<float>> contributions;
@@ -164,7 +164,7 @@ TEST_P(TransportSum, AddsEachPartInTheOrderFromItsOwner) {
   });
 }
 
-// Parts of any count, in any memory: the last ranks' ones empty, one much longer than the others.
+// Parts of any count in any memory: empty on the last ranks, and one far longer than the others.
 TEST_P(TransportSum, PartsMayBeAsUnequalAsTheyLike) {
   on_all_ranks([](Transport& transport) {
     std::vector<std::size_t> counts(static_cast<std::size_t>(transport.ranks()), 3);
@@ -177,7 +177,7 @@ TEST_P(TransportSum, PartsMayBeAsUnequalAsTheyLike) {
   });
 }
 
-/// In twos, then in fours, …: for a power of two of ranks.
+/// Pairwise addition, for a power of two of ranks.
 template <typename T>
 float sum_by_halves(const std::vector<std::vector<float>>& contributions, std::size_t i, int first,
                     int ranks) {
@@ -196,7 +196,7 @@ void check_halves(Transport& transport, const std::vector<std::size_t>& counts,
         << "value " << i << " of " << sum.values.size();
 }
 
-// The order is left open: little is added in twos, whichever way and however it was cut.
+// Without a required order, small counts are added pairwise for all splits into parts.
 TEST_P(TransportSum, LittleIsAddedInTwosWhereTheOrderIsOpen) {
   for (const int ranks : {2, 4, 8})
     run(ranks, [](Transport& transport) {
@@ -206,7 +206,7 @@ TEST_P(TransportSum, LittleIsAddedInTwosWhereTheOrderIsOpen) {
         uneven[even.size() / 2] = count;
         for (const auto& counts : {even, uneven}) {
           check_halves<float>(transport, counts, count * 4);
-          check_halves<float>(transport, counts, 64 * 1024);  // a piece of more
+          check_halves<float>(transport, counts, 64 * 1024);  // as a piece of a longer sum
           check_halves<Bf16>(transport, counts, count * 2);
           check_halves<F16>(transport, counts, count * 2);
         }
@@ -222,7 +222,7 @@ TEST_P(TransportSum, PiecesOfMuchKeepTheOwnersOrder) {
   });
 }
 
-// A part may lie anywhere: those that do not lie in a row are brought together.
+// Parts may be anywhere in memory. Non-contiguous parts are gathered before the sum.
 TEST_P(TransportSum, PartsMayLieApart) {
   run(4, [](Transport& transport) {
     std::vector<std::vector<float>> memory(4, std::vector<float>(100));
@@ -240,7 +240,7 @@ TEST_P(TransportSum, PartsMayLieApart) {
   });
 }
 
-// NaNs of several ranks in one place: which of them is the sum is the same everywhere.
+// If several ranks have NaNs at the same index, all ranks get the same NaN.
 TEST_P(TransportSum, EveryRankEndsWithTheSameNan) {
   for (const int ranks : {2, 4, 8})
     for (const std::size_t count : {500u, 10'000u}) {
@@ -309,7 +309,7 @@ TEST_P(TransportSum, NotANumberOnOneRankReachesAll) {
   });
 }
 
-// One rank dawdles between two steps: what it sends must be what it had, not what came meanwhile.
+// One rank pauses between two steps. Its messages must contain the values before the pause.
 TEST_P(TransportSum, ALateRankChangesNothing) {
   run(3, [](Transport& transport) {
     constexpr std::size_t kCount = 600'000;

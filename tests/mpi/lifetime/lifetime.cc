@@ -1,5 +1,5 @@
-// A transport lives between MPI_Init and MPI_Finalize: before and after, a clear error. A program
-// of its own, since MPI starts and ends once in a process.
+// A transport requires an initialized MPI. Construction before MPI_Init or after MPI_Finalize
+// raises a clear error. A separate program, because MPI starts and ends only once per process.
 #include <mpi.h>
 #include <tersor/mpi.h>
 

@@ -1,5 +1,6 @@
-// A program's own thread level stays what it was, whatever a transport or the benchmark does; and
-// its threads go on exchanging beside them. A program of its own: a process has one level.
+// A transport or the benchmark must not change the program's MPI thread level, and the program's
+// threads continue to use MPI in parallel. A separate program, because a process has a single
+// level.
 // usage: tersor_mpi_thread_level LEVEL, 0 (MPI_THREAD_SINGLE) to 3 (MPI_THREAD_MULTIPLE)
 #include <mpi.h>
 #include <tersor/mpi.h>
@@ -24,7 +25,7 @@ int rank_of_world() {
   return rank;
 }
 
-/// Both ranks swap numbers under a tag; false where another one's came.
+/// Both ranks exchange numbers with a tag. Returns false after a wrong number.
 bool swaps(int tag) {
   const int peer = 1 - rank_of_world();
   bool right = true;
@@ -38,7 +39,7 @@ bool swaps(int tag) {
   return right;
 }
 
-/// On threads of the program, where MPI lets them in, beside the work.
+/// Exchanges on program threads during `work`, if the thread level allows several threads.
 bool swaps_beside(int level, const std::function<void()>& work) {
   std::array<bool, kThreads> right{};
   right.fill(true);

@@ -1,4 +1,4 @@
-// What a user's first program does: name a codec, average a gradient over four ranks.
+// A user's first program: choose a codec, and average a gradient over four ranks.
 #include <tersor/tersor.h>
 
 #include <cstdio>

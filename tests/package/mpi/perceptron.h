@@ -1,5 +1,5 @@
-// What both trainers train: a perceptron with one hidden layer, which learns a random linear map's
-// classes. Each rank has examples of its own.
+// The model of both trainers: a perceptron with a hidden layer, trained on the classes of a random
+// linear map. Each rank has different examples.
 #pragma once
 
 #include <mpi.h>
@@ -43,7 +43,7 @@ struct Layer {
     return output;
   }
 
-  // Adds one example's share to the gradient; gives the input's gradient.
+  // Adds an example's contribution to the gradient. Returns the gradient of the input.
   Vector backward(std::span<const float> input, std::span<const float> output_gradient) {
     Vector input_gradient(columns);
     for (std::size_t i = 0; i < rows * columns; ++i) {
@@ -87,7 +87,7 @@ inline void softmax(Vector& scores) {
   for (float& score : scores) score /= sum;
 }
 
-// Forward and backward for one example; its loss.
+// Forward and backward pass of an example. Returns the loss.
 inline double learn(std::vector<Layer>& layers, const Example& example) {
   Vector hidden = layers[0].times(example.input);
   for (float& value : hidden) value = std::max(value, 0.0f);

@@ -1,5 +1,5 @@
-// A data-parallel trainer over MPI that knows nothing of Tersor. trainer_tersor.cc is the same with
-// Tersor, and difference_test.py holds the difference to the README's.
+// A data-parallel trainer over MPI without Tersor. trainer_tersor.cc is the version with Tersor.
+// difference_test.py compares the difference with the README.
 #include <mpi.h>
 
 #include <perceptron.h>
@@ -9,7 +9,7 @@
 
 namespace {
 
-// Prints the first and the last step's loss, over all ranks.
+// Prints the loss of the first and the last step over all ranks.
 void train(MPI_Comm communicator) {
   int rank = 0, ranks = 0;
   MPI_Comm_rank(communicator, &rank);

@@ -1,4 +1,4 @@
-// trainer.cc with Tersor in place of its MPI_Allreduce.
+// trainer.cc with Tersor instead of MPI_Allreduce.
 #include <mpi.h>
 #include <tersor/mpi.h>
 #include <tersor/tersor.h>
@@ -10,7 +10,7 @@
 
 namespace {
 
-// Prints the first and the last step's loss, over all ranks.
+// Prints the loss of the first and the last step over all ranks.
 void train(MPI_Comm communicator) {
   int rank = 0, ranks = 0;
   MPI_Comm_rank(communicator, &rank);

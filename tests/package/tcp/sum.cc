@@ -1,4 +1,4 @@
-// One of several processes that sum a gradient. usage: sum MEETING RANK RANKS
+// A process for the sum of a gradient over several processes. usage: sum MEETING RANK RANKS
 #include <tersor/tcp.h>
 #include <tersor/tersor.h>
 
