@@ -1,12 +1,16 @@
-// Ranks over TCP connections, which meet in a store that is a Python object.
+// Ranks over TCP connections, which meet in a store that is a Python object, or at rank 0.
 #include <tersor/error.h>
 #include <tersor/tcp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "comm/transport/tcp/lobby.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/waiting.h"
@@ -17,6 +21,8 @@ template <>
 inline constexpr Texts<3> kChoice<TcpProtection> = {"protect", {"none", "authenticate", "encrypt"}};
 
 namespace {
+
+using namespace std::chrono_literals;
 
 /// Calls `set(key, value)` and `get(key, seconds)` of a Python object with the GIL held. `get`
 /// returns None after a timeout. An exception from Python, including Ctrl-C, ends the rendezvous.
@@ -41,21 +47,90 @@ class PythonStore final : public KeyValueStore {
   const nb::handle store_;
 };
 
+/// A store at rank 0's address: rank 0 asks for the values of ranks 1, 2, … in order, and sets one
+/// for all of them. Ctrl-C ends each wait.
+class LobbyStore final : public KeyValueStore {
+ public:
+  LobbyStore(const std::string& address, int rank, int ranks, const TcpOptions& options)
+      : timeout_(options.timeout),
+        world_(enter(address, rank, ranks, options)),
+        lobby_(world_->lifeline()) {}
+
+  void set(const std::string&, const std::string& value) override {
+    const int end = lobby_->rank() == 0 ? lobby_->ranks() : 1;
+    for (int peer = lobby_->rank() == 0 ? 1 : 0; peer < end; ++peer)
+      wait(lobby_->send(operation(timeout_), peer, std::as_bytes(std::span(value))));
+  }
+
+  std::string get(const std::string&, Clock::time_point until) override {
+    const int peer = lobby_->rank() == 0 ? ++asked_ : 0;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    const Handle found =
+        wait(lobby_->receive(operation(std::max(left, 0ms)), peer, kMostValueBytes));
+    const ConstByteSpan value = found.received(peer);
+    return {reinterpret_cast<const char*>(value.data()), value.size()};
+  }
+
+ private:
+  static constexpr auto kLookEvery = 50ms;
+  static constexpr std::size_t kMostValueBytes = std::size_t{1} << 26;  // 1 KiB a rank
+
+  static Operation operation(std::chrono::milliseconds timeout) {
+    return {.name = "rendezvous", .tag = kUnorderedTag, .timeout = timeout};
+  }
+
+  /// A name of rank 0 may resolve only once rank 0 runs.
+  static std::unique_ptr<Transport> enter(const std::string& address, int rank, int ranks,
+                                          const TcpOptions& options) {
+    for (const auto begin = Clock::now();; std::this_thread::sleep_for(kLookEvery)) try {
+        raise_signals();
+        return tcp::lobby(address, rank, ranks, options);
+      } catch (const TransportError&) {
+        if (rank == 0 || Clock::now() - begin >= options.timeout) throw;
+      }
+  }
+
+  static void raise_signals() {
+    const nb::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+
+  Handle wait(Handle handle) {
+    while (!handle.test()) {
+      lobby_->wait_activity(Clock::now() + kLookEvery);
+      raise_signals();
+    }
+    return handle;
+  }
+
+  const std::chrono::milliseconds timeout_;
+  const std::unique_ptr<Transport> world_, lobby_;
+  int asked_ = 0;
+};
+
+/// `store` is a Python object, or the text of rank 0's address.
+std::shared_ptr<TcpTransport> meet(nb::handle store, int rank, int ranks,
+                                   const TcpOptions& options) {
+  const auto address = nb::isinstance<nb::str>(store) ? nb::cast<std::string>(store) : "";
+  return ended_without_gil(without_gil([&] {
+    std::unique_ptr<KeyValueStore> found;
+    if (address.empty())
+      found = std::make_unique<PythonStore>(store);
+    else
+      found = std::make_unique<LobbyStore>(address, rank, ranks, options);
+    return std::make_unique<TcpTransport>(*found, rank, ranks, options);
+  }));
+}
+
 /// A TcpTransport constructed and destroyed without the GIL.
 class StoreTransport final : public ForwardingTransport {
  public:
-  StoreTransport(nb::handle store, int rank, int ranks, const TcpOptions& options)
-      : StoreTransport(ended_without_gil(without_gil([&] {
-          PythonStore words(store);
-          return std::make_unique<TcpTransport>(words, rank, ranks, options);
-        }))) {}
+  explicit StoreTransport(std::shared_ptr<TcpTransport> tcp)
+      : ForwardingTransport(tcp), tcp_(std::move(tcp)) {}
 
   void close() { tcp_->close(); }
 
  private:
-  explicit StoreTransport(std::shared_ptr<TcpTransport> tcp)
-      : ForwardingTransport(tcp), tcp_(std::move(tcp)) {}
-
   std::shared_ptr<TcpTransport> tcp_;
 };
 
@@ -69,11 +144,11 @@ void bind_tcp(nb::module_& module) {
           "__init__",
           [](StoreTransport* made, nb::object store, int rank, int ranks, std::string address,
              double timeout, std::string secret, std::string_view protect) {
-            new (made) StoreTransport(store, rank, ranks,
-                                      {.address = std::move(address),
-                                       .timeout = to_timeout(timeout),
-                                       .secret = std::move(secret),
-                                       .protect = parse_choice<TcpProtection>(protect)});
+            new (made) StoreTransport(meet(store, rank, ranks,
+                                           {.address = std::move(address),
+                                            .timeout = to_timeout(timeout),
+                                            .secret = std::move(secret),
+                                            .protect = parse_choice<TcpProtection>(protect)}));
           },
           "store"_a, "rank"_a, "ranks"_a, "address"_a, "timeout"_a, "secret"_a = "",
           "protect"_a = "none")

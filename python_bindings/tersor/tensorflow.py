@@ -11,7 +11,6 @@ gradients; inputs are sharded by whoever makes the dataset.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
@@ -34,7 +33,6 @@ except ModuleNotFoundError as error:
 
 from tersor import _core
 from tersor._core import InvalidArgument, Transport
-from tersor._rendezvous import Client, Server
 from tersor.codec import Codec
 from tersor.collectives import broadcast
 from tersor.reducer import GradientReducer, ReducerOptions
@@ -57,8 +55,7 @@ __all__ = [
 
 _SHORTEST_SECRET = 16
 _FLOATS = (tf.float32, tf.bfloat16, tf.float16)
-_world: list[Transport] = []
-_ends = contextlib.ExitStack()  # of what init() began
+_world: list[_core.TcpTransport] = []
 
 
 def init(
@@ -75,7 +72,7 @@ def init(
     the port behind its own) or from torchrun's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
     ``MASTER_PORT``. ``address``: ``"host:port"`` of rank 0, which listens there and at no other
     address. ``secret``, by default ``TERSOR_SECRET``: at least 16 letters that only the ranks know,
-    best the output of ``openssl rand -hex 32``. All messages of the rendezvous are authenticated.
+    best the output of ``openssl rand -hex 32``. The rendezvous is authenticated and encrypted.
     ``TERSOR_TCP_PROTECT`` ("authenticate", "encrypt") protects the gradients as well. Raises
     InvalidArgument where something is missing, TransportError where a rank does not come within
     ``timeout`` seconds.
@@ -88,14 +85,11 @@ def init(
                 f"init() does not know {missing}: give it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT"
             )
-        shared = _checked(secret)
-        store = _store_at(found["address"], shared, found["rank"], timeout)
         own = os.environ.get("TERSOR_TCP_ADDRESS", "")
         protect = os.environ.get("TERSOR_TCP_PROTECT", "none")
         made = _core.TcpTransport(
-            store, found["rank"], found["ranks"], own, timeout, shared, protect
+            found["address"], found["rank"], found["ranks"], own, timeout, _checked(secret), protect
         )
-        _ends.callback(made.close)
         _world.append(made)
     return _world[0]
 
@@ -109,8 +103,8 @@ def transport() -> Transport:
 
 def shutdown() -> None:
     """Says goodbye to the other ranks."""
-    _world.clear()
-    _ends.close()
+    while _world:
+        _world.pop().close()
 
 
 def _from_environment() -> dict[str, Any]:
@@ -143,12 +137,6 @@ def _checked(secret: str | None) -> str:
             "all, such as $(openssl rand -hex 32)"
         )
     return word
-
-
-def _store_at(address: str, secret: str, rank: int, timeout: float) -> Server | Client:
-    store = Server(address, secret) if rank == 0 else Client(address, secret, timeout)
-    _ends.callback(store.close)
-    return store
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:

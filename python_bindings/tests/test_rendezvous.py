@@ -3,96 +3,122 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pathlib
 import pickle
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import tersor
-from tersor import _rendezvous
 from tersor._core import TcpTransport
-from tersor._rendezvous import Client, Server
 
-SECRET = "correct horse battery staple"
+PHRASE = "correct horse battery staple"
+SECRET = "0123456789abcdef" * 4
 SECONDS = 60.0
+HELLO, CHALLENGE, PROOF, ANSWER = 64, 40, 32, 40  # bytes
+MAGIC = b"TRSTCP2\0"
 
 
-@pytest.fixture(autouse=True)
-def stretched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rendezvous, "_key_of", functools.cache(_rendezvous._key_of))
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server("127.0.0.1:0", SECRET)
-    yield made
-    made.close()
+def port() -> int:
+    return free_port()
 
 
-def port_of(server: Server) -> int:
-    return int(server._server.sockets[0].getsockname()[1])
+def meet(
+    address: str, rank: int, ranks: int = 2, secret: str = SECRET, timeout: float = SECONDS
+) -> float:
+    """The sum of all ranks' numbers, from 1."""
+    transport = TcpTransport(address, rank, ranks, "127.0.0.1", timeout, secret, "encrypt")
+    with contextlib.ExitStack() as ends:
+        ends.callback(transport.close)
+        values = np.full(100, rank + 1, np.float32)
+        tersor.allreduce(transport, values, codec="none", timeout=SECONDS)
+        return float(values[0])
 
 
-def address_of(server: Server) -> str:
-    return f"127.0.0.1:{port_of(server)}"
+def begin(threads: ThreadPoolExecutor, port: int, *arguments: object) -> Future[float]:
+    """Rank 0, which listens."""
+    made = threads.submit(meet, f"127.0.0.1:{port}", 0, *arguments)
+    connected(port).close()
+    return made
 
 
-@contextlib.contextmanager
-def client_of(server: Server) -> Iterator[Client]:
-    made = Client(address_of(server), SECRET, SECONDS)
-    yield made
-    made.close()
+def connected(port: int) -> socket.socket:
+    until = time.monotonic() + SECONDS
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        except ConnectionRefusedError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
-def test_ranks_meet_and_exchange(server: Server) -> None:
-    def total(rank: int) -> float:
-        with contextlib.ExitStack() as ends:
-            store = server if rank == 0 else ends.enter_context(client_of(server))
-            transport = TcpTransport(store, rank, 3, "127.0.0.1", SECONDS, SECRET, "encrypt")
-            ends.callback(transport.close)
-            values = np.full(100, rank + 1, np.float32)
-            tersor.allreduce(transport, values, codec="none", timeout=SECONDS)
-            return float(values[0])
-
-    with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(total, range(3))) == [6.0] * 3
+@pytest.mark.parametrize("secret", [SECRET, PHRASE])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_ranks_meet_and_exchange(port: int, ranks: int, secret: str) -> None:
+    with ThreadPoolExecutor(ranks) as threads:
+        results = threads.map(
+            lambda rank: meet(f"127.0.0.1:{port}", rank, ranks, secret), range(ranks)
+        )
+    assert list(results) == [ranks * (ranks + 1) / 2] * ranks
 
 
-def test_a_value_comes_once_it_is_set(server: Server) -> None:
-    with client_of(server) as first, client_of(server) as second:
-        assert first.get("key", 0.01) is None
-        first.set("key", "x" * 10_000)
-        assert second.get("key", 0.0) == server.get("key", 0.0) == "x" * 10_000
-        threading.Timer(0.1, server.set, ("late", "word")).start()
-        assert second.get("late", SECONDS) == "word"
+def test_a_late_rank_0_is_waited_for(port: int) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(meet, f"127.0.0.1:{port}", 1)
+        time.sleep(0.5)
+        assert begin(threads, port).result() == other.result() == 3.0
 
 
-def test_rank_0_listens_at_the_given_address_alone(server: Server) -> None:
-    (listener,) = server._server.sockets
-    assert listener.getsockname()[0] == "127.0.0.1"
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port_of(server)))
+def test_rank_0_listens_at_the_given_address_alone(port: int) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        rank_0 = begin(threads, port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+        meet(f"127.0.0.1:{port}", 1)
+        assert rank_0.result() == 3.0
 
 
-def test_an_address_of_another_host_is_named() -> None:
+def test_an_address_of_another_host_is_named(port: int) -> None:
     with pytest.raises(tersor.TransportError, match=r"cannot listen at 192\.0\.2\.77:4711"):
-        Server("192.0.2.77:4711", SECRET)
-    with pytest.raises(tersor.TransportError, match="not to be reached at"):
-        Client("127.0.0.1:9", SECRET, 0.0)
+        meet("192.0.2.77:4711", 0)
+    with pytest.raises(tersor.TransportError, match=f"cannot be reached at 127.0.0.1:{port}"):
+        meet(f"127.0.0.1:{port}", 1, timeout=0.1)
+    for rank in range(2):
+        with pytest.raises(
+            tersor.TransportError, match=r'"no-such-host\.invalid", does not resolve'
+        ):
+            meet("no-such-host.invalid:4711", rank, timeout=0.1)
+    with pytest.raises(tersor.InvalidArgument, match="no address"):
+        meet("4711", 0)
 
 
-def test_another_secret_is_named(server: Server) -> None:
-    with pytest.raises(tersor.InvalidArgument, match="another TERSOR_SECRET"):
-        Client(address_of(server), "the secret of yesterday", SECONDS)
+def test_a_rank_that_does_not_come_is_named(port: int) -> None:
+    with pytest.raises(tersor.TransportError, match="rank 1 did not come to the meeting in time"):
+        meet(f"127.0.0.1:{port}", 0, timeout=0.1)
+
+
+def test_another_secret_is_named(port: int) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        rank_0 = begin(threads, port)
+        with pytest.raises(tersor.TransportError, match=r"another secret \(TERSOR_SECRET"):
+            meet(f"127.0.0.1:{port}", 1, secret="f" * 64)
+        assert meet(f"127.0.0.1:{port}", 1) == rank_0.result() == 3.0
 
 
 def everything(stranger: socket.socket) -> bytes:
@@ -104,21 +130,23 @@ def everything(stranger: socket.socket) -> bytes:
     return received
 
 
-def test_a_stranger_receives_no_mac(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", port_of(server))) as stranger:
-        stranger.sendall(bytes(32) + b"\0\0\0\2[]" + bytes(32))
-        received = everything(stranger)
-    assert len(received) == 32 + 4
-    assert received[32:] == bytes(4)
+def test_a_stranger_receives_no_mac(port: int) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        rank_0 = begin(threads, port)
+        with connected(port) as stranger:
+            stranger.sendall(MAGIC + b"\1" + bytes(HELLO - len(MAGIC) - 1) + bytes(PROOF))
+            received = everything(stranger)
+        assert len(received) == CHALLENGE + ANSWER
+        assert received[CHALLENGE:] == bytes(ANSWER)
+        assert meet(f"127.0.0.1:{port}", 1) == rank_0.result() == 3.0
 
 
-def test_silent_strangers_hold_nobody_up(server: Server) -> None:
-    strangers = [socket.create_connection(("127.0.0.1", port_of(server))) for _ in range(300)]
-    with client_of(server) as rank:
-        rank.set("key", "value")
-    assert server.get("key", 0.0) == "value"
-    for one in strangers:
-        one.close()
+def test_silent_strangers_hold_nobody_up(port: int) -> None:
+    with ThreadPoolExecutor(1) as threads, contextlib.ExitStack() as strangers:
+        rank_0 = begin(threads, port)
+        for _ in range(300):
+            strangers.enter_context(connected(port))
+        assert meet(f"127.0.0.1:{port}", 1) == rank_0.result() == 3.0
 
 
 class Program:
@@ -131,89 +159,91 @@ class Program:
         return (open, (str(self.proof), "w"))
 
 
-Change = Callable[[bytes, list[bytes]], bytes]
+Change = Callable[[bytes, bytes], bytes]
 
 
 def hostile_bytes(proof: pathlib.Path) -> dict[str, Change]:
-    """What somebody on the way sends in place of a message, given the messages before it."""
+    """What somebody on the way sends in place of a message, given the handshake before it."""
     program = pickle.dumps(Program(proof))
-    length = len(program).to_bytes(4, "big")
+    length = len(program).to_bytes(4, "little")
     return {
         "a pickle": lambda message, before: program,
-        "a pickle as a message": lambda message, before: length + program + bytes(32),
-        "a pickle with the MAC": lambda message, before: length + program + message[-32:],
+        "a pickle as a message": lambda message, before: length + program + bytes(16),
+        "a pickle with the MAC": lambda message, before: length + program + message[-16:],
         "noise": lambda message, before: os.urandom(200),
         "a huge length": lambda message, before: b"\xff" * 4 + bytes(100),
-        "a long length": lambda message, before: (1 << 25).to_bytes(4, "big") + bytes(100),
-        "a repeated message": lambda message, before: before[-1],
-        "a changed value": lambda message, before: message.replace(b"value", b"wrong"),
+        "a long length": lambda message, before: (1 << 25).to_bytes(4, "little") + bytes(100),
+        "a repeated message": lambda message, before: before,
+        "a changed byte": lambda message, before: message[:50] + b"\0" + message[51:],
         "half of a message": lambda message, before: message[: len(message) // 2],
     }
 
 
 class Middle:
-    """Hands the handshake and the first messages on, then sends other bytes in both directions."""
+    """Hands the handshake on, then changes the first message to the victim."""
 
-    def __init__(self, server: Server, change: Change, victim: str) -> None:
+    def __init__(self, port: int, change: Change, victim: int) -> None:
         self._change, self._victim = change, victim
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = port_of(server)
+        self._port = port
         self.answered = b""
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         caller = self._listener.accept()[0]
-        with caller, socket.create_connection(("127.0.0.1", self._server)) as rank_0:
-            requests, answers = [caller.recv(32)], [rank_0.recv(32)]
-            rank_0.sendall(requests[0])
-            caller.sendall(answers[0])
-            for number in range(2):
-                requests.append(caller.recv(1 << 16))
-                last = number == 1 and self._victim == "rank 0"
-                rank_0.sendall(self._change(requests[-1], requests[:-1]) if last else requests[-1])
-                if last:
-                    rank_0.shutdown(socket.SHUT_WR)
-                    self.answered = everything(rank_0)
-                    return
-                answers.append(rank_0.recv(1 << 16))
-                last = number == 1 and self._victim == "rank 1"
-                caller.sendall(self._change(answers[-1], answers[:-1]) if last else answers[-1])
+        with caller, connected(self._port) as rank_0:
+            ends = (caller, rank_0)
+            for number, count in enumerate((HELLO, CHALLENGE, PROOF, ANSWER)):
+                from_end, to_end = ends if number % 2 == 0 else ends[::-1]
+                message = from_end.recv(count, socket.MSG_WAITALL)
+                assert len(message) == count
+                to_end.sendall(message)
+            if self._victim == 1:
+                rank_0.sendall(caller.recv(1 << 16))
+            from_end, to_end = ends if self._victim == 0 else ends[::-1]
+            to_end.sendall(self._change(from_end.recv(1 << 16), message))
+            to_end.shutdown(socket.SHUT_WR)
+            self.answered = everything(to_end)
 
     def close(self) -> None:
         self._thread.join()
         self._listener.close()
 
 
-@pytest.mark.parametrize("victim", ["rank 0", "rank 1"])
+@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("kind", hostile_bytes(pathlib.Path()))
 def test_bytes_of_somebody_on_the_way_are_refused(
-    server: Server, tmp_path: pathlib.Path, kind: str, victim: str
+    port: int, tmp_path: pathlib.Path, kind: str, victim: int
 ) -> None:
-    server.set("key", "value")
     proof = tmp_path / "ran"
-    middle = Middle(server, hostile_bytes(proof)[kind], victim)
-    rank = Client(middle.address, SECRET, SECONDS)
-    tracemalloc.start()
-    with pytest.raises(tersor.TransportError) as caught:
-        rank.set("key", "other value") if victim == "rank 0" else rank.get("key", 1.0)
+    middle = Middle(port, hostile_bytes(proof)[kind], victim)
+    with ThreadPoolExecutor(2) as threads:
+        both = [
+            begin(threads, port, 2, SECRET, 2.0),
+            threads.submit(meet, middle.address, 1),
+        ]
+        with pytest.raises(tersor.TransportError, match=f"rank {1 - victim} is lost"):
+            both[victim].result()
+        with pytest.raises(tersor.TransportError):
+            both[1 - victim].result()
     middle.close()
-    assert tracemalloc.get_traced_memory()[1] < 8 << 20
-    tracemalloc.stop()
-    rank.close()
-    assert middle.address in str(caught.value)
     assert middle.answered == b""
     assert not proof.exists()
-    with client_of(server) as honest:
-        assert honest.get("key", 0.0) == "value"
 
 
-def test_the_last_stranger_goes_in_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rendezvous, "_PROVEN_WITHIN", 0.1)
-    with socket.create_connection(("127.0.0.1", port_of(server))) as stranger:
-        assert len(everything(stranger)) == 32
-    until = time.monotonic() + SECONDS
-    while server._strangers and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not server._strangers
+def test_ctrl_c_ends_the_rendezvous(port: int) -> None:
+    script = f"""
+import tersor._core
+print("begins", flush=True)
+tersor._core.TcpTransport("127.0.0.1:{port}", 0, 2, "127.0.0.1", 600.0, "{SECRET}")
+"""
+    rank_0 = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    connected(port).close()
+    rank_0.send_signal(signal.SIGINT)
+    errors = rank_0.communicate(timeout=SECONDS)[1]
+    assert rank_0.returncode != 0
+    assert "KeyboardInterrupt" in errors

@@ -99,10 +99,11 @@ void Switchboard::take_wishes() {
 void Switchboard::begin_call(LaneName name) {
   ConnectionState& to = link(name);
   if (to.connected || to.call != nullptr) return;
+  const Endpoint& endpoint = place_.endpoints[static_cast<std::size_t>(name.peer)];
+  if (endpoint.port() == 0) return tell({.name = name, .failure = "nobody calls this rank"});
   const CallPatience patience{.refused = place_.patience,
                               .away = std::max(place_.patience, Clock::now() + place_.timeout)};
-  to.call = std::make_unique<OutgoingCall>(
-      *this, hello_to(name), place_.endpoints[static_cast<std::size_t>(name.peer)], patience);
+  to.call = std::make_unique<OutgoingCall>(*this, hello_to(name), endpoint, patience);
   to.call->dial();
 }
 

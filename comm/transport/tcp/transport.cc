@@ -15,6 +15,7 @@
 #include "comm/transport/host/world.h"
 #include "comm/transport/tcp/address.h"
 #include "comm/transport/tcp/file_store.h"
+#include "comm/transport/tcp/lobby.h"
 #include "comm/transport/tcp/wire.h"
 
 namespace tersor::tcp {
@@ -202,6 +203,24 @@ std::shared_ptr<host::World> world_at(Place place) {
 }
 
 }  // namespace
+
+// Nobody calls a rank other than rank 0.
+std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks,
+                                 const TcpOptions& options) {
+  const auto count = static_cast<std::size_t>(std::max(ranks, 0));
+  check(rank, count, options);
+  Place place{.rank = rank,
+              .endpoints = {count, Endpoint(asio::ip::address_v4::loopback(), 0)},
+              .host_names = std::vector<int>(count),
+              .secret = Secret(options.secret),
+              .protect = TcpProtection::kEncrypt,
+              .patience = deadline_of(options),
+              .timeout = timeout_of(options)};
+  place.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
+  place.listener = std::make_unique<Listener>(place.endpoints[static_cast<std::size_t>(rank)]);
+  return std::make_unique<host::HostTransport>(world_at(std::move(place)));
+}
+
 }  // namespace tersor::tcp
 
 namespace tersor {
