@@ -1,4 +1,4 @@
-// See command_line.h.
+// Implements command_line.h, and puts the commands together.
 
 #include "bench/command_line.h"
 
@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -14,7 +15,12 @@
 #include <exception>
 #include <filesystem>
 #include <optional>
+#include <string_view>
+#include <thread>
 #include <utility>
+
+#include "bench/commands.h"
+#include "bench/processes/rank_place.h"
 
 namespace tersor::bench {
 namespace {
@@ -92,8 +98,38 @@ void report_usage(const CLI::App& program, const std::string& message) {
   fmt::print(stderr, "The options are: {}\n", option_names(command));
 }
 
-void report(const std::string& program, const std::string& rank, const std::string& message) {
-  fmt::print(stderr, "{}: {}{}\n", program, rank.empty() ? "" : "rank " + rank + ": ", message);
+/// The rank that a launcher gave this process; empty for rank 0 and without a launcher. Later ranks
+/// first wait a second: a launcher ends all processes as soon as rank 0 reports a common mistake.
+std::string later_rank() {
+  constexpr std::chrono::seconds kRankZeroFirst{1};
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", kRankVariable})
+    if (const char* rank = std::getenv(name)) {
+      if (std::string_view(rank) == "0") return "";
+      std::this_thread::sleep_for(kRankZeroFirst);
+      return rank;
+    }
+  return "";
+}
+
+void add_commands(Command program) {
+  add_codecs_command(program);
+  add_allreduce_command(program);
+  add_collectives_command(program);
+  add_allocate_command(program);
+  add_predict_command(program);
+#if TERSOR_BENCH_TRAINING
+  add_train_command(program);
+#endif
+  add_report_command(program);
+}
+
+/// After wrong usage rank 0 also lists the valid options. Every rank that fails prints the reason.
+void report(const CLI::App& program, const std::string& message, bool usage = false) {
+  const std::string rank = later_rank();
+  if (usage && rank.empty()) return report_usage(program, message);
+  fmt::print(stderr, "{}: {}{}\n", program.get_name(), rank.empty() ? "" : "rank " + rank + ": ",
+             message);
 }
 
 }  // namespace
@@ -199,30 +235,26 @@ Argument Command::add_flag(const std::string& name, bool& value, const std::stri
 
 void Command::callback(std::function<void()> run) { app_->callback(std::move(run)); }
 
-int run_command_line(const std::string& name, const std::string& description,
-                     const std::function<void(Command&)>& add_commands, LaterRank later_rank,
-                     int argc, const char* const* argv) {
-  CLI::App program(description, name);
+int run_program(int argc, const char* const* argv) {
+  CLI::App program(
+      "Measures gradient codecs, compressed collectives, and training with them.\n"
+      "docs/benchmarks.md explains every option and every figure.",
+      "tersor-bench");
   program.require_subcommand(1);
-  Command root(&program);
-  add_commands(root);
+  add_commands(Command(&program));
   try {
     program.parse(argc, argv);
     return 0;
   } catch (const CLI::Success& success) {  // --help
     return program.exit(success);
   } catch (const CLI::ParseError& error) {
-    const std::string wrong = what_was_wrong(program, error);
-    if (const std::string rank = later_rank(); rank.empty())
-      report_usage(program, wrong);
-    else
-      report(name, rank, wrong);
+    report(program, what_was_wrong(program, error), true);
     return kUsage;
   } catch (const InvalidArgument& error) {
-    report(name, later_rank(), error.what());
+    report(program, error.what());
     return kUsage;
   } catch (const std::exception& error) {
-    report(name, later_rank(), error.what());
+    report(program, error.what());
     return kFailed;
   }
 }

@@ -72,15 +72,8 @@ class Command {
   CLI::App* app_;
 };
 
-/// Returns this process's rank, or an empty string for rank 0. Called once, before an error is
-/// printed.
-using LaterRank = std::string (*)();
-
-/// Lets `add_commands` build the program, parses the arguments and runs the command that they
-/// choose. After wrong usage rank 0 also lists the valid options. Every rank that fails prints the
-/// reason. Returns the exit code.
-int run_command_line(const std::string& name, const std::string& description,
-                     const std::function<void(Command&)>& add_commands, LaterRank later_rank,
-                     int argc, const char* const* argv);
+/// Runs the command of tersor-bench that the arguments name. Returns the exit code: 0, 1 where a
+/// run failed, 2 where the arguments are wrong (the message lists the right ones).
+int run_program(int argc, const char* const* argv);
 
 }  // namespace tersor::bench

@@ -4,11 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdint>
-#include <functional>
 
 #include "bench/tensors.h"
-#include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
 namespace {
@@ -84,27 +81,13 @@ std::vector<std::size_t> dimensions_of(const std::string& where, std::string_vie
   return dimensions;
 }
 
-std::vector<float> convert(std::string_view bytes, std::size_t value_bytes) {
-  if (value_bytes == 2) return values_of_bytes<std::uint16_t>(bytes, kernels::f16_to_f32);
-  if (value_bytes == 4) return values_of_bytes<float>(bytes, std::identity());
-  return values_of_bytes<double>(bytes, [](double value) { return static_cast<float>(value); });
-}
-
 }  // namespace
 
 Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where) {
   const Header header = find_header(where, bytes);
   const std::string_view type = enclosed(where, header.text, "descr", '\'', '\'');
-  if (type != "<f2" && type != "<f4" && type != "<f8")
-    return {.name = name, .unfit = fmt::format("holds {:.20}; <f2, <f4 and <f8 are read", type)};
-  const std::size_t value_bytes = static_cast<std::size_t>(type[2] - '0');
-  std::vector<std::size_t> dimensions = dimensions_of(where, header.text);
-  const std::size_t count = count_of(name, dimensions, where);
-  const std::string_view values = bytes.substr(header.values_at);
-  if (values.size() % value_bytes != 0 || values.size() / value_bytes != count)
-    refuse_file(where, fmt::format("has {} bytes of values, its header says {} values of {} bytes",
-                                   values.size(), count, value_bytes));
-  return {name, convert(values, value_bytes), std::move(dimensions)};
+  return make_tensor(name, type, dimensions_of(where, header.text), bytes.substr(header.values_at),
+                     where);
 }
 
 }  // namespace tersor::bench

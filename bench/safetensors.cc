@@ -11,7 +11,6 @@
 #include <set>
 
 #include "bench/tensors.h"
-#include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
 namespace {
@@ -26,7 +25,7 @@ constexpr const char* kMetadata = "__metadata__";
 struct Entry {
   std::string name, type;
   std::vector<std::size_t> shape;
-  std::size_t count = 1, begin = 0, end = 0;
+  std::size_t begin = 0, end = 0;
 };
 
 std::string_view header_of(std::string_view bytes, const std::string& where) {
@@ -63,7 +62,6 @@ std::size_t natural(const Json& value, const std::string& where) {
 Entry entry_of(const std::string& name, const Json& stated, const std::string& where) {
   Entry entry{.name = name, .type = stated.at("dtype")};
   for (const Json& size : stated.at("shape")) entry.shape.push_back(natural(size, where));
-  entry.count = count_of(name, entry.shape, where);
   entry.begin = natural(stated.at("data_offsets").at(0), where);
   entry.end = natural(stated.at("data_offsets").at(1), where);
   return entry;
@@ -84,38 +82,15 @@ std::vector<Entry> entries_of(std::string_view header, const std::string& where)
   return entries;
 }
 
-/// Of the types that are read; 0 of all others.
-std::size_t value_bytes(const Entry& entry) {
-  if (entry.type == "F32") return 4;
-  return entry.type == "BF16" || entry.type == "F16" ? 2 : 0;
-}
-
 void check_place(const Entry& entry, std::size_t expected_begin, std::size_t most,
                  const std::string& where) {
   const auto fail = [&](const std::string& what) {
     refuse_file(where, fmt::format("tensor \"{}\" {}", entry.name, what));
   };
-  const std::size_t bytes = value_bytes(entry);
   if (entry.begin > entry.end || entry.end > most)
     fail(fmt::format("ends at byte {} of {}", entry.end, most));
   if (entry.begin != expected_begin)
     fail(fmt::format("begins at byte {}, expected {}", entry.begin, expected_begin));
-  if (bytes == 0) return;  // how many values they are is not known
-  if ((entry.end - entry.begin) % bytes != 0 || (entry.end - entry.begin) / bytes != entry.count)
-    fail(fmt::format("has {} bytes, its shape says {} values of {} bytes", entry.end - entry.begin,
-                     entry.count, bytes));
-}
-
-std::vector<float> values_of(const Entry& entry, std::string_view bytes) {
-  if (entry.type == "F32") return values_of_bytes<float>(bytes, std::identity());
-  return values_of_bytes<std::uint16_t>(
-      bytes, entry.type == "F16" ? kernels::f16_to_f32 : kernels::bf16_to_f32);
-}
-
-Tensor tensor_of(const Entry& entry, std::string_view bytes) {
-  if (value_bytes(entry) != 0) return {entry.name, values_of(entry, bytes), entry.shape};
-  return {.name = entry.name,
-          .unfit = fmt::format("is of {}; F32, BF16 and F16 are read", entry.type)};
 }
 
 }  // namespace
@@ -128,7 +103,8 @@ std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string&
   for (const Entry& entry : entries_of(header, where)) {
     check_place(entry, end, rest.size(), where);
     end = entry.end;
-    tensors.push_back(tensor_of(entry, rest.substr(entry.begin, end - entry.begin)));
+    tensors.push_back(make_tensor(entry.name, entry.type, entry.shape,
+                                  rest.substr(entry.begin, end - entry.begin), where));
   }
   if (end != rest.size())
     refuse_file(where,

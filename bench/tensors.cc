@@ -13,22 +13,47 @@
 #include <functional>
 #include <iterator>
 #include <numeric>
-#include <set>
+#include <type_traits>
+
+#include "kernels/scalar/convert.h"
 
 namespace tersor::bench {
 namespace {
+
+/// Reads a value that may lie at any address.
+template <typename T>
+float read_value(const char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  if constexpr (std::is_floating_point_v<T>)
+    return static_cast<float>(value);
+  else
+    return kernels::to_f32(value);
+}
+
+struct ValueType {
+  std::string_view name;
+  std::size_t bytes;
+  float (*read)(const char* at);
+};
+
+constexpr ValueType kValueTypes[] = {{"<f2", 2, read_value<F16>},    {"<f4", 4, read_value<float>},
+                                     {"<f8", 8, read_value<double>}, {"F16", 2, read_value<F16>},
+                                     {"BF16", 2, read_value<Bf16>},  {"F32", 4, read_value<float>}};
+
+std::size_t count_of(const std::string& name, std::span<const std::size_t> shape,
+                     const std::string& where) {
+  std::size_t count = 1;
+  for (const std::size_t size : shape)
+    if (__builtin_mul_overflow(count, size, &count))
+      refuse_file(where, fmt::format("tensor \"{}\" has more values than memory holds", name));
+  return count;
+}
 
 std::vector<Tensor> read_by_extension(const std::filesystem::path& path) {
   if (path.extension() == ".npy")
     return {parse_npy(path.filename().string(), read_file(path), path.string())};
   return parse_safetensors(read_file(path), path.string());
-}
-
-void check_names(const std::string& where, std::span<const Tensor> tensors) {
-  std::set<std::string> names;
-  for (const Tensor& tensor : tensors)
-    if (!names.insert(tensor.name).second)
-      refuse_file(where, fmt::format("tensor \"{}\" stands there twice", tensor.name));
 }
 
 std::string why_unfit(const Tensor& tensor) {
@@ -64,7 +89,6 @@ bool is_tensor_file(const std::string& name) {
 std::vector<Tensor> read_tensors(const std::filesystem::path& path) {
   std::vector<Tensor> tensors = read_by_extension(path);
   if (tensors.empty()) refuse_file(path.string(), "holds no tensors");
-  check_names(path.string(), tensors);
   leave_out_unfit(path.string(), tensors);
   return tensors;
 }
@@ -73,13 +97,21 @@ void refuse_file(const std::string& where, const std::string& what) {
   throw InvalidArgument(fmt::format("{}: {}", where, what));
 }
 
-std::size_t count_of(const std::string& name, std::span<const std::size_t> shape,
-                     const std::string& where) {
-  std::size_t count = 1;
-  for (const std::size_t size : shape)
-    if (__builtin_mul_overflow(count, size, &count))
-      refuse_file(where, fmt::format("tensor \"{}\" has more values than memory holds", name));
-  return count;
+Tensor make_tensor(const std::string& name, std::string_view type, std::vector<std::size_t> shape,
+                   std::string_view bytes, const std::string& where) {
+  const auto known = std::ranges::find(kValueTypes, type, &ValueType::name);
+  if (known == std::end(kValueTypes))
+    return {
+        .name = name,
+        .unfit = fmt::format("is of {:.20}; F32, BF16 and F16, <f2, <f4 and <f8 are read", type)};
+  const std::size_t count = count_of(name, shape, where);
+  if (bytes.size() % known->bytes != 0 || bytes.size() / known->bytes != count)
+    refuse_file(where,
+                fmt::format("tensor \"{}\" has {} bytes of values, its shape says {} of {} bytes",
+                            name, bytes.size(), count, known->bytes));
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) values[i] = known->read(bytes.data() + i * known->bytes);
+  return {name, std::move(values), std::move(shape)};
 }
 
 std::string read_file(const std::filesystem::path& path) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -37,28 +36,16 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Tensor
 
 // What is read, by kind of file; `where` names file and tensor in an error.
 
-/// A .npy file of any shape: f2, f4 or f8, little-endian; of another type an unfit tensor. Format:
-/// NumPy Enhancement Proposal 1, versions 1 to 3.
+/// A .npy file. Format: NumPy Enhancement Proposal 1, versions 1 to 3.
 Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where);
-/// Tensors of F32, BF16 or F16; those of other types are unfit. Format:
-/// huggingface.co/docs/safetensors.
+/// Format: huggingface.co/docs/safetensors.
 std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where);
 
-/// What is stored as values of T, each as `convert` makes it.
-template <typename T, typename Convert>
-std::vector<float> values_of_bytes(std::string_view bytes, Convert convert) {
-  std::vector<float> values(bytes.size() / sizeof(T));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    T value;
-    std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-    values[i] = convert(value);
-  }
-  return values;
-}
-
-/// The number of values of a shape. Throws InvalidArgument if the number exceeds 2^64 - 1.
-std::size_t count_of(const std::string& name, std::span<const std::size_t> shape,
-                     const std::string& where);
+/// The tensor that `bytes` hold. `type` is "<f2", "<f4" or "<f8" of .npy, or "F16", "BF16" or "F32"
+/// of .safetensors; a tensor of another type is unfit. Throws InvalidArgument if the shape has
+/// another number of bytes.
+Tensor make_tensor(const std::string& name, std::string_view type, std::vector<std::size_t> shape,
+                   std::string_view bytes, const std::string& where);
 [[noreturn]] void refuse_file(const std::string& where, const std::string& what);
 std::string read_file(const std::filesystem::path& path);
 

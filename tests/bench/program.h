@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/program.h"
+#include "bench/command_line.h"
 
 namespace tersor::bench {
 

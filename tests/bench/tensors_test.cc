@@ -97,7 +97,7 @@ TEST_F(Tensors, LongHeadersDoNotExhaustTheStack) {
   const auto read =
       read_tensors(write("b.npy", long_npy("{'descr': '<f4" + order + "4," + blanks + ")}")));
   EXPECT_EQ(read.front().shape, std::vector<std::size_t>{4});
-  expect_refused(write("l.npy", long_npy("{'descr': '" + letters + order + "4,)}")), "holds <<<");
+  expect_refused(write("l.npy", long_npy("{'descr': '" + letters + order + "4,)}")), "is of <<<");
   expect_refused(write("d.npy", long_npy("{'descr': '<f4" + order + digits + ")}")), "'shape'");
 }
 
@@ -129,7 +129,8 @@ TEST_F(Tensors, DamagedSafetensorsAreRefused) {
       {"\"w\" is of I64; F32, BF16 and F16",
        safetensors("{" + entry("w", "I64", 1, 0, 8) + "}", eight)},
       {"ends at byte 8 of 4", safetensors("{" + w + "}", eight.substr(4))},
-      {"has 8 bytes, its shape says 3", safetensors("{" + entry("w", "F32", 3, 0, 8) + "}", eight)},
+      {"has 8 bytes of values, its shape says 3",
+       safetensors("{" + entry("w", "F32", 3, 0, 8) + "}", eight)},
       {"begins at byte 4, expected 0", safetensors("{" + entry("w", "F32", 1, 4, 8) + "}", eight)},
       {"begins at byte 0, expected 8",
        safetensors("{" + w + "," + entry("v", "F32", 2, 0, 8) + "}", eight)},
@@ -172,7 +173,8 @@ TEST_F(Tensors, WhatCannotBeMeasuredIsLeftOutByName) {
   for (const char* words :
        {"\"steps\" is of I64", "\"none\" has no values", "\"nan\" holds values"})
     EXPECT_NE(said.find(words), std::string::npos) << said << words;
-  expect_refused(write("i.npy", npy({1, 2}).replace(21, 3, "<i4")), "holds <i4; <f2, <f4 and <f8");
+  expect_refused(write("i.npy", npy({1, 2}).replace(21, 3, "<i4")),
+                 "is of <i4; F32, BF16 and F16, <f2, <f4 and <f8");
 }
 
 TEST_F(Tensors, WhatIsWrittenIsReadAgain) {

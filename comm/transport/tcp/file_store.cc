@@ -13,6 +13,8 @@
 #include <string_view>
 #include <thread>
 
+#include "comm/transport/tcp/descriptor.h"
+
 namespace tersor::tcp {
 namespace {
 
@@ -22,36 +24,27 @@ constexpr std::chrono::milliseconds kLookEvery{2};
 constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
 
 /// An open file. Links at its place are not followed.
-class File {
+class File : public Descriptor {
  public:
   File(const fs::path& path, int flags)
-      : number_(open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, kOwnerOnly)) {}
-  ~File() {
-    if (is_open()) ::close(number_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+      : Descriptor(::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, kOwnerOnly)) {}
 
-  bool is_open() const { return number_ >= 0; }
   bool write(std::string_view text) const {
-    return ::write(number_, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    return ::write(number(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   }
   /// True if the file is this user's, and nobody else may read or write the file.
   bool is_own() const {
     struct stat status {};
-    return fstat(number_, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
+    return fstat(number(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
            (status.st_mode & (S_IRWXG | S_IRWXO)) == 0;
   }
   std::string text() const {
     std::string all;
     std::array<char, 4096> some;
-    for (ssize_t bytes; (bytes = read(number_, some.data(), some.size())) > 0;)
+    for (ssize_t bytes; (bytes = read(number(), some.data(), some.size())) > 0;)
       all.append(some.data(), static_cast<std::size_t>(bytes));
     return all;
   }
-
- private:
-  const int number_;
 };
 
 [[noreturn]] void refuse(const fs::path& file, std::string_view why) {
@@ -64,7 +57,7 @@ class Part {
   explicit Part(const fs::path& of) : path_(of.string() + ".part") {
     unlink(path_.c_str());
     made_.emplace(path_, O_WRONLY | O_CREAT | O_EXCL);
-    if (!made_->is_open()) refuse(of, std::strerror(errno));
+    if (!made_->open()) refuse(of, std::strerror(errno));
   }
   ~Part() { unlink(path_.c_str()); }
 
@@ -95,11 +88,11 @@ std::string FileStore::get(const std::string& key, Clock::time_point until) {
   while (true) {
     const File found(wanted, O_RDONLY | O_NONBLOCK);
     const int error = errno;
-    if (found.is_open() && !found.is_own())
+    if (found.open() && !found.is_own())
       throw InvalidArgument(
           wanted.string() +
           " is not believed: it is another user's, or others may read or write it");
-    if (found.is_open()) return found.text();
+    if (found.open()) return found.text();
     if (error != ENOENT)
       throw InvalidArgument("cannot read " + wanted.string() + ": " + std::strerror(error));
     if (Clock::now() >= until) throw TransportError("there is no " + wanted.string());

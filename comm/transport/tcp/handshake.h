@@ -79,79 +79,76 @@ struct SessionKeys {
   Proof receive;
 };
 
-/// Bytes that come until a word of a fixed length is whole.
-template <std::size_t kBytes>
-class Word {
+/// Both ends.
+class End {
  public:
-  ByteSpan rest() { return ByteSpan(bytes_).subspan(filled_); }
-  void came(std::size_t bytes) { filled_ += bytes; }
-  bool whole() const { return filled_ == kBytes; }
-  ConstByteSpan bytes() const { return bytes_; }
+  End(const Secret& secret, std::size_t first_bytes) : secret_(secret), awaited_(first_bytes) {}
+  virtual ~End() = default;
+
+  /// The place of the next received bytes; empty once there is nothing more to receive.
+  ByteSpan room() { return ByteSpan(message_).subspan(filled_, awaited_ - filled_); }
+  /// Takes received bytes. False if the other end does not know the secret, or sends another
+  /// protocol: send `reply`, then close the connection.
+  bool came(std::size_t bytes);
+  /// The bytes to send after the last received bytes, or none.
+  ConstByteSpan reply() const { return reply_; }
+
+ protected:
+  /// Takes a whole message. False as `came`.
+  virtual bool take() = 0;
+  /// The whole message; the next one has `next_bytes`.
+  template <typename Message>
+  Message message(std::size_t next_bytes);
+  SessionKeys keys_by(Role sends, Role receives) const;
+
+  const Secret& secret_;
+  Words words_{};
+  ConstByteSpan reply_;
 
  private:
-  std::array<std::byte, kBytes> bytes_{};
-  std::size_t filled_ = 0;
+  std::array<std::byte, sizeof(Hello)> message_{};
+  std::size_t awaited_, filled_ = 0;  // bytes
 };
 
 /// The end that calls.
-class Caller {
+class Caller final : public End {
  public:
   Caller(const Secret& secret, const Hello& hello);
 
   /// The first bytes to send.
   ConstByteSpan opening() const;
-  /// The place of the next received bytes; empty once there is a verdict.
-  ByteSpan room() { return challenge_.whole() ? answer_.rest() : challenge_.rest(); }
-  /// Takes received bytes. False if the other end does not know the secret.
-  bool came(std::size_t bytes);
-  /// The bytes to send after the last received bytes, or none.
-  ConstByteSpan reply() const { return reply_; }
   /// True if the other end knows the secret.
   bool proven() const { return verdict_.has_value(); }
   /// The proven verdict; kOtherRank if another rank answered.
   std::optional<Verdict> verdict() const { return verdict_; }
-  SessionKeys keys() const;
+  SessionKeys keys() const { return keys_by(Role::kCallerSends, Role::kAnswererSends); }
 
  private:
-  void prove();
+  bool take() override;
   bool check_answer();
 
-  const Secret& secret_;
-  Words words_{};
-  Word<sizeof(Challenge)> challenge_;
-  Word<sizeof(Answer)> answer_;
-  Proof own_{};
-  ConstByteSpan reply_;
+  std::optional<Proof> own_;  // once there is a challenge
   std::optional<Verdict> verdict_;
 };
 
 /// The end that is called.
-class Answerer {
+class Answerer final : public End {
  public:
-  Answerer(const Secret& secret, std::uint32_t rank) : secret_(secret), rank_(rank) {}
+  Answerer(const Secret& secret, std::uint32_t rank) : End(secret, sizeof(Hello)), rank_(rank) {}
 
-  /// The place of the next received bytes; empty once the caller is known.
-  ByteSpan room() { return hello_.whole() ? proof_.rest() : hello_.rest(); }
-  /// Takes received bytes. False if the caller does not know the secret or sends another protocol:
-  /// send `reply`, then close the connection.
-  bool came(std::size_t bytes);
-  ConstByteSpan reply() const { return reply_; }
   /// The proven caller, or none.
   std::optional<Hello> caller() const;
   /// The last message, for a proven caller.
-  Answer answer(Verdict verdict) const;
-  SessionKeys keys() const;
+  Answer answer(Verdict verdict);
+  /// After the last message.
+  SessionKeys keys() const { return keys_by(Role::kAnswererSends, Role::kCallerSends); }
 
  private:
-  bool answer_hello();
+  bool take() override;
   bool check_proof();
 
-  const Secret& secret_;
   const std::uint32_t rank_;
-  Words words_{};
-  Word<sizeof(Hello)> hello_;
-  Word<sizeof(Proof)> proof_;
-  ConstByteSpan reply_;
+  bool greeted_ = false;
   bool proven_ = false;
 };
 

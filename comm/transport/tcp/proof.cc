@@ -44,7 +44,8 @@ void Secret::check(std::string_view text) {
   if (text.size() < kLeastSecretBytes)
     throw InvalidArgument("a secret of " + std::to_string(text.size()) + " bytes: give at least " +
                           std::to_string(kLeastSecretBytes) +
-                          ", best the output of `openssl rand -hex 32`");
+                          ", the same on all ranks (TERSOR_SECRET in Python), best the output of "
+                          "`openssl rand -hex 32`");
 }
 
 Secret::Secret(std::string_view text) {
@@ -90,9 +91,8 @@ Nonce new_nonce() {
 
 std::string new_secret() {
   const Nonce random = new_nonce();
-  std::string digits(2 * random.size() + 1, '\0');
-  sodium_bin2hex(digits.data(), digits.size(), raw(random.data()), random.size());
-  digits.pop_back();
+  std::string digits(kDrawnDigits, '\0');
+  sodium_bin2hex(digits.data(), digits.size() + 1, raw(random.data()), random.size());
   return digits;
 }
 

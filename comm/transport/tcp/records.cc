@@ -3,7 +3,6 @@
 #include <sodium.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -15,53 +14,27 @@ constexpr std::size_t kMacBytes = crypto_aead_chacha20poly1305_ietf_ABYTES;
 constexpr std::size_t kOverhead = kLengthBytes + kMacBytes;
 static_assert(kProofBytes == crypto_aead_chacha20poly1305_ietf_KEYBYTES);
 
-unsigned char* bytes_in(ByteSpan span) { return reinterpret_cast<unsigned char*>(span.data()); }
-
-/// One record, as the cipher sees it.
-struct Parts {
-  Parts(ByteSpan record, bool encrypted)
-      : clear(record.first(encrypted ? kLengthBytes : record.size() - kMacBytes)),
-        secret(record.subspan(clear.size(), record.size() - kMacBytes - clear.size())),
-        mac(record.last(kMacBytes)) {}
-
-  ByteSpan clear, secret, mac;
-};
-
-using RecordNonce = std::array<unsigned char, crypto_aead_chacha20poly1305_ietf_NPUBBYTES>;
-
-RecordNonce nonce_of(std::uint64_t number) {
-  RecordNonce nonce{};
-  std::memcpy(nonce.data(), &number, sizeof number);
-  return nonce;
-}
+unsigned char* raw(ByteSpan span) { return reinterpret_cast<unsigned char*>(span.data()); }
 
 }  // namespace
 
-RecordKey::~RecordKey() { sodium_memzero(key_.data(), key_.size()); }
-
-void RecordKey::seal(ByteSpan record) {
-  const Parts parts(record, encrypts());
-  const RecordNonce nonce = nonce_of(next_++);
-  crypto_aead_chacha20poly1305_ietf_encrypt_detached(
-      bytes_in(parts.secret), bytes_in(parts.mac), nullptr, bytes_in(parts.secret),
-      parts.secret.size(), bytes_in(parts.clear), parts.clear.size(), nullptr, nonce.data(),
-      bytes_in(key_));
-}
-
-bool RecordKey::open(ByteSpan record) {
-  const Parts parts(record, encrypts());
-  const RecordNonce nonce = nonce_of(next_++);
-  return crypto_aead_chacha20poly1305_ietf_decrypt_detached(
-             bytes_in(parts.secret), nullptr, bytes_in(parts.secret), parts.secret.size(),
-             bytes_in(parts.mac), bytes_in(parts.clear), parts.clear.size(), nonce.data(),
-             bytes_in(key_)) == 0;
-}
-
 Records::Records(TcpProtection protection, const SessionKeys& keys)
-    : sends_(protection, keys.send),
-      receives_(protection, keys.receive),
+    : protection_(protection),
+      sends_{keys.send},
+      receives_{keys.receive},
       out_(kRecordBytes + kOverhead),
-      in_(2 * (kRecordBytes + kOverhead)) {}
+      in_(2 * (kRecordBytes + kOverhead)) {
+  static_assert(sizeof(Direction::nonce) == crypto_aead_chacha20poly1305_ietf_NPUBBYTES);
+}
+
+Records::~Records() {
+  for (Direction* each : {&sends_, &receives_}) sodium_memzero(each->key.data(), kProofBytes);
+}
+
+// The cipher encrypts the rest.
+std::size_t Records::clear_bytes(ByteSpan record) const {
+  return protection_ == TcpProtection::kEncrypt ? kLengthBytes : record.size() - kMacBytes;
+}
 
 std::size_t Records::seal(const Pieces& pieces) {
   if (!sealed().empty()) return 0;
@@ -76,7 +49,13 @@ std::size_t Records::seal(const Pieces& pieces) {
   const auto length = static_cast<std::uint32_t>(bytes);
   std::memcpy(out_.data(), &length, kLengthBytes);
   out_bytes_ = bytes + kOverhead;
-  sends_.seal(ByteSpan(out_).first(out_bytes_));
+  const ByteSpan record = ByteSpan(out_).first(out_bytes_);
+  const std::size_t clear = clear_bytes(record);
+  unsigned char* const rest = raw(record.subspan(clear));
+  crypto_aead_chacha20poly1305_ietf_encrypt(rest, nullptr, rest, record.size() - clear - kMacBytes,
+                                            raw(record), clear, nullptr, sends_.nonce.data(),
+                                            raw(sends_.key));
+  sodium_increment(sends_.nonce.data(), sends_.nonce.size());
   return bytes;
 }
 
@@ -110,8 +89,14 @@ bool Records::open_next() {
   std::memcpy(&length, rest.data(), kLengthBytes);
   damaged_ = length == 0 || length > kRecordBytes;
   if (damaged_ || rest.size() < length + kOverhead) return false;
-  damaged_ = !receives_.open(rest.first(length + kOverhead));
+  const ByteSpan record = rest.first(length + kOverhead);
+  const std::size_t clear = clear_bytes(record);
+  unsigned char* const hidden = raw(record.subspan(clear));
+  damaged_ = crypto_aead_chacha20poly1305_ietf_decrypt(
+                 hidden, nullptr, nullptr, hidden, record.size() - clear, raw(record), clear,
+                 receives_.nonce.data(), raw(receives_.key)) != 0;
   if (damaged_) return false;
+  sodium_increment(receives_.nonce.data(), receives_.nonce.size());
   opened_ = rest.subspan(kLengthBytes, length);
   begin_ += length + kOverhead;
   return true;

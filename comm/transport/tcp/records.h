@@ -13,6 +13,7 @@
 #include <tersor/span.h>
 #include <tersor/tcp.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -25,33 +26,15 @@ namespace tersor::tcp {
 
 inline constexpr std::size_t kRecordBytes = 64 * 1024;
 
-/// The key of a direction, and the number of the next record. Wiped at the end.
-class RecordKey {
- public:
-  RecordKey(TcpProtection protection, const Proof& key) : protection_(protection), key_(key) {}
-  ~RecordKey();
-  RecordKey(const RecordKey&) = delete;
-  RecordKey& operator=(const RecordKey&) = delete;
-
-  /// Completes a record of a length and data.
-  void seal(ByteSpan record);
-  /// False if the record is not the next record of the other end.
-  bool open(ByteSpan record);
-
- private:
-  bool encrypts() const { return protection_ == TcpProtection::kEncrypt; }
-
-  const TcpProtection protection_;
-  Proof key_;
-  std::uint64_t next_ = 0;
-};
-
 /// The records of both directions of a connection.
 class Records {
  public:
   Records(TcpProtection protection, const SessionKeys& keys);
+  ~Records();
+  Records(const Records&) = delete;
+  Records& operator=(const Records&) = delete;
 
-  /// The sealed bytes before they leave.
+  /// The sealed bytes that have not left.
   ConstByteSpan sealed() const { return ConstByteSpan(out_).subspan(left_, out_bytes_ - left_); }
   void left(std::size_t bytes) { left_ += bytes; }
   /// Makes a record once all sealed bytes have left. Returns the number of bytes taken.
@@ -66,10 +49,17 @@ class Records {
   bool damaged() const { return damaged_; }
 
  private:
+  /// A key, and the nonce of the next record.
+  struct Direction {
+    Proof key;
+    std::array<unsigned char, 12> nonce = {};
+  };
+
+  std::size_t clear_bytes(ByteSpan record) const;
   bool open_next();
 
-  RecordKey sends_;
-  RecordKey receives_;
+  const TcpProtection protection_;
+  Direction sends_, receives_;
   std::vector<std::byte> out_;
   std::size_t out_bytes_ = 0;
   std::size_t left_ = 0;
