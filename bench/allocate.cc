@@ -60,9 +60,10 @@ void check_alike(const AllocateOptions& options, const std::string& file,
     return a.name == b.name && a.shape == b.shape;
   };
   if (!std::ranges::equal(tensors, shapes, alike))
-    refuse_file(file, fmt::format("does not hold the tensors of {}: give the gradients of one "
-                                  "network, of several steps, with the same names and shapes",
-                                  options.files.front()));
+    throw InvalidArgument(
+        fmt::format("{}: does not hold the tensors of {}: give the gradients of one "
+                    "network, of several steps, with the same names and shapes",
+                    file, options.files.front()));
 }
 
 MeasuredModel measure_all(const AllocateOptions& options) {

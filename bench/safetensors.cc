@@ -28,64 +28,65 @@ struct Entry {
   std::size_t begin = 0, end = 0;
 };
 
-std::string_view header_of(std::string_view bytes, const std::string& where) {
+std::string_view header_of(std::string_view bytes) {
   std::uint64_t length = 0;
-  if (bytes.size() < kLengthBytes) refuse_file(where, "is no .safetensors file: it is too short");
+  if (bytes.size() < kLengthBytes)
+    throw InvalidArgument("is no .safetensors file: it is too short");
   std::memcpy(&length, bytes.data(), kLengthBytes);
   if (length > bytes.size() - kLengthBytes)
-    refuse_file(where, fmt::format("the header is cut short: it has {} bytes, and {} are there",
-                                   length, bytes.size() - kLengthBytes));
+    throw InvalidArgument(fmt::format("the header is cut short: it has {} bytes, and {} are there",
+                                      length, bytes.size() - kLengthBytes));
   return bytes.substr(kLengthBytes, length);
 }
 
 /// Refuses duplicate names, of which the library would take the last, and deeper nesting than the
 /// format has: copying a value recurses.
-Json parse_header(std::string_view text, const std::string& where) {
+Json parse_header(std::string_view text) {
   std::set<std::string> names;
   const auto on_key = [&](int depth, Event event, const Json& key) {
     if (depth > 2 && (event == Event::array_start || event == Event::object_start))
-      refuse_file(where, "the header is damaged: it is nested too deeply");
+      throw InvalidArgument("the header is damaged: it is nested too deeply");
     if (depth == 1 && event == Event::key && !names.insert(key).second)
-      refuse_file(where, fmt::format("tensor \"{}\" stands there twice", key.get<std::string>()));
+      throw InvalidArgument(
+          fmt::format("tensor \"{}\" stands there twice", key.get<std::string>()));
     return true;
   };
   return Json::parse(text, on_key);
 }
 
 /// The library converts 1.9 to 1 and -1 to 2^64 - 1.
-std::size_t natural(const Json& value, const std::string& where) {
+std::size_t natural(const Json& value) {
   if (!value.is_number_unsigned())
-    refuse_file(where, fmt::format("the header is damaged: {} is not a size", value.dump()));
+    throw InvalidArgument(fmt::format("the header is damaged: {} is not a size", value.dump()));
   return value;
 }
 
-Entry entry_of(const std::string& name, const Json& stated, const std::string& where) {
+Entry entry_of(const std::string& name, const Json& stated) {
   Entry entry{.name = name, .type = stated.at("dtype")};
-  for (const Json& size : stated.at("shape")) entry.shape.push_back(natural(size, where));
-  entry.begin = natural(stated.at("data_offsets").at(0), where);
-  entry.end = natural(stated.at("data_offsets").at(1), where);
+  for (const Json& size : stated.at("shape")) entry.shape.push_back(natural(size));
+  entry.begin = natural(stated.at("data_offsets").at(0));
+  entry.end = natural(stated.at("data_offsets").at(1));
   return entry;
 }
 
 /// In the order of their bytes.
-std::vector<Entry> entries_of(std::string_view header, const std::string& where) {
+std::vector<Entry> entries_of(std::string_view header) {
   std::vector<Entry> entries;
   try {
-    const Json parsed = parse_header(header, where);
-    if (!parsed.is_object()) refuse_file(where, "the header is damaged: it is not an object");
+    const Json parsed = parse_header(header);
+    if (!parsed.is_object()) throw InvalidArgument("the header is damaged: it is not an object");
     for (const auto& [name, said] : parsed.items())
-      if (name != kMetadata) entries.push_back(entry_of(name, said, where));
+      if (name != kMetadata) entries.push_back(entry_of(name, said));
   } catch (const Json::exception& error) {
-    refuse_file(where, fmt::format("the header is damaged: {}", error.what()));
+    throw InvalidArgument(fmt::format("the header is damaged: {}", error.what()));
   }
   std::ranges::stable_sort(entries, {}, &Entry::begin);
   return entries;
 }
 
-void check_place(const Entry& entry, std::size_t expected_begin, std::size_t most,
-                 const std::string& where) {
+void check_place(const Entry& entry, std::size_t expected_begin, std::size_t most) {
   const auto fail = [&](const std::string& what) {
-    refuse_file(where, fmt::format("tensor \"{}\" {}", entry.name, what));
+    throw InvalidArgument(fmt::format("tensor \"{}\" {}", entry.name, what));
   };
   if (entry.begin > entry.end || entry.end > most)
     fail(fmt::format("ends at byte {} of {}", entry.end, most));
@@ -95,20 +96,20 @@ void check_place(const Entry& entry, std::size_t expected_begin, std::size_t mos
 
 }  // namespace
 
-std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where) {
-  const std::string_view header = header_of(bytes, where);
+std::vector<Tensor> parse_safetensors(std::string_view bytes) {
+  const std::string_view header = header_of(bytes);
   const std::string_view rest = bytes.substr(kLengthBytes + header.size());
   std::vector<Tensor> tensors;
   std::size_t end = 0;
-  for (const Entry& entry : entries_of(header, where)) {
-    check_place(entry, end, rest.size(), where);
+  for (const Entry& entry : entries_of(header)) {
+    check_place(entry, end, rest.size());
     end = entry.end;
     tensors.push_back(make_tensor(entry.name, entry.type, entry.shape,
-                                  rest.substr(entry.begin, end - entry.begin), where));
+                                  rest.substr(entry.begin, end - entry.begin)));
   }
   if (end != rest.size())
-    refuse_file(where,
-                fmt::format("{} bytes of values, of which tensors have {}", rest.size(), end));
+    throw InvalidArgument(
+        fmt::format("{} bytes of values, of which tensors have {}", rest.size(), end));
   return tensors;
 }
 

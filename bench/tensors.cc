@@ -41,19 +41,26 @@ constexpr ValueType kValueTypes[] = {{"<f2", 2, read_value<F16>},    {"<f4", 4, 
                                      {"<f8", 8, read_value<double>}, {"F16", 2, read_value<F16>},
                                      {"BF16", 2, read_value<Bf16>},  {"F32", 4, read_value<float>}};
 
-std::size_t count_of(const std::string& name, std::span<const std::size_t> shape,
-                     const std::string& where) {
+std::size_t count_of(const std::string& name, std::span<const std::size_t> shape) {
   std::size_t count = 1;
   for (const std::size_t size : shape)
     if (__builtin_mul_overflow(count, size, &count))
-      refuse_file(where, fmt::format("tensor \"{}\" has more values than memory holds", name));
+      throw InvalidArgument(fmt::format("tensor \"{}\" has more values than memory holds", name));
   return count;
 }
 
+std::string read_file(const std::filesystem::path& path) {
+  if (std::filesystem::is_directory(path)) throw InvalidArgument("is a folder");
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  if (!file) throw InvalidArgument(strerror(errno));
+  if (bytes.empty()) throw InvalidArgument("is empty");
+  return bytes;
+}
+
 std::vector<Tensor> read_by_extension(const std::filesystem::path& path) {
-  if (path.extension() == ".npy")
-    return {parse_npy(path.filename().string(), read_file(path), path.string())};
-  return parse_safetensors(read_file(path), path.string());
+  if (path.extension() == ".npy") return {parse_npy(path.filename().string(), read_file(path))};
+  return parse_safetensors(read_file(path));
 }
 
 std::string why_unfit(const Tensor& tensor) {
@@ -64,14 +71,14 @@ std::string why_unfit(const Tensor& tensor) {
   return "";
 }
 
-void leave_out_unfit(const std::string& where, std::vector<Tensor>& tensors) {
+void leave_out_unfit(const std::string& file, std::vector<Tensor>& tensors) {
   for (Tensor& tensor : tensors)
     if (const std::string why = why_unfit(tensor); !why.empty())
       tensor.unfit = fmt::format("tensor \"{}\" {}", tensor.name, why);
   const auto fit = [](const Tensor& tensor) { return tensor.unfit.empty(); };
-  if (std::ranges::none_of(tensors, fit)) refuse_file(where, tensors.front().unfit);
+  if (std::ranges::none_of(tensors, fit)) throw InvalidArgument(tensors.front().unfit);
   for (const Tensor& tensor : tensors)
-    if (!fit(tensor)) fmt::print(stderr, "{}: left out: {}\n", where, tensor.unfit);
+    if (!fit(tensor)) fmt::print(stderr, "{}: left out: {}\n", file, tensor.unfit);
   std::erase_if(tensors, std::not_fn(fit));
 }
 
@@ -86,41 +93,30 @@ bool is_tensor_file(const std::string& name) {
   return name.ends_with(".npy") || name.ends_with(".safetensors");
 }
 
-std::vector<Tensor> read_tensors(const std::filesystem::path& path) {
+std::vector<Tensor> read_tensors(const std::filesystem::path& path) try {
   std::vector<Tensor> tensors = read_by_extension(path);
-  if (tensors.empty()) refuse_file(path.string(), "holds no tensors");
+  if (tensors.empty()) throw InvalidArgument("holds no tensors");
   leave_out_unfit(path.string(), tensors);
   return tensors;
-}
-
-void refuse_file(const std::string& where, const std::string& what) {
-  throw InvalidArgument(fmt::format("{}: {}", where, what));
+} catch (const InvalidArgument& error) {
+  throw InvalidArgument(fmt::format("{}: {}", path.string(), error.what()));
 }
 
 Tensor make_tensor(const std::string& name, std::string_view type, std::vector<std::size_t> shape,
-                   std::string_view bytes, const std::string& where) {
+                   std::string_view bytes) {
   const auto known = std::ranges::find(kValueTypes, type, &ValueType::name);
   if (known == std::end(kValueTypes))
     return {
         .name = name,
         .unfit = fmt::format("is of {:.20}; F32, BF16 and F16, <f2, <f4 and <f8 are read", type)};
-  const std::size_t count = count_of(name, shape, where);
+  const std::size_t count = count_of(name, shape);
   if (bytes.size() % known->bytes != 0 || bytes.size() / known->bytes != count)
-    refuse_file(where,
-                fmt::format("tensor \"{}\" has {} bytes of values, its shape says {} of {} bytes",
-                            name, bytes.size(), count, known->bytes));
+    throw InvalidArgument(
+        fmt::format("tensor \"{}\" has {} bytes of values, its shape says {} of {} bytes", name,
+                    bytes.size(), count, known->bytes));
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) values[i] = known->read(bytes.data() + i * known->bytes);
   return {name, std::move(values), std::move(shape)};
-}
-
-std::string read_file(const std::filesystem::path& path) {
-  if (std::filesystem::is_directory(path)) refuse_file(path.string(), "is a folder");
-  std::ifstream file(path, std::ios::binary);
-  std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  if (!file) refuse_file(path.string(), strerror(errno));
-  if (bytes.empty()) refuse_file(path.string(), "is empty");
-  return bytes;
 }
 
 }  // namespace tersor::bench

@@ -34,19 +34,17 @@ std::vector<Tensor> read_tensors(const std::filesystem::path& path);
 /// As f32, to a .safetensors file. Throws Error where it cannot be written.
 void write_safetensors(const std::filesystem::path& path, std::span<const Tensor> tensors);
 
-// What is read, by kind of file; `where` names file and tensor in an error.
+// The readers of `read_tensors`, which names the file in their errors.
 
 /// A .npy file. Format: NumPy Enhancement Proposal 1, versions 1 to 3.
-Tensor parse_npy(const std::string& name, std::string_view bytes, const std::string& where);
+Tensor parse_npy(const std::string& name, std::string_view bytes);
 /// Format: huggingface.co/docs/safetensors.
-std::vector<Tensor> parse_safetensors(std::string_view bytes, const std::string& where);
+std::vector<Tensor> parse_safetensors(std::string_view bytes);
 
 /// The tensor that `bytes` hold. `type` is "<f2", "<f4" or "<f8" of .npy, or "F16", "BF16" or "F32"
 /// of .safetensors; a tensor of another type is unfit. Throws InvalidArgument if the shape has
 /// another number of bytes.
 Tensor make_tensor(const std::string& name, std::string_view type, std::vector<std::size_t> shape,
-                   std::string_view bytes, const std::string& where);
-[[noreturn]] void refuse_file(const std::string& where, const std::string& what);
-std::string read_file(const std::filesystem::path& path);
+                   std::string_view bytes);
 
 }  // namespace tersor::bench
