@@ -52,7 +52,7 @@ class PythonStore final : public KeyValueStore {
 class LobbyStore final : public KeyValueStore {
  public:
   LobbyStore(const std::string& address, int rank, int ranks, const TcpOptions& options)
-      : timeout_(options.timeout),
+      : timeout_(options.timeout + kFailsWithin),
         world_(enter(address, rank, ranks, options)),
         lobby_(world_->lifeline()) {}
 
@@ -73,6 +73,7 @@ class LobbyStore final : public KeyValueStore {
 
  private:
   static constexpr auto kLookEvery = 50ms;
+  static constexpr auto kFailsWithin = 10s;  // a call that says why rank 0 cannot be reached
   static constexpr std::size_t kMostValueBytes = std::size_t{1} << 26;  // 1 KiB a rank
 
   static Operation operation(std::chrono::milliseconds timeout) {
