@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -7,7 +7,6 @@
 #include <tersor/codec.h>
 #include <tersor/inprocess.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string_view>

@@ -9,7 +9,6 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string_view>
-#include <vector>
 
 #include "bench/codecs_options.h"
 #include "bench/records.h"

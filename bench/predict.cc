@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
 #include "bench/compare.h"
 #include "bench/timing.h"

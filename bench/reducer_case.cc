@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "bench/allreduce_case.h"
 #include "bench/reducer_rank.h"

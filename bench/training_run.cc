@@ -6,7 +6,6 @@
 #include <tersor/error.h>
 #include <tersor/reducer.h>
 
-#include <optional>
 #include <span>
 
 #include "bench/compare.h"
