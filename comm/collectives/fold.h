@@ -35,7 +35,7 @@ void fold_owner(std::span<const float> owner, const Slot& slot, const Owed& owed
 std::vector<float> folded(const KeptResiduals& own, const Slot& slot, const Owed& owed,
                           std::size_t count);
 
-/// The `count` values of a whole residual kept by a rank as a sender; 0 in the padding.
+/// The `count` values of a whole residual stored by a rank as a sender; 0 in the padding.
 std::vector<float> residual_part(std::span<const float> whole, const Slot& slot, std::size_t count);
 
 }  // namespace tersor

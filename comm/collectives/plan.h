@@ -72,7 +72,7 @@ struct FramePlan {
   std::vector<Segment> segments = {};
   std::size_t frame_bytes = 0;  ///< capacity
   std::size_t workspace_bytes = 0;
-  // The codec's round state, in the chunk's kept memory:
+  // The codec's round state, in the chunk's memory:
   std::size_t kept_bytes = 0;
   std::size_t kept_offset = 0;
   std::vector<Round> rounds = {};

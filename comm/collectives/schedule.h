@@ -23,15 +23,15 @@ namespace tersor {
 /// How a step creates its shards' messages.
 enum class Make : std::uint8_t {
   kEncode,   ///< encodes the values
-  kReduce,   ///< adds the kept messages of the preceding step and encodes the sum
-  kForward,  ///< forwards the kept messages of the preceding step unchanged
+  kReduce,   ///< adds the retained messages of the preceding step and encodes the sum
+  kForward,  ///< forwards the retained messages of the preceding step unchanged
 };
 
 /// How a step handles received messages or raw values.
 enum class Take : std::uint8_t {
   kDecode,  ///< adds all messages of a shard and assigns the sum to the values
   kAbsorb,  ///< the codec stores state for the next round
-  kKeep,    ///< keeps the messages for the next step
+  kKeep,    ///< retains the messages for the next step
 };
 
 /// The transport's operation on raw values, in steps without messages.
