@@ -39,8 +39,8 @@ std::optional<asio::ip::address> address_of(const sockaddr* found) {
   return endpoint.address();
 }
 
-/// The first address, of IPv4 where there is one, of an interface that is up: of that name, or of
-/// any but the loopback.
+/// The first address of an active interface, preferably IPv4: of the named interface, by default of
+/// any interface except loopback.
 std::optional<asio::ip::address> address_of_interface(const std::string& name) {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) return std::nullopt;
@@ -57,7 +57,8 @@ std::optional<asio::ip::address> address_of_interface(const std::string& name) {
   return best;
 }
 
-/// A host's name may stand for an address that is another host's, or a router's.
+/// True if this host can listen at the address. A host's name may resolve to another host or a
+/// router.
 bool may_listen_at(const asio::ip::address& address) try {
   const Listener listener({address, 0});
   return true;
@@ -65,7 +66,7 @@ bool may_listen_at(const asio::ip::address& address) try {
   return false;
 }
 
-/// What the name of this host stands for, where one may listen there; but for the loopback.
+/// The address of this host's name, if usable for listening and not loopback.
 std::optional<asio::ip::address> address_of_own_name() {
   asio::io_context context;
   asio::error_code error;

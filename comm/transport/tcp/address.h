@@ -1,4 +1,4 @@
-// Where ranks listen: words that people write, as endpoints.
+// Converts addresses in text form to endpoints.
 #pragma once
 
 #include <string>
@@ -13,17 +13,17 @@ struct HostAndPort {
   std::string port;
 };
 
-/// Reads "host:port" or "[address]:port". Throws InvalidArgument that shows how to write it.
+/// Parses "host:port" or "[address]:port". Throws InvalidArgument with the valid forms.
 HostAndPort parse_address(std::string_view text);
 
-/// What a name or a number stands for. Throws TransportError where that is nothing; `whose` says
-/// whose address it is.
+/// Resolves a name or number. Throws TransportError on failure; `whose` names the owner in the
+/// text.
 Endpoint resolve(const HostAndPort& address, std::string_view whose);
 
-/// This host's address by TcpOptions::address, with any port.
+/// This host's address selected by TcpOptions::address, with any port.
 Endpoint own_endpoint(const std::string& wish);
 
-/// The same for all processes of a host, and for no others.
+/// A text equal for all processes of a host and different on other hosts.
 std::string host_identity();
 
 }  // namespace tersor::tcp

@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kMostEndedCalls = 20;  // the other end may drop some where it is crowded
+constexpr int kMostEndedCalls = 20;  // an overloaded peer may drop some connections
 constexpr auto kUnreachedPause = 80ms;
 constexpr auto kShortestPause = 20ms;
 constexpr auto kLongestPause = 1s;
@@ -44,7 +44,7 @@ bool IncomingCall::act() {
   return true;
 }
 
-// False where it is to go.
+// Returns false if the call must end.
 bool IncomingCall::listen() {
   while (!answerer_.room().empty()) {
     const Moved moved = socket_.read(answerer_.room());
@@ -69,7 +69,7 @@ void OutgoingCall::dial() {
   try {
     if (!refusal) owner_.reactor().watch(socket_->number(), *this);
   } catch (const TransportError&) {
-    refusal.code = ENOMEM;  // the system cannot watch one more
+    refusal.code = ENOMEM;  // the system cannot watch another socket
   }
   if (refusal) not_reached(refusal);
 }
@@ -118,7 +118,7 @@ bool OutgoingCall::prove() {
   return true;
 }
 
-// A rank that begins later refuses calls.
+// A rank not listening yet refuses connections.
 bool OutgoingCall::not_reached(const Refusal& why) {
   const auto now = Clock::now();
   hang_up();
@@ -129,7 +129,7 @@ bool OutgoingCall::not_reached(const Refusal& why) {
   return true;
 }
 
-// A rank that is crowded ends calls.
+// An overloaded rank ends connections.
 bool OutgoingCall::hung_up(const std::string& why) {
   hang_up();
   if (++ended_calls_ < kMostEndedCalls)

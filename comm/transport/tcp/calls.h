@@ -1,4 +1,4 @@
-// One end of a connection that is being made: from the first byte until both ends are proven.
+// An end of a connection being made, from the first byte to the proof by both ends.
 #pragma once
 
 #include <chrono>
@@ -13,21 +13,21 @@ namespace tersor::tcp {
 
 class Switchboard;
 
-/// Somebody calls.
+/// A connection from another rank.
 class IncomingCall final : public Watched {
  public:
-  /// How long a caller may take to prove who it is.
+  /// Time limit for the caller's proof.
   static constexpr std::chrono::seconds kProvenWithin{10};
 
   IncomingCall(Switchboard& owner, Socket socket);
   ~IncomingCall() override;
 
   Clock::time_point deadline() const { return deadline_; }
-  /// Once it is proven.
+  /// The proven caller.
   Hello caller() const { return *answerer_.caller(); }
-  /// The last word of the handshake. False where it does not leave.
+  /// Sends the last message of the handshake. Returns false on failure.
   bool answer(Verdict verdict) { return socket_.write_all(bytes_of(answerer_.answer(verdict))); }
-  /// The connection, which somebody else watches from now on.
+  /// Hands the connection over to another handler.
   Socket release();
 
   bool act() override;
@@ -42,13 +42,13 @@ class IncomingCall final : public Watched {
   const Clock::time_point deadline_ = Clock::now() + kProvenWithin;
 };
 
-/// How long a rank that cannot be reached is called again.
+/// How long to retry an unreachable rank.
 struct CallPatience {
-  Clock::time_point refused;  ///< until when it may not yet listen
-  Clock::time_point away;     ///< until when the network may be in the way
+  Clock::time_point refused;  ///< time limit for a rank to begin listening
+  Clock::time_point away;     ///< time limit for network failures
 };
 
-/// This rank calls another one, again and again where that is crowded, or cannot be reached yet.
+/// A connection to another rank, with retries if the rank is overloaded or unreachable.
 class OutgoingCall final : public Watched {
  public:
   OutgoingCall(Switchboard& owner, const Hello& hello, const Endpoint& to,
@@ -58,7 +58,7 @@ class OutgoingCall final : public Watched {
   const Hello& hello() const { return hello_; }
   const Endpoint& to() const { return to_; }
   void dial();
-  /// When it wants to dial again; far away where it does not.
+  /// The time of the next attempt; far in the future if there is none.
   Clock::time_point again() const { return again_; }
   Socket release();
   void hang_up();
@@ -77,8 +77,8 @@ class OutgoingCall final : public Watched {
   const Endpoint to_;
   const CallPatience patience_;
   std::optional<Socket> socket_;
-  std::optional<Caller> caller_;  // once connected
-  int ended_calls_ = 0;           // by the other end, before it was proven
+  std::optional<Caller> caller_;  // after connecting
+  int ended_calls_ = 0;           // number of calls ended by the peer before the proof
   Clock::time_point again_ = Clock::time_point::max();
 };
 

@@ -1,5 +1,5 @@
-// A descriptor of the system's, closed with its owner. All of them are opened so that no program
-// that is started here gets them, from their first moment on.
+// A system descriptor, closed by the owner. All descriptors are opened with close-on-exec from the
+// beginning. Started programs therefore never inherit descriptors.
 #pragma once
 
 #include <unistd.h>

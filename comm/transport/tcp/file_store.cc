@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 constexpr std::chrono::milliseconds kLookEvery{2};
 constexpr mode_t kOwnerOnly = S_IRUSR | S_IWUSR;
 
-/// An open file. Links at its place are not followed.
+/// An open file. Opening never follows symbolic links.
 class File : public Descriptor {
  public:
   File(const fs::path& path, int flags)
@@ -51,7 +51,7 @@ class File : public Descriptor {
   throw InvalidArgument("cannot write " + file.string() + ": " + std::string(why));
 }
 
-/// A new file that is not there yet, under another name than its own. Throws InvalidArgument.
+/// A new file with a temporary name. The file must not exist before. Throws InvalidArgument.
 class Part {
  public:
   explicit Part(const fs::path& of) : path_(of.string() + ".part") {
@@ -71,7 +71,8 @@ class Part {
 
 }  // namespace
 
-// Under another name first, so that nobody reads half of it; never into a file that is there.
+// Writes a new temporary file, then renames the file. No rank reads a partial value, and existing
+// files are never written.
 void FileStore::set(const std::string& key, const std::string& value) {
   const Part part(file(key));
   if (!part.file().write(value)) refuse(file(key), "the disk may be full");

@@ -1,4 +1,4 @@
-// Files as what ranks leave each other.
+// Files as a key-value store.
 #pragma once
 
 #include <tersor/tcp.h>
@@ -10,20 +10,20 @@
 
 namespace tersor::tcp {
 
-/// Files of one folder as a store: the key is the end of the name. They are for their owner's eyes
-/// alone, and nobody else's are believed.
+/// Files of a folder as a store; the key is the end of the file name. Files are readable and
+/// writable for their owner only. Files with other permissions are rejected.
 class FileStore final : public KeyValueStore {
  public:
   explicit FileStore(std::filesystem::path first_part) : first_part_(std::move(first_part)) {}
 
-  /// Throws InvalidArgument where it cannot be written.
+  /// Throws InvalidArgument if the file cannot be written.
   void set(const std::string& key, const std::string& value) override;
-  /// Throws InvalidArgument where it cannot be read, or others could have written it.
+  /// Throws InvalidArgument if the file cannot be read or could have been written by other users.
   std::string get(const std::string& key, Clock::time_point until) override;
-  /// Throws what `set` would throw now.
+  /// Throws the errors of `set`, without storing a value.
   void check_writable(const std::string& key) const;
   std::filesystem::path file(const std::string& key) const { return first_part_.string() + key; }
-  /// Removes what was set here.
+  /// Removes the values stored by this object.
   void take_back();
 
  private:

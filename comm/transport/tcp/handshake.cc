@@ -54,7 +54,7 @@ bool Caller::check_answer() {
   return true;
 }
 
-// A rank never calls itself: another process sent the hello back.
+// A rank never connects to itself: another process sent the hello back.
 bool Answerer::take() {
   if (std::exchange(greeted_, true)) return check_proof();
   words_.hello = message<Hello>(sizeof(Proof));
@@ -64,7 +64,7 @@ bool Answerer::take() {
   return true;
 }
 
-// A caller with another secret learns so at once, and does not call again.
+// A caller with another secret learns the refusal at once and does not call again.
 bool Answerer::check_proof() {
   proven_ = secret_.accepts(message<Proof>(0), Role::kCaller, bytes_of(words_));
   if (!proven_) reply_ = bytes_of(kNoAnswer);

@@ -1,5 +1,5 @@
-// How both ends of a connection prove that they know the world's secret. The classes hold no
-// socket: received bytes go in, bytes to send come out.
+// The handshake of a connection: both ends prove knowledge of the world's secret. The classes have
+// no sockets: received bytes go in, bytes to send come out.
 //
 //   caller    Hello       both ranks, the world's shape, a new nonce
 //   answerer  Challenge   a new nonce and the answering rank
@@ -7,10 +7,10 @@
 //   answerer  Answer      a verdict, and a MAC over hello, challenge and verdict
 //
 // The key of each MAC is the world's secret, and each MAC covers the role of its sender. The caller
-// proves first: a stranger that connects receives no MAC. Both nonces are new for each connection,
-// and a recorded message is never valid again. No rank answers for another rank. Both ends derive
-// the keys of the protected bytes from the same MAC (records.h). Without TcpOptions::protect
-// nothing authenticates the bytes after the handshake.
+// proves first: a connection from an unknown process receives no MAC. Both nonces are new for each
+// connection, and a recorded message is never valid again. No rank answers for another rank. Both
+// ends derive the keys of the protected bytes from the same MAC (records.h). Without
+// TcpOptions::protect nothing authenticates the bytes after the handshake.
 #pragma once
 
 #include <tersor/span.h>
@@ -31,8 +31,8 @@ struct Hello {
   std::uint32_t from = 0;        ///< rank
   std::uint32_t to = 0;          ///< rank
   std::uint32_t ranks = 0;       ///< of the world
-  std::uint16_t lanes = 0;       ///< connections of each pair of ranks
-  std::uint16_t lane = 0;        ///< which of them this is
+  std::uint16_t lanes = 0;       ///< number of connections per pair
+  std::uint16_t lane = 0;        ///< number of this connection
   std::uint64_t protection = 0;  ///< TcpOptions::protect
   Nonce nonce{};
 
@@ -42,30 +42,30 @@ static_assert(sizeof(Hello) == 64 && std::is_trivially_copyable_v<Hello>);
 
 struct Challenge {
   Nonce nonce{};
-  std::uint64_t rank = 0;  ///< who answers
+  std::uint64_t rank = 0;  ///< rank of the answerer
 };
 static_assert(sizeof(Challenge) == 40 && std::is_trivially_copyable_v<Challenge>);
 
-/// What the answerer makes of a caller that knows the secret.
+/// The answerer's decision about a caller with the secret.
 enum class Verdict : std::uint64_t {
   kWelcome = 1,
-  kCrossed,          ///< calls that one too, and that call counts
-  kTaken,            ///< is connected with a rank of that number
-  kOtherRank,        ///< is another rank than the one that was called
-  kOtherRanks,       ///< has another number of ranks
-  kOtherLanes,       ///< has another number of connections of each pair
-  kOtherProtection,  ///< has another TcpOptions::protect
+  kCrossed,          ///< both ranks connected at once; the answerer's connection is used
+  kTaken,            ///< another process has the caller's rank and a connection
+  kOtherRank,        ///< the answerer is not the called rank
+  kOtherRanks,       ///< different numbers of ranks
+  kOtherLanes,       ///< different numbers of connections per pair
+  kOtherProtection,  ///< different TcpOptions::protect
 };
 inline constexpr std::uint64_t kLastVerdict = static_cast<std::uint64_t>(Verdict::kOtherProtection);
 
-/// The last message. All zeros if the caller did not prove that it knows the secret.
+/// The last message. All zeros if the caller did not prove knowledge of the secret.
 struct Answer {
   std::uint64_t verdict = 0;
   Proof proof{};
 };
 static_assert(sizeof(Answer) == 40 && std::is_trivially_copyable_v<Answer>);
 
-/// What both ends prove: hello, challenge, and the verdict (0 in the caller's proof).
+/// The content of both proofs: hello, challenge, and the verdict (0 in the caller's proof).
 struct Words {
   Hello hello;
   Challenge challenge;
@@ -73,7 +73,7 @@ struct Words {
 };
 static_assert(sizeof(Words) == 112 && std::is_trivially_copyable_v<Words>);
 
-/// The keys of one connection's bytes, one per direction.
+/// The keys of a connection's bytes, one per direction.
 struct SessionKeys {
   Proof send;
   Proof receive;
@@ -96,7 +96,7 @@ class End {
  protected:
   /// Takes a whole message. False as `came`.
   virtual bool take() = 0;
-  /// The whole message; the next one has `next_bytes`.
+  /// Returns the whole message. The next message has `next_bytes` bytes.
   template <typename Message>
   Message message(std::size_t next_bytes);
   SessionKeys keys_by(Role sends, Role receives) const;
@@ -110,7 +110,7 @@ class End {
   std::size_t awaited_, filled_ = 0;  // bytes
 };
 
-/// The end that calls.
+/// The calling end.
 class Caller final : public End {
  public:
   Caller(const Secret& secret, const Hello& hello);
@@ -131,7 +131,7 @@ class Caller final : public End {
   std::optional<Verdict> verdict_;
 };
 
-/// The end that is called.
+/// The called end.
 class Answerer final : public End {
  public:
   Answerer(const Secret& secret, std::uint32_t rank) : End(secret, sizeof(Hello)), rank_(rank) {}

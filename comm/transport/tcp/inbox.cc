@@ -31,8 +31,8 @@ Inbox::Inbox(int peer, std::size_t lanes, MakeBlock make_block, Take take)
       due_(lanes),
       stage_(kStageBytes) {}
 
-// Behind a payload there is room for the next head, which then needs no call of its own. Where
-// payloads are long that is all, so that none of the next one is copied.
+// The memory after a payload holds the next header, to save a separate system call. Long payloads
+// leave only this space, to copy no byte of the next payload.
 Rooms Inbox::rooms(std::size_t lane) {
   if (!due_[lane].empty()) {
     const Due& due = due_[lane].front();
@@ -73,7 +73,7 @@ void Inbox::fill(std::size_t lane, std::size_t bytes) {
   if (due.bytes == 0) due_[lane].pop_front();
 }
 
-// A head that is not whole stays, at the front.
+// Moves an incomplete header to the front.
 void Inbox::read_stage() {
   while (due_[0].empty() && staged_ - read_ >= sizeof(MessageHead)) {
     MessageHead head;
@@ -121,7 +121,8 @@ void Inbox::fill_from_stage() {
   fill(0, bytes);
 }
 
-// In the order of heads, but for a fault: its sender may not live to send what stands before it.
+// Delivers in the order of headers, except for a fault: the sender may not live to send the earlier
+// messages.
 void Inbox::deliver() {
   if (!letters_.empty() && letters_.back().missing == 0 &&
       letters_.back().arrival.head.is_fault()) {

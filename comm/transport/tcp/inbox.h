@@ -1,9 +1,10 @@
-// What comes from one peer, over one connection or several: bytes become messages, in the order in
-// which their heads came. Knows no socket: it says where the next bytes of a connection belong, and
-// is told how many came.
+// The message parser of a peer, for one or several connections: bytes become messages, in the order
+// of their headers. Independent of sockets: the parser provides the memory for the next bytes of a
+// connection and is notified of received bytes.
 //
-// The first connection (lane 0) carries heads and payloads; of a payload of kLeastShared bytes or
-// more every lane carries its share, in the order of the heads and without one.
+// The first connection (connection 0) carries headers and payloads. If a payload has at least
+// kLeastShared bytes, every connection carries a share, in the order of the headers and without a
+// header.
 #pragma once
 
 #include <tersor/network.h>
@@ -19,14 +20,15 @@ namespace tersor::tcp {
 
 inline constexpr std::size_t kLeastShared = 256 * 1024;
 
-/// The part of a payload that a lane carries, at multiples of 4 KiB. Where it begins and ends.
+/// The share of a payload carried by a connection, at multiples of 4 KiB.
 struct Share {
   std::size_t first = 0;
   std::size_t bytes = 0;
 };
 Share share_of(std::size_t payload_bytes, std::size_t lane, std::size_t lanes);
 
-/// Where the next bytes of a connection belong, in this order; empty ones at the end.
+/// The memory for the next bytes of a connection, in this order. Unused spans are empty and come
+/// last.
 using Rooms = std::array<ByteSpan, 2>;
 
 class Inbox {
@@ -34,19 +36,20 @@ class Inbox {
   using Take = std::function<void(Wire::Arrival arrival)>;
   using MakeBlock = std::function<Block(std::size_t bytes)>;
 
-  /// `take` gets each message that is whole.
+  /// `take` receives each complete message.
   Inbox(int peer, std::size_t lanes, MakeBlock make_block, Take take);
 
-  /// Empty where nothing is to be read from this lane now.
+  /// Empty if the connection must not be read now.
   Rooms rooms(std::size_t lane);
-  /// Bytes came from the lane, into the rooms that it had. Throws TransportError where they are no
-  /// message.
+  /// Accepts bytes received from the connection into the memory from `rooms`. Throws TransportError
+  /// if the bytes are no valid message.
   void came(std::size_t lane, std::size_t bytes);
-  /// Nobody wants messages any more: payloads of which no byte has come yet are read, and not kept.
+  /// Discards all payloads without a received byte, after a fault: the payloads are read, but not
+  /// stored.
   void drop_payloads() { dropping_ = true; }
-  /// The peer has said its last word.
+  /// True if the peer said goodbye.
   bool ended() const { return ended_; }
-  /// Some of a message has come, but not all.
+  /// True if a message has been received in part.
   bool within_message() const { return !letters_.empty() || staged_ != 0; }
 
  private:
@@ -56,9 +59,9 @@ class Inbox {
     Wire::Arrival arrival;
     std::size_t missing = 0;  // bytes
   };
-  struct Due {  // of a payload, from a lane
+  struct Due {  // expected from a connection for a payload
     std::size_t bytes = 0;
-    std::byte* place = nullptr;  // none for what is dropped
+    std::byte* place = nullptr;  // null for discarded bytes
     Letter* letter = nullptr;
   };
 
@@ -74,15 +77,15 @@ class Inbox {
   const int peer_;
   const MakeBlock make_block_;
   const Take take_;
-  std::vector<std::deque<Due>> due_;  // by lane
-  std::list<Letter> letters_;         // in the order of their heads
-  std::vector<std::byte> stage_;      // what came behind the last payload
-  std::size_t staged_ = 0;            // bytes of these
-  std::size_t read_ = 0;              // bytes of these again
-  bool heads_alone_ = false;          // the last payload was longer than the stage
+  std::vector<std::deque<Due>> due_;  // by connection
+  std::list<Letter> letters_;         // in the order of the headers
+  std::vector<std::byte> stage_;      // bytes after the last payload
+  std::size_t staged_ = 0;            // number of bytes in the stage
+  std::size_t read_ = 0;              // number of parsed bytes in the stage
+  bool heads_alone_ = false;          // True if the last payload was longer than the stage
   bool ended_ = false;
   bool dropping_ = false;
-  std::vector<std::byte> waste_;  // where what is dropped goes
+  std::vector<std::byte> waste_;  // target for discarded bytes
 };
 
 }  // namespace tersor::tcp

@@ -7,8 +7,9 @@
 namespace tersor::tcp {
 namespace {
 
-constexpr std::size_t kMostRest = std::size_t{64} << 20;       // more than systems keep
-constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;  // so that all lanes get theirs
+constexpr std::size_t kMostRest = std::size_t{64} << 20;  // more than systems buffer
+// Limit per poll, to serve all connections.
+constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;
 
 }  // namespace
 
@@ -53,7 +54,7 @@ bool Lane::act() {
   return (socket_ && readable_ && read()) || written;
 }
 
-// What came before an error is read first: it may say why.
+// Reads bytes received before an error first: the bytes may contain the reason.
 bool Lane::read() {
   std::size_t bytes = 0;
   while (socket_ && readable_ && bytes < kMostBytesATurn) {
@@ -78,12 +79,12 @@ bool Lane::read_rest() {
       inbox_.came(number_, moved.bytes);
     }
   } catch (const Error&) {
-    return false;  // it is lost anyway
+    return false;  // lost in any case
   }
   return bytes != 0;
 }
 
-// False where the connection is over.
+// Returns false if the connection has ended.
 bool Lane::take(const Moved& moved) {
   std::string error = moved.error;
   bool sound = true;
@@ -111,7 +112,7 @@ bool Lane::write() {
     writable_ = !moved.dry && moved.error.empty();
     if (moved.error.empty()) continue;
     write_error_ = moved.error;
-    readable_ = true;  // why may wait there
+    readable_ = true;  // the reason may be readable
     owner_.reactor.activate(*this);
   }
   return bytes != 0;

@@ -1,4 +1,4 @@
-// One connection with a peer that carries messages, once it is made. Errors are told, not thrown.
+// A connection to a peer. Reports errors instead of throwing.
 #pragma once
 
 #include <functional>
@@ -18,30 +18,31 @@ class Lane final : public Watched {
  public:
   struct Owner {
     Reactor& reactor;
-    std::vector<std::shared_ptr<Job>>& done;             ///< payloads that have left
-    std::function<Block(std::size_t bytes)> make_block;  ///< for what is copied
-    std::function<void()> connect;                       ///< somebody is to make the connection
-    std::function<void()> read;                          ///< bytes came
-    std::function<void()> read_rest;                     ///< of all lanes, before one is lost
-    std::function<void(const std::string& cause)> lose;  ///< the connection broke
+    std::vector<std::shared_ptr<Job>>& done;             ///< completed sends
+    std::function<Block(std::size_t bytes)> make_block;  ///< for copied payloads
+    std::function<void()> connect;                       ///< requests the connection
+    std::function<void()> read;                          ///< called after received bytes
+    std::function<void()> read_rest;  ///< reads all connections before one is lost
+    std::function<void(const std::string& cause)> lose;  ///< called after a broken connection
   };
 
   Lane(std::size_t number, Inbox& inbox, Owner owner)
       : number_(number), inbox_(inbox), owner_(std::move(owner)) {}
   ~Lane() override { drop_socket(); }
 
-  /// Sends it, in order; faults before all that has not begun to leave. What is nobody's is copied
-  /// unless it leaves at once.
+  /// Queues an item in order; faults go before all items not yet begun. Copies payloads without an
+  /// owner, unless sent at once.
   void send(Parcel parcel);
-  /// Whether all has left, but for last words to somebody who was never reached.
+  /// True if everything has left, except goodbyes to a peer without a connection.
   bool quiet() const { return !waits() || (!socket_ && outbox_.only_goodbyes()); }
-  /// Carries on with a connection.
+  /// Continues with an established connection.
   void open(Socket socket);
-  /// What came may be read on: there may be room for it now.
+  /// Reads more if the parser has free memory now.
   void look_again();
-  /// Reads what is there now, of a connection that is about to be lost. True where bytes came.
+  /// Reads the available bytes of a connection about to be lost. Returns true if bytes were
+  /// received.
   bool read_rest();
-  /// Drops the connection; jobs that were not done go to `dropped`.
+  /// Closes the connection and adds incomplete jobs to `dropped`.
   void close(std::vector<std::shared_ptr<Job>>& dropped);
   Socket* socket() { return socket_ ? &*socket_ : nullptr; }
 
@@ -59,7 +60,7 @@ class Lane final : public Watched {
   const std::size_t number_;
   Inbox& inbox_;
   const Owner owner_;
-  bool wanted_ = false;  // somebody makes the connection, or has
+  bool wanted_ = false;  // True if the connection was requested
   std::optional<Socket> socket_;
   Outbox outbox_;
   std::string write_error_;

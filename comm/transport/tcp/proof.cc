@@ -9,7 +9,8 @@ namespace {
 static_assert(kProofBytes == crypto_auth_hmacsha256_BYTES);
 static_assert(kProofBytes == crypto_hash_sha256_BYTES);
 
-constexpr std::size_t kDrawnDigits = 2 * kNonceBytes;  // of `new_secret`, or `openssl rand -hex 32`
+// Length of a secret from `new_secret` or `openssl rand -hex 32`.
+constexpr std::size_t kDrawnDigits = 2 * kNonceBytes;
 constexpr char kSalt[] = "tersor tcp world";
 static_assert(sizeof kSalt == crypto_pwhash_SALTBYTES + 1);
 

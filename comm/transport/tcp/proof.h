@@ -1,6 +1,6 @@
-// What a connection proves before a byte of it is believed: that its other end knows the secret of
-// the world. HMAC-SHA256 of libsodium, which links statically (0.2 MB; OpenSSL's brings 4.4 MB of
-// providers); nothing else here knows it.
+// The proof of identity of a connection: both ends know the world's secret. HMAC-SHA256 of
+// libsodium, linked statically (0.2 MB, compared with 4.4 MB of providers for OpenSSL). Only
+// proof.cc and records.cc use libsodium.
 #pragma once
 
 #include <tersor/span.h>
@@ -24,16 +24,16 @@ using Proof = std::array<std::byte, kProofBytes>;
 enum class Role : std::uint8_t {
   kCaller = 1,
   kAnswerer,
-  kCallerSends,    ///< key of the bytes that the caller sends
-  kAnswererSends,  ///< key of the bytes that the answerer sends
+  kCallerSends,    ///< key of the bytes sent by the caller
+  kAnswererSends,  ///< key of the bytes sent by the answerer
   kCompletion,     ///< Secret::completed_by
 };
 
-/// What ranks of one world know, and nobody else. Forgotten in memory when it goes.
+/// The secret shared by the ranks of a world. Overwritten in memory on destruction.
 class Secret {
  public:
   /// Throws InvalidArgument as `check` does. Argon2id stretches every text except 64 hexadecimal
-  /// digits, so that guessing a phrase is slow: about 0.1 s and 64 MiB per guess.
+  /// digits, to make guessing a phrase slow: about 0.1 s and 64 MiB per guess.
   explicit Secret(std::string_view text);
   ~Secret();
   Secret(const Secret& other) = default;
@@ -41,23 +41,24 @@ class Secret {
 
   /// Throws InvalidArgument if the text has fewer than kLeastSecretBytes bytes.
   static void check(std::string_view text);
-  /// A secret that only the holders of both secrets know. An empty text leaves the secret as it is.
+  /// Returns a secret known only to the holders of both secrets. An empty text leaves the secret
+  /// unchanged.
   Secret completed_by(std::string_view text) const;
 
-  /// Of these words, said in this role.
+  /// The keyed hash of `words` in a role.
   Proof prove(Role role, ConstByteSpan words) const;
-  /// Whether that is the proof of these words; takes as long for a wrong one.
+  /// True if `proof` is the keyed hash of `words`. Takes equal time for wrong proofs.
   bool accepts(const Proof& proof, Role role, ConstByteSpan words) const;
 
  private:
   Proof key_;
 };
 
-/// Random bytes that nobody can foresee.
+/// Cryptographically secure random bytes.
 Nonce new_nonce();
 /// A secret of 32 random bytes, in hexadecimal digits.
 std::string new_secret();
-/// Overwrites a text that holds a secret.
+/// Overwrites a text with a secret.
 void wipe(std::string& text);
 
 }  // namespace tersor::tcp

@@ -1,4 +1,4 @@
-// Implements reactor.h, by Linux's epoll.
+// Implements reactor.h with Linux's epoll.
 #include "comm/transport/tcp/reactor.h"
 
 #include <poll.h>
@@ -19,7 +19,7 @@
 namespace tersor::tcp {
 namespace {
 
-constexpr int kMostNews = 64;  // of one look; the rest is told by the next
+constexpr int kMostNews = 64;  // per poll; the next poll returns the rest
 
 [[noreturn]] void fail(const char* call) {
   throw TransportError(std::string(call) + " failed: " + std::strerror(errno));
@@ -31,7 +31,7 @@ timespec time_until(Clock::time_point end) {
   return {static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())};
 }
 
-/// What a call has opened.
+/// Wraps a new descriptor.
 Descriptor opened(int number, const char* call) {
   if (number < 0) fail(call);
   return Descriptor(number);
@@ -101,7 +101,7 @@ bool Reactor::turn() {
   return moved;
 }
 
-// Who sleeps meanwhile goes on with what this turn left undone: nobody may come for another one.
+// Wakes sleeping threads to continue the remaining work.
 void Reactor::note_busy() {
   busy_.store(!active_.empty());
   if (!active_.empty() && sleepers_.load() != 0) interrupt();

@@ -1,5 +1,5 @@
-// Which sockets have something to read, or room to write, and whose turn that makes it. Instead of
-// Asio's loop, which cannot be slept on without the lock that its handlers need.
+// An event loop for sockets: which sockets are readable or writable, and the handlers to call.
+// Asio's loop cannot sleep without the lock needed by the handlers, so Asio is not used here.
 #pragma once
 
 #include <tersor/transport.h>
@@ -12,44 +12,45 @@
 
 namespace tersor::tcp {
 
-/// Somebody who acts when there is news of a socket.
+/// A handler of socket events.
 class Watched {
  public:
   virtual ~Watched() = default;
-  /// Reads and writes what can be, and clears what is used up. True where something moved.
+  /// Reads and writes as much as possible, and clears exhausted flags. Returns true if anything
+  /// progressed.
   virtual bool act() = 0;
-  /// Whether there is more to do at once.
+  /// True if the handler has more work at once.
   virtual bool busy() const = 0;
 
  protected:
   bool readable_ = false;
   bool writable_ = false;
-  bool ended_ = false;  ///< the other end sends no more, or there is an error
+  bool ended_ = false;  ///< True if the peer sends no more or there is an error
 
  private:
   friend class Reactor;
-  bool active_ = false;  // in the reactor's list
+  bool active_ = false;  // True if in the reactor's list
 };
 
-/// One thread at a time, but for `sleep` and `interrupt`.
+/// Single-threaded, except for `sleep` and `interrupt`.
 class Reactor {
  public:
-  /// Throws TransportError where the system has no more descriptors.
+  /// Throws TransportError if the system has no free descriptors.
   Reactor();
 
-  /// Each change is told once, until the socket is closed.
+  /// Reports each change of the socket once, until the socket is closed.
   void watch(int socket, Watched& who);
-  /// No more news of it, and it does not act any more.
+  /// Stops reporting changes and calling the handler.
   void forget(int socket, Watched& who);
-  /// It acts with the next turn.
+  /// Calls the handler in the next poll.
   void activate(Watched& who);
-  /// Lets act who has news; never waits. True where something moved. What acts may watch and
-  /// forget, itself too.
+  /// Polls once and calls all handlers with events; never waits. Returns true if anything
+  /// progressed. A handler may watch and forget handlers, including itself.
   bool turn();
-  /// Returns as soon as there is something to do, the descriptor `alarm` is readable (none: -1) or
-  /// `until` has come. Any thread, and several at once.
+  /// Returns as soon as there is work, the descriptor `alarm` is readable (none: -1), or at
+  /// `until`. Thread-safe, also for concurrent calls.
   void sleep(Clock::time_point until, int alarm = -1) const;
-  /// Ends a sleep, the next one if there is none. Any thread.
+  /// Ends the current or, if there is none, the next sleep. Thread-safe.
   void interrupt() const;
 
  private:
@@ -60,8 +61,9 @@ class Reactor {
   const Descriptor epoll_;
   const Descriptor alarm_;
   std::vector<Watched*> active_;
-  std::vector<Watched*> acting_;   // in this turn; null where it was forgotten
-  std::atomic<bool> busy_{false};  // somebody acts with the next turn, whatever is new
+  std::vector<Watched*> acting_;  // in this poll; null if forgotten
+  // True if a handler has work in the next poll, even without events.
+  std::atomic<bool> busy_{false};
   mutable std::atomic<int> sleepers_{0};
 };
 

@@ -59,7 +59,7 @@ std::size_t Records::seal(const Pieces& pieces) {
   return bytes;
 }
 
-// The unfinished record moves to the front if it might not fit behind the opened records.
+// Moves the unfinished record to the front if the space after the opened records may be too small.
 ByteSpan Records::room() {
   if (in_.size() - begin_ < kRecordBytes + kOverhead || begin_ == filled_) {
     std::memmove(in_.data(), in_.data() + begin_, filled_ - begin_);

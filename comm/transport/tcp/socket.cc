@@ -17,19 +17,20 @@
 namespace tersor::tcp {
 namespace {
 
-constexpr int kCallsOfATry = 2;  // more, after 1 s and 3 s: a try ends after 7 s, not after minutes
+// SYN retries, after 1 s and 3 s: an attempt ends after 7 s instead of minutes.
+constexpr int kCallsOfATry = 2;
 constexpr int kNeverWaits = SOCK_NONBLOCK | SOCK_CLOEXEC;
 
 std::string text_of_error(int code) { return std::system_category().message(code); }
 
-/// Something on the way, or the other end, and only for this connection.
+/// True for network or peer errors concerning a single connection.
 bool is_of_network(int code) {
   constexpr int kCodes[] = {EINTR,       ECONNABORTED, ECONNRESET, EPROTO,       ENETDOWN,
                             ENETUNREACH, ENETRESET,    EHOSTDOWN,  EHOSTUNREACH, ETIMEDOUT};
   return std::ranges::find(kCodes, code) != std::end(kCodes);
 }
 
-/// This system has no room for one more.
+/// True if this system has no free resources.
 bool is_crowded(int code) {
   return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
 }
@@ -42,7 +43,7 @@ void set_option(int socket, int level, int option, int value = 1) {
   setsockopt(socket, level, option, &value, sizeof value);
 }
 
-/// The error, or 0.
+/// Returns the error, or 0.
 int begin_to_connect(int socket, const Endpoint& to) {
   set_option(socket, IPPROTO_TCP, TCP_SYNCNT, kCallsOfATry);
   if (::connect(socket, to.data(), static_cast<socklen_t>(to.size())) == 0) return 0;
@@ -50,7 +51,7 @@ int begin_to_connect(int socket, const Endpoint& to) {
   return code == EINPROGRESS || code == EINTR ? 0 : code;
 }
 
-/// What the system says of `wanted` bytes.
+/// Converts the result of a system call for `wanted` bytes.
 Moved moved(ssize_t bytes, std::size_t wanted) {
   if (bytes >= 0) {
     const auto count = static_cast<std::size_t>(bytes);
@@ -61,7 +62,7 @@ Moved moved(ssize_t bytes, std::size_t wanted) {
   return {.error = text_of_error(errno)};
 }
 
-/// Spans of bytes, as the system wants them.
+/// Converts spans to the system's form.
 template <typename Spans>
 class Vectors {
  public:
@@ -168,7 +169,7 @@ std::uint16_t Listener::port() const {
   return own.port();
 }
 
-// Whoever is gone before its turn leaves it to the next one.
+// Skips connections ended before `accept`.
 std::optional<Socket> Listener::accept(bool& crowded) {
   int came = 0;
   do {

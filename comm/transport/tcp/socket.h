@@ -1,4 +1,4 @@
-// Sockets that never wait, as the wire uses them.
+// Nonblocking sockets, as used by the wire.
 #pragma once
 
 #include <tersor/span.h>
@@ -20,46 +20,46 @@ namespace tersor::tcp {
 
 using Endpoint = asio::ip::tcp::endpoint;
 
-/// What became of a try to read or write.
+/// The result of reading or writing.
 struct Moved {
   std::size_t bytes = 0;
-  bool dry = false;        ///< there is no more to read, or no more room, for now
-  std::string error = {};  ///< of a connection that is over; "it was closed" by the other end
+  bool dry = false;        ///< True if no more bytes can be read or written for now
+  std::string error = {};  ///< for an ended connection; "it was closed" by the peer
 };
 
-/// Why a connection was not made.
+/// The reason for a failed connection.
 struct Refusal {
-  int code = 0;  ///< the system's; 0: it was made, or is still being made
+  int code = 0;  ///< system error; 0 if connected or connecting
 
   explicit operator bool() const { return code != 0; }
   std::string text() const;
-  /// The network or a host is to blame, not who was called: another try may end otherwise.
+  /// True if the network or a host is the cause rather than the called rank: a retry may succeed.
   bool may_pass() const;
 };
 
 class Socket {
  public:
-  /// Of a connection.
+  /// Wraps a connected socket.
   explicit Socket(Descriptor descriptor);
-  /// Begins to connect. Where that fails at once, `refusal` says why.
+  /// Starts to connect. On an immediate failure, sets `refusal`.
   static Socket connect(const Endpoint& to, Refusal& refusal);
 
   int number() const { return descriptor_.number(); }
   bool open() const { return descriptor_.open(); }
-  /// Of one that connects and was told to be writable.
+  /// The result for a connecting socket reported as writable.
   Refusal refusal() const;
-  /// Bytes that the other end has not yet acknowledged.
+  /// Number of bytes not acknowledged by the peer.
   std::size_t unacknowledged() const;
 
-  /// From now on all bytes travel in records, unless `protection` is kNone.
+  /// Sends all later bytes as records, unless `protection` is kNone.
   void protect(TcpProtection protection, const SessionKeys& keys);
-  /// True if bytes that `write` took have not left.
+  /// True if bytes accepted by `write` have not left.
   bool pending() const { return records_ != nullptr && !records_->sealed().empty(); }
 
   Moved read(const Rooms& rooms);
   Moved read(ByteSpan room) { return read({room, ByteSpan()}); }
   Moved write(const Pieces& pieces);
-  /// Of some bytes at the beginning of a connection, which always has room for them.
+  /// Writes some first bytes of a connection, which always fit into the system's buffer.
   bool write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
 
  private:
@@ -70,15 +70,15 @@ class Socket {
   std::unique_ptr<Records> records_;  // null without protection
 };
 
-/// Where others call.
+/// A listening socket.
 class Listener {
  public:
-  /// Throws TransportError where the port is taken, or the address is no one of this host's.
+  /// Throws TransportError if the port is in use or the address belongs to another host.
   explicit Listener(const Endpoint& at);
 
   int number() const { return descriptor_.number(); }
   std::uint16_t port() const;
-  /// The next one that calls, or none; `crowded` where there are no descriptors left for it.
+  /// The next connection, if any. Sets `crowded` if no descriptor is free for the connection.
   std::optional<Socket> accept(bool& crowded);
 
  private:

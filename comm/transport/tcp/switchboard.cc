@@ -15,8 +15,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kCrowdedPause = 20ms;
-constexpr std::size_t kFewStrangers = 128;  // and as many as there may be callers
-constexpr int kMostCallsATurn = 32;         // so that who proves itself is heard in between
+constexpr std::size_t kFewStrangers = 128;  // in addition to the number of possible callers
+constexpr int kMostCallsATurn = 32;         // limit per poll, to handle handshakes in between
 
 std::string refusal(const OutgoingCall& call, Verdict verdict) {
   const Hello& own = call.hello();
@@ -67,7 +67,7 @@ void Switchboard::serve() {
   while (serving_ && missing_ != 0) {
     reactor_.sleep(next_deadline());
     reactor_.turn();
-    take_wishes();  // afterwards: a turn takes the alarm of those that came before it
+    take_wishes();  // afterwards, because polling consumes the alarm of earlier requests
     finished_.clear();
     look_at_clock();
   }
@@ -143,7 +143,7 @@ bool Switchboard::act() {
   return true;
 }
 
-// Where there are no descriptors left, one of a stranger goes for the next one.
+// Without free descriptors, drops an unproven connection for the next.
 bool Switchboard::accept() {
   auto socket = listener_->accept(crowded_);
   if (crowded_ || strangers_.size() >= kFewStrangers + links_.size()) drop_first();
@@ -151,7 +151,7 @@ bool Switchboard::accept() {
   try {
     strangers_.push_back(std::make_unique<IncomingCall>(*this, std::move(*socket)));
   } catch (const TransportError&) {
-    drop_first();  // the system cannot watch one more
+    drop_first();  // the system cannot watch another socket
   }
   return true;
 }
@@ -180,7 +180,7 @@ Verdict Switchboard::judge(const Hello& caller) {
   return from.call != nullptr && self < caller.from ? Verdict::kCrossed : Verdict::kWelcome;
 }
 
-// The peer's own call comes, where they crossed.
+// If both ranks connected at once, the peer's connection is used.
 void Switchboard::answered(OutgoingCall& call, Verdict verdict) {
   const LaneName name{static_cast<int>(call.hello().to), call.hello().lane};
   if (verdict == Verdict::kWelcome) return finish(name, call.release());
@@ -201,7 +201,7 @@ void Switchboard::put_away(LaneName name) {
   finished_.push_back(std::move(call));
 }
 
-// What this rank called itself goes where the peer's call counts.
+// Ends this rank's own attempt if the peer's connection is used.
 void Switchboard::finish(LaneName name, Socket socket) {
   put_away(name);
   link(name).connected = true;

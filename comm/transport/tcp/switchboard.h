@@ -1,10 +1,10 @@
-// Makes the connections of a rank, on a thread of its own: calls others, takes their calls, and
-// lets both ends prove who they are. Without it, a rank that computes could not be reached for the
-// first time, not even to be told that others gave up. The thread sleeps while nothing is to be
-// made, and ends once there are all connections.
+// Makes the connections of a rank on a dedicated thread: connects to other ranks, accepts
+// connections and authenticates both ends. Without the thread, a computing rank would be
+// unreachable for first connections, even for the announcement of a fault. The thread sleeps while
+// idle and ends once all connections exist.
 //
-// Both ends may call at once: then the lower rank's call counts. Strangers, who have not yet proven
-// that they are of this world, are bounded in number and time.
+// Both ranks may connect at once: then the lower rank's connection is used. Connections without a
+// proof of identity are limited in number and time.
 #pragma once
 
 #include <atomic>
@@ -22,26 +22,26 @@
 
 namespace tersor::tcp {
 
-/// A rank among others that know of each other.
+/// A rank with the addresses of all ranks.
 struct Place {
   int rank = 0;
-  std::vector<Endpoint> endpoints;  ///< where each rank listens
-  std::vector<int> host_names;      ///< as Wire::host_names
+  std::vector<Endpoint> endpoints;  ///< listening address of each rank
+  std::vector<int> host_names;      ///< see Wire::host_names
   Secret secret;
-  std::size_t lanes = 1;  ///< connections of each pair
+  std::size_t lanes = 1;  ///< number of connections per pair
   TcpProtection protect = TcpProtection::kNone;
-  Clock::time_point patience = {};     ///< until when a rank may begin to listen
-  Clock::duration timeout = {};        ///< for the network to let a first call through
-  std::unique_ptr<Listener> listener;  ///< this rank's own
+  Clock::time_point patience = {};     ///< time limit for a rank to begin listening
+  Clock::duration timeout = {};        ///< time limit for the network during a first connection
+  std::unique_ptr<Listener> listener;  ///< of this rank
 };
 
-/// Which of the connections with which rank.
+/// Identifies a connection by peer and number.
 struct LaneName {
   int peer = 0;
   std::size_t lane = 0;
 };
 
-/// A connection that both ends have proven; or, without a socket, why there will be none.
+/// A connection authenticated by both ends; without a socket, the reason for a failure.
 struct Connection {
   LaneName name;
   std::optional<Socket> socket = {};
@@ -50,37 +50,38 @@ struct Connection {
 
 class Switchboard final : public Watched {
  public:
-  /// The place outlives it; its listener goes here. `wire` is interrupted where there is something
-  /// in `made`. Throws TransportError where the system has no more descriptors or threads.
+  /// `place` must outlive this object; takes over its listener. Interrupts `wire` after adding to
+  /// `made`. Throws TransportError if the system has no free descriptors or threads.
   Switchboard(Place& place, Reactor& wire);
   ~Switchboard() override;
 
-  /// A connection is needed. It comes in `made`, like those that others asked for.
+  /// Requests a connection. `made` returns finished connections, including those requested by other
+  /// ranks.
   void want(LaneName name);
   std::vector<Connection> made();
 
   std::size_t strangers() const { return strangers_count_.load(); }
-  /// Whether others may call.
+  /// True if other ranks may connect.
   bool listens() const { return serving_.load(); }
 
   bool act() override;
   bool busy() const override { return more_; }
 
-  // What calls tell. May destroy the incoming call that is told of, not the outgoing one.
-  /// The caller has proven that it is of this world.
+  // Called by the calls. May destroy the incoming call, but not the outgoing call.
+  /// Called after the caller's proof of identity.
   void admit(IncomingCall& call);
-  /// The caller speaks something else, does not know the secret, or hung up.
+  /// Called if the caller sends invalid messages, does not know the secret, or hung up.
   void drop(IncomingCall& call);
   void answered(OutgoingCall& call, Verdict verdict);
   void failed(OutgoingCall& call, const std::string& why);
-  // And what they ask.
+  // Used by the calls.
   Reactor& reactor() { return reactor_; }
   const Secret& secret() const { return place_.secret; }
   TcpProtection protection() const { return place_.protect; }
   std::uint32_t rank() const { return static_cast<std::uint32_t>(place_.rank); }
 
  private:
-  /// One connection, as far as it is made.
+  /// The state of a connection to be made.
   struct ConnectionState {
     std::unique_ptr<OutgoingCall> call = {};
     bool connected = false;
@@ -104,18 +105,18 @@ class Switchboard final : public Watched {
   void finish(LaneName name, Socket socket);
   void tell(Connection connection);
 
-  // Of the thread.
+  // Used by the thread only.
   const Place& place_;
   Reactor reactor_;
   std::unique_ptr<Listener> listener_;
-  std::vector<ConnectionState> links_;                   // by peer and lane
-  std::size_t missing_;                                  // of these, not connected
-  std::list<std::unique_ptr<IncomingCall>> strangers_;   // in the order of coming
-  std::vector<std::unique_ptr<OutgoingCall>> finished_;  // calls that may still be acting
-  bool more_ = false;                                    // may call
-  bool crowded_ = false;                                 // there are no descriptors left
+  std::vector<ConnectionState> links_;                   // by peer and connection
+  std::size_t missing_;                                  // number of missing connections
+  std::list<std::unique_ptr<IncomingCall>> strangers_;   // in order of arrival
+  std::vector<std::unique_ptr<OutgoingCall>> finished_;  // finished calls that may still be running
+  bool more_ = false;                                    // True if more connections may wait
+  bool crowded_ = false;                                 // True if no descriptors are free
 
-  // Of any thread.
+  // Thread-safe.
   Reactor& wire_;
   std::atomic<std::size_t> strangers_count_{0};
   std::atomic<bool> serving_{true};

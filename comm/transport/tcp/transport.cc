@@ -1,6 +1,6 @@
-// Implements <tersor/tcp.h>: how ranks find each other. In a store each rank leaves where it
-// listens and on which host, under its number; rank 0 gathers these, and leaves them all with a
-// secret, which the others wait for.
+// Implements <tersor/tcp.h>: the rendezvous of ranks. Each rank stores the listening address and
+// the host in a key-value store, under the rank's number. Rank 0 collects the entries and stores a
+// table of all entries with a secret. The other ranks wait for the table.
 #include <tersor/error.h>
 #include <tersor/tcp.h>
 
@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::chrono::hours kLongestTimeout{24 * 365};  // so that deadlines do not overflow
+constexpr std::chrono::hours kLongestTimeout{24 * 365};  // to prevent overflow of deadlines
 constexpr int kMostConnections = 16;
 constexpr int kMostRanks = 1 << 16;
 constexpr std::string_view kTableKey = "table";
@@ -55,7 +55,7 @@ Clock::time_point deadline_of(const TcpOptions& options) {
 
 std::string key_of(int rank) { return "rank-" + std::to_string(rank); }
 
-/// What a rank leaves: a line with its endpoint, a line with its host.
+/// A rank's entry: a line with the endpoint, a line with the host.
 struct Entry {
   std::string endpoint;
   std::string host;
@@ -77,7 +77,7 @@ struct Table {
   }
 };
 
-/// Throws TransportError where a store holds something else.
+/// Splits an entry into lines. Throws TransportError for invalid entries.
 std::vector<std::string> lines_of(const std::string& text, std::size_t count) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -166,7 +166,7 @@ Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions&
   return place;
 }
 
-// What ranks left is gone once rank 0 has read it; the table stays for those who come late.
+// Rank 0 removes the entries after reading them. The table stays for late ranks.
 Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   FileStore store(file.string() + ".");
@@ -174,7 +174,8 @@ Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& 
   std::error_code ignored;
   if (rank == 0 && fs::exists(table, ignored))
     throw InvalidArgument(table.string() + " is there already: give a name that no run had before");
-  if (rank == 0) store.check_writable(std::string(kTableKey));  // written only once all have come
+  // Written only after all ranks have come.
+  if (rank == 0) store.check_writable(std::string(kTableKey));
   try {
     Place place = meet_in_store(store, rank, ranks, options);
     for (int other = 1; rank == 0 && other < ranks; ++other)
@@ -204,7 +205,7 @@ std::shared_ptr<host::World> world_at(Place place) {
 
 }  // namespace
 
-// Nobody calls a rank other than rank 0.
+// No rank connects to a rank other than rank 0.
 std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks,
                                  const TcpOptions& options) {
   const auto count = static_cast<std::size_t>(std::max(ranks, 0));

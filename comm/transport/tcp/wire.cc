@@ -12,13 +12,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kFlushedWithin = 1s;  // what was sent, before connections are closed
+constexpr auto kFlushedWithin = 1s;  // for sent messages, before closing
 
-std::atomic<unsigned> forks{0};  // from the program's start to this process
+std::atomic<unsigned> forks{0};  // number of forks between the program's start and this process
 
 void count_fork() { forks.fetch_add(1, std::memory_order_relaxed); }
 
-/// The count, which forks move on from the first call on.
+/// The current count. The first call registers the fork handler.
 unsigned counted_forks() {
   [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, count_fork);
   return forks.load(std::memory_order_relaxed);
@@ -33,7 +33,7 @@ bool Process::is_this() const { return forks.load(std::memory_order_relaxed) == 
 struct TcpWire::Peer {
   const int rank;
   Inbox inbox;
-  std::string lost = {};  ///< why, once it is
+  std::string lost = {};  ///< reason of the loss, if lost
   std::vector<std::unique_ptr<Lane>> lanes = {};
 
   bool over() const { return !lost.empty(); }
@@ -81,7 +81,7 @@ void TcpWire::for_each_lane(Visitor&& visit) const {
       for (const auto& lane : peer->lanes) visit(*lane);
 }
 
-// Lanes end one after the other: the first one's end says nothing of what waits on the others.
+// Connections end one after another: the end of the first does not mean the others are empty.
 void TcpWire::read_rest(Peer& peer) {
   constexpr int kMostRounds = 1000;
   bool any = true;
@@ -91,7 +91,7 @@ void TcpWire::read_rest(Peer& peer) {
   }
 }
 
-// Who has said goodbye may go; what is still sent to it is dropped.
+// A peer may disconnect after a goodbye. Messages still queued for the peer are discarded.
 void TcpWire::lose(Peer& peer, const std::string& cause) {
   if (peer.over()) return;
   peer.lost = "the connection to rank " + std::to_string(peer.rank) + " broke: " + cause;
@@ -133,8 +133,8 @@ bool TcpWire::poll() {
   return tell_news() || moved;
 }
 
-// What is made after a turn looked is told by the next sleep; what was made before it, by nothing
-// but a look of our own.
+// Connections made after a poll wake the next sleep. Connections made before the poll need this
+// explicit check.
 bool TcpWire::move() {
   bool moved = reactor_.turn();
   while (take_connections()) moved |= reactor_.turn();
@@ -199,21 +199,21 @@ bool TcpWire::shows_its_end_to(int peer) const {
                              [](const auto& lane) { return lane->socket() != nullptr; });
 }
 
-// What a peer still sends was for operations that are over.
+// Discards messages of peers: the operations are finished.
 void TcpWire::note_poisoned() {
   for (const auto& peer : peers_)
     if (peer != nullptr) peer->inbox.drop_payloads();
 }
 
-// A connection that is closed while something waits to be read drops what has not yet arrived at
-// the other end: so that is waited for, and what comes is read. In a forked process all of it is
-// the other one's: its connections, what waits for news of them, its thread.
+// Closing a connection with unread data discards bytes not yet delivered to the peer. Therefore,
+// waits for the delivery and reads incoming messages. After a fork, everything belongs to the
+// parent process: the connections, the event descriptors and the thread.
 bool TcpWire::end(Parting parting) {
   if (!running()) return false;
   if (ranks() == 1) return true;
   const auto until = Clock::now() + kFlushedWithin;
   while (parting == Parting::kAlone && !flushed() && Clock::now() < until) {
-    if (!move()) reactor_.sleep(Clock::now() + 1ms);  // of what was acknowledged nobody tells
+    if (!move()) reactor_.sleep(Clock::now() + 1ms);  // acknowledgements cause no event
     news_.clear();
   }
   std::vector<std::shared_ptr<Job>> dropped;

@@ -1,7 +1,7 @@
-// Messages between processes over TCP connections of our own, each made when a pair of ranks first
-// needs it, by a thread that does nothing else. Messages are moved by whoever calls this wire,
-// without waiting: from their memory into the system's, and from there into a block, whoever waits
-// for it, so that what was sent always leaves.
+// Messages between processes over TCP connections. A connection is made on first use by a pair of
+// ranks, on a dedicated thread. The callers of this wire move the messages without waiting: from
+// the caller's memory into the system's, and on the receiver into a block. Receiving never depends
+// on a posted receive, so sent messages always leave.
 #pragma once
 
 #include <tersor/network.h>
@@ -16,12 +16,12 @@
 
 namespace tersor::tcp {
 
-/// Whether this is still the process in which it was made, or one that was forked from it: that has
-/// the memory and the descriptors, but neither the threads nor a rank of its own.
+/// Detects forks. A forked process has the memory and the descriptors, but no threads and no rank
+/// of its own.
 class Process {
  public:
   Process();
-  /// Costs nothing but a look at memory.
+  /// A cheap check of memory.
   bool is_this() const;
 
  private:
@@ -30,7 +30,7 @@ class Process {
 
 class TcpWire final : public Wire {
  public:
-  /// A payload of up to so many bytes is copied unless it leaves at once.
+  /// Payloads up to this size are copied unless sent at once.
   static constexpr std::size_t kCopiedBytes = 64 * 1024 - sizeof(MessageHead);
 
   explicit TcpWire(Place place);
@@ -49,24 +49,24 @@ class TcpWire final : public Wire {
   bool poll() override;
   bool quiet() const override;
   void rest(int alarm, Clock::time_point until) const override;
-  /// Not in a process that was forked from the transport's.
+  /// False in a process forked from the transport's process.
   bool running() const override { return process_.is_this(); }
   void check_thread() override;
   bool shows_its_end_to(int peer) const override;
   void note_poisoned() override;
 
-  /// Callers that have not proven who they are.
+  /// Number of connected peers without a proof of identity.
   std::size_t strangers() const { return switchboard_ ? switchboard_->strangers() : 0; }
-  /// Whether others may yet call.
+  /// True if other ranks may still connect.
   bool listens() const { return switchboard_ != nullptr && switchboard_->listens(); }
-  /// Connections that are open.
+  /// Number of open connections.
   std::size_t connections() const;
 
  private:
   struct Peer;
   struct Loss {
     int peer;
-    std::vector<std::shared_ptr<Job>> dropped;  ///< what was under way to it
+    std::vector<std::shared_ptr<Job>> dropped;  ///< sends under way to the peer
   };
 
   std::unique_ptr<Peer> make_peer(int rank);
@@ -76,7 +76,7 @@ class TcpWire final : public Wire {
   void lose(Peer& peer, const std::string& cause);
   void post(Peer& peer, const MessageHead& head, Payload payload);
   bool move();
-  bool take_connections();  // whether there were any
+  bool take_connections();  // returns true if there were any
   void tell_done();
   bool tell_news();
   bool flushed() const;
@@ -88,10 +88,10 @@ class TcpWire final : public Wire {
   Events events_;
   Reactor reactor_;
   std::unique_ptr<Switchboard> switchboard_;
-  std::vector<std::shared_ptr<Job>> done_;    // not yet told
-  std::deque<Arrival> news_;                  // not yet told, in order
-  std::deque<Loss> losses_;                   // likewise, behind all news
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; of this one: null
+  std::vector<std::shared_ptr<Job>> done_;    // notifications to deliver
+  std::deque<Arrival> news_;                  // messages to deliver, in order
+  std::deque<Loss> losses_;                   // losses to deliver, after all messages
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; null for this rank
 };
 
 }  // namespace tersor::tcp
