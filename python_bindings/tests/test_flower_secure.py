@@ -212,7 +212,8 @@ def test_each_client_has_a_mask_of_its_own_and_one_with_each_neighbour(
         assert sorted(map(sorted, signs.values())) == [[-1, 1]] * 15 + [[1]] * 6
         of_rounds.append(set(signs))
     assert not of_rounds[0] & of_rounds[1]
-    assert len(set(noted.seals)) == 2 * 6 * 5  # another key for each pair, direction and round
+    # another key for each pair, direction, secret and round
+    assert len(set(noted.seals)) == 2 * 6 * 5 * 2
     assert not set(noted.seals) & (of_rounds[0] | of_rounds[1])
 
 
@@ -335,9 +336,11 @@ def changes(stage: str, node: int, change: Callable[[Message], Any]) -> Any:
 
 
 def of_none(reply: Message) -> None:
-    for name in ("mask", "sealed", "nodes"):
-        if name in reply.content["tersor"]:
-            del reply.content["tersor"][name]
+    record = reply.content["tersor"]
+    for name in list(record):
+        if name.partition(".")[0] in ("mask", "shares"):
+            del record[name]
+    record["shares"] = "none"
 
 
 def of_low_order(reply: Message) -> None:
@@ -345,8 +348,7 @@ def of_low_order(reply: Message) -> None:
 
 
 def too_short(reply: Message) -> None:
-    record = reply.content["tersor"]
-    record["sealed"] = list(record["sealed"])[1:]
+    del reply.content["tersor"]["own.3"]
 
 
 def takes_a_key(reply: Message) -> None:
@@ -366,15 +368,15 @@ def of_round_two(reply: Message) -> None:
     ("stage", "change", "said"),
     [
         ("keys", takes_a_key, "node 8 has another node's key"),
-        ("keys", lambda reply: [reply, reply], "node 8 answered 'keys' twice"),
+        ("keys", lambda reply: [reply, reply], "node 8, 'keys': it answered twice"),
         ("keys", of_none, "node 8, 'keys': not what it was asked for"),
         ("keys", of_low_order, "node 8, 'keys': not what it was asked for"),
         ("shares", of_none, "node 8, 'shares': not what it was asked for"),
         ("shares", too_short, "node 8, 'shares': not what it was asked for"),
-        ("shares", lambda reply: [reply, reply], "node 8 answered 'shares' twice"),
-        ("shares", of_round_two, "node 8, 'shares': not what it was asked for"),
-        ("masked", shorter, "node 8: the vector has"),
-        ("masked", of_round_two, "node 8: an update of round 2"),
+        ("shares", lambda reply: [reply, reply], "node 8, 'shares': it answered twice"),
+        ("shares", of_round_two, "node 8, 'shares': a reply of round 2, not 1"),
+        ("masked", shorter, "node 8, 'masked': the vector has"),
+        ("masked", of_round_two, "node 8, 'masked': a reply of round 2, not 1"),
     ],
 )
 def test_a_node_that_misbehaves_is_left_out(
@@ -390,14 +392,14 @@ def test_a_node_that_misbehaves_is_left_out(
 
 def test_a_share_that_does_not_authenticate_is_named(caplog: pytest.LogCaptureFixture) -> None:
     def spoil(reply: Message) -> None:
-        sealed = list(reply.content["tersor"]["sealed"])
-        sealed[0] = sealed[0][:-1] + bytes([sealed[0][-1] ^ 1])
-        reply.content["tersor"]["sealed"] = sealed
+        sealed = reply.content["tersor"]["own.3"]
+        reply.content["tersor"]["own.3"] = sealed[:-1] + bytes([sealed[-1] ^ 1])
 
     nodes = Nodes(secured(), SIX)
     nodes.answers = changes("shares", 8, spoil)
-    arrays, _, _ = one_round(nodes)
+    arrays, _, strategy = one_round(nodes)
     assert "node 8's share or tag for node 3 is wrong" in caplog.text
+    assert strategy.left_out == {8}
     check_mean(arrays, expected(SIX), UNIT)
 
 
@@ -427,7 +429,7 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
     run = str(nodes.states[8]["tersor.secure"]["run"])
 
     def error_of(stage: str, **told: Any) -> str:
-        content = RecordDict({"tersor": ConfigRecord({"run": run, **told})})
+        content = RecordDict({"tersor": secure_wire.packed({"run": run, **told})})
         message = Message(content, dst_node_id=8, message_type=f"train.{stage}")
         (reply,) = nodes.send_and_receive([message])
         return str(reply.error.reason) if reply.has_error() else "none"
@@ -438,35 +440,49 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
     assert error_of("keys", round=2) == "none"
     assert "is not behind 'shares'" in error_of("masked", round=2)
     keys = [masks.new_key()[1] for _ in range(8)]
-    both: dict[str, Any] = {"round": 2, "nodes": [1, 2, 3, 4], "masks": keys[:4], "seals": keys[4:]}
+    mask, seal = dict(enumerate(keys[:4], 1)), dict(enumerate(keys[4:], 1))
+    both: dict[str, Any] = {"round": 2, "mask": mask, "seal": seal}
     assert "is not behind 'keys'" in error_of("shares", **both | {"run": "other"}, threshold=3)
     assert "threshold=2 of 4" in error_of("shares", **both, threshold=2)
     assert "threshold=5 of 4" in error_of("shares", **both, threshold=5)
-    alike = {**both, "masks": [keys[0]] * 4}
+    alike = {**both, "mask": dict.fromkeys(mask, keys[0])}
     assert "two nodes have the same key" in error_of("shares", **alike, threshold=3)
-    twice = {**both, "nodes": [1, 2, 3, 3]}
-    assert "named twice" in error_of("shares", **twice, threshold=3)
+    itself = {**both, "mask": mask | {8: keys[0]}}
+    assert "this node is among its neighbours" in error_of("shares", **itself, threshold=3)
+    unequal = {**both, "mask": mask | {9: keys[0]}}
+    assert "a key is missing" in error_of("shares", **unequal, threshold=3)
 
 
 @pytest.mark.parametrize(
-    ("alive", "gone"),
-    [
-        ([3, 4, 15, 16, 23], [16]),
-        ([3, 3, 3, 3], [4]),
-        ([3, 4, 15, 16, 90], []),
-        ([3, 4, 15, 16], []),
-    ],
+    "alive", [(3, 4, 15, 16, 23, 90), (3, 4, 15, 16, 90), (3, 4, 8, 15, 16), (90,)]
 )
-def test_a_client_gives_one_of_two_secrets(alive: list[int], gone: list[int]) -> None:
+def test_a_client_gives_one_of_two_secrets(alive: tuple[int, ...]) -> None:
     nodes = Nodes(secured(), SIX)
     strategy = tersor.flower.SecureStrategy(fedavg(), clip=CLIP)
     nodes.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), nodes))
     assert strategy._round is not None
-    told = {"alive": alive, "gone": gone, "tags": [bytes(16)] * len(alive)}
-    record = ConfigRecord(strategy._round.told | secure_wire.filled(told))
+    record = secure_wire.packed(
+        {**strategy._round.told, "tags": {node: bytes(16) for node in alive}}
+    )
     message = Message(RecordDict({"tersor": record}), dst_node_id=8, message_type="train.confirm")
     (reply,) = nodes.send_and_receive([message])
-    assert "not those that sent shares" in str(reply.error.reason)
+    assert "not among those that sent shares" in str(reply.error.reason)
+
+
+def test_a_share_that_is_given_opens_one_secret() -> None:
+    nodes = Nodes(secured(), SIX)
+    nodes.answers = goes([4], "masked")
+    one_round(nodes)
+    seen: dict[str, dict[int, Any]] = {}
+    for one in nodes.seen:
+        fields = secure_wire.unpacked(one.content["tersor"])
+        seen.setdefault(stage_of(one), {})[one.metadata.src_node_id] = fields
+    for holder, fields in seen["unmask"].items():
+        assert set(fields["shares"]) == {node for node in SIX if node != holder}
+        for owner, key in fields["shares"].items():
+            sealed = {name: seen["shares"][owner][name][holder] for name in secure_wire.SECRETS}
+            opened = {name for name, one in sealed.items() if masks.unseal(key, one) is not None}
+            assert opened == ({"mask"} if owner == 4 else {"own"})
 
 
 def test_secrets_go_with_the_round() -> None:

@@ -172,18 +172,16 @@ class LyingServer:
         keys = {node: self.ask(node, "keys") for node in around}
         self.sealed = {}
         for node, others in around.items():
-            names = {"masks": "mask", "seals": "seal"}
-            told = {k: [keys[one][v] for one in others] for k, v in names.items()}
-            told |= {"nodes": others, "threshold": threshold}
-            self.sealed[node] = self.ask(node, "shares", **told)["sealed"]
+            told = {name: {one: keys[one][name] for one in others} for name in ("mask", "seal")}
+            self.sealed[node] = self.ask(node, "shares", **told, threshold=threshold)
         self.begun = copy.deepcopy(self.nodes.states)
 
     def ask(self, node: int, stage: str, arrays: ArrayRecord | None = None, **more: Any) -> Any:
-        records: dict[str, Any] = {"tersor": ConfigRecord(secure_wire.filled(self.told | more))}
+        records: dict[str, Any] = {"tersor": secure_wire.packed(self.told | more)}
         records |= {"arrays": arrays} if arrays else {}
         message = Message(RecordDict(records), dst_node_id=node, message_type=f"train.{stage}")
         reply = self.nodes.answer(message)
-        return None if reply.has_error() else reply.content["tersor"]
+        return None if reply.has_error() else secure_wire.unpacked(reply.content["tersor"])
 
     def attack(
         self, senders: Mapping[int, list[int]], gone: Mapping[int, set[int]]
@@ -193,22 +191,23 @@ class LyingServer:
         common = FORMAT.record() | {"clients": len(self.around), "cohort": bytes(32)}
         tags: dict[tuple[str, int, int], bytes] = {}
         for node, others in senders.items():
-            sealed = [self.sealed[one][self.around[one].index(node)] for one in others]
-            more = common | {"from": others, "sealed": sealed}
-            reply = self.ask(node, "masked", model(shape=(2,)), **more)
-            tags |= {("masked", node, one): t for one, t in zip(others, reply["tags"], strict=True)}
+            sealed = {
+                name: {one: self.sealed[one][name][node] for one in others}
+                for name in secure_wire.SECRETS
+            }
+            reply = self.ask(node, "masked", model(shape=(2,)), **common, **sealed)
+            tags |= {("masked", node, one): tag for one, tag in reply["tags"].items()}
         for node, others in senders.items():
             alive = [one for one in others if one not in gone[node]]
-            found = [tags.get(("masked", one, node), bytes(16)) for one in alive]
-            reply = self.ask(node, "confirm", alive=alive, gone=sorted(gone[node]), tags=found)
+            found = {one: tags.get(("masked", one, node), bytes(16)) for one in alive}
+            reply = self.ask(node, "confirm", tags=found)
             if reply is not None:
-                pairs = zip(reply["nodes"], reply["tags"], strict=True)
-                tags |= {("alive", node, one): tag for one, tag in pairs}
+                tags |= {("alive", node, one): tag for one, tag in reply["tags"].items()}
         shares: dict[tuple[int, bool], int] = {}
         for node, others in senders.items():
-            found = [tags.get(("alive", one, node), bytes(16)) for one in others]
-            reply = self.ask(node, "unmask", nodes=others, tags=found)
-            for one in [] if reply is None else reply.get("nodes", []):
+            found = {one: tags.get(("alive", one, node), bytes(16)) for one in others}
+            reply = self.ask(node, "unmask", tags=found)
+            for one in [] if reply is None else reply["shares"]:
                 key = one, one in gone[node]
                 shares[key] = shares.get(key, 0) + 1
         enough = [key for key, count in shares.items() if count >= self.threshold]
@@ -386,28 +385,28 @@ def lies(stage: str, node: int, change: Callable[[Any], None]) -> Any:
     return answers
 
 
-def one_wrong_share(record: Any) -> None:
-    record["shares"] = [bytes(32), *list(record["shares"])[1:]]
+def overwritten(table: str, size: int, most: int = 9) -> Callable[[Any], None]:
+    """Zeros in place of a table's first values."""
+
+    def change(record: Any) -> None:
+        for name in [name for name in record if name.startswith(table + ".")][:most]:
+            record[name] = bytes(size)
+
+    return change
 
 
-def wrong_shares(record: Any) -> None:
-    record["shares"] = [bytes(32)] * len(record["shares"])
+one_wrong_share = overwritten("shares", 32, 1)
+wrong_shares = overwritten("shares", 32)
+wrong_tags = overwritten("tags", 16)
+nonsense = overwritten("own", 60)
 
 
-def wrong_tags(record: Any) -> None:
-    record["tags"] = [bytes(16)] * len(record["tags"])
-
-
-def nonsense(record: Any) -> None:
-    record["sealed"] = [bytes(60)] * len(record["sealed"])
-
-
-def wrong_commitment(record: Any) -> None:
-    record["commitment"] = bytes(32)
+def wrong_public_key(record: Any) -> None:
+    record["own"] = masks.new_key()[1]
 
 
 def accuses_all(record: Any) -> None:
-    record["bad"] = [one for one in NINE if one != 1]
+    record.update({f"bad.{node}": True for node in NINE if node != 1})
 
 
 @pytest.mark.parametrize(
@@ -419,7 +418,7 @@ def accuses_all(record: Any) -> None:
         ("masked", 1, wrong_tags, True, False),
         ("masked", 1, accuses_all, True, False),
         ("shares", 7, nonsense, True, False),
-        ("shares", 7, wrong_commitment, True, True),
+        ("keys", 7, wrong_public_key, True, True),
     ],
 )
 def test_a_client_that_lies_ends_one_round_at_most(

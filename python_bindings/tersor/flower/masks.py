@@ -3,7 +3,6 @@ follow from a key, shares of a secret, sealed."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 from collections.abc import Mapping, Sequence
@@ -24,22 +23,19 @@ SECRET_BYTES = 32
 TAG_BYTES = 16
 _HALF = 16  # what Shamir's field holds
 _NONCE = 12
+SEALED_BYTES = _NONCE + SECRET_BYTES + 16  #: of a sealed share
 _ZEROS = memoryview(bytes(1 << 17))  # as much as stays in a cache
 
 
 def new_key() -> tuple[bytes, bytes]:
     """A private key and its public one (X25519)."""
-    private = X25519PrivateKey.generate()
-    return private.private_bytes_raw(), private.public_key().public_bytes_raw()
+    private = X25519PrivateKey.generate().private_bytes_raw()
+    return private, public_of(private)
 
 
-def is_public(key: object) -> bool:
-    """Whether two can agree on a key by this public one."""
-    try:
-        agreed_key(new_key()[0], key, "trial")  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-    return True
+def check_public(key: bytes) -> None:
+    """Raises TypeError or ValueError if nobody can agree on a key by this public one."""
+    agreed_key(new_key()[0], key, "trial")
 
 
 def public_of(private: bytes) -> bytes:
@@ -61,14 +57,15 @@ def pair_key(private: bytes, public: bytes, digest: bytes, one: int, other: int)
     return agreed_key(private, public, "mask", digest.hex(), min(one, other), max(one, other))
 
 
-def derived(key: bytes, purpose: str, *about: object) -> bytes:
-    """A key of its own for each purpose (HMAC-SHA256)."""
-    return hmac.digest(key, _info(purpose, *about), "sha256")
+def share_key(channel: bytes, secret: str, owner: int, holder: int) -> bytes:
+    """The key that seals the share of one of the owner's two secrets for the holder."""
+    return hmac.digest(channel, _info("share", secret, owner, holder), "sha256")
 
 
 def tag(channel: bytes, stage: str, digest: bytes, sender: int, receiver: int) -> bytes:
     """Proves to the receiver that the sender passed this stage with the same round digest."""
-    return derived(channel, stage, digest.hex(), sender, receiver)[:TAG_BYTES]
+    info = _info(stage, digest.hex(), sender, receiver)
+    return hmac.digest(channel, info, "sha256")[:TAG_BYTES]
 
 
 def is_tag(found: object, expected: bytes) -> bool:
@@ -125,8 +122,3 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
         return bytes(ChaCha20Poly1305(key).decrypt(sealed[:_NONCE], sealed[_NONCE:], None))
     except (InvalidTag, ValueError):
         return None
-
-
-def commitment(secret: bytes) -> bytes:
-    """By which a secret that was put together is known to be the right one."""
-    return hashlib.sha256(b"tersor commitment" + secret).digest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -14,35 +13,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
-from tersor import Error as TersorError
 from tersor._core import InvalidArgument
-from tersor.flower.secure_exchange import (
-    agree,
-    by_node,
-    note_update,
-    remove_masks,
-    sealed_for,
-    why,
-)
+from tersor.flower.secure_exchange import Round
 from tersor.flower.secure_round import (
     Disputes,
-    Round,
     TooFewError,
     enough_neighbours,
     failure_probability,
     ring,
     usual_threshold,
 )
-from tersor.flower.secure_wire import (
-    SumFormat,
-    SumVector,
-    is_of,
-    moved_by,
-    names_of,
-    round_digest,
-)
+from tersor.flower.secure_wire import Fields, SumFormat, SumVector, moved_by, names_of
 from tersor.flower.strategy import Wrapper
-from tersor.flower.wire import KEY, Runs, is_float, only_arrays, printable
+from tersor.flower.wire import Runs, is_float, only_arrays
 
 _log = logging.getLogger("flwr")
 
@@ -170,23 +153,13 @@ class SecureStrategy(Wrapper):
         asked = self._allowed({one.metadata.dst_node_id for one in messages})
         send = functools.partial(grid.send_and_receive, timeout=self._timeout)
         try:
-            made = self._begin(run, server_round, asked, send)
-            nodes = agree(made, asked)
+            made = self._begin({"run": run, "round": server_round}, asked, send)
+            made.agree()
         except TooFewError as error:
             self._fail(server_round, error)
             return []
         self._round = made
-        cohort = hashlib.sha256(repr(sorted(nodes)).encode()).digest()
-        told = made.told | self._format.record() | {"clients": len(nodes), "cohort": cohort}
-        made.digest = round_digest(RecordDict({**first, KEY: ConfigRecord(told)}), made.threshold)
-        return [
-            Message(
-                RecordDict({**first, KEY: ConfigRecord(told | sealed_for(made, node))}),
-                dst_node_id=node,
-                message_type="train.masked",
-            )
-            for node in sorted(nodes)
-        ]
+        return made.ask_for_updates(first)
 
     def _allowed(self, nodes: set[int]) -> list[int]:
         for node in sorted(nodes & self.left_out):
@@ -194,7 +167,7 @@ class SecureStrategy(Wrapper):
         return sorted(nodes - self.left_out)
 
     def _begin(
-        self, run: str, number: int, nodes: list[int], send: Callable[..., Iterable[Message]]
+        self, told: Fields, nodes: list[int], send: Callable[..., Iterable[Message]]
     ) -> Round:
         """A round's graph and threshold."""
         if not nodes:
@@ -218,9 +191,10 @@ class SecureStrategy(Wrapper):
             _log.warning(
                 "tersor: round %d has no sum with a probability of up to %.0f %%, if %.0f %% of %d "
                 "clients go: each needs %d of %d neighbours; ask more clients, or set neighbours=",
-                *(number, 100 * odds, 100 * dropouts, len(nodes), threshold, most),
+                *(told["round"], 100 * odds, 100 * dropouts, len(nodes), threshold, most),
             )
-        return Round(run, number, threshold, graph, disputes=self._disputes, send=send)
+        sizes = [math.prod(self._start[name].shape) for name in names_of(self._start)]
+        return Round(told, threshold, graph, self._format, sizes, self._disputes, send)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -231,14 +205,14 @@ class SecureStrategy(Wrapper):
             return self._hand_over(server_round, [])
         found = list(replies)
         try:
-            updates = self._updates(made, found)
-            content = self._mean(self._sum(made, updates), len(updates))
+            sums, nodes = made.sum(found)
+            content = self._mean(sums, len(nodes))
         except TooFewError as error:
             self._fail(server_round, error)
             return self._hand_over(server_round, [])
-        there = next(one for node, one in by_node(found) if node in updates)
-        mean = Message(content=content, metadata=there.metadata)
-        arrays, metrics = self._hand_over_mean(server_round, mean, len(updates))
+        first = next(one for one in found if one.metadata.src_node_id == min(nodes))
+        mean = Message(content=content, metadata=first.metadata)
+        arrays, metrics = self._hand_over_mean(server_round, mean, len(nodes))
         if arrays is not None:  # Flower averages integers to f64
             for name, one in self._start.items():
                 if not is_float(one):
@@ -258,48 +232,19 @@ class SecureStrategy(Wrapper):
         finally:
             inner.num_sampled_clients = sampled
 
-    def _updates(self, made: Round, replies: list[Message]) -> dict[int, SumVector]:
-        """Masked vectors by node; one that is none is named, and its node counted as gone."""
-        found: dict[int, SumVector] = {}
-        for node, reply in by_node(replies):
-            try:
-                if reply.has_error() or node in found or node not in made.shares:
-                    raise InvalidArgument(why(reply))
-                told: Any = reply.content[KEY]
-                if not is_of(told, made.told):
-                    raise InvalidArgument(f"an update of round {told['round']}")
-                _, arrays = only_arrays(reply.content)
-                vector = self._format.vector_of(arrays[KEY], self._sizes())
-                if not note_update(made, node, told):
-                    raise InvalidArgument("the update has no tag for each neighbour")
-                found[node] = vector
-            except (TersorError, ValueError, KeyError, TypeError) as error:
-                _log.warning("tersor: node %d: %s", node, printable(error))
-        return found
-
-    def _sum(self, made: Round, updates: dict[int, SumVector]) -> SumVector:
-        if not updates:
-            raise TooFewError("too few updates: none came")
-        total = self._format.zeros(self._sizes())
-        for update in updates.values():
-            total.add(update)
-        remove_masks(made, total, updates)
-        return total
-
-    def _sizes(self) -> list[int]:
-        return [math.prod(self._start[name].shape) for name in names_of(self._start)]
-
     def _mean(self, sums: SumVector, clients: int) -> RecordDict:
-        changes, weight, cut = self._format.decode(sums, self._sizes())
+        names = names_of(self._start)
+        sizes = [math.prod(self._start[name].shape) for name in names]
+        changes, weight, cut = self._format.decode(sums, sizes)
         if weight == 0:
             raise TooFewError("the clients' weights are 0")
-        for name, change, count in zip(names_of(self._start), changes, cut, strict=True):
+        for name, change, count in zip(names, changes, cut, strict=True):
             share = count / (change.size * clients)
             if share > 0.01:
                 _log.warning("tersor: %s: %.1f %% was cut; give a larger clip", name, 100 * share)
         factor = np.float32((self._format.most_examples or 1) / weight)
         arrays = moved_by(self._start, [change * factor for change in changes])
-        values = max(1, sum(self._sizes()) * clients)
+        values = max(1, sum(sizes) * clients)
         told = {self._format.weight_key: weight, "clients": clients, "cut": sum(cut) / values}
         return RecordDict({self._key: arrays, "metrics": MetricRecord(told)})
 

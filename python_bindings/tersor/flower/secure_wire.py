@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,8 @@ from tersor.lanes import Lanes
 
 STAGES = ("keys", "shares", "masked", "confirm", "unmask")
 COUNT_BYTES = 8  #: of each count: a sum of counts wraps around at 2**64
+Fields = dict[str, Any]
+SECRETS = ("own", "mask")  #: of each client: the key of its own mask, the key of pairs' masks
 _COMMON = ("run", "round", "clients", "cohort")  # sent to all clients of a round alike
 
 
@@ -135,27 +139,21 @@ def round_digest(content: RecordDict, threshold: int) -> bytes:
     configuration, cohort, threshold and round. A server that tells clients different values gets
     masks that do not cancel."""
     told: Any = content[KEY]
-    agreed = SumFormat.of(told).record() | {name: told[name] for name in _COMMON}
-    plain = sorted((name, _plain(value)) for name, value in agreed.items())
-    digest = hashlib.sha256(repr((threshold, plain)).encode())
-    for key, record in sorted(content.items()):
-        if isinstance(record, ArrayRecord):
-            for name, array in record.items():
-                head = key, name, array.dtype, list(array.shape), array.stype, len(array.data)
-                digest.update(repr(head).encode())
-                digest.update(array.data)
-        elif key != KEY:
-            plain = sorted((name, _plain(value)) for name, value in record.items())
-            digest.update(repr((key, plain)).encode())
+    common = SumFormat.of(told).record() | {name: told[name] for name in _COMMON}
+    others = {name: one for name, one in content.items() if name not in content.array_records}
+    values = {**others, KEY: common | {"threshold": threshold}}
+    digest = hashlib.sha256(json.dumps(values, default=_plain, sort_keys=True).encode())
+    for key, record in sorted(content.array_records.items()):
+        for name, array in record.items():
+            head = key, name, array.dtype, list(array.shape), array.stype, len(array.data)
+            digest.update(repr(head).encode())
+            digest.update(array.data)
     return digest.digest()
 
 
-def _plain(value: Any) -> Any:
-    """A value as it is after its journey: NumPy's floats and texts become Python's."""
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    kinds: tuple[Any, ...] = (float, str, bytes)
-    return next((kind(value) for kind in kinds if isinstance(value, kind)), value)
+def _plain(value: Any) -> dict[str, Any]:
+    """A record, or bytes, as JSON has them."""
+    return {"bytes": value.hex()} if isinstance(value, bytes) else dict(value)
 
 
 def names_of(arrays: ArrayRecord) -> list[str]:
@@ -179,21 +177,29 @@ def moved_by(start: ArrayRecord, changes: Sequence[Values]) -> ArrayRecord:
     return moved
 
 
-def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without empty lists, which Flower's counts of bytes do not bear."""
-    return {name: one for name, one in fields.items() if one != []}
-
-
-def is_of(record: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
-    """Whether a record is of this round, and of this start of the server's."""
-    return all(record.get(name) == told[name] for name in ("run", "round"))
-
-
-def require_stage(record: ConfigRecord | None, stage: str, told: Mapping[str, Any]) -> ConfigRecord:
-    """A client's own record. Raises InvalidArgument where this stage is not what comes next."""
-    before = STAGES[STAGES.index(stage) - 1]
-    if record is None or not is_of(record, told) or record["stage"] != before:
-        raise InvalidArgument(
-            f"round {told['round']}, {stage!r}: this client is not behind {before!r} of that round"
-        )
+def packed(fields: Mapping[str, Any]) -> ConfigRecord:
+    """A record of these fields. A table by node becomes one field for each node."""
+    record = ConfigRecord()
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            record.update({f"{name}.{node}": one for node, one in value.items()})
+        else:
+            record[name] = value
     return record
+
+
+def unpacked(record: Mapping[str, Any]) -> Fields:
+    """The fields of a record. A field that the record does not have is an empty table."""
+    fields: Fields = defaultdict(dict)
+    for key, value in record.items():
+        name, _, node = key.partition(".")
+        if node:
+            fields[name][int(node)] = value
+        else:
+            fields[name] = value
+    return fields
+
+
+def is_of(fields: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    """Whether fields are of this round, and of this start of the server's."""
+    return all(fields.get(name) == told[name] for name in ("run", "round"))
