@@ -15,6 +15,7 @@ Array: TypeAlias = Any
 # A CUDA stream: of PyTorch, of CuPy, an int (a cudaStream_t) or anything with __cuda_stream__.
 Stream: TypeAlias = Any
 
+FLOATS = ("float16", "float32", "float64")
 _NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _TEXTS = {name: text for text, name in _NAMES.items()}
 _ALIGNMENT = 64  # of frames made here; the format asks for 16
@@ -26,6 +27,15 @@ def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, 
         most = numpy.finfo(numpy.float16).max.astype(values.dtype)
         values = numpy.where(numpy.isfinite(values), values.clip(-most, most), values)
     return values.astype(dtype)
+
+
+def require_finite(
+    name: str, values: Array, update: str = "the update", then: str = "nothing is sent"
+) -> None:
+    """Raises InvalidArgument if NumPy's or PyTorch's values have a NaN or an infinity."""
+    finite = values.isfinite() if hasattr(values, "isfinite") else numpy.isfinite(values)
+    if not finite.all():
+        raise InvalidArgument(f"{name}: {update} is not finite; {then}")
 
 
 def library_of(array: Array) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,11 @@ def codecs() -> list[CodecInfo]:
         CodecInfo(info.name, info.id, info.summary, tuple(map(_option, info.keys)))
         for info in _core.codecs()
     ]
+
+
+def text_hash(text: str) -> int:
+    """64 bits for a signature, or for a seed."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _option(text: str) -> CodecOption:

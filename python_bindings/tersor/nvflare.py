@@ -6,7 +6,6 @@ work on weight differences alone. Needs nvflare 2.9 or later.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any
 
@@ -18,15 +17,15 @@ from nvflare.apis.shareable import Shareable
 
 from tersor import Codec
 from tersor._core import InvalidArgument
-from tersor.arrays import narrowed
+from tersor.arrays import FLOATS, narrowed, require_finite
+from tersor.codec import text_hash
 
 __all__ = ["Compress", "Decompress"]
 
 Values = np.ndarray[Any, Any]
 
 _KEY = "tersor"  # of what a message says of its frames
-_FLOATS = ("float16", "float32", "float64")
-_TENSORS = tuple(f"torch.{one}" for one in (*_FLOATS, "bfloat16"))
+_TENSORS = tuple(f"torch.{one}" for one in (*FLOATS, "bfloat16"))
 
 
 class Compress(DXOFilter):  # type: ignore[misc]
@@ -55,7 +54,7 @@ class Compress(DXOFilter):  # type: ignore[misc]
                 raise InvalidArgument(f"{name}: pass an array or a tensor, not a {kind}")
         floats = {name: one for name, one in dxo.data.items() if _is_float(one)}
         values = {name: _flat(name, array) for name, array in floats.items()}
-        seed = _hash(fl_ctx.get_identity_name())
+        seed = text_hash(fl_ctx.get_identity_name())
         frames = {name: self._frame(name, one, seed) for name, one in values.items()}
         self._step += 1
         said = {name: [str(one.dtype), list(one.shape)] for name, one in floats.items()}
@@ -70,7 +69,7 @@ class Compress(DXOFilter):  # type: ignore[misc]
                 self._residuals[name] = np.zeros(values.size, np.float32)
             residual = self._residuals[name]
         frame = self._made.encode(
-            values, residual=residual, signature=_hash(name), seed=seed, step=self._step
+            values, residual=residual, signature=text_hash(name), seed=seed, step=self._step
         )
         return np.array(frame)
 
@@ -93,7 +92,12 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         """Arrays in the frames' place."""
         said = dxo.get_meta_prop(_KEY)
         made = None if said is None else self._decoded(dxo, said)
-        _require_finite(made or dxo, fl_ctx)
+        peer = fl_ctx.get_peer_context()
+        client = peer.get_identity_name() if peer else "the client"
+        steps = np.float64(dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) or 0)  # the weight
+        for name, one in {**(made or dxo).data, "the number of steps": steps}.items():
+            if _is_float(one):
+                require_finite(name, one, f"the update of {client}", "the update is left out")
         return made
 
     def _decoded(self, dxo: DXO, said: Any) -> DXO:
@@ -109,14 +113,14 @@ class Decompress(DXOFilter):  # type: ignore[misc]
     def _array(self, name: str, frame: Values, dtype: str, shape: list[int]) -> Any:
         count = math.prod(shape)
         if (
-            dtype not in _FLOATS + _TENSORS
+            dtype not in FLOATS + _TENSORS
             or min(shape, default=1) < 0
             or self._made.max_payload_bytes(count) > frame.nbytes  # before so much is allocated
         ):
             raise InvalidArgument(f"{name}: {dtype} of {shape} is not what a frame holds")
         values = np.empty(count, np.float32)
-        self._made.decode(np.array(frame), values, signature=_hash(name))
-        if dtype in _FLOATS:
+        self._made.decode(np.array(frame), values, signature=text_hash(name))
+        if dtype in FLOATS:
             return narrowed(values.reshape(shape), dtype)
         import torch
 
@@ -126,19 +130,7 @@ class Decompress(DXOFilter):  # type: ignore[misc]
 
 
 def _is_float(value: Any) -> bool:
-    return str(getattr(value, "dtype", "")) in _FLOATS + _TENSORS
-
-
-def _require_finite(dxo: DXO, fl_ctx: FLContext) -> None:
-    """Also of the number by which an aggregator weighs the result."""
-    weight = dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)
-    floats = {name: one for name, one in dxo.data.items() if _is_float(one)}
-    for name, one in {**floats, "the number of steps": np.float64(weight or 0)}.items():
-        finite = one.isfinite() if hasattr(one, "isfinite") else np.isfinite(one)
-        if not finite.all():
-            peer = fl_ctx.get_peer_context()
-            client = peer.get_identity_name() if peer else "the client"
-            raise InvalidArgument(f"{name}: the update of {client} is not finite, and is left out")
+    return str(getattr(value, "dtype", "")) in FLOATS + _TENSORS
 
 
 def _flat(name: str, array: Any) -> Values:
@@ -146,10 +138,5 @@ def _flat(name: str, array: Any) -> Values:
         array = array.detach().float().cpu().numpy()
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(array, np.float32).reshape(-1)
-    if not np.isfinite(values).all():
-        raise InvalidArgument(f"{name}: the update is not finite; nothing is sent")
+    require_finite(name, values)
     return values
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

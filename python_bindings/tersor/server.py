@@ -6,7 +6,6 @@ is what one waits for. ``docs/server.md`` and ``docs/gossip.md`` say when not to
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from tersor import _core
 from tersor._core import InvalidArgument, ServerStatistics, Transport
 from tersor._options import expect, fill
+from tersor.codec import text_hash
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -41,8 +41,7 @@ def told(
 ) -> _core.ServerOptions:
     """The library's options: what names and shapes a model has is told, too."""
     shapes = [(name, tuple(np.shape(one))) for name, one in arrays.items()]
-    digest = hashlib.blake2b(repr(shapes).encode(), digest_size=8).digest()
-    more = {"workers": list(workers), "model": int.from_bytes(digest, "little")}
+    more = {"workers": list(workers), "model": text_hash(repr(shapes))}
     return fill(_core.ServerOptions(), {**options, **more})
 
 

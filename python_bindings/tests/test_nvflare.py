@@ -18,6 +18,7 @@ from nvflare.app_common.decomposers import numpy_decomposers
 from nvflare.fuel.utils import fobs
 
 import tersor.nvflare
+from tersor.codec import text_hash
 
 
 def context(client: str = "site-1") -> FLContext:
@@ -141,7 +142,7 @@ def test_what_is_wrong_is_named() -> None:
 
     def poison(dxo: DXO) -> None:
         """With a right signature and checksum: a client need not keep to the protocol."""
-        signature = tersor.nvflare._hash("bias")
+        signature = text_hash("bias")
         values = np.full(96, np.inf, np.float32)
         dxo.data["bias"] = np.array(tersor.Codec("int8").encode(values, signature=signature))
 
@@ -152,7 +153,7 @@ def test_what_is_wrong_is_named() -> None:
         dxo.set_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND, float("nan"))
 
     def overflow(dxo: DXO) -> None:
-        signature = tersor.nvflare._hash("half")
+        signature = text_hash("half")
         values = np.full(1_000, 1e6, np.float32)
         dxo.data["half"] = np.array(tersor.Codec("int8").encode(values, signature=signature))
 

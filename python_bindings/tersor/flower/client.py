@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,6 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from tersor import Codec
 from tersor._core import InvalidArgument
+from tersor.arrays import require_finite
+from tersor.codec import text_hash
 from tersor.flower import down
 from tersor.flower.wire import (
     KEY,
@@ -20,9 +21,9 @@ from tersor.flower.wire import (
     encode,
     flat,
     is_compressed,
+    is_float,
     model_name,
     only_arrays,
-    require_finite,
 )
 
 Call = Callable[[Message, Context], Message]
@@ -87,16 +88,18 @@ class _Client:
         if model_name(trained) != told.model:
             raise InvalidArgument("the app returned arrays of other names or shapes")
         residuals, forgot = self._residuals(told, context)
+        seed = text_hash(str(context.node_id))  # clients round independently
         left: dict[str, Values] = {}
         sent = ArrayRecord()
         for name, array in trained.items():
-            require_finite(name, array)
             if is_compressed(array, start[name]):
                 change = flat(array) - flat(start[name])
                 if self._codec.has_feedback:
                     left[name] = residuals.get(name, np.zeros(change.size, np.float32))
-                frame = encode(self._codec, told, name, change, left.get(name), _seed(context))
+                frame = encode(self._codec, told, name, change, left.get(name), seed)
                 array = Array(array.dtype, array.shape, KEY, frame)
+            elif is_float(array):
+                require_finite(name, array.numpy())
             sent[name] = array
         if self._codec.has_feedback:
             context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})
@@ -124,12 +127,6 @@ class _Client:
     def _follows(self, before: Told, told: Told) -> bool:
         is_alike = dataclasses.replace(before, round=told.round) == told
         return is_alike and 0 < told.round - before.round <= self._forget_after
-
-
-def _seed(context: Context) -> int:
-    """Of a client's stochastic rounding: errors of clients are to be independent."""
-    node = str(context.node_id).encode()
-    return int.from_bytes(hashlib.blake2b(node, digest_size=8).digest(), "little")
 
 
 def _with(content: RecordDict, key: str, arrays: ArrayRecord, told: ConfigRecord | None) -> Any:

@@ -28,32 +28,21 @@ _HISTORY = 4  # differences that a client may get at once; all weights, where it
 
 
 class Plain:
-    """Weights as they are."""
+    """Weights as they are, or in frames of a codec without feedback. The server's own stay."""
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self._codec: Any = codec
 
     def move(self, told: Told, arrays: ArrayRecord) -> None:
         """Takes the server's arrays of a round."""
-        self._arrays = arrays
+        self._arrays = _encoded(self._codec, told, arrays) if self._codec else arrays
 
     def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
         """A node's arrays, and what our record says of them."""
-        return self._arrays, {}
+        return self._arrays, {"down": self._codec.spec} if self._codec else {}
 
     def learn(self, _node: int, _has_it: bool) -> None:
         """Whether a node has said that it has what was sent."""
-
-
-class Rounded(Plain):
-    """Weights in frames of a codec without feedback. The server's own stay as they are."""
-
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-
-    def move(self, told: Told, arrays: ArrayRecord) -> None:
-        told = dataclasses.replace(told, codec=self._codec.spec)
-        self._arrays = _encoded(self._codec, told, arrays)
-
-    def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
-        return self._arrays, {"down": self._codec.spec}
 
 
 class Differences(Plain):
@@ -61,21 +50,20 @@ class Differences(Plain):
     difference. A client that missed a few rounds gets theirs, too; else all weights."""
 
     def __init__(self, codec: Codec) -> None:
-        self._codec = codec
+        super().__init__(codec)
         self._frames: deque[tuple[int, int, ArrayRecord]] = deque(maxlen=_HISTORY)
         self._public: ArrayRecord | None = None
-        self._told = Told("", 0, codec.spec, "")  # of the public weights
+        self._told = Told("", 0, "", "")  # of the public weights
         self._known: dict[int, int] = {}  # the round of the weights that a node has
 
     def move(self, told: Told, arrays: ArrayRecord) -> None:
-        told = dataclasses.replace(told, codec=self._codec.spec)
         if self._public is None or dataclasses.replace(self._told, round=told.round) != told:
             self._frames.clear()
             self._known.clear()
             self._public = arrays
         else:
             sent = _encoded(self._codec, told, arrays, self._public)
-            self._public = _moved(self._codec, told, self._public, sent)
+            self._public = _decoded(self._codec, told, sent, self._public)
             self._frames.append((self._told.round, told.round, sent))
         self._told = told
 
@@ -110,37 +98,37 @@ def sender(down: str) -> Plain:
         return Differences(codec)
     if codec.spec != "bf16":
         raise InvalidArgument(f'down={down!r}: "none", "bf16", or "difference:" and a codec')
-    return Rounded(codec)
+    return Plain(codec)
 
 
 def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> ArrayRecord:
     """The plain arrays of a message. Raises InvalidArgument for differences from what this client
     has not: the server sends it all weights the next time."""
     down = str(request.get("down", ""))
-    told = dataclasses.replace(Told.of(request), codec=down.removeprefix(_DIFFERENCE))
     if not down:
         return came
+    told, codec = Told.of(request), Codec(down.removeprefix(_DIFFERENCE))
     if not down.startswith(_DIFFERENCE):
-        return _decoded(Codec(down), told, came)
-    arrays = came if request["whole"] else _following(came, request, told, context)
+        return _decoded(codec, told, came)
+    arrays = came if request["whole"] else _following(came, request, told, codec, context)
     context.state[_MODEL] = arrays
     context.state[_MODEL + ".told"] = told.record()
     return arrays
 
 
 def _following(
-    came: ArrayRecord, request: Mapping[str, Any], told: Told, context: Context
+    came: ArrayRecord, request: Mapping[str, Any], told: Told, codec: Codec, context: Context
 ) -> ArrayRecord:
     record = context.state.config_records.get(_MODEL + ".told")
     has = Told.of(record) if record else None
     rounds = [int(request["from"]), *request["rounds"]]
     if has is None or has.round not in rounds or has != dataclasses.replace(told, round=has.round):
         raise InvalidArgument("this client has not the weights that the difference is from")
-    arrays, codec = context.state.array_records[_MODEL], Codec(told.codec)
+    arrays = context.state.array_records[_MODEL]
     for round_ in rounds[rounds.index(has.round) + 1 :]:  # if a reply was lost, it has some already
         head = f"{round_}:"
         sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
-        arrays = _moved(codec, dataclasses.replace(told, round=round_), arrays, sent)
+        arrays = _decoded(codec, dataclasses.replace(told, round=round_), sent, arrays)
     return arrays
 
 
@@ -148,34 +136,25 @@ def _encoded(
     codec: Codec, told: Told, arrays: ArrayRecord, before: ArrayRecord | None = None
 ) -> ArrayRecord:
     """Frames of weights, or of what they are more than those before."""
+    told = dataclasses.replace(told, codec=codec.spec)
     sent = ArrayRecord()
     for name, array in arrays.items():
         if is_compressed(array):
             values = flat(array) if before is None else flat(array) - flat(before[name])
-            frame = encode(codec, told, name, values, None)
-            array = Array(array.dtype, array.shape, KEY, frame)
+            array = Array(array.dtype, array.shape, KEY, encode(codec, told, name, values, None))
         sent[name] = array
     return sent
 
 
-def _decoded(codec: Codec, told: Told, came: Mapping[str, Array]) -> ArrayRecord:
-    def plain(name: str, array: Array) -> Array:
-        if not is_compressed(array):
-            return array
-        return with_values(array, decode(codec, told, name, array))
-
-    return ArrayRecord({name: plain(name, array) for name, array in came.items()})
-
-
-def _moved(
-    codec: Codec, told: Told, before: Mapping[str, Array], sent: Mapping[str, Array]
+def _decoded(
+    codec: Codec, told: Told, sent: Mapping[str, Array], before: Mapping[str, Array] | None = None
 ) -> ArrayRecord:
-    """The same bits on the server and on every client."""
-
-    def moved(name: str, array: Array) -> Array:
-        if not is_compressed(array):
-            return array
-        change: Values = decode(codec, told, name, array)
-        return with_values(array, flat(before[name]) + change)
-
-    return ArrayRecord({name: moved(name, array) for name, array in sent.items()})
+    """The weights of frames: the same bits on the server and on every client."""
+    told = dataclasses.replace(told, codec=codec.spec)
+    arrays = ArrayRecord()
+    for name, array in sent.items():
+        if is_compressed(array):
+            values: Values = decode(codec, told, name, array)
+            array = with_values(array, values if before is None else flat(before[name]) + values)
+        arrays[name] = array
+    return arrays

@@ -93,19 +93,14 @@ def secure(
         )
 
     def register(train: Call) -> Call:
-        call = train
-        for mod in reversed(mods):
-            call = functools.partial(_through, mod, call)
-        client = _SecureClient(call, min_clients, min_neighbours, max_clip, example_step)
+        inner = ClientApp()
+        inner.train("masked", mods=list(mods))(train)
+        client = _SecureClient(inner, min_clients, min_neighbours, max_clip, example_step)
         for stage in STAGES:
             app.train(stage)(functools.partial(client.answer, stage))
         return train
 
     return register
-
-
-def _through(mod: Mod, call: Call, message: Message, context: Context) -> Message:
-    return mod(message, context, call)
 
 
 @dataclass

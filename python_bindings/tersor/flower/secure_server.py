@@ -25,7 +25,7 @@ from tersor.flower.secure_round import (
 )
 from tersor.flower.secure_wire import Fields, SumFormat, SumVector, moved_by, names_of
 from tersor.flower.strategy import Wrapper
-from tersor.flower.wire import Runs, is_float, only_arrays
+from tersor.flower.wire import is_float, only_arrays
 
 _log = logging.getLogger("flwr")
 
@@ -119,9 +119,9 @@ class SecureStrategy(Wrapper):
             raise InvalidArgument(f"threshold={threshold}: 1 or more")
         if _option(strategy, "fraction_evaluate", 0) > 0:
             _log.warning("tersor: an evaluation tells of each client: fraction_evaluate=0 has none")
-        self._runs, self._run, self._disputes = Runs(), "", Disputes()
+        self._disputes = Disputes()
         self._round: Round | None = None
-        self._start, self._key = ArrayRecord(), "arrays"
+        self._start, self._key, self._sizes = ArrayRecord(), "arrays", [0]
         self.failures: dict[int, str] = {}
 
     @property
@@ -134,9 +134,9 @@ class SecureStrategy(Wrapper):
     ) -> Iterable[Message]:
         """Keys and shares are exchanged here; what is returned asks for masked updates."""
         self._round = None
-        run = self._runs.of(server_round)
-        if run != self._run:
-            self._run, self._disputes = run, Disputes()
+        before = self._run
+        if self._run_of(server_round) != before:
+            self._disputes = Disputes()
         if "clipping_norm" in config and not isinstance(self._wrapped, _NOISE):
             raise InvalidArgument(
                 "a strategy around SecureStrategy adds noise for a fixed number of clients: wrap "
@@ -149,11 +149,12 @@ class SecureStrategy(Wrapper):
         if any(one.content is not first and one.content != first for one in messages):
             raise InvalidArgument("the strategy sends clients different arrays or configurations")
         self._start, (self._key, _) = arrays, only_arrays(first)
+        self._sizes = [math.prod(arrays[name].shape) for name in names_of(arrays)]
         self._format.check_room(len(messages))
         asked = self._allowed({one.metadata.dst_node_id for one in messages})
         send = functools.partial(grid.send_and_receive, timeout=self._timeout)
         try:
-            made = self._begin({"run": run, "round": server_round}, asked, send)
+            made = self._begin({"run": self._run, "round": server_round}, asked, send)
             made.agree()
         except TooFewError as error:
             self._fail(server_round, error)
@@ -193,8 +194,7 @@ class SecureStrategy(Wrapper):
                 "clients go: each needs %d of %d neighbours; ask more clients, or set neighbours=",
                 *(told["round"], 100 * odds, 100 * dropouts, len(nodes), threshold, most),
             )
-        sizes = [math.prod(self._start[name].shape) for name in names_of(self._start)]
-        return Round(told, threshold, graph, self._format, sizes, self._disputes, send)
+        return Round(told, threshold, graph, self._format, self._sizes, self._disputes, send)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -214,9 +214,7 @@ class SecureStrategy(Wrapper):
         mean = Message(content=content, metadata=first.metadata)
         arrays, metrics = self._hand_over_mean(server_round, mean, len(nodes))
         if arrays is not None:  # Flower averages integers to f64
-            for name, one in self._start.items():
-                if not is_float(one):
-                    arrays[name] = one
+            arrays.update({n: one for n, one in self._start.items() if not is_float(one)})
         return arrays, metrics
 
     def _hand_over_mean(
@@ -233,18 +231,16 @@ class SecureStrategy(Wrapper):
             inner.num_sampled_clients = sampled
 
     def _mean(self, sums: SumVector, clients: int) -> RecordDict:
-        names = names_of(self._start)
-        sizes = [math.prod(self._start[name].shape) for name in names]
-        changes, weight, cut = self._format.decode(sums, sizes)
+        changes, weight, cut = self._format.decode(sums, self._sizes)
         if weight == 0:
             raise TooFewError("the clients' weights are 0")
-        for name, change, count in zip(names, changes, cut, strict=True):
+        for name, change, count in zip(names_of(self._start), changes, cut, strict=True):
             share = count / (change.size * clients)
             if share > 0.01:
                 _log.warning("tersor: %s: %.1f %% was cut; give a larger clip", name, 100 * share)
         factor = np.float32((self._format.most_examples or 1) / weight)
         arrays = moved_by(self._start, [change * factor for change in changes])
-        values = max(1, sum(sizes) * clients)
+        values = max(1, sum(self._sizes) * clients)
         told = {self._format.weight_key: weight, "clients": clients, "cut": sum(cut) / values}
         return RecordDict({self._key: arrays, "metrics": MetricRecord(told)})
 

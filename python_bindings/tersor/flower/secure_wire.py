@@ -33,20 +33,12 @@ class SumVector:
         self.data = np.frombuffer(data, np.uint8)
         self.lanes: Lanes = self.data[: values * lane_bytes].view(f"<u{lane_bytes}")
         self.counts: Lanes = self.data[values * lane_bytes :].view(f"<u{COUNT_BYTES}")
-
-    @property
-    def parts(self) -> tuple[Lanes, Lanes]:
-        """Arrays whose elements wrap around, each for its own width."""
-        return self.lanes, self.counts
+        self.parts = self.lanes, self.counts  #: arrays whose elements wrap around
 
     def add(self, other: SumVector) -> None:
         """Adds another vector of the same format."""
         for own, its in zip(self.parts, other.parts, strict=True):
             np.add(own, its, out=own)
-
-    def array(self, key: str) -> Array:
-        """As a message carries the vector."""
-        return Array("uint8", self.data.shape, key, self.data.tobytes())
 
 
 @dataclass(frozen=True)

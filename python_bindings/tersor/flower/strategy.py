@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,18 +16,18 @@ from flwr.serverapp import strategy as flower
 from tersor import Codec
 from tersor import Error as TersorError
 from tersor._core import InvalidArgument
+from tersor.arrays import require_finite
 from tersor.flower.down import sender
 from tersor.flower.wire import (
     KEY,
-    Runs,
     Told,
     decode,
     flat,
     is_compressed,
+    is_float,
     model_name,
     only_arrays,
     printable,
-    require_finite,
     require_size,
     with_values,
 )
@@ -39,6 +40,14 @@ class Wrapper(flower.Strategy):
 
     def __init__(self, strategy: flower.Strategy) -> None:
         self._wrapped = strategy
+        self._run, self._last = "", 0
+
+    def _run_of(self, round_: int) -> str:
+        """The run of a round that begins: rounds of the next start begin anew at 1."""
+        if not self._run or round_ <= self._last:
+            self._run = secrets.token_hex(8)
+        self._last = round_
+        return self._run
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -86,7 +95,7 @@ class Strategy(Wrapper):
     ) -> None:
         super().__init__(strategy)
         self._codec, self._down = Codec(codec), sender(down)
-        self._runs, self._told = Runs(), Told("", 0, self._codec.spec, "")
+        self._told = Told("", 0, self._codec.spec, "")
         self._exact = ArrayRecord()
         self.bytes_up: dict[int, tuple[int, int]] = {}
 
@@ -97,7 +106,7 @@ class Strategy(Wrapper):
         messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
-        run = self._runs.of(server_round)
+        run = self._run_of(server_round)
         self._told = Told(run, server_round, self._codec.spec, model_name(arrays))
         self._exact = arrays
         self._down.move(self._told, arrays)
@@ -150,11 +159,13 @@ class Strategy(Wrapper):
                 frames += len(array.data)
                 change = decode(self._codec, self._told, name, array)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    arrays[name] = with_values(own, flat(own) + change)
-                require_finite(name, arrays[name], "the reply is left out")
-                plain += len(arrays[name].data)
+                    array = with_values(own, flat(own) + change)
+                plain += len(array.data)
             else:
-                arrays[name] = _checked(name, array, own)
+                _check_plain(name, array, own)
+            if is_float(array):
+                require_finite(name, array.numpy(), then="the reply is left out")
+            arrays[name] = array
         if record.get("forgot"):
             _log.info("tersor: node %d left out a residual of long ago", _node(reply))
         rest = {name: one for name, one in reply.content.items() if name != KEY}
@@ -175,15 +186,13 @@ class Strategy(Wrapper):
         _log.info("\t└──> Compressed: %s", self._codec.spec)
 
 
-def _checked(name: str, array: Array, own: Array) -> Array:
-    """An array that came as it is."""
+def _check_plain(name: str, array: Array, own: Array) -> None:
+    """Raises InvalidArgument or ValueError for an array that came as it is, and should not."""
     if is_compressed(array, own):
         raise InvalidArgument(f"{name}: the array is not compressed")
     require_size(name, array)
     if array.numpy().shape != own.shape:
         raise InvalidArgument(f"{name}: the array has another shape than it says")
-    require_finite(name, array, "the reply is left out")
-    return array
 
 
 def _node(message: Message) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,30 +14,22 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tersor import Codec
 from tersor._core import InvalidArgument
-from tersor.arrays import narrowed
+from tersor.arrays import FLOATS, narrowed, require_finite
+from tersor.codec import text_hash
 
 KEY = "tersor"  #: of our record in a message, of what a client keeps, and an array's stype
 Values = np.ndarray[Any, Any]
 
 
-_FLOATS = ("float16", "float32", "float64")
-
-
 def is_float(array: Array) -> bool:
     """Whether it has a floating type, and a value."""
-    return array.dtype in _FLOATS and math.prod(array.shape) > 0
+    return array.dtype in FLOATS and math.prod(array.shape) > 0
 
 
 def is_compressed(array: Array, other: Array | None = None) -> bool:
     """Whether an array, less another one, goes in a frame: floats of several values do. A single
     one goes as it is: it may be a counter, which Flower averages to f64."""
     return is_float(array) and math.prod(array.shape) > 1 and (other is None or is_float(other))
-
-
-def require_finite(name: str, array: Array, then: str = "nothing is sent") -> None:
-    """Raises InvalidArgument for a float that is a NaN or infinite."""
-    if is_float(array) and not np.isfinite(array.numpy()).all():
-        raise InvalidArgument(f"{name}: the update is not finite; {then}")
 
 
 def require_size(name: str, array: Array) -> None:
@@ -67,7 +57,7 @@ def with_values(like: Array, values: Values) -> Array:
 def model_name(arrays: ArrayRecord) -> str:
     """What differs where names or shapes of a model do."""
     told = sorted((name, list(one.shape)) for name, one in arrays.items())
-    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+    return f"{text_hash(repr(told)):016x}"
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
@@ -85,20 +75,6 @@ def printable(text: object) -> str:
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in shown)
 
 
-class Runs:
-    """Tells rounds of one start of a strategy from those of the next, which begin anew at 1."""
-
-    def __init__(self) -> None:
-        self._run, self._last = "", 0
-
-    def of(self, round_: int) -> str:
-        """The run of a round that begins."""
-        if not self._run or round_ <= self._last:
-            self._run = secrets.token_hex(8)
-        self._last = round_
-        return self._run
-
-
 @dataclass(frozen=True)
 class Told:
     """What a frame is of; sender and receiver compare it before they look at the bytes."""
@@ -114,14 +90,12 @@ class Told:
 
     @staticmethod
     def of(record: Mapping[str, Any]) -> Told:
-        names = (one.name for one in dataclasses.fields(Told))
-        run, round_, codec, model = (record[name] for name in names)
-        return Told(str(run), int(round_), str(codec), str(model))
+        run, codec, model = (str(record[name]) for name in ("run", "codec", "model"))
+        return Told(run, int(record["round"]), codec, model)
 
     def signature(self, name: str) -> int:
         """Of a parameter's frame."""
-        text = repr((self.run, self.round, self.codec, self.model, name))
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        return text_hash(repr((self.run, self.round, self.codec, self.model, name)))
 
     def require(self, other: Told, who: str) -> None:
         """Raises InvalidArgument that says in what another one differs."""
@@ -137,8 +111,7 @@ def encode(
     """A parameter's frame; ``residual`` is updated in place. Raises InvalidArgument where what
     would be sent is not finite: nothing is changed then."""
     values = np.ascontiguousarray(values, np.float32)
-    if not np.isfinite(values).all():
-        raise InvalidArgument(f"{name}: the update is not finite; nothing is sent")
+    require_finite(name, values)
     frame = codec.encode(
         values, residual=residual, signature=told.signature(name), seed=seed, step=told.round
     )
