@@ -7,6 +7,7 @@ hash nothing), at Flower's defaults. Keys are agreed on before.
 
 import argparse
 import functools
+import itertools
 import os
 import statistics
 import time
@@ -15,7 +16,8 @@ from collections.abc import Callable
 import flwr
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.secure_aggregation import ndarrays_arithmetic, quantization, secaggplus_utils
+from flwr.common.secure_aggregation import ndarrays_arithmetic as arithmetic
+from flwr.common.secure_aggregation import quantization, secaggplus_utils
 
 from tersor import _text
 from tersor.bench.errors import BenchmarkError
@@ -44,13 +46,15 @@ def run(chosen: argparse.Namespace) -> int:
     records = RecordFile(chosen.json)
     update = np.random.default_rng(0).standard_normal(chosen.mib << 18, np.float32)
     keys = [os.urandom(32) for _ in range(1 + chosen.neighbours)]
-    content = _content(update, len(keys))
-    ours_of = functools.partial(_ours, content)
+    told = FORMAT.record() | {"run": "", "round": 1, "clients": len(keys), "cohort": b""}
+    arrays = ArrayRecord({"weights": Array(update)})
+    ours_of = functools.partial(_ours, RecordDict({KEY: ConfigRecord(told), "arrays": arrays}))
     turns = [
         (_seconds(ours_of, update, keys), _seconds(_theirs, update, keys))
         for _ in range(1 + chosen.turns)
     ]
     ours, theirs = (statistics.median(column) for column in zip(*turns[1:], strict=True))
+    own_bytes, their_bytes = ours_of(update, keys[:1]), _theirs(update, keys[:1])
     record: Record = {
         "benchmark": "masks",
         "count": update.size,
@@ -59,25 +63,17 @@ def run(chosen: argparse.Namespace) -> int:
         "cpu_seconds": ours,
         "baseline_cpu_seconds": theirs,
         "ratio": statistics.median(one / other for one, other in turns[1:]),
-        "payload_bytes": ours_of(update, keys[:1]),
-        "baseline_bytes": _theirs(update, keys[:1]),
+        "payload_bytes": own_bytes,
+        "baseline_bytes": their_bytes,
     }
     records.add(record)
-    sizes = [_text.byte_count(float(str(record[f]))) for f in ("payload_bytes", "baseline_bytes")]
     rows = [
-        ["tersor.flower", _text.seconds(ours), sizes[0]],
-        ["Flower", _text.seconds(theirs), sizes[1]],
+        ["tersor.flower", _text.seconds(ours), _text.byte_count(own_bytes)],
+        ["Flower", _text.seconds(theirs), _text.byte_count(their_bytes)],
     ]
     print(_text.table(["masks of", "CPU", "sent"], rows))
     print(f"{record['ratio']:.2f} of Flower's")
     return 0
-
-
-def _content(weights: np.ndarray, clients: int) -> RecordDict:
-    """What a client is sent with a round's weights."""
-    told = FORMAT.record() | {"run": "", "round": 1, "clients": clients, "cohort": b""}
-    arrays = ArrayRecord({"weights": Array(weights)})
-    return RecordDict({KEY: ConfigRecord(told), "arrays": arrays})
 
 
 def _ours(content: RecordDict, update: np.ndarray, keys: list[bytes]) -> int:
@@ -90,15 +86,11 @@ def _ours(content: RecordDict, update: np.ndarray, keys: list[bytes]) -> int:
 
 def _theirs(update: np.ndarray, keys: list[bytes]) -> int:
     parts = quantization.quantize([update], CLIP, THEIR_RANGE)
-    for place, key in enumerate(keys):
+    signs = itertools.cycle([arithmetic.parameters_addition, arithmetic.parameters_subtraction])
+    for key, apply in zip(keys, signs, strict=False):
         mask = secaggplus_utils.pseudo_rand_gen(key, THEIR_MODULUS, [update.shape])
-        apply = (
-            ndarrays_arithmetic.parameters_subtraction
-            if place % 2
-            else ndarrays_arithmetic.parameters_addition
-        )
         parts = apply(parts, mask)
-    return int(ndarrays_arithmetic.parameters_mod(parts, THEIR_MODULUS)[0].nbytes)
+    return int(arithmetic.parameters_mod(parts, THEIR_MODULUS)[0].nbytes)
 
 
 def _seconds(

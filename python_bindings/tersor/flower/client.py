@@ -58,7 +58,7 @@ def compress(
 
 class _Client:
     def __init__(self, codec: Codec, forget_after: int) -> None:
-        self._codec, self._forget_after = codec, forget_after
+        self._codec, self._oldest = codec, forget_after
 
     def __call__(self, message: Message, context: Context, call_next: Call) -> Message:
         request = message.content.config_records.get(KEY)
@@ -119,14 +119,12 @@ class _Client:
         kept = context.state.config_records.get(KEY)
         if kept is None or not self._codec.has_feedback:
             return {}, False
-        if not self._follows(Told.of(kept), told):
+        before = Told.of(kept)
+        age = told.round - before.round
+        if dataclasses.replace(before, round=told.round) != told or not 0 < age <= self._oldest:
             return {}, True
         record = context.state.array_records[_RESIDUALS]
         return {name: one.numpy() for name, one in record.items()}, False
-
-    def _follows(self, before: Told, told: Told) -> bool:
-        is_alike = dataclasses.replace(before, round=told.round) == told
-        return is_alike and 0 < told.round - before.round <= self._forget_after
 
 
 def _with(content: RecordDict, key: str, arrays: ArrayRecord, told: ConfigRecord | None) -> Any:
