@@ -63,11 +63,9 @@ class Compress(DXOFilter):  # type: ignore[misc]
         return made
 
     def _frame(self, name: str, values: Values, seed: int) -> Values:
-        residual = None
-        if self._made.has_feedback:
-            if name not in self._residuals or self._residuals[name].size != values.size:
-                self._residuals[name] = np.zeros(values.size, np.float32)
-            residual = self._residuals[name]
+        residual = self._residuals.get(name)
+        if self._made.has_feedback and (residual is None or residual.size != values.size):
+            residual = self._residuals[name] = np.zeros(values.size, np.float32)
         frame = self._made.encode(
             values, residual=residual, signature=text_hash(name), seed=seed, step=self._step
         )

@@ -61,6 +61,7 @@ from tersor.flower.secure_wire import (
 from tersor.flower.wire import KEY, only_arrays
 
 _STATE = KEY + ".secure"
+Bounds = tuple[int, int, float, int]
 
 
 def secure(
@@ -95,86 +96,67 @@ def secure(
     def register(train: Call) -> Call:
         inner = ClientApp()
         inner.train("masked", mods=list(mods))(train)
-        client = _SecureClient(inner, min_clients, min_neighbours, max_clip, example_step)
+        bounds = min_clients, min_neighbours, max_clip, example_step
         for stage in STAGES:
-            app.train(stage)(functools.partial(client.answer, stage))
+            app.train(stage)(functools.partial(_answer, stage, inner, bounds))
         return train
 
     return register
+
+
+def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: Context) -> Message:
+    """The reply of a stage. Raises InvalidArgument for a request that is out of turn."""
+    told = unpacked(message.content[KEY])
+    state = unpacked(context.state.config_records.get(_STATE, {}))
+    _check_turn(stage, told, state)
+    about = {name: told[name] for name in ("run", "round")}
+    if stage == "masked":  # if this stage raises, the round is over for this client
+        context.state[_STATE] = packed({**about, "stage": "done"})
+    turn = _Turn(call, *bounds, message, context, context.node_id, told, state)
+    fields = getattr(turn, stage)()
+    context.state[_STATE] = packed({**state, **about, "stage": stage})
+    arrays = fields.pop("arrays", {})
+    return Message(RecordDict({**arrays, KEY: packed(about | fields)}), reply_to=message)
+
+
+def _check_turn(stage: str, told: Fields, state: Fields) -> None:
+    number = told["round"]
+    if stage == "keys":
+        if state.get("run") == told["run"] and state["round"] >= number:
+            raise InvalidArgument(f"round {number} has begun already on this client")
+        return
+    before = STAGES[STAGES.index(stage) - 1]
+    if not is_of(state, told) or state["stage"] != before:
+        raise InvalidArgument(
+            f"round {number}, {stage!r}: this client is not behind {before!r} of that round"
+        )
 
 
 @dataclass
 class _Turn:
     """A request, and what the client keeps between stages: fields, and tables by neighbour."""
 
-    message: Message
-    context: Context
-    told: Fields
-    state: Fields
-
-    def sealed(self, name: str) -> dict[int, bytes]:
-        """The shares of one secret for the neighbours, in the order of their numbers."""
-        own, channels = self.context.node_id, self.state["channel"]
-        nodes = sorted(channels)
-        shares = masks.split(self.state[name], self.state["threshold"], len(nodes))
-        return {
-            node: masks.seal(masks.share_key(channels[node], name, own, node), share)
-            for node, share in zip(nodes, shares, strict=True)
-        }
-
-    def share_key(self, name: str, owner: int) -> bytes:
-        """The key of a neighbour's sealed share."""
-        channel = self.state["channel"][owner]
-        return masks.share_key(channel, name, owner, self.context.node_id)
-
-    def tags(self, stage: str, nodes: Iterable[int]) -> dict[int, bytes]:
-        """For each of these neighbours."""
-        own, channels, digest = self.context.node_id, self.state["channel"], self.state["digest"]
-        return {node: masks.tag(channels[node], stage, digest, own, node) for node in nodes}
-
-    def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
-        """The nodes whose tags are right."""
-        own, channels, digest = self.context.node_id, self.state["channel"], self.state["digest"]
-        return {
-            node
-            for node, tag in tags.items()
-            if masks.is_tag(tag, masks.tag(channels[node], stage, digest, node, own))
-        }
-
-
-@dataclass(frozen=True)
-class _SecureClient:
-    """A client, and what it accepts from a server."""
-
     call: Call
     min_clients: int
     min_neighbours: int
     max_clip: float
     example_step: int
+    message: Message
+    context: Context
+    own: int  #: this node
+    told: Fields
+    state: Fields
 
-    def answer(self, stage: str, message: Message, context: Context) -> Message:
-        """The reply of a stage. Raises InvalidArgument for a request that is out of turn."""
-        told = unpacked(message.content[KEY])
-        state = unpacked(context.state.config_records.get(_STATE, {}))
-        _check_turn(stage, told, state)
-        about = {name: told[name] for name in ("run", "round")}
-        if stage == "masked":  # if this stage raises, the round is over for this client
-            context.state[_STATE] = packed({**about, "stage": "done"})
-        fields = getattr(self, stage)(_Turn(message, context, told, state))
-        context.state[_STATE] = packed({**state, **about, "stage": stage})
-        arrays = fields.pop("arrays", {})
-        return Message(RecordDict({**arrays, KEY: packed(about | fields)}), reply_to=message)
-
-    def keys(self, turn: _Turn) -> Fields:
+    def keys(self) -> Fields:
         """New keys for each round: of the own mask, of the masks of pairs, of channels."""
         pairs = {name: masks.new_key() for name in (*SECRETS, "seal")}
-        turn.state.clear()
-        turn.state.update({name: private for name, (private, _) in pairs.items()})
+        self.state.clear()
+        self.state.update({name: private for name, (private, _) in pairs.items()})
         return {name: public for name, (_, public) in pairs.items()}
 
-    def shares(self, turn: _Turn) -> Fields:
+    def shares(self) -> Fields:
         """Its two secrets, in sealed shares for its neighbours."""
-        own, told, state = turn.context.node_id, turn.told, turn.state
+        own, told, state = self.own, self.told, self.state
         keys = [*told["mask"].values(), *told["seal"].values()]
         if own in told["mask"] or told["mask"].keys() != told["seal"].keys():
             raise InvalidArgument("this node is among its neighbours, or a key is missing")
@@ -187,7 +169,7 @@ class _SecureClient:
             for node, public in told["seal"].items()
         }
         state["public"], state["threshold"] = told["mask"], told["threshold"]
-        return {name: turn.sealed(name) for name in SECRETS}
+        return {name: self.sealed(name) for name in SECRETS}
 
     def _check_neighbours(self, count: int, threshold: int) -> None:
         if not count < 2 * threshold <= 2 * count:
@@ -205,9 +187,9 @@ class _SecureClient:
                 f"accepts no fewer than {self.min_clients}"
             )
 
-    def masked(self, turn: _Turn) -> Fields:
+    def masked(self) -> Fields:
         """Trains, and masks what that changed."""
-        own, told, state = turn.context.node_id, turn.told, turn.state
+        own, told, state = self.own, self.told, self.state
         senders, format = told["own"], SumFormat.of(told)
         if not senders.keys() == told["mask"].keys() <= state["channel"].keys():
             raise InvalidArgument("shares came of other nodes")
@@ -215,8 +197,8 @@ class _SecureClient:
             raise InvalidArgument("shares came of fewer nodes than the threshold")
         if not 0 < format.clip <= self.max_clip:
             raise InvalidArgument(f"clip={format.clip}: this client accepts up to {self.max_clip}")
-        state["digest"] = round_digest(turn.message.content, state["threshold"])
-        key, vector = self._trained(turn.message, turn.context, format)
+        state["digest"] = round_digest(self.message.content, state["threshold"])
+        key, vector = self._trained(format)
         private, publics, own_mask = (state.pop(name) for name in ("mask", "public", "own"))
         pairs = {own: (own_mask, masks.public_of(own_mask))}
         pairs |= {node: (private, publics[node]) for node in senders}
@@ -228,19 +210,17 @@ class _SecureClient:
             node: True
             for node in senders
             for name in SECRETS
-            if masks.unseal(turn.share_key(name, node), told[name][node]) is None
+            if masks.unseal(self.share_key(name, node), told[name][node]) is None
         }
         array = Array("uint8", vector.data.shape, KEY, vector.data.tobytes())
         arrays = {key: ArrayRecord({KEY: array})}
-        return {"arrays": arrays, "tags": turn.tags("masked", senders), "bad": bad}
+        return {"arrays": arrays, "tags": self.tags("masked", senders), "bad": bad}
 
-    def _trained(
-        self, message: Message, context: Context, format: SumFormat
-    ) -> tuple[str, SumVector]:
+    def _trained(self, format: SumFormat) -> tuple[str, SumVector]:
         """The key of the record of arrays, and the codes of what training changed."""
-        key, start = only_arrays(message.content)
-        message.content = RecordDict({k: one for k, one in message.content.items() if k != KEY})
-        reply = self.call(message, context)
+        key, start = only_arrays(self.message.content)
+        del self.message.content[KEY]
+        reply = self.call(self.message, self.context)
         if reply.has_error():
             raise InvalidArgument(str(reply.error.reason))
         changes = changes_of(only_arrays(reply.content)[1], start)
@@ -249,15 +229,15 @@ class _SecureClient:
             examples = _examples(reply, format.weight_key)
             weight = -(-examples // self.example_step) * self.example_step
             weight = min(weight, format.most_examples)
-        return key, format.encode(changes, weight, _norm_of(message))
+        return key, format.encode(changes, weight, _norm_of(self.message))
 
-    def confirm(self, turn: _Turn) -> Fields:
+    def confirm(self) -> Fields:
         """Acknowledges each neighbour of which the server and a tag say that it is alive. The
         server gives the tags of the alive; the other senders of shares are gone."""
-        alive, state = turn.told["tags"], turn.state
+        alive, state = self.told["tags"], self.state
         if not alive.keys() <= state["channel"].keys():
             raise InvalidArgument("a node alive is not among those that sent shares")
-        right = turn.right("masked", alive)
+        right = self.right("masked", alive)
         if len(right) < state["threshold"]:
             raise InvalidArgument(
                 f"{len(right)} of {len(alive)} neighbours masked an update of this round and "
@@ -266,34 +246,50 @@ class _SecureClient:
         gone = state["channel"].keys() - alive.keys()
         state["secret"] = dict.fromkeys(right, "own") | dict.fromkeys(gone, "mask")
         bad = dict.fromkeys(alive.keys() - right, True)
-        return {"tags": turn.tags("alive", right), "bad": bad}
+        return {"tags": self.tags("alive", right), "bad": bad}
 
-    def unmask(self, turn: _Turn) -> Fields:
+    def unmask(self) -> Fields:
         """Of a neighbour that is there the share of its own mask, of one that is gone that of its
         key; never both. Nothing before enough neighbours confirmed that this client is there."""
-        secrets, threshold = turn.state["secret"], turn.state["threshold"]
-        found = {node: tag for node, tag in turn.told["tags"].items() if secrets.get(node) == "own"}
-        right = turn.right("alive", found)
+        secrets, threshold = self.state["secret"], self.state["threshold"]
+        found = {node: tag for node, tag in self.told["tags"].items() if secrets.get(node) == "own"}
+        right = self.right("alive", found)
         if len(right) < threshold:
             raise InvalidArgument(
                 f"{len(right)} neighbours confirm that this client is there, {threshold} are needed"
             )
-        shares = {node: turn.share_key(name, node) for node, name in secrets.items()}
-        turn.state.clear()
+        shares = {node: self.share_key(name, node) for node, name in secrets.items()}
+        self.state.clear()
         return {"shares": shares, "bad": dict.fromkeys(found.keys() - right, True)}
 
+    def sealed(self, name: str) -> dict[int, bytes]:
+        """The shares of one secret for the neighbours, in the order of their numbers."""
+        own, channels = self.own, self.state["channel"]
+        nodes = sorted(channels)
+        shares = masks.split(self.state[name], self.state["threshold"], len(nodes))
+        return {
+            node: masks.seal(masks.share_key(channels[node], name, own, node), share)
+            for node, share in zip(nodes, shares, strict=True)
+        }
 
-def _check_turn(stage: str, told: Fields, state: Fields) -> None:
-    number = told["round"]
-    if stage == "keys":
-        if state.get("run") == told["run"] and state["round"] >= number:
-            raise InvalidArgument(f"round {number} has begun already on this client")
-        return
-    before = STAGES[STAGES.index(stage) - 1]
-    if not is_of(state, told) or state["stage"] != before:
-        raise InvalidArgument(
-            f"round {number}, {stage!r}: this client is not behind {before!r} of that round"
-        )
+    def share_key(self, name: str, owner: int) -> bytes:
+        """The key of a neighbour's sealed share."""
+        channel = self.state["channel"][owner]
+        return masks.share_key(channel, name, owner, self.own)
+
+    def tags(self, stage: str, nodes: Iterable[int]) -> dict[int, bytes]:
+        """For each of these neighbours."""
+        own, channels, digest = self.own, self.state["channel"], self.state["digest"]
+        return {node: masks.tag(channels[node], stage, digest, own, node) for node in nodes}
+
+    def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
+        """The nodes whose tags are right."""
+        own, channels, digest = self.own, self.state["channel"], self.state["digest"]
+        return {
+            node
+            for node, tag in tags.items()
+            if masks.is_tag(tag, masks.tag(channels[node], stage, digest, node, own))
+        }
 
 
 def _examples(reply: Message, name: str) -> int:

@@ -29,8 +29,8 @@ _COMMON = ("run", "round", "clients", "cohort")  # sent to all clients of a roun
 class SumVector:
     """The numbers that clients sum: a code for each value, in ``lanes``, then ``counts``."""
 
-    def __init__(self, data: bytearray, lane_bytes: int, values: int) -> None:
-        self.data = np.frombuffer(data, np.uint8)
+    def __init__(self, lane_bytes: int, values: int, counts: int) -> None:
+        self.data = np.zeros(values * lane_bytes + counts * COUNT_BYTES, np.uint8)
         self.lanes: Lanes = self.data[: values * lane_bytes].view(f"<u{lane_bytes}")
         self.counts: Lanes = self.data[values * lane_bytes :].view(f"<u{COUNT_BYTES}")
         self.parts = self.lanes, self.counts  #: arrays whose elements wrap around
@@ -72,9 +72,7 @@ class SumFormat:
 
     def zeros(self, sizes: Sequence[int]) -> SumVector:
         """A vector for arrays of these sizes: their codes, the weight, each array's cut values."""
-        lane_bytes = self.lanes // 8
-        data = bytearray(sum(sizes) * lane_bytes + (1 + len(sizes)) * COUNT_BYTES)
-        return SumVector(data, lane_bytes, sum(sizes))
+        return SumVector(self.lanes // 8, sum(sizes), 1 + len(sizes))
 
     def vector_of(self, array: Array, sizes: Sequence[int]) -> SumVector:
         """A received vector. Raises InvalidArgument for an array of another length."""
@@ -96,7 +94,7 @@ class SumFormat:
         vector = self.zeros([part.size for part in parts])
         share = weight / self.most_examples if self.most_examples else 1.0
         cut = self._encode_lanes(parts, share, vector.lanes)
-        while (found := self._norm(vector.lanes, norm)) > norm:
+        while norm < math.inf and (found := self._norm(vector.lanes)) > norm:
             share *= 0.999 * norm / found
             cut = self._encode_lanes(parts, share, vector.lanes)
         vector.counts[:] = [weight, *cut]
@@ -113,9 +111,7 @@ class SumFormat:
             first += part.size
         return cut
 
-    def _norm(self, lanes: Lanes, most: float) -> float:
-        if most == math.inf:
-            return 0.0
+    def _norm(self, lanes: Lanes) -> float:
         codes = lanes.view(f"<i{lanes.itemsize}").astype(np.float64)
         return float(np.linalg.norm(codes)) * self.scale * (1 + 2**-20)  # decoding rounds to f32
 
