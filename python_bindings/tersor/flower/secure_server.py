@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -14,16 +14,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
 from tersor._core import InvalidArgument
-from tersor.flower.secure_exchange import Round
 from tersor.flower.secure_round import (
     Disputes,
+    Round,
     TooFewError,
     enough_neighbours,
     failure_probability,
     ring,
     usual_threshold,
 )
-from tersor.flower.secure_wire import Fields, SumFormat, SumVector, moved_by, names_of
+from tersor.flower.secure_wire import SumFormat, SumVector, moved_by, names_of
 from tersor.flower.strategy import Wrapper
 from tersor.flower.wire import is_float, only_arrays
 
@@ -151,10 +151,11 @@ class SecureStrategy(Wrapper):
         self._start, (self._key, _) = arrays, only_arrays(first)
         self._sizes = [math.prod(arrays[name].shape) for name in names_of(arrays)]
         self._format.check_room(len(messages))
-        asked = self._allowed({one.metadata.dst_node_id for one in messages})
-        send = functools.partial(grid.send_and_receive, timeout=self._timeout)
+        asked = {int(one.metadata.dst_node_id) for one in messages}
+        for node in sorted(asked & self.left_out):
+            _log.warning("tersor: node %d sent wrong values in this run; it is left out", node)
         try:
-            made = self._begin({"run": self._run, "round": server_round}, asked, send)
+            made = self._begin(server_round, sorted(asked - self.left_out), grid)
             made.agree()
         except TooFewError as error:
             self._fail(server_round, error)
@@ -162,14 +163,7 @@ class SecureStrategy(Wrapper):
         self._round = made
         return made.ask_for_updates(first)
 
-    def _allowed(self, nodes: set[int]) -> list[int]:
-        for node in sorted(nodes & self.left_out):
-            _log.warning("tersor: node %d sent wrong values in this run; it is left out", node)
-        return sorted(nodes - self.left_out)
-
-    def _begin(
-        self, told: Fields, nodes: list[int], send: Callable[..., Iterable[Message]]
-    ) -> Round:
+    def _begin(self, number: int, nodes: list[int], grid: Grid) -> Round:
         """A round's graph and threshold."""
         if not nodes:
             raise TooFewError("no node is asked")
@@ -192,8 +186,10 @@ class SecureStrategy(Wrapper):
             _log.warning(
                 "tersor: round %d has no sum with a probability of up to %.0f %%, if %.0f %% of %d "
                 "clients go: each needs %d of %d neighbours; ask more clients, or set neighbours=",
-                *(told["round"], 100 * odds, 100 * dropouts, len(nodes), threshold, most),
+                *(number, 100 * odds, 100 * dropouts, len(nodes), threshold, most),
             )
+        told = {"run": self._run, "round": number}
+        send = functools.partial(grid.send_and_receive, timeout=self._timeout)
         return Round(told, threshold, graph, self._format, self._sizes, self._disputes, send)
 
     def aggregate_train(
