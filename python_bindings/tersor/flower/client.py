@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from tersor import Codec
 from tersor._core import InvalidArgument
@@ -75,7 +75,8 @@ class _Client:
         start = down.receive(came, request, context)
         if model_name(start) != told.model:
             raise InvalidArgument("what came is not the model that the server told of")
-        message.content = _with(message.content, key, start, None)
+        del message.content[KEY]
+        message.content[key] = start
         reply = call_next(message, context)
         if not reply.has_error():
             self._encode_reply(reply, start, told, context)
@@ -104,7 +105,7 @@ class _Client:
         if self._codec.has_feedback:
             context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})
             context.state[KEY] = told.record()
-        reply.content = _with(reply.content, key, sent, told.record(forgot=forgot))
+        reply.content = RecordDict({**reply.content, key: sent, KEY: told.record(forgot=forgot)})
 
     def _require_clipping(self, message: Message) -> None:
         records = message.content.config_records.values()
@@ -125,12 +126,3 @@ class _Client:
             return {}, True
         record = context.state.array_records[_RESIDUALS]
         return {name: one.numpy() for name, one in record.items()}, False
-
-
-def _with(content: RecordDict, key: str, arrays: ArrayRecord, told: ConfigRecord | None) -> Any:
-    """A message's content with other arrays and another record of ours."""
-    records: dict[str, Any] = {name: one for name, one in content.items() if name != KEY}
-    records[key] = arrays
-    if told is not None:
-        records[KEY] = told
-    return RecordDict(records)

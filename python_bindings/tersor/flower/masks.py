@@ -33,18 +33,14 @@ def new_key() -> tuple[bytes, bytes]:
     return private, public_of(private)
 
 
-def check_public(key: bytes) -> None:
-    """Raises TypeError or ValueError if nobody can agree on a key by this public one."""
-    agreed_key(new_key()[0], key, "trial")
-
-
 def public_of(private: bytes) -> bytes:
     """The public key of a private one."""
     return bytes(X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw())
 
 
 def agreed_key(private: bytes, public: bytes, purpose: str, *about: object) -> bytes:
-    """32 bytes that only the two know, another one for each purpose, round and pair (HKDF)."""
+    """32 bytes that only the two know, another one for each purpose, round and pair (HKDF). Raises
+    TypeError or ValueError for a public key by which nobody can agree on a key."""
     shared = X25519PrivateKey.from_private_bytes(private).exchange(
         X25519PublicKey.from_public_bytes(public)
     )

@@ -226,7 +226,10 @@ class _Turn:
         changes = changes_of(only_arrays(reply.content)[1], start)
         weight = 1
         if format.most_examples:
-            examples = _examples(reply, format.weight_key)
+            (metrics,) = reply.content.metric_records.values()
+            examples = int(metrics[format.weight_key])
+            if examples < 0:
+                raise InvalidArgument(f"{format.weight_key} is {examples}: give 0 or more")
             weight = -(-examples // self.example_step) * self.example_step
             weight = min(weight, format.most_examples)
         return key, format.encode(changes, weight, _norm_of(self.message))
@@ -274,8 +277,7 @@ class _Turn:
 
     def share_key(self, name: str, owner: int) -> bytes:
         """The key of a neighbour's sealed share."""
-        channel = self.state["channel"][owner]
-        return masks.share_key(channel, name, owner, self.own)
+        return masks.share_key(self.state["channel"][owner], name, owner, self.own)
 
     def tags(self, stage: str, nodes: Iterable[int]) -> dict[int, bytes]:
         """For each of these neighbours."""
@@ -290,14 +292,6 @@ class _Turn:
             for node, tag in tags.items()
             if masks.is_tag(tag, masks.tag(channels[node], stage, digest, node, own))
         }
-
-
-def _examples(reply: Message, name: str) -> int:
-    (metrics,) = reply.content.metric_records.values()
-    examples = int(metrics[name])
-    if examples < 0:
-        raise InvalidArgument(f"{name} is {examples}: give 0 or more")
-    return examples
 
 
 def _norm_of(message: Message) -> float:

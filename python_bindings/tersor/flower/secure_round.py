@@ -261,7 +261,7 @@ class Round:
         if not is_of(fields, self.told):
             raise InvalidArgument(f"a reply of round {fields['round']}, not {self.told['round']}")
         for name in _KEYS if stage == "keys" else ():
-            masks.check_public(fields[name])
+            masks.agreed_key(masks.new_key()[0], fields[name], "trial")
         around = set(self._around(node, self.shares or self.keys))
         for name, size, is_whole in _TABLES.get(stage, ()):
             fields[name] = table = dict(fields[name])
