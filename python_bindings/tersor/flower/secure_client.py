@@ -134,7 +134,7 @@ def _check_turn(stage: str, told: Fields, state: Fields) -> None:
 
 @dataclass
 class _Turn:
-    """A request, and what the client keeps between stages: fields, and tables by neighbour."""
+    """A request, and the state between stages: fields, and tables by neighbour."""
 
     call: Call
     min_clients: int

@@ -32,7 +32,7 @@ from tersor.flower.wire import KEY, only_arrays, printable
 
 _log = logging.getLogger("flwr")
 _KEYS = (*SECRETS, "seal")  # of the keys of a node
-# The tables by node in a stage's reply, the bytes of their values, and whether they have all nodes.
+# The tables in the reply of a stage: the name, the bytes of a value, True if all nodes are needed.
 _TABLES = {
     "shares": [(name, masks.SEALED_BYTES, True) for name in SECRETS],
     "masked": [("tags", masks.TAG_BYTES, True)],
@@ -106,7 +106,7 @@ def enough_neighbours(clients: int, dropouts: float, failures: float) -> int:
 
 @dataclass
 class Round:
-    """What the server knows of a round; nodes are those that are still in it."""
+    """The server's record of a round, and the exchanges with the nodes of the round."""
 
     told: Fields  #: the run and the round
     threshold: int
@@ -117,7 +117,7 @@ class Round:
     send: Callable[..., Iterable[Message]]
     keys: dict[int, Fields] = field(default_factory=dict)
     shares: dict[int, Fields] = field(default_factory=dict)
-    digest: bytes = b""  #: of what all clients are told alike
+    digest: bytes = b""  #: of the values common to all clients
 
     def agree(self) -> None:
         """The exchanges of keys and of shares. Raises TooFewError if too few nodes remain."""
@@ -192,11 +192,11 @@ class Round:
         return secret
 
     def _around(self, node: int, those: Collection[int]) -> list[int]:
-        """The neighbours of a node that are among those."""
+        """The neighbours of a node among the given nodes."""
         return [one for one in self.neighbours[node] if one in those]
 
     def _sustained(self, stage: str, answers: dict[int, Fields]) -> dict[int, Fields]:
-        """The answers of nodes that have enough neighbours among themselves."""
+        """The answers of the nodes with enough neighbours among the remaining nodes."""
         left = set(answers)
         while lonely := {one for one in left if len(self._around(one, left)) < self.threshold}:
             left -= lonely
@@ -205,7 +205,7 @@ class Round:
         return {node: answers[node] for node in sorted(left)}
 
     def _require_holders(self, owners: Iterable[int], those: Collection[int]) -> None:
-        """Raises TooFewError if those nodes hold too few shares of an owner's secrets."""
+        """Raises TooFewError if the given nodes hold too few shares of an owner's secrets."""
         for owner in owners:
             around = self._around(owner, those)
             found = sum(not self.disputes.divide(owner, one) for one in around)
@@ -256,7 +256,7 @@ class Round:
 
     def _fields(self, stage: str, node: int, reply: Message) -> Fields:
         """The fields of a reply. Raises InvalidArgument, LookupError, TypeError or ValueError for
-        fields other than those of the stage. Notes the nodes whose values the reply calls wrong."""
+        fields that do not fit the stage. Records the nodes whose values the sender found wrong."""
         fields = unpacked(reply.content[KEY])
         if not is_of(fields, self.told):
             raise InvalidArgument(f"a reply of round {fields['round']}, not {self.told['round']}")
@@ -278,7 +278,7 @@ class Round:
 
 
 def _of_own_keys(found: dict[int, Fields]) -> dict[int, Fields]:
-    """Without the nodes that share a key: one of them has taken another's."""
+    """The answers without nodes that have a key in common: a node took another node's key."""
     owners = Counter(one[name] for one in found.values() for name in _KEYS)
     alike = {n for n, one in found.items() if any(owners[one[name]] > 1 for name in _KEYS)}
     for node in sorted(alike):
@@ -287,7 +287,7 @@ def _of_own_keys(found: dict[int, Fields]) -> dict[int, Fields]:
 
 
 def _by_receiver(answers: Mapping[int, Fields], name: str) -> dict[int, dict[int, bytes]]:
-    """For each node, the values that the others' tables have for the node, by their senders."""
+    """For each node, the values for the node in the tables of the other nodes, by sender."""
     found: dict[int, dict[int, bytes]] = defaultdict(dict)
     for sender, fields in answers.items():
         for node, value in fields[name].items():

@@ -177,7 +177,7 @@ def packed(fields: Mapping[str, Any]) -> ConfigRecord:
 
 
 def unpacked(record: Mapping[str, Any]) -> Fields:
-    """The fields of a record. A field that the record does not have is an empty table."""
+    """The fields of a record. A missing field is an empty table."""
     fields: Fields = defaultdict(dict)
     for key, value in record.items():
         name, _, node = key.partition(".")
@@ -189,5 +189,5 @@ def unpacked(record: Mapping[str, Any]) -> Fields:
 
 
 def is_of(fields: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
-    """Whether fields are of this round, and of this start of the server's."""
+    """True if fields are of this round and run."""
     return all(fields.get(name) == told[name] for name in ("run", "round"))
