@@ -1,4 +1,4 @@
-// The memory of one call: what the call writes overlaps no other memory of the call.
+// The memory of a call. Written memory must not overlap other memory of the call.
 #pragma once
 
 #include <tersor/span.h>
@@ -11,13 +11,14 @@
 
 namespace tersor::encoding {
 
-/// Whether two spans have a byte in common.
+/// True if two spans have a byte in common.
 inline bool overlap(const ConstValueSpan& one, const ConstValueSpan& other) {
   return !one.empty() && !other.empty() && one.pointer() < other.pointer() + other.bytes() &&
          other.pointer() < one.pointer() + one.bytes();
 }
 
-/// Collects the spans of a call. Allocates nothing once a thread has collected as many before.
+/// Collects the spans of a call. A thread's later collections of the same or a smaller size
+/// allocate no memory.
 class CallMemory {
  public:
   CallMemory() {
@@ -30,19 +31,19 @@ class CallMemory {
   void write(const char* name, const std::byte* first, std::size_t bytes) {
     add({first, bytes, name, true});
   }
-  /// `in` and `out` may be one span.
+  /// `in` and `out` may be the same span.
   void update(const char* name, const ConstValueSpan& in, const ValueSpan& out) {
     if (in.pointer() != out.pointer() || in.bytes() != out.bytes())
       read(name, in.pointer(), in.bytes());
     write(name, out.pointer(), out.bytes());
   }
 
-  /// A sentence if a written span overlaps another span; else empty.
+  /// Returns an error text if a written span overlaps another span; else an empty string.
   std::string overlap() const {
     std::ranges::sort(ranges_, std::less<>(), &Range::first);
     const Range *read = nullptr, *written = nullptr;
     for (const Range& range : ranges_) {
-      // A range overlaps an earlier one if and only if the range begins before the largest end.
+      // A range overlaps an earlier range if and only if the range begins before the largest end.
       for (const Range* before : {written, range.is_written ? read : nullptr})
         if (before != nullptr && range.first < before->end())
           return std::string(before->name) + " overlaps " + range.name +

@@ -197,7 +197,7 @@ class MemoryCheck {
     pointer("the fault record", execution.fault);
   }
 
-  /// After all others: what the call writes overlaps nothing but a state's own `in`.
+  /// Call this last. Checks that written memory overlaps only a state's own `in`.
   void apart() const {
     if (const std::string overlap = spans_.overlap(); !overlap.empty()) fail(codec_, overlap);
   }

@@ -33,7 +33,7 @@ inline Memory memory_of(const ReduceCall& call) {
 void check_memory(const Codec& codec, Memory memory);
 
 /// Checks the memory of all data of a call: lists of values and, on a device, all other pointers.
-/// Memory that the call writes may overlap a state's own `in`, and no other memory of the call.
+/// Written memory may overlap a state's own `in`, but no other memory of the call.
 /// Run these checks last.
 void check_one_memory(const Codec& codec, const EncodeCall& call, ByteSpan frame);
 void check_one_memory(const Codec& codec, const DecodeCall& call);

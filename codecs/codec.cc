@@ -42,7 +42,7 @@ PlanRequest checked(const Codec& codec, const Call& call, Dtype dtype, std::size
   return request;
 }
 
-/// Checks also that the call's lists are parallel and its values readable.
+/// Also checks for parallel lists and readable values.
 PlanRequest checked(const Codec& codec, const EncodeCall& call) {
   return checked(codec, call, check_values(codec, call.segments, call.gradients),
                  call.contributions);

@@ -99,7 +99,7 @@ void check_checksums(std::span<const ConstByteSpan> frames, std::span<const Payl
 /// Zeroes the bytes [begin, end) of a payload, the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);
 
-/// Throws WireError where a frame is too short for the payload: on a device nobody else looks.
+/// Throws WireError if a frame is shorter than the payload. On a device, no other code checks this.
 void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpan> frames);
 
 }  // namespace tersor::encoding

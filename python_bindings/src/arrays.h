@@ -1,6 +1,6 @@
-// Arrays of other libraries as spans, without a copy: anything with DLPack or the buffer protocol
-// (NumPy, PyTorch, CuPy; JAX to read from), on the host or on a CUDA device. NumPy's bfloat16 is
-// that of ml_dtypes. Every function here needs the GIL.
+// Other libraries' arrays as spans, without a copy: all arrays with DLPack or the buffer protocol
+// (NumPy, PyTorch, CuPy; JAX only as input), on the host or on a CUDA device. NumPy's bfloat16 is
+// the type of ml_dtypes. Every function here needs the GIL.
 #pragma once
 
 #include "kernels/device/device.h"
@@ -31,12 +31,12 @@ enum class Use { kValues, kShape };
 
 /// Arguments of the importers below.
 struct ArrayRequest {
-  const char* name = "array";  ///< of the argument, for messages
+  const char* name = "array";  ///< name of the argument in messages
   Layout layout = Layout::kContiguous;
   Use use = Use::kValues;
   bool on_host = false;  ///< True if arrays on devices are refused.
-  /// Device memory: what the array's library shall order its own work before, a stream as
-  /// `to_stream` takes it. None: the stream that `to_stream` takes None for.
+  /// Device memory: the array's library orders its own work before this stream, given as for
+  /// `to_stream`. None: the default of `to_stream`.
   nb::handle stream = nb::none();
 };
 
@@ -72,7 +72,7 @@ Array<ValueSpan> write_values(nb::handle array, const ArrayRequest& request = {}
 Array<ConstByteSpan> read_bytes(nb::handle array, const ArrayRequest& request = {});
 Array<ByteSpan> write_bytes(nb::handle array, const ArrayRequest& request = {});
 
-/// Arrays of one call, and their spans side by side as the library takes them.
+/// The arrays of a call, and a list of the spans for the library.
 template <typename Span>
 struct ArrayList {
   std::vector<Array<Span>> arrays;
@@ -82,7 +82,7 @@ struct ArrayList {
 /// A Python sequence of arrays.
 using Arrays = nb::typed<nb::sequence, nb::object>;
 
-/// `import` is one of the four functions above.
+/// `import` is a function declared above.
 template <typename Span>
 ArrayList<Span> import_all(Arrays sequence,
                            Array<Span> (*import)(nb::handle array, const ArrayRequest& request),
@@ -95,11 +95,11 @@ ArrayList<Span> import_all(Arrays sequence,
   return list;
 }
 
-/// Replaces frames on the host that are not aligned (a part of a message, say) by aligned copies.
+/// Replaces unaligned host frames (e.g. a part of a message) by aligned copies.
 /// Copying costs little compared with decoding. The caller keeps the returned copies.
 std::vector<Buffer> align_frames(std::span<ConstByteSpan> frames, Memory memory);
 
-/// Throws InvalidArgument for other arrays than float32 on the host.
+/// Throws InvalidArgument unless the array is float32 in host memory.
 template <typename Span>
 auto host_floats(const Array<Span>& array, const char* name) {
   if (array.memory != Memory::kHost || array.span.dtype() != Dtype::kF32)
@@ -108,7 +108,7 @@ auto host_floats(const Array<Span>& array, const char* name) {
   return array.span.template as<float>();
 }
 
-/// Throws InvalidArgument where the array that was given for the argument `name` lies elsewhere.
+/// Throws InvalidArgument if the array of the argument `name` is on another device.
 template <typename First, typename Span>
 void check_same_device(const Array<First>& first, const Array<Span>& other, const char* name) {
   if (other.memory == first.memory && other.device == first.device) return;
@@ -126,10 +126,11 @@ void check_same_device(const Array<First>& first, const Array<Span>& other, cons
 /// Throws InvalidArgument for any other object.
 StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
 
-/// Whether the library that the array comes from has a current stream which `to_stream` knows.
+/// True if the array's library has a current stream known to `to_stream`.
 bool has_current_stream(nb::handle array);
 
-/// While it lives, the calling thread's current device is that of the array. Nothing on the host.
+/// Makes the array's device the calling thread's current device until destruction. Host arrays have
+/// no effect.
 class DeviceScope {
  public:
   template <typename Span>
@@ -143,7 +144,7 @@ class DeviceScope {
     try {
       kernels::use_device(before_);
     } catch (const Error&) {
-      // It was in use before.
+      // Ignored, because the earlier device was valid.
     }
   }
   DeviceScope(const DeviceScope&) = delete;

@@ -15,7 +15,7 @@
 namespace tersor::python {
 namespace {
 
-/// Rows are the first axis, as in a weight of (outputs, inputs…).
+/// The first axis gives the rows, as in a weight of shape (outputs, inputs…).
 Segment segment_of(const std::vector<std::size_t>& shape) {
   const auto [count, rows, columns] = matrix_of(shape);
   if (columns == 0) return {.count = count};

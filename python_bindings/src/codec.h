@@ -16,7 +16,7 @@
 
 namespace tersor::python {
 
-/// What encoding and decoding of a frame must agree on, and where its random numbers come from.
+/// The options common to the encoding and decoding of a frame, and the source of random numbers.
 struct FrameOptions {
   /// First index of each array in its parameter; empty: all 0.
   std::vector<std::uint64_t> first_indices;

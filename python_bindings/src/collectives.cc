@@ -120,7 +120,8 @@ struct Named {
 
 using OfArrays = void(Transport&, ConstValueSpan, ValueSpan, const CollectiveOptions&, StreamView);
 
-/// A call of two arrays. Where only the root needs an array, the array may be None elsewhere.
+/// Runs a call with two arrays. If only the root needs an array, the array may be None on other
+/// ranks.
 CollectiveStatistics call_arrays(nb::handle transport, Named input, Named output,
                                  const CallOptions& wanted, nb::handle stream,
                                  const std::function<OfArrays>& collective) {
@@ -286,7 +287,7 @@ std::size_t owned_by(std::size_t count, int rank, int ranks, const CallOptions& 
                      make_codec(options.codec)->traits().unit, options.grid, options.error_growth);
 }
 
-/// Both are f32 on the host.
+/// Both arrays are f32 in host memory.
 void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
                      const CallOptions& options) {
   const auto owned = read_values(owner, {.name = "owner"});

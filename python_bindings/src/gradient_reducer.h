@@ -48,16 +48,16 @@ class ArrayReducer {
 
   ReadyGradients ready(const std::string& name, nb::handle gradient, std::string_view contribution);
 
-  /// Several of those, and where their shards are to go.
+  /// Marks several sharded gradients as ready. `shards` are the destinations of the shards.
   ReadyGradients ready_sharded(const std::vector<std::string>& names,
                                const std::vector<nb::object>& gradients,
                                const std::vector<nb::object>& shards);
 
-  /// The gradients of several parameters, one after another in one array.
+  /// Marks the gradients of several parameters as ready, stored consecutively in a single array.
   ReadyGradients ready_flat(const std::vector<std::string>& names, nb::handle gradients,
                             std::string_view contribution);
 
-  /// Ends the step and waits; lets go of its gradients.
+  /// Ends the step, waits, and releases the step's arrays.
   void wait();
 
   /// Releases the arrays of these parameters from calls up to `call`, after completion of the

@@ -1,4 +1,4 @@
-// NCCL as a transport of device memory, where this build has it.
+// Binds the NCCL transport, if this build includes NCCL.
 #include <tersor/transport.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Ranks over TCP connections, which meet in a store that is a Python object, or at rank 0.
+// Binds the TCP transport. The rendezvous uses a Python store, or a store at rank 0's address.
 #include <tersor/error.h>
 #include <tersor/tcp.h>
 
@@ -47,8 +47,8 @@ class PythonStore final : public KeyValueStore {
   const nb::handle store_;
 };
 
-/// A store at rank 0's address: rank 0 asks for the values of ranks 1, 2, … in order, and sets one
-/// for all of them. Ctrl-C ends each wait.
+/// A store at rank 0's address. Rank 0 reads the values of ranks 1, 2, … in order and sets a single
+/// value for all ranks. Ctrl-C ends each wait.
 class LobbyStore final : public KeyValueStore {
  public:
   LobbyStore(const std::string& address, int rank, int ranks, const TcpOptions& options)
@@ -73,14 +73,15 @@ class LobbyStore final : public KeyValueStore {
 
  private:
   static constexpr auto kLookEvery = 50ms;
-  static constexpr auto kFailsWithin = 10s;  // a call that says why rank 0 cannot be reached
-  static constexpr std::size_t kMostValueBytes = std::size_t{1} << 26;  // 1 KiB a rank
+  // Time for the call that reports why rank 0 is unreachable.
+  static constexpr auto kFailsWithin = 10s;
+  static constexpr std::size_t kMostValueBytes = std::size_t{1} << 26;  // 1 KiB per rank
 
   static Operation operation(std::chrono::milliseconds timeout) {
     return {.name = "rendezvous", .tag = kUnorderedTag, .timeout = timeout};
   }
 
-  /// A name of rank 0 may resolve only once rank 0 runs.
+  /// The host name of rank 0 may resolve only after rank 0 has started.
   static std::unique_ptr<Transport> enter(const std::string& address, int rank, int ranks,
                                           const TcpOptions& options) {
     for (const auto begin = Clock::now();; std::this_thread::sleep_for(kLookEvery)) try {
@@ -109,7 +110,7 @@ class LobbyStore final : public KeyValueStore {
   int asked_ = 0;
 };
 
-/// `store` is a Python object, or the text of rank 0's address.
+/// `store` is a Python object, or rank 0's address as a string.
 std::shared_ptr<TcpTransport> meet(nb::handle store, int rank, int ranks,
                                    const TcpOptions& options) {
   const auto address = nb::isinstance<nb::str>(store) ? nb::cast<std::string>(store) : "";

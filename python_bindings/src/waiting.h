@@ -48,14 +48,14 @@ std::shared_ptr<T> make_without_gil(Arguments&&... arguments) {
       without_gil([&] { return std::make_unique<T>(std::forward<Arguments>(arguments)...); }));
 }
 
-/// Transports that Python owns: their end may wait for other ranks.
+/// A transport owned by Python. The destructor may wait for other ranks.
 class PatientTransport final : public ForwardingTransport {
  public:
   explicit PatientTransport(std::unique_ptr<Transport> inner)
       : ForwardingTransport(ended_without_gil(std::move(inner))) {}
 };
 
-/// The transport that `make` returns, made without the GIL, too.
+/// Returns the transport from `make`, called without the GIL.
 template <typename Make>
 std::unique_ptr<Transport> make_patient(Make&& make) {
   return std::make_unique<PatientTransport>(without_gil(std::forward<Make>(make)));

@@ -1,5 +1,5 @@
-// The module `tersor._mpi`, built where MPI is, and apart from `tersor._core`, which needs none:
-// makes transports over communicators. `tersor._core`, imported before, says what a Transport is.
+// The module `tersor._mpi` makes transports over MPI communicators. The module is separate because
+// `tersor._core` works without MPI. Import `tersor._core` first for the class Transport.
 #include "python_bindings/src/waiting.h"
 
 #include <nanobind/nanobind.h>
