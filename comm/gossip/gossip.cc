@@ -17,14 +17,14 @@ namespace tersor {
 namespace {
 
 enum class MessageType : std::uint32_t {
-  kFrame = 0,    // a frame follows, then the lost edges
+  kFrame = 0,    // followed by a frame and the lost edges
   kWaiting = 1,  // a heartbeat: the sender waits for another rank
   kGaveUp = 2,   // the sender has lost the receiver
 };
 
-// The first bytes of each message. Little-endian.
+// The first bytes of each message, little-endian.
 struct Head {
-  std::uint32_t epoch = 0;  // how often the sender has begun anew
+  std::uint32_t epoch = 0;  // number of restarts of the sender
   std::uint32_t step = 0;
   MessageType type = MessageType::kFrame;
   std::uint32_t reserved = 0;
@@ -39,7 +39,7 @@ std::shared_ptr<const Codec> gossip_codec(const std::string& spec) {
   return codec;
 }
 
-// By default, the energy that the codec keeps of normal values decides.
+// The default step size follows from the codec's squared error on normal values.
 double step_size_of(const GossipOptions& options) {
   if (options.step_size != 0) {
     if (!(options.step_size > 0 && options.step_size <= 1))
@@ -53,11 +53,12 @@ double step_size_of(const GossipOptions& options) {
   for (float& one : values) one = normal(generator);
   const CodecLoss loss = measure_loss({options.codec, {.count = values.size()}}, values);
   const double kept = 1 - loss.energy_lost / loss.energy;
-  return kept > 0.6 ? 1.0 : std::max(kept / 2, 0.01);  // tried on rings of 8 and 16: docs/gossip.md
+  return kept > 0.6 ? 1.0
+                    : std::max(kept / 2, 0.01);  // measured on rings of 8 and 16: docs/gossip.md
 }
 
-// Operations have no deadline of their own: wait_for ends them, because heartbeats extend the
-// timeout. `keep_alive` owns the sent bytes: the network may read them after an error.
+// Operations have no timeout, because heartbeats extend the time limit: wait_for ends operations.
+// `keep_alive` owns the sent bytes: the network may read these bytes after an error.
 Operation operation(std::shared_ptr<const void> keep_alive) {
   return {.name = "gossip",
           .tag = kUnorderedTag,
@@ -74,12 +75,13 @@ std::shared_ptr<Buffer> message_of(MessageType type) {
 
 }  // namespace
 
-// A neighbour, and what is under way to and from it.
+// A neighbour, and the operations under way with the neighbour.
 struct Neighbour {
   Edge edge;
   Handle sending, receiving, heartbeat;
-  Clock::time_point last_message = {};  // from the neighbour, or the step's begin
-  bool counts = false;                  // in this epoch: what it knows is in `around`
+  Clock::time_point last_message =
+      {};               // arrival of the neighbour's last message, or begin of the step
+  bool counts = false;  // True if `around` includes the neighbour's y of this epoch
   bool is_lost = false;
 };
 
@@ -109,16 +111,16 @@ struct Gossip::State {
   const std::unique_ptr<Transport> everybody, lifeline;
   const std::shared_ptr<Buffer> waiting = message_of(MessageType::kWaiting);
   LostEdges lost_edges;
-  std::vector<Handle> notices;  // of kGaveUp
+  std::vector<Handle> notices;  // sends of kGaveUp
   Clock::time_point next_heartbeat = {};
   std::vector<Neighbour> links;
   std::vector<std::string> names;
   std::vector<ValueSpan> weights;
   std::vector<Segment> segments;
-  // y; the sum of weight * (y of a neighbour - y). In f64, because each rounding error stays in the
-  // sum, and every later step moves the weights by the error.
+  // `known` is y. `around` is the sum of weight * (y of a neighbour - y). Both are f64, because
+  // each rounding error stays in the sum, and every later step moves the weights by the error.
   std::vector<std::vector<double>> known, around;
-  std::vector<std::vector<float>> changed;  // x - y; then a decoded q
+  std::vector<std::vector<float>> changed;  // x - y; later a decoded q
   Plan plan;
   std::shared_ptr<Buffer> message;
   Buffer workspace;
@@ -126,7 +128,7 @@ struct Gossip::State {
   std::uint64_t signature = 0;
   bool is_settled = false;
   bool is_under_way = false;
-  bool is_broken = false;  // a neighbour was lost in this step
+  bool is_broken = false;  // True if a neighbour was lost in this step
   GossipStatistics seen;
 
   FrameIdentity identity() const { return {signature, options.checksum}; }
@@ -136,7 +138,7 @@ struct Gossip::State {
     return frame.first(frame_bytes(frame));
   }
 
-  // Before the first step.
+  // Called before the first step.
   void settle() {
     if (is_settled) return;
     plan = plan_alone(*codec, segments, "gossip");
@@ -151,7 +153,7 @@ struct Gossip::State {
     is_settled = true;
   }
 
-  // Throws on all ranks alike.
+  // Compares the options of all ranks. If options differ, throws on all ranks.
   void agree() {
     Signature own;
     own.add(codec->spec().text()).add(options.checksum);
@@ -200,7 +202,7 @@ struct Gossip::State {
     lost_edges.write(message->span().subspan(sizeof(Head) + own_frame().size()));
   }
 
-  // To `changed`.
+  // Decodes to `changed`.
   void decode(ConstByteSpan frame) {
     std::vector<ValueSpan> outputs(changed.begin(), changed.end());
     codec->decode({.segments = segments,
@@ -229,7 +231,7 @@ struct Gossip::State {
     link.last_message = Clock::now();
   }
 
-  // Throws PeerLost if the neighbour is gone, has lost this rank, or is silent for too long.
+  // Throws PeerLost if the neighbour is lost, has lost this rank, or is silent for too long.
   void wait_for(Neighbour& link) {
     while (!has_frame(link) || !link.sending.test()) {
       const Clock::time_point latest = link.last_message + patience;
@@ -271,11 +273,12 @@ struct Gossip::State {
     const auto notice = message_of(MessageType::kGaveUp);
     try {
       notices.push_back(lifeline->send(operation(notice), link.edge.rank, notice->span()));
-    } catch (const PeerLost&) {  // the neighbour is gone
+    } catch (const PeerLost&) {  // the neighbour is lost
     }
   }
 
-  // Whoever is lost in it is one no more; what is on its way there may be read for a while.
+  // Removes the neighbours lost during `work`. Then copies the message, because the network may
+  // still read the old bytes.
   template <typename Work>
   void for_each_neighbour(const Work& work) {
     for (Neighbour& link : links) try {
@@ -325,7 +328,8 @@ struct Gossip::State {
     return head;
   }
 
-  // What neighbours know of each other; they hear of it with the next message.
+  // Starts a new epoch and forgets the shared state of neighbours. The next message announces the
+  // epoch.
   void forget(std::uint32_t newest) {
     epoch = newest;
     for (auto* all : {&known, &around})
@@ -333,8 +337,8 @@ struct Gossip::State {
     for (Neighbour& link : links) link.counts = false;
   }
 
-  // Those of this epoch count; where it has just begun, nothing moves yet, and our own frame was of
-  // the one before.
+  // Applies the frames of the current epoch. At the start of an epoch, no weights change yet,
+  // because this rank's frame belongs to the previous epoch.
   void take(bool anew) {
     double own_weight = 0;
     for (Neighbour& link : links) {

@@ -10,7 +10,7 @@
 namespace tersor {
 namespace {
 
-using EdgeRanks = std::array<std::int32_t, 2>;  // in a message, little-endian
+using EdgeRanks = std::array<std::int32_t, 2>;  // two ranks in a message, little-endian
 
 }  // namespace
 

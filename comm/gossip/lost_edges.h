@@ -1,5 +1,5 @@
-// The lost edges of a gossip's topology. Every frame carries the sender's lost edges, so each rank
-// can find the ranks that no path joins any more.
+// The lost edges of a gossip's topology. Every frame contains the sender's lost edges, so each rank
+// can find the ranks without a path to itself.
 #pragma once
 
 #include <tersor/gossip.h>
@@ -18,16 +18,15 @@ class LostEdges {
 
   void add(int one, int other);
 
-  /// Bytes of a message: for the lost edges, and for all edges of the topology.
+  /// Message bytes of the lost edges, and of all edges of the topology.
   std::size_t bytes() const { return edges_.size() * kEdgeBytes; }
   std::size_t most_bytes() const;
   void write(ByteSpan message) const;
-  /// Adds the edges of a neighbour's message. Throws WireError for an edge that is not in the
-  /// topology.
+  /// Adds the edges of a neighbour's message. Throws WireError for an edge outside the topology.
   void read(ConstByteSpan message);
 
-  /// The ranks that no path joins to `rank`, ascending. Empty if all unreachable ranks are next to
-  /// joined ranks: then only lost ranks are missing. A rank without neighbours is cut off from all
+  /// The ranks without a path to `rank`, ascending. Empty if all unreachable ranks are next to
+  /// joined ranks: only lost ranks are missing then. A rank without neighbours is cut off from all
   /// ranks.
   std::vector<int> cut_off(int rank) const;
 
@@ -35,7 +34,7 @@ class LostEdges {
   static constexpr std::size_t kEdgeBytes = 8;
 
   const Topology& topology_;
-  std::set<std::pair<int, int>> edges_;  // the lower rank first
+  std::set<std::pair<int, int>> edges_;  // lower rank first
 };
 
 }  // namespace tersor

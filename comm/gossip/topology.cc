@@ -14,7 +14,8 @@ using Edges = std::vector<std::vector<Edge>>;
 
 std::string named(std::size_t rank) { return "rank " + std::to_string(rank); }
 
-// Each joined to some others; all count alike, oneself too.
+// Connects each rank to the given neighbours. All neighbours and the rank itself have equal
+// weights.
 template <typename Neighbours>
 Edges alike(int ranks, const Neighbours& neighbours_of) {
   Edges edges(static_cast<std::size_t>(std::max(ranks, 0)));
@@ -28,7 +29,7 @@ Edges alike(int ranks, const Neighbours& neighbours_of) {
   return edges;
 }
 
-// Each joined to those at these distances, in both directions.
+// Connects each rank to the ranks at the given distances, in both directions.
 Edges circulant(int ranks, const std::set<int>& distances) {
   return alike(ranks, [&](int rank) {
     std::set<int> others;

@@ -1,4 +1,4 @@
-// What is done to residuals between steps: checkpoints.
+// Checkpoints: saving and loading residuals between steps.
 #include "comm/collectives/fold.h"
 #include "comm/collectives/host_copy.h"
 #include "comm/reducer/impl.h"
@@ -9,7 +9,8 @@
 namespace tersor {
 namespace {
 
-/// Of the ranks that encode a parameter the first: others may never have seen its codec's memory.
+/// True on the first rank that encodes the parameter. Other ranks may never have received the
+/// codec's memory.
 bool tells_memory(const ExchangeContext& context, const Slot& slot) {
   if (slot.count == 0) return context.rank == 0;
   int rank = 0;
@@ -39,7 +40,7 @@ ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_
   return state;
 }
 
-// What ranks owe as owners is in the portable state's one residual.
+// The single residual of a portable state includes the residuals of owners.
 void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Parameters& parameters,
                     StreamView stream) {
   const ReducerState::Parameter& found = state.parameters[i];
@@ -57,8 +58,8 @@ void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Param
                 stream);
 }
 
-/// Makes the exact state one of residuals of whole parameters, the owner's among them: what this
-/// rank would still add some day.
+/// Converts the exact state to residuals of whole parameters, including the owner's residuals: the
+/// values this rank would still add in later steps.
 void fold(ReducerState& state, const Parameters& parameters) {
   state.form = ReducerState::Form::kPortable;
   const ExchangeContext& context = parameters.context();
@@ -75,7 +76,7 @@ void fold(ReducerState& state, const Parameters& parameters) {
   }
 }
 
-/// What all ranks keep, where each has what it owes: `sum` replaces values by their sum over them.
+/// Combines the parts of all ranks. `sum` replaces values by their sum over ranks.
 void add_up(ReducerState& state, const std::function<void(std::vector<float>&)>& sum) {
   std::vector<float> all;
   for (const ReducerState::Parameter& parameter : state.parameters)
@@ -88,7 +89,7 @@ void add_up(ReducerState& state, const std::function<void(std::vector<float>&)>&
       for (float& value : *values) value = *next++;
 }
 
-/// Of a state that was checked, whose codecs the parameters have by now, where "auto" chose them.
+/// The state was checked before. Parameters with "auto" already use the codecs of the state.
 void load_residuals(const ReducerState& state, OwedBy whom, Parameters& parameters,
                     StreamView stream) {
   parameters.residuals.clear();
@@ -99,14 +100,15 @@ void load_residuals(const ReducerState& state, OwedBy whom, Parameters& paramete
 
 }  // namespace
 
-// With ticks all happens on the trainer's thread, so that one channel is enough.
+// Queueing transports do all work on the trainer's thread, so a single channel is enough.
 Transport& GradientReducer::Impl::control() {
   if (context_.queues()) return *channel_;
   if (control_ == nullptr) control_ = transport_.channel();
   return *control_;
 }
 
-// In the memory that the transport adds: on a device there may be no other.
+// Uses the memory supported by the transport's sums: on a device, the transport may accept no other
+// memory.
 void GradientReducer::Impl::sum(std::vector<float>& values) {
   Transport& transport = control();
   const Buffer buffer(values.size() * sizeof(float), parameters_.memory());
@@ -160,9 +162,9 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   context_.signature = parameters_.fields(ways_.learns()).signature();
 }
 
-// The state is the exact one of a reducer over more ranks. By hosts a rank has a part of what its
-// host owes, and another part from now on: then all who are left add up what they have, and codecs
-// begin without memory.
+// `state` is the exact state of a reducer over more ranks. A rank of a hierarchical reducer holds
+// part of the host's residual, and holds another part from now on. The remaining ranks therefore
+// add up all parts, and codecs start without memory.
 void GradientReducer::Impl::take_over(LockedStep& step, ReducerState& state, const Impl& before) {
   fold(state, before.parameters_);
   const bool by_hosts = before.hierarchy_ != nullptr;

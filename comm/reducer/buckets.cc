@@ -1,5 +1,6 @@
-// See buckets.h. A *rider* is a small or 1-D parameter without residual: it goes the way of its
-// bucket, whichever that is. Others only share a bucket with what goes their own way.
+// See buckets.h. A *rider* is a small or 1-D parameter without a residual. A rider uses any
+// algorithm of its bucket. Other parameters share a bucket only with parameters of the same
+// algorithm.
 #include "comm/reducer/buckets.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@ namespace tersor {
 namespace {
 
 constexpr std::size_t kRiderCount = 4096;         // values of a rider of any shape
-constexpr std::size_t kVectorRiderBytes = 65536;  // of gradient, of one that is 1-D
+constexpr std::size_t kVectorRiderBytes = 65536;  // gradient bytes of a 1-D rider
 
 std::size_t bytes_of(const Slot& slot) { return slot.count * dtype_bytes(slot.dtype); }
 
@@ -23,14 +24,14 @@ bool is_rider(const Slot& slot) {
          can_go(*slot.codec, slot.dtype, Algorithm::kTwoShot);
 }
 
-// One that gathers all and keeps its window of it goes by itself.
+// An all-gathered parameter with an output window has its own bucket.
 bool can_share(const Slot& a, const Slot& b) {
   return a.collective == b.collective && !a.window && !b.window;
 }
 
 bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.dtype == b.dtype; }
 
-/// A bucket that is being filled.
+/// A bucket while parameters are added.
 class Filling {
  public:
   Filling(const Planner& planner, const BucketOptions& options)
@@ -78,7 +79,8 @@ class Filling {
                        [&](std::uint32_t other) { return equal_wire(slot_at(other), slot); });
   }
 
-  // Nothing but riders: at once to everybody where that is little, else as the first one prefers.
+  // The algorithm of a bucket of riders only: one-shot if the bucket is small, otherwise the first
+  // rider's algorithm.
   Algorithm way_of_riders() const {
     const Slot& first = slot_at(slots_.front());
     const Algorithm way = way_of(first);
@@ -93,7 +95,7 @@ class Filling {
   BucketOptions options_;
   std::vector<std::uint32_t> slots_;
   std::size_t bytes_ = 0;
-  std::optional<Algorithm> algorithm_;  ///< of the first that is no rider
+  std::optional<Algorithm> algorithm_;  ///< algorithm of the first parameter other than a rider
 };
 
 }  // namespace

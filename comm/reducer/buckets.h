@@ -1,5 +1,5 @@
-// Which parameters share a message. Decided from the order of sending and the options alone, so
-// that all ranks decide alike.
+// Selects the parameters of each message. The decision depends only on the sending order and the
+// options, so all ranks agree.
 #pragma once
 
 #include "comm/collectives/choose.h"
@@ -14,7 +14,7 @@
 
 namespace tersor {
 
-/// Parameters that travel together, and their chunks.
+/// Parameters sent together, and their chunks.
 struct Bucket {
   std::vector<std::uint32_t> slots;
   Algorithm algorithm = Algorithm::kTwoShot;
@@ -23,13 +23,13 @@ struct Bucket {
 
 struct BucketOptions {
   Algorithm algorithm = Algorithm::kAuto;
-  std::size_t bucket_bytes = 0;  ///< of gradient
-  std::size_t chunk_count = 0;   ///< values
+  std::size_t bucket_bytes = 0;  ///< bytes of gradient
+  std::size_t chunk_count = 0;   ///< values per chunk
 };
 
-/// The way that a parameter would go in a bucket of its own size: never by its own count, so that
-/// its residuals do not depend on its neighbours. Throws InvalidArgument where the algorithm that
-/// is asked for does not fit its codec.
+/// Returns the algorithm of a parameter as if the parameter were large. The parameter's own count
+/// has no influence. Residuals therefore do not depend on neighbours in the bucket. Throws
+/// InvalidArgument if the requested algorithm does not fit the codec.
 Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted);
 
 /// Groups the slots in `order`.

@@ -51,7 +51,7 @@ class CallerDriver final : public Driver {
 
   void send(Drain) override { progress(); }
 
-  // What is thrown is found in the step.
+  // Errors are reported through the step.
   void wait(LockedStep& step) override {
     step.unlock();
     try {
@@ -63,7 +63,8 @@ class CallerDriver final : public Driver {
     step.lock();
   }
 
-  // Another thread that drives sends this one's too.
+  // If another thread is driving, this thread returns: the other thread also sends this thread's
+  // messages.
   void progress() override {
     const std::unique_lock driving(driving_, std::try_to_lock);
     if (!driving.owns_lock()) return;
@@ -74,11 +75,11 @@ class CallerDriver final : public Driver {
   }
 
  private:
-  std::mutex driving_;  ///< of the one thread that drives
+  std::mutex driving_;  ///< held by the driving thread
 };
 
-/// On the trainer's thread: all that was requested, as far as ticks bring it; to the end where
-/// asked. Nothing waits but in the first step.
+/// Sends on the trainer's thread: all requested messages as far as ticks advance (see pipeline.h),
+/// or to the end for Drain::kYes. Only the first step waits.
 class QueueingDriver final : public Driver {
  public:
   using Driver::Driver;
@@ -104,7 +105,7 @@ class QueueingDriver final : public Driver {
 
   void progress() override { hear_faults(); }
 
-  // In replays of a captured step too.
+  // Also needed while a captured step is replayed.
   void hear_faults() override {
     sender_.or_fail([this] { sender_.transport().progress(); });
   }
@@ -115,8 +116,8 @@ class QueueingDriver final : public Driver {
     return (step->wanted() || drain == Drain::kYes) && !step->failed();
   }
 
-  // A mistake that is found before anything is queued fails the call alone: the next one queues
-  // what was requested.
+  // An invalid argument found before queueing fails only this call. The next call queues the
+  // requested messages.
   void begin() try {
     while (sender_.agree()) {
     }
@@ -128,7 +129,7 @@ class QueueingDriver final : public Driver {
     throw;
   }
 
-  std::mutex queueing_;  ///< of the one thread that queues; taken before the step's lock
+  std::mutex queueing_;  ///< held by the queueing thread; lock before the step's lock
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Who drives a sender: a thread of its own, the caller inside the reducer's calls, or the caller in
-// an order that is the same on all ranks, over a transport that queues.
+// Drives a sender: in a thread of the driver, in the caller's thread inside the reducer's calls, or
+// in the caller's thread in the same order on all ranks (queueing transports).
 #pragma once
 
 #include "comm/reducer/sender.h"
@@ -11,7 +11,7 @@ namespace tersor {
 
 class Driver {
  public:
-  /// Whether everything that was requested is to be sent to its end.
+  /// kYes: send all requested messages to the end.
   enum class Drain : std::uint8_t { kNo, kYes };
 
   explicit Driver(Sender& sender) : sender_(sender) {}
@@ -19,15 +19,15 @@ class Driver {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
-  /// Something was requested, or the order is wanted.
+  /// Call after a message or the order was requested.
   virtual void wake(LockedStep&) {}
-  /// Sends what was requested, where nobody else does before a call returns.
+  /// Sends the requested messages before returning, unless a thread of the driver sends.
   virtual void send(Drain) {}
-  /// Waits for something to change, or changes it; the lock is let go for that.
+  /// Waits for a change, or makes progress. Releases the lock meanwhile.
   virtual void wait(LockedStep& step) = 0;
-  /// Moves what is under way, where no thread does. Never waits.
+  /// Makes progress, unless a thread of the driver does. Never waits.
   virtual void progress() = 0;
-  /// Throws what was found wrong since the last call, where nobody else hears of it.
+  /// Throws the faults found since the last call, if no other function reports these faults.
   virtual void hear_faults() {}
 
  protected:
@@ -36,7 +36,7 @@ class Driver {
 
 enum class Driving : std::uint8_t { kThread, kCaller, kQueueing };
 
-/// The sender outlives the driver.
+/// The sender must outlive the driver.
 std::unique_ptr<Driver> make_driver(Driving driving, Sender& sender);
 
 }  // namespace tersor

@@ -1,5 +1,6 @@
-// Reducers that go on without ranks that are gone: who is left is agreed on, the step under way is
-// void or stands on all of them, and another reducer over those takes the place of this one.
+// Elastic reducers: continue without lost ranks. The remaining ranks agree on the members. All
+// members commit the current step, or all discard the step. Another reducer over the members then
+// replaces this reducer.
 #include "comm/reducer/impl.h"
 #include "comm/transport/host/signatures.h"
 
@@ -29,7 +30,7 @@ void check_same_ranks(bool given, const std::string& what) {
 
 }  // namespace
 
-// In the thread that sends, while the trainer computes.
+// Runs in the sending thread while the trainer computes.
 std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
   std::string text = explained(cause.what(), parameters_.fields(ways_.learns()));
   if (of_ready() && text == cause.what() && host::signatures_in(text))
@@ -45,7 +46,7 @@ std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
   }
 }
 
-// Where all are there nobody is to be left out, and what went wrong is told as it is.
+// If no rank is missing, the original error is reported unchanged.
 std::exception_ptr GradientReducer::Impl::agree_on_members(const std::string& cause) {
   const std::uint32_t steps = step_.lock()->number();
   const Survivors::Agreed agreed = survivors_->agree(steps);
@@ -61,7 +62,7 @@ void GradientReducer::Impl::give_up(const std::exception& cause) {
   if (survivors_ != nullptr) survivors_->give_up();
 }
 
-// Who is left is the sender's to find out.
+// The sender agrees on the remaining ranks.
 void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<void()>& work) try {
   work();
 } catch (const TransportError&) {
@@ -91,14 +92,14 @@ void GradientReducer::Impl::check_resumable() const {
   check_same_ranks(!options_.hosts.empty(), "hosts");
 }
 
-// Another one may be lost meanwhile: then this reducer stays, and there are fewer ranks.
+// If another rank is lost meanwhile, this reducer stays in use with fewer ranks.
 std::unique_ptr<GradientReducer::Impl> GradientReducer::Impl::resumed() {
   check_resumable();
-  driver_.reset();  // it has ended with the error
+  driver_.reset();  // the driver ended with the error
   std::unique_ptr<Impl> next = over_members();
   try {
     next->go_on_from(*this);
-  } catch (const TransportError&) {  // who is left then, its sender has agreed on
+  } catch (const TransportError&) {  // the sender of `next` has agreed on the remaining ranks
     resumable_ = next->resumable_;
     step_.lock()->fail_anew(std::current_exception());
     throw;

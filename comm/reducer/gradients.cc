@@ -23,9 +23,9 @@ void add_to(std::vector<float>& sum, ConstValueSpan values) {
   });
 }
 
-/// |p − decoded| / |p| of one encode of p = gradient + residual (residual may be empty), without
-/// touching any state: for study, not for speed. 0 where p is all zeros. Bare values are a part of
-/// the mean, on scales and levels that all ranks share.
+/// Returns |p − decoded| / |p| for one encode of p = gradient + residual (residual may be empty),
+/// or 0 if p is all zeros. Changes no state. This is slow and meant for studies. Raw values are
+/// divided as for a mean, with scales and levels shared by all ranks.
 double relative_error(const Slot& slot, std::uint32_t parameter, const ExchangeContext& context,
                       ConstValueSpan gradient, ConstValueSpan residual) {
   std::vector<float> wanted(slot.count, 0.0f);
@@ -77,7 +77,7 @@ void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given
                           "\" was added without a gradient: give it to ready()");
 }
 
-// A shard may lie in the gradient, at its own place there.
+// A shard may use its own range within the gradient.
 void Gradients::lend(const ReducerStep& step, std::uint32_t parameter,
                      const std::optional<Given>& given) {
   const Given& memory = given ? *given : Given{parameters_.all[parameter].gradient, {}};
@@ -107,7 +107,7 @@ void Gradients::lend(const ReducerStep& step, std::uint32_t parameter,
   lent_.insert(at, {memory, parameter});
 }
 
-// A call that failed later on may have left it out.
+// An earlier call that failed may have left the parameter inactive.
 void Gradients::take(std::uint32_t parameter, const std::optional<Given>& given,
                      Contribution contribution) {
   if (given.has_value()) bind(parameter, *given);
@@ -135,7 +135,7 @@ void Gradients::weigh(std::uint32_t parameter) {
   residence_->scale(gradient, weights_.factor(), residence_->trainer());
 }
 
-// A gradient of no samples may hold anything.
+// A gradient of 0 samples may hold any values, including NaN.
 bool Gradients::contributes(std::uint32_t parameter, Contribution contribution) const {
   if (weights_.factor() == 0) return false;
   if (contribution != Contribution::kGradientUnlessZero)
@@ -150,7 +150,7 @@ void Gradients::leave_out(std::uint32_t parameter) {
   left_out_ = true;
 }
 
-// What this rank would pay as an owner, or learn of a sum, it does to memory that nobody reads.
+// Updates of an owner's residual and of the codec's memory go to idle memory that no step reads.
 void Gradients::leave_alone(std::uint32_t parameter) {
   Slot& slot = parameters_.slots[parameter];
   nowhere_[parameter] = true;
@@ -172,8 +172,8 @@ void Gradients::keep_own(std::uint32_t parameter) {
   if (scatters(slot)) residence_->copy(slot.input, slot.output);
 }
 
-// Flags are 1 between steps, so that graphs of a step find them so. The caller may free what it
-// gave for this step alone.
+// Flags are 1 between steps, because captured graphs expect flags of 1. The caller may free memory
+// passed for this step only.
 void Gradients::end_step() {
   for (std::size_t i = 0; i < parameters_.slots.size(); ++i) {
     if (left_out_) residence_->set_active(i, true);

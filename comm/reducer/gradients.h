@@ -1,5 +1,5 @@
-// What a trainer gives for a step: where gradients lie, and who has none. With the step's lock
-// held.
+// The gradients passed for a step: their memory, and the parameters without a gradient. Call with
+// the step's lock held.
 #pragma once
 
 #include "comm/reducer/parameters.h"
@@ -17,38 +17,38 @@ namespace tersor {
 
 class Gradients {
  public:
-  /// For one step.
+  /// Memory passed for a single step.
   struct Given {
     ValueSpan gradient, shard;
   };
 
-  /// Both outlive it.
+  /// Both arguments must outlive this object.
   Gradients(Parameters& parameters, const StepWeights& weights)
       : parameters_(parameters), weights_(weights) {}
 
-  /// Before the first step, and where parameters were added.
+  /// Call before the first step and after adding parameters.
   void place(Residence& residence);
 
   bool has(std::uint32_t parameter) const {
     const Slot& slot = parameters_.slots[parameter];
     return slot.input.count() == slot.count;
   }
-  /// Whether it is left out of this step on all ranks.
+  /// True if the parameter takes part on no rank in this step.
   bool is_nowhere(std::size_t parameter) const { return nowhere_[parameter]; }
 
-  /// Before any of a call is taken: a mistake, which throws InvalidArgument, leaves the step as it
-  /// was.
+  /// Checks all parameters of a call first, so an invalid argument leaves the step unchanged.
+  /// Throws InvalidArgument.
   void check(std::uint32_t parameter, const std::optional<Given>& given) const;
-  /// Lends a parameter's memory until the step is complete. Throws InvalidArgument, which names two
-  /// parameters, if the memory overlaps lent memory whose result is not back. Then memory of
-  /// parameters that are not ready is not lent any more.
+  /// Lends a parameter's memory until the step is complete. Throws InvalidArgument with the names
+  /// of both parameters if the memory overlaps lent memory whose result has not arrived. Memory of
+  /// parameters that are not ready is then no longer lent.
   void lend(const ReducerStep& step, std::uint32_t parameter, const std::optional<Given>& given);
   void take(std::uint32_t parameter, const std::optional<Given>& given, Contribution contribution);
-  /// It sends zeros; one with a residual keeps it.
+  /// Sends zeros for the parameter. A residual does not change.
   void leave_out(std::uint32_t parameter);
-  /// Of a single rank the shard is all there is.
+  /// On a single rank, copies the gradient to the shard.
   void keep_own(std::uint32_t parameter);
-  /// All are back.
+  /// Call when all results have arrived.
   void end_step();
 
  private:
@@ -64,13 +64,13 @@ class Gradients {
   Parameters& parameters_;
   const StepWeights& weights_;
   Residence* residence_ = nullptr;
-  bool left_out_ = false;  ///< in this step some parameter is inactive
+  bool left_out_ = false;  ///< True if some parameter is inactive in this step
   std::vector<bool> nowhere_;
   struct Lent {
     ConstValueSpan memory;
     std::uint32_t parameter;
   };
-  std::vector<Lent> lent_;  ///< in this step, by address; none overlaps another
+  std::vector<Lent> lent_;  ///< of this step, by address, without overlaps
 };
 
 }  // namespace tersor

@@ -1,8 +1,9 @@
-// The GradientReducer's inside. Its parts know nothing of each other's work: the step (what is
-// ready, closed, requested, back), who sends (Sender, Driver), where gradients lie (Residence),
-// what is reduced (Parameters, with their residuals), what is given for a step (Gradients), how
-// parameters go (Ways), what was counted (Totals). This holds them together. What the trainer's
-// thread and the driving one both touch is guarded by the step's lock: a LockedStep holds it.
+// The implementation of GradientReducer. Its parts are independent: the step (ready, closed,
+// requested and received), the sending side (Sender, Driver), the memory of gradients (Residence),
+// the parameters and residuals (Parameters), the gradients of a step (Gradients), the choice of
+// codecs and algorithms (Ways), and the statistics (Totals). Impl connects the parts. The step's
+// lock guards all data shared by the trainer's thread and the driving thread. A LockedStep holds
+// the lock.
 #pragma once
 
 #include "comm/collectives/hierarchy.h"
@@ -43,7 +44,7 @@ struct GradientReducer::Impl {
 
   void add(std::string name, const GradientShape& shape, ValueSpan gradient);
 
-  /// One parameter of a call.
+  /// One parameter in a call of `ready`.
   struct Ready {
     std::uint32_t parameter;
     std::optional<Gradients::Given> given;
@@ -52,7 +53,7 @@ struct GradientReducer::Impl {
 
   // The trainer's side of a step (steps.cc).
   ReducerHandle ready(Ready one);
-  /// As many handles; nothing is taken where one of them is a mistake.
+  /// Returns one handle per parameter. If one parameter is invalid, no parameter becomes ready.
   void ready(std::span<const Ready> together, std::span<ReducerHandle> handles);
   void flush();
   void wait();
@@ -60,12 +61,12 @@ struct GradientReducer::Impl {
   bool test(std::uint32_t parameter, std::uint32_t number);
   void progress();
   void finish_steps();
-  /// The same, with the step locked.
+  /// Finishes flushed steps and returns the locked step.
   LockedStep between_steps() {
     finish_steps();
     return step_.lock();
   }
-  /// The same for who changes nothing: after an error, as that left the step.
+  /// The variant for callers without side effects. After an error, the step keeps its last state.
   LockedStep stopped();
 
   // Checkpoints (between_steps.cc); loss scales and transactions (transactions.cc).
@@ -77,21 +78,21 @@ struct GradientReducer::Impl {
   void accept(std::span<const std::size_t> parameters);
   void take_over(LockedStep& step, ReducerState& state, const Impl& before);
   Transport& control();
-  /// Over ranks.
+  /// Sums the values over ranks.
   void sum(std::vector<float>& values);
 
-  // Ranks that are gone (elastic.cc).
+  // Lost ranks (elastic.cc).
   void hear_fault();
   std::exception_ptr lost(const TransportError& cause);
   std::exception_ptr agree_on_members(const std::string& cause);
   void give_up(const std::exception& cause);
   void check_resumable() const;
-  /// What takes the place of this one, over the ranks that are left.
+  /// Returns the replacement for this reducer, over the remaining ranks.
   std::unique_ptr<Impl> resumed();
   std::unique_ptr<Impl> over_members();
   void go_on_from(Impl& before);
 
-  // Parameters that go other ways than before (learning.cc).
+  // Changes of codec and algorithm between steps (learning.cc).
   std::uint32_t training_step(LockedStep& step) const { return step->number() + steps_before_; }
   void follow_phases(LockedStep& step);
   void learn(LockedStep& step);
@@ -100,14 +101,14 @@ struct GradientReducer::Impl {
   void take_ways(LockedStep& step);
   void adopt_ways(LockedStep& step, const ReducerState& state);
   void note_waited();
-  /// What fails there fails on all ranks, and they hear of it.
+  /// Runs `work`. An error fails the step on all ranks, and each rank reports the error.
   void fail_together(LockedStep& step, const std::function<void()>& work);
 
   // Ranks with unequal numbers of samples (weights.cc).
   void weigh(double samples);
   void find_weights(LockedStep& step);
 
-  // Before a step (setup.cc).
+  // Preparation before a step (setup.cc).
   void finalize(LockedStep& step);
   void begin(LockedStep& step);
   void take_in_added(LockedStep& step);
@@ -118,7 +119,7 @@ struct GradientReducer::Impl {
   void wait_until(LockedStep& step, const std::function<bool()>& is_done);
   void wait_for_closed(LockedStep& step);
   void begin_ready(LockedStep& step);
-  /// Asks the driver to compare states with other ranks, if one was loaded since the last step.
+  /// Asks the driver to compare states with other ranks, if a state was loaded since the last step.
   void want_agreement(LockedStep& step);
   void check_ready(LockedStep& step, const Ready& one) const;
   void limit_messages(LockedStep& step);
@@ -130,35 +131,35 @@ struct GradientReducer::Impl {
   void close_step(LockedStep& step);
   void complete_step(LockedStep& step);
   void check_requested(LockedStep& step, std::uint32_t parameter);
-  /// With the step locked: what the trainer did from `begin` until now.
+  /// Records an event of the trainer from `begin` until now. Call with the step locked.
   void trace(Traced what, std::uint32_t step, std::uint32_t parameter, Clock::time_point begin);
   void note_exposed(std::uint32_t step, Clock::time_point begin);
   StreamView stream() const { return residence_ == nullptr ? StreamView{} : residence_->stream(); }
 
-  std::shared_ptr<Survivors> survivors_;      ///< of an elastic one
-  std::unique_ptr<Transport> own_transport_;  ///< of those who are left
+  std::shared_ptr<Survivors> survivors_;      ///< only in an elastic reducer
+  std::unique_ptr<Transport> own_transport_;  ///< over the remaining ranks
   enum class Resumable : std::uint8_t { kNo, kTooFew, kYes };
   Resumable resumable_ = Resumable::kNo;
   const ReducerOptions options_;
   ExchangeContext context_;
   Parameters parameters_;
-  Ways ways_;  ///< before the channel, a collective call: wrong rules are found without it
-  std::unique_ptr<ReducerTrace> trace_;  ///< where one is asked for
-  Transport& transport_;                 ///< the trainer's, or its own
-  std::unique_ptr<Transport> channel_;   ///< of the driving thread
+  Ways ways_;  ///< made before the channel (a collective call), because invalid rules throw locally
+  std::unique_ptr<ReducerTrace> trace_;  ///< null without ReducerOptions::trace
+  Transport& transport_;                 ///< the trainer's transport, or own_transport_
+  std::unique_ptr<Transport> channel_;   ///< used by the driving thread
   std::unique_ptr<Transport>
-      control_;  ///< of the trainer's thread: what "auto" agrees on, checkpoints
+      control_;  ///< for the trainer's thread: checkpoints and the agreement of "auto"
   Threads threads_;
-  std::unique_ptr<Hierarchy> hierarchy_;  ///< null: all ranks exchange with all
-  std::size_t taken_in_ = 0;              ///< so many parameters are part of steps
+  std::unique_ptr<Hierarchy> hierarchy_;  ///< null if all ranks exchange directly with all ranks
+  std::size_t taken_in_ = 0;              ///< number of parameters included in steps
   StepWeights weights_;
   Gradients gradients_;
   Totals totals_;
   std::shared_ptr<ReducerHandle::Shared> handle_ = std::make_shared<ReducerHandle::Shared>();
-  std::uint32_t steps_before_ = 0;     ///< complete ones of other runs, less those thrown away
-  std::optional<LoadedState> loaded_;  ///< until a step is complete on all ranks
+  std::uint32_t steps_before_ = 0;     ///< completed steps of earlier runs minus discarded steps
+  std::optional<LoadedState> loaded_;  ///< empty after a step completed on all ranks
 
-  // There once all parameters are known, but for the step.
+  // Except for the step, null until all parameters are known.
   SharedStep step_;
   std::unique_ptr<Residence> residence_;
   std::unique_ptr<Sender> sender_;

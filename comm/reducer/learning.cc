@@ -1,6 +1,6 @@
-// Parameters that go another way from one step to the next: as a schedule has it, or as "auto"
-// learns while training goes on. A step's time is taken from its first ready gradient until the
-// trainer has waited for the last.
+// Changes of codec and algorithm between steps: by a schedule, or by "auto" while training
+// continues. The duration of a step lasts from its first ready gradient until the trainer has
+// waited for the last gradient.
 #include "comm/reducer/impl.h"
 #include "comm/tuning/link_probe.h"
 
@@ -9,7 +9,7 @@
 
 namespace tersor {
 
-// Between two steps.
+// Call between two steps.
 void GradientReducer::Impl::follow_phases(LockedStep& step) {
   if (!ways_.scheduled()) return;
   if (residence_->captured()) ways_.check_capture(training_step(step));
@@ -17,13 +17,13 @@ void GradientReducer::Impl::follow_phases(LockedStep& step) {
   fail_together(step, [&] { change_ways(step); });
 }
 
-// Another codec has no use for the memory of the one before.
+// A codec cannot use the memory of its predecessor.
 void GradientReducer::Impl::take_ways(LockedStep& step) {
   for (const std::size_t entered : ways_.take(training_step(step)))
     parameters_.residuals.clear_memory(entered);
 }
 
-// Nothing is under way, on a device either.
+// No work is under way, including work on a device.
 void GradientReducer::Impl::change_ways(LockedStep& step) {
   const Residence::Entry entry(*residence_);
   residence_->synchronize();
@@ -45,7 +45,7 @@ void GradientReducer::Impl::agree_on_ways(LockedStep& step) {
   });
 }
 
-// At the beginning of a step.
+// Call at the beginning of a step.
 void GradientReducer::Impl::learn(LockedStep& step) {
   if (!ways_.learns() || !ways_.is_new(step->number())) return;
   if (residence_->captured()) return ways_.begin_capture();
@@ -53,7 +53,8 @@ void GradientReducer::Impl::learn(LockedStep& step) {
   ways_.begin_step(step->number());
 }
 
-// The trainer has waited. On a device for what is queued, which counts where the learner looks.
+// The trainer has waited. If the learner measures this step, the host also waits for the device to
+// include queued work.
 void GradientReducer::Impl::note_waited() {
   if (!ways_.learns()) return;
   if (ways_.looks() && !residence_->captured()) residence_->synchronize();

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint32_t kMostRanks = 1 << 16;
 
-// `most`: the largest magnitude that a value may have.
+// `most`: the largest allowed magnitude.
 void check_values(const std::string& name, std::string_view what, std::span<const float> values,
                   std::size_t wanted, float most) {
   const std::string whose = "the state's " + std::string(what) + " of \"" + name + "\"";
@@ -38,7 +38,7 @@ void check_place(const ReducerState::Parameter& found, const Slot& slot) {
                         ": the ranks were on other hosts; save the portable state for that");
 }
 
-// The parameters are the same, in the same order.
+// Throws unless the state has the same parameters in the same order.
 void check_model(const ReducerState& state, std::span<const ReducerParameter> parameters,
                  std::size_t parameter) {
   const auto described = [&](const auto& all) {
@@ -57,8 +57,8 @@ void check_model(const ReducerState& state, std::span<const ReducerParameter> pa
       ", this reducer's is " + own);
 }
 
-// What "auto" begins with may be another codec in each run, and a schedule's codec another at each
-// step; what is owed fits any that has feedback.
+// "auto" may start with another codec in each run, and a schedule changes the codec between steps.
+// A residual fits any codec with feedback.
 void check_codec(const ReducerState::Parameter& found, const ReducerParameter& own,
                  const Codec& codec) {
   if (found.codec == codec.spec().text()) return;
@@ -109,7 +109,7 @@ void check_run(const ReducerState& state, const Parameters& parameters) {
                           std::to_string(parameters.count()) + " parameters");
 }
 
-/// Whether every rank encodes a part of the parameter, and so has its codec's memory.
+/// True if every rank encodes part of the parameter and therefore holds the codec's memory.
 bool all_encode(const ExchangeContext& context, const Slot& slot) {
   for (int rank = 0; rank < context.ranks; ++rank)
     if (state_ranges(context, slot, rank).encoded.count == 0) return false;
@@ -123,8 +123,8 @@ std::string text_of(const LoadedState& record) {
 
 }  // namespace
 
-// A residual's contribution to the result stays the same: the equal shares of the residual, one on
-// each rank that encodes the parameter, add up to what the old run would have added.
+// Keeps the residual's contribution to the result: each encoding rank gets an equal share. The
+// shares add up to the sum that the old run would have added.
 float loading_factor(const ReducerState& state, OwedBy whom, const Parameters& parameters,
                      std::size_t parameter) {
   if (state.form == ReducerState::Form::kExact) return 1.0f;

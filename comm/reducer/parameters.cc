@@ -61,7 +61,7 @@ std::uint32_t Parameters::index_of(std::string_view name) const {
   return found->second;
 }
 
-// All gradients lie in one memory, which the transport must take.
+// All gradients must use the same memory, and the transport must support this memory.
 void Parameters::check_memory(const std::string& name, Memory memory) {
   if (slots.empty() && !placed_) memory_ = memory;
   const std::string what = "the gradient of \"" + name + "\"";
@@ -71,7 +71,7 @@ void Parameters::check_memory(const std::string& name, Memory memory) {
   check_taken(*context_.transport, memory, what);
 }
 
-// Each rank's part of the gradient is as long as the longest.
+// Every rank's shard has the length of the longest shard.
 void Parameters::shape_shards(const std::string& name, const GradientShape& shape,
                               Slot& slot) const {
   const auto ranks = static_cast<std::size_t>(context_.ranks);
@@ -153,7 +153,7 @@ void Parameters::hand_over(StreamView stream) {
   for (std::size_t i = 0; i < slots.size(); ++i) hand_over(i, stream);
 }
 
-// What it owes is the same by whichever codec it goes.
+// The owner's residual is the same for every codec.
 void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   const ValueSpan owner = residuals.current_owner(parameter);
   if (owner.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
@@ -178,7 +178,7 @@ void Parameters::add_each(Fields& fields) const {
   fields.end();
 }
 
-// What was added to the list of fields later on, each behind those of before.
+// Entries added in later versions follow the earlier entries.
 void Parameters::add_rest_of_each(Fields& fields) const {
   for (const ReducerParameter& one : all)
     for (const RulePhase& phase : one.choice.phases)

@@ -1,5 +1,5 @@
-// All parameters of a reducer: their slots, how they go, and the residuals that are kept of them
-// between steps. With the step's lock held, but for `index_of`.
+// The parameters of a reducer: slots, codecs, algorithms, and residuals kept between steps. Call
+// with the step's lock held, except for `index_of`.
 #pragma once
 
 #include "comm/collectives/fields.h"
@@ -22,78 +22,83 @@
 
 namespace tersor {
 
-/// A parameter as a reducer knows it, beside its slot, and what is kept of it between steps.
+/// A parameter of a reducer, in addition to its slot, with state kept between steps.
 struct ReducerParameter {
   std::string name;
   RuleChoice choice;
   Algorithm algorithm = Algorithm::kAuto;
-  std::size_t count = 0;    ///< without padding
-  std::uint32_t order = 0;  ///< of its values
-  bool given_anew = false;  ///< its gradient lasts for one step: the slot has it from ready() on
+  std::size_t count = 0;    ///< values without padding
+  std::uint32_t order = 0;  ///< memory order of the values
+  /// True if each step passes another gradient; the slot holds the gradient from ready() on
+  bool given_anew = false;
   ValueSpan gradient = {};
   double relative_error = 0;
-  std::vector<AutoPrediction> ways = {};  ///< "auto": each codec's quickest; else empty
-  std::size_t group = 0;                  ///< of the learner's
-  bool owes_later = false;                ///< some phase goes two-shot
+  /// "auto": the fastest prediction for each codec; otherwise empty
+  std::vector<AutoPrediction> ways = {};
+  std::size_t group = 0;    ///< group index in the learner
+  bool owes_later = false;  ///< True if some phase uses two-shot
 
   const RulePhase& phase(std::uint32_t step) const;
-  /// Whether it ever owes as an owner.
+  /// True if this rank may keep an owner's residual in some step.
   bool may_go_two_shot() const {
     return algorithm == Algorithm::kTwoShot || !ways.empty() || owes_later;
   }
 };
 
-/// What a rank keeps residuals of: of what it encodes, and of what it owns and encodes once more.
+/// The ranges with residuals on a rank: the encoded values, and the owned values encoded again.
 StateRanges kept_ranges(const ExchangeContext& context, const ReducerParameter& own,
                         const Slot& slot, int rank);
 
-/// What the values of its residuals count for in the sum over ranks.
+/// The divisors of the parameter's residuals (see Owed).
 Owed owed(const ExchangeContext& context, const Slot& slot);
 
-/// Values of a codec's own memory; and of the codec's that needs most, where a schedule has
-/// several.
+/// The number of values in the codec's memory. `most_memory` returns the maximum over all codecs of
+/// a schedule.
 std::size_t memory_count(const Slot& slot, const Codec& codec);
 inline std::size_t memory_count(const Slot& slot) { return memory_count(slot, *slot.codec); }
 std::size_t most_memory(const ReducerParameter& own, const Slot& slot);
 
 class Parameters {
  public:
-  /// Both outlive it.
+  /// Both arguments must outlive this object.
   Parameters(const ReducerOptions& options, const ExchangeContext& context);
 
   std::size_t count() const { return slots.size(); }
-  /// Of all gradients.
+  /// The memory that holds all gradients.
   Memory memory() const { return memory_; }
   const ReducerOptions& options() const { return options_; }
   const ExchangeContext& context() const { return context_; }
-  /// Throws InvalidArgument where there is none of that name.
+  /// Throws InvalidArgument for an unknown name.
   std::uint32_t index_of(std::string_view name) const;
 
-  /// The slot of one that is about to be added; its codec is not chosen yet. Throws InvalidArgument
-  /// where its gradient lies elsewhere than those of others, or its shards do not hold it.
+  /// Makes the slot of a new parameter, without a codec. Throws InvalidArgument if the gradient
+  /// uses another memory than earlier gradients, or if the shards are too small.
   Slot make_slot(const std::string& name, const GradientShape& shape, ValueSpan gradient);
-  /// Of one that is all-reduced, as it was added.
+  /// The shape of an all-reduced parameter, as added.
   GradientShape shape(std::size_t parameter) const;
-  /// Throws InvalidArgument where another has its name.
+  /// Throws InvalidArgument if the name is already used.
   void add(ReducerParameter own, Slot slot);
-  /// Residuals of those that were added since the last call, and the flags of all.
+  /// Allocates residuals of the parameters added since the last call, and binds the flags of all
+  /// parameters.
   void place(const Residence& residence);
 
-  /// The next step reads and writes residuals where they are now.
+  /// Points the slots to the current residuals for the next step.
   void bind();
-  /// What was written counts from now on, of those that took part.
+  /// Makes the written residuals current for all parameters that took part.
   void commit(const std::function<bool(std::size_t)>& took_part);
-  /// They may go by another algorithm than before: by two-shot alone an owner pays, by others its
-  /// senders do.
+  /// Adds owner residuals to sender residuals if a parameter no longer uses two-shot, because only
+  /// two-shot uses owner residuals.
   void hand_over(StreamView stream);
-  /// What ranks agree on; `learns`: how these go may change.
+  /// The agreement: the options that all ranks must pass equally. `learns`: True if codecs may
+  /// change.
   Fields fields(bool learns) const;
 
-  // As many, in the order in which they were added.
+  // One entry per parameter, in the order of `add`.
   std::vector<ReducerParameter> all;
   std::vector<Slot> slots;
   Residuals residuals;
-  std::uint32_t loaded_states = 0;  ///< a part of `fields`: loads with an exchange after each
+  /// part of the agreement: the loads since the start, each followed by an exchange
+  std::uint32_t loaded_states = 0;
 
  private:
   void check_memory(const std::string& name, Memory memory);

@@ -1,5 +1,4 @@
-// The GradientReducer's face. The rest stands in setup.cc, steps.cc (the trainer's side),
-// between_steps.cc, learning.cc, elastic.cc, weights.cc and statistics.cc.
+// The public functions of GradientReducer. See impl.h for the other files.
 #include "comm/reducer/impl.h"
 
 #include <tersor/reducer.h>
@@ -23,7 +22,8 @@ void check_options(const ReducerOptions& options) {
         "before: leave ReducerOptions::tuner out");
 }
 
-// On one host all that goes is the host's own sum; hosts of one rank each are ranks as any.
+// Null on a single host, where the host's own codec applies to all ranks. Also null if each host
+// has one rank, because the ranks then exchange directly.
 std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptions& options,
                                           Ways& ways) {
   if (options.algorithm != Algorithm::kHierarchical) return nullptr;

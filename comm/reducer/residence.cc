@@ -45,7 +45,7 @@ class HostResidence final : public Residence {
       norms.push_back(std::sqrt(kernels::sum_of_squares(one.pointer(), one.dtype(), one.count())));
     return norms;
   }
-  // Equal to itself one byte further on, and the first one is 0.
+  // All bytes are 0 if the first byte is 0 and each byte equals its successor.
   bool all_zero(ConstValueSpan values) const override {
     if (values.bytes() == 0) return true;
     const std::byte* first = values.pointer();
@@ -54,7 +54,7 @@ class HostResidence final : public Residence {
 
  private:
   StateWords words_;
-  std::deque<std::uint32_t> active_;  ///< which stay where they lie
+  std::deque<std::uint32_t> active_;  ///< a deque, because addresses must not change
 };
 
 constexpr std::uint32_t kFlags[] = {0, 1};
@@ -103,7 +103,7 @@ class DeviceResidence final : public Residence {
 
   const std::uint32_t* active(std::size_t parameter) const override { return flags_[parameter]; }
 
-  // Only where it changes.
+  // Copies only changed flags.
   void set_active(std::size_t parameter, bool active) override {
     if (is_active_[parameter] == active) return;
     is_active_[parameter] = active;
@@ -140,7 +140,7 @@ class DeviceResidence final : public Residence {
       kernels::copy_bytes(to.pointer(), from.pointer(), from.bytes(), trainer_);
   }
 
-  // By the codec that changes nothing: its bare values are the values, times a factor.
+  // Uses the codec "none": the raw values are the values times a factor.
   void scale(ValueSpan values, float factor, StreamView stream) const override {
     const PlannedCodec codec("none", {.count = values.count(),
                                       .dtype = values.dtype(),
@@ -183,7 +183,7 @@ class DeviceResidence final : public Residence {
     if (before == device_) return;
     try {
       kernels::use_device(before);
-    } catch (const Error&) {  // it was in use before
+    } catch (const Error&) {  // ignored: the device was in use before
     }
   }
 
@@ -203,12 +203,12 @@ class DeviceResidence final : public Residence {
   int device_;
   kernels::Event begun_, ended_;
   Buffer words_;
-  std::vector<Buffer> blocks_;         ///< of flags, one for each time that there were more
-  std::vector<std::uint32_t*> flags_;  ///< of all parameters
+  std::vector<Buffer> blocks_;         ///< flags, one block per growth
+  std::vector<std::uint32_t*> flags_;  ///< one per parameter
   std::vector<bool> is_active_;
-  kernels::PinnedBuffer constants_;     ///< the flags 0 and 1, for copies
-  kernels::PinnedBuffer seen_;          ///< overflows as of the last step that is done
-  std::uint64_t overflows_before_ = 0;  ///< the last reset
+  kernels::PinnedBuffer constants_;     ///< the flags 0 and 1, as sources of copies
+  kernels::PinnedBuffer seen_;          ///< overflows after the last completed step
+  std::uint64_t overflows_before_ = 0;  ///< at the last reset
 };
 
 }  // namespace

@@ -1,6 +1,5 @@
-// Where a reducer's gradients lie, on the host or on a device, and what it keeps beside them: the
-// words of the state, a flag for each parameter, and on a device a stream of its own between the
-// trainer's work.
+// The memory of a reducer's gradients, host or device. Also holds the state words, one flag per
+// parameter and, on a device, a separate stream ordered with the trainer's work.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -21,49 +20,50 @@ class Residence {
   virtual ~Residence() = default;
 
   virtual Memory memory() const = 0;
-  /// Where the reducer queues its work; and the trainer.
+  /// The reducer's stream, and the trainer's stream.
   virtual StreamView stream() const { return {}; }
   virtual StreamView trainer() const { return {}; }
-  /// An exchange reads words and counts overflows here. The transport is known already.
+  /// Binds the state words and the overflow counter to an exchange. The context's transport must be
+  /// set.
   virtual void bind(ExchangeContext& context) = 0;
 
-  /// There are so many: the flags of new ones are 1, those of others stay where they lie.
+  /// Sets the number of parameters. New flags are 1; existing flags keep their address.
   virtual void set_parameters(std::size_t count) = 0;
   virtual const std::uint32_t* active(std::size_t parameter) const = 0;
-  /// Queues a parameter's flag.
+  /// Queues a write of the parameter's flag.
   virtual void set_active(std::size_t parameter, bool active) = 0;
-  /// Queues step + 1.
+  /// Queues an increment of the step.
   virtual void advance_step() = 0;
-  /// Waits until the reducer's stream has nothing more to do; and so do these.
+  /// Waits until the reducer's stream is idle. `step` and `set_step` also wait.
   virtual void synchronize() const {}
   virtual std::uint32_t step() const = 0;
   virtual void set_step(std::uint32_t step) = 0;
-  /// Since the last reset, where `counted` is what the exchanges counted by then; on a device in
-  /// the steps that are done. Never waits.
+  /// Returns the overflows since the last reset; never waits. On the host, `counted` is returned:
+  /// the count of the exchanges. On a device, overflows of completed steps count.
   virtual std::uint64_t overflows(std::uint64_t counted) const { return counted; }
   virtual void reset_overflows() {}
 
-  /// Queues zeros; a gradient's where the trainer queues.
+  /// Queues zeros. Pass the trainer's stream for gradients.
   virtual void clear(ByteSpan bytes, StreamView stream) const = 0;
   /// Queues a copy between the trainer's gradients.
   virtual void copy(ConstValueSpan from, ValueSpan to) const = 0;
-  /// Queues a product; a gradient's where the trainer queues.
+  /// Queues a multiplication. Pass the trainer's stream for gradients.
   virtual void scale(ValueSpan values, float factor, StreamView stream) const = 0;
-  /// The Euclidean norm of each; waits for what is queued.
+  /// Returns the Euclidean norm of each span. Waits for queued work.
   virtual std::vector<double> norms(std::span<const ConstValueSpan> all) const = 0;
-  /// Whether all bits are 0. False where a look would have to wait.
+  /// True if all bits are 0. False if the check would have to wait.
   virtual bool all_zero(ConstValueSpan) const { return false; }
 
-  /// What the reducer queues from now on comes after what the trainer queued so far; and the other
-  /// way round.
+  /// follow_trainer: the reducer's later work waits for the trainer's work queued by now.
+  /// lead_trainer: the trainer's later work waits for the reducer's work.
   virtual void follow_trainer() {}
   virtual void lead_trainer() {}
-  /// Whether the trainer's work is being captured.
+  /// True if the trainer's stream is being captured.
   virtual bool captured() const { return false; }
 
-  /// For a thread that does nothing else, beside a trainer that may capture its own streams.
+  /// Call in a dedicated thread, because the trainer may capture its own streams meanwhile.
   virtual void become_worker() const {}
-  /// While it lives, the calling thread's calls are for the reducer's device.
+  /// While an Entry exists, the reducer's device is current in the calling thread.
   class Entry {
    public:
     explicit Entry(const Residence& residence)
@@ -82,8 +82,8 @@ class Residence {
   virtual void leave(int) const {}
 };
 
-/// Words as in a new StateWords. `trainer`: where the trainer of device gradients queues; waits for
-/// the device.
+/// Starts with the words of a new StateWords. `trainer`: the trainer's stream for device gradients.
+/// Waits for the device.
 std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer);
 
 }  // namespace tersor

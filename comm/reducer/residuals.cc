@@ -6,7 +6,7 @@
 namespace tersor {
 namespace {
 
-// A multiple of 64 bytes, so that the owner's values are as aligned as the sender's.
+// A multiple of 64 values, for equal alignment of owner values and sender values.
 std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
 
 }  // namespace
@@ -151,7 +151,7 @@ void Residuals::scale(std::size_t i, float factor) {
   if (entries_[i].count == 0) return;
   const Range kept = {0, sender_room(entries_[i].count) + entries_[i].owned_count};
   const auto part = [&](unsigned generation) { return values(i, generation, kept); };
-  if (factor == 0) return clear_each(part);  // a product would keep a NaN
+  if (factor == 0) return clear_each(part);  // multiplication would keep a NaN
   for (unsigned generation = 0; generation < generations_; ++generation)
     residence_->scale(part(generation), factor, residence_->stream());
 }

@@ -1,4 +1,5 @@
-// The residuals of all parameters: the sender's, and of what this rank owns the owner's.
+// The residuals of all parameters: sender residuals, and owner residuals of the values owned by
+// this rank.
 #pragma once
 
 #include "comm/reducer/residence.h"
@@ -14,55 +15,56 @@
 
 namespace tersor {
 
-/// One parameter's residual memory, and its codec's own (Codec::memory_count), f32. Kept in two
-/// generations where steps can be thrown away: a step reads the current one and writes the other.
+/// The residual memory of each parameter, and the f32 memory of its codec (Codec::memory_count). If
+/// steps can be discarded, two generations exist: a step reads the current generation and writes
+/// the other.
 class Residuals {
  public:
   Residuals(Dtype dtype, unsigned generations) : dtype_(dtype), generations_(generations) {}
 
-  /// Before the first `add`: where residuals lie, and what is done to them is queued. None is there
-  /// then, whatever was added to another place.
+  /// Sets the memory, and the stream for queued work. Call before the first `add`. Drops all
+  /// residuals, including residuals in another memory.
   void place(const Residence& residence);
 
-  /// Memory for one more parameter, zero at first. Counts of 0 keep nothing.
+  /// Allocates zeroed memory for another parameter. A count of 0 allocates nothing.
   void add(std::size_t count, std::size_t owned_count, std::size_t memory_count = 0);
 
   std::size_t parameters() const { return entries_.size(); }
   Dtype dtype() const { return dtype_; }
 
-  /// What the next step reads and writes.
+  /// The memory read and written by the next step.
   SegmentState sender(std::size_t i) const { return state(i, {0, entries_[i].count}); }
   SegmentState owner(std::size_t i) const { return state(i, owned(entries_[i])); }
-  /// The first `count` values of the codec's memory; none for 0.
+  /// The first `count` values of the codec's memory; empty if `count` is 0.
   SegmentMemory memory(std::size_t parameter, std::size_t count) const;
 
-  /// For a step that leaves a parameter alone: zeros that stay so where there is nothing to pay,
-  /// and memory to write to, in the place of its own.
+  /// Replacement memory for a step that must not change the parameter's state: an owner residual of
+  /// zeros, and memory for the codec's writes.
   SegmentState idle_owner(std::size_t parameter);
   ValueSpan idle_memory(std::size_t parameter);
 
-  /// What stands after the last step.
+  /// The values after the last step.
   ValueSpan current_sender(std::size_t i) const { return current(i, {0, entries_[i].count}); }
   ValueSpan current_owner(std::size_t i) const { return current(i, owned(entries_[i])); }
   ValueSpan current_memory(std::size_t parameter, std::size_t count) const;
-  /// The Euclidean norm of each parameter's sender; waits for what is queued.
+  /// The Euclidean norm of each parameter's sender residual. Waits for queued work.
   std::vector<double> norms() const;
 
-  /// The step's writes count from now on, of the parameters that took part in it.
+  /// Makes the step's writes current for the parameters that took part.
   void commit(const std::function<bool(std::size_t)>& took_part);
-  /// From now on committed steps join: a step of a pending parameter writes in place, until
+  /// Joins committed steps from now on: a step of a pending parameter writes in place, until
   /// `accept` or `discard`.
   void join() { joins_ = generations_ > 1; }
   bool joins() const { return joins_; }
-  /// Brings back the values from before the last committed step, or from before all joined ones.
-  /// False if no parameter has them.
+  /// Restores the values from before the last committed step, or from before all joined steps.
+  /// Returns false if no parameter has saved values.
   bool discard(std::span<const std::size_t> parameters);
-  /// Gives those values up.
+  /// Drops the saved values.
   void accept(std::span<const std::size_t> parameters);
-  /// Once no parameter is pending: the number of steps that were discarded for all parameters.
+  /// If no parameter is pending, returns the number of steps discarded for all parameters.
   std::uint32_t take_discarded();
 
-  /// In all generations.
+  /// These functions change all generations.
   void clear_owner(std::size_t parameter);
   void clear_memory(std::size_t parameter);
   void scale(std::size_t parameter, float factor);
@@ -73,13 +75,13 @@ class Residuals {
     std::size_t count;
     std::size_t owned_count;
     std::size_t memory_count;
-    std::vector<Buffer> memory;  ///< a generation each: sender's values, owner's, the codec's
-    Buffer idle = {};            ///< the owner's, then the codec's; made when it is needed
+    std::vector<Buffer> memory;  ///< by generation: sender values, owner values, codec memory
+    Buffer idle = {};            ///< owner values, then codec memory; allocated on first use
     unsigned current = 0;
-    bool pending = false;  ///< the other generation holds values that `discard` brings back
+    bool pending = false;  ///< True if the other generation holds the values for `discard`
   };
 
-  /// The owner's values in a generation: behind the sender's.
+  /// The range of owner values in a generation, after the sender values.
   static Range owned(const Entry& entry);
   Buffer& idle(std::size_t parameter);
   /// Zeros `part(generation)` of each generation.
@@ -99,7 +101,7 @@ class Residuals {
   const Residence* residence_ = nullptr;
   bool joins_ = false;
   std::uint32_t steps_ = 0;  ///< committed since no parameter was pending
-  bool accepted_ = false;    ///< some parameter accepted one of these steps
+  bool accepted_ = false;    ///< True if some parameter accepted a step counted in steps_
   std::vector<Entry> entries_;
 };
 

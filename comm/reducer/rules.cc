@@ -9,9 +9,10 @@
 namespace tersor {
 namespace {
 
-constexpr std::size_t kSmallCount = 4096;  // values: below, a codec saves less than a message costs
+constexpr std::size_t kSmallCount =
+    4096;  // values; a smaller message costs more than a codec saves
 
-/// Of each step the first rule counts.
+/// If several rules start at the same step, the first rule applies.
 std::vector<ReducerRule> by_step(std::vector<ReducerRule> rules) {
   std::ranges::stable_sort(rules, {}, &ReducerRule::from_step);
   const auto equal = [](const ReducerRule& a, const ReducerRule& b) {

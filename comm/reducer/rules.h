@@ -1,4 +1,4 @@
-// Which codec a parameter travels by, and why.
+// Chooses the codec of a parameter and keeps the reason.
 #pragma once
 
 #include <tersor/codec.h>
@@ -13,7 +13,7 @@
 
 namespace tersor {
 
-/// What the rules are applied to.
+/// The properties of a parameter used by rules.
 struct RuleSubject {
   std::string_view name;
   std::size_t count = 0;
@@ -22,7 +22,8 @@ struct RuleSubject {
   Dtype dtype = Dtype::kF32;
 };
 
-/// A codec that counts from a step on, and the one that the rule asks for.
+/// The codec from a step on, and the codec requested by the rule. They differ if the requested
+/// codec does not support the parameter's shape.
 struct RulePhase {
   std::uint32_t from_step;
   std::shared_ptr<const Codec> codec;
@@ -32,31 +33,32 @@ struct RulePhase {
 struct RuleChoice {
   enum class Why { kForAll, kRule, kSmall, kVector, kOneHost };
 
-  std::shared_ptr<const Codec> codec;  ///< at first; null: "auto", a Tuner chooses
+  std::shared_ptr<const Codec> codec;  ///< the first codec; null for "auto", if a Tuner chooses
   Why why;
-  std::string pattern = {};            ///< of kRule
-  std::vector<RulePhase> phases = {};  ///< of a schedule, from step 0; else empty
-  std::vector<std::shared_ptr<const Codec>> refused = {};  ///< which do not carry its shape
+  std::string pattern = {};            ///< for kRule
+  std::vector<RulePhase> phases = {};  ///< the schedule from step 0 on; empty without a schedule
+  /// codecs without support for the parameter's shape
+  std::vector<std::shared_ptr<const Codec>> refused = {};
 
   bool automatic() const { return codec == nullptr; }
   bool may_change() const { return automatic() || !phases.empty(); }
-  /// What chose: `rule "*.weight"`.
+  /// Returns the reason of the choice, e.g. `rule "*.weight"`.
   std::string chooser() const;
-  /// The chooser, and all that follows from it.
+  /// Returns the chooser() and all consequences.
   std::string text() const;
 };
 
-/// Applies a reducer's rules; parameters of one spec share one codec.
+/// Applies a reducer's rules. Parameters with equal specs share a codec.
 class Rules {
  public:
-  /// Throws InvalidArgument for a spec or a schedule that is wrong, before any parameter is added.
+  /// Throws InvalidArgument for an invalid spec or schedule, before any parameter is added.
   explicit Rules(const ReducerOptions& options);
 
-  /// bf16 instead of a codec that does not carry such a shape. Throws InvalidArgument where no rule
-  /// matches.
+  /// Chooses bf16 if the requested codec does not support the shape. Throws InvalidArgument if no
+  /// rule matches.
   RuleChoice choose(const RuleSubject& subject);
 
-  /// Equal specs give one codec; null for "auto".
+  /// Returns the same codec for equal specs; null for "auto".
   std::shared_ptr<const Codec> codec(const std::string& spec);
 
  private:

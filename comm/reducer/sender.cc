@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kIdleWait{50};
 
-// Rank 0's order, where it is a permutation of all parameters.
+// Returns rank 0's order. Throws WireError unless the order is a permutation of all parameters.
 ReducerStep::Order parse_order(ConstByteSpan bytes, std::size_t parameters) {
   ReducerStep::Order order(bytes.size() / sizeof(std::uint32_t));
   if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(order[0]));
@@ -70,7 +70,7 @@ bool Sender::advance() {
   return vote() || pipeline_.advance();
 }
 
-// A fault that is heard of while nothing is under way is told in the reducer's name.
+// A fault found while no message is under way is reported in the reducer's name.
 void Sender::advance_or_wait() {
   if (advance()) return;
   const bool idle = pipeline_.idle() && !samples_.handle.valid() && !states_.handle.valid() &&
@@ -84,7 +84,7 @@ void Sender::advance_or_wait() {
 }
 
 void Sender::submit(std::uint32_t index, Message& message) {
-  if (!context_.queues()) transport().begin(bracket());  // tells of a device's damaged frames
+  if (!context_.queues()) transport().begin(bracket());  // reports damaged frames of a device
   for (const ChunkPlan& chunk : message.bucket.chunks)
     pipeline_.submit(chunk, [this, index, &message] { chunk_done(index, message); });
 }
@@ -97,8 +97,8 @@ void Sender::chunk_done(std::uint32_t index, Message& message) {
   if (step->all_back() && !reducer_.votes) reducer_.complete(step);
 }
 
-// Whoever hears that all have all of a step knows that it stands, whatever happens next. True where
-// that went on.
+// After the commit barrier, a rank knows that the step is committed, regardless of later faults.
+// Returns true after progress.
 bool Sender::vote() {
   if (!reducer_.votes) return false;
   if (vote_.valid() && !vote_.test()) return false;
@@ -138,7 +138,7 @@ ConstByteSpan Sender::of_rank(const Agreement& one, int rank) const {
   return rank == context_.rank ? ConstByteSpan(one.own) : one.handle.received(rank);
 }
 
-// The steps before are complete then, so that all ranks ask at the same place among messages.
+// Earlier steps are complete, so all ranks exchange at the same position between messages.
 bool Sender::learn_weights() {
   const auto wanted = [&](LockedStep& step) -> Bytes {
     const auto samples = step->closed() ? std::nullopt : weights_.take_wanted();
@@ -160,7 +160,7 @@ void Sender::want_agreement(LockedStep& step, const LoadedState& loaded) {
   step->want_agreement();
 }
 
-// A rank that loaded no state has another signature.
+// A rank without a loaded state has another signature.
 bool Sender::compare_states() {
   const auto wanted = [&](LockedStep& step) -> Bytes {
     if (!step->agreeing()) return std::nullopt;
@@ -176,7 +176,7 @@ bool Sender::compare_states() {
     records.push_back(parse_state(of_rank(states_, rank), rank));
   try {
     check_alike(records);
-  } catch (const TransportError& error) {  // a rank that is late raises the same words
+  } catch (const TransportError& error) {  // late ranks then raise the same error text
     transport().poison(error.what());
     throw;
   }
@@ -191,7 +191,7 @@ bool Sender::compare_states() {
   return true;
 }
 
-// The first step: rank 0 tells all in which order its parameters became ready.
+// Rank 0 sends the order of its `ready` calls in the first step.
 bool Sender::learn_order() {
   const auto wanted = [&](LockedStep& step) -> Bytes {
     if (!step->take_order_wanted()) return std::nullopt;
@@ -251,14 +251,14 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
 void Sender::fail(std::exception_ptr error) {
   pipeline_.drop();
   for (Agreement* one : {&samples_, &states_, &order_})
-    one->handle = {};  // the transport may read this rank's bytes for a while
+    one->handle = {};  // the transport may still read this rank's bytes
   vote_ = {};
   try {
     std::rethrow_exception(error);
   } catch (const TransportError& cause) {
     error = reducer_.lost(cause);
   } catch (const std::exception& cause) {
-    reducer_.gave_up(cause);  // the others would wait for us
+    reducer_.gave_up(cause);  // the other ranks would wait for this rank
   }
   step_.lock()->fail(std::move(error));
 }

@@ -1,5 +1,5 @@
-// The sending side of a step, for one thread at a time: learns the order, gives what was requested
-// to the pipeline, and tells what is back.
+// The sending side of a step, used by a single thread at a time: learns the order, passes requested
+// messages to the pipeline, and reports received results.
 #pragma once
 
 #include "comm/collectives/pipeline.h"
@@ -18,22 +18,23 @@
 
 namespace tersor {
 
-/// Whether an order is a permutation of so many parameters.
+/// True if `order` is a permutation of the numbers below `parameters`.
 bool is_order(ReducerStep::Order order, std::size_t parameters);
 
 class Sender {
  public:
-  /// What it asks of the reducer.
+  /// The reducer's functions called by the sender.
   struct Reducer {
     std::function<std::vector<Bucket>(const ReducerStep::Order& order)> make_buckets;
     std::function<void(LockedStep& step)> complete;
-    /// What is thrown for an error of the transport, or for this rank's own.
+    /// Returns the exception to throw after a transport error. `gave_up` is called after this
+    /// rank's own error.
     std::function<std::exception_ptr(const TransportError&)> lost;
     std::function<void(const std::exception&)> gave_up;
-    bool votes = false;  ///< a step is complete once all ranks say that they have all of it
+    bool votes = false;  ///< True if a step completes only after a commit barrier
   };
 
-  /// All of them outlive the sender.
+  /// All arguments must outlive the sender.
   Sender(SharedStep& step, ExchangeContext& context, Residence& residence, StepWeights& weights,
          Reducer reducer)
       : step_(step),
@@ -43,34 +44,35 @@ class Sender {
         reducer_(std::move(reducer)),
         pipeline_(context) {}
 
-  /// One piece of work; false where all waits for the wire or the trainer.
+  /// Does one piece of work. Returns false if all work waits for the network or the trainer.
   bool advance();
-  /// Where there is none, waits until something may have moved.
+  /// Like `advance`, but waits for activity if there is no work.
   void advance_or_wait();
-  /// To the end of what was requested.
+  /// Finishes all requested messages.
   void finish() { pipeline_.finish(); }
-  /// What is agreed on beside values, where that is asked for: a step's weights, that ranks loaded
-  /// equal states, and in which order gradients go. True where one of them is known now.
+  /// Exchanges pending agreements: the step's weights, equality of loaded states, and the sending
+  /// order. Returns true if one agreement is reached now.
   bool agree() { return learn_weights() || compare_states() || learn_order(); }
-  /// Before the first message of this step, ranks compare the states that they loaded, and take
-  /// rank 0's order of sending.
+  /// Makes ranks compare their loaded states before the step's first message, and use rank 0's
+  /// sending order.
   void want_agreement(LockedStep& step, const LoadedState& loaded);
 
-  /// Messages and buffers for an order. True where some are requested.
+  /// Makes messages and buffers for an order. Returns true if messages are requested.
   bool adopt_order(LockedStep& step, ReducerStep::Order order);
-  /// Between two steps: parameters go another way from now on, messages are made anew.
+  /// Drops all messages between two steps, after codecs or algorithms changed.
   void forget_messages(LockedStep& step);
-  /// True if messages of more sets exist than steps with the same sets of parameters have.
+  /// True if the number of sets of parameters with messages exceeds the number needed for steps
+  /// with equal sets.
   bool has_many_messages() const { return together_.size() > 64 + 2 * context_.slots.size(); }
   /// The messages of parameters that become ready together in this order.
   const std::vector<std::uint32_t>& messages_of(LockedStep& step,
                                                 const ReducerStep::Order& together);
-  /// What is sent from now on comes after what the trainer queued so far.
+  /// Orders later messages after the work queued by the trainer until now.
   void follow_trainer() { residence_.follow_trainer(); }
 
-  /// Nothing is sent any more; the others hear of it.
+  /// Ends sending, and announces the error to the other ranks.
   void fail(std::exception_ptr error);
-  /// Runs `work`; what it throws ends the reducer, and is thrown.
+  /// Runs `work`. An exception ends the reducer and is rethrown.
   template <typename Work>
   void or_fail(const Work& work) try {
     work();
@@ -79,7 +81,7 @@ class Sender {
     step_.lock()->rethrow();
   }
 
-  /// Brackets operations on a device.
+  /// The operation that brackets work on a device.
   Operation bracket() const { return bracket_of(context_); }
   SharedStep& step() const { return step_; }
   Transport& transport() const { return *context_.transport; }
@@ -93,14 +95,14 @@ class Sender {
     std::size_t chunks_left;
   };
 
-  /// What ranks agree on beside values: this rank's bytes, and the exchange of all ranks' bytes.
+  /// An agreement between ranks: this rank's bytes, and the exchange of all ranks' bytes.
   struct Agreement {
     std::vector<std::byte> own = {};
     Handle handle = {};
   };
 
-  /// True once all ranks' bytes are there. The exchange begins if `wanted(step)` returns this
-  /// rank's bytes, which are at most `most`.
+  /// Returns true once all ranks' bytes have arrived. The exchange begins if `wanted(step)` returns
+  /// this rank's bytes. `most`: the maximum number of bytes.
   template <typename Wanted>
   bool exchange(Agreement& one, std::string_view name, std::size_t most, const Wanted& wanted);
   std::size_t order_bytes() const { return context_.slots.size() * sizeof(std::uint32_t); }
@@ -118,8 +120,7 @@ class Sender {
   Residence& residence_;
   StepWeights& weights_;
   Reducer reducer_;
-  std::deque<Message>
-      messages_;  ///< grows with the step's lock held; its elements are the driver's
+  std::deque<Message> messages_;  ///< grows under the step's lock; elements belong to the driver
   std::map<ReducerStep::Order, std::vector<std::uint32_t>> together_;
   Pipeline pipeline_;
   Agreement samples_, states_, order_;  ///< rank 0's state ends with the order

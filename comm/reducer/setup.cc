@@ -1,4 +1,4 @@
-// What is done before a reducer's first step, and before a later one for parameters that are new.
+// Preparation before the first step of a reducer, and before later steps with new parameters.
 #include "comm/collectives/planner.h"
 #include "comm/reducer/impl.h"
 
@@ -20,7 +20,7 @@ Driving driving_of(const ReducerOptions& options, const ExchangeContext& context
 
 }  // namespace
 
-// Before a step. Where it throws, the next call begins anew.
+// Called before a step. If this function throws, the next call starts again.
 void GradientReducer::Impl::finalize(LockedStep& step) {
   if (sender_ == nullptr) {
     begin(step);
@@ -43,7 +43,8 @@ void GradientReducer::Impl::begin(LockedStep& step) {
   make_sender();
 }
 
-// Nothing is under way: `add` saw to that. "auto" learns anew where it has more to choose for.
+// No message is under way, because `add` checked this. If a new parameter uses "auto", the learner
+// starts again.
 void GradientReducer::Impl::take_in_added(LockedStep& step) {
   const auto is_new = std::span(parameters_.all).subspan(taken_in_);
   const bool learns =

@@ -1,7 +1,9 @@
-// See state.h. Little-endian: magic u32, version u32, form u8, reduction u8, ranks, rank, step u32,
-// order (count u64, u32 each), parameters (count u64; each: name, codec, count u64, first u64,
-// residual, owner, the longest of each u64, the codec's memory), 0 to 3 bytes of 0, the checksum of
-// all these words as in frames u64. Texts and lists begin with their length as u64.
+// See state.h for the contents. All numbers are little-endian. A state starts with magic u32,
+// version u32, form u8, reduction u8, ranks u32, rank u32 and step u32. The sending order follows:
+// count u64, then u32 per parameter. The parameters follow: count u64, then the fields of each
+// parameter. These fields are name, codec, count u64, first u64, residual, owner, longest residual
+// u64, longest owner u64 and codec memory. A state ends with 0 to 3 zero bytes and a u64 checksum
+// of all preceding words, computed as in frames. Strings and lists begin with their length as u64.
 #include "comm/reducer/state.h"
 
 #include "kernels/host/checksum.h"
@@ -16,12 +18,12 @@
 namespace tersor {
 namespace {
 
-constexpr std::uint32_t kStateMagic = 0x54535254;  // "TRST" read as bytes
+constexpr std::uint32_t kStateMagic = 0x54535254;  // the bytes "TRST"
 constexpr std::uint32_t kStateVersion = 7;
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr std::size_t kWord = sizeof(std::uint32_t);  // of the checksum
+constexpr std::size_t kWord = sizeof(std::uint32_t);  // unit of the checksum
 
 std::uint64_t checksum_of(std::span<const std::byte> bytes) {
   return kernels::checksum(bytes.data(), bytes.size() / kWord, 0);
@@ -77,7 +79,7 @@ class Reader {
     return value;
   }
 
-  /// The bytes up to the checksum are padding.
+  /// Only padding may precede the checksum.
   void end() const {
     const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
     if (rest_.size() >= kWord || !std::ranges::all_of(rest_, is_zero))
@@ -130,7 +132,8 @@ std::span<const std::byte> check_envelope(std::span<const std::byte> bytes) {
 }
 
 std::size_t bytes_of(const ReducerState& state) {
-  constexpr std::size_t kNumbers = 64;  // of the head, of each parameter, and the end: no more
+  constexpr std::size_t kNumbers =
+      64;  // upper bound for the numbers of the head, of each parameter, and of the end
   std::size_t bytes = 2 * kNumbers + state.order.size() * sizeof(std::uint32_t);
   for (const ReducerState::Parameter& one : state.parameters)
     bytes += kNumbers + one.name.size() + one.codec.size() +
@@ -138,8 +141,7 @@ std::size_t bytes_of(const ReducerState& state) {
   return bytes;
 }
 
-/// The fields of a state but for its parameters, in the order of the bytes. `archive`: Writer or
-/// Reader.
+/// The fields of a state except the parameters, in byte order. `archive`: Writer or Reader.
 template <typename Archive, typename State>
 void visit_head(Archive& archive, State& state) {
   archive(state.form, state.reduction, state.ranks, state.rank, state.step, state.order);

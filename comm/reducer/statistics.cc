@@ -1,4 +1,4 @@
-// What a reducer counted and decided.
+// Statistics and explanations of a reducer.
 #include "comm/reducer/impl.h"
 
 namespace tersor {
@@ -58,7 +58,8 @@ std::vector<double> GradientReducer::residual_norms() const {
   return impl_->parameters_.residuals.norms();
 }
 
-// Waits for nothing, and what ended an exchange is no hindrance: then a trace is wanted most.
+// Never waits. Ignores the error of a failed exchange, because a trace is most useful after an
+// error.
 void GradientReducer::write_trace() const {
   if (impl_->trace_ == nullptr)
     throw InvalidArgument("this reducer keeps no trace: set ReducerOptions::trace to a file");

@@ -28,7 +28,8 @@ bool ReducerStep::message_ready(const Order& message) const {
   return std::ranges::all_of(message, [&](Parameter parameter) { return ready_[parameter]; });
 }
 
-// In the order that all ranks know: a message goes when it and all before it are ready.
+// Messages are sent in the order known to all ranks: a message is requested once all earlier
+// messages are requested and its parameters are ready.
 bool ReducerStep::request_ready() {
   if (!order_known_) return false;
   const std::size_t before = next_message_;

@@ -1,9 +1,9 @@
-// The step under way: which parameters are ready, which messages may go, which are back. Knows
-// neither values nor ranks: tests/comm/step_test.cc drives it alone.
+// The current step: ready parameters, requested messages and received messages. Independent of
+// values and ranks, so tests/comm/step_test.cc tests ReducerStep alone.
 //
-// A step is open while parameters become ready; `close` ends that; the step is complete when its
-// last message is back. The trainer's thread readies, closes and waits; a driver takes what was
-// requested and tells what is back.
+// Parameters become ready in an open step. `close` ends this phase. The step is complete after its
+// last message. The trainer's thread calls `ready`, `close` and the waiting functions. A driver
+// takes requested messages and reports received messages.
 #pragma once
 
 #include <tersor/reducer.h>
@@ -23,116 +23,119 @@ namespace tersor {
 class ReducerStep {
  public:
   using Order = std::vector<std::uint32_t>;  ///< parameters
-  using Messages = std::vector<Order>;       ///< the parameters of each
+  using Messages = std::vector<Order>;       ///< the parameters of each message
   using Parameter = std::uint32_t;
 
-  /// Before all else, and where there are more from the next step on, which learns the order
-  /// anew. With kOfReady there is nothing to learn: `request` takes the place of `ready`.
+  /// Call first, and again after adding parameters. The next step then learns the order again. With
+  /// kOfReady, no order is learned, and `request` replaces `ready`.
   void set_parameters(std::size_t count, SendingOrder sending);
-  /// Before that: goes on where another reducer had come to.
+  /// Call before set_parameters: continues after the steps of another reducer.
   void go_on_from(std::uint32_t number) { number_ = number; }
-  /// Nothing is ready yet, and the step before is complete.
+  /// True if no parameter is ready and the last step is complete.
   bool untouched() const;
   SendingOrder sending() const { return sending_; }
 
-  /// Complete steps; also the number of the one under way.
+  /// The number of complete steps, also the number of the current step.
   std::uint32_t number() const { return number_; }
   bool closed() const { return closed_; }
   bool is_ready(Parameter parameter) const { return ready_[parameter]; }
-  /// Whether the result of a parameter is there, of the step of this number.
+  /// True if the parameter's result in the step with this number has arrived.
   bool is_back(Parameter parameter, std::uint32_t step) const { return back_[parameter] > step; }
-  /// Whether the parameter's message was requested.
+  /// True if the parameter's message was requested.
   bool is_requested(Parameter parameter) const;
 
-  /// Whether closing it would end a step: `wait` after `flush` ends none.
+  /// True if `close` would end a step. `wait` after `flush` ends no step.
   bool ends() const { return !closed_ && awaited_; }
-  /// The last step was closed and is complete, and nobody has waited for it yet.
+  /// True if the last step is complete and no caller has waited for this step.
   bool is_over() const { return !closed_ && !awaited_; }
-  /// Somebody waited for the last step: the next `close` ends another.
+  /// Records a wait for the last step: the next `close` ends another step.
   void set_awaited() { awaited_ = true; }
 
-  /// These are true where messages were requested: the driver should look.
+  /// These functions return true if messages were requested, so the driver must run.
   bool ready(Parameter parameter);
-  /// The order of sending is `order` from now on, in these messages.
+  /// Sets the sending order and the messages.
   bool learn(Order order, Messages messages);
-  /// Of kOfReady, between two steps.
+  /// Call between two steps, only with kOfReady.
   void forget_messages() { messages_.clear(); }
-  /// One more message, which `request` may name.
+  /// Adds a message for `request`.
   std::uint32_t add_message(Order parameters);
-  /// These parameters are ready, all of these messages.
+  /// Marks these parameters as ready and requests all of these messages.
   bool request(const Order& parameters, std::span<const std::uint32_t> messages);
 
-  /// Nothing becomes ready any more. Where the order is not known, the driver is asked to learn it.
+  /// Ends the phase in which parameters become ready. If the order is unknown, asks the driver to
+  /// learn the order.
   void close();
   bool order_known() const { return order_known_; }
-  /// As learned or proposed; else empty.
+  /// The learned or proposed order; otherwise empty.
   const Order& order() const { return order_; }
   void forget_order();
-  /// The order of a loaded state: known once ranks have agreed on their states.
+  /// Proposes the order of a loaded state. The order becomes known once ranks agree on their
+  /// states.
   void propose(Order order);
-  /// Whether the driver is asked to learn the order: told once.
+  /// Returns true once after a request to learn the order.
   bool take_order_wanted() { return std::exchange(order_wanted_, false); }
 
-  /// Whether ranks compare the states that they loaded, before the first message of a step.
+  /// The comparison of loaded states between ranks, before the first message of a step.
   enum class Agreement : std::uint8_t { kNone, kWanted, kReached };
   bool agreeing() const { return agreement_ == Agreement::kWanted; }
   bool has_agreed() const { return agreement_ == Agreement::kReached; }
-  /// Once in a step. Until `agree` nothing is sent, and no order is known.
+  /// Called once per step. No message is sent and no order is known until `agree`.
   void want_agreement();
-  /// Ranks loaded equal states. The order is to be learned if none is known by now.
+  /// Records that ranks loaded equal states. If no order is known now, the order must be learned.
   void agree();
 
-  /// Parameters in the order in which they became ready.
+  /// The parameters in the order in which they became ready.
   const Order& sequence() const { return sequence_; }
 
-  /// Whether the driver has something to do.
+  /// True if the driver has work.
   bool wanted() const { return !requested_.empty() || order_wanted_ || agreeing(); }
   std::optional<std::uint32_t> take_requested();
-  /// A message's results are there.
+  /// Records the arrival of a message's results.
   void set_back(std::uint32_t message);
-  /// The result of a parameter that nobody else has is there at once.
+  /// Records a result that needs no other rank.
   void set_parameter_back(Parameter parameter) {
     back_[parameter] = number_ + 1;
     changed_ = true;
   }
-  /// Whether all that was closed is back: `complete` is to be called.
+  /// True if all messages of a closed step have arrived. Call `complete` then.
   bool all_back() const { return closed_ && order_known_ && messages_back_ == expected(); }
-  /// The next step is open.
+  /// Completes the step and opens the next step.
   void complete();
 
-  /// Something beside it that others wait for.
+  /// Wakes waiting threads after a change outside this object.
   void set_changed() { changed_ = true; }
 
-  /// No step is completed any more; the first error stays.
+  /// Records the first error. No later step completes.
   void fail(std::exception_ptr error);
-  /// In the place of one before.
+  /// Replaces an earlier error.
   void fail_anew(std::exception_ptr error) { error_ = std::move(error); }
   bool failed() const { return error_ != nullptr; }
   void rethrow() const;
 
-  /// Whether there is something that others wait for: told once.
+  /// Returns true once after a change that wakes waiting threads.
   bool take_changed() { return std::exchange(changed_, false); }
 
  private:
   bool request_ready();
-  /// Messages of the step under way.
+  /// The number of messages in the current step.
   std::size_t expected() const {
     return sending_ == SendingOrder::kOfReady ? next_message_ : messages_.size();
   }
   bool message_ready(const Order& message) const;
 
   std::vector<bool> ready_;
-  std::vector<std::uint32_t> back_;  ///< steps that are done, of each parameter
+  std::vector<std::uint32_t> back_;  ///< completed steps, by parameter
   std::uint32_t number_ = 0;
   bool closed_ = false;
-  bool awaited_ = true;  ///< nobody closed a step since the last wait
+  bool awaited_ = true;  ///< True if no step was closed since the last wait
   SendingOrder sending_ = SendingOrder::kLearned;
   bool order_known_ = false;
   bool order_wanted_ = false;
   Agreement agreement_ = Agreement::kNone;
   Order sequence_, order_;
   Messages messages_;
-  std::size_t next_message_ = 0;  ///< not yet requested; kOfReady: how many were
+  /// first message not requested; kOfReady: number of requested messages
+  std::size_t next_message_ = 0;
   std::size_t messages_back_ = 0;
   std::deque<std::uint32_t> requested_;
   std::exception_ptr error_;
@@ -141,8 +144,8 @@ class ReducerStep {
 
 class LockedStep;
 
-/// The step that a trainer's thread and a driving one share. What both touch beside it, they touch
-/// while they have it locked.
+/// The step shared by the trainer's thread and the driving thread. The lock also guards the other
+/// data shared by these threads.
 class SharedStep {
  public:
   [[nodiscard]] LockedStep lock();
@@ -154,7 +157,8 @@ class SharedStep {
   ReducerStep step_;
 };
 
-/// The step, locked until this goes. A function that takes one is called with the lock held.
+/// The step, locked for the lifetime of this object. Functions with a LockedStep parameter run with
+/// the lock held.
 class LockedStep {
  public:
   explicit LockedStep(SharedStep& step) : shared_(step), lock_(step.mutex_) {}
@@ -169,7 +173,7 @@ class LockedStep {
     tell();
     lock_.unlock();
   }
-  /// Lets go of the lock until somebody else changed something.
+  /// Releases the lock until another thread reports a change.
   void wait() {
     tell();
     shared_.changed_.wait(lock_);

@@ -13,7 +13,7 @@ void check_apart(ReducerStep::Order parameters, std::string_view first) {
                           std::string(first) + "\" and others");
 }
 
-// Those whose absence is a mistake: the result has no place where no gradient was given.
+// The parameters whose absence is an error. Without a gradient, the result has no destination.
 std::string wrongly_missing(const ReducerStep& step, const Parameters& parameters,
                             const Gradients& gradients) {
   const bool may_miss = parameters.options().missing == MissingGradient::kInactive;
@@ -27,7 +27,7 @@ std::string wrongly_missing(const ReducerStep& step, const Parameters& parameter
 
 }  // namespace
 
-// Waits for the driving thread, or drives where there is none.
+// Waits for the driving thread, or drives if there is no driving thread.
 void GradientReducer::Impl::wait_until(LockedStep& step, const std::function<bool()>& is_done) {
   while (!is_done()) {
     step->rethrow();
@@ -39,8 +39,8 @@ void GradientReducer::Impl::wait_for_closed(LockedStep& step) {
   wait_until(step, [&step] { return !step->closed(); });
 }
 
-// A graph holds the addresses of one step: residuals that change places between steps would be
-// read again and again, and written where nobody reads.
+// A captured graph keeps the addresses of a single step. Residuals with alternating generations
+// would make the graph read the same old generation in every replay.
 void GradientReducer::Impl::begin_ready(LockedStep& step) {
   step->rethrow();
   finalize(step);
@@ -72,8 +72,8 @@ void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) cons
   gradients_.check(one.parameter, one.given);
 }
 
-// Steps with changing sets of parameters need a limit: each set has messages. A captured graph
-// holds the addresses of messages.
+// Steps with changing sets of parameters need a limit, because each set has messages. A captured
+// graph holds the addresses of messages.
 void GradientReducer::Impl::limit_messages(LockedStep& step) {
   if (!sender_->has_many_messages() || !step->untouched()) return;
   if (ways_.was_captured() || residence_->captured()) return;
@@ -82,7 +82,7 @@ void GradientReducer::Impl::limit_messages(LockedStep& step) {
   sender_->forget_messages(step);
 }
 
-// True where messages are to be sent.
+// Returns true if messages must be sent.
 bool GradientReducer::Impl::request(LockedStep& step, const ReducerStep::Order& together) {
   bool requested = false;
   if (of_ready()) limit_messages(step);
@@ -128,7 +128,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
     handles[i] = handle_of(step, together[i].parameter);
     trace(Traced::kReady, training_step(step), together[i].parameter, Clock::now());
   }
-  if (request(step, parameters)) {  // before the lock is let go, and so before anybody takes them
+  if (request(step, parameters)) {  // under the lock, before another thread takes the messages
     residence_->follow_trainer();
     driver_->wake(step);
   }
@@ -136,7 +136,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   driver_->send(Driver::Drain::kNo);
 }
 
-// Parameters that had no gradient. True where that lets messages go.
+// Marks parameters without a gradient as inactive. Returns true if messages are requested.
 bool GradientReducer::Impl::mark_missing(LockedStep& step) {
   if (of_ready()) return false;
   const std::string mistakes = wrongly_missing(*step, parameters_, gradients_);
@@ -159,7 +159,7 @@ void GradientReducer::Impl::fail_missing(LockedStep& step, const std::string& na
   step->rethrow();
 }
 
-// What went wrong since the last step was complete is told to the next one.
+// Errors since the last complete step are raised in the next step.
 void GradientReducer::Impl::close_step(LockedStep& step) {
   if (step->is_over()) return;
   step->rethrow();
@@ -210,14 +210,15 @@ void GradientReducer::Impl::note_exposed(std::uint32_t step, Clock::time_point b
   trace(Traced::kWait, step, 0, begin);
 }
 
-// Ends a step that was flushed; begins nothing.
+// Finishes a flushed step. Starts no step.
 void GradientReducer::Impl::finish_steps() {
   LockedStep step = step_.lock();
   step->rethrow();
   wait_for_closed(step);
 }
 
-// What ended an exchange is no hindrance: then one asks most.
+// An error that ended the exchange is ignored here, because statistics are most useful after an
+// error.
 LockedStep GradientReducer::Impl::stopped() {
   try {
     finish_steps();
@@ -230,7 +231,8 @@ LockedStep GradientReducer::Impl::stopped() {
 void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t parameter) {
   if (step->closed()) return;
   const std::string& name = parameters_.all[parameter].name;
-  if (context_.queues() && !of_ready())  // how far each rank is differs: all must send in one order
+  if (context_.queues() &&
+      !of_ready())  // ranks progress differently, but all must send in the same order
     throw InvalidArgument("flush() before waiting for \"" + name +
                           "\": over this transport a step is sent to its end by all ranks alike");
   wait_until(step, [&] { return !step->agreeing(); });
@@ -270,7 +272,7 @@ void GradientReducer::Impl::progress() {
   if (driver_ != nullptr) driver_->progress();
 }
 
-// Everything is back: what was written counts from now on.
+// All messages arrived: commits the written state.
 void GradientReducer::Impl::complete_step(LockedStep& step) {
   residence_->advance_step();
   parameters_.commit([&](std::size_t parameter) {

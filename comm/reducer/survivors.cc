@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Longer than a rank that waits for another takes to find out, and to tell the others of it.
+// Longer than a waiting rank needs to find a fault and announce the fault to others.
 constexpr std::chrono::milliseconds kPatience = 4s;
 constexpr std::chrono::milliseconds kNap = 50ms;
 constexpr auto kForEver = std::chrono::hours(24 * 365);
@@ -55,7 +55,7 @@ std::vector<int> Survivors::ranks_of(const Set& set) {
   return ranks;
 }
 
-// Little-endian: steps u32, then a bit for each rank, the lowest first.
+// Little-endian: steps u32, then one bit per rank, lowest rank first.
 std::vector<std::byte> Survivors::written(const Word& word) const {
   std::vector<std::byte> bytes(word_bytes());
   std::memcpy(bytes.data(), &word.steps, sizeof(word.steps));
@@ -94,8 +94,8 @@ Survivors::Agreed Survivors::agree(std::uint32_t steps) {
   return conclude(steps);
 }
 
-// Whoever is late finds first words of all of them, and behind these what they agreed on without
-// it. Nobody agrees on anything again where all are there.
+// A late rank first receives the first votes of all ranks, and then the agreement without the late
+// rank. If all ranks are present, no rank starts another agreement.
 void Survivors::hear_later_words() {
   lifeline_->wait_activity(Clock::now());
   for (const int peer : members_)
@@ -104,10 +104,10 @@ void Survivors::hear_later_words() {
 
 void Survivors::hear_later_words(int peer) try {
   while (heard(peer)) continue;
-} catch (const PeerLost&) {  // has told all that it had to say
+} catch (const PeerLost&) {  // the lost rank had sent all its messages
 }
 
-// Those who are left out are told, too: one that is only slow must not go on.
+// Removed ranks also receive the set: a slow rank must not continue.
 void Survivors::tell(std::uint32_t steps) {
   until_ = Clock::now() + kPatience;
   const auto word = written({steps, set_});
@@ -132,7 +132,7 @@ void Survivors::forget_sent() {
   });
 }
 
-// Whoever is left may go away at once, and what is still to leave would go with it.
+// This rank may exit right after the agreement, and unsent messages would be lost.
 void Survivors::send_rest() {
   const auto is_left = [this](const Sent& sent) {
     return set_[static_cast<std::size_t>(sent.peer)];
@@ -141,7 +141,7 @@ void Survivors::send_rest() {
     lifeline_->wait_activity(std::min(until_, Clock::now() + kNap));
 }
 
-// Who has answered may be over and gone: its word stands.
+// A rank with a vote for this set may have exited. The vote remains valid.
 bool Survivors::hear_all() {
   forget_sent();
   bool heard = false;
@@ -150,7 +150,7 @@ bool Survivors::hear_all() {
   return heard;
 }
 
-// True where there was something.
+// Returns true if a message or a loss was found.
 bool Survivors::hear(int peer) try {
   const std::optional<Word> word = heard(peer);
   if (word.has_value()) take(peer, *word);
@@ -160,7 +160,7 @@ bool Survivors::hear(int peer) try {
   return true;
 }
 
-// Throws where it says that this rank is not among them.
+// Throws TransportError if the peer's set excludes this rank.
 std::optional<Survivors::Word> Survivors::heard(int peer) {
   Handle& ear = ears_[static_cast<std::size_t>(peer)];
   if (!ear.valid()) ear = lifeline_->receive(word_operation(), peer, word_bytes());
@@ -202,14 +202,14 @@ void Survivors::leave_out_silent() {
   changed_ = true;
 }
 
-// Of two halves at most one may go on.
+// At most one of two halves may continue.
 bool Survivors::enough() const {
   const std::size_t left = members_.size();
   if (least_ > 0) return left >= static_cast<std::size_t>(least_);
   return 2 * left > base_.size() || (2 * left == base_.size() && members_.front() == base_.front());
 }
 
-// Where a step was complete, all had it whole, and so had become members before.
+// A step completed since the last agreement was completed by all members.
 Survivors::Agreed Survivors::conclude(std::uint32_t steps) {
   for (const int peer : ranks_of(set_))
     if (peer != rank_) steps = std::max(steps, answers_[static_cast<std::size_t>(peer)]->steps);

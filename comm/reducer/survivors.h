@@ -1,7 +1,8 @@
-// Which ranks are left after a fault: agreed on by those who are, over a lifeline, without a
-// leader. Each tells all others whom it hears; sets that differ are intersected, and who is gone or
-// silent is left out, until all of a set have told that very set. Who goes on with a set has the
-// word of each of its members, who can agree on no other but a part of it.
+// Finds the ranks that remain after a fault. The remaining ranks agree without a leader, over an
+// isolated channel. Each rank sends the set of reachable ranks to all others. Ranks intersect
+// differing sets and remove lost and silent ranks, until all members of a set have sent exactly
+// this set. A rank continues with a set only after receiving the set from each member. Afterwards,
+// a member can only agree on a subset.
 #pragma once
 
 #include <tersor/align.h>
@@ -19,34 +20,36 @@ namespace tersor {
 
 class Survivors {
  public:
-  /// A collective call: makes a lifeline. All ranks are there. Who says nothing for 4 s is left out
-  /// after a fault. `least`: so many ranks may go on; 0: more than half of those who made the last
-  /// complete step together, or half with the lowest of them.
+  /// Makes an isolated channel. A collective call of all ranks. After a fault, a rank that sends
+  /// nothing for 4 s is removed. `least`: the minimum number of ranks to continue. 0: more than
+  /// half of the ranks of the last completed step or, at exactly half, the half with the lowest
+  /// rank.
   Survivors(Transport& transport, int least);
 
   struct Agreed {
-    std::uint32_t steps;       ///< the most that any of them has seen complete
-    std::vector<int> lost;     ///< this time
-    std::vector<int> members;  ///< who is left
-    bool enough;               ///< they may go on
+    std::uint32_t steps;       ///< maximum number of completed steps over the members
+    std::vector<int> lost;     ///< ranks lost since the last agreement
+    std::vector<int> members;  ///< remaining ranks
+    bool enough;               ///< True if the members may continue
   };
 
-  /// After a fault, by all who are left; `steps`: complete ones, as this rank has seen. Throws
-  /// TransportError where the others have left out this rank.
+  /// Call on all remaining ranks after a fault. `steps`: this rank's number of completed steps.
+  /// Throws TransportError if the other ranks removed this rank.
   Agreed agree(std::uint32_t steps);
-  /// Nobody needs to wait for this rank any more.
+  /// Closes the channel, so other ranks stop waiting for this rank.
   void give_up();
 
-  /// Ranks of the transport that it was made of, here and above; ascending.
+  /// Ascending ranks of the constructor's transport, like all ranks in this class.
   const std::vector<int>& members() const { return members_; }
   int rank() const { return rank_; }
-  /// Those who are left, numbered anew. A collective call of theirs.
+  /// Returns a transport of the remaining ranks, with new rank numbers. A collective call of the
+  /// remaining ranks.
   std::unique_ptr<Transport> transport() { return lifeline_->split(members_); }
-  /// Who was lost when, a line each; empty where nobody was.
+  /// Lost ranks and steps, one line per loss; empty without a loss.
   std::string explain() const { return losses_; }
 
  private:
-  using Set = std::vector<bool>;  ///< of ranks
+  using Set = std::vector<bool>;  ///< one entry per rank
   struct Word {
     std::uint32_t steps = 0;
     Set set;
@@ -83,17 +86,17 @@ class Survivors {
   const int least_;
   std::unique_ptr<Transport> lifeline_;
   std::vector<int> members_;
-  std::vector<int> base_;         ///< who made the last complete step together
-  std::uint32_t base_steps_ = 0;  ///< complete ones when the members became what they are
+  std::vector<int> base_;         ///< ranks of the last completed step
+  std::uint32_t base_steps_ = 0;  ///< completed steps when members_ last changed
   std::string losses_;
 
-  // Of the agreement that goes on. Who was told something by a message that is still on its way
-  // hears of it in the next one.
+  // The current agreement. A change is sent in a new message, even while an earlier message to the
+  // same rank is under way.
   Set set_;
   bool changed_ = false;
   Clock::time_point until_;
-  std::vector<Handle> ears_;                  ///< by rank
-  std::vector<std::optional<Word>> answers_;  ///< the last of each
+  std::vector<Handle> ears_;                  ///< pending receives, by rank
+  std::vector<std::optional<Word>> answers_;  ///< last vote of each rank
   std::list<Sent> sent_;
 };
 

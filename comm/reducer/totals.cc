@@ -40,7 +40,7 @@ void Totals::reset(ExchangeContext& context, double wire_seconds) {
   for (SlotCounters& counters : context.counters) counters = {};
 }
 
-// Asked for in each step by who logs: nothing is made that a sum does not need.
+// May be called in each step for logging, and therefore computes only sums.
 ReducerStatistics Totals::all(const Parameters& parameters) const {
   ReducerStatistics all;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -68,7 +68,7 @@ std::uint64_t Totals::gradient_bytes(std::size_t parameter, const Parameters& pa
   return slot_steps_[parameter] * slot.count * dtype_bytes(slot.dtype);
 }
 
-// The wire and the waiting belong to all; they are shared out by the bytes that each one sent.
+// All parameters share the wire time and the waiting time, in proportion to the sent bytes.
 std::vector<ReducerStatistics> Totals::of_each(const Parameters& parameters) const {
   std::uint64_t sent = 0;
   for (const SlotCounters& counters : slots_) sent += counters.sent_bytes;

@@ -1,4 +1,4 @@
-// What a reducer counts from one reset to the next, as of the last complete step. With the step's
+// Statistics of a reducer since the last reset, up to the last complete step. Call with the step's
 // lock held.
 #pragma once
 
@@ -16,21 +16,21 @@ namespace tersor {
 class Totals {
  public:
   void set_parameters(std::size_t count);
-  /// A step is complete: the driver has nothing under way, so that its counters stand still.
-  /// `wire_seconds`: all of the sender's.
+  /// Call after a complete step, while the driver has no work and its counters do not change.
+  /// `wire_seconds`: the sender's total.
   void note_step(const ExchangeContext& context, double wire_seconds,
                  const std::function<bool(std::uint32_t)>& took_part);
-  /// The trainer waited.
+  /// Adds time in which the trainer waited.
   void note_exposed(double seconds) { exposed_seconds_ += seconds; }
   void note_discarded(std::uint32_t steps) { discarded_ += steps; }
-  /// "auto" goes another way.
+  /// Counts a codec change by "auto".
   void note_codec_change() { codec_changes_ += 1; }
-  /// What another reducer counted counts here, too, as it does in the context.
+  /// Continues the counters of another reducer, here and in the context.
   void go_on_from(const Totals& before, ExchangeContext& context);
-  /// Counts anew, and so does the context.
+  /// Resets the counters, here and in the context.
   void reset(ExchangeContext& context, double wire_seconds);
 
-  /// Of all parameters, but for what a device counts of overflows.
+  /// Returns the sums over all parameters, without overflows counted on a device.
   ReducerStatistics all(const Parameters& parameters) const;
   std::vector<ReducerStatistics> of_each(const Parameters& parameters) const;
 
@@ -47,7 +47,7 @@ class Totals {
   std::uint64_t codec_changes_ = 0;
   std::vector<SlotCounters> slots_;
   std::vector<std::uint64_t> slot_steps_;
-  std::uint64_t sent_before_ = 0;  ///< the last reset
+  std::uint64_t sent_before_ = 0;  ///< at the last reset
   double wire_before_ = 0;
 };
 

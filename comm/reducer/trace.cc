@@ -1,4 +1,3 @@
-// See trace.h.
 #include "comm/reducer/trace.h"
 
 #include <array>
@@ -25,7 +24,7 @@ std::filesystem::path with_suffix(const std::filesystem::path& path, const std::
   return path.parent_path() / (path.stem().string() + suffix + path.extension().string());
 }
 
-/// The files that reducers of this process will write.
+/// The trace files of the reducers in this process.
 class Files {
  public:
   std::filesystem::path take(const std::filesystem::path& path, const std::string& suffix) {
@@ -45,13 +44,13 @@ class Files {
   std::set<std::filesystem::path> taken_;
 };
 
-/// For ever: a reducer may outlive other globals.
+/// Never destroyed, because a reducer may outlive other globals.
 Files& files() {
   static Files& all = *new Files;
   return all;
 }
 
-/// As JSON has strings.
+/// A JSON string.
 std::string quoted(std::string_view text) {
   std::string quoted = "\"";
   for (const char c : text) {
@@ -67,7 +66,7 @@ std::string quoted(std::string_view text) {
   return quoted + '"';
 }
 
-/// In microseconds.
+/// Microseconds, as a decimal number.
 std::string micros(nanoseconds time) {
   std::string text = std::to_string(time.count() % 1000 + 1000);
   text[0] = '.';
@@ -80,7 +79,7 @@ std::uint32_t row_of(const TraceEvent& event) {
   return kFirstParameterRow + event.parameter;
 }
 
-/// Events and the names of rows, behind each other.
+/// Writes events and the names of rows, separated by commas.
 class TraceWriter {
  public:
   TraceWriter(std::ostream& file, int rank, nanoseconds epoch)
@@ -141,7 +140,7 @@ ReducerTrace::ReducerTrace(const std::filesystem::path& path, int rank,
 ReducerTrace::~ReducerTrace() {
   try {
     write();
-  } catch (...) {  // nobody is there to hear of it
+  } catch (...) {  // a destructor cannot report the error
   }
   files().give_back(file_);
 }

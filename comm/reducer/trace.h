@@ -1,4 +1,4 @@
-// The trace of a reducer, and the file that it becomes.
+// The trace of a reducer, and its file.
 #pragma once
 
 #include "comm/collectives/trace.h"
@@ -9,21 +9,21 @@
 
 namespace tersor {
 
-/// What the sender and the trainer did, each in a ring of its own: the first records without a
-/// lock, the second with the step's.
+/// Events of the sender and of the trainer, each in a separate ring buffer. The sender records
+/// without a lock, the trainer with the step's lock.
 class ReducerTrace {
  public:
-  /// "trace.json" is "trace.rank3.json" on rank 3, and "trace.2.rank3.json" of the second reducer
-  /// that has it at the same time. Throws InvalidArgument where it cannot be written.
+  /// On rank 3, "trace.json" becomes "trace.rank3.json", or "trace.2.rank3.json" for the second
+  /// reducer with this path at the same time. Throws InvalidArgument if the file cannot be written.
   ReducerTrace(const std::filesystem::path& path, int rank, const Parameters& parameters);
-  /// Writes.
+  /// Writes the file.
   ~ReducerTrace();
   ReducerTrace(const ReducerTrace&) = delete;
   ReducerTrace& operator=(const ReducerTrace&) = delete;
 
-  /// Chrome's format, in place of what stood there: a row for the trainer, one for the wire, one
-  /// for each parameter. Times are of the system's clock. With the step locked. Throws Error where
-  /// that fails.
+  /// Writes Chrome's format over an existing file: a row for the trainer, a row for the wire, and a
+  /// row per parameter. Times use the system clock. Call with the step locked. Throws Error if
+  /// writing fails.
   void write() const;
 
   TraceRing sender{std::size_t{1} << 16};
@@ -33,7 +33,7 @@ class ReducerTrace {
   const std::filesystem::path file_;
   const int rank_;
   const Parameters& parameters_;
-  const std::chrono::nanoseconds epoch_;  ///< of the steady clock on the system's
+  const std::chrono::nanoseconds epoch_;  ///< system time at the start of the steady clock
 };
 
 }  // namespace tersor

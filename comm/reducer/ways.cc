@@ -12,7 +12,7 @@
 namespace tersor {
 namespace {
 
-// "auto" chooses the algorithm too.
+// True if "auto" chooses the codec. "auto" also chooses the algorithm.
 bool wants_tuner(const ReducerOptions& options) {
   bool wanted = options.rules.empty() && options.codec == kAutoCodec;
   for (const ReducerRule& rule : options.rules) wanted |= rule.codec == kAutoCodec;
@@ -28,7 +28,7 @@ std::string group_name(const Slot& slot, const RuleChoice& choice) {
          (scatters ? " shards" : "");
 }
 
-/// Of the first parameter of a group.
+/// Uses the predictions of the group's first parameter.
 Learner::Group new_group(std::string name, const std::vector<AutoPrediction>& ways) {
   Learner::Group group{.name = std::move(name), .ways = {}};
   for (const AutoPrediction& way : ways) group.ways.push_back({.name = way.way.codec});
@@ -51,7 +51,7 @@ void Ways::find_tuner(Transport& transport) {
   tuner_ = options_.tuner != nullptr ? options_.tuner : own_tuner_.get();
 }
 
-// By rule, of the parameter without padding; "auto" is left to a tuner.
+// Applies the rules to the parameter without padding. A tuner chooses for "auto".
 void Ways::choose(ReducerParameter& own, Slot& slot) {
   own.choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
   if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, RuleChoice::Why::kOneHost};
@@ -70,12 +70,13 @@ void Ways::choose_way(ReducerParameter& own, Slot& slot) {
   set_way(own, slot, std::ranges::min_element(own.ways, {}, &AutoPrediction::seconds)->way);
 }
 
-// A parameter that shares a message is taken for all of it: it adds bytes to it and no latency.
+// A parameter in a shared message is predicted with the size of the whole message, because the
+// parameter adds bytes but no latency.
 std::size_t Ways::count_of_message(const Slot& slot) const {
   return std::max(slot.count, options_.bucket_bytes / dtype_bytes(slot.dtype));
 }
 
-// All phases are tried, and the first one stays: what cannot go says so now.
+// Applies all phases, the first phase last, so invalid phases throw now.
 void Ways::try_phases(ReducerParameter& own, Slot& slot) {
   const std::vector<RulePhase>& phases = own.choice.phases;
   schedules_ |= !phases.empty();
@@ -103,7 +104,8 @@ void Ways::set_way(ReducerParameter& own, Slot& slot, const AutoChoice& way) {
   set_codec(own, slot, rules_.codec(way.codec));
 }
 
-// Parameters of one rule and dtype go by one codec, each by that codec's quickest way.
+// Parameters of one rule and dtype share a codec. Each parameter uses the codec's fastest
+// algorithm.
 void Ways::begin() {
   std::vector<Learner::Group> groups;
   for (std::size_t i = 0; i < parameters_.count(); ++i) {
@@ -151,11 +153,11 @@ bool Ways::enters_phase(std::uint32_t step) {
   if (!schedules_ || followed_step_ == step) return false;
   followed_step_ = step;
   if (in_phase(step)) return false;
-  if (learner_ != nullptr) learner_->begin_with(learner_->chosen());  // steps take another time
+  if (learner_ != nullptr) learner_->begin_with(learner_->chosen());  // the step time changes
   return true;
 }
 
-// A graph does one step again and again.
+// A graph repeats a single step.
 void Ways::check_capture(std::uint32_t step) const {
   const bool followed = in_phase(step);
   for (const ReducerParameter& one : parameters_.all)
@@ -177,7 +179,7 @@ bool Ways::settled(bool begun) const {
   return options_.learning == Learning::kOff;
 }
 
-// The first step learns the order, and tells nothing.
+// The first step learns the order, and its duration is not used.
 bool Ways::end_step() {
   const auto began = std::exchange(step_began_, std::nullopt);
   if (!began) return false;

@@ -1,6 +1,6 @@
-// By which codec and which algorithm each parameter goes: always the same, by a schedule, or as
-// "auto" learns while training goes on. Decides, and no more: who holds it waits until nothing is
-// under way, and then has residuals and messages follow. All ranks decide alike.
+// The codec and the algorithm of each parameter: fixed, by a schedule, or learned by "auto" during
+// training. Ways only decides, equally on all ranks. The caller waits until no work is under way,
+// and then adapts residuals and messages.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -23,62 +23,62 @@ namespace tersor {
 
 class Ways {
  public:
-  /// The parameters outlive it. Throws InvalidArgument for rules that are wrong.
+  /// The parameters must outlive this object. Throws InvalidArgument for invalid rules.
   explicit Ways(Parameters& parameters);
 
-  /// All ranks are on one host: every parameter goes as values do within it.
+  /// Call if all ranks share a host: every parameter then uses the codec within the host.
   void set_single_host(std::shared_ptr<const Codec> codec) {
     single_host_codec_ = std::move(codec);
   }
-  /// Where "auto" is asked for, its tuner, which may have to be made: a collective call. Throws
-  /// InvalidArgument where an algorithm is asked for beside it.
+  /// Finds or makes the tuner of "auto". A collective call. Throws InvalidArgument for "auto" with
+  /// a fixed algorithm.
   void find_tuner(Transport& transport);
   bool automatic() const { return tuner_ != nullptr; }
-  /// Of what is encoded.
+  /// The algorithm of encoded values.
   Algorithm algorithm() const { return algorithm_; }
 
-  /// How a parameter begins that is about to be added. Throws InvalidArgument where no rule
-  /// matches, or what it chooses cannot go.
+  /// Chooses the first codec and algorithm of a parameter before `add`. Throws InvalidArgument if
+  /// no rule matches or if the choice is not possible.
   void choose(ReducerParameter& own, Slot& slot);
-  /// All parameters are known, those added since it was called last among them: learns anew.
+  /// Call when all parameters are known, and after adding parameters: learning starts again.
   void begin();
-  /// Has each go as it is to in a step of training; those whose codec a schedule has changed.
+  /// Applies the choices for a training step. Returns the parameters whose schedule changed the
+  /// codec.
   std::vector<std::size_t> take(std::uint32_t step);
 
-  /// Some parameter has a schedule.
+  /// True if some parameter has a schedule.
   bool scheduled() const { return schedules_; }
-  /// Whether a schedule has something change with this step: true once.
+  /// Returns true once if a schedule changes a codec with this step.
   bool enters_phase(std::uint32_t step);
-  /// Throws InvalidArgument where a schedule goes on after this step, which is captured.
+  /// Throws InvalidArgument if a schedule continues after this captured step.
   void check_capture(std::uint32_t step) const;
 
   bool may_learn() const;
   bool learns() const { return may_learn() && !was_captured_; }
-  /// `begun`: some step did.
+  /// `begun`: True after the first step began.
   bool settled(bool begun) const;
-  /// Whether step `number` is the first call of a step.
+  /// True before the first `begin_step` of this step.
   bool is_new(std::uint32_t number) const { return number != learned_step_; }
-  /// The step before is over. True where ranks must agree on the largest `seconds()` of any.
+  /// Ends the previous step. Returns true if ranks must agree on the maximum of `seconds()`.
   bool end_step();
   void begin_step(std::uint32_t number);
-  /// Whether the time of the step that goes on counts.
+  /// True if the learner measures the current step.
   bool looks() const { return learner_->looks(); }
-  /// The trainer has waited for all of it.
+  /// The trainer has waited for the whole step.
   void note_waited() { step_ended_ = Clock::now(); }
   double seconds() const { return learner_->seconds(); }
-  /// True where parameters go other ways from now on.
+  /// Returns true if codecs or algorithms change now.
   bool agree(double seconds);
-  /// Begins with what the run that was saved had chosen for each parameter; true where that
-  /// differs.
+  /// Starts with the codecs chosen in a saved run. Returns true if a codec changes.
   bool adopt(std::span<const std::string> codecs);
   const std::string& chosen_codec(std::size_t parameter) const;
 
-  /// A graph goes on as it was captured. Throws InvalidArgument where it is not settled.
+  /// A captured graph keeps its codecs. Throws InvalidArgument unless "auto" is settled.
   void begin_capture();
   void note_captured() { was_captured_ = true; }
   bool was_captured() const { return was_captured_; }
 
-  /// What "auto" has found out; empty without it.
+  /// The findings of "auto"; empty without "auto".
   std::string explain() const;
 
  private:
@@ -98,10 +98,10 @@ class Ways {
   std::shared_ptr<const Codec> single_host_codec_;
 
   bool schedules_ = false;
-  std::optional<std::uint32_t> followed_step_;  ///< whose phases parameters are in
+  std::optional<std::uint32_t> followed_step_;  ///< the step whose phases are applied
 
   std::unique_ptr<Learner> learner_;
-  std::uint32_t learned_step_ = 0;  ///< the last that began
+  std::uint32_t learned_step_ = 0;  ///< the last step that began
   bool was_captured_ = false;
   std::optional<Clock::time_point> step_began_, step_ended_;
 };

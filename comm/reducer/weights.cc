@@ -46,8 +46,8 @@ void StepWeights::check() {
                         ": weigh() the step again, on some rank with more than 0");
 }
 
-// Ranks tell each other once a step that was flushed is complete; the first time when a gradient is
-// ready, which says on which device there are any.
+// Ranks exchange the numbers after a flushed step is complete. The first exchange begins when a
+// gradient is ready, because the gradient determines the device.
 void GradientReducer::Impl::weigh(double samples) {
   if (options_.weights == Weights::kOff)
     throw InvalidArgument("weigh() needs ReducerOptions::weights = kOn, on all ranks");
@@ -61,7 +61,7 @@ void GradientReducer::Impl::weigh(double samples) {
   driver_->send(Driver::Drain::kNo);
 }
 
-// Before anything of a step goes.
+// Call before the step's first message.
 void GradientReducer::Impl::find_weights(LockedStep& step) {
   if (options_.weights == Weights::kOff) return;
   if (residence_->captured())

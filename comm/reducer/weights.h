@@ -1,5 +1,5 @@
-// What the ranks' gradients of a step count for, where they are means over unequal numbers of
-// samples (ReducerOptions::weights). With the step's lock held.
+// The sample weights of the ranks' gradients in a step, for means over unequal numbers of samples
+// (ReducerOptions::weights). Call with the step's lock held.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,28 @@ namespace tersor {
 
 class StepWeights {
  public:
-  /// Throws InvalidArgument, and changes nothing, where the step's samples are told already, or are
-  /// no number of samples.
+  /// Sets this rank's number of samples. Throws InvalidArgument for an invalid number and for a
+  /// second call in a step. Changes nothing then.
   void tell(double samples);
   bool told() const { return state_ != State::kNone; }
-  /// What is to be sent to the other ranks: once.
+  /// Returns once the number to send to the other ranks.
   std::optional<double> take_wanted();
-  /// What each rank told.
+  /// `samples`: the number of samples of each rank.
   void learn(int rank, std::span<const double> samples);
   bool known() const { return state_ == State::kKnown; }
-  /// Throws InvalidArgument where there is no mean over those samples: on all ranks, which may tell
-  /// others then.
+  /// Throws InvalidArgument on all ranks if the samples have no mean. Ranks may then set other
+  /// numbers.
   void check();
-  /// Of gradients whose mean over ranks is then the mean over samples. 1 where none were told.
+  /// The factor for this rank's gradients, after which the mean over ranks is the mean over
+  /// samples. 1 without weights.
   float factor() const { return factor_; }
-  /// The next step's are to be told.
+  /// Ends the step; the next step needs new weights.
   void end() { *this = {}; }
 
  private:
   enum class State : std::uint8_t { kNone, kTold, kSent, kKnown };
   State state_ = State::kNone;
-  double samples_ = 0;  ///< of this rank; once they are known, of all
+  double samples_ = 0;  ///< of this rank; of all ranks once known
   float factor_ = 1;
 };
 

@@ -18,7 +18,7 @@ namespace tersor {
 struct WorkerFrames::State {
   ServerLayout layout;
   Checksum checksum = Checksum::kOn;
-  std::uint64_t key = 0;  // of random numbers
+  std::uint64_t key = 0;  // for random numbers
   Buffer workspace;
   std::vector<std::vector<float>> residuals;
 
@@ -75,7 +75,7 @@ void WorkerFrames::decode(ConstByteSpan frame, std::span<const ValueSpan> weight
                              .execution = {.workspace = state.workspace.span()}});
 }
 
-// One server as a worker sees it.
+// A server from a worker's point of view.
 class ServerSeen {
  public:
   ServerSeen(const ServerAt& at, WorkerFrames frames, std::chrono::milliseconds timeout)
@@ -134,19 +134,20 @@ class ServerSeen {
     frames_.decode(read_note(bytes).second, weights);
   }
 
-  /// The time limit is that of each push: each waits for another step of the slowest worker.
+  /// The timeout applies to each push, because each push waits for another step of the slowest
+  /// worker.
   void flush() {
     for (std::size_t left = unanswered(); left > 0; --left)
       wait([&] { return unanswered() < left; });
   }
 
-  /// What waits for others' pushes would go with it.
+  /// Leaving would drop pushes that wait for other workers, so `flush` comes first.
   void leave() {
     flush();
     say_goodbye();
   }
 
-  /// After an error: the server may not listen any more.
+  /// Call after an error, when the server may no longer receive.
   void leave_at_once() try {
     timeout_ = std::min<std::chrono::milliseconds>(timeout_, std::chrono::seconds(1));
     say_goodbye();
@@ -171,7 +172,7 @@ class ServerSeen {
     guard([&] { out_.send(note); });
   }
 
-  // Until something is so; hears what the server says meanwhile.
+  // Waits until `done` returns true, and handles the server's messages meanwhile.
   template <typename Done>
   void wait(const Done& done) {
     const auto until = Clock::now() + timeout_;
@@ -229,7 +230,7 @@ class ServerSeen {
   Outbox out_;
   Buffer own_frame_;
   Handle ear_, weights_;
-  std::deque<std::uint32_t> pushed_;  // and not answered
+  std::deque<std::uint32_t> pushed_;  // without an answer
   std::optional<std::uint32_t> joined_;
   bool leaves_ = false;
 };
@@ -251,7 +252,7 @@ struct ParameterClient::State {
   std::deque<ServerSeen> servers;
   std::vector<std::size_t> counts;
   bool left = false;
-  std::exception_ptr failed;  // since then the servers may have another state than we think
+  std::exception_ptr failed;  // after an error, the servers' state is unknown
 
   template <typename Work>
   void attempt(const Work& work) {
@@ -293,7 +294,7 @@ ParameterClient::~ParameterClient() {
   if (state_->left || std::uncaught_exceptions() > 0) return;
   try {
     leave();
-  } catch (...) {  // whoever is gone does not wait for us
+  } catch (...) {  // lost servers do not wait for this worker
   }
 }
 

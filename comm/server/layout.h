@@ -1,5 +1,5 @@
-// What a server has of the parameters, and how gradients and weights travel: the same for it and
-// for all workers.
+// A server's part of the parameters, and the codecs of gradients and weights. Equal on the server
+// and on all workers.
 #pragma once
 
 #include <tersor/server.h>
@@ -12,19 +12,20 @@
 
 namespace tersor {
 
-inline constexpr std::size_t kMostUnanswered = 2;  ///< pushes of a worker; a server takes no more
+inline constexpr std::size_t kMostUnanswered = 2;  ///< pushes per worker; a server accepts no more
 
-/// One server's part. A segment for each parameter, of no values where other servers have them all.
+/// One server's part, with a segment per parameter. A segment is empty if other servers own the
+/// whole parameter.
 struct ServerLayout {
   std::shared_ptr<const Codec> push, pull;
   std::vector<Segment> segments;
   Plan push_plan, pull_plan;
-  std::uint64_t signature = 0;  ///< of all that both sides must have alike
+  std::uint64_t signature = 0;  ///< hash of the options that both sides must pass equally
 
   FrameIdentity identity(Checksum checksum) const { return {signature, checksum}; }
 };
 
-/// Throws InvalidArgument for options that no server takes.
+/// Throws InvalidArgument for unsupported options.
 ServerLayout server_layout(std::span<const std::size_t> counts, const ServerOptions& options,
                            int server, int servers);
 

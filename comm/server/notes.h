@@ -1,4 +1,5 @@
-// What servers and workers say to each other on a lifeline: a note, then a frame behind some.
+// The messages between servers and workers on an isolated channel: a header (Note), followed by a
+// frame or a text for some types.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -17,29 +18,29 @@
 namespace tersor {
 
 enum class Says : std::uint32_t {
-  kJoin = 1,  // a worker; signature
-  kPush,      // its clock, a frame
-  kPull,      // its clock
+  kJoin = 1,  // from a worker, with the signature
+  kPush,      // with the worker's clock and a frame
+  kPull,      // with the worker's clock
   kLeave,
-  kJoined,   // a server; the clock to begin with
-  kTaken,    // a push's clock: the weights have moved by it
-  kWeights,  // the clock of the pull, a frame
-  kRefused,  // a text
+  kJoined,   // from a server, with the first clock
+  kTaken,    // with a push's clock: the push was applied to the weights
+  kWeights,  // with the pull's clock and a frame
+  kRefused,  // with a text
 };
 
-/// Before each message's frame or text. Little-endian.
+/// The header before each message's frame or text. Little-endian.
 struct Note {
   Says says = Says::kJoin;
   std::uint32_t clock = 0;
   std::uint64_t signature = 0;
-  std::uint64_t bytes = 0;  ///< behind it
+  std::uint64_t bytes = 0;  ///< of the frame or text
   std::uint64_t reserved = 0;
 };
 static_assert(sizeof(Note) == 32);
 
-inline constexpr std::size_t kMostText = 16 * 1024;  ///< of a refusal, in bytes
+inline constexpr std::size_t kMostText = 16 * 1024;  ///< maximum bytes of a kRefused text
 
-/// `keep_alive`: what is sent lies in, which the network may read when nobody waits any more.
+/// `keep_alive`: owner of the sent bytes. The network may read these bytes after the last wait.
 inline Operation note_operation(std::shared_ptr<const void> keep_alive = {}) {
   constexpr auto kForEver = std::chrono::hours(24 * 365);
   return {.name = "parameter server",
@@ -48,7 +49,7 @@ inline Operation note_operation(std::shared_ptr<const void> keep_alive = {}) {
           .keep_alive = std::move(keep_alive)};
 }
 
-/// Throws WireError where that is no note with what it says is behind it.
+/// Throws WireError for an incomplete header or body.
 inline std::pair<Note, ConstByteSpan> read_note(ConstByteSpan message) {
   Note note;
   if (message.size() < sizeof(note)) throw WireError("parameter server: a message too short");
@@ -58,13 +59,13 @@ inline std::pair<Note, ConstByteSpan> read_note(ConstByteSpan message) {
   return {note, message.subspan(sizeof(note), note.bytes)};
 }
 
-/// Messages that may still be on their way to a rank.
+/// Messages to a rank that may still be under way.
 class Outbox {
  public:
   Outbox(Transport& lifeline, int peer) : lifeline_(&lifeline), peer_(peer) {}
 
-  /// `fill` writes at most `capacity` bytes behind the note, and returns how many. Returns the
-  /// bytes of the message. Throws PeerLost.
+  /// `fill` writes at most `capacity` bytes after the header and returns the number of written
+  /// bytes. Returns the bytes of the whole message. Throws PeerLost.
   template <typename Fill>
   std::size_t send(Note note, std::size_t capacity, const Fill& fill) {
     forget_sent();
@@ -82,7 +83,7 @@ class Outbox {
     });
   }
 
-  /// The messages that have not left yet.
+  /// Returns the number of messages still under way.
   std::size_t unsent() {
     forget_sent();
     return sent_.size();

@@ -15,11 +15,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A worker with this many unsent messages is not heard: who receives nothing, but asks, costs the
-// server no more memory. A worker that keeps to the protocol has at most four.
+// The server stops reading from a worker with this many unsent messages. A worker that sends
+// requests but never receives then uses no more of the server's memory. A worker that follows the
+// protocol has at most four.
 constexpr std::size_t kMostUnsent = 8;
 
-// What a server knows of another rank.
+// The server's state of another rank.
 struct Peer {
   Peer(Transport& lifeline, int number) : rank(number), out(lifeline, number) {}
 
@@ -27,8 +28,8 @@ struct Peer {
   Outbox out;
   Handle ear;
   bool gone = false;
-  std::deque<std::uint32_t> pushed;    // and not answered
-  std::optional<std::uint32_t> wants;  // the weights of this clock
+  std::deque<std::uint32_t> pushed;    // without an answer
+  std::optional<std::uint32_t> wants;  // clock of the requested weights
 };
 
 class Serving {
@@ -41,7 +42,7 @@ class Serving {
   }
   ~Serving() { shard_.on_progress({}); }
 
-  // Who waits for a server that fails hears why.
+  // If the server fails, all waiting workers receive the reason.
   void run(Clock::time_point join_by) try {
     serve_all(join_by);
   } catch (const std::exception& error) {
@@ -75,7 +76,7 @@ class Serving {
     while (!all_is_sent() && Clock::now() < until) lifeline_.wait_activity(until);
   }
 
-  // A silent worker need not have closed its connection, and may come back: it is told why.
+  // A silent worker may still be connected and may return, so the server sends the reason.
   void leave_out_silent() {
     const auto left_out = shard_.leave_out_silent(Clock::now() - straggler_timeout_);
     for (Peer& peer : peers_)
@@ -93,7 +94,7 @@ class Serving {
     shard_.leave(peer.rank, true);
   }
 
-  // A worker that is lost costs itself alone.
+  // The loss of a worker affects no other worker.
   template <typename Work>
   void attend(Peer& peer, const Work& work) try {
     if (!peer.gone) work();

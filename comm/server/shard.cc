@@ -20,7 +20,7 @@ namespace {
 
 std::string named(int worker) { return "worker " + std::to_string(worker); }
 
-Buffer copy_of(ConstByteSpan bytes) {  // aligned, as decoders want it
+Buffer copy_of(ConstByteSpan bytes) {  // aligned for decoders
   Buffer copy(bytes.size());
   std::memcpy(copy.pointer(), bytes.data(), bytes.size());
   return copy;
@@ -50,10 +50,10 @@ Update sgd_update(float rate, float momentum) {
 
 struct ParameterShard::State {
   struct Worker {
-    std::uint32_t clock = 0;                  // pushes made, since the server's first clock
-    std::deque<Buffer> kept;                  // frames that wait for the others' of their clock
-    bool wants = false;                       // weights of its clock, and has not got them yet
-    Clock::time_point active = Clock::now();  // its last call, or when its last wait ended
+    std::uint32_t clock = 0;  // number of pushes since the server's first clock
+    std::deque<Buffer> kept;  // frames waiting for the other workers' frames of the same clock
+    bool wants = false;       // True if the worker waits for the weights of its clock
+    Clock::time_point active = Clock::now();  // time of the last call, or end of the last wait
   };
 
   State(std::span<const ConstValueSpan> parameters, Update with, const ServerOptions& chosen,
@@ -77,16 +77,16 @@ struct ParameterShard::State {
   Buffer workspace;
   std::vector<std::vector<float>> weights, gradients;
   std::map<int, Worker> workers;
-  std::set<int> come;            // at some time
-  std::uint32_t clock = 0;       // of who joins while nobody is there
-  Buffer pulled;                 // the weights, encoded
-  std::size_t pulled_bytes = 0;  // 0: they have moved since
+  std::set<int> come;            // workers that have joined or were lost, at any time
+  std::uint32_t clock = 0;       // first clock of a worker that joins while no worker is present
+  Buffer pulled;                 // the encoded weights
+  std::size_t pulled_bytes = 0;  // 0 after a change of the weights
   ServerStatistics seen;
   mutable std::mutex mutex;
   mutable std::condition_variable changed;
   std::uint64_t changes = 0;
   std::function<void()> progressed;
-  std::exception_ptr broken;  // what an update threw: weights may have moved by half
+  std::exception_ptr broken;  // exception of an update, which may have changed only some weights
 
   bool is_whole() const { return options.staleness == 0; }
   bool has_begun() const {
@@ -120,7 +120,7 @@ struct ParameterShard::State {
     return std::uint64_t{slowest()} + options.staleness >= at;
   }
 
-  // Whether others hold a worker up.
+  // True if other workers hold up this worker.
   bool waits(const Worker& worker) const {
     return !worker.kept.empty() || (worker.wants && !is_near(worker.clock));
   }
@@ -136,7 +136,7 @@ struct ParameterShard::State {
                          .execution = {.workspace = workspace.span()}});
   }
 
-  // Of the gradients of one push, before anything moves.
+  // Checks the gradients of a single push, before weights change.
   void check_finite(int worker, std::uint32_t clock) {
     if (options.require_finite == FiniteCheck::kOff) return;
     for (std::size_t i = 0; i < gradients.size(); ++i)
@@ -161,7 +161,8 @@ struct ParameterShard::State {
 
   bool keeps() const { return is_whole() || !has_begun(); }
 
-  // Whatever may move the weights now: in the order of the workers, at staleness 0 by one call.
+  // Applies all frames that may change the weights now, in the order of workers. At staleness 0, a
+  // single call applies the frames of all workers.
   void move_by_kept() {
     const auto has = [](const auto& one) { return !one.second.kept.empty(); };
     while (!broken && has_begun() && std::ranges::any_of(workers, has)) {
@@ -246,7 +247,7 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
     throw state.refusal(named(worker) + " pushes while " + std::to_string(kMostUnanswered) +
                         " of its pushes wait for other workers; wait for an answer first");
   const bool keeps = state.keeps();
-  try {  // also before a push is kept: the others never hear of one that is damaged
+  try {  // also before a push is kept, so other workers never see damaged frames
     state.decode({&frame, 1}, keeps ? 1 : state.workers.size());
   } catch (const WireError&) {
     ++state.seen.refused;
