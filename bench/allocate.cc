@@ -1,5 +1,5 @@
-// `tersor-bench allocate`: which codec for which parameter, from gradients in files, and what that
-// wins against one codec for all.
+// `tersor-bench allocate`: chooses a codec for each parameter from gradients in files, and compares
+// the choice with a single codec for all parameters.
 
 #include <fmt/format.h>
 #include <tersor/allocate.h>
@@ -36,7 +36,7 @@ struct MeasuredModel {
   std::vector<Tensor> shapes;  // without values
 };
 
-/// Of all parameters together.
+/// Sums over all parameters.
 struct Total {
   std::size_t count = 0, bytes = 0;
   double energy = 0, lost = 0;
@@ -93,7 +93,7 @@ const AllocationCandidate* find(const AllocationParameter& parameter, const std:
   return found == parameter.candidates.end() ? nullptr : &*found;
 }
 
-/// As a reducer with this one codec sends, where all that it takes was measured.
+/// The total of a reducer with this single codec; empty if a codec of the reducer was not measured.
 std::optional<Total> uniform(const MeasuredModel& measured, const std::string& spec) {
   const ReducerOptions options{.codec = spec};
   Rules rules(options);
@@ -119,7 +119,7 @@ Total total_of(const Allocation& allocation) {
   return {allocation.count, allocation.bytes, allocation.energy, allocation.energy_lost};
 }
 
-/// At most as many bytes; none where that is too few.
+/// An allocation of at most this many bits; empty if no allocation fits.
 std::optional<Total> allocated(const MeasuredModel& measured, double bits) try {
   return total_of(allocate(measured.parameters, bits));
 } catch (const InvalidArgument&) {
@@ -161,7 +161,7 @@ class Writer {
     }
   }
 
-  /// One codec for all beside the allocation of as many bytes.
+  /// Prints each codec for all parameters next to an allocation of as many bytes.
   void totals(const Total& chosen) {
     fmt::print("\n{}: {}, {:.3f} bits a value, {} of the energy lost\n\n", kAllocated,
                format_bytes(static_cast<double>(chosen.bytes)), chosen.bits(),
@@ -214,7 +214,7 @@ class Writer {
   std::vector<Record> records_;
 };
 
-/// Literals that C++ and Python read alike.
+/// A literal in both C++ and Python.
 std::string quoted(const std::string& text) {
   return Record(text).dump(-1, ' ', false, Record::error_handler_t::replace);
 }

@@ -1,7 +1,7 @@
-// `tersor-bench allreduce`: the collective on threads over an emulated link, or on the processes of
-// mpirun, with the columns of nccl-tests; or, with a backward pass, the GradientReducer. `none` and
-// `bf16`, the latter also with sums in f32, always run beside the codecs that are asked for, and so
-// does the library's own sum.
+// `tersor-bench allreduce`: the collective, with the columns of nccl-tests, or the GradientReducer
+// with a backward pass. Ranks are threads over an emulated link, or the processes of mpirun. The
+// references always run in addition to the requested codecs: `none`, `bf16`, `bf16` with sums in
+// f32, and the library's own sum.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -25,7 +25,7 @@
 namespace tersor::bench {
 namespace {
 
-/// The library's sum, where it is measured: its name stands for a codec.
+/// All codecs. The name of the library's sum replaces a codec, if this sum is measured.
 std::vector<CodecWay> all_ways(const AllreduceOptions& options, const Fleet& fleet) {
   if (options.scatters()) return ways_of(options);
   std::vector<CodecWay> ways = with_f32_sums(ways_of(options));
@@ -48,7 +48,7 @@ AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const
           .collective = options.scatters() ? Collective::kReduceScatter : Collective::kAllreduce};
 }
 
-/// The grids on which a codec is measured: the references on none.
+/// The grids for a codec. References use no grid.
 std::vector<std::vector<int>> grids_for(const AllreduceOptions& options, const std::string& codec) {
   if (std::ranges::find(options.codecs, codec) != options.codecs.end()) return options.dims;
   return {{}};
@@ -87,7 +87,7 @@ std::string way_text(const SweepRow& row) {
   return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.dims) : "");
 }
 
-/// Of the reducer's steps alone.
+/// Only for the reducer's steps.
 const SweepField kBackwardField{{"backward", "us", 10},
                                 [](auto& row) { return format_microseconds(row.pass.seconds); }};
 const SweepField kOnWireField{
@@ -117,7 +117,7 @@ Table<SweepRow> print_head(const AllreduceOptions& options, const std::vector<Co
   return Table(std::move(fields));
 }
 
-/// "wire": as long as the wire takes for the same codec, found by steps without a backward pass.
+/// "wire" means the wire time of the same codec, measured by steps without a backward pass.
 double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const AllreduceCase& wanted,
                         const RankGradients& gradients) {
   if (options.backward != "wire") return std::stod(options.backward);
@@ -172,7 +172,7 @@ void run_allreduce(const AllreduceOptions& options) {
   }
 }
 
-/// Those of every measurement, and NCCL, whose gradients lie on devices.
+/// The transports of all measurements, and NCCL for gradients on devices.
 std::vector<std::string> transports_of_allreduce() {
   std::vector<std::string> names = transport_names();
 #if TERSOR_HAS_NCCL
@@ -181,7 +181,7 @@ std::vector<std::string> transports_of_allreduce() {
   return names;
 }
 
-/// "16,16" as numbers. Throws InvalidArgument where it is none.
+/// Parses "16,16". Throws InvalidArgument for other text.
 std::vector<int> parse_dims(const std::string& text) {
   std::vector<int> dims;
   const char* next = text.data();

@@ -1,4 +1,4 @@
-// One measurement of `tersor-bench allreduce`: a codec and a count, called directly or through the
+// A measurement of `tersor-bench allreduce`: a codec and a count, called directly or through the
 // GradientReducer.
 #pragma once
 
@@ -17,46 +17,48 @@
 
 namespace tersor::bench {
 
-/// What is measured; count, dtype and ranks come with the gradients.
+/// The measured case. Count, dtype and ranks come with the gradients.
 struct AllreduceCase {
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
-  std::size_t chunk_count = 0;  ///< 0: as the transport has it
-  unsigned threads = 1;         ///< of each rank
-  std::size_t iterations = 0;   ///< 0: as many as fill about a second
+  std::size_t chunk_count = 0;  ///< 0: the transport's default
+  unsigned threads = 1;         ///< per rank
+  std::size_t iterations = 0;   ///< 0: about one second of calls
   Checksum checksum = Checksum::kOn;
-  bool by_library = false;      ///< the library's sum instead of ours; the codec is its name
-  AutoOptions automatic = {};   ///< of codec auto
-  std::vector<int> dims = {};   ///< of two-shot
-  std::vector<int> hosts = {};  ///< of each rank, for hierarchical; empty: as the transport says
+  /// True for the library's own sum instead of Tersor's; `codec` is then the sum's name
+  bool by_library = false;
+  AutoOptions automatic = {};  ///< for codec auto
+  std::vector<int> dims = {};  ///< grid of two-shot
+  /// host of each rank, for hierarchical; empty: the transport's hosts
+  std::vector<int> hosts = {};
   Collective collective = Collective::kAllreduce;
-  Elastic elastic = Elastic::kOff;  ///< of the reducer
+  Elastic elastic = Elastic::kOff;  ///< for the reducer
 };
 
-/// A backward pass that is a sleep, during which one parameter after the other is ready.
+/// A simulated backward pass: a sleep in which parameters become ready one after the other.
 struct BackwardPass {
   std::size_t parameters = 1;
   double seconds = 0;
 };
 
-/// `part_seconds` are those of a reducer's step in `wait`, exposed; of a call on a device, those
-/// until it returned to the host.
+/// The meaning of `part_seconds` depends on the call. A reducer's step: the exposed time in `wait`.
+/// A call on a device: the time until the call returned to the host.
 struct AllreduceResult : TurnTimes {
-  std::string codec = {};  ///< the one that was used
+  std::string codec = {};  ///< the codec in use
   double relative_error = 0;
-  std::string explanation = {};  ///< codec auto's
-  /// On a device: values that differ from the CPU's in a bit; of sums that the library below made,
-  /// those that rounding does not explain. nullopt where its sums are but a part of the way: then
-  /// only the relative error was held against a limit.
+  std::string explanation = {};  ///< explanation of codec auto
+  /// Only on a device. The number of values that differ from the CPU's result in at least one bit.
+  /// Sums of the library below count values outside the rounding error instead. nullopt if the
+  /// library's sums are only one part of the exchange; only the relative error is checked then.
   std::optional<std::size_t> wrong = {};
 };
 
-/// Times `allreduce`, or `reduce_scatter`. The result of a first call is checked before the clock
-/// runs. Throws what the collective throws, and Error where a result is wrong.
+/// Times `allreduce` or `reduce_scatter` after checking the result of a first call. Throws the
+/// collective's exceptions, and Error for a wrong result.
 AllreduceResult measure_allreduce(Fleet& fleet, const AllreduceCase& wanted,
                                   const RankGradients& gradients);
 
-/// Times steps of a GradientReducer, `pass.parameters` equal parameters in each.
+/// Times steps of a GradientReducer with `pass.parameters` equal parameters.
 AllreduceResult measure_reducer(Fleet& fleet, const AllreduceCase& wanted, const BackwardPass& pass,
                                 const RankGradients& gradients);
 

@@ -1,4 +1,4 @@
-// What the command line of `tersor-bench allreduce` asks for.
+// The command-line options of `tersor-bench allreduce`.
 #pragma once
 
 #include <tersor/auto.h>
@@ -13,13 +13,13 @@ namespace tersor::bench {
 
 struct AllreduceOptions : SweepOptions {
   std::string collective = "allreduce";
-  std::vector<std::vector<int>> dims = {{}};  // of two-shot; {}: as the library chooses
-  std::size_t parameters = 0;                 // 0: no reducer
+  std::vector<std::vector<int>> dims = {{}};  // grids of two-shot; {}: the library's choice
+  std::size_t parameters = 0;                 // 0: without a reducer
   std::string backward = "wire";
   std::vector<std::string> allowed = AutoOptions{}.codecs;
   bool explain = false;
-  std::string kill = {};  // RANK@STEP; empty: nobody
-  bool graph = false;  // NCCL only: replays of a captured call
+  std::string kill = {};  // RANK@STEP; empty: no rank
+  bool graph = false;     // True to time replays of a captured call (NCCL only)
 
   bool through_reducer() const { return parameters != 0; }
   bool scatters() const { return collective == "reduce_scatter"; }

@@ -1,4 +1,4 @@
-// Ranks that call `allreduce`, and their times where they do so in step.
+// Implements allreduce_rank.h and measure_allreduce.
 
 #include "bench/allreduce_rank.h"
 
@@ -9,7 +9,7 @@
 namespace tersor::bench {
 namespace {
 
-/// Between memory of one kind; queued where it is a device's.
+/// Copies within host or device memory. A copy on a device is queued.
 void copy(ConstByteSpan from, ByteSpan to, Memory memory, StreamView stream) {
   if (memory == Memory::kDevice)
     return kernels::copy_bytes(to.data(), from.data(), from.size(), stream);

@@ -1,5 +1,5 @@
-// One rank that calls `allreduce`, or the library's own sum, again and again, each time from a
-// fresh copy of its gradient: on the host, or on a device.
+// One rank with repeated calls of `allreduce` or of the library's own sum, on a host or a device.
+// Each call starts with a fresh copy of the gradient.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -15,23 +15,23 @@
 
 namespace tersor::bench {
 
-/// What one rank needs for its calls: all of it made before the first.
+/// All buffers and options of one rank, made before the first call.
 class AllreduceRank final : public RankCall {
  public:
-  /// Gradient, sum and state lie where `input` lies, which outlives this object. On a device all
-  /// calls are queued on the stream.
+  /// `input` must outlive this object. Gradient, sum and state use the memory of `input`. On a
+  /// device, all calls are queued on the stream.
   AllreduceRank(const AllreduceCase& wanted, ConstValueSpan input, Rank& rank,
                 StreamView stream = {});
 
-  /// False while codec auto still tries several ways.
+  /// False while codec auto still tries alternatives.
   bool settled() const;
-  /// What carries the values: none's, where the library does.
+  /// The codec of the values: "none" for the library's sum.
   std::string codec() const;
   std::string explanation() const { return tuner_ == nullptr ? "" : tuner_->explain(); }
 
   void restore() override;
   void call() override;
-  /// After a reduce-scatter: `gradient` becomes the whole sum, to be checked.
+  /// After a reduce-scatter: gathers the whole sum into `gradient` for the check.
   void gather();
 
   ValueSpan gradient() const { return storage_.values(input_.count(), input_.dtype()); }

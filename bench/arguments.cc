@@ -1,4 +1,3 @@
-// Options that several commands have.
 
 #include "bench/arguments.h"
 

@@ -1,5 +1,5 @@
-// Options that several commands have. Values are checked, by the library's own parsers,
-// before anything runs; what is wrong is answered with a list of what is right.
+// Options shared by several commands. The library's own parsers check all values before a run
+// starts. Errors list the valid values.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -16,14 +16,14 @@
 
 namespace tersor::bench {
 
-/// Whether a command takes "auto" for a codec.
+/// Selects whether a command accepts "auto" as a codec.
 enum class Automatic : std::uint8_t { kRefused, kTaken };
 
-/// --codec SPEC…; each becomes its canonical text.
+/// --codec SPEC…; specs become canonical text.
 Argument add_codecs(Command& command, std::vector<std::string>& specs,
                     Automatic automatic = Automatic::kRefused);
 
-/// --allow SPEC…: what codec auto may choose beside none and bf16.
+/// --allow SPEC…: the codecs available to codec auto in addition to none and bf16.
 Argument add_allowed(Command& command, std::vector<std::string>& specs);
 
 /// --transport NAME, --ranks N (at least 1), --link
@@ -33,23 +33,23 @@ void add_fleet(Command& command, FleetOptions& fleet,
 /// --dtype f32|bf16|f16
 Argument add_dtype(Command& command, std::string& dtype);
 
-/// --threads N of a codec
+/// --threads N for a codec
 Argument add_codec_threads(Command& command, unsigned& threads);
 
 /// --json FILE
 Argument add_json(Command& command, std::filesystem::path& file);
 
-/// A link as records name it. Throws InvalidArgument for text that is none.
+/// Returns the canonical text of a link, as in records. Throws InvalidArgument for an invalid link.
 std::string link_text(const std::string& text);
 
-/// The seconds of a time in the units of a link's latency, or of none: 5us, 0.5s, 0.5. Throws
-/// InvalidArgument that shows them.
+/// Converts a time to seconds. Accepts the units of a link's latency, or no unit: 5us, 0.5s, 0.5.
+/// The text of InvalidArgument lists these forms.
 std::string seconds_text(const std::string& time);
 
-/// The gradient's dtype of a name. Throws InvalidArgument that lists them.
+/// Returns the gradient dtype of a name. The text of InvalidArgument lists the names.
 Dtype parse_gradient_dtype(const std::string& name);
 
-/// The values in their order, each once.
+/// Returns the values in their order without duplicates.
 template <typename T>
 std::vector<T> without_repeats(const std::vector<T>& values) {
   std::vector<T> once;

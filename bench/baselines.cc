@@ -1,5 +1,5 @@
-// Read, share, copy and triad, each cut into one contiguous piece a thread, as memcpy wants it:
-// only large pieces are written past the caches.
+// Read, share, copy and triad. Each thread has one contiguous piece, because memcpy writes only
+// large pieces past the caches.
 
 #include "kernels/host/targets.h"
 
@@ -43,7 +43,8 @@ std::uint64_t read_all(const std::byte* bytes, std::size_t count) {
   return result;
 }
 
-/// Writes `written` bytes of what it read so far for all that it reads, a vector at a time.
+/// Interleaves reads and writes: writes `written` bytes in total, a vector at a time, in proportion
+/// to the bytes already read.
 void read_and_share(const std::byte* bytes, std::size_t count, std::byte* share,
                     std::size_t written) {
   const Words d;
@@ -51,7 +52,7 @@ void read_and_share(const std::byte* bytes, std::size_t count, std::byte* share,
   const auto* words = reinterpret_cast<const std::uint32_t*>(bytes);
   auto* out = reinterpret_cast<std::uint32_t*>(share);
   const std::size_t last = written / sizeof(std::uint32_t) / lanes * lanes;
-  // In units of 2^-32 words, so that a step needs no division.
+  // Units of 2^-32 words avoid a division in the loop.
   const std::uint64_t due_per_step = all == 0 ? 0 : ((last << 32) / all) * step;
   auto a = hn::Zero(d);
   std::size_t done = 0;
@@ -87,7 +88,7 @@ HWY_EXPORT(read_all);
 HWY_EXPORT(read_and_share);
 HWY_EXPORT(triad);
 
-/// The part of `count` elements that falls to `index` of `parts`, from a multiple of 64.
+/// The range of part `index` of `parts`, starting at a multiple of 64 elements.
 template <typename T>
 std::span<T> part(std::span<T> all, std::size_t index, std::size_t parts) {
   const auto edge = [&](std::size_t i) {
@@ -96,7 +97,8 @@ std::span<T> part(std::span<T> all, std::size_t index, std::size_t parts) {
   return all.subspan(edge(index), edge(index + 1) - edge(index));
 }
 
-/// Not zeros: pages never written to would all be one page of the caches.
+/// Filled with nonzero values: untouched pages would all map to the same physical page in the
+/// caches.
 Buffer ramp(std::size_t count) {
   Buffer buffer(count * sizeof(float));
   const auto values = buffer.values(count, Dtype::kF32).as<float>();
@@ -108,7 +110,7 @@ std::span<float> floats(const Buffer& buffer) {
   return buffer.values(buffer.bytes() / sizeof(float), Dtype::kF32).as<float>();
 }
 
-/// What a loop reads, and what it writes.
+/// The source and the destination of a loop.
 struct Arrays {
   explicit Arrays(std::size_t bytes)
       : source(ramp(bytes / sizeof(float))), destination(ramp(bytes / sizeof(float))) {}
@@ -119,7 +121,8 @@ struct Arrays {
 }  // namespace
 
 TimedCall read_baseline(ConstByteSpan bytes, Threads& threads) {
-  const auto seen = std::make_shared<volatile std::uint64_t>(0);  // so that all of it is read
+  const auto seen =
+      std::make_shared<volatile std::uint64_t>(0);  // keeps the compiler from removing reads
   return {"read", [bytes, seen, &threads] {
             std::vector<std::uint64_t> results(threads.count());
             threads.run(results.size(), [&](std::size_t index) {
@@ -158,7 +161,7 @@ TimedCall triad_baseline(std::size_t moved_bytes, Threads& threads) {
   const auto arrays = std::make_shared<Arrays>(moved_bytes / 3);
   return {"triad", [arrays, &threads, factor = 0.5f]() mutable {
             const std::size_t parts = threads.count();
-            factor = -factor;  // what was added comes off again
+            factor = -factor;  // undoes the previous addition
             threads.run(parts, [&](std::size_t index) {
               const std::span<float> addends = part(floats(arrays->source), index, parts);
               const std::span<float> values = part(floats(arrays->destination), index, parts);

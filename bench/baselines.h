@@ -1,6 +1,6 @@
-// What codecs are held against: a read, a read of which a share is written, a copy and an in-place
-// triad, as fast as this machine does them, on the best instruction set whatever the codecs were
-// forced to.
+// Baselines for codecs: a read, a read with a partial write, a copy and an in-place triad. They run
+// at the full speed of this machine, with the best instruction set, even if codecs were forced to
+// another set.
 #pragma once
 
 #include <tersor/span.h>
@@ -12,18 +12,18 @@
 
 namespace tersor::bench {
 
-/// "read": loads `bytes`, which outlive it.
+/// "read": loads `bytes`. The bytes must outlive the call.
 TimedCall read_baseline(ConstByteSpan bytes, Threads& threads);
 
-/// "share": loads `bytes`, which outlive it, and writes `written` bytes past the caches as it goes:
-/// what is left of an encode without its arithmetic.
+/// "share": loads `bytes`, which must outlive the call, and streams `written` bytes past the
+/// caches: an encode without arithmetic.
 TimedCall share_baseline(ConstByteSpan bytes, std::size_t written, Threads& threads);
 
-/// "memcpy": reads and writes `moved_bytes` together, half of them each.
+/// "memcpy": reads and writes `moved_bytes` in total, half of them each.
 TimedCall copy_baseline(std::size_t moved_bytes, Threads& threads);
 
-/// "triad": d = a * x + d on f32, in place: reads 8 and writes 4 bytes a value, `moved_bytes`
-/// together.
+/// "triad": d = a * x + d on f32, in place. Reads 8 bytes and writes 4 bytes per value,
+/// `moved_bytes` in total.
 TimedCall triad_baseline(std::size_t moved_bytes, Threads& threads);
 
 }  // namespace tersor::bench

@@ -1,4 +1,4 @@
-// Encodes and decodes each tensor once; nothing is timed.
+// Encodes and decodes each tensor once, without timing.
 
 #include "bench/codec_errors.h"
 
@@ -17,11 +17,11 @@ namespace {
 
 constexpr std::uint64_t kErrorSeed = 1;
 
-/// What a codec makes of a tensor.
+/// The loss of a codec on a tensor.
 struct CodecError : CodecLoss {
   std::string codec, tensor;
   std::size_t count = 0;
-  std::size_t ranks = 1;  ///< who share the levels
+  std::size_t ranks = 1;  ///< number of ranks with shared levels
 
   double bits() const {
     return 8 * static_cast<double>(payload_bytes) / static_cast<double>(count);
@@ -65,7 +65,7 @@ Table<CodecError> print_head(const std::vector<std::string>& codecs,
         [](auto& error) { return format_error(error.relative_error()); }}});
 }
 
-/// What is sent without feedback; with it, what is lost now is sent later.
+/// The codecs without feedback. Feedback sends the loss of a step in later steps.
 std::vector<std::string> plain_codecs(const CodecsOptions& options) {
   std::vector<std::string> plain;
   for (const std::string& spec : options.codecs)

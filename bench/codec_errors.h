@@ -1,5 +1,4 @@
-// What codecs lose of tensors, and at how many bits a value: `tersor-bench codecs --operation
-// error`.
+// `tersor-bench codecs --operation error`: the loss of codecs on tensors, and the bits per value.
 #pragma once
 
 #include <string_view>
@@ -12,10 +11,10 @@ namespace tersor::bench {
 
 inline constexpr std::string_view kErrorOperation = "error";
 
-/// Whether it is asked for, or the data are tensors of which each is to be looked at.
+/// True if the operation is requested, or if the data are several tensors of a file.
 bool wants_errors(const CodecsOptions& options);
 
-/// Each codec on each tensor: a row and a record.
+/// Prints and records each codec on each tensor.
 void measure_errors(const CodecsOptions& options, const SampleSource& source, RecordFile& records);
 
 }  // namespace tersor::bench

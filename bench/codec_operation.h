@@ -1,6 +1,6 @@
-// An operation of a codec that `tersor-bench codecs` times, and what it works on. Each checks what
-// it yields before it is timed: that it is near to what was encoded, and on a device that it is
-// what the CPU's codec yields, byte for byte.
+// An operation of a codec in `tersor-bench codecs`, and its input. Each operation checks its result
+// before timing: the result must be near the encoded values. On a device, the result must also
+// equal the CPU codec's result byte for byte.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -21,31 +21,31 @@
 
 namespace tersor::bench {
 
-/// What an operation works on. The gradient lies on the host and may be longer than `count`: calls
-/// then take another `count` of its values each, as each step of a training would.
+/// The input of an operation. The gradient is on the host and may be longer than `count`. Then each
+/// call uses another range of `count` values, like the steps of a training.
 struct OperationInput {
   std::string codec;  ///< without "+ef"
   std::size_t count = 0;
   std::shared_ptr<const SampleSource> source;
-  std::shared_ptr<const Buffer> storage;  ///< of the gradient
+  std::shared_ptr<const Buffer> storage;  ///< memory of the gradient
   ConstValueSpan gradient;
   Checksum checksum = Checksum::kOn;
   Threads* threads = nullptr;
   Machine* machine = nullptr;
 
-  /// The values that call number `index` takes.
+  /// The values of call number `index`.
   ConstValueSpan step(std::size_t index) const;
   PlanFor plan_on_host(std::size_t contributions = 1) const;
   PlanFor plan_on_machine(std::size_t contributions = 1) const;
 };
 
-/// What an operation is to time does not happen with these values: it is left out of the run.
+/// Thrown if the measured path does not occur with these values. The run skips the operation.
 class NotMeasurable : public Error {
  public:
   using Error::Error;
 };
 
-/// One operation of one codec on one gradient. Its calls go round several sets of buffers.
+/// One operation of a codec on a gradient. Calls rotate through several sets of buffers.
 class CodecOperation {
  public:
   explicit CodecOperation(const OperationInput& input) : input_(input) {}
@@ -53,16 +53,16 @@ class CodecOperation {
   CodecOperation(const CodecOperation&) = delete;
   CodecOperation& operator=(const CodecOperation&) = delete;
 
-  /// Runs once and holds the result against what it should be. Returns the relative error of what
-  /// was encoded. Throws Error where the result is wrong, NotMeasurable where it is not to be had.
+  /// Runs once and checks the result. Returns the relative error of the encoded values. Throws
+  /// Error for a wrong result, and NotMeasurable if the measured path does not occur.
   virtual double check() = 0;
-  /// One call; on a device queues it.
+  /// Runs one call. On a device, queues the call.
   void run() { call(calls_++); }
-  /// How the operation is timed: call after call, unless it says otherwise.
+  /// The timed call. By default, `run` is called repeatedly.
   virtual TimedCall timed() {
     return {"operation", [this] { run(); }};
   }
-  /// What is timed in between; the first is what the ratio is to.
+  /// The references, timed in alternation. The first reference is the baseline of the ratio.
   virtual std::vector<TimedCall> references() {
     return input_.machine->baselines(work_, *input_.threads);
   }
@@ -72,9 +72,9 @@ class CodecOperation {
   std::size_t workspace_bytes() const { return workspace_bytes_; }
 
  protected:
-  /// Call number `call`, from 0.
+  /// Runs call number `call`, counted from 0.
   virtual void call(std::size_t call) = 0;
-  /// Keeps what a call must do; how many sets of buffers its calls go round.
+  /// Stores the memory work of a call. Returns the number of buffer sets.
   std::size_t sets_for(const MemoryWork& work) {
     work_ = work;
     return input_.machine->sets(work.bytes);
@@ -94,9 +94,9 @@ class CodecOperation {
   Buffer on_host(const RotatedBuffer& first_set) const {
     return input_.machine->on_host(first_set.at(0));
   }
-  /// What the codec makes of a frame on the host.
+  /// Decodes a frame with the host's codec.
   Buffer decoded(const PlannedCodec& on_host, const Buffer& frame) const;
-  /// Throws Error unless this machine's bytes are those that the CPU's codec yields.
+  /// Throws Error unless this machine's bytes equal the CPU codec's bytes.
   static void require_same(ConstByteSpan expected, const Buffer& actual, std::string_view what);
 
   OperationInput input_;
@@ -108,10 +108,10 @@ class CodecOperation {
   std::size_t calls_ = 0;
 };
 
-/// Whether calls that keep no residual take other values each time as well.
+/// Selects whether calls without a residual also use different values in each call.
 enum class Steps : std::uint8_t { kOnDevices, kAll };
 
-/// Gradients where the operation runs; on a host those of the input.
+/// Gradients on the machine of the operation. On a host, these are the input's gradients.
 class Gradients {
  public:
   Gradients(const OperationInput& input, std::size_t sets, Steps steps);
@@ -123,7 +123,7 @@ class Gradients {
   std::vector<ConstValueSpan> sets_;
 };
 
-/// A residual and its words on the host.
+/// A residual and its state words on the host.
 struct HostState {
   Buffer residual;
   StateWords words = {};
@@ -132,8 +132,9 @@ struct HostState {
   SegmentState state() const { return in_place(values()); }
 };
 
-/// Residuals of f32 where the operation runs, one for each set of buffers, and the words of all. On
-/// a host they are zeros at first, on a device all the same values of the source.
+/// f32 residuals on the machine of the operation, one per set of buffers, with shared state words.
+/// On a host, residuals start at zero. On a device, all residuals start with equal values of the
+/// source.
 class ResidualStates {
  public:
   ResidualStates(const OperationInput& input, std::size_t sets);
@@ -155,7 +156,7 @@ class ResidualStates {
   Buffer words_;
 };
 
-/// ||decoded - p|| / ||p||, p = gradient + residual.
+/// Returns ||decoded - p|| / ||p|| with p = gradient + residual.
 double feedback_error(ConstValueSpan gradient, ConstValueSpan residual, ConstValueSpan decoded);
 
 }  // namespace tersor::bench

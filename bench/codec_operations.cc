@@ -19,10 +19,10 @@ constexpr std::string_view kOperationNames[] = {
     kDecode,           kDecodeAdd,       kReduce,     kMultiTensor,
     kMultiTensorGraph, kSmall,           kSmallGraph, kSelectReference};
 
-/// What a sum in the gradient's type may be off by, relative to the values.
+/// The maximum rounding error of a sum in the gradient's type, relative to the values.
 double rounding_of(Dtype dtype) { return dtype == Dtype::kF32 ? 1e-6 : 1e-2; }
 
-/// One that calls a codec, on the machine and, for what it should yield, on the host.
+/// Plans a codec on the machine and, for the expected result, on the host.
 class PlannedOperation : public CodecOperation {
  protected:
   PlannedOperation(const OperationInput& input, const std::string& spec,
@@ -34,7 +34,7 @@ class PlannedOperation : public CodecOperation {
     workspace_bytes_ = codec_.plan().workspace_bytes;
   }
 
-  /// How far a frame's values may be from the gradient.
+  /// The maximum error of a frame's values.
   double error_limit() const { return codec_.codec().traits().lossless ? 0.0 : 1.0; }
   void require_sum(std::span<const double> sum, ConstValueSpan values,
                    std::string_view what) const {
@@ -112,7 +112,7 @@ class FeedbackOperation : public PlannedOperation {
  private:
   const RotatedBuffer& written() const { return written_ ? *written_ : states_.residuals(); }
 
-  /// With a residual of zeros, feedback changes no byte.
+  /// If the residual is zero, feedback changes no byte.
   void check_same_payload(const Buffer& frame) const {
     const PlannedCodec plain(input_.codec, input_.plan_on_host());
     const Buffer expected = plain.frame();
@@ -124,7 +124,7 @@ class FeedbackOperation : public PlannedOperation {
       throw Error("encode with feedback: the payload is not that of encode without");
   }
 
-  /// What was sent and what is kept add up to the gradient and what was kept before.
+  /// Sent values plus new residual equal gradient plus old residual.
   void check_nothing_lost(ConstValueSpan sent, ConstValueSpan kept) const {
     std::vector<double> sum(input_.count);
     add_values(1.0, sent, sum);
@@ -165,7 +165,7 @@ class DecodeOperation : public PlannedOperation {
     return error;
   }
 
-  /// What was added comes off again when the set's turn comes next.
+  /// Every second call subtracts the values that the set's previous call added.
   void call(std::size_t call) override {
     const bool takes_off = mode_ == DecodeMode::kAdd && call / sets_ % 2 != 0;
     codec_.decode(frames_.at(call), outputs_.values(call, input_.count, input_.gradient.dtype()),
@@ -199,7 +199,7 @@ class DecodeOperation : public PlannedOperation {
   RotatedBuffer frames_, outputs_;
 };
 
-/// The frames of several ranks, each of which has the same values in another order.
+/// Reduces frames of several ranks. Each rank has the same values in another order.
 class ReduceOperation : public PlannedOperation {
  public:
   explicit ReduceOperation(const OperationInput& input)
@@ -234,12 +234,12 @@ class ReduceOperation : public PlannedOperation {
   }
 
  private:
-  /// For which its memory is planned: a host's calls take more than that as well.
+  /// The number of frames for the plan. A host's calls accept more frames than planned.
   static std::size_t planned_frames(const Machine& machine) {
     return machine.on_device() ? machine.traits().reduced_frames : 1;
   }
 
-  /// The gradient, rotated by a share of its count.
+  /// The gradient, rotated by the rank's share of the count.
   Buffer of_rank(std::size_t rank) const {
     Buffer rotated(gradient().bytes());
     const ConstByteSpan bytes{gradient().pointer(), gradient().bytes()};
@@ -257,8 +257,8 @@ class ReduceOperation : public PlannedOperation {
     for (std::size_t set = 0; set < sets_; ++set) frames_[set].push_back(copies.at(set));
   }
 
-  /// What the frames and the owner's residual held is in the reduced frame or in the new residual.
-  /// The error is to that, or, where the residual was empty, to the gradients themselves.
+  /// The reduced frame plus the new residual equal the frames plus the owner's old residual. The
+  /// error is relative to this sum or, after an empty residual, to the sum of the gradients.
   double check_sum(const Buffer& reduced, ConstValueSpan residual) const {
     std::vector<double> sum(input_.count);
     for (const Buffer& frame : host_frames_)
@@ -284,10 +284,10 @@ class ReduceOperation : public PlannedOperation {
   RotatedBuffer reduced_;
   std::vector<Buffer> host_frames_;
   std::vector<RotatedBuffer> copies_;
-  std::vector<std::vector<ConstByteSpan>> frames_;  // of each set
+  std::vector<std::vector<ConstByteSpan>> frames_;  // by set
 };
 
-/// Whether a codec may keep residuals.
+/// True if a codec supports residuals.
 bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
   try {
     PlannedCodec(with_feedback(spec, Feedback::kResidual), plan_for);

@@ -17,17 +17,18 @@ inline constexpr std::string_view kDecode = "decode";
 inline constexpr std::string_view kDecodeAdd = "decode-add";
 inline constexpr std::string_view kReduce = "reduce";
 
-/// Those of all machines, in the order in which they are measured.
+/// The names for all machines, in the order of measurement.
 std::vector<std::string> operation_names();
 
-/// Those that a codec has on a machine, for `count` values of `dtype`.
+/// The operations of a codec on a machine, for `count` values of `dtype`.
 std::vector<std::string> operations_of(const Machine& machine, const std::string& spec,
                                        std::size_t count, Dtype dtype);
 
-/// Throws InvalidArgument where the machine has no such operation.
+/// Throws InvalidArgument for an unknown operation of the machine.
 std::unique_ptr<CodecOperation> make_operation(std::string_view name, const OperationInput& input);
 
-/// Where residuals are written: in place, or, so that each step is as hard as the first, elsewhere.
+/// The destination of residuals: in place or elsewhere. Elsewhere keeps every step as hard as the
+/// first step.
 enum class Residuals : std::uint8_t { kInPlace, kElsewhere };
 
 std::unique_ptr<CodecOperation> make_feedback_operation(const OperationInput& input,

@@ -1,6 +1,6 @@
-// `tersor-bench codecs`: every operation of every codec on a host or a device, in turns with plain
-// loops over as many bytes, and on a GPU beside what a user would do without Tersor. The medians
-// over repetitions are what is reported.
+// `tersor-bench codecs`: every operation of every codec on a host or a device. Plain loops over as
+// many bytes run in alternation with each operation. On a GPU, alternatives without Tersor also
+// run. The results are medians over repetitions.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -33,7 +33,7 @@ namespace {
 constexpr std::uint64_t kGradientSeed = 1;
 constexpr const char* kDeviceIsa = "cuda";
 
-/// What is measured.
+/// A measured case.
 struct CodecCase {
   std::string codec;  ///< without "+ef"
   std::string operation;
@@ -45,7 +45,7 @@ struct CodecCase {
   bool operator==(const CodecCase&) const = default;
 };
 
-/// A case with what was measured.
+/// A case with its results.
 struct CodecResult {
   CodecCase of;
   double relative_error = 0;
@@ -76,7 +76,7 @@ std::string times_smaller(const CodecResult& result) {
                                     static_cast<double>(result.payload_bytes));
 }
 
-/// Where a column is shown.
+/// The machines for which a column is shown.
 enum class Shown : std::uint8_t { kAlways, kOnHost, kOnDevice };
 
 struct ShownField : Field<CodecResult> {
@@ -111,7 +111,7 @@ const ShownField kFields[] = {
     {{{"error", "relative", 8}, [](auto& result) { return format_error(result.relative_error); }}},
 };
 
-/// As wide as the names of all cases need.
+/// Prints the head, with columns wide enough for the names of all cases.
 Table<CodecResult> print_head(const Machine& machine, const std::vector<CodecCase>& cases) {
   const Shown other = machine.on_device() ? Shown::kOnHost : Shown::kOnDevice;
   std::vector<Field<CodecResult>> fields;
@@ -149,7 +149,7 @@ class CodecBenchmark {
   }
 
  private:
-  /// Every combination that was asked for; those with one gradient stand together.
+  /// All requested combinations. Cases with the same gradient are adjacent.
   std::vector<CodecCase> all_cases() const {
     std::vector<CodecCase> cases;
     for (const std::size_t count : options_.counts)
@@ -199,7 +199,7 @@ class CodecBenchmark {
     }
   }
 
-  /// Correct first, then timed.
+  /// Checks the result, then times the operation.
   CodecResult measure(const CodecCase& of) {
     const std::unique_ptr<CodecOperation> operation = make_operation(of.operation, input_of(of));
     CodecResult result{.of = of,
@@ -234,8 +234,8 @@ class CodecBenchmark {
             .machine = &machine_};
   }
 
-  /// Some values more than are encoded, so that the steps of a training see other gradients; few
-  /// enough to stay in the cache where the gradient does.
+  /// A gradient longer than the encoded count, so each step sees other values. The extra length is
+  /// small enough for the cache if the gradient fits.
   ConstValueSpan gradient_of(std::size_t count) {
     const std::size_t spare = std::min<std::size_t>(count / 8, std::size_t{1} << 20);
     const std::size_t all = std::max(count, source_->count().value_or(count + spare));
@@ -284,7 +284,7 @@ void run_on_device(const CodecsOptions& options) {
   if (!options.isas.empty())
     throw InvalidArgument(
         "--isa chooses among a CPU's instruction sets; leave it out with --device cuda");
-  const Stream stream;  // throws CudaError where this build or this machine has no CUDA
+  const Stream stream;  // throws CudaError if this build or this machine has no CUDA
 #if TERSOR_HAS_CUDA
   CodecBenchmark(options, *make_gpu_machine(stream.view())).run();
 #endif

@@ -1,4 +1,3 @@
-// See codecs_options.h.
 
 #include "bench/codecs_options.h"
 
@@ -20,7 +19,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::array kShares = {0.1, 0.01, 0.001};  // of the largest that a number may be
+constexpr std::array kShares = {0.1, 0.01, 0.001};  // shares of the maximum of a number
 
 void add_specs(const CodecInfo& codec, std::vector<std::string>& specs) {
   specs.push_back(make_codec(codec.name)->spec().text());
@@ -30,7 +29,7 @@ void add_specs(const CodecInfo& codec, std::vector<std::string>& specs) {
           make_codec(fmt::format("{}:{}={}", codec.name, option.key, value))->spec().text());
 }
 
-/// Those that only a device has stand last.
+/// The names of all operations. Names of operations for devices only come last.
 std::vector<std::string> names_to_choose_from() {
   const auto only_on_device = [](const std::string& name) {
     return std::ranges::find(kDeviceOnlyOperations, name) != std::end(kDeviceOnlyOperations);
@@ -42,7 +41,7 @@ std::vector<std::string> names_to_choose_from() {
   return names;
 }
 
-/// What is measured, and on how many values.
+/// Adds the options for codecs, operations and counts.
 void add_subjects(Command& command, CodecsOptions& options) {
   const std::vector<std::string> names = names_to_choose_from();
   add_codecs(command, options.codecs);
@@ -68,7 +67,7 @@ void add_subjects(Command& command, CodecsOptions& options) {
       .takes("N", size_suffix(from_to(1, 1 << 20)));
 }
 
-/// How it is measured.
+/// Adds the options for the conditions of a measurement.
 void add_conditions(Command& command, CodecsOptions& options) {
   const auto isa = [](const std::string& name) { return std::string(isa_name(parse_isa(name))); };
   add_dtype(command, options.dtype);

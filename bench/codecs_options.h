@@ -10,7 +10,7 @@
 
 namespace tersor::bench {
 
-/// Values of a gradient where neither --count nor a file says how many.
+/// Default number of gradient values, without --count and without a file.
 inline constexpr std::size_t kDefaultCount = std::size_t{1} << 26;
 
 struct CodecsOptions {
@@ -23,11 +23,11 @@ struct CodecsOptions {
                                      "int4:rounding=stochastic",
                                      "topk:density=0.01",
                                      "topk:density=0.001"};
-  bool all_codecs = false;  ///< instead of `codecs`
+  bool all_codecs = false;  ///< True to replace `codecs` by all codecs
   std::string device = "cpu";
   std::vector<std::string> operations;
   std::vector<std::size_t> counts;
-  std::size_t tensor_count = std::size_t{1} << 16;  ///< values of each of multi-tensor's
+  std::size_t tensor_count = std::size_t{1} << 16;  ///< values per tensor of multi-tensor
   std::string dtype = "f32";
   std::vector<std::string> isas;
   unsigned threads = 0;
@@ -38,16 +38,16 @@ struct CodecsOptions {
   std::filesystem::path json;
 };
 
-/// All of them but --json.
+/// Adds all options except --json.
 void add_codecs_options(Command& command, CodecsOptions& options);
 
-/// Each codec of the registry, at its defaults and with every other value of each option; of
-/// numbers a tenth, a hundredth and a thousandth of the largest.
+/// All codecs of the registry: the defaults, and every value of each option. A numeric option takes
+/// a tenth, a hundredth and a thousandth of the maximum.
 std::vector<std::string> all_specs();
 
-/// Whether an operation that a codec has is measured.
+/// True if the codec's operation is measured.
 bool is_wanted(const CodecsOptions& options, const std::string& spec, const std::string& operation);
-/// As records and tables show it: with "+ef" where the operation keeps a residual.
+/// The name in records and tables: with "+ef" for operations with a residual.
 std::string shown_codec(const std::string& codec, const std::string& operation);
 
 }  // namespace tersor::bench

@@ -1,4 +1,3 @@
-// See collective_case.h.
 
 #include "bench/collective_case.h"
 
@@ -24,7 +23,8 @@ ConstValueSpan shard_of(const RankGradients& gradients, ConstValueSpan whole, in
   return whole.subspan(static_cast<std::size_t>(rank) * count, count);
 }
 
-/// Of what rank `from` has: the whole, or where that is all that fits, the shard for `place`.
+/// The error relative to the values of rank `from`: the whole or, if the output has the size of a
+/// shard, the shard number `place`.
 double error_of(const RankGradients& gradients, int from, int place, ConstValueSpan output) {
   const Buffer sample = gradients.sample(from);
   const ConstValueSpan whole = sample.values(gradients.count(), gradients.dtype());
@@ -40,7 +40,7 @@ double reduce_error(const RankGradients& gradients, int rank, ConstValueSpan out
   return rank == 0 ? relative_error(gradients.sum(), output) : 0;
 }
 
-/// Of the shards that all ranks have for one of them.
+/// The maximum error over the shards of all ranks for rank `place`.
 double error_of_shards_for(const RankGradients& gradients, int place, ConstValueSpan output) {
   double error = 0;
   for (int from = 0; from < gradients.ranks(); ++from)
@@ -56,7 +56,8 @@ double send_error(const RankGradients& gradients, int rank, ConstValueSpan outpu
   return error_of(gradients, rank_before(rank, gradients.ranks()), rank, output);
 }
 
-// Each rank sends to the next, the last to the first. Such a message fills no statistics.
+// Each rank sends to the next rank, the last rank to the first. Messages fill no statistics, so
+// this function does.
 void send_and_receive(const CollectiveCall& of) {
   const int rank = of.transport.rank(), ranks = of.transport.ranks();
   const std::uint64_t sent = of.transport.counters().sent_bytes;
@@ -93,7 +94,7 @@ constexpr std::array kKinds{
                    send_error},
 };
 
-/// One rank's calls, each of fresh values.
+/// A rank's calls. Each call starts with fresh values.
 class CollectiveRank final : public RankCall {
  public:
   CollectiveRank(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank)
@@ -113,7 +114,7 @@ class CollectiveRank final : public RankCall {
 
   ValueSpan output() const { return storage_.values(output_count_, input_.dtype()); }
 
-  // A broadcast is in place.
+  // Also prepares the output, because a broadcast is in place.
   void restore() override {
     std::memcpy(storage_.pointer(), input_.pointer(), std::min(storage_.bytes(), input_.bytes()));
   }
@@ -141,7 +142,7 @@ class CollectiveRank final : public RankCall {
   CollectiveOptions options_;
 };
 
-/// Every rank looks at what it got. Returns the largest relative error.
+/// Every rank checks its output. Returns the maximum relative error.
 double check_first_call(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank,
                         CollectiveRank& caller) {
   time_turn(caller, rank);

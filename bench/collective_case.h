@@ -1,5 +1,5 @@
-// One measurement of `tersor-bench collectives`: a collective, from or to rank 0 where it has a
-// root, a codec, a count.
+// A measurement of `tersor-bench collectives`: a collective (with root 0 if the collective has a
+// root), a codec and a count.
 #pragma once
 
 #include <cstddef>
@@ -13,40 +13,41 @@
 
 namespace tersor::bench {
 
-/// How much of a whole, which is as many shards as ranks, a rank gives or gets.
+/// The amount given or received by a rank: a shard, or a whole of one shard per rank.
 enum class Amount : std::uint8_t { kShard, kWhole };
 
-/// One rank's call of a collective; a broadcast is in place, in the output.
+/// The arguments of a rank's call. A broadcast is in place, in the output.
 struct CollectiveCall {
   Transport& transport;
   ConstValueSpan input;
   ValueSpan output;
-  std::size_t columns;  ///< of a row
+  std::size_t columns;  ///< values per row
   const CollectiveOptions& options;
 };
 
-/// A collective: what it is called here and by MPI, what it does, and what it should have done.
+/// A collective: Tersor's name, MPI's name, the call and the check.
 struct CollectiveKind {
   std::string_view name;
   std::string_view library;
-  Amount gives, gets;  ///< of the ranks that give or get anything
+  Amount gives, gets;  ///< for ranks that give or receive values
   void (*make)(const CollectiveCall& call);
-  /// Relative, of what a rank got; 0 where it gets nothing.
+  /// Returns the relative error of a rank's output; 0 for a rank without output.
   double (*error)(const RankGradients& gradients, int rank, ConstValueSpan output);
 };
 
 std::span<const CollectiveKind> collective_kinds();
 
-/// What is measured; count, dtype and ranks come with the gradients.
+/// The measured case. Count, dtype and ranks come with the gradients.
 struct CollectiveCase {
   const CollectiveKind* kind = nullptr;
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
-  std::size_t columns = 1;      ///< of a row; a shard is whole rows
-  std::size_t chunk_count = 0;  ///< 0: as the transport has it
+  std::size_t columns = 1;      ///< values per row; a shard is whole rows
+  std::size_t chunk_count = 0;  ///< 0: the transport's default
   unsigned threads = 1;
-  std::size_t iterations = 0;  ///< 0: as many as fill about a second
-  bool by_library = false;     ///< MPI's instead of ours; the codec is its name
+  std::size_t iterations = 0;  ///< 0: about one second of calls
+  /// True for MPI's collective instead of Tersor's; `codec` is then the collective's name
+  bool by_library = false;
 };
 
 struct CollectiveResult {
@@ -54,9 +55,9 @@ struct CollectiveResult {
   double relative_error = 0;
 };
 
-/// Times the collective; the result of a first call is checked before the clock runs. A whole is a
-/// rank's gradient, whose count is a multiple of the ranks.
-/// Throws what the collective throws, and Error where a result is wrong.
+/// Times the collective after checking the result of a first call. A whole is a rank's gradient;
+/// the number of ranks must divide the count. Throws the collective's exceptions, and Error for a
+/// wrong result.
 CollectiveResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
                                     const RankGradients& gradients);
 

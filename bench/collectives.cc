@@ -1,5 +1,5 @@
-// `tersor-bench collectives`: those that add nothing or have a root, on the ranks of `tersor-bench
-// allreduce`; over MPI each beside MPI's own.
+// `tersor-bench collectives`: collectives without sums or with a root, on the ranks of
+// `tersor-bench allreduce`. MPI's own collectives also run over MPI.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -29,12 +29,12 @@ struct CollectivesOptions : SweepOptions {
   std::size_t columns = 1024;
 };
 
-/// A shard is whole rows, or less than one, and then a row.
+/// The number of columns. A shard is whole rows; a shard smaller than a row is a single row.
 std::size_t row_of(const CollectivesOptions& options, std::size_t shard) {
   return std::min(options.columns, shard);
 }
 
-/// Values of a shard.
+/// The number of values per shard.
 std::size_t shard_count(const CollectivesOptions& options, std::size_t bytes, int ranks) {
   const std::size_t values = bytes / dtype_bytes(parse_gradient_dtype(options.dtype));
   const std::size_t shard = std::max(values / static_cast<std::size_t>(ranks), std::size_t{1});
@@ -52,7 +52,7 @@ CollectiveCase case_of(const CollectivesOptions& options, const CollectiveKind& 
           .by_library = codec == kind.library};
 }
 
-/// MPI's own, where it is there, then ours by all codecs.
+/// MPI's own collective, if available, followed by Tersor's collective with all codecs.
 std::vector<CollectiveCase> cases_of(const CollectivesOptions& options, const Fleet& fleet) {
   std::vector<CollectiveCase> cases;
   for (const std::string& name : options.names) {

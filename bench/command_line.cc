@@ -1,4 +1,4 @@
-// Implements command_line.h, and puts the commands together.
+// Implements command_line.h, and assembles the commands.
 
 #include "bench/command_line.h"
 
@@ -28,7 +28,7 @@ namespace {
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 
-/// CLI11's own ranges print the limits of double in 309 digits, and take NaNs.
+/// CLI11's own ranges print the limits of double with 309 digits and accept NaN.
 template <typename Accepts>
 Check number_that(std::string is, Accepts accepts) {
   return [is = std::move(is), accepts](const std::string& text) {
@@ -49,7 +49,7 @@ Check check_of(const CLI::Validator& validator) {
   };
 }
 
-/// Not shown in the help.
+/// The validator has no text in the help.
 CLI::Validator validator_of(const Check& check) {
   const auto apply = [check](std::string& text) -> std::string {
     try {
@@ -62,7 +62,7 @@ CLI::Validator validator_of(const Check& check) {
   return CLI::Validator(apply, "");
 }
 
-/// The command that the arguments chose, else the program itself.
+/// The command chosen by the arguments; otherwise the program.
 const CLI::App& chosen(const CLI::App& program) {
   const auto commands = program.get_subcommands();
   return commands.empty() ? program : *commands.front();
@@ -82,7 +82,7 @@ std::string command_names(const CLI::App& program) {
   return fmt::format("{}", fmt::join(names, " "));
 }
 
-/// CLI11's own words, but for arguments that nothing knows.
+/// CLI11's message, except for unknown arguments.
 std::string what_was_wrong(const CLI::App& program, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = program.remaining(true);
   if (unknown.empty()) return error.what();
@@ -98,8 +98,9 @@ void report_usage(const CLI::App& program, const std::string& message) {
   fmt::print(stderr, "The options are: {}\n", option_names(command));
 }
 
-/// The rank that a launcher gave this process; empty for rank 0 and without a launcher. Later ranks
-/// first wait a second: a launcher ends all processes as soon as rank 0 reports a common mistake.
+/// Returns the rank from a launcher; empty for rank 0 and without a launcher. Later ranks wait for
+/// a second, because a launcher ends all processes after rank 0 reports an error common to all
+/// ranks.
 std::string later_rank() {
   constexpr std::chrono::seconds kRankZeroFirst{1};
   for (const char* name :
@@ -124,7 +125,7 @@ void add_commands(Command program) {
   add_report_command(program);
 }
 
-/// After wrong usage rank 0 also lists the valid options. Every rank that fails prints the reason.
+/// After a usage error, rank 0 also lists the valid options. Every failing rank prints the reason.
 void report(const CLI::App& program, const std::string& message, bool usage = false) {
   const std::string rank = later_rank();
   if (usage && rank.empty()) return report_usage(program, message);
@@ -245,7 +246,7 @@ int run_program(int argc, const char* const* argv) {
   try {
     program.parse(argc, argv);
     return 0;
-  } catch (const CLI::Success& success) {  // --help
+  } catch (const CLI::Success& success) {  // for --help
     return program.exit(success);
   } catch (const CLI::ParseError& error) {
     report(program, what_was_wrong(program, error), true);

@@ -1,5 +1,5 @@
-// Commands and their options. CLI11 reads them, which takes long to compile, so that it stands
-// behind command_line.cc alone.
+// Commands and their options, parsed by CLI11. Only command_line.cc includes CLI11, because CLI11
+// compiles slowly.
 #pragma once
 
 #include <functional>
@@ -13,30 +13,29 @@ class Option;
 
 namespace tersor::bench {
 
-/// What becomes of an option's text: returns the text to use, or throws, saying what is wrong with
-/// it.
+/// Returns the text to use for an option's text, or throws with an explanation.
 using Check = std::function<std::string(const std::string& text)>;
 
-/// Accepts these names; an error lists them.
+/// Accepts these names. Errors list the names.
 Check one_of(const std::vector<std::string>& names);
 
-/// Numbers that take K, M, G (1024), e.g. 64K, and pass `check` then.
+/// Accepts numbers with the suffixes K, M, G (powers of 1024), e.g. 64K, and applies `check`.
 Check size_suffix(const Check& check);
 
-/// Accepts numbers of a range, which an error names.
+/// Accept numbers of a range. Errors name the range.
 Check above_zero();
 Check from_to(double least, double most);
 
 Check existing_file();
 
-/// One option, to be described further.
+/// An option, for further settings.
 class Argument {
  public:
   explicit Argument(CLI::Option* option) : option_(option) {}
 
-  Argument& transform(const Check& check);       ///< the text becomes what `check` returns
-  Argument& type_name(const std::string& name);  ///< the help calls it so
-  Argument& takes(const std::string& name);      ///< the help also shows the value that it has
+  Argument& transform(const Check& check);       ///< replaces the text by the result of `check`
+  Argument& type_name(const std::string& name);  ///< name in the help
+  Argument& takes(const std::string& name);      ///< the help also shows the default value
   Argument& takes(const std::string& name, const Check& check) {
     return takes(name).transform(check);
   }
@@ -56,24 +55,24 @@ class Command {
 
   Command add_subcommand(const std::string& name, const std::string& description);
 
-  /// Puts what stands behind one of `names` into `value`; of a vector as many as there are.
+  /// Stores the arguments of `names` in `value`: one value, or all values for a vector.
   template <typename Value>
   Argument add_option(const std::string& names, Value& value, const std::string& description);
-  /// Hands what stands behind one of `names` to `take`.
+  /// Passes the arguments of `names` to `take`.
   Argument add_option_function(const std::string& names,
                                std::function<void(const std::vector<std::string>&)> take,
                                const std::string& description);
   Argument add_flag(const std::string& name, bool& value, const std::string& description);
 
-  /// What the command does, once all its options are known.
+  /// Sets the command's action, called after parsing all options.
   void callback(std::function<void()> run);
 
  private:
   CLI::App* app_;
 };
 
-/// Runs the command of tersor-bench that the arguments name. Returns the exit code: 0, 1 where a
-/// run failed, 2 where the arguments are wrong (the message lists the right ones).
+/// Runs a command of tersor-bench. Returns the exit code: 0, 1 for a failed run, or 2 for invalid
+/// arguments (the message lists the valid arguments).
 int run_program(int argc, const char* const* argv);
 
 }  // namespace tersor::bench

@@ -1,16 +1,16 @@
-// The commands of tersor-bench. Each adds itself, with its options, to the program.
+// The commands of tersor-bench. Each function adds a command with its options.
 #pragma once
 
 #include "bench/command_line.h"
 
 namespace tersor::bench {
 
-void add_codecs_command(Command& program);       ///< codecs against plain copies
-void add_allreduce_command(Command& program);    ///< the collective and the reducer
-void add_collectives_command(Command& program);  ///< the others
-void add_allocate_command(Command& program);     ///< codecs by parameter, for a budget
-void add_predict_command(Command& program);      ///< the cost model, for any ranks and links
-void add_train_command(Command& program);        ///< accuracy against bytes and time
-void add_report_command(Command& program);       ///< pictures from the others' records
+void add_codecs_command(Command& program);       ///< codecs compared with plain copies
+void add_allreduce_command(Command& program);    ///< allreduce and the reducer
+void add_collectives_command(Command& program);  ///< the other collectives
+void add_allocate_command(Command& program);     ///< codecs per parameter for a budget of bits
+void add_predict_command(Command& program);      ///< the cost model for any ranks and links
+void add_train_command(Command& program);        ///< accuracy by bytes and time
+void add_report_command(Command& program);       ///< figures from records
 
 }  // namespace tersor::bench

@@ -1,4 +1,4 @@
-// Norms in double over blocks that several threads take; the blocks' sums are added in order.
+// Norms in double over blocks processed by several threads. The sums of blocks are added in order.
 
 #include "bench/compare.h"
 
@@ -25,7 +25,7 @@ struct Sums {
   double expected = 0;
 };
 
-/// Calls `visit(first, last)` for blocks of [0, count) and adds what it returns.
+/// Calls `visit(first, last)` for blocks of [0, count) and adds the results.
 template <typename Visit>
 Sums sum_blocks(std::size_t count, Visit visit) {
   std::vector<Sums> blocks(ceil_div(count, kBlockOfSums));
@@ -41,7 +41,7 @@ Sums sum_blocks(std::size_t count, Visit visit) {
   return all;
 }
 
-/// `expected(i)` is what value number `i` should be.
+/// `expected(i)` is the expected value at index i.
 template <typename Expected>
 Sums sums_of(Expected expected, ConstValueSpan actual) {
   return visit_gradient_dtype(actual.dtype(), [&]<typename T>(T) {
@@ -98,7 +98,7 @@ bool same_bits(ConstByteSpan a, ConstByteSpan b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// Words are mixed by their place, as in SplitMix64 (Steele, Lea and Flood 2014).
+// Mixes words with their offsets as in SplitMix64 (Steele, Lea and Flood 2014).
 std::uint64_t fingerprint(ConstByteSpan bytes) {
   std::uint64_t sum = bytes.size();
   for (std::size_t first = 0; first < bytes.size(); first += sizeof(std::uint64_t)) {

@@ -1,4 +1,4 @@
-// How far values are from what they should be.
+// Comparisons of values with expected values.
 #pragma once
 
 #include <tersor/span.h>
@@ -9,14 +9,15 @@
 
 namespace tersor::bench {
 
-/// |actual - expected| / |expected| in the Euclidean norm, in double; 0 where they are equal, NaN
-/// where a value is. Host values of f32, bf16 or f16, as many in both; all cores take part.
+/// Returns |actual - expected| / |expected| in the Euclidean norm, computed in double. 0 if both
+/// are equal, NaN if a value is NaN. Both spans are on the host and hold f32, bf16 or f16 in equal
+/// number. Uses all cores.
 double relative_error(ConstValueSpan expected, ConstValueSpan actual);
 
-/// The same against a reference in double.
+/// Variant with a reference in double.
 double relative_error(std::span<const double> expected, ConstValueSpan actual);
 
-/// Throws Error unless `what` is within `limit`.
+/// Throws Error unless `error` is at most `limit`. `what` names the checked result.
 void require_within(double error, double limit, std::string_view what);
 
 /// The Euclidean norm.
@@ -25,11 +26,11 @@ double norm(ConstValueSpan values);
 /// sum[i] += factor * values[i].
 void add_values(double factor, ConstValueSpan values, std::span<double> sum);
 
-/// Whether they hold the same bits.
+/// True if both spans hold the same bits.
 bool same_bits(ConstByteSpan a, ConstByteSpan b);
 
-/// A number that tells bits apart: equal for the same ones, else different but for a chance of
-/// about 2^-64. For ranks that cannot see each other's memory.
+/// Returns a hash of the bits. Different bits have equal hashes with probability of about 2^-64.
+/// Used between ranks without shared memory.
 std::uint64_t fingerprint(ConstByteSpan bytes);
 
 }  // namespace tersor::bench

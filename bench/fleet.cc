@@ -1,4 +1,4 @@
-// Ranks as threads, and the choice between them and processes.
+// Fleets of threads, and the choice between threads and processes.
 
 #include "bench/fleet.h"
 
@@ -14,13 +14,13 @@ namespace {
 
 constexpr int kDefaultRanks = 4;
 
-/// Where ranks meet. A rank that throws leaves, so that the others do not wait for it: the
-/// transport tells them why.
+/// The meeting point of ranks. A throwing rank leaves the barrier, so other ranks do not wait. The
+/// transport reports the error to other ranks.
 struct Meeting {
   explicit Meeting(int ranks) : barrier(ranks), bytes(static_cast<std::size_t>(ranks)) {}
 
   std::barrier<> barrier;
-  std::vector<std::vector<std::byte>> bytes;  // of each rank
+  std::vector<std::vector<std::byte>> bytes;  // by rank
 };
 
 class ThreadRank final : public Rank {

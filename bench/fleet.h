@@ -1,5 +1,5 @@
-// The ranks that a measurement runs on: threads of this process, or processes.
-// The measurements above see no difference.
+// The ranks of a measurement: threads of this process, or processes. Measurements work the same
+// with both.
 #pragma once
 
 #include <tersor/inprocess.h>
@@ -20,56 +20,57 @@
 
 namespace tersor::bench {
 
-/// What the library below a transport does by itself.
+/// The functions of the library below a transport.
 struct Library {
-  std::string name;  ///< of its sum
-  /// The sum over ranks, in place; of device memory queued on the stream. Throws InvalidArgument
-  /// where it does not add such values.
+  std::string name;  ///< name of the sum
+  /// The sum over ranks, in place. Sums of device memory are queued on the stream. Throws
+  /// InvalidArgument for unsupported values.
   std::function<void(ValueSpan values, StreamView stream)> sum;
-  /// A collective by its name ("MPI_Bcast"), of f32, with rank 0 for a root; the output of a
-  /// broadcast holds rank 0's values before. Empty where these are not measured.
+  /// Calls a collective by name ("MPI_Bcast") on f32, with root 0. The output of a broadcast
+  /// initially holds rank 0's values. Empty if such collectives are not measured.
   std::function<void(std::string_view name, ConstValueSpan input, ValueSpan output)> call = {};
 };
 
-/// One rank of a running measurement, and where it meets the others, whose messages stay apart from
-/// those that are measured.
+/// One rank of a running measurement, with functions to meet the other ranks. Messages of these
+/// functions are separate from measured messages.
 class Rank {
  public:
   virtual ~Rank() = default;
 
   virtual Transport& transport() = 0;
   int index() { return transport().rank(); }
-  /// Rank 0, which checks and reports.
+  /// True on rank 0, the rank with checks and reports.
   bool first() { return index() == 0; }
-  /// The one rank of each process that stores the results there.
+  /// True on the single rank per process that stores results.
   virtual bool stores() = 0;
 
-  /// Returns once all ranks are here.
+  /// Returns after all ranks have called this function.
   virtual void meet() = 0;
-  /// Everybody's bytes, as many from each, in the order of ranks.
+  /// Returns the bytes of all ranks by rank. Every rank passes the same number of bytes.
   virtual std::vector<std::vector<std::byte>> gather_bytes(ConstByteSpan own) = 0;
-  /// Null where there is none.
+  /// Null without a library.
   virtual const Library* library() const { return nullptr; }
 
-  /// Everybody's values, as many from each, in the order of ranks.
+  /// Returns the values of all ranks by rank. Every rank passes the same number of values.
   template <typename T>
   std::vector<std::vector<T>> gather(std::span<const T> own) {
     std::vector<std::vector<T>> all;
     for (const auto& bytes : gather_bytes(std::as_bytes(own))) {
       all.emplace_back(own.size());
-      const std::size_t fits = std::min(bytes.size(), own.size_bytes());  // a rank that failed
+      const std::size_t fits =
+          std::min(bytes.size(), own.size_bytes());  // a failed rank may send fewer bytes
       if (fits != 0) std::memcpy(all.back().data(), bytes.data(), fits);
     }
     return all;
   }
-  /// Rank 0's value, on all ranks.
+  /// Returns rank 0's value on all ranks.
   template <typename T>
   T from_first(T own) {
     return gather(std::span<const T>(&own, 1)).front().front();
   }
 };
 
-/// Of a ring of ranks.
+/// The neighbours in a ring of ranks.
 constexpr int next_rank(int rank, int ranks) { return (rank + 1) % ranks; }
 constexpr int rank_before(int rank, int ranks) { return (rank + ranks - 1) % ranks; }
 
@@ -80,17 +81,17 @@ class Fleet {
   virtual int ranks() const = 0;
   /// "4 ranks in this process, link 1Gbit,50us"
   virtual std::string text() const = 0;
-  /// Whether rank 0 is in this process: the others print nothing and write no files.
+  /// True if rank 0 is in this process. Other processes print nothing and write no files.
   virtual bool leads() const = 0;
-  /// The only rank in this process; nullopt where all are.
+  /// The only rank in this process; nullopt if all ranks are in this process.
   virtual std::optional<int> only_rank() const = 0;
-  /// That of its ranks.
+  /// The library of the ranks.
   virtual const Library* library() const { return nullptr; }
-  /// Runs `body` once for each rank in this process. Throws what a rank threw.
+  /// Runs `body` once per rank in this process. Rethrows a rank's exception.
   virtual void run(const std::function<void(Rank&)>& body) = 0;
 };
 
-/// What `measure` returns on the rank that stores results.
+/// Returns the result of `measure` on the storing rank.
 template <typename Measure>
 auto measure_on(Fleet& fleet, const Measure& measure) {
   std::invoke_result_t<Measure, Rank&> result{};
@@ -101,23 +102,24 @@ auto measure_on(Fleet& fleet, const Measure& measure) {
   return result;
 }
 
-/// Ranks as threads over an emulated link.
+/// Makes a fleet of threads over an emulated link.
 std::unique_ptr<Fleet> make_thread_fleet(int ranks, const Link& link);
 
-/// What the command line asks for.
+/// Command-line options of a fleet.
 struct FleetOptions {
-  std::string transport = "inproc";  ///< or "mpi" or "tcp", where this build has it
-  std::optional<int> ranks = {};     ///< to start, 4 unless given; mpirun knows its own
+  std::string transport = "inproc";  ///< or "mpi" or "tcp", if supported by this build
+  /// number of ranks to start, default 4; mpirun determines its own number
+  std::optional<int> ranks = {};
   std::string link = "none";
-  std::string address = {};  ///< as TcpOptions
-  int connections = 1;       ///< as TcpOptions
+  std::string address = {};  ///< as in TcpOptions
+  int connections = 1;       ///< as in TcpOptions
 };
 
-/// Throws InvalidArgument for a transport that this build lacks, and for ranks that mpirun did not
-/// start.
+/// Throws InvalidArgument for a transport missing in this build, and for a number of ranks that
+/// differs from mpirun's.
 std::unique_ptr<Fleet> make_fleet(const FleetOptions& options);
 
-/// Transports that `make_fleet` knows.
+/// The transports supported by `make_fleet`.
 std::vector<std::string> transport_names();
 
 }  // namespace tersor::bench

@@ -16,17 +16,17 @@
 namespace tersor::bench {
 namespace {
 
-/// Seconds, of the slowest rank; from the killed rank's end on where nothing else is said.
+/// Seconds of the slowest rank. Except for step times, seconds count from the killed rank's end.
 struct Loss {
   double plain = 0, elastic = 0;  ///< a step of all ranks
-  double told = 0;                ///< RanksLost is thrown
+  double told = 0;                ///< until RanksLost is thrown
   double resumed = 0;
-  double next = 0;   ///< a step of the others is complete
-  double later = 0;  ///< a step of theirs
+  double next = 0;   ///< until a step of the remaining ranks is complete
+  double later = 0;  ///< a step of the remaining ranks
   int left = 0;
 };
 
-/// One rank's reducers, one that is elastic and one that is not, over as many values.
+/// A rank's two reducers, elastic and plain, over equal numbers of values.
 class LossRank {
  public:
   LossRank(const AllreduceCase& wanted, const BackwardPass& pass, const RankGradients& gradients,
@@ -76,13 +76,13 @@ class LossRank {
     std::vector<double> seconds;
     for (std::size_t step = 0; step < steps; ++step) {
       elastic_.restore();
-      slowest(0);  // all begin together
+      slowest(0);  // starts all ranks together
       seconds.push_back(slowest(elastic_.time().whole));
     }
     return median(seconds);
   }
 
-  /// Of all ranks that are left.
+  /// The maximum over the remaining ranks.
   double slowest(double own) {
     Transport& transport = elastic_.reducer().transport();
     std::vector<float> values(static_cast<std::size_t>(transport.ranks()), static_cast<float>(own));

@@ -1,5 +1,5 @@
-// `tersor-bench allreduce --kill`: what it costs the others when a rank is killed, and what it
-// costs to be ready for that.
+// `tersor-bench allreduce --kill`: the cost of a killed rank for the other ranks, and the cost of
+// an elastic reducer without a loss.
 #pragma once
 
 #include <cstddef>
@@ -9,17 +9,18 @@
 
 namespace tersor::bench {
 
-/// The rank that is killed at the beginning of a step, and how many steps there are before.
+/// The killed rank, and the number of steps before the kill.
 struct Kill {
   int rank = 1;
   std::size_t step = 20;
 };
 
-/// "2@20". Throws InvalidArgument where it is none.
+/// Parses "2@20". Throws InvalidArgument for other text.
 Kill parse_kill(const std::string& text);
 
-/// Prints and records one loss, of the first size and the first codec. Throws InvalidArgument where
-/// ranks are no processes over TCP, and for a rank that is not there, or is rank 0, which prints.
+/// Measures, prints and records one loss, with the first size and the first codec. Throws
+/// InvalidArgument unless ranks are processes over TCP. Also throws for an unknown rank and for
+/// rank 0, because rank 0 prints.
 void run_loss(const AllreduceOptions& options);
 
 }  // namespace tersor::bench

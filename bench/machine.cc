@@ -1,4 +1,3 @@
-// See machine.h.
 
 #include "bench/machine.h"
 
@@ -17,9 +16,9 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::size_t kSetAlignment = 512;  // bytes: where a set begins, like cudaMalloc
+constexpr std::size_t kSetAlignment = 512;  // bytes; alignment of sets, as with cudaMalloc
 
-/// Calls find in the caches what earlier ones left there.
+/// Calls reuse the same buffers and find the data in the caches.
 class CpuMachine : public Machine {
  public:
   CpuMachine()

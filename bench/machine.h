@@ -1,5 +1,5 @@
-// Where the operations of a codec are measured: its memory, its clock, and the plain loops that
-// they are held against. Here the host's CPU; a GPU is another (bench/device/gpu_machine.h).
+// The machine of codec operations: memory, clock and baselines. This file declares the host's CPU;
+// bench/device/gpu_machine.h declares a GPU.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -24,39 +24,39 @@ namespace tersor::bench {
 class CodecOperation;
 struct OperationInput;
 
-/// One thing that is timed in turns with others.
+/// A call timed in alternation with other calls.
 struct TimedCall {
   std::string name;
-  std::function<void()> run;     ///< on a device: queues it
-  std::size_t calls = 0;         ///< of one sample; 0: as many as fill one
-  std::size_t calls_inside = 1;  ///< that one `run` stands for
+  std::function<void()> run;     ///< on a device, queues the call
+  std::size_t calls = 0;         ///< calls per sample; 0: enough for one sample
+  std::size_t calls_inside = 1;  ///< calls represented by one `run`
 };
 
-/// What a call does to memory: reads most of it, writes most of it, or changes it in place.
+/// The main memory access of a call: reads, writes, or updates in place.
 enum class Access : std::uint8_t { kRead, kWrite, kUpdate };
 
-/// The least that a call must do to memory.
+/// The minimum memory traffic of a call.
 struct MemoryWork {
   Access access = Access::kRead;
-  std::size_t bytes = 0;     ///< read and written
-  ConstByteSpan input = {};  ///< of kRead: what is read, as it lies on the host
-  std::size_t written = 0;   ///< of kRead
+  std::size_t bytes = 0;     ///< read plus written bytes
+  ConstByteSpan input = {};  ///< for kRead: the bytes to read, on the host
+  std::size_t written = 0;   ///< for kRead
 };
 
-/// How long a sample is.
+/// The length of a sample.
 struct Sampling {
   double seconds = 0;
-  std::size_t first_calls = 1;  ///< by which the time of one is guessed
+  std::size_t first_calls = 1;  ///< calls for the first estimate of a call's time
   std::size_t most_calls = 0;
-  double warm_up_seconds = 0;  ///< in which clocks rise
+  double warm_up_seconds = 0;  ///< warm-up in which clocks rise
 };
 
 struct MachineTraits {
   std::string name;
   Memory memory = Memory::kHost;
   StreamView stream = {};
-  std::size_t line_bytes = 0;      ///< the least that its memory moves
-  std::size_t reduced_frames = 0;  ///< that "reduce" adds
+  std::size_t line_bytes = 0;      ///< smallest unit of memory traffic
+  std::size_t reduced_frames = 0;  ///< frames added by "reduce"
   Sampling sampling = {};
 };
 
@@ -68,21 +68,21 @@ class Machine {
   const MachineTraits& traits() const { return traits_; }
   bool on_device() const { return traits_.memory == Memory::kDevice; }
 
-  /// How many sets of buffers calls go round that move so many bytes each.
+  /// The number of buffer sets for calls with this memory traffic per call.
   virtual std::size_t sets(std::size_t bytes) const = 0;
-  /// Copies between the host and this machine, once all that was queued is done.
+  /// Waits for queued work, then copies between the host and this machine.
   virtual void copy(ConstByteSpan from, ByteSpan to) = 0;
   virtual double seconds_per_call(const std::function<void()>& run, std::size_t calls) = 0;
-  /// Plain loops of as many bytes; the first is what the ratio is to.
+  /// Plain loops over as many bytes. The first loop is the baseline of the ratio.
   virtual std::vector<TimedCall> baselines(const MemoryWork& work, Threads& threads) = 0;
 
-  /// Of the operations that only one kind of machine has: whether a codec has it here.
+  /// True if a codec has this operation, for operations of only one kind of machine.
   virtual bool has_operation(std::string_view name, const PlannedCodec& codec) const = 0;
-  /// Throws InvalidArgument where there is no such operation.
+  /// Throws InvalidArgument for an unknown operation.
   virtual std::unique_ptr<CodecOperation> make_operation(std::string_view name,
                                                          const OperationInput& input) = 0;
 
-  /// A copy on the host.
+  /// Returns a copy on the host.
   Buffer on_host(ConstByteSpan bytes);
 
  private:
@@ -91,31 +91,32 @@ class Machine {
 
 std::unique_ptr<Machine> make_cpu_machine();
 
-/// The median seconds a call of each, over `repetitions` rounds in which each has one turn.
+/// Returns each call's median seconds per call over `repetitions` rounds. Each round runs every
+/// call once.
 std::vector<double> time_in_turns(Machine& machine, const std::vector<TimedCall>& calls,
                                   int repetitions);
 
-/// Of `count` things the one whose turn it is. One alone needs no division, which a short call
-/// would feel.
+/// Returns the index of the current turn among `count` items. A single item needs no division,
+/// because a division would slow down short calls.
 constexpr std::size_t turn(std::size_t call, std::size_t count) {
   return count == 1 ? 0 : call % count;
 }
 
-/// The same buffer several times; calls take one after the other.
+/// Several equal buffers, used by calls in rotation.
 class RotatedBuffer {
  public:
   RotatedBuffer(std::size_t sets, std::size_t bytes, Memory memory);
 
   std::size_t sets() const { return sets_; }
   std::size_t bytes() const { return bytes_; }
-  /// That of call number `call`.
+  /// The buffer of call number `call`.
   ByteSpan at(std::size_t call) const {
     return {memory_.pointer() + turn(call, sets_) * stride_, bytes_};
   }
   ValueSpan values(std::size_t call, std::size_t count, Dtype dtype) const {
     return {at(call).data(), count, dtype, memory_.memory()};
   }
-  /// Copies `from`, on the host, to all sets.
+  /// Copies `from` (on the host) to all buffers.
   void fill(ConstByteSpan from, Machine& machine);
 
  private:

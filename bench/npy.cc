@@ -1,4 +1,4 @@
-// A small .npy reader that checks what the header says against the file.
+// A small .npy reader that checks the header against the file.
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 
-/// The header's dictionary, and where the values begin.
+/// The header's dictionary, and the offset of the values.
 struct Header {
   std::string_view text;
   std::size_t values_at;
@@ -24,7 +24,7 @@ Header find_header(std::string_view bytes) {
   const unsigned version = static_cast<unsigned char>(bytes[6]);
   if (version < 1 || version > 3)
     throw InvalidArgument(fmt::format("format version {} is not known", version));
-  const std::size_t width = version == 1 ? 2 : 4;  // of the header's length
+  const std::size_t width = version == 1 ? 2 : 4;  // of the header's length field
   std::size_t length = 0;
   for (std::size_t i = width; i-- > 0;)
     length = length << 8 | static_cast<unsigned char>(bytes[8 + i]);
@@ -37,7 +37,7 @@ Header find_header(std::string_view bytes) {
   throw InvalidArgument("the header is damaged at '" + key + "'");
 }
 
-/// The text after `'key':` and blanks.
+/// Returns the text after `'key':` and blanks.
 std::string_view after_key(std::string_view header, const std::string& key) {
   const std::string quoted = "'" + key + "':";
   const std::size_t at = header.find(quoted);
@@ -47,7 +47,7 @@ std::string_view after_key(std::string_view header, const std::string& key) {
   return header;
 }
 
-/// The text of `key` between `open` and the next `close`.
+/// Returns the text of `key` between `open` and the next `close`.
 std::string_view enclosed(std::string_view header, const std::string& key, char open, char close) {
   const std::string_view rest = after_key(header, key);
   const std::size_t end = rest.find(close, 1);
@@ -61,7 +61,8 @@ bool is_fortran_order(std::string_view header) {
   return order.starts_with("True");
 }
 
-/// Dimensions, outermost first. NumPy writes decimal integers that commas and blanks separate.
+/// Returns the dimensions, outermost first. NumPy writes decimal integers, separated by commas and
+/// blanks.
 std::vector<std::size_t> dimensions_of(std::string_view header) {
   std::string_view shape = enclosed(header, "shape", '(', ')');
   std::vector<std::size_t> dimensions;

@@ -1,5 +1,5 @@
-// `tersor-bench predict`: the cost model for any number of ranks and any link, with the codecs'
-// speeds of this machine. Nothing is sent.
+// `tersor-bench predict`: the cost model for any number of ranks and any link, with the speeds of
+// codecs on this machine. Sends nothing over a network.
 
 #include <fmt/format.h>
 #include <tersor/auto.h>
@@ -30,13 +30,13 @@ struct PredictOptions {
   std::string ranks = "8..4096";
   std::string link = "1Gbit,50us";
   std::string local = "100Gbit,2us";
-  int hosts = 0;  // 0: a host each rank
+  int hosts = 0;  // 0: one host per rank
   std::vector<std::size_t> bytes = {64 << 20};
   std::string dtype = "f32";
   std::size_t chunk_count = kDefaultChunkCount;
-  std::vector<int> dims;  // of two-shot; none: the quickest grid
+  std::vector<int> dims;  // grid of two-shot; empty: the fastest grid
   double error_growth = kDefaultErrorGrowth;
-  double message_seconds = -1;  // below 0: measured
+  double message_seconds = -1;  // negative: measure
   double crowding = 1;
   std::filesystem::path json;
 };
@@ -71,7 +71,8 @@ LinkFigures figures_of(const std::string& text, double message_seconds) {
           .seconds_per_message = message_seconds};
 }
 
-/// What a message costs beside latency and bytes, between two threads of this process.
+/// Measures the cost of a message in addition to latency and bytes, between two threads of this
+/// process.
 double measured_message_seconds() {
   double seconds = 0;
   run_ranks(2, {}, [&](Transport& transport) {
@@ -81,13 +82,13 @@ double measured_message_seconds() {
   return seconds;
 }
 
-/// A row: a codec by its quickest way.
+/// A row: a codec with its fastest algorithm.
 struct PredictRow {
   std::string codec;
   std::string algorithm;
   int ranks = 1;
   int hosts = 1;
-  std::vector<int> dims = {};  ///< of two-shot
+  std::vector<int> dims = {};  ///< grid of two-shot
   std::size_t count = 0;
   double bytes = 0;
   Prediction prediction = {};
@@ -97,7 +98,7 @@ struct PredictRow {
   std::string way() const { return algorithm + (dims.size() > 1 ? " " + text_of(dims) : ""); }
 };
 
-/// The same by bare values, ours or another library's: what a codec has to beat.
+/// A row with the best prediction for raw values, by Tersor or another library, for comparison.
 struct ComparedRow : PredictRow {
   PredictRow bare;
 
@@ -108,7 +109,7 @@ struct ComparedRow : PredictRow {
   }
 };
 
-/// Predicts for one set of options; keeps what was measured.
+/// Predicts for one set of options, and keeps measurements.
 class Predictor {
  public:
   explicit Predictor(const PredictOptions& options)
@@ -145,7 +146,7 @@ class Predictor {
     return row;
   }
 
-  /// The best way of bare values.
+  /// The fastest algorithm for raw values.
   PredictRow best_bare(int ranks, std::size_t count) {
     PredictRow row = predict("none", ranks, count);
     const CostQuestion question{.dtype = dtype_, .count = count, .ranks = ranks};
@@ -231,7 +232,7 @@ Table<ComparedRow> print_head(const std::vector<std::string>& codecs) {
         [](auto& row) { return format_bytes(row.prediction.sent_bytes); }}});
 }
 
-/// Where it pays not to encode.
+/// Prints the cases in which encoding is slower than raw values.
 void print_losers(const std::vector<ComparedRow>& losers) {
   if (losers.empty()) return;
   fmt::print("\nSlower than bare values would be:\n");

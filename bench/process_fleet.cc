@@ -64,7 +64,7 @@ class ProcessFleet final : public Fleet {
     } catch (const TransportError&) {
       throw;
     } catch (const std::exception& error) {
-      parts_.transport->poison(error.what());  // the others would wait for us
+      parts_.transport->poison(error.what());  // the other ranks would wait for this rank
       throw;
     }
   }

@@ -1,4 +1,4 @@
-// A fleet with one rank in each process, over any transport between processes.
+// A fleet with one rank per process, over any transport between processes.
 #pragma once
 
 #include <memory>
@@ -9,31 +9,31 @@
 
 namespace tersor::bench {
 
-/// What such a fleet is made of, in the order in which it lives.
+/// The parts of a fleet, in the order of their lifetimes.
 struct ProcessFleetParts {
-  std::shared_ptr<void> keeper = {};  ///< of what the transport needs; may be null
+  std::shared_ptr<void> keeper = {};  ///< owner of the transport's resources; may be null
   std::unique_ptr<Transport> transport;
   std::optional<Library> library = {};
   std::string text;  ///< `Fleet::text`
-  /// Of a meeting: one ends for the last rank first; a second one brings them closer together.
+  /// Barriers per meeting. A single barrier ends first on the last rank to arrive. A second barrier
+  /// brings the ranks closer together.
   int barriers = 2;
 };
 
-/// The part of this process in a fleet. From now on rank 0 alone prints. The ranks meet, and
-/// gather, by messages of the transport; what is measured has a channel of its own. Throws Error
-/// where the others cannot be silenced.
+/// Makes this process's part of a fleet. Only rank 0 prints from now on. Ranks meet and gather by
+/// messages of the transport; measured messages use a separate channel. Throws Error if this
+/// process's output cannot be silenced.
 std::unique_ptr<Fleet> make_process_fleet(ProcessFleetParts parts);
 
-// Of builds with MPI, or with TCP. `options.link` is no more than a name: what the wire is said to
-// be.
+// These functions need a build with MPI or TCP. `options.link` is only a name in records.
 
-/// Ranks that mpirun started. Initialises MPI for as long as the process runs. Throws
-/// InvalidArgument where --ranks and mpirun disagree.
+/// Makes a fleet of the ranks started by mpirun. Initialises MPI for the lifetime of the process.
+/// Throws InvalidArgument if --ranks differs from mpirun's number.
 std::unique_ptr<Fleet> make_mpi_fleet(const FleetOptions& options);
 
-/// Starts the other ranks where no launcher did, 4 in all unless `options` say another number.
-/// Throws InvalidArgument where --ranks says another number than the launcher, or the launcher's
-/// variables are no numbers of a rank, and what TcpTransport throws.
+/// Starts the other ranks unless a launcher started them: by default 4 in total. Throws
+/// InvalidArgument if --ranks differs from the launcher's number, and for invalid variables of the
+/// launcher. Also throws the exceptions of TcpTransport.
 std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options);
 
 }  // namespace tersor::bench

@@ -1,4 +1,4 @@
-// Gradients of several ranks, and the checks of what they were reduced to.
+// Gradients of several ranks, and the checks of sums.
 
 #include "bench/ranks.h"
 
@@ -15,7 +15,7 @@
 namespace tersor::bench {
 namespace {
 
-/// What one encode and decode changes, relative to the gradient, where so many ranks add.
+/// The relative error of an encode and decode, for a sum over `ranks` ranks.
 double codec_error(std::string_view codec, ConstValueSpan gradient, int ranks) {
   Threads threads(0);
   const PlannedCodec planned(with_feedback(codec, Feedback::kNone),
@@ -32,7 +32,7 @@ double norm(std::span<const double> values) {
   return std::sqrt(squares);
 }
 
-/// Of a sum that is rounded to `dtype` once a rank.
+/// The error limit of a sum rounded to `dtype` once per rank.
 double rounding_limit(Dtype dtype, int ranks) {
   return (dtype == Dtype::kF32 ? 1e-6 : 5e-3) * (1 + std::sqrt(ranks));
 }
@@ -69,7 +69,7 @@ ConstValueSpan RankGradients::of(int rank) const {
 }
 
 double RankGradients::error_limit(std::string_view codec) const {
-  constexpr std::size_t kFew = 1024;  // values, of which nothing can be said on the average
+  constexpr std::size_t kFew = 1024;  // values; averages are meaningless below
   const double rounding = rounding_limit(dtype_, ranks());
   if (count() < kFew) return 1 + rounding;
   const double of_codec = codec_error(codec, of(0), ranks());

@@ -1,5 +1,5 @@
-// What measurements over several ranks share: gradients with a known sum, checks of what they were
-// reduced to, and the times of the slowest.
+// Common parts of measurements over several ranks: gradients with a known sum, checks of results,
+// and the times of the slowest rank.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -17,25 +17,25 @@
 
 namespace tersor::bench {
 
-/// A gradient for each rank, drawn from the normal distribution, and what the codec's error on
-/// their sum may be. Only rank 0 knows the sum.
+/// A normally distributed gradient per rank, and the error limit of a codec on their sum. Only rank
+/// 0 knows the sum.
 class RankGradients {
  public:
-  /// Of all ranks, or of `only_rank` where that is in a process of its own.
+  /// Makes the gradients of all ranks, or only of `only_rank` if this process has a single rank.
   RankGradients(std::size_t count, Dtype dtype, int ranks, std::optional<int> only_rank = {});
 
   std::size_t count() const { return count_; }
   Dtype dtype() const { return dtype_; }
   int ranks() const { return static_cast<int>(storage_.size()); }
   ConstValueSpan of(int rank) const;
-  /// The gradient of any rank, made anew.
+  /// Makes the gradient of any rank again.
   Buffer sample(int rank) const;
-  /// Over ranks, in double.
+  /// The sum over ranks, in double.
   std::span<const double> sum() const { return sum_; }
 
-  /// How far from `sum()` a correct allreduce may be at most, relative to it: the codec's own error
-  /// on each rank's gradient and once more on the sum, all in one direction, and threefold, since
-  /// random rounding differs from call to call.
+  /// The maximum error of a correct allreduce, relative to `sum()`. The limit is three times the
+  /// codec's error on each rank's gradient plus the error on the sum, all in one direction. The
+  /// factor 3 covers random rounding, which differs between calls.
   double error_limit(std::string_view codec) const;
 
  private:
@@ -43,23 +43,25 @@ class RankGradients {
 
   std::size_t count_;
   Dtype dtype_;
-  std::vector<Buffer> storage_;  // of each rank that is here
+  std::vector<Buffer> storage_;  // filled for the ranks in this process
   std::vector<double> sum_;
-  double norms_ = 0;  // of all ranks' gradients, added up
+  double norms_ = 0;  // sum of the norms of all ranks' gradients
 };
 
-/// Throws Error unless `actual` is the sum of the gradients to within the limit. Returns its
-/// relative error.
+/// Throws Error unless `actual` is the sum of the gradients within the limit. Returns the relative
+/// error.
 double check_sum(const RankGradients& gradients, std::string_view codec, ConstValueSpan actual);
 
-/// Throws Error on all ranks unless all hold the same bits.
+/// Throws Error on all ranks unless all ranks hold the same bits.
 void check_identical(Rank& rank, ConstByteSpan own, std::string_view codec);
 
-/// Both, of what each rank ended with; rank 0 checks the sum. Returns its relative error on all.
+/// Does both checks on each rank's result; rank 0 checks the sum. Returns the relative error on all
+/// ranks.
 double check_reduced(const RankGradients& gradients, Rank& rank, std::string_view codec,
                      ConstValueSpan own);
 
-/// `per_rank[rank][iteration]`: the median over iterations of the slowest rank's time.
+/// Returns the median over iterations of the slowest rank's time. Index:
+/// `per_rank[rank][iteration]`.
 double median_of_slowest(std::span<const std::vector<double>> per_rank);
 
 }  // namespace tersor::bench

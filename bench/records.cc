@@ -1,4 +1,4 @@
-// Writes records, each with where, when and from what commit it comes.
+// Writes records, each with machine, date and commit.
 
 #include "bench/records.h"
 

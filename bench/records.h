@@ -1,4 +1,4 @@
-// The records that the commands write: one JSON object a measurement, an array a file.
+// The records of all commands: a JSON object per measurement, an array per file.
 #pragma once
 
 #include <filesystem>
@@ -8,23 +8,23 @@
 
 namespace tersor::bench {
 
-/// Fields keep the order in which they were set.
+/// Fields keep their order of insertion.
 using Record = nlohmann::ordered_json;
 
 /// "AMD EPYC, 2 cores".
 std::string machine_name();
 
-/// An array of records in a file. A record is on disk as soon as it was added, so a run that is
-/// cut short keeps what it measured.
+/// A file with an array of records. Each record is on disk after `add`: an interrupted run keeps
+/// all earlier records.
 class RecordFile {
  public:
-  /// An empty path: records go nowhere. Throws InvalidArgument where the file cannot be written, so
-  /// before anything was measured.
+  /// An empty path discards records. Throws InvalidArgument if the file cannot be written, before
+  /// any measurement.
   explicit RecordFile(std::filesystem::path path);
 
-  /// Adds machine, date (UTC) and commit, and writes. Throws Error where that fails.
+  /// Adds machine, date (UTC) and commit, and writes the file. Throws Error if writing fails.
   void add(Record record);
-  /// The same of several, written together.
+  /// Adds several records in a single write.
   void add_all(std::vector<Record> records);
 
  private:

@@ -11,7 +11,7 @@
 namespace tersor::bench {
 namespace {
 
-/// The largest over ranks of a sum over all steps, for one step.
+/// The maximum over ranks of a sum over all steps, per step.
 template <typename Field>
 double largest_a_step(Rank& rank, const ReducerStatistics& statistics, Field field) {
   const double own = static_cast<double>(statistics.*field) / static_cast<double>(statistics.steps);
@@ -25,7 +25,7 @@ AllreduceResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pa
                              const RankGradients& gradients, Rank& rank) {
   ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
   GradientReducer& reducer = caller.reducer();
-  time_turn(caller, rank);  // also teaches the reducer the order of the parameters
+  time_turn(caller, rank);  // the reducer also learns the order of parameters
   const std::string codec = reducer.parameter_statistics().front().codec;
   const double error = check_reduced(gradients, rank, codec, caller.gradient());
   RankCall* const callers[] = {&caller};

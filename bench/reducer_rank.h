@@ -1,5 +1,5 @@
-// Ranks that train nothing: their backward pass is a sleep, which takes no core from the
-// codecs, and at equal intervals one parameter after the other is ready for the GradientReducer.
+// Ranks with a simulated training. The backward pass is a sleep, so codecs can use all cores.
+// Parameters become ready for the GradientReducer one after the other, at equal intervals.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 
 namespace tersor::bench {
 
-/// One rank's gradients and reducer; a call is a step.
+/// A rank's gradients and reducer. A call is a step.
 class ReducerRank final : public RankCall {
  public:
   ReducerRank(const AllreduceCase& wanted, const BackwardPass& pass, ConstValueSpan input,
@@ -45,7 +45,7 @@ class ReducerRank final : public RankCall {
 
   void call() override { time(); }
 
-  // Of which the wait is what was exposed.
+  // `part` is the exposed time in `wait`.
   TurnTime time() override {
     const Stopwatch watch;
     const auto start = std::chrono::steady_clock::now();
@@ -61,7 +61,7 @@ class ReducerRank final : public RankCall {
     return {watch.seconds(), waiting.seconds()};
   }
 
-  // The reducer counts over all steps.
+  // Empty, because the reducer counts over all steps.
   const CollectiveStatistics& statistics() const override { return none_; }
 
   ValueSpan gradient() const { return storage_.values(input_.count(), input_.dtype()); }

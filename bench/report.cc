@@ -1,4 +1,4 @@
-// `tersor-bench report`: hands the records to report/tersor_report.py.
+// `tersor-bench report`: passes the records to report/tersor_report.py.
 
 #include "bench/report.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Runs a program of the PATH and returns its exit status; -1 where it cannot be started.
+/// Runs a program of the PATH. Returns the exit status, or -1 if the program cannot be started.
 int run_process(std::vector<std::string> words) {
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
@@ -43,7 +43,7 @@ std::string find_python() {
       "no python3 with matplotlib: apt-get install python3-matplotlib, or give --python PATH");
 }
 
-/// Beside the installed program, else in the source tree that it was built from.
+/// The script of the installation or, if missing, of the source tree.
 fs::path find_script() {
   std::error_code none;
   const fs::path program = fs::read_symlink("/proc/self/exe", none);

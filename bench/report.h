@@ -7,16 +7,18 @@
 
 namespace tersor::bench {
 
-/// How to run it.
+/// The interpreter and the script.
 struct ReportProgram {
-  std::string python;  ///< empty: the first of python3 and /usr/bin/python3 that has matplotlib
-  std::filesystem::path script;  ///< empty: the installed one, else the source tree's
+  std::string python;  ///< empty: python3 or /usr/bin/python3, the first with matplotlib
+  /// empty: the installed script or, if missing, the script of the source tree
+  std::filesystem::path script;
 };
 
-/// Runs it and waits. Throws Error where it cannot be started or fails; it has said why itself.
+/// Runs the program and waits. Throws Error if the program cannot be started or fails. A failing
+/// program prints the reason.
 void run_report(const ReportProgram& program, const std::vector<std::string>& arguments);
 
-/// Throws Error where a report could not be written to `folder`: before a training, not after.
+/// Throws Error if a report could not be written to `folder`. Call before a training.
 void check_report_folder(const ReportProgram& program, const std::filesystem::path& folder);
 
 }  // namespace tersor::bench

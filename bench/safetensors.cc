@@ -1,5 +1,5 @@
-// .safetensors: the length of a header (u64), a header in JSON, and the tensors' bytes without
-// gaps.
+// The .safetensors format: a header's length (u64), a JSON header, and the bytes of all tensors
+// without gaps.
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -21,7 +21,8 @@ using Event = Json::parse_event_t;
 constexpr std::size_t kLengthBytes = 8;
 constexpr const char* kMetadata = "__metadata__";
 
-/// What the header says of a tensor; its bytes are [begin, end) of those behind the header.
+/// A tensor's entry in the header. The tensor's bytes are [begin, end), counted from the end of the
+/// header.
 struct Entry {
   std::string name, type;
   std::vector<std::size_t> shape;
@@ -39,8 +40,8 @@ std::string_view header_of(std::string_view bytes) {
   return bytes.substr(kLengthBytes, length);
 }
 
-/// Refuses duplicate names, of which the library would take the last, and deeper nesting than the
-/// format has: copying a value recurses.
+/// Rejects duplicate names, because the library would use the last duplicate. Also rejects nesting
+/// deeper than the format's, because copying a value recurses.
 Json parse_header(std::string_view text) {
   std::set<std::string> names;
   const auto on_key = [&](int depth, Event event, const Json& key) {
@@ -54,7 +55,7 @@ Json parse_header(std::string_view text) {
   return Json::parse(text, on_key);
 }
 
-/// The library converts 1.9 to 1 and -1 to 2^64 - 1.
+/// Accepts only unsigned numbers: the library would convert 1.9 to 1 and -1 to 2^64 - 1.
 std::size_t natural(const Json& value) {
   if (!value.is_number_unsigned())
     throw InvalidArgument(fmt::format("the header is damaged: {} is not a size", value.dump()));
@@ -69,7 +70,7 @@ Entry entry_of(const std::string& name, const Json& stated) {
   return entry;
 }
 
-/// In the order of their bytes.
+/// Returns the entries in the order of their bytes.
 std::vector<Entry> entries_of(std::string_view header) {
   std::vector<Entry> entries;
   try {

@@ -1,5 +1,5 @@
-// Draws values block by block, each block from an engine of its own, so that several threads may
-// fill one gradient and its values do not depend on how many they are.
+// Draws values in blocks, with a separate engine per block. Several threads can fill a gradient,
+// and the values do not depend on the number of threads.
 
 #include "bench/samples.h"
 
@@ -18,9 +18,10 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::size_t kEngineValues = std::size_t{1} << 16;  // values of one engine
+constexpr std::size_t kEngineValues = std::size_t{1} << 16;  // values per engine
 
-/// Laplace of variance 1, from a uniform number: the inverse of its distribution function.
+/// Laplace distribution of variance 1: applies the inverse distribution function to a uniform
+/// number.
 struct LaplaceDistribution {
   float operator()(std::mt19937_64& engine) {
     const float uniform = std::uniform_real_distribution<float>(-1.0f, 1.0f)(engine);
@@ -29,7 +30,7 @@ struct LaplaceDistribution {
   }
 };
 
-/// From 1 to 1 + 2^-10, a span in which 13 bits differ.
+/// Values from 1 to 1 + 2^-10, with 13 differing bits.
 struct NarrowDistribution {
   float operator()(std::mt19937_64& engine) {
     return 1.0f + static_cast<float>(engine() % 8192) * 0x1p-23f;

@@ -1,4 +1,4 @@
-// Gradients to measure with: drawn from a distribution, or from a file. Never zeros.
+// Gradients for measurements, from a distribution or a file; never zeros.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -13,30 +13,31 @@
 
 namespace tersor::bench {
 
-/// One of a source's tensors: `count` values from number `first` on.
+/// A tensor of a source: `count` values from index `first` on.
 struct SampleTensor {
   std::string name;
   std::size_t first = 0;
   std::size_t count = 0;
 };
 
-/// Where values come from.
+/// A source of values.
 class SampleSource {
  public:
-  /// "normal", "laplace" (both of variance 1), "student" (Student's t, 3 degrees of freedom),
-  /// "narrow" (nearly one magnitude, in which no sample finds top-k's threshold), or the name of a
-  /// .npy or .safetensors file, whose tensors follow each other. Throws InvalidArgument for
-  /// any other name or a bad file.
+  /// A source is a distribution or the name of a .npy or .safetensors file. The distributions are
+  /// "normal", "laplace" (both of variance 1), "student" (Student's t, 3 degrees of freedom) and
+  /// "narrow". The magnitudes of "narrow" are nearly equal, so top-k finds no threshold by
+  /// sampling. The tensors of a file are concatenated. Throws InvalidArgument for any other name or
+  /// a bad file.
   explicit SampleSource(const std::string& name = "normal");
 
   const std::string& name() const { return name_; }
-  /// How many values there are; a distribution has no end.
+  /// The number of values; nullopt for a distribution.
   std::optional<std::size_t> count() const;
-  /// Those of a file; of a distribution one, of `count` values.
+  /// The tensors of a file; a single tensor of `count` values for a distribution.
   std::vector<SampleTensor> tensors(std::size_t count) const;
 
-  /// Fills `values` (f32, bf16 or f16) with values number `first` and on. The same seed and place
-  /// give the same values. Throws InvalidArgument where a file has not as many.
+  /// Fills `values` (f32, bf16 or f16) with the values from index `first` on. Equal seeds and
+  /// indices give equal values. Throws InvalidArgument if a file has too few values.
   void fill(ValueSpan values, std::uint64_t seed, std::size_t first = 0) const;
 
  private:
@@ -47,7 +48,7 @@ class SampleSource {
   std::vector<SampleTensor> tensors_;
 };
 
-/// A buffer of `count` values of `dtype`, filled.
+/// Returns a filled buffer of `count` values of `dtype`.
 Buffer sample_buffer(const SampleSource& source, std::size_t count, Dtype dtype,
                      std::uint64_t seed);
 

@@ -1,4 +1,3 @@
-// See sweep.h.
 
 #include "bench/sweep.h"
 

@@ -1,4 +1,4 @@
-// Aligned tables, and how figures are written in them.
+// Aligned tables, and the formats of numbers in tables.
 
 #include "bench/table.h"
 
@@ -20,7 +20,7 @@ struct Unit {
   const char* name;
 };
 
-/// `value` in the largest unit that leaves it at least 1, with three digits.
+/// Formats `value` with three digits, in the largest unit for which the number is at least 1.
 std::string in_units(double value, std::span<const Unit> units) {
   const Unit* unit = &units.back();
   for (const Unit& larger : units)

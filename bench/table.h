@@ -1,4 +1,4 @@
-// Aligned tables on standard output, a row as soon as it is known.
+// Aligned tables on standard output. Each row is printed at once.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,8 @@ namespace tersor::bench {
 
 enum class Align : std::uint8_t { kLeft, kRight };
 
-/// A column; `unit` stands below the title. At least as wide as both, and as `width`.
+/// A column with a title and, below the title, a unit. The width is at least `width` and fits title
+/// and unit.
 struct Column {
   std::string title;
   std::string unit = {};
@@ -22,8 +23,8 @@ struct Column {
   Align align = Align::kRight;
 };
 
-/// Lines of cells, one a column. Titles, units and a rule are printed as it is made; the titles in
-/// bold on a terminal.
+/// Rows of cells, one cell per column. The constructor prints titles, units and a rule. On a
+/// terminal, titles are bold.
 class Lines {
  public:
   explicit Lines(std::vector<Column> columns);
@@ -35,14 +36,14 @@ class Lines {
   std::vector<Column> columns_;
 };
 
-/// A column, and what stands in it.
+/// A column and its text in a row.
 template <typename Row>
 struct Field {
   Column column;
   std::function<std::string(const Row& row)> text;
 };
 
-/// A table whose head is printed as it is made.
+/// A table. The constructor prints the head.
 template <typename Row>
 class Table {
  public:
@@ -64,7 +65,7 @@ class Table {
   Lines lines_;
 };
 
-/// The width of the longest text, of those that `text` makes of things.
+/// The width of the longest text over all things.
 template <typename Things, typename Text = std::identity>
 std::size_t longest(const Things& things, Text text = {}) {
   std::size_t width = 0;
@@ -72,15 +73,15 @@ std::size_t longest(const Things& things, Text text = {}) {
   return width;
 }
 
-/// Whether a person looks at standard output: a terminal, but not one that an MPI launcher made (it
-/// gives each rank a terminal, whatever it does with the output), and NO_COLOR is not set.
+/// True if standard output is a terminal of a user and NO_COLOR is not set. Under an MPI launcher
+/// the result is false, because a launcher may give each rank a terminal regardless of the output.
 bool is_terminal();
 
 /// "800 ns", "12.3 us", "1.23 ms", "4.56 s".
 std::string format_seconds(double seconds);
 /// "512 B", "64.0 KiB", "1.50 MiB", …
 std::string format_bytes(double bytes);
-/// A count with a suffix of 1024 where it is a multiple of it: "64Mi", "1000".
+/// A multiple of 1024 has a suffix: "64Mi", "1000".
 std::string format_count(std::size_t count);
 /// "1234.5"
 std::string format_microseconds(double seconds);

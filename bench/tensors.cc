@@ -1,4 +1,4 @@
-// Chooses the reader by the file's extension, and checks what all of them read.
+// Chooses the reader by the file's extension, and checks the tensors of all readers.
 
 #include "bench/tensors.h"
 
@@ -20,7 +20,7 @@
 namespace tersor::bench {
 namespace {
 
-/// Reads a value that may lie at any address.
+/// Reads a value at any alignment.
 template <typename T>
 float read_value(const char* at) {
   T value;

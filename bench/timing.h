@@ -8,7 +8,7 @@
 
 namespace tersor::bench {
 
-/// Seconds since it was made.
+/// Seconds since construction.
 class Stopwatch {
  public:
   double seconds() const {
@@ -19,7 +19,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Seconds a call of `function`, over `calls` calls.
+/// Returns the seconds per call of `function`, over `calls` calls.
 template <typename Function>
 double seconds_per_call(std::size_t calls, Function&& function) {
   const Stopwatch watch;
@@ -27,7 +27,7 @@ double seconds_per_call(std::size_t calls, Function&& function) {
   return watch.seconds() / static_cast<double>(calls);
 }
 
-/// Of at least one value; the mean of the middle two of an even number.
+/// Returns the median of at least one value: the mean of the middle two for an even number.
 inline double median(std::vector<double> values) {
   std::ranges::sort(values);
   const std::size_t middle = values.size() / 2;

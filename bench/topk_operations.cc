@@ -1,4 +1,4 @@
-// Top-k where its threshold misses, and by std::nth_element.
+// Top-k with missed thresholds, and top-k by std::nth_element.
 
 #include "bench/topk_operations.h"
 
@@ -24,7 +24,7 @@ namespace {
 using kernels::TopkForce;
 using kernels::TopkPath;
 
-/// What a frame of the codec says of its payload.
+/// Reads the payload's layout from a frame.
 TopkLayout layout_of(const Buffer& frame, std::size_t count) {
   const FrameHeader header = read_frame_header(frame.span());
   double density;
@@ -39,7 +39,7 @@ Dtype value_dtype(TopkValues values) {
                                        : Dtype::kI8;
 }
 
-/// A payload to write to, and what the codec writes for the same gradient.
+/// A payload to fill, and the codec's payload for the same gradient.
 class TopkOperation : public CodecOperation {
  protected:
   explicit TopkOperation(const OperationInput& input)

@@ -1,5 +1,5 @@
-// What only top-k has to show: its speed where the sampled threshold misses, and what a plain
-// selection by the standard library takes for the same payload.
+// Operations of top-k only. Some measure the speed after a missed threshold. The reference is a
+// plain selection by the standard library with the same payload.
 #pragma once
 
 #include <memory>
@@ -20,19 +20,20 @@ inline constexpr std::string_view kFeedbackOverflow = "encode+feedback, overflow
 inline constexpr std::string_view kFeedbackFarMiss = "encode+feedback, far miss";
 inline constexpr std::string_view kSelectReference = "reference nth_element";
 
-/// Whether top-k sends the values that it keeps as f32.
+/// True if top-k sends the selected values as f32.
 bool sends_f32(const Codec& codec);
 
-/// Whether a codec, as planned, has one of these: top-k alone, of enough values that a threshold is
-/// sampled; the reference only for f32.
+/// True if the planned codec has the operation: only top-k with enough values for a sampled
+/// threshold. The reference exists only for f32.
 bool has_topk_operation(std::string_view name, const PlannedCodec& codec);
 
-/// Encode with feedback where the threshold is made to miss calls the kernel, which alone can be
-/// forced. miss: it lies too high, so candidates are gathered once more; overflow: too low, so that
-/// they do not fit; far miss: the k-th value is found by its digits.
-/// The reference is std::nth_element over the indices on one thread, which yields the same payload
-/// (checked, byte by byte). Its baseline is the codec's encode on one thread. For values of f32.
-/// Throws InvalidArgument for other names.
+/// Makes an operation. Encode with feedback after a missed threshold calls the kernel directly,
+/// because only the kernel accepts a forced threshold. "miss" uses a threshold above the right
+/// value, so candidates are gathered again. "overflow" uses a threshold below the right value, so
+/// candidates do not fit. "far miss" finds the k-th value by its digits. The reference is
+/// std::nth_element over the indices on one thread, with the same payload (checked byte by byte).
+/// The reference's baseline is the codec's encode on one thread, for f32 values. Throws
+/// InvalidArgument for other names.
 std::unique_ptr<CodecOperation> make_topk_operation(std::string_view name,
                                                     const OperationInput& input);
 

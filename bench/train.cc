@@ -1,5 +1,5 @@
-// `tersor-bench train`: accuracy against bytes and time, on real images, once for each codec and
-// seed. All codecs of a seed see the same images in the same order.
+// `tersor-bench train`: accuracy by bytes and time, on real images, for each codec and seed. All
+// codecs of a seed see the same images in the same order.
 
 #include <fmt/format.h>
 #include <tersor/codec.h>
@@ -26,7 +26,7 @@
 namespace tersor::bench {
 namespace {
 
-/// What the recipe was made for: bench/trainer/recipe.h says how its steps compare to this wire.
+/// The link of the recipe: bench/trainer/recipe.h compares the recipe's step time with this link.
 constexpr const char* kDefaultLink = "1Gbit,50us";
 
 struct TrainOptions {
@@ -74,7 +74,7 @@ Record record_of(const TrainOptions& options, int ranks, const TrainingRun& run,
           {"batch", run.recipe.batch_images}};
 }
 
-/// A bar on a terminal, a line for each epoch in a log.
+/// A progress bar on a terminal; a line per epoch in a log.
 class Progress {
  public:
   Progress(const Fleet& fleet, const TrainingRun& run, std::size_t steps) : run_(run) {
@@ -103,7 +103,7 @@ class Progress {
 
 using Epochs = std::vector<EpochResult>;
 
-/// The mean over runs and epochs of a field.
+/// The mean of a field over runs and epochs.
 double mean_of(const std::vector<Epochs>& runs, double EpochResult::*field) {
   double sum = 0, count = 0;
   for (const Epochs& epochs : runs)
@@ -114,7 +114,7 @@ double mean_of(const std::vector<Epochs>& runs, double EpochResult::*field) {
   return sum / count;
 }
 
-/// "88.82", with several seeds "88.82 +- 0.18": of the last epochs, in percent.
+/// Accuracy of the last epochs in percent: "88.82", or "88.82 ± 0.18" for several seeds.
 std::string accuracy_text(const std::vector<Epochs>& runs) {
   double mean = 0, squares = 0;
   for (const Epochs& epochs : runs) mean += 100 * epochs.back().accuracy / std::size(runs);
@@ -124,7 +124,8 @@ std::string accuracy_text(const std::vector<Epochs>& runs) {
   return fmt::format("{:.2f} ± {:.2f}", mean, std::sqrt(squares));
 }
 
-/// Mean time at the end of the first epoch that reaches an accuracy; "-" where a run does not.
+/// The mean time until the end of the first epoch with this accuracy; "-" if a run never reaches
+/// this accuracy.
 std::string time_to(const std::vector<Epochs>& runs, double accuracy) {
   double sum = 0;
   for (const Epochs& epochs : runs) {
@@ -138,7 +139,7 @@ std::string time_to(const std::vector<Epochs>& runs, double accuracy) {
 
 constexpr double kTargets[] = {0.80, 0.85, 0.87, 0.88};
 
-/// The share of encode, wire and decode that nobody waited for.
+/// The share of encode, wire and decode time outside waiting.
 std::string hidden_text(const std::vector<Epochs>& runs) {
   double work = 0;
   for (const auto field :
@@ -157,7 +158,7 @@ RunsField time_field(const char* title, const char* unit, double EpochResult::*f
           [field](auto& codec) { return format_seconds(mean_of(codec.second, field)); }};
 }
 
-/// A row for each codec, whose name stands before the fields.
+/// Prints a row per codec. The codec's name precedes the fields.
 void print_table(const TrainOptions& options, const RunsOfCodecs& runs_of,
                  std::vector<RunsField> fields) {
   fields.insert(fields.begin(), {{"codec", "", longest(options.codecs), Align::kLeft},
@@ -166,7 +167,7 @@ void print_table(const TrainOptions& options, const RunsOfCodecs& runs_of,
   for (const std::string& codec : options.codecs) table.print(*runs_of.find(codec));
 }
 
-/// How good, how soon, how many bytes.
+/// Accuracy, times to accuracy, and bytes.
 std::vector<RunsField> accuracy_fields() {
   std::vector<RunsField> fields = {
       {{"accuracy", "% of test", 13}, [](auto& codec) { return accuracy_text(codec.second); }}};
@@ -180,7 +181,7 @@ std::vector<RunsField> accuracy_fields() {
   return fields;
 }
 
-/// Where the time of a step went.
+/// The parts of a step's time.
 std::vector<RunsField> time_fields() {
   return {time_field("step", "mean", &EpochResult::step_seconds),
           time_field("compute", "of step", &EpochResult::compute_seconds),
@@ -191,7 +192,7 @@ std::vector<RunsField> time_fields() {
           {{"hidden", "of work", 7}, [](auto& codec) { return hidden_text(codec.second); }}};
 }
 
-/// All codecs side by side.
+/// Prints the comparison of all codecs.
 void print_summary(const TrainOptions& options, const RunsOfCodecs& runs_of) {
   fmt::print("\n");
   print_table(options, runs_of, accuracy_fields());
@@ -219,7 +220,8 @@ Epochs train_once(const TrainOptions& options, Fleet& fleet, const TrainingRun& 
                {.step = [&] { progress.step(); }, .epoch = on_epoch, .gradient = on_gradient});
 }
 
-/// Where the records go: with a report but no file, beside the report.
+/// The file for records. A report without a file for records has its records in the report's
+/// folder.
 std::filesystem::path records_path(const TrainOptions& options) {
   const bool beside_report = options.json.empty() && !options.report_folder.empty();
   return beside_report ? options.report_folder / "train.json" : options.json;

@@ -1,5 +1,5 @@
-// The trainer's loop: a rank's own shard, a backward pass that hands each gradient to the
-// GradientReducer as soon as it is there, and a step of the optimizer once all are reduced.
+// The trainer's loop on a shard of the images. The backward pass passes each gradient to the
+// GradientReducer at once. The optimizer steps after all gradients are reduced.
 
 #include "bench/training_run.h"
 
@@ -16,7 +16,7 @@
 namespace tersor::bench {
 namespace {
 
-/// What a rank sums up over the steps of an epoch, and what its reducer counts.
+/// The fields summed over the steps of an epoch, by the rank or by its reducer.
 constexpr double EpochResult::*kSums[] = {
     &EpochResult::loss,           &EpochResult::wire_bytes,   &EpochResult::step_seconds,
     &EpochResult::encode_seconds, &EpochResult::wire_seconds, &EpochResult::decode_seconds,
@@ -37,7 +37,7 @@ trainer::Shard make_shard(const TrainingRun& run, const trainer::TrainingData& d
           run.seed};
 }
 
-/// One rank: its network, its share of the images, its reducer.
+/// A rank with its network, its share of the images, and its reducer.
 class TrainingRank {
  public:
   TrainingRank(const TrainingRun& run, const trainer::TrainingData& data, Transport& transport)
@@ -51,7 +51,8 @@ class TrainingRank {
                    parameter.columns > 1 ? parameter.columns : 0);
   }
 
-  /// Trains on a batch; adds to the epoch's sums, and shows each gradient to `look`, if any.
+  /// Trains on a batch, adds to the epoch's sums, and passes each gradient to `look` (may be
+  /// empty).
   void step(EpochResult& epoch, const std::function<void(const trainer::Parameter&)>& look) {
     const Stopwatch step;
     const auto ready = [&](const trainer::Parameter& parameter) {
@@ -85,7 +86,7 @@ class TrainingRank {
   std::size_t step_ = 0;
 };
 
-/// The means over ranks and steps of what the ranks summed up.
+/// The means over ranks and steps of the ranks' sums.
 EpochResult mean_over_ranks(const std::vector<std::vector<EpochResult>>& of_ranks,
                             std::size_t steps) {
   EpochResult mean;
@@ -103,7 +104,7 @@ void add_statistics(EpochResult& epoch, const ReducerStatistics& statistics) {
   epoch.decode_seconds = statistics.decode_seconds;
 }
 
-/// Trains an epoch; its time is that until all ranks were through.
+/// Trains an epoch. The epoch's time ends when all ranks have finished.
 EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserver& observer) {
   EpochResult sums;
   trainer.reducer().reset_statistics();
@@ -123,14 +124,16 @@ EpochResult train_epoch(TrainingRank& trainer, Rank& rank, const TrainingObserve
   return result;
 }
 
-/// Ranks that have drifted apart would train different networks.
+/// Throws unless all ranks have equal weights, because ranks with different weights train different
+/// networks.
 void check_weights(TrainingRank& trainer, Rank& rank, const std::string& codec) {
   for (const trainer::Parameter& parameter : trainer.parameters())
     check_identical(rank, {parameter.values.pointer(), parameter.values.bytes()},
                     codec + ", " + parameter.name);
 }
 
-/// All epochs of one rank; rank 0 says after each how good the network is, while the others wait.
+/// Trains all epochs of a rank. After each epoch, rank 0 evaluates the network while the other
+/// ranks wait.
 std::vector<EpochResult> train_rank(const TrainingRun& run, const trainer::TrainingData& data,
                                     const TrainingObserver& observer, Rank& rank) {
   TrainingRank trainer(run, data, rank.transport());

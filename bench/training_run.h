@@ -1,4 +1,4 @@
-// One training of the perceptron on several ranks, its gradients reduced by one codec.
+// One training of the perceptron on several ranks, with one codec for all gradients.
 #pragma once
 
 #include <cstddef>
@@ -14,42 +14,43 @@
 
 namespace tersor::bench {
 
-/// What is trained, and how its gradients travel.
+/// The codec, seed and recipe of a training.
 struct TrainingRun {
   std::string codec;
   std::uint64_t seed = 1;
   trainer::TrainingRecipe recipe;
 };
 
-/// One epoch. Times are for one step, the mean over steps and ranks; bytes are what one rank sent
-/// in a step, the mean over both.
+/// Results of one epoch. Times are per step, as means over steps and ranks. Bytes are sent bytes
+/// per rank and step, also as means.
 struct EpochResult {
   std::size_t epoch = 0;  ///< from 1
-  double seconds = 0;     ///< of training, from its start to the end of this epoch; no evaluation
-  double accuracy = 0;    ///< on the test images, of 1
-  double loss = 0;        ///< mean over the epoch's batches of all ranks
+  /// training time from the start to the end of this epoch, without evaluation
+  double seconds = 0;
+  double accuracy = 0;  ///< share of correct test images, from 0 to 1
+  double loss = 0;      ///< mean over the epoch's batches of all ranks
   double wire_bytes = 0;
   double step_seconds = 0;
-  double compute_seconds = 0;  ///< step less exposed
+  double compute_seconds = 0;  ///< step_seconds minus exposed_seconds
   double encode_seconds = 0;
-  double wire_seconds = 0;  ///< in which at least one message was under way
+  double wire_seconds = 0;  ///< time with at least one message under way
   double decode_seconds = 0;
-  double exposed_seconds = 0;  ///< in which the trainer waited for gradients
+  double exposed_seconds = 0;  ///< time in which the trainer waited for gradients
 };
 
-/// What a run tells while it goes on, on rank 0's thread. All may be empty.
+/// Callbacks during a run, on rank 0's thread. All may be empty.
 struct TrainingObserver {
   std::function<void()> step;
   std::function<void(const EpochResult&)> epoch;
-  /// Of each epoch's last step: rank 0's own gradients, before they are reduced.
+  /// Called in each epoch's last step with rank 0's gradients, before the reduction.
   std::function<void(const trainer::Parameter&)> gradient;
 };
 
-/// Steps of all epochs.
+/// The number of steps of all epochs.
 std::size_t total_steps(const TrainingRun& run, const trainer::TrainingData& data, int ranks);
 
-/// Trains, and returns the epochs. All ranks see the same seed and end with the same weights; Error
-/// where they do not. Throws what the reducer throws.
+/// Trains and returns the epochs. All ranks use the same seed and must end with equal weights.
+/// Throws Error otherwise, and the reducer's exceptions.
 std::vector<EpochResult> train(Fleet& fleet, const TrainingRun& run,
                                const trainer::TrainingData& data, const TrainingObserver& observer);
 

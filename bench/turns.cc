@@ -1,4 +1,3 @@
-// See turns.h.
 
 #include "bench/turns.h"
 
@@ -11,7 +10,7 @@ namespace {
 
 constexpr int kWarmUpTurns = 2;
 
-/// Of one call of one rank.
+/// The times of a single call on a rank.
 TurnTimes times_of(const TurnTime& time, const CollectiveStatistics& statistics) {
   return {.algorithm = statistics.algorithm,
           .seconds = time.whole,
@@ -22,12 +21,12 @@ TurnTimes times_of(const TurnTime& time, const CollectiveStatistics& statistics)
           .decode_seconds = statistics.decode_seconds};
 }
 
-/// As many as fill about a second, but at least 5 and at most 200.
+/// The number of iterations in about one second, at least 5 and at most 200.
 std::size_t iterations_for(double seconds) {
   return static_cast<std::size_t>(std::clamp(1.0 / std::max(seconds, 1e-9), 5.0, 200.0));
 }
 
-/// The median over iterations of the largest value over ranks.
+/// The median over iterations of the maximum over ranks.
 template <typename Value>
 Value median_of(const std::vector<std::vector<TurnTimes>>& per_rank, Value TurnTimes::*field) {
   std::vector<std::vector<double>> values;

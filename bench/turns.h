@@ -1,5 +1,5 @@
-// Times of calls that all ranks make in step. A turn is one such call; several kinds take turns, so
-// that what changes on the machine meanwhile meets all of them.
+// Times of calls made by all ranks together. A turn is a single call on all ranks. Several kinds of
+// calls alternate, and changes on the machine affect all kinds.
 #pragma once
 
 #include <tersor/collectives.h>
@@ -14,57 +14,56 @@
 
 namespace tersor::bench {
 
-/// Seconds of one rank in one turn.
+/// Seconds of a rank in a turn.
 struct TurnTime {
   double whole = 0;
-  double part = 0;  ///< of these, what is told apart; else 0
+  double part = 0;  ///< a separately reported part of `whole`; otherwise 0
 };
 
-/// What one rank calls again and again.
+/// A call that a rank repeats.
 class RankCall {
  public:
   virtual ~RankCall() = default;
 
-  /// Before each call, untimed.
+  /// Called before each call, outside the timed section.
   virtual void restore() = 0;
   virtual void call() = 0;
-  /// Calls, and looks at the clock: the host's, unless it has another.
+  /// Makes a call and returns the time, by default from the host's clock.
   virtual TurnTime time() {
     const Stopwatch watch;
     call();
     return {watch.seconds()};
   }
-  /// Whether ranks wait for each other after a call, too: else what one restores takes cores from
-  /// others that still call.
+  /// True if ranks also wait for each other after a call. Otherwise the `restore` of fast ranks
+  /// takes cores from slower ranks, still in their calls.
   virtual bool ends_together() const { return true; }
-  /// Of the last call.
+  /// Statistics of the last call.
   virtual const CollectiveStatistics& statistics() const = 0;
 };
 
-/// Medians over turns; times are those of the slowest rank, bytes those of the rank that sent
-/// most.
+/// Medians over turns. Times are the slowest rank's times, bytes the largest number of bytes.
 struct TurnTimes {
-  Algorithm algorithm = Algorithm::kAuto;  ///< the one that was used
+  Algorithm algorithm = Algorithm::kAuto;  ///< the algorithm in use
   double seconds = 0;
   double part_seconds = 0;
-  std::uint64_t wire_bytes = 0;  ///< sent by one rank in one call
-  double wire_seconds = 0;       ///< in which at least one message was under way
+  std::uint64_t wire_bytes = 0;  ///< bytes sent per rank and call
+  double wire_seconds = 0;       ///< time with at least one message under way
   double encode_seconds = 0;
   double decode_seconds = 0;
 };
 
-/// One turn, begun by all ranks together.
+/// A turn, started by all ranks together.
 TurnTime time_turn(RankCall& caller, Rank& rank);
 
-/// A few turns of each. Returns how many are to be timed: `iterations`, or for 0 as many as fill
-/// about a second for each kind.
+/// Makes a few turns of each kind. Returns the number of turns to time: `iterations` or, for 0,
+/// about one second per kind.
 std::size_t warm_up(std::span<RankCall* const> callers, Rank& rank, std::size_t iterations);
 
-/// Of so many turns of each.
+/// Times this number of turns of each kind.
 std::vector<TurnTimes> time_turns(std::span<RankCall* const> callers, Rank& rank,
                                   std::size_t iterations);
 
-/// Both for one kind.
+/// Warms up and times a single kind.
 TurnTimes time_turns(RankCall& caller, Rank& rank, std::size_t iterations);
 
 }  // namespace tersor::bench

@@ -1,5 +1,5 @@
-// The bytes that an operation must read and write, at least: what its speed is measured by. Never
-// those that a slower way of doing it happens to move.
+// The minimum number of bytes read and written by an operation, for reported speeds. Extra traffic
+// of a slower implementation does not count.
 #pragma once
 
 #include <tersor/span.h>
@@ -25,7 +25,7 @@ constexpr std::size_t decode_bytes(std::size_t values, std::size_t payload) {
   return payload + values;
 }
 
-/// Reads the payload, reads and writes the values that it touches.
+/// Reads the payload, reads and writes the touched values.
 constexpr std::size_t decode_add_bytes(std::size_t touched, std::size_t payload) {
   return payload + 2 * touched;
 }
@@ -35,8 +35,8 @@ constexpr std::size_t reduce_bytes(std::size_t frames, std::size_t residual, std
   return frames * payload + 2 * residual + payload;
 }
 
-/// Bytes of the lines (of a cache, or of what a memory moves at least) in which anything is not
-/// zero: what adding these values must touch. Host memory.
+/// Bytes of all lines with a nonzero byte: the minimum traffic to add these values. A line is a
+/// cache line or a device memory's smallest unit. Host memory.
 inline std::size_t touched_bytes(ConstByteSpan values, std::size_t line_bytes) {
   std::size_t touched = 0;
   for (std::size_t first = 0; first < values.size(); first += line_bytes) {

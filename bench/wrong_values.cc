@@ -1,4 +1,3 @@
-// See wrong_values.h.
 
 #include "bench/wrong_values.h"
 
@@ -16,18 +15,18 @@
 namespace tersor::bench {
 namespace {
 
-/// The distance from 1 to the next value.
+/// The distance from 1 to the next larger value.
 double spacing(Dtype dtype) {
   if (dtype == Dtype::kF32) return 0x1p-23;
   return dtype == Dtype::kBf16 ? 0x1p-7 : 0x1p-10;
 }
 
-/// The smallest positive value: sums are no closer than that.
+/// The smallest positive value, which is the minimum resolution of a sum.
 double smallest(Dtype dtype) {
   return dtype == Dtype::kF16 ? 0x1p-24 : std::numeric_limits<float>::denorm_min();
 }
 
-/// Summed over ranks.
+/// The sum of magnitudes over ranks.
 std::vector<double> magnitudes(const RankGradients& gradients) {
   std::vector<double> sum(gradients.count());
   visit_gradient_dtype(gradients.dtype(), [&]<typename T>(T) {
@@ -61,8 +60,8 @@ std::size_t count_different(ConstValueSpan expected, ConstValueSpan actual) {
 }
 
 std::size_t count_outside(const RankGradients& gradients, Dtype rounded_to, ConstValueSpan actual) {
-  // Half a spacing for the addends and for each of ranks - 1 partial sums; doubled, since the
-  // partial sums of rounded values may be a little larger.
+  // Half a spacing for the addends and for each of ranks - 1 partial sums. The bound is doubled,
+  // because partial sums of rounded values may be slightly larger.
   const double roundings = gradients.ranks() * spacing(rounded_to);
   const std::vector<double> largest = magnitudes(gradients);
   std::size_t outside = 0;

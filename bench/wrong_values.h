@@ -1,5 +1,5 @@
-// What an allreduce on devices must yield: the bits of the same collective on the CPU, or, where
-// the library below added, the sum to within its roundings.
+// The expected result of an allreduce on devices. A sum of the library below must agree within
+// rounding errors. Any other result must equal the CPU's bits.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -12,15 +12,15 @@
 
 namespace tersor::bench {
 
-/// What all ranks end with when `wanted` is done by threads of this process. `gradients` holds
-/// those of all ranks.
+/// Returns the result of `wanted` on threads of this process. `gradients` holds the gradients of
+/// all ranks.
 Buffer reduced_on_host(const RankGradients& gradients, const AllreduceCase& wanted);
 
-/// How many values differ in a bit.
+/// Returns the number of values that differ in at least one bit.
 std::size_t count_different(ConstValueSpan expected, ConstValueSpan actual);
 
-/// How many values are further from the sum than rounding each addend and each partial sum to
-/// `rounded_to`, in whatever order, could bring them. NaN counts.
+/// Returns the number of values outside the rounding error. The bound assumes rounding of each
+/// addend and each partial sum to `rounded_to`, in any order. NaN counts.
 std::size_t count_outside(const RankGradients& gradients, Dtype rounded_to, ConstValueSpan actual);
 
 }  // namespace tersor::bench

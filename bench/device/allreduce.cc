@@ -1,4 +1,3 @@
-// See allreduce.h.
 
 #include "bench/device/allreduce.h"
 
@@ -22,13 +21,13 @@ Buffer on_device(ConstValueSpan values, StreamView stream) {
   return copy;
 }
 
-/// The type in which the library below adds.
+/// The type of additions in the library below.
 Dtype added_in(const AllreduceCase& wanted, Dtype gradient) {
   if (wanted.by_library || wanted.codec == "none") return gradient;
-  return wanted.codec == "bf16" ? Dtype::kBf16 : Dtype::kF16;  // no others add natively
+  return wanted.codec == "bf16" ? Dtype::kBf16 : Dtype::kF16;  // no other codec adds natively
 }
 
-/// One rank's part in one case: its calls and their times.
+/// A rank's calls and times in one case.
 class DeviceAllreduceRank final : public RankCall {
  public:
   DeviceAllreduceRank(const DeviceAllreduceCase& which, Rank& rank, const Stream& stream)
@@ -40,9 +39,9 @@ class DeviceAllreduceRank final : public RankCall {
         input_(on_device(gradients_.of(rank.index()), stream.view())),
         caller_(wanted_, device_values(), rank, stream.view()) {}
 
-  /// Rank 0 looks at what it ended with; all compare their bits.
+  /// Rank 0 checks the result. All ranks compare their bits.
   void check();
-  /// From now on replays of a call take a call's place.
+  /// Later calls are replays of a captured call.
   void capture() {
     graph_ = std::make_unique<CallGraph>(
         stream_.view(), [this] { caller_.call(); }, 1);
@@ -52,7 +51,8 @@ class DeviceAllreduceRank final : public RankCall {
     stream_.synchronize();
   }
   void call() override { graph_ == nullptr ? caller_.call() : graph_->queue(); }
-  /// On the device, from the call's first kernel to its last; the part until the call returned.
+  /// `whole` is the device time from the call's first kernel to the last kernel. `part` is the host
+  /// time until the call returned.
   TurnTime time() override;
   bool ends_together() const override { return false; }
   const CollectiveStatistics& statistics() const override { return caller_.statistics(); }

@@ -1,5 +1,5 @@
-// Times allreduces of device memory: several cases of one count, one call of each in turn, so that
-// what changes on the machine meanwhile meets all of them.
+// Times allreduces of device memory. Several cases with equal counts alternate call by call, so
+// changes on the machine affect all cases.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,20 @@
 
 namespace tersor::bench {
 
-/// A case and the gradients that it reduces; rank 0 has those of all ranks.
+/// A case and its gradients. Rank 0 has the gradients of all ranks.
 struct DeviceAllreduceCase {
   AllreduceCase wanted;
   const RankGradients* gradients = nullptr;
 };
 
-/// How calls are made.
+/// The kind and number of calls.
 struct DeviceAllreduceTiming {
-  bool graph = false;          ///< replays of a captured call
-  std::size_t iterations = 0;  ///< 0: as many as fill about a second for each case
+  bool graph = false;          ///< True for replays of a captured call
+  std::size_t iterations = 0;  ///< 0: about one second of calls per case
 };
 
-/// A first call of each case is checked before the clock runs: throws Error where a value is wrong
-/// or ranks differ, and what the collective throws.
+/// Times the cases after checking a first call of each case. Throws Error for wrong values and for
+/// ranks with different bits, and the collective's exceptions.
 std::vector<AllreduceResult> measure_on_device(Fleet& fleet,
                                                std::span<const DeviceAllreduceCase> cases,
                                                const DeviceAllreduceTiming& timing);

@@ -1,5 +1,5 @@
-// See cub_topk.h. A kernel adds gradient and residual and writes the keys, CUB sorts or selects, a
-// kernel takes the chosen values out of the residual.
+// See cub_topk.h. A kernel adds gradient and residual and writes the keys. CUB sorts or selects.
+// Another kernel moves the chosen values out of the residual.
 
 #include "bench/device/cub_topk.h"
 
@@ -15,14 +15,15 @@ namespace tersor::bench {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int kKeyBits = 31;  // magnitudes: the sign is gone
+constexpr int kKeyBits = 31;  // magnitude bits, without the sign
 
 template <typename T>
 T* as(const Buffer& buffer) {
   return reinterpret_cast<T*>(buffer.pointer());
 }
 
-/// Keys are magnitudes, which order as their bits do. `indices` may be null.
+/// Keys are the bits of magnitudes, which have the same order as the magnitudes. `indices` may be
+/// null.
 __global__ void add_kernel(const float* gradient, float* residual, unsigned count,
                            std::uint32_t* keys, std::uint32_t* indices) {
   const unsigned i = blockIdx.x * kThreads + threadIdx.x;
@@ -33,7 +34,7 @@ __global__ void add_kernel(const float* gradient, float* residual, unsigned coun
   if (indices != nullptr) indices[i] = i;
 }
 
-/// As many as there are and fit, of `selected` (null: all).
+/// Takes at most `kept` values, and at most `selected` values (null: no further limit).
 __global__ void take_kernel(const std::uint32_t* chosen, unsigned kept, const unsigned* selected,
                             CubTopkCall call) {
   const unsigned i = blockIdx.x * kThreads + threadIdx.x;

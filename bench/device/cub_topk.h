@@ -1,4 +1,4 @@
-// Top-k with feedback, composed from what CUB offers.
+// Top-k with feedback, composed of CUB's functions.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -10,19 +10,21 @@
 
 namespace tersor::bench {
 
-/// sort: keys with their indices in descending order, of which the first k are taken. select: the
-/// keys alone sorted for the k-th, then all indices whose key is no smaller.
+/// kSort sorts pairs of key and index in descending order and takes the first k pairs. kSelect
+/// sorts only keys to find the k-th key. The subsequent selection takes all indices with at least
+/// this key.
 enum class CubTopkKind : std::uint8_t { kSort, kSelect };
 
-/// What one call reads and writes, on a device.
+/// The inputs and outputs of a call, on a device.
 struct CubTopkCall {
   const float* gradient;
-  float* residual;  ///< in: what was kept, out: what is not sent
+  float* residual;  ///< in: the old residual; out: the unsent values
   std::uint32_t* indices;
   float* values;
 };
 
-/// The work for `count` values below 2^31 of which `kept` are sent; its memory is allocated once.
+/// Top-k of `kept` values out of `count` values, with `count` below 2^31. The constructor allocates
+/// all memory.
 class CubTopk {
  public:
   CubTopk(CubTopkKind kind, std::size_t count, std::size_t kept);

@@ -1,4 +1,3 @@
-// See gpu.h.
 
 #include "bench/device/gpu.h"
 
@@ -72,7 +71,7 @@ double DeviceClock::seconds_of(const std::function<void()>& queue) {
 
 CallGraph::CallGraph(StreamView stream, const std::function<void()>& call, std::size_t calls)
     : stream_(cuda_stream(stream)) {
-  call();  // what is done once, like loading a kernel, is not for a capture
+  call();  // one-time work such as loading kernels cannot be captured
   check_cuda(cudaStreamSynchronize(stream_), "waiting before a capture");
   check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
              "beginning a capture");

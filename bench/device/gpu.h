@@ -1,4 +1,4 @@
-// What the benchmarks ask of the CUDA runtime: the GPU's name and cache, a clock of events, graphs.
+// CUDA runtime functions for benchmarks: the GPU's name and cache size, a clock of events, graphs.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -13,7 +13,7 @@
 
 namespace tersor::bench {
 
-/// Throws CudaError that says what was being done.
+/// Throws CudaError with the text `doing` unless the status is success.
 void check_cuda(cudaError_t status, const char* doing);
 
 inline cudaStream_t cuda_stream(StreamView stream) {
@@ -22,22 +22,22 @@ inline cudaStream_t cuda_stream(StreamView stream) {
 
 struct Gpu {
   std::string name;
-  std::size_t cache_bytes = 0;  ///< L2
+  std::size_t cache_bytes = 0;  ///< size of the L2 cache
 };
 
-/// The current device.
+/// Returns the current device.
 Gpu current_gpu();
 
-/// How many devices this process sees. Throws CudaError where there is none.
+/// Returns the number of visible devices. Throws CudaError if there is no device.
 int device_count();
 
-/// Copies, and waits until it is done.
+/// Copies and waits for the copy.
 void copy_bytes(ConstByteSpan from, ByteSpan to, StreamView stream);
 
-/// A copy on the host of bytes on the device, once all that the stream holds is done.
+/// Returns a host copy of device bytes, after all work queued on the stream.
 Buffer on_host(ConstByteSpan bytes, StreamView stream);
 
-/// Times what is queued on a stream.
+/// Times the work queued on a stream.
 class DeviceClock {
  public:
   explicit DeviceClock(StreamView stream);
@@ -45,11 +45,11 @@ class DeviceClock {
   DeviceClock(const DeviceClock&) = delete;
   DeviceClock& operator=(const DeviceClock&) = delete;
 
-  /// Seconds a call over `calls` calls, which follow one that is not timed: the device is busy with
-  /// it while the others are queued.
+  /// Returns the seconds per call over `calls` calls. An untimed call runs first and keeps the
+  /// device busy while the timed calls are queued.
   double seconds_per_call(const std::function<void()>& queue, std::size_t calls);
 
-  /// Seconds of one call, which begins on an idle stream.
+  /// Returns the seconds of a single call on an idle stream.
   double seconds_of(const std::function<void()>& queue);
 
  private:
@@ -57,7 +57,7 @@ class DeviceClock {
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-/// A number of calls, captured once, to be queued as one.
+/// Several calls, captured once and queued as a single graph.
 class CallGraph {
  public:
   CallGraph(StreamView stream, const std::function<void()>& call, std::size_t calls);

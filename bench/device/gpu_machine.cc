@@ -1,5 +1,5 @@
-// Times calls by events. They are held against a copy, a read and a memset of as many bytes, on
-// buffers that are no longer in the cache when their turn comes again.
+// Times calls by events. The baselines are a copy, a read and a memset of as many bytes. Buffers
+// rotate and have left the cache before the next use.
 
 #include "bench/device/gpu_machine.h"
 
@@ -15,7 +15,7 @@ namespace {
 constexpr int kPattern = 0x5a;
 constexpr std::size_t kHalfAlignment = 256;
 
-/// Noise to copy and read, shared by the calls that hold it.
+/// Random bytes for the copy and read baselines, shared by their calls.
 struct Arena {
   Arena(std::size_t sets, std::size_t bytes, StreamView on)
       : stream(cuda_stream(on)),
@@ -48,8 +48,8 @@ struct Arena {
   std::size_t call = 0;
 };
 
-/// Top-k on values of nearly one magnitude, whose k-th can be found by its digits only. Residuals
-/// are written elsewhere: in place, what is sent would spread the values over many magnitudes.
+/// Top-k on values of nearly equal magnitude: only digits can determine the k-th value. Residuals
+/// are written elsewhere, because in-place residuals would spread the values over many magnitudes.
 std::unique_ptr<CodecOperation> make_far_miss(OperationInput input) {
   const std::size_t count = input.gradient.count();
   const Dtype dtype = input.gradient.dtype();
@@ -69,7 +69,7 @@ class GpuMachine : public Machine {
                  .reduced_frames = 8,
                  .sampling = {.seconds = 3e-3,
                               .first_calls = 2,
-                              .most_calls = 1000,  // about as many as a queue holds
+                              .most_calls = 1000,  // about the capacity of a queue
                               .warm_up_seconds = 0.1}}),
         cache_bytes_(gpu.cache_bytes),
         clock_(stream) {}
@@ -87,7 +87,7 @@ class GpuMachine : public Machine {
     std::vector<TimedCall> calls = {{"copy", [arena] { arena->copy(); }},
                                     {"read", [arena] { arena->read(); }}};
     if (work.access != Access::kWrite) return calls;
-    const auto cleared =  // leaves the noise alone
+    const auto cleared =  // a separate arena, because memset would overwrite the random bytes
         std::make_shared<Arena>(sets(work.bytes), work.bytes, traits().stream);
     calls.push_back({"memset", [cleared] { cleared->clear(); }});
     return calls;

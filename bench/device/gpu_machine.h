@@ -1,4 +1,4 @@
-// A GPU that operations are measured on.
+// A GPU as the machine of operations.
 #pragma once
 
 #include <tersor/align.h>
@@ -12,16 +12,17 @@
 
 namespace tersor::bench {
 
-/// Sets of buffers of which one call touches `bytes` each, so that no call finds in a cache what an
-/// earlier one left there: together at least four times the cache, at least two, and not more than
-/// a small call can have without filling the memory with allocations.
+/// Returns the number of buffer sets for calls with `bytes` of memory traffic, such that no call
+/// finds data of earlier calls in the cache. All sets together have at least four times the size of
+/// the cache. There are at least two sets, and at most 4,096 to limit the number of allocations of
+/// small calls.
 constexpr std::size_t rotation_sets(std::size_t cache_bytes, std::size_t bytes) {
   constexpr std::size_t kTimes = 4, kFewest = 2, kMost = 4096;
   const std::size_t wanted = ceil_div(kTimes * cache_bytes, std::max<std::size_t>(bytes, 1));
   return std::clamp(wanted, kFewest, kMost);
 }
 
-/// The current device, with calls on this stream. For builds with CUDA only.
+/// Makes a machine of the current device, with calls on this stream. Only in builds with CUDA.
 std::unique_ptr<Machine> make_gpu_machine(StreamView stream);
 
 }  // namespace tersor::bench

@@ -1,4 +1,4 @@
-// What launching costs.
+// The cost of launches.
 
 #include <algorithm>
 #include <utility>
@@ -20,7 +20,7 @@ Capture capture_of(std::string_view name) {
   return name.ends_with("graph") ? Capture::kYes : Capture::kNo;
 }
 
-/// `calls` calls as one: from a graph where that is asked for.
+/// Groups `calls` calls, as a graph if requested.
 TimedCall in_a_row(TimedCall call, std::size_t calls, Capture capture, StreamView stream) {
   if (capture == Capture::kNo) {
     call.calls = calls;
@@ -30,7 +30,7 @@ TimedCall in_a_row(TimedCall call, std::size_t calls, Capture capture, StreamVie
   return {call.name, [graph] { graph->queue(); }, 0, calls};
 }
 
-/// One codec for a list of equal segments, in the memory of `plan_for`.
+/// A codec for a list of equal segments, with the memory and stream of `plan_for`.
 class ListCodec {
  public:
   ListCodec(std::string_view spec, const PlanFor& plan_for)
@@ -139,7 +139,7 @@ class MultiTensor : public CodecOperation {
   std::size_t flat_calls_ = 0;
 };
 
-/// Encode, as it is timed call after call elsewhere, in a row of short ones.
+/// The encode of other measurements, as a series of short calls.
 class SmallEncode : public CodecOperation {
  public:
   SmallEncode(const OperationInput& input, Capture capture)

@@ -1,5 +1,5 @@
-// See loops.h. Grids of as many blocks as the device holds at once; each thread goes through the
-// memory in strides of the grid, four loads of 16 bytes under way at a time.
+// See loops.h. Grids have as many blocks as the device can run at once. Each thread strides through
+// the memory by the grid's size, with four 16-byte loads in flight.
 
 #include "bench/device/loops.h"
 
@@ -11,7 +11,7 @@ namespace tersor::bench {
 namespace {
 
 constexpr unsigned kThreads = 512;
-constexpr unsigned kResident = 4;  // blocks of a multiprocessor
+constexpr unsigned kResident = 4;  // blocks per multiprocessor
 constexpr unsigned kLoads = 4;
 constexpr std::uint32_t kUnlikely = 0x9e3779b9;
 

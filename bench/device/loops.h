@@ -1,4 +1,4 @@
-// Kernels of the benchmarks' own that stand for what the memory and the launcher can do.
+// Baseline kernels for the speed of memory and the cost of launches.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,14 +8,15 @@
 
 namespace tersor::bench {
 
-/// Reads `bytes` (rounded down to 16) at a multiple of 16. `sink` is written only if the sum of all
-/// is one number of 2^32, so that the reads cannot be left out.
+/// Reads `bytes` (rounded down to 16) from an address aligned to 16 bytes. A thread writes `sink`
+/// only if the XOR of its words equals a fixed number, one of 2^32. The compiler therefore keeps
+/// the reads.
 void queue_read(const void* pointer, std::size_t bytes, std::uint32_t* sink, cudaStream_t stream);
 
-/// Fills `bytes` (rounded down to 4) with words of noise.
+/// Fills `bytes` (rounded down to 4) with random words.
 void queue_noise(void* pointer, std::size_t bytes, cudaStream_t stream);
 
-/// A kernel that does nothing, of one block.
+/// Queues an empty kernel of a single block.
 void queue_nothing(cudaStream_t stream);
 
 }  // namespace tersor::bench

@@ -1,4 +1,4 @@
-// The names of the operations that only a device has, and of how many values they are.
+// The names of operations for devices only, and the counts of their values.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -8,16 +8,16 @@
 
 namespace tersor::bench {
 
-/// Encode of kTensors gradients in one call; the reference is one flat gradient of as many values.
-/// In a graph the host's part of each call is done once, before the clock runs.
+/// Encode of kTensors gradients in a single call. The reference is a flat gradient with as many
+/// values. A graph does the host's part of each call once, before timing.
 inline constexpr std::string_view kMultiTensor = "multi-tensor";
 inline constexpr std::string_view kMultiTensorGraph = "multi-tensor, graph";
 
-/// Encode of 1 MiB, kQueuedCalls times in a row; the reference is as many empty kernels.
+/// Encode of 1 MiB, kQueuedCalls times in a row. The reference is as many empty kernels.
 inline constexpr std::string_view kSmall = "small";
 inline constexpr std::string_view kSmallGraph = "small, graph";
 
-/// What a user would do without Tersor.
+/// The alternatives without Tersor.
 inline constexpr std::string_view kTwoKernels = "encode (two kernels, plain CUDA)";
 inline constexpr std::string_view kCubSort = "encode+feedback (CUB sort)";
 inline constexpr std::string_view kCubSelect = "encode+feedback (CUB select)";
@@ -29,8 +29,8 @@ inline constexpr std::size_t kTensors = 500;
 inline constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
 inline constexpr std::size_t kQueuedCalls = 200;
 
-/// Values of an operation where `count` are asked for, and `tensor_count` of each of
-/// multi-tensor's.
+/// The number of values of an operation. `count` is the requested count, `tensor_count` the count
+/// per tensor of multi-tensor.
 constexpr std::size_t count_of_operation(std::string_view name, Dtype dtype, std::size_t count,
                                          std::size_t tensor_count) {
   if (name.starts_with(kMultiTensor)) return kTensors * tensor_count;

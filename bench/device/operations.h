@@ -1,6 +1,6 @@
-// Operations that only a device has: what launching costs (one call for five hundred tensors, and
-// short calls in a queue of many), and what a user would do without Tersor, timed beside it under
-// names that say so.
+// Operations for devices only. Launch operations measure a call for five hundred tensors, and short
+// calls in a long queue. Other operations are alternatives without Tersor, with names that say
+// this.
 #pragma once
 
 #include <memory>
@@ -11,16 +11,16 @@
 
 namespace tersor::bench {
 
-/// Whether `name` is one of launching, and a codec has it.
+/// True if `name` is a launch operation supported by the codec.
 bool has_launch_operation(std::string_view name, const PlannedCodec& codec);
-/// Null for other names.
+/// Returns null for other names.
 std::unique_ptr<CodecOperation> make_launch_operation(std::string_view name,
                                                       const OperationInput& input);
 
-/// Whether `name` is one without Tersor, and does what the codec does: int8 to nearest, or top-k of
-/// f32 values.
+/// True if `name` is an alternative without Tersor to this codec: int8 with rounding to nearest, or
+/// top-k of f32 values.
 bool has_operation_without_us(std::string_view name, const PlannedCodec& codec);
-/// What it sends must be as near to the gradient as what the codec sends. Throws InvalidArgument
+/// Makes an alternative. Its error must be as small as the codec's error. Throws InvalidArgument
 /// for other names.
 std::unique_ptr<CodecOperation> make_operation_without_us(std::string_view name,
                                                           const OperationInput& input);

@@ -1,6 +1,6 @@
-// See two_kernel.h. Plain CUDA, and no worse than it need be: the first kernel gives a block of 256
-// values to a warp, the second four values to a thread, which it loads and stores in one access
-// each. It reads the gradient twice (9 bytes a value of f32) and divides each value by its scale.
+// See two_kernel.h. Plain CUDA, reasonably optimised. A warp of the first kernel processes a block
+// of 256 values. A thread of the second kernel loads and stores four values in one access each. The
+// kernels read the gradient twice (9 bytes per f32 value) and divide each value by the scale.
 
 #include "bench/device/two_kernel.h"
 
@@ -12,7 +12,7 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::size_t kBlock = 256;  // values that share a scale
+constexpr std::size_t kBlock = 256;  // values per scale
 constexpr unsigned kThreads = 256;
 constexpr unsigned kWarp = 32;
 constexpr unsigned kLevels = 127;

@@ -1,4 +1,4 @@
-// int8 quantisation as one would write it first: a kernel for the scales, a second for the codes.
+// A straightforward int8 quantisation: a kernel for the scales, followed by a kernel for the codes.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -14,7 +14,7 @@ struct TwoKernelCall {
   const std::byte* gradient;  ///< on a device, aligned to four values
   Dtype dtype;                ///< f32, bf16 or f16
   std::size_t count;
-  float* scales;  ///< one for every 256 values
+  float* scales;  ///< one scale per 256 values
   std::int8_t* codes;
 };
 

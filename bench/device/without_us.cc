@@ -1,4 +1,4 @@
-// What a user would do without Tersor.
+// Alternatives without Tersor.
 
 #include <fmt/format.h>
 #include <tersor/codecs/int8.h>
@@ -24,8 +24,8 @@ namespace {
 
 constexpr std::size_t kCubValues = std::size_t{1} << 31;
 
-/// Throws Error unless both errors are the same, but for ties and for the rounding of what is
-/// decoded.
+/// Throws Error unless the errors agree within 5 %, the tolerance for ties and for rounding in
+/// decode.
 void require_like(double error, double of_codec, std::string_view what) {
   if (!(std::abs(error - of_codec) <= 0.05 * of_codec))
     throw Error(

@@ -1,4 +1,4 @@
-// Implements library_sum.h, by MPI's tool interface.
+// Implements library_sum.h with MPI's tool interface.
 #include "bench/mpi/library_sum.h"
 
 #include <tersor/error.h>
@@ -10,8 +10,9 @@
 namespace tersor::bench {
 namespace {
 
-constexpr std::size_t kMostPerCall = std::size_t{1} << 28;  // values; MPI counts in int
-constexpr std::size_t kShort = std::size_t{1} << 18;        // values, of which more calls are timed
+constexpr std::size_t kMostPerCall = std::size_t{1} << 28;  // values; MPI's counts are of type int
+constexpr std::size_t kShort = std::size_t{1}
+                               << 18;  // values; shorter sums are timed over more calls
 
 int thread_level() {
   int level = MPI_THREAD_SINGLE;
@@ -19,8 +20,8 @@ int thread_level() {
   return level;
 }
 
-/// The number of the algorithm that communicators made from now on use. The tool interface sets the
-/// thread level of the whole process: it gets the one that the process has.
+/// The algorithm number for communicators made from now on. The tool interface sets the thread
+/// level of the whole process, so Choice passes the current level.
 class Choice {
  public:
   Choice() {
@@ -36,7 +37,7 @@ class Choice {
   Choice(const Choice&) = delete;
   Choice& operator=(const Choice&) = delete;
 
-  /// Nobody has chosen yet.
+  /// True if neither user nor program has chosen an algorithm.
   bool open() const {
     int chosen = 0;
     return known_ && MPI_T_cvar_read(handle_, &chosen) == MPI_SUCCESS && chosen == 0;
@@ -61,7 +62,7 @@ void sum(float* values, std::size_t count, MPI_Comm communicator) {
                   communicator);
 }
 
-/// Of the slowest rank.
+/// The time of the slowest rank.
 double seconds_of(std::vector<float>& values, MPI_Comm communicator) {
   const int calls = values.size() < kShort ? 20 : 1;
   sum(values.data(), values.size(), communicator);
@@ -77,8 +78,8 @@ double seconds_of(std::vector<float>& values, MPI_Comm communicator) {
 
 void LibrarySum::prepare() { setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 0); }
 
-// All but 0, which is MPI's own choice among the others, and 2 (nonoverlapping: a reduce and a
-// broadcast, as 1).
+// Tries all algorithms except 0 and 2. Algorithm 0 is MPI's own choice among the other algorithms.
+// Algorithm 2 (nonoverlapping) is a reduce and a broadcast, like algorithm 1.
 LibrarySum::LibrarySum() : communicators_{duplicate_of_world()} {
   Choice choice;
   if (!choice.open()) return;

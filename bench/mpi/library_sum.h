@@ -1,4 +1,4 @@
-// Open MPI's own sum, by whichever of its algorithms is quickest: what ours has to beat.
+// Open MPI's own sum with its fastest algorithm: the reference for Tersor's sums.
 #pragma once
 
 #include <mpi.h>
@@ -12,18 +12,19 @@ namespace tersor::bench {
 
 class LibrarySum {
  public:
-  /// Lets MPI's algorithms be chosen one by one; before MPI is initialised.
+  /// Enables the choice of single algorithms. Call before MPI is initialised.
   static void prepare();
 
-  /// Makes a communicator for each algorithm, collectively; only one where the user chose one
-  /// (OMPI_MCA_coll_tuned_allreduce_algorithm) or MPI knows no such choice.
+  /// Makes a communicator per algorithm. A collective call. Makes a single communicator if the user
+  /// chose an algorithm (OMPI_MCA_coll_tuned_allreduce_algorithm) or if MPI does not offer this
+  /// choice.
   LibrarySum();
   ~LibrarySum();
   LibrarySum(const LibrarySum&) = delete;
   LibrarySum& operator=(const LibrarySum&) = delete;
 
-  /// In place, f32. The first sum of a length tries all algorithms, on values of its own.
-  /// Throws InvalidArgument for values of another type.
+  /// Sums f32 values in place. The first sum of each length times all algorithms on separate
+  /// values. Throws InvalidArgument for values of another type.
   void add(ValueSpan values);
 
  private:

@@ -1,4 +1,4 @@
-// One rank of MPI_COMM_WORLD in each process.
+// A fleet with one rank of MPI_COMM_WORLD per process.
 
 #include "bench/mpi/library_sum.h"
 #include "bench/process_fleet.h"
@@ -20,7 +20,7 @@ int count_of(std::size_t values) {
   return static_cast<int>(values);
 }
 
-/// To the next rank from the one before.
+/// Sends to the next rank and receives from the previous rank.
 void shift(ConstValueSpan input, ValueSpan output, int count) {
   int rank = 0, ranks = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -36,9 +36,10 @@ void deal(ConstValueSpan input, ValueSpan output, int count) {
                MPI_FLOAT, MPI_COMM_WORLD);
 }
 
-/// One of MPI_Bcast (in place, in the output), MPI_Reduce, MPI_Gather, MPI_Scatter, MPI_Alltoall
-/// and MPI_Sendrecv (to the next rank, from the one before), on MPI_COMM_WORLD, of f32, by the
-/// algorithms that MPI chooses itself. Throws InvalidArgument for another name, or too many values.
+/// Calls MPI_Bcast (in place, in the output), MPI_Reduce, MPI_Gather, MPI_Scatter, MPI_Alltoall or
+/// MPI_Sendrecv. MPI_Sendrecv sends to the next rank and receives from the previous rank. Calls use
+/// f32, MPI_COMM_WORLD and MPI's own choice of algorithm. Throws InvalidArgument for another name,
+/// and for too many values.
 void call_library(std::string_view name, ConstValueSpan input, ValueSpan output) {
   const MPI_Comm world = MPI_COMM_WORLD;
   const int shard = count_of(std::min(input.count(), output.count()));

@@ -1,4 +1,3 @@
-// See allreduce.h.
 
 #include "bench/nccl/allreduce.h"
 
@@ -18,7 +17,8 @@ namespace {
 
 constexpr int kFewestRanks = 2;
 
-/// What is measured: a codec on the gradient's type by an algorithm, or NCCL's sum of a type.
+/// The measured cases: NCCL's sum by type, and codecs with the gradient's type and their
+/// algorithms.
 std::vector<SweepRow> rows_of(const AllreduceOptions& options) {
   std::vector<SweepRow> rows;
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
@@ -36,7 +36,7 @@ AllreduceCase case_of(const AllreduceOptions& options, const SweepRow& row) {
       .codec = row.codec, .algorithm = row.result.algorithm, .chunk_count = options.chunk_count};
 }
 
-/// The gradients of one count in each type that rows have. Rank 0 has those of all ranks.
+/// The gradients of a count, in each type of the rows. Rank 0 has the gradients of all ranks.
 std::map<Dtype, RankGradients> gradients_of(std::size_t count, const std::vector<SweepRow>& rows,
                                             const Fleet& fleet) {
   const auto here = fleet.leads() ? std::nullopt : fleet.only_rank();
@@ -86,7 +86,7 @@ Record record_over_nccl(const AllreduceOptions& options, const SweepRow& row) {
   return record;
 }
 
-/// The rows of one count.
+/// Measures the rows of a count.
 std::vector<SweepRow> measure(const AllreduceOptions& options, Fleet& fleet,
                               std::vector<SweepRow> rows, std::size_t count) {
   const auto gradients = gradients_of(count, rows, fleet);
@@ -138,7 +138,7 @@ void run_nccl_allreduce(const AllreduceOptions& options) {
   check(options);
   if (const auto place = place_of_process()) return run_as_rank(options, *place);
   const int devices = device_count();
-  byte_counts(options);  // what is wrong is said once, not by each rank
+  byte_counts(options);  // reports invalid arguments once instead of on each rank
   if (!options.json.empty()) RecordFile(options.json);
   run_rank_processes(options.fleet.ranks.value_or(std::max(devices, kFewestRanks)), devices);
 }

@@ -1,5 +1,5 @@
-// `tersor-bench allreduce --transport nccl`: device memory, with the columns of nccl-tests, beside
-// NCCL's own sum of f32 and of bf16.
+// `tersor-bench allreduce --transport nccl`: allreduce of device memory with the columns of
+// nccl-tests, next to NCCL's own sums of f32 and bf16.
 #pragma once
 
 #include <string_view>
@@ -10,9 +10,9 @@ namespace tersor::bench {
 
 inline constexpr std::string_view kNcclTransport = "nccl";
 
-/// Measures, where the environment says which rank this process is (bench/processes/rank_place.h);
-/// else starts a process for each rank. Throws InvalidArgument for what only other transports do,
-/// CudaError where there is no device.
+/// Measures if the environment contains this process's rank (bench/processes/rank_place.h).
+/// Otherwise starts a process per rank. Throws InvalidArgument for options of other transports, and
+/// CudaError without a device.
 void run_nccl_allreduce(const AllreduceOptions& options);
 
 }  // namespace tersor::bench

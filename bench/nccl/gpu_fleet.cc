@@ -1,4 +1,3 @@
-// See gpu_fleet.h.
 
 #include "bench/nccl/gpu_fleet.h"
 
@@ -20,7 +19,7 @@ namespace {
 
 constexpr std::chrono::seconds kToMeet{60};
 
-/// NCCL's own functions, of the library that Tersor has loaded: a second one would not do.
+/// Functions of the NCCL library loaded by Tersor. A second NCCL library would not work.
 class NcclFunctions {
  public:
   NcclFunctions() : library_(dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD)) {
@@ -31,7 +30,8 @@ class NcclFunctions {
   NcclFunctions(const NcclFunctions&) = delete;
   NcclFunctions& operator=(const NcclFunctions&) = delete;
 
-  /// Queues the sum. Communicators that Tersor makes do not block: some calls go on inside NCCL.
+  /// Queues the sum. Tersor's communicators are nonblocking, so a call may continue inside NCCL
+  /// after returning.
   void sum(ValueSpan values, ncclDataType_t type, ncclComm_t communicator,
            StreamView stream) const {
     ncclResult_t result = all_reduce_(values.pointer(), values.pointer(), values.count(), type,
@@ -63,7 +63,7 @@ NcclCommunicator communicator(const RankPlace& place, const char* suffix) {
                                      kToMeet);
 }
 
-/// NCCL's sums, over a communicator of their own.
+/// NCCL's sums, with a separate communicator.
 Library library_of(const RankPlace& place) {
   const auto own = std::make_shared<NcclCommunicator>(communicator(place, ".library"));
   const auto functions = std::make_shared<NcclFunctions>();

@@ -1,4 +1,4 @@
-// Ranks in processes of their own, each with a GPU or a share of one, over NCCL.
+// Ranks in separate processes over NCCL, each with a GPU or a share of a GPU.
 #pragma once
 
 #include <memory>
@@ -11,22 +11,22 @@ namespace tersor::bench {
 
 inline constexpr std::string_view kNcclSum = "ncclAllReduce";
 
-/// The part of this process in a fleet. Takes the device of its place. Throws InvalidArgument where
-/// `options.ranks` says another number than the place, and what NcclCommunicator throws.
+/// Makes this process's part of a fleet, on the device of `place`. Throws InvalidArgument if
+/// `options.ranks` differs from `place`, and the exceptions of NcclCommunicator.
 std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankPlace& place);
 
-/// How processes share a device: each has it for some milliseconds, or all compute at once, where
-/// NVIDIA's MPS runs.
+/// The sharing of a device between processes: time slices of some milliseconds each, or concurrent
+/// computation under NVIDIA's MPS.
 enum class Sharing { kInTurns, kAtOnce };
-/// Of the current device.
+/// The sharing of the current device.
 Sharing sharing_of_device();
 
-/// "one GPU, sockets over loopback: …" where ranks share devices, so that no time tells anything
-/// about a network; else empty.
+/// "one GPU, sockets over loopback: …" if ranks share devices, because times then say nothing about
+/// a network. Empty otherwise.
 std::string sharing_note(int ranks, int devices, Sharing sharing);
 
-/// Starts this program once for each rank, as it was started itself, and waits for all. Throws
-/// Error that names the first rank that failed.
+/// Starts this program once per rank, with this process's arguments, and waits for all ranks.
+/// Throws Error that names the first failed rank.
 void run_rank_processes(int ranks, int devices);
 
 }  // namespace tersor::bench

@@ -1,4 +1,3 @@
-// See rank_place.h.
 
 #include "bench/processes/rank_place.h"
 

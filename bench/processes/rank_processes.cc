@@ -1,4 +1,3 @@
-// See rank_processes.h.
 
 #include "bench/processes/rank_processes.h"
 
@@ -36,7 +35,7 @@ std::string text_of(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-/// This process's environment with other values for some variables.
+/// Returns this process's environment with new values for some variables.
 std::vector<std::string> environment_with(const Variables& variables) {
   std::vector<std::string> all;
   for (char** entry = environ; *entry != nullptr; ++entry) all.emplace_back(*entry);
@@ -48,7 +47,7 @@ std::vector<std::string> environment_with(const Variables& variables) {
   return all;
 }
 
-/// As the system's calls want them: pointers into `words`, then a null.
+/// Returns pointers to `words` and a final null, as expected by the system's calls.
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> all;
   for (std::string& word : words) all.push_back(word.data());
@@ -56,7 +55,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return all;
 }
 
-/// Where a new process's output goes.
+/// The destination of a new process's output.
 class FileActions {
  public:
   FileActions() { posix_spawn_file_actions_init(&actions_); }
@@ -124,7 +123,7 @@ void RankProcesses::start(const RankCommand& command, int rank) {
   ranks_.push_back(std::move(started));
 }
 
-/// Takes note of those that have ended; whether all have.
+/// Records the processes that have ended. Returns true if all processes have ended.
 bool RankProcesses::reap() {
   for (Rank& rank : ranks_) {
     int status = 0;

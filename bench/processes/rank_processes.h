@@ -1,4 +1,4 @@
-// Starts one process for each rank and waits for them.
+// Starts a process per rank and waits for the processes.
 #pragma once
 
 #include <sys/types.h>
@@ -13,53 +13,54 @@
 
 namespace tersor::bench {
 
-/// What becomes of what ranks print.
+/// The destination of the ranks' output.
 enum class RankOutput : std::uint8_t {
-  kOfFirst,  ///< rank 0's is this process's own; of the others only errors are seen
-  kCaught,   ///< all of it comes back in RankEnding::output
+  kOfFirst,  ///< rank 0 prints to this process's output; other ranks print only errors
+  kCaught,   ///< RankEnding::output returns all output
 };
 
 struct RankCommand {
-  std::vector<std::string> words;  ///< the program's path, then its arguments
+  std::vector<std::string> words;  ///< the program's path, then the arguments
   int ranks = 2;
-  int devices = 1;                              ///< that all of them see
-  int first = 0;                                ///< rank to start: those below are somebody else's
-  const char* file_variable = kIdFileVariable;  ///< tells each where ranks meet
+  int devices = 1;  ///< visible to all ranks
+  int first = 0;    ///< first rank to start; lower ranks are started elsewhere
+  const char* file_variable = kIdFileVariable;  ///< variable with the rendezvous file
   RankOutput output = RankOutput::kOfFirst;
-  Variables variables = {};  ///< beside those that say who a process is
+  Variables variables = {};  ///< in addition to the variables of RankPlace
 };
 
-/// How a rank's process ended.
+/// The end of a rank's process.
 struct RankEnding {
   int status = 0;     ///< exit status, or 128 + signal
-  bool late = false;  ///< was killed because time was up
+  bool late = false;  ///< True if killed after the time limit
   std::string output = {};
 };
 
-/// How long ranks may take.
+/// Time limits of ranks.
 struct RankLimits {
   std::chrono::milliseconds all = std::chrono::hours(1);
-  /// From the first one that fails on: ranks that wait for it have deadlines of their own.
+  /// Counts from the first failure, because waiting ranks have their own timeouts.
   std::chrono::milliseconds after_failure = std::chrono::minutes(1);
 };
 
-/// Processes that run one program, each told its place. Those still running end with this object.
+/// Processes of one program, each with its rank in the environment. The destructor kills running
+/// processes.
 class RankProcesses {
  public:
-  /// Throws Error where a process cannot be started.
+  /// Throws Error if a process cannot be started.
   explicit RankProcesses(const RankCommand& command);
   ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  /// Where the ranks meet; goes with this object.
+  /// The rendezvous file; removed with this object.
   std::filesystem::path file() const { return folder_ / "meeting"; }
-  /// Waits for all, and kills those for which time is up.
+  /// Waits for all processes, and kills processes after the time limit.
   std::vector<RankEnding> wait(const RankLimits& limits = {});
 
  private:
   struct Rank {
-    pid_t process = 0;  // 0: has ended
+    pid_t process = 0;  // 0 after the end
     RankEnding ending;
   };
 
@@ -74,7 +75,7 @@ class RankProcesses {
   std::vector<Rank> ranks_;
 };
 
-/// How this process was started, to start it again: the path of its program, then its arguments.
+/// Returns this process's command to start another process: the program's path, then the arguments.
 std::vector<std::string> own_command();
 
 }  // namespace tersor::bench

@@ -1,5 +1,5 @@
-// Ranks over TCP, one in each process: started by this program itself, or by whoever tells each
-// process which rank it is.
+// A fleet over TCP with one rank per process. Either this program starts the processes, or a
+// launcher passes the rank to each process.
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kDefaultProcesses = 4;
 
-/// Where ranks meet: a file that all of them reach, and that no run had before.
+/// The rendezvous file, reachable for all ranks and new for each run.
 constexpr const char* kTcpFileVariable = "TERSOR_TCP_FILE";
 
 struct Names {
@@ -28,8 +28,8 @@ constexpr std::array kLaunchers = {
     Names{kRankVariable, kRanksVariable}, Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
     Names{"PMI_RANK", "PMI_SIZE"}, Names{"SLURM_PROCID", "SLURM_NTASKS"}};
 
-/// Which rank this process is, by the variables TERSOR_RANK and TERSOR_RANKS, or those of a
-/// launcher; nullopt where TERSOR_TCP_FILE is not set.
+/// Reads this process's rank from TERSOR_RANK and TERSOR_RANKS, or from a launcher's variables.
+/// Returns nullopt if TERSOR_TCP_FILE is not set.
 std::optional<RankPlace> tcp_place_of_process() {
   const char* file = std::getenv(kTcpFileVariable);
   if (file == nullptr || *file == '\0') return std::nullopt;

@@ -1,7 +1,7 @@
-// The arithmetic of a perceptron with ReLU and softmax cross entropy: for each step of it one
-// struct that computes one element, in an order of additions that is always the same. Machines run
-// them (machine.h). Matrices are row after row; W of a layer has a row for each output, X a row for
-// each example, and D = dLoss/dZ.
+// The arithmetic of a perceptron with ReLU and softmax cross entropy. Each step is a struct that
+// computes one element, with a fixed order of additions. Machines run the structs (machine.h). All
+// matrices are row-major. W has a row per output of the layer, X has a row per example, and D =
+// dLoss/dZ.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,8 @@
 
 namespace trainer {
 
-/// What a layer multiplies: `examples` rows of `inputs` values become rows of `outputs` values.
+/// The sizes of a layer's product: `examples` rows of `inputs` values become rows of `outputs`
+/// values.
 struct LayerSizes {
   std::size_t examples, inputs, outputs;
 };
@@ -42,8 +43,9 @@ struct Forward {
   }
 };
 
-/// One example: its scores become D of the mean loss. Written are the label's softmax, whose
-/// negative logarithm is the loss, and whether it was the highest (1 or 0).
+/// One example: replaces the scores by D of the mean loss. `chance` receives the label's softmax,
+/// whose negative logarithm is the loss. `right` receives 1 if the label has the highest score,
+/// otherwise 0.
 struct SoftmaxLoss {
   std::size_t examples, classes;
   const std::uint32_t* labels;
@@ -98,7 +100,7 @@ struct BiasGradient {
   }
 };
 
-/// Element (example, input) of D W, where the layer's input X was above 0.
+/// Element (example, input) of D W if the layer's input X was above 0; otherwise 0.
 struct InputGradient {
   LayerSizes sizes;
   const float *d, *weight, *x;

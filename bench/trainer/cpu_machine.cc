@@ -1,4 +1,4 @@
-// Products of whole matrices: Eigen hands them to OpenBLAS, on the caller's thread.
+// Products of whole matrices: Eigen calls OpenBLAS on the caller's thread.
 #include "bench/trainer/machine.h"
 
 #include <cblas.h>
@@ -43,9 +43,9 @@ void CpuMachine::run(const BiasGradient& step) const {
   matrix(step.gradient, 1, outputs) = matrix(step.d, examples, outputs).colwise().sum();
 }
 
-// Ranks that share cores give way here, so that they go through their layers side by side, as
-// machines of their own would. Else some are through before others begin, and a collective over all
-// of them has only the last ones' backward pass to hide behind.
+// Yields on shared cores: all ranks then pass through their layers at the same time, like separate
+// machines. Without the yield, some ranks would finish before others begin. A collective over all
+// ranks could then overlap only with the last ranks' backward pass.
 void CpuMachine::run(const InputGradient& step) const {
   std::this_thread::yield();
   const auto& [examples, inputs, outputs] = step.sizes;

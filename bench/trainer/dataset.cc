@@ -1,4 +1,4 @@
-// Four IDX files make a training set and a test set.
+// Reads a training set and a test set from four IDX files.
 #include "bench/trainer/dataset.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kClasses = 10;
 
-/// `name` as it is, or with ".gz" where only that is there.
+/// Returns `name`, or `name` with ".gz" if only this file exists.
 std::filesystem::path find_file(const std::filesystem::path& folder, const std::string& name) {
   std::filesystem::path plain = folder / name;
   std::filesystem::path gzipped = folder / (name + ".gz");
@@ -47,7 +47,7 @@ Dataset load(const std::filesystem::path& folder, const std::string& prefix) {
   return dataset;
 }
 
-/// Mean and spread over all pixels of all images, exact in 64-bit integers.
+/// Mean and standard deviation over all pixels of all images, with exact sums in 64-bit integers.
 Standardisation measure(std::span<const std::uint8_t> pixels) {
   std::array<std::uint64_t, 256> histogram{};
   for (const std::uint8_t pixel : pixels) ++histogram[pixel];

@@ -1,4 +1,4 @@
-// Labelled examples to learn from.
+// Labelled examples for training.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace trainer {
 
-/// Inputs row after row, and their labels.
+/// Row-major inputs with labels.
 struct Examples {
   std::vector<float> inputs;
   std::vector<std::uint32_t> labels;

@@ -1,4 +1,4 @@
-// IDX files through zlib, whose gz functions read plain files as they are.
+// Reads IDX files with zlib. The gz functions of zlib also read uncompressed files.
 #include "bench/trainer/idx.h"
 
 #include <zlib.h>
@@ -15,7 +15,7 @@ namespace trainer {
 namespace {
 
 constexpr std::uint8_t kUnsignedByte = 0x08;              // the type code in an IDX header
-constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // a damaged header must not ask for more
+constexpr std::size_t kMostBytes = std::size_t{1} << 30;  // limit for sizes in damaged headers
 
 [[noreturn]] void fail_file(const std::filesystem::path& path, const std::string& cause) {
   throw DatasetError(path.string() + ": " + cause +
@@ -35,7 +35,7 @@ class GzipFile {
     if (read_some(bytes) < bytes.size()) fail_file(path_, "ends too early");
   }
 
-  /// Fails unless the end is reached; zlib compares its checksum there.
+  /// Fails unless the file ends here. zlib compares the checksum at the end.
   void expect_end() {
     std::array<std::uint8_t, 1> beyond;
     if (read_some(beyond) != 0) fail_file(path_, "holds more bytes than its header says");
@@ -73,7 +73,7 @@ IdxArray read_idx(const std::filesystem::path& path, std::size_t dimensions) {
   std::size_t count = 1;
   for (std::size_t i = 0; i < dimensions; ++i) {
     array.dimensions.push_back(read_big_endian(file));
-    count *= std::min(array.dimensions.back(), kMostBytes);  // both below 2^31: no overflow
+    count *= std::min(array.dimensions.back(), kMostBytes);  // both factors below 2^31: no overflow
     if (count > kMostBytes) fail_file(path, "asks for more than a gigabyte of values");
   }
   array.values.resize(count);

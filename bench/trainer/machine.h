@@ -1,6 +1,5 @@
-// Where a network lives and computes. A machine runs the steps of arithmetic.h: on the CPU as
-// products of matrices, on a GPU a thread for each element, or, to test what the GPU runs, as a
-// loop over the elements.
+// The machines of a network. A machine runs the steps of arithmetic.h: the CPU as products of
+// matrices, a GPU with a thread per element. A loop over the elements tests the GPU's arithmetic.
 #pragma once
 
 #include "bench/trainer/arithmetic.h"
@@ -22,17 +21,17 @@ class ElementMachine {
   void run(const Step& step) const {
     for (std::size_t i = 0; i < step.elements(); ++i) step(i);
   }
-  /// Where the machine reads what stands on the host: there, or in `room`, to which it is copied.
+  /// Returns host values for use by the machine: `values` or, on a GPU, a copy in `room`.
   const void* bring(const void* values, const tersor::Buffer&) const { return values; }
   void copy(void* to, const void* from, std::size_t bytes) const { std::memcpy(to, from, bytes); }
   void synchronize() const {}
 };
 
-/// The CPU, by Eigen and OpenBLAS. All runs on the caller's thread, and the result depends on the
-/// arguments alone, whatever else runs beside it.
+/// The CPU, with Eigen and OpenBLAS. Runs on the caller's thread. Results depend only on the
+/// arguments.
 class CpuMachine : public ElementMachine {
  public:
-  /// Sets OpenBLAS to one thread a call, for the whole process.
+  /// Sets OpenBLAS to one thread per call for the whole process.
   CpuMachine();
 
   using ElementMachine::run;
@@ -48,7 +47,7 @@ class GpuMachine {
 
   explicit GpuMachine(tersor::StreamView stream) : stream_(stream) {}
 
-  /// Queues a thread for each element. In gpu_machine.cu, for each struct of arithmetic.h.
+  /// Queues a thread per element. Instantiated in gpu_machine.cu for each struct of arithmetic.h.
   template <typename Step>
   void run(const Step& step) const;
   const void* bring(const void* values, const tersor::Buffer& room) const {

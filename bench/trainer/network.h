@@ -1,5 +1,5 @@
-// A perceptron of any number of layers with ReLU and softmax cross entropy, on one machine. It
-// tells its caller about each gradient as soon as the backward pass is through with it.
+// A perceptron with any number of layers, ReLU and softmax cross entropy, on a machine. The
+// backward pass reports each gradient to the caller as soon as the gradient is final.
 #pragma once
 
 #include "bench/trainer/dataset.h"
@@ -20,8 +20,7 @@
 
 namespace trainer {
 
-/// A matrix, row after row, or a bias that is learnt: in the machine's memory, as long as the
-/// network lives.
+/// A trainable row-major matrix or bias, in the machine's memory. Lives as long as the network.
 struct Parameter {
   std::string name;           ///< "layer1.weight", "layer1.bias", …; layer 1 reads the examples
   std::size_t rows, columns;  ///< outputs and inputs of the layer; a bias has one column
@@ -30,33 +29,33 @@ struct Parameter {
   std::size_t count() const { return rows * columns; }
 };
 
-/// Called when a parameter's gradient is final in this backward pass, or queued to be: last layer
-/// first, of each layer the weight before the bias. Runs on the caller's thread.
+/// Called on the caller's thread when a parameter's gradient is final in this backward pass, or
+/// queued. The last layer comes first; within a layer, the weight precedes the bias.
 using GradientReady = std::function<void(const Parameter&)>;
 
-/// What examples came to.
+/// The result of a forward pass.
 struct BatchResult {
-  double loss = 0;   ///< the mean
-  double right = 0;  ///< how many examples' labels had the highest score
+  double loss = 0;   ///< mean over the examples
+  double right = 0;  ///< number of examples whose label has the highest score
 };
 
 template <typename Machine>
 class Network {
  public:
-  /// `widths`: inputs, each hidden layer, classes. First weights after He, Zhang, Ren and Sun 2015
-  /// from `seed`, the same on all ranks; biases 0.
+  /// `widths`: inputs, each hidden layer, classes. Draws initial weights after He, Zhang, Ren and
+  /// Sun 2015 from `seed`, equal on all ranks. Biases are 0.
   Network(Machine machine, std::span<const std::size_t> widths, std::uint64_t seed);
 
   /// Weight and bias of each layer, in the order of layers.
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
-  /// Queues what examples cost, forwards; they stay where they are until the backward pass is over.
-  /// `result` tells what came of it. Throws std::invalid_argument for inputs of another width.
+  /// Queues a forward pass. `examples` must stay valid until the end of the backward pass. `result`
+  /// returns the loss. Throws std::invalid_argument for inputs of another width.
   void forward(const Examples& examples);
   void forward(Examples&&) = delete;
-  /// Queues the backward pass. Every gradient is overwritten, never added to.
+  /// Queues the backward pass. Overwrites every gradient.
   void backward(const GradientReady& ready);
-  /// Queues a step against the gradients, with momentum (Polyak 1964, as PyTorch's SGD).
+  /// Queues a step of gradient descent with momentum (Polyak 1964, as in PyTorch's SGD).
   void descend(float rate, float momentum = 0);
   /// Waits for the last forward pass.
   BatchResult result();
@@ -64,7 +63,7 @@ class Network {
  private:
   struct Layer {
     LayerSizes sizes;
-    tersor::Buffer output, below;  // below: D of the layer before
+    tersor::Buffer output, below;  // `below` is D of the previous layer
   };
 
   static float* floats(const tersor::Buffer& buffer) {
@@ -88,7 +87,7 @@ class Network {
   std::vector<tersor::Buffer> memory_;
   std::vector<Layer> layers_;
   std::vector<Parameter> parameters_;
-  std::vector<float*> velocities_;  // of each parameter
+  std::vector<float*> velocities_;  // one per parameter
   const float* input_ = nullptr;
   tersor::Buffer input_room_, labels_room_, chance_, right_;
 };
@@ -110,12 +109,12 @@ Network<Machine>::Network(Machine machine, std::span<const std::size_t> widths, 
   }
 }
 
-/// Memory that holds `values`.
+/// Allocates memory for training, initialised with `values`.
 template <typename Machine>
 tersor::ValueSpan Network<Machine>::learnt(std::size_t count, const std::vector<float>& values) {
   memory_.emplace_back(count * sizeof(float), Machine::kMemory);
   machine_.copy(memory_.back().pointer(), values.data(), memory_.back().bytes());
-  machine_.synchronize();  // the values go away
+  machine_.synchronize();  // `values` may be freed afterwards
   return memory_.back().values(count, tersor::Dtype::kF32);
 }
 
@@ -129,11 +128,11 @@ void Network<Machine>::add_parameter(std::string name, std::size_t rows, std::si
   velocities_.push_back(floats(learnt(count, zeros)));
 }
 
-/// For as many examples at a time.
+/// Allocates memory for `examples` examples at a time.
 template <typename Machine>
 void Network<Machine>::make_room(std::size_t examples) {
   if (examples == examples_) return;
-  machine_.synchronize();  // what is queued uses the room of before
+  machine_.synchronize();  // queued work uses the old memory
   const auto make = [&](std::size_t bytes) {
     return tersor::Buffer(examples * bytes, Machine::kMemory);
   };
@@ -170,8 +169,8 @@ void Network<Machine>::forward(const Examples& examples) {
                            floats(chance_), floats(right_)});
 }
 
-/// The gradients come first and the layer below's D after them: what is ready can be sent while
-/// that is computed.
+/// Computes a layer's gradients before D of the previous layer, so gradients can be sent during the
+/// computation of D.
 template <typename Machine>
 void Network<Machine>::backward(const GradientReady& ready) {
   const float* d = floats(layers_.back().output);
@@ -197,7 +196,7 @@ void Network<Machine>::descend(float rate, float momentum) {
 
 template <typename Machine>
 BatchResult Network<Machine>::result() {
-  constexpr double kLeastChance = 1e-30;  // whose logarithm is no infinity
+  constexpr double kLeastChance = 1e-30;  // avoids an infinite logarithm
   std::vector<float> chances(examples_), right(examples_);
   machine_.copy(chances.data(), chance_.pointer(), chance_.bytes());
   machine_.copy(right.data(), right_.pointer(), right_.bytes());
@@ -207,10 +206,10 @@ BatchResult Network<Machine>::result() {
   return {loss / static_cast<double>(examples_), std::accumulate(right.begin(), right.end(), 0.0)};
 }
 
-/// The share of a data set's images that is classified right, in [0, 1].
+/// The share of correctly classified images of a data set, in [0, 1].
 template <typename Machine>
 double accuracy(Network<Machine>& network, const Dataset& dataset) {
-  constexpr std::size_t kImages = 500;  // at once
+  constexpr std::size_t kImages = 500;  // images per forward pass
   std::vector<std::uint32_t> indices(dataset.count());
   std::iota(indices.begin(), indices.end(), 0u);
   Examples examples;

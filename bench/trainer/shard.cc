@@ -1,4 +1,4 @@
-// Shuffling from (seed, epoch, rank), each epoch from the ascending order.
+// Shuffles with (seed, epoch, rank), each epoch from the ascending order.
 #include "bench/trainer/shard.h"
 
 #include "bench/trainer/random.h"
@@ -9,7 +9,7 @@
 namespace trainer {
 namespace {
 
-/// Images a rank, where that makes at least one batch.
+/// Returns the number of images per rank. Throws if a rank has less than one batch.
 std::size_t share(std::size_t images, RankOf rank_of, std::size_t batch_images) {
   if (rank_of.rank >= rank_of.ranks)
     throw std::invalid_argument("there is no rank " + std::to_string(rank_of.rank) + " among " +

@@ -1,4 +1,4 @@
-// A rank's own share of the training images, in another order each epoch.
+// A rank's share of the training images, in a new order each epoch.
 #pragma once
 
 #include <cstddef>
@@ -8,25 +8,26 @@
 
 namespace trainer {
 
-/// Which rank of how many.
+/// A rank and the number of ranks.
 struct RankOf {
   std::uint32_t rank = 0;
   std::uint32_t ranks = 1;
 };
 
-/// Images rank, rank + ranks, rank + 2 * ranks, …: floor(images / ranks) of them, so that all ranks
-/// take as many steps. No image belongs to two ranks.
+/// Images rank, rank + ranks, rank + 2 * ranks, …, in total floor(images / ranks) images. All ranks
+/// therefore make equally many steps. No image belongs to two ranks.
 class Shard {
  public:
-  /// Throws std::invalid_argument where `rank` is not below `ranks` or a rank would not have one
+  /// Throws std::invalid_argument if `rank` is not below `ranks`, or if a rank has less than one
   /// whole batch.
   Shard(std::size_t images, RankOf rank_of, std::size_t batch_images, std::uint64_t seed);
 
-  /// Whole batches of an epoch; images beyond the last are left out of that epoch.
+  /// The number of whole batches per epoch. An epoch leaves out the images after the last whole
+  /// batch.
   std::size_t steps_per_epoch() const { return indices_.size() / batch_images_; }
 
-  /// The indices of the images of a step (counted from the start of the training), valid until the
-  /// next call. Depends on seed, rank and step alone.
+  /// The image indices of a step (counted from the start of the training), valid until the next
+  /// call. Depends only on seed, rank and step.
   std::span<const std::uint32_t> batch(std::size_t step);
 
  private:

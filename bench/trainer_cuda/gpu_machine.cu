@@ -1,6 +1,6 @@
-// One thread for each element of a step. Grid: as many blocks of kThreads as the elements need.
-// What a thread reads and writes is said at each struct of arithmetic.h; neighbours write
-// neighbours.
+// One thread per element of a step. The grid has as many blocks of kThreads threads as the elements
+// need. The structs of arithmetic.h define each thread's reads and writes; neighbouring threads
+// write neighbouring elements.
 #include "bench/trainer/machine.h"
 
 #include <tersor/error.h>
@@ -12,7 +12,7 @@
 namespace trainer {
 namespace {
 
-constexpr unsigned kThreads = 256;  // a block
+constexpr unsigned kThreads = 256;  // per block
 
 template <typename Step>
 __global__ void run_elements(std::size_t count, Step step) {

@@ -1,4 +1,3 @@
-// See teacher.h.
 
 #include "bench/trainer_cuda/teacher.h"
 

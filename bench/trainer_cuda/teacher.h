@@ -1,5 +1,5 @@
-// Labelled examples to learn from: random inputs, labelled by a random linear map of them that
-// every rank knows, the teacher.
+// Labelled examples for training: random inputs, labelled by the teacher, a random linear map known
+// to every rank.
 #pragma once
 
 #include "bench/trainer/examples.h"
@@ -11,7 +11,7 @@
 
 namespace trainer {
 
-/// A source of batches without end, another one for each seed; the labels of equal inputs agree.
+/// An endless source of batches, different for each seed. Equal inputs have equal labels.
 class Teacher {
  public:
   Teacher(std::size_t inputs, std::size_t classes, unsigned seed);
@@ -22,7 +22,7 @@ class Teacher {
   std::uint32_t label_of(const float* input) const;
 
   std::size_t inputs_, classes_;
-  std::vector<float> scores_;  // a row of weights for each class
+  std::vector<float> scores_;  // one row of weights per class
   std::mt19937 generator_;
 };
 

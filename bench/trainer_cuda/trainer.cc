@@ -1,7 +1,8 @@
-// A trainer on GPUs, one process for each rank, that shares its gradients by Tersor: five lines, as
-// docs/gpu.md shows them. Started without a rank in its environment it starts the ranks itself.
+// A trainer on GPUs with one process per rank. Tersor reduces the gradients with the five lines of
+// docs/gpu.md. Without a rank in the environment, the program starts the ranks. Status 1 means:
+// ranks end with different bits, or the loss did not fall.
+//
 // usage: tersor-trainer-cuda [--ranks N] [--steps N] [--hidden N] [--codec SPEC...]
-// Exit status 1 where ranks end with different bits, or it did not learn.
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <tersor/nccl.h>
@@ -25,7 +26,7 @@ using tersor::bench::RankPlace;
 
 constexpr std::size_t kInputs = 256, kClasses = 10, kBatch = 128;
 constexpr float kRate = 0.1f;
-constexpr std::size_t kLastSteps = 20;  // over which, at most, loss and accuracy are averaged
+constexpr std::size_t kLastSteps = 20;  // maximum steps in the final averages
 constexpr std::chrono::seconds kToMeet{60};
 
 struct Options {
@@ -35,7 +36,7 @@ struct Options {
   std::vector<std::string> codecs = {"none", "int8", "topk:density=0.01+ef"};
 };
 
-/// Of the first step and of the last ones, on this rank.
+/// Results of the first step and of the last steps on this rank.
 struct Learnt {
   BatchResult first, last;
   double seconds_per_step = 0;
@@ -87,7 +88,7 @@ Learnt train(tersor::Transport& transport, const Options& options, const std::st
   return learnt;
 }
 
-/// Throws tersor::Error on all ranks unless all hold the same bits.
+/// Throws tersor::Error on all ranks unless all ranks hold the same bits.
 void check_same(tersor::Transport& transport, const std::vector<std::byte>& own) {
   const tersor::Operation operation{.name = "comparing", .tag = transport.reserve_tags(1)};
   tersor::Handle handle = transport.all_gather(operation, own, own.size());

@@ -9,8 +9,8 @@
 namespace tersor {
 namespace {
 
-constexpr std::size_t kSmallCount =
-    4096;  // values; a smaller message costs more than a codec saves
+// In values. Below this count, a message costs more time than a codec saves.
+constexpr std::size_t kSmallCount = 4096;
 
 /// If several rules start at the same step, the first rule applies.
 std::vector<ReducerRule> by_step(std::vector<ReducerRule> rules) {

@@ -132,8 +132,7 @@ std::span<const std::byte> check_envelope(std::span<const std::byte> bytes) {
 }
 
 std::size_t bytes_of(const ReducerState& state) {
-  constexpr std::size_t kNumbers =
-      64;  // upper bound for the numbers of the head, of each parameter, and of the end
+  constexpr std::size_t kNumbers = 64;  // upper bound for the numbers of each part
   std::size_t bytes = 2 * kNumbers + state.order.size() * sizeof(std::uint32_t);
   for (const ReducerState::Parameter& one : state.parameters)
     bytes += kNumbers + one.name.size() + one.codec.size() +
