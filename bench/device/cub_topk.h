@@ -10,9 +10,9 @@
 
 namespace tersor::bench {
 
-/// kSort sorts pairs of key and index in descending order and takes the first k pairs. kSelect
-/// sorts only keys to find the k-th key. The subsequent selection takes all indices with at least
-/// this key.
+/// Variant kSort sorts pairs of key and index in descending order and takes the first k pairs.
+/// Variant kSelect sorts only keys to find the k-th key. The subsequent selection takes all indices
+/// with at least this key.
 enum class CubTopkKind : std::uint8_t { kSort, kSelect };
 
 /// The inputs and outputs of a call, on a device.

@@ -1,17 +1,17 @@
-"""What the project aims at for codecs on a CPU, and what the measured figures say to that.
+"""The project's aims for codecs on a CPU, compared with measurements.
 
-An aim is a ratio to the record's own baseline. Two compare records with each other instead:
-stochastic with nearest rounding, and top-k with std::nth_element (the operation "reference …", its
-baseline is the codec's own encode).
+An aim is a ratio to the record's own baseline. Two aims compare records with each other. One
+compares stochastic rounding with rounding to nearest. The other compares top-k with
+std::nth_element (the operation "reference …", with the codec's own encode as baseline).
 """
 
 import palette
 import units
 from records import CodecRecord
 
-FROM_MEMORY = 16 * 2**20  # values; from here on the gradient is far larger than any cache
+FROM_MEMORY = 16 * 2**20  # values; larger gradients are far larger than any cache
 IN_L2 = 2**18  # values; 1 MiB of f32
-DEVICE = "cuda"  # as an instruction set: scripts/gpu-check holds these to aims of their own
+DEVICE = "cuda"  # instruction set; scripts/gpu-check checks separate aims
 STOCHASTIC = ":rounding=stochastic"
 STOCHASTIC_AIM = 0.80
 STOCHASTIC_AIM_ON_DEVICE = 0.95
@@ -19,12 +19,12 @@ SELECTION_AIM = 8.0
 
 
 def is_reference(record: CodecRecord) -> bool:
-    """Another program's way to the same payload, timed for comparison: not an operation of ours."""
+    """True for another program's operation with the same payload, timed for comparison."""
     return record.operation.startswith("reference")
 
 
 def aim(record: CodecRecord) -> float | None:
-    """The ratio to reach: the record's own word, else the project's."""
+    """The record's aim; otherwise the project's aim."""
     if record.aim is not None:
         return record.aim
     if record.dtype != "f32" or record.isa == DEVICE:
@@ -56,7 +56,7 @@ def falls_short(record: CodecRecord) -> bool:
 
 
 def sentences(group: list[CodecRecord], title: str) -> list[str]:
-    """Of one panel: what falls short, and how records compare with each other."""
+    """Lists the missed aims of a panel, and the comparisons between records."""
     aimed = [record for record in group if aim(record) is not None and record.ratio is not None]
     said = _pairs_stochastic(group) + _references(group)
     if aimed:

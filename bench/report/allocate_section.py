@@ -1,4 +1,4 @@
-"""Which codec for which parameter, and what that wins against one codec for all."""
+"""The chosen codec of each parameter, compared with a single codec for all parameters."""
 
 import dataclasses
 import functools
@@ -20,34 +20,34 @@ ALLOCATED = "allocated"
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """What one run of `tersor-bench allocate` found for the gradients of `data`."""
+    """The result of a run of `tersor-bench allocate` for the gradients of `data`."""
 
     data: str
-    candidates: dict[str, list[AllocateRecord]]  # by parameter, those with a finite error
-    chosen: list[AllocateRecord]  # of each parameter
+    candidates: dict[str, list[AllocateRecord]]  # by parameter, only with a finite error
+    chosen: list[AllocateRecord]  # one per parameter
     total: AllocateRecord
-    uniform: list[AllocateRecord]  # one codec for all, in the palette's order
-    budgets: list[AllocateRecord]  # allocations of as many bytes as those
+    uniform: list[AllocateRecord]  # a single codec for all, in the palette's order
+    budgets: list[AllocateRecord]  # allocations of as many bytes
 
     def share(self, record: AllocateRecord) -> float:
-        """Of the energy of all parameters, what is lost."""
+        """The lost share of the energy of all parameters."""
         return record.energy_lost / self.total.energy if self.total.energy else 0.0
 
     def beside(self, uniform: AllocateRecord) -> AllocateRecord | None:
-        """The allocation of most bytes that are not more."""
+        """The largest allocation with at most as many bytes."""
         fitting = [one for one in self.budgets if one.payload_bytes <= uniform.payload_bytes]
         return max(fitting, key=lambda one: one.payload_bytes, default=None)
 
 
 def allocations(found: list[records.Record]) -> list[Allocation]:
-    """One of each data."""
+    """Returns one allocation per data set."""
     groups = records.grouped(records.select(found, AllocateRecord), lambda r: r.data)
     made = [_allocation(data, _once_each(group)) for data, group in groups.items()]
     return [one for one in made if one is not None]
 
 
 def _once_each(group: list[AllocateRecord]) -> list[AllocateRecord]:
-    """Of repeats the last."""
+    """Keeps the last of repeated records."""
 
     def key(one: AllocateRecord) -> tuple[object, ...]:
         budget = (one.payload_bytes, one.chosen) if one.codec == ALLOCATED else ()
@@ -57,7 +57,7 @@ def _once_each(group: list[AllocateRecord]) -> list[AllocateRecord]:
 
 
 def _allocation(data: str, found: list[AllocateRecord]) -> Allocation | None:
-    """None where the run was cut short before its totals."""
+    """None if the run was interrupted before the totals."""
     finite = [one for one in found if one.parameter is not None and one.energy_lost is not None]
     candidates = records.grouped(finite, lambda r: r.parameter)
     totals = [one for one in found if one.parameter is None]

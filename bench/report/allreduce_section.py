@@ -1,4 +1,4 @@
-"""The allreduce part of a report: time, speed-up over none and bus bandwidth against size."""
+"""The allreduce part of a report: time, speed-up over `none` and bus bandwidth by size."""
 
 import dataclasses
 import functools
@@ -19,14 +19,14 @@ Field = typing.Callable[[AllreduceRecord], float]
 
 
 class Setting(typing.NamedTuple):
-    """What must agree for two times to be compared."""
+    """The fields that must be equal for a comparison of times."""
 
     collective: str
     transport: str
     link: str
     ranks: int
     dtype: str
-    parameters: int  # 0: one call, not through the reducer
+    parameters: int  # 0: a direct call, not through the reducer
     backward_seconds: float
 
     @property
@@ -48,23 +48,23 @@ def _setting(r: AllreduceRecord) -> Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """One setting; for each codec and algorithm its records by rising count."""
+    """One setting, with the records of each codec and algorithm by increasing count."""
 
     setting: Setting
     curves: dict[tuple[str, str], list[AllreduceRecord]]
 
     def label(self, key: tuple[str, str]) -> str:
-        """The algorithm is named only where a codec was run with several."""
+        """Names the algorithm only if the codec was run with several algorithms."""
         codec, algorithm = key
         several = sum(other == codec for other, _ in self.curves) > 1
         return f"{codec} ({algorithm})" if several else codec
 
     def variant(self, key: tuple[str, str]) -> int:
-        """Counts the algorithms of one codec, which share its colour."""
+        """Numbers the algorithms of a codec, because all of them share the codec's colour."""
         return [other for other in self.curves if other[0] == key[0]].index(key)
 
     def speedup(self, record: AllreduceRecord) -> float | None:
-        """Over the fastest none of the same count."""
+        """The speed-up over the fastest `none` with the same count."""
         pairs = ((key, r) for key, curve in self.curves.items() for r in curve)
         same = [r.seconds for key, r in pairs if key[0] == "none" and r.count == record.count]
         return min(same) / record.seconds if same and record.seconds > 0 else None
@@ -77,7 +77,7 @@ def sections(found: list[records.Record]) -> list[Section]:
 
 
 def _curves(group: list[AllreduceRecord]) -> dict[tuple[str, str], list[AllreduceRecord]]:
-    """Of each count the record of median time, where it was measured several times."""
+    """Keeps the record of median time for each count."""
     order = in_order({record.codec for record in group})
     ordered = sorted(group, key=lambda r: (order.index(r.codec), r.algorithm, r.count))
     return {
@@ -96,7 +96,7 @@ def _section(group: Curves) -> Section:
 
 
 def _can_draw(record: AllreduceRecord) -> bool:
-    """All axes are logarithmic; one rank has no bus bandwidth."""
+    """All axes are logarithmic, and a single rank has no bus bandwidth."""
     return record.count > 0 and record.seconds > 0 and record.busbw > 0
 
 
@@ -135,7 +135,7 @@ def _row(group: Curves, key: tuple[str, str], record: AllreduceRecord) -> list[s
 
 
 def _sentences(group: Curves) -> list[str]:
-    """Names what does not pay, and any sum on which the ranks disagree."""
+    """Names the codecs slower than `none`, and all sums that differ between ranks."""
     sentences = []
     for key, curve in group.curves.items():
         slower = [r for r in curve if key[0] != "none" and (group.speedup(r) or 1.0) < 1.0]
@@ -174,7 +174,7 @@ def _draw(group: Curves, palette: Palette) -> Figure:
 
 
 def _speedup_panel(axes: Axes, group: Curves, palette: Palette) -> None:
-    """Empty where there is no `none` to compare with."""
+    """Draws an empty panel without `none` as reference."""
     if not any(codec == "none" for codec, _ in group.curves):
         axes.axis("off")
         return

@@ -1,4 +1,4 @@
-"""The backward part of a report: how long a backward pass takes by each hook, or a step of experts."""
+"""The backward part of a report: time of a backward pass by hook, or of a step with experts."""
 
 import functools
 import typing
@@ -14,11 +14,11 @@ from records import BackwardRecord
 
 PARALLEL = {"ddp": "DDP", "fsdp": "FSDP2", "experts": "whole steps of experts"}
 REFERENCES = ("none", "torch:fp16", "torch:bf16")
-CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
+CLEAR_SPEEDUP = 1.05  # smaller speed-ups are within the drift of a shared machine
 
 
 class Setting(typing.NamedTuple):
-    """What must agree for two times to be compared."""
+    """The fields that must be equal for a comparison of times."""
 
     parallel: str
     weights: str

@@ -1,4 +1,4 @@
-"""The codecs part of a report: speed as a share of a plain copy's, beside the aim."""
+"""The codecs part of a report: speed relative to a plain copy, next to the aim."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from records import CodecRecord
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """What must agree for two ratios to stand beside each other."""
+    """The fields that must be equal for a comparison of ratios."""
 
     dtype: str
     count: int
@@ -40,7 +40,7 @@ def sections(found: list[records.Record]) -> list[Section]:
 
 
 def _panels(found: list[CodecRecord]) -> dict[Panel, list[CodecRecord]]:
-    """The largest gradients first."""
+    """Sorts panels by gradient size, largest first."""
     ordered = sorted(found, key=lambda r: (-r.count, -r.threads, r.isa, r.dtype, r.checksum))
     panels = records.grouped(
         ordered, lambda r: Panel(r.dtype, r.count, r.isa, r.threads, r.checksum)
@@ -49,7 +49,10 @@ def _panels(found: list[CodecRecord]) -> dict[Panel, list[CodecRecord]]:
 
 
 def _medians(group: list[CodecRecord]) -> list[CodecRecord]:
-    """Codec by codec, operations as they were run; of repeats the one of median time."""
+    """Orders records by codec, then by operation as measured.
+
+    Repeats keep the record of median time.
+    """
     order = in_order({record.codec for record in group})
     ordered = sorted(group, key=lambda r: order.index(r.codec))
     repeats = records.grouped(ordered, lambda r: (r.codec, r.operation, r.baseline))
@@ -104,7 +107,7 @@ def _draw(timed: list[CodecRecord], palette: Palette) -> Figure:
 
 
 def _bar(axes: Axes, row: int, record: CodecRecord, palette: Palette) -> None:
-    """The figure stands in a column right of the plot, where no bar and no tick can cover it."""
+    """Draws the value in a column right of the plot, away from bars and ticks."""
     axes.barh(row, record.ratio or 0.0, 0.66, color=palette[record.codec].colour)
     goal = aims.aim(record)
     text = f"{record.ratio:.2f}"

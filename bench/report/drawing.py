@@ -1,4 +1,4 @@
-"""matplotlib in our themes: figures, axes, legends. All other drawing stands on this."""
+"""matplotlib in the report's themes: figures, axes, legends. All other drawing uses this module."""
 
 import contextlib
 import math
@@ -8,7 +8,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402  the backend comes first
+import matplotlib.pyplot as plt  # noqa: E402  after the backend's choice
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -16,10 +16,10 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from palette import Palette, Theme
 
-WIDTH = 10.0  # inches of a picture in the page
-FEW_DECADES = 300  # high / low; below it, powers of ten alone are too few ticks
+WIDTH = 10.0  # inches; width of a picture in the page
+FEW_DECADES = 300  # high / low; below, powers of ten are too few ticks
 DASHES = ("-", "--", ":", "-.")
-FRONT = {"linewidth": 1.1, "linestyle": ":", "zorder": 2}  # the line of what nothing else beats
+FRONT = {"linewidth": 1.1, "linestyle": ":", "zorder": 2}  # the Pareto front
 
 
 @contextlib.contextmanager
@@ -56,12 +56,15 @@ def _themed(theme: Theme) -> typing.Iterator[None]:
 def figure(
     palette: Palette, size: tuple[float, float], paint: typing.Callable[[Figure], None]
 ) -> Figure:
-    """A figure of `size` inches on which `paint` has drawn; belongs to no global list."""
+    """Makes a figure of `size` inches and calls `paint` to draw.
+
+    The figure belongs to no global list.
+    """
     with _themed(palette.theme):
         made = Figure(figsize=size, constrained_layout=True)
         made.set_constrained_layout_pads(w_pad=0.08, h_pad=0.08)
         paint(made)
-        made.canvas.draw()  # ticks read the theme when they are made, so make them all now
+        made.canvas.draw()  # creates all ticks now, because new ticks read the theme
         return made
 
 
@@ -70,7 +73,7 @@ def legend_right(axes: Axes) -> None:
 
 
 def log_axis(axis: Axis, write: typing.Callable[[float], str], base: int) -> None:
-    """A logarithmic axis with few, written-out ticks; call it when all is drawn."""
+    """Makes a logarithmic axis with few written-out ticks. Call after drawing."""
     set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
     set_scale("log", base=base)
     low, high = axis.get_view_interval()
@@ -82,12 +85,12 @@ def log_axis(axis: Axis, write: typing.Callable[[float], str], base: int) -> Non
 
 
 def power(value: float) -> str:
-    """For ticks: small ones as powers of ten."""
+    """Formats a tick; small numbers become powers of ten."""
     return f"{value:g}" if value >= 1e-3 else f"$10^{{{math.log10(value):.0f}}}$"
 
 
 def rows(axes: Axes, labels: list[str], above: float = 0.6, below: float = 0.6) -> None:
-    """Bars lie on whole numbers, the first on top, with so much room around them all."""
+    """Bars have integer positions, the first bar on top, with some space around all bars."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 1 + below, -above)
     axes.grid(axis="y", visible=False)
@@ -95,24 +98,27 @@ def rows(axes: Axes, labels: list[str], above: float = 0.6, below: float = 0.6) 
 
 
 def end_label(axes: Axes, x: float, y: float, text: str, **look: typing.Any) -> None:
-    """Right of what ends at (x, y)."""
+    """Writes a label to the right of (x, y)."""
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", **look)
 
 
 def point(axes: Axes, label: str, at: tuple, style: dict, deviation: float | None = None) -> None:
-    """A marker without a line, and a bar of one deviation to both sides where there is one."""
+    """Draws a marker without a line, with an error bar of one deviation if known."""
     if deviation is not None:
         axes.errorbar(*at, deviation, capsize=4, elinewidth=1.5, color=style["color"])
     axes.plot(*([x] for x in at), label=label, zorder=3, **{**style, "linestyle": "none"})
 
 
 def hollow(palette: Palette, codec: str, size: float) -> dict[str, typing.Any]:
-    """A marker through which others are seen that lie below it."""
+    """A hollow marker that keeps lower markers visible."""
     return {**line_style(palette, codec, 0), "markersize": size, "markerfacecolor": "none"}
 
 
 def line_style(palette: Palette, codec: str, variant: int) -> dict[str, typing.Any]:
-    """Variant 0 is solid and filled; others of the same colour and marker are dashed and hollow."""
+    """Variant 0 is solid and filled.
+
+    Other variants of the same colour and marker are dashed and hollow.
+    """
     style = palette[codec]
     return {
         "color": style.colour,
@@ -125,7 +131,7 @@ def line_style(palette: Palette, codec: str, variant: int) -> dict[str, typing.A
 
 
 def note(axes: Axes, text: str, theme: Theme) -> None:
-    """A remark in small type in the lower right corner of the plot."""
+    """Writes a small note in the lower right corner of the plot."""
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 2, "alpha": 0.85}
     axes.text(
         0.995,

@@ -1,4 +1,4 @@
-"""What codecs lose of given tensors, at how many bits a value: a table and a picture."""
+"""The loss of codecs on tensors by bits per value: a table and a picture."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from records import ErrorRecord
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What was encoded."""
+    """The encoded data."""
 
     name: str
     dtype: str
@@ -27,18 +27,18 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A codec on all tensors together."""
+    """A codec's loss over all tensors."""
 
     codec: str
-    bits: float  # a value
-    energy: float  # lost, of 1
+    bits: float  # per value
+    energy: float  # lost share, from 0 to 1
     count: int
     tensors: int
     ranks: int
 
 
 def losses(found: list[records.Record]) -> dict[Data, list[Loss]]:
-    """For each data the codecs in the palette's order."""
+    """Returns the losses of each data set, with codecs in the palette's order."""
     errors = records.select(found, ErrorRecord)
     groups = records.grouped(errors, lambda r: Data(r.data, r.dtype))
     return {data: _by_codec(group) for data, group in groups.items()}
@@ -50,7 +50,7 @@ def _by_codec(group: list[ErrorRecord]) -> list[Loss]:
 
 
 def _together(codec: str, found: list[ErrorRecord]) -> Loss:
-    of_tensors = {record.tensor: record for record in found}.values()  # of repeats the last
+    of_tensors = {record.tensor: record for record in found}.values()  # last of repeated records
     count = sum(record.count for record in of_tensors)
     bits = sum(record.bits * record.count for record in of_tensors)
     energy = sum(record.norm**2 for record in of_tensors)
@@ -106,7 +106,7 @@ def draw(data: Data, group: list[Loss], palette: Palette) -> Figure:
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         for loss in lossy:
-            style = drawing.hollow(palette, loss.codec, 9)  # some coincide
+            style = drawing.hollow(palette, loss.codec, 9)  # some markers coincide
             drawing.point(axes, loss.codec, (loss.bits, loss.energy), style)
         _front_line(axes, group, palette.theme)
         axes.set_title(_subject(data, group))

@@ -1,4 +1,4 @@
-"""Loss against bytes, of one model; of several learning rates each codec's best, between the others."""
+"""Loss by bytes for a single model. Each codec has its best learning rate, among other rates."""
 
 import dataclasses
 import statistics
@@ -11,10 +11,10 @@ import summary
 import units
 from palette import Palette
 
-WIDE = 12.0  # inches: labels name a rate, too
-ROW_HEIGHT = 0.31  # inches of a line in the legend
-DENSE = ("none", "muon")  # what an optimizer learns from all bytes is a line across, too
-OF_BF16 = 0.5  # of the bytes of `none`
+WIDE = 12.0  # inches, because labels also name a rate
+ROW_HEIGHT = 0.31  # inches per line of the legend
+DENSE = ("none", "muon")  # codecs with all bytes also have a horizontal line
+OF_BF16 = 0.5  # share of the bytes of `none`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,10 @@ class Point:
 
 
 def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
-    """`trainings` differ in their learning rate alone, and all tell their losses."""
+    """Draws `trainings` with different learning rates and otherwise equal settings.
+
+    All need losses.
+    """
     tested = all(runs.test_loss for one in trainings for runs in one.codecs.values())
     found = points(trainings, "test_loss" if tested else "loss")
 
@@ -53,14 +56,14 @@ def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
 
 
 def points(trainings: list[summary.Training], told: str) -> list[Point]:
-    """By rising bytes; `told`: "loss" or "test_loss"."""
+    """Returns points by increasing bytes. `told` is "loss" or "test_loss"."""
     codecs = {codec for one in trainings for codec in one.codecs}
     found = [_point(codec, trainings, told) for codec in codecs]
     return sorted(found, key=lambda point: (point.sent, point.codec))
 
 
 def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
-    """The best of the rates that were trained with most seeds."""
+    """Chooses the best rate among the rates with most seeds."""
     tried = [(one.codecs[codec], one.learning_rate) for one in trainings if codec in one.codecs]
     seeds = max(len(runs.runs) for runs, _ in tried)
     most = [(runs, rate) for runs, rate in tried if len(runs.runs) == seeds]
@@ -77,7 +80,7 @@ def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
 
 
 def _above(best: summary.CodecRuns, other: summary.CodecRuns, told: str) -> float:
-    """By the seeds that both have; where there are none, of the means."""
+    """Compares losses by common seeds; without common seeds, compares the means."""
     own = {run.seed: getattr(run, told) for run in best.runs}
     pairs = [getattr(run, told) - own[run.seed] for run in other.runs if run.seed in own]
     means = getattr(other, told).mean - getattr(best, told).mean
@@ -95,7 +98,7 @@ def _paint_point(axes: Axes, point: Point, palette: Palette) -> None:
 
 
 def _paint_bf16(axes: Axes, points: list[Point], palette: Palette) -> None:
-    """What mixed precision sends without a codec."""
+    """Marks the bytes of mixed precision without a codec."""
     for sent in [OF_BF16 * point.sent for point in points if point.codec == "none"]:
         axes.axvline(sent, color=palette.theme.quiet, linestyle=":", linewidth=1.2)
         ends = axes.get_xaxis_transform()

@@ -1,4 +1,4 @@
-"""What a report is made of, and its two forms: a page with pictures and text for a terminal."""
+"""The parts of a report and their two forms: a page with pictures, and text for a terminal."""
 
 import base64
 import html
@@ -20,7 +20,7 @@ TEXT_COLUMNS = 100
 
 @dataclass(frozen=True)
 class Table:
-    """The first column is a name, the others are figures."""
+    """A table with names in the first column and numbers in the other columns."""
 
     heading: str
     columns: list[str]
@@ -30,9 +30,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """`draw` makes the figure in a palette; drawn late, as the text form needs none."""
+    """`draw` makes the figure in a palette.
 
-    name: str  # of the PNG file
+    Pictures are drawn late, because text needs no pictures.
+    """
+
+    name: str  # name of the PNG file
     heading: str
     caption: str
     draw: typing.Callable[["Palette"], "Figure"]
@@ -49,7 +52,7 @@ class Section:
 
 
 def numbered(groups: list[list[Part]]) -> list[list[Part]]:
-    """Where there are several groups, the names of their pictures end in the group's number."""
+    """Appends a group's number to the names of pictures if there are several groups."""
     if len(groups) < 2:
         return groups
     return [
@@ -62,7 +65,7 @@ def numbered(groups: list[list[Part]]) -> list[list[Part]]:
 
 
 def as_text(sections: list[Section]) -> str:
-    """Sentences and tables for a terminal."""
+    """Formats sentences and tables for a terminal."""
     blocks = []
     for section in sections:
         blocks.append(f"{section.heading}\n{'=' * len(section.heading)}")
@@ -96,9 +99,9 @@ def write(
     palettes: tuple["Palette", "Palette"],
     provenance: list[str],
 ) -> list[pathlib.Path]:
-    """Writes the PNG files and index.html; returns their paths, the page first.
+    """Writes the PNG files and index.html. Returns the paths, with the page first.
 
-    The first palette makes files, too; the other is for browsers that ask for dark pages.
+    The PNG files use the first palette. Browsers with a dark theme show the second palette.
     """
     pictures = [part for s in sections for part in s.parts if isinstance(part, Picture)]
     images = {one.name: [png(one.draw(palette)) for palette in palettes] for one in pictures}
@@ -115,7 +118,7 @@ def write(
 
 
 def _section_html(section: Section, images: dict[str, list[bytes]]) -> str:
-    """What the section says stands below its first table."""
+    """Places the section's sentences below the first table."""
     first, *others = [
         _table_html(part) if isinstance(part, Table) else _picture_html(part, *images[part.name])
         for part in section.parts

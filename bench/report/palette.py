@@ -1,8 +1,8 @@
-"""One colour and one marker for a codec, the same in every picture, and the two page themes.
+"""One colour and one marker per codec, equal in all pictures, and the two themes of the page.
 
-Hues are Okabe and Ito's colour-blind-safe set, shifted where black or yellow would vanish on one of
-the two backgrounds. Members of one family (int8, int8+ef) share a hue in another lightness; markers
-tell all apart without colour. Specs that are not listed take the spare colours, in order of name.
+Hues are Okabe and Ito's colour-blind-safe set, shifted where black or yellow would vanish on one
+background. Members of a family (int8, int8+ef) share a hue with different lightness. Markers
+distinguish all codecs without colour. Unlisted specs take the spare colours in order of name.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class Theme:
     ink: str
     paper: str
     grid: str
-    quiet: str  # text and bars of second rank
+    quiet: str  # secondary text and bars
 
 
 LIGHT = Theme(ink="#1f2328", paper="#ffffff", grid="#d9dee4", quiet="#6a737d")
@@ -58,7 +58,10 @@ def family(spec: str) -> str:
 
 
 def in_order(specs: set[str]) -> list[str]:
-    """As in STYLES, a family's unlisted members behind its listed ones, then other families."""
+    """Sorts as in STYLES.
+
+    A family's unlisted members follow the listed members, then other families.
+    """
     families = list(dict.fromkeys(family(spec) for spec in STYLES))
     known = list(STYLES)
 
@@ -70,13 +73,13 @@ def in_order(specs: set[str]) -> list[str]:
 
 
 def _spare(i: int) -> Style:
-    """Where colours come round again, they have another marker."""
+    """Repeated colours have another marker."""
     turn, place = divmod(i, len(SPARE))
     return Style(SPARE[place].colour, SPARE[(place + turn) % len(SPARE)].marker)
 
 
 class Palette:
-    """A theme, and styles for all codecs of one report: of every record, so that pictures agree."""
+    """A theme, and styles for the codecs of all records of a report, so pictures agree."""
 
     def __init__(self, specs: set[str], theme: Theme = LIGHT) -> None:
         unlisted = [spec for spec in in_order(specs) if spec not in STYLES]
@@ -89,6 +92,6 @@ class Palette:
 
 
 def mix(colour: str, other: str, share: float) -> str:
-    """`share` of `colour`, the rest of `other`; both as #rrggbb."""
+    """Mixes `share` of `colour` with the rest of `other`. Both are #rrggbb."""
     channels = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]))
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in channels)

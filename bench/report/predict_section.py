@@ -1,4 +1,4 @@
-"""The predicted part of a report: time and speed-up against ranks or size, measured points on top."""
+"""The predicted part of a report: time and speed-up by ranks or size, with measured points."""
 
 import functools
 import typing
@@ -18,13 +18,13 @@ Either = PredictRecord | AllreduceRecord
 
 
 class Setting(typing.NamedTuple):
-    """What is the same in one picture; what is left over is its horizontal axis."""
+    """The common fields of a picture. The remaining field is the horizontal axis."""
 
     link: str
-    hosts: int  # 0: a host each rank
+    hosts: int  # 0: one host per rank
     dtype: str
-    ranks: int  # 0: the ranks vary
-    count: int  # 0: the count varies
+    ranks: int  # 0: on the axis
+    count: int  # 0: on the axis
 
     def __str__(self) -> str:
         where = f"link {self.link}, {self.dtype}"
@@ -51,7 +51,7 @@ class Group(typing.NamedTuple):
         return sorted((r for r in found if r.codec == codec), key=self.place)
 
     def speedup(self, record: Either, found: typing.Sequence[Either]) -> float | None:
-        """Over `none` of the same kind: predicted over predicted, measured over measured."""
+        """The speed-up over `none`: predicted over predicted, or measured over measured."""
         place = self.place(record)
         same = [r.seconds for r in found if r.codec == "none" and self.place(r) == place]
         return min(same) / record.seconds if same and record.seconds > 0 else None
@@ -63,7 +63,7 @@ class Group(typing.NamedTuple):
 
 
 def sections(found: list[records.Record]) -> list[Section]:
-    """Against ranks where they vary, else against size."""
+    """Draws by ranks if the ranks vary, otherwise by size."""
     predicted = records.select(found, PredictRecord)
     measured = [r for r in records.select(found, AllreduceRecord) if not r.parameters]
     vary = len({record.ranks for record in predicted}) > 1
@@ -100,7 +100,7 @@ def _section(group: Group) -> Section:
 
 
 def _sentences(group: Group) -> list[str]:
-    """How far the model was from what was measured, where anything was."""
+    """States the deviation of the model from measurements, if measurements exist."""
     pairs = [(r, group.measurement(r)) for r in group.predicted]
     ratios = [r.seconds / m.seconds for r, m in pairs if m is not None]
     if not ratios:

@@ -1,49 +1,60 @@
-"""The records that `tersor-bench … --json FILE` or `python -m tersor.bench` wrote, checked.
+"""The records of `tersor-bench … --json FILE` and `python -m tersor.bench`, with checks.
 
-A file is a JSON array of objects. `benchmark` says which kind an object is: codecs, allocate,
-allreduce, predict, train or backward. Every field of that kind's class below must be there, but for
-those with a default; other fields are ignored. `count` is values, `*_seconds` and `seconds` are
-seconds, `*_bytes` are bytes. A field that may be None may be null, which is how a JSON library
-writes a NaN.
+A file is a JSON array of objects. `benchmark` is the kind of an object: codecs, allocate,
+allreduce, predict, train or backward. Every field of the kind's class below is required unless the
+field has a default. Other fields are ignored. `count` is a number of values, `*_seconds` and
+`seconds` are seconds, `*_bytes` are bytes. If None is allowed, null is also allowed, because JSON
+libraries write NaN as null.
 
-codecs     One operation of one codec, timed against a plain copy, read or triad (`baseline`) in the
-           same process. `ratio` = speed of the operation / speed of the baseline, both by the bytes
-           that must move. `aim`: the ratio to reach. `checksum`: frames carried one.
-           With operation "error" nothing was timed: what a codec loses of one `tensor` of `data`.
-           `bits` = payload bits a value, `energy_lost` = |p - d|^2 / |p|^2 of what was sent (p) and
-           decoded (d), `norm` = |p|; `ranks` share the levels of a codec that sends bare values.
-allocate   What `codec` makes of one `parameter` of `data`, or of all where that is null: payload
-           bytes, `energy` = |p|^2 of what was sent (p) and `energy_lost` = |p - d|^2 of what was
-           decoded (d), over all samples. `chosen`: within the budget that was asked for. Of all
-           parameters either one codec, as a reducer sends, or "allocated": one chosen for each.
-allreduce  One call. `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tests: algbw = bytes of
-           the gradient / seconds, busbw = algbw * 2 (ranks - 1) / ranks; half of that where
-           `collective` is reduce_scatter. `wire_bytes`: sent by one rank. `identical`: all ranks ended with the same bits. Through the reducer: `parameters`
-           became ready one after the other in `backward_seconds`, `seconds` is of the whole step,
-           and `hidden` is the share of the wire's time in which nobody waited, 0 to 1. `dims`, where
-           there are some, here and in predict: the grid of two-shot, a part of the algorithm's name.
-predict    One call as the cost model sees it: nothing was measured. `hosts` share a link each;
-           `wire_bytes`: sent by one rank. Records of allreduce with the same link, dtype, count and
-           ranks are drawn beside it.
-train      One epoch of one run (codec, seed, ranks, link). `epoch` counts from 1. `seconds`: wall
-           clock from the start of training to the end of this epoch. `step_seconds`: the mean step
-           of this epoch. `wire_bytes`: what one rank sent in a step (mean). Compute, encode, wire,
-           decode and exposed seconds are of one step, mean over the ranks; exposed is communication
-           that the backward pass did not hide. Encode, wire and decode are null where nobody can
-           tell; of a model in stages, waiting that the pipeline's bubble needs is exposed too.
-           `accuracy`: on the test set, 0 to 1; `test_loss`: the mean loss on it, where it was
-           measured. `hidden_seconds`: if absent, encode + wire + decode - exposed, at least 0.
-           `model`: what was trained, where there are several; `learning_rate`: the highest, where
-           it was chosen.
-backward   A bare backward pass under PyTorch. `parallel`: "ddp" (DistributedDataParallel), as where
-           it is absent, "fsdp" (FSDP2), or "experts", whose times are of a whole step, and where
-           `codec` is how rows travel. `weights`: the codec of FSDP2's all-gathers, where
-           gradients have one too; else null. `codec`: how gradients travel, by PyTorch or a codec.
-           `rows`: of the input. `seconds`: of the slowest rank. `compute_seconds`: the same without
-           communication. `wire_bytes` were sent by one rank, `wire_bytes_are` "counted" or
-           "computed"; `interface_bytes`: of one rank, counted by the kernel, headers included.
+codecs     One operation of one codec. The same process also times a plain copy, read or triad, the
+           `baseline`. The `ratio` is the speed of the operation / the speed of the baseline, both
+           by the minimum number of moved bytes. The `aim` is the ratio to reach. The field
+           `checksum` is true for frames with a checksum. Operation "error" is not timed. An error
+           record is the loss of a codec on one `tensor` of `data`. Its `bits` are payload bits per
+           value. Its `energy_lost` is |p - d|^2 / |p|^2 of the sent values (p) and the decoded
+           values (d). Its `norm` is |p|. Its `ranks` are the number of ranks with shared levels,
+           for codecs with raw values.
 
-`machine`, `date` and `commit` are text that the report shows; every kind may have them.
+allocate   The result of `codec` on one `parameter` of `data`, or on all parameters if null. Payload
+           bytes and energies are sums over all samples. The `energy` is |p|^2 of the sent values
+           (p). The `energy_lost` is |p - d|^2 of the decoded values (d). The field `chosen` is true
+           within the requested budget. Records of all parameters have either the single codec of a
+           reducer, or "allocated": a chosen codec for each parameter.
+
+allreduce  One call. The bandwidths `algbw` and `busbw` are in GB/s (1e9 bytes), as in nccl-tests.
+           Definitions: algbw = bytes of the gradient / seconds, busbw = algbw * 2 (ranks - 1) /
+           ranks. A reduce_scatter (`collective`) has half of this busbw. The `wire_bytes` are sent
+           bytes per rank. The field `identical` is true if all ranks ended with the same bits.
+           Records of the reducer have `parameters` parameters, ready one after the other in
+           `backward_seconds`. Their `seconds` are the time of the whole step. Their `hidden` is the
+           share of the wire time outside waiting, 0 to 1. The grid of two-shot, `dims`, is added to
+           the algorithm's name, here and in predict.
+
+predict    One call according to the cost model, without measurement. The ranks of each of the
+           `hosts` share a link. The `wire_bytes` are sent bytes per rank. Records of allreduce with
+           the same link, dtype, count and ranks are drawn in the same figure.
+
+train      One epoch of one run (codec, seed, ranks, link). The `epoch` counts from 1. The `seconds`
+           are wall-clock time from the start of training to the end of this epoch. The
+           `step_seconds` are the mean step of this epoch. The `wire_bytes` are mean sent bytes per
+           rank and step. Compute, encode, wire, decode and exposed seconds are per step, as means
+           over ranks. Exposed seconds are communication not hidden by the backward pass. A model in
+           stages also counts waiting in the pipeline's bubble as exposed. Encode, wire and decode
+           are null if unknown. The `accuracy` on the test set is 0 to 1. The `test_loss` is the
+           mean loss on the test set, if measured. Default of `hidden_seconds`: encode + wire +
+           decode - exposed, at least 0. The field `model` is the trained model, if a benchmark has
+           several. The `learning_rate` is the maximum, if the rate was chosen.
+
+backward   A backward pass under PyTorch, without a training. The field `parallel` is "ddp"
+           (DistributedDataParallel, the default), "fsdp" (FSDP2), or "experts". Records of experts
+           time a whole step. The `codec` is the codec of gradients, PyTorch's hook, or the codec of
+           rows (experts). The `weights` are the codec of FSDP2's all-gathers if gradients also have
+           a codec; otherwise null. The `rows` are rows of the input. The `seconds` are the slowest
+           rank's time. The `compute_seconds` are the same without communication. The `wire_bytes`
+           are sent bytes per rank. They are "counted" or "computed" (`wire_bytes_are`). The
+           `interface_bytes` are bytes per rank counted by the kernel, including headers.
+
+All kinds may have the text fields `machine`, `date` and `commit`, shown in the report.
 """
 
 import dataclasses
@@ -55,7 +66,7 @@ import typing
 
 
 class ReportError(Exception):
-    """What the user must mend; the message is one line."""
+    """An error for the user to correct, with a message of one line."""
 
 
 def _range(low: float = 0.0, high: float = math.inf) -> typing.Any:
@@ -166,7 +177,7 @@ class TrainRecord(Record):
 
     @property
     def communication_seconds(self) -> float:
-        """The work of communication in a step, whether hidden or not."""
+        """The work of communication in a step, both hidden and exposed."""
         parts = (self.encode_seconds, self.wire_seconds, self.decode_seconds)
         return sum(part for part in parts if part is not None)
 
@@ -208,7 +219,7 @@ DTYPE_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 
 
 def load(paths: list[pathlib.Path]) -> list[Record]:
-    """Reads all files. Raises ReportError, which names file, record (from 1) and field."""
+    """Reads all files. Raises ReportError with the file, the record (from 1) and the field."""
     records = [record for path in paths for record in _load_file(path)]
     if not records:
         raise ReportError(
@@ -227,7 +238,7 @@ def gradient_bytes(record: typing.Any) -> int:
 
 
 def grouped(records: list, key: typing.Callable) -> dict[typing.Any, list]:
-    """In the order in which keys are seen first."""
+    """Groups in the order of first occurrence."""
     groups: dict[typing.Any, list] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
@@ -314,7 +325,7 @@ def _span(low: float, high: float) -> str:
 
 
 def _check_bandwidth(record: Record, where: str) -> None:
-    """A wrong unit would go unseen in a picture, so algbw is held against count and seconds."""
+    """Compares algbw with count and seconds, because a picture would not reveal a wrong unit."""
     if not isinstance(record, AllreduceRecord) or not record.count or not record.seconds:
         return
     expected = gradient_bytes(record) / record.seconds / 1e9

@@ -1,8 +1,8 @@
-"""What the training records say, in numbers: no drawing and no text here.
+"""Numbers from training records, without drawing or text.
 
-A run is one codec with one seed. Time to an accuracy is the wall-clock time at the end of the first
-epoch whose test accuracy reaches it: nothing is interpolated. Accuracy is that of the last epoch,
-not the best.
+A run is one codec with one seed. The time to an accuracy ends with the first epoch whose test
+accuracy reaches the target, without interpolation. Accuracy is the last epoch's accuracy, not the
+best.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ TARGETS = (0.80, 0.85, 0.87, 0.88)
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Mean and sample standard deviation; the deviation of a single value is NaN."""
+    """Mean and sample standard deviation. The deviation of a single value is NaN."""
 
     mean: float
     deviation: float
@@ -36,7 +36,7 @@ class Spread:
 
     @staticmethod
     def of_known(values: typing.Iterable[float | None]) -> "Spread | None":
-        """None where one is unknown."""
+        """Returns None if a value is unknown."""
         every = list(values)
         known = [value for value in every if value is not None]
         return Spread.of(known) if len(known) == len(every) else None
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def epoch_seconds(self) -> float:
-        """Wall-clock time of one epoch, from the run's whole length."""
+        """The wall-clock time per epoch, computed from the length of the whole run."""
         return self.epochs[-1].seconds / self.epochs[-1].epoch
 
     def seconds_to(self, accuracy: float) -> float | None:
@@ -70,7 +70,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class CodecRuns:
-    """All runs of one codec in one setting."""
+    """All runs of a codec in a setting."""
 
     codec: str
     runs: list[Run]  # by seed
@@ -81,12 +81,12 @@ class CodecRuns:
 
     @property
     def loss(self) -> Spread | None:
-        """None where a run does not tell."""
+        """None if a run has no loss."""
         return Spread.of_known(run.loss for run in self.runs)
 
     @property
     def test_loss(self) -> Spread | None:
-        """Likewise."""
+        """None if a run has no test loss."""
         return Spread.of_known(run.test_loss for run in self.runs)
 
     @property
@@ -94,12 +94,12 @@ class CodecRuns:
         return statistics.fmean(run.epoch_seconds for run in self.runs)
 
     def seconds_to(self, accuracy: float) -> list[float]:
-        """One time for each run that gets there."""
+        """Returns the times of all runs that reach the accuracy."""
         times = (run.seconds_to(accuracy) for run in self.runs)
         return [time for time in times if time is not None]
 
     def step_mean(self, field: str) -> float:
-        """Mean of a per-step field over all epochs and seeds; 0 where nobody can tell."""
+        """The mean of a per-step field over all epochs and seeds; 0 if unknown."""
         values = (getattr(epoch, field) for run in self.runs for epoch in run.epochs)
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if known else 0.0
@@ -110,7 +110,7 @@ class CodecRuns:
         return self.step_mean("hidden") / work if work > 0 else math.nan
 
     def curve(self) -> list[tuple[float, Spread]]:
-        """(mean seconds, accuracy) at the end of each epoch that every run has."""
+        """(mean seconds, accuracy) at the end of each epoch common to all runs."""
         columns = zip(*(run.epochs for run in self.runs))
         return [
             (statistics.fmean(e.seconds for e in c), Spread.of(e.accuracy for e in c))
@@ -120,7 +120,7 @@ class CodecRuns:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """All codecs by which the same model was trained alike, with the same ranks and link."""
+    """All codecs with the same model, recipe, ranks and link."""
 
     model: str | None
     learning_rate: float | None
@@ -129,7 +129,7 @@ class Training:
     codecs: dict[str, CodecRuns]  # in the palette's order
 
     def speedup(self, codec: str, baseline: str) -> float | None:
-        """How many times shorter an epoch is on the clock than with the baseline."""
+        """The ratio of the baseline's epoch time to this codec's epoch time."""
         if baseline not in self.codecs or self.codecs[codec].epoch_seconds == 0:
             return None
         return self.codecs[baseline].epoch_seconds / self.codecs[codec].epoch_seconds
@@ -141,7 +141,7 @@ class Training:
         return self.codecs["none"].step_mean("wire_bytes") / sent
 
     def paired(self, codec: str, baseline: str) -> dict[int, float]:
-        """Final accuracy minus the baseline's, for each seed that both have."""
+        """Final accuracy minus the baseline's accuracy, per common seed."""
         if codec not in self.codecs or baseline not in self.codecs:
             return {}
         other = {run.seed: run.accuracy for run in self.codecs[baseline].runs}
@@ -149,24 +149,24 @@ class Training:
         return {run.seed: run.accuracy - other[run.seed] for run in runs if run.seed in other}
 
     def accuracy_change(self, codec: str, baseline: str) -> float:
-        """Mean over the seeds that both have; where there are none, difference of the means."""
+        """The mean over common seeds; without common seeds, the difference of the means."""
         pairs = self.paired(codec, baseline)
         if pairs:
             return statistics.fmean(pairs.values())
         return self.codecs[codec].accuracy.mean - self.codecs[baseline].accuracy.mean
 
     def pareto_front(self) -> list[str]:
-        """Of few bytes and high accuracy, by the means."""
+        """The Pareto front of few bytes and high accuracy, by means."""
         codecs = self.codecs.items()
         return pareto_front({c: (r.step_mean("wire_bytes"), r.accuracy.mean) for c, r in codecs})
 
     def feedback_pairs(self) -> list[tuple[str, str]]:
-        """(spec without feedback, the same with it), where both were trained."""
+        """Pairs of specs without and with feedback, if both were trained."""
         return [(spec, spec + "+ef") for spec in self.codecs if spec + "+ef" in self.codecs]
 
     @property
     def tells_losses(self) -> bool:
-        """Whether loss can be drawn against bytes on a logarithmic axis."""
+        """True if a logarithmic axis can show loss by bytes."""
         return all(
             r.loss is not None and r.step_mean("wire_bytes") > 0 for r in self.codecs.values()
         )
@@ -176,7 +176,7 @@ class Training:
 
 
 def trainings(found: list[records.Record]) -> list[Training]:
-    """Groups by setting, codec and seed."""
+    """Groups records by setting, codec and seed."""
     settings = _grouped(
         records.select(found, records.TrainRecord),
         lambda r: (r.model or "", r.learning_rate or 0.0, r.ranks, r.link),
@@ -188,7 +188,7 @@ def trainings(found: list[records.Record]) -> list[Training]:
 
 
 def differ_in_rate_alone(found: list[Training]) -> bool:
-    """Whether they are of one model, ranks and link, and tell losses and learning rates."""
+    """True if trainings have equal model, ranks and link, and have losses and learning rates."""
     settings = {(one.model, one.ranks, one.link) for one in found}
     return len(settings) == 1 and all(one.learning_rate and one.tells_losses for one in found)
 
@@ -210,9 +210,10 @@ def _grouped(items: list, key: typing.Callable) -> dict:
 
 
 def pareto_front(costs_and_gains: dict[str, tuple[float, float]]) -> list[str]:
-    """Names that no other beats (as cheap and as good, and strictly better in one of both).
+    """Returns the names of points not dominated by another point.
 
-    By rising cost, so gains rise too.
+    A point dominates if cost and gain are at least as good and one is strictly better. Names are sorted
+    by increasing cost and therefore by increasing gain.
     """
 
     def beaten(name: str) -> bool:

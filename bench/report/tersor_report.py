@@ -3,12 +3,13 @@
 
     tersor_report.py FILE.json... -o DIR       write DIR/index.html and DIR/*.png, print their paths
     tersor_report.py FILE.json... --text       print the tables
-    tersor_report.py FILE.json... --picture P  write one picture of the training, of trainings at
-                                               several learning rates, else of the codecs' errors,
-                                               else of an allocation, for a README
+    tersor_report.py FILE.json... --picture P  write one picture for a README: of the training, of
+                                               trainings with several learning rates, of the
+                                               codecs' errors, or of an allocation (the first
+                                               kind with records)
     tersor_report.py --check -o DIR            only check that a report could be written there
 
-records.py says what a record holds. On bad input or an unwritable folder: one line, status 2.
+records.py documents the records. Bad input and unwritable folders print one line; status 2.
 """
 
 import argparse
@@ -93,7 +94,7 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Na
 
 
 def _run(options: argparse.Namespace) -> None:
-    """Whatever can fail for lack of rights fails before anything is read or drawn."""
+    """Checks all permissions before reading or drawing."""
     if options.output:
         check_folder(options.output)
     if options.check:
@@ -116,7 +117,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def check_folder(folder: pathlib.Path) -> None:
-    """Makes the folder if it is missing and tries to write there; ReportError if it cannot."""
+    """Makes the folder if missing, and tries to write a file. Raises ReportError on failure."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -134,7 +135,7 @@ def _sections(found: list[records.Record]) -> list[page.Section]:
 
 
 def _provenance(found: list[records.Record], files: list[pathlib.Path]) -> list[str]:
-    """Where the figures come from, as far as the records say."""
+    """The origin of the records, as far as known."""
     lines = []
     for field, word in (("machine", "Machine"), ("date", "Measured"), ("commit", "Commit")):
         values = sorted({getattr(record, field) for record in found} - {None})
@@ -143,7 +144,7 @@ def _provenance(found: list[records.Record], files: list[pathlib.Path]) -> list[
 
 
 def _listed(values: list[str]) -> str:
-    """Times of measurement are many: then the first and the last."""
+    """Lists times; shortens many times to the first and the last."""
     return ", ".join(values) if len(values) < 3 else f"{values[0]} to {values[-1]}"
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a training: accuracy against bytes and time, parts of a step, paired seeds."""
+"""The pictures of a training: accuracy by bytes and time, parts of a step, paired seeds."""
 
 import math
 
@@ -12,7 +12,7 @@ import summary
 import units
 from palette import Palette, Theme, mix
 
-ACCURACY_WINDOW = 0.12  # how far below the best accuracy the time picture looks
+ACCURACY_WINDOW = 0.12  # shown range below the best accuracy in the time picture
 LEGEND_HEIGHT = 0.5  # inches
 STEP_PARTS = ("compute", "exposed communication", "rest")
 
@@ -37,7 +37,7 @@ def accuracy_bytes(training: summary.Training, palette: Palette) -> Figure:
 
 
 def _variant(codec: str, training: summary.Training) -> int:
-    """Without feedback, beside the same codec with it, a codec is drawn dashed and hollow."""
+    """A codec without feedback is dashed and hollow next to the same codec with feedback."""
     return int(codec + "+ef" in training.codecs)
 
 
@@ -83,7 +83,7 @@ def _curves(axes: Axes, training: summary.Training, palette: Palette) -> None:
 
 
 def _accuracy_window(axes: Axes, training: summary.Training) -> None:
-    """Codecs differ in the last points of accuracy, so the first epochs may fall out below."""
+    """Codecs differ in the last points of accuracy, so the first epochs may be cut off."""
     seen = [spread.mean for runs in training.codecs.values() for _, spread in runs.curve()]
     best = max(seen)
     low = max(min(seen), best - ACCURACY_WINDOW)
@@ -109,7 +109,7 @@ def step_time(training: summary.Training, palette: Palette) -> Figure:
 
 
 def _shades(colour: str, theme: Theme) -> dict[str, dict]:
-    """How each part of a step is filled, in a codec's own colour."""
+    """Fills of a step's parts, in the codec's own colour."""
     soft, middle = mix(colour, theme.paper, 0.40), mix(colour, theme.paper, 0.55)
     hatched = {"facecolor": theme.paper, "edgecolor": middle, "linewidth": 1.0}
     return {
@@ -123,7 +123,7 @@ def _shades(colour: str, theme: Theme) -> dict[str, dict]:
 
 
 def _part_legend(axes: Axes, theme: Theme, rows: int) -> None:
-    """Parts of the upper bars, then of the lower bars: in two rows, or in two columns of three."""
+    """Parts of the upper bars, then of the lower bars: two rows, or two columns of three."""
     shades = _shades(theme.quiet, theme)
     names = list(shades)
     if rows == 2:  # matplotlib fills columns first
@@ -167,7 +167,7 @@ def _longest(runs: summary.CodecRuns) -> float:
 
 
 def _stack(axes: Axes, y: float, height: float, parts: dict[str, float], shades: dict) -> float:
-    """Draws the parts one after the other; returns where the last ends."""
+    """Draws the parts one after the other. Returns the end of the last part."""
     left = 0.0
     for part, seconds in parts.items():
         axes.barh(y, seconds, height, left=left, **shades[part])
@@ -215,7 +215,7 @@ def _paired_row(axes: Axes, row: int, in_points: list[float], codec: str, palett
 
 
 def overview(training: summary.Training, palette: Palette) -> Figure:
-    """For a README, 1,200 px wide: accuracy against time, and where the time of a step goes."""
+    """A picture for a README, 1,200 px wide: accuracy by time, and the parts of a step's time."""
     legend_rows = max(3, math.ceil(len(training.codecs) / 2))
     heights = [4.8, 0.25 * legend_rows]
 

@@ -1,4 +1,4 @@
-"""The training part of a report: the table that people look for, and what it plainly says."""
+"""The training part of a report: the main table, and conclusions in plain sentences."""
 
 import functools
 import statistics
@@ -10,7 +10,7 @@ import train_figures
 import units
 from page import Part, Picture, Section, Table
 
-CLEAR_SPEEDUP = 1.05  # less is within the drift of a shared machine
+CLEAR_SPEEDUP = 1.05  # smaller speed-ups are within the drift of a shared machine
 CLEAR_LOSS = 0.005  # accuracy; half a percentage point
 LOSS_CAPTION = (
     "Each point is a codec; down and to the left is better, and bars are one standard deviation "
@@ -70,7 +70,7 @@ def accuracy_text(spread: summary.Spread) -> str:
 
 
 def time_text(runs: summary.CodecRuns, target: float) -> str:
-    """Mean over the runs that reach the target, and how many do if not all."""
+    """The mean over all runs with this accuracy, and their number if some runs miss the target."""
     times = runs.seconds_to(target)
     if not times:
         return units.ABSENT
@@ -79,7 +79,7 @@ def time_text(runs: summary.CodecRuns, target: float) -> str:
 
 
 def _verdicts(training: summary.Training) -> list[str]:
-    """Says for each codec whether it pays, against the faster of none and bf16."""
+    """States for each codec if training is faster than with the faster of `none` and `bf16`."""
     plain = [codec for codec in ("none", "bf16") if codec in training.codecs]
     codecs = [codec for codec in training.codecs if codec not in plain]
     if not plain:
@@ -138,7 +138,7 @@ def _pictures(training: summary.Training) -> list[Picture]:
         draw = functools.partial(loss_figure.draw, [training])
         pictures.insert(1, Picture("loss-bytes", "Loss against bytes sent", LOSS_CAPTION, draw))
     sent_none = any(runs.step_mean("wire_bytes") == 0 for runs in training.codecs.values())
-    return pictures[1:] if sent_none else pictures  # its axis is logarithmic
+    return pictures[1:] if sent_none else pictures  # the picture's axis is logarithmic
 
 
 def _bytes_caption(training: summary.Training) -> str:
@@ -209,7 +209,7 @@ def _points_text(differences: list[float]) -> str:
 
 
 def _paired_parts(training: summary.Training) -> list[Part]:
-    """Differences to none for seeds that both have: the seed's own luck cancels out."""
+    """Differences to `none` for common seeds, without the effect of the seed."""
     pairs = {codec: list(training.paired(codec, "none").values()) for codec in training.codecs}
     rows = [_paired_row(codec, diffs) for codec, diffs in pairs.items() if codec != "none"]
     if not rows or max(map(len, pairs.values())) < 2:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: one place, so that tables, captions and axes agree."""
+"""Numbers for readers, in a single module, so tables, captions and axes agree."""
 
 import math
 
@@ -6,7 +6,7 @@ ABSENT = "—"
 
 
 def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
-    """Three figures that mean something, in the first unit that the value reaches."""
+    """Three significant digits, in the first unit reached by the value."""
     scale, unit = next(((s, u) for s, u in steps if abs(value) >= s * 0.9995), steps[-1])
     scaled = value / scale
     decimals = 0 if abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
@@ -24,7 +24,7 @@ def byte_count(value: float) -> str:
 
 
 def _short(quantity: str) -> str:
-    """For axes, where values are round: 64 MiB, not 64.0 MiB."""
+    """A format for axes with round values: 64 MiB, not 64.0 MiB."""
     number, unit = quantity.split(" ")
     return f"{float(number):g} {unit}"
 
@@ -61,5 +61,5 @@ def percent(fraction: float) -> str:
 
 
 def points(difference: float) -> str:
-    """A difference of two accuracies, in percentage points, always with its sign."""
+    """A difference of two accuracies in percentage points, always with a sign."""
     return f"{100 * difference:+.2f}".replace("-", "−")
