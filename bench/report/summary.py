@@ -212,8 +212,8 @@ def _grouped(items: list, key: typing.Callable) -> dict:
 def pareto_front(costs_and_gains: dict[str, tuple[float, float]]) -> list[str]:
     """Returns the names of points not dominated by another point.
 
-    A point dominates if cost and gain are at least as good and one is strictly better. Names are sorted
-    by increasing cost and therefore by increasing gain.
+    A point dominates another if cost and gain are at least as good, and cost or gain is strictly
+    better. Names are sorted by increasing cost and therefore by increasing gain.
     """
 
     def beaten(name: str) -> bool:

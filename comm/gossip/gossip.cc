@@ -153,7 +153,7 @@ struct Gossip::State {
     is_settled = true;
   }
 
-  // Compares the options of all ranks. If options differ, throws on all ranks.
+  // Compares the agreement of all ranks. If options differ, throws on all ranks.
   void agree() {
     Signature own;
     own.add(codec->spec().text()).add(options.checksum);

@@ -62,7 +62,8 @@ void GradientReducer::Impl::give_up(const std::exception& cause) {
   if (survivors_ != nullptr) survivors_->give_up();
 }
 
-// The sender agrees on the remaining ranks.
+// After a transport error, an elastic reducer waits here, because only the sender agrees on the
+// remaining ranks.
 void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<void()>& work) try {
   work();
 } catch (const TransportError&) {

@@ -24,8 +24,8 @@ void add_to(std::vector<float>& sum, ConstValueSpan values) {
 }
 
 /// Returns |p − decoded| / |p| for one encode of p = gradient + residual (residual may be empty),
-/// or 0 if p is all zeros. Changes no state. This is slow and meant for studies. Raw values are
-/// divided as for a mean, with scales and levels shared by all ranks.
+/// or 0 if p is all zeros. Changes no state. This is slow and meant for studies. A mean first
+/// divides raw values by the number of ranks. All ranks share the scales and levels of raw values.
 double relative_error(const Slot& slot, std::uint32_t parameter, const ExchangeContext& context,
                       ConstValueSpan gradient, ConstValueSpan residual) {
   std::vector<float> wanted(slot.count, 0.0f);

@@ -20,7 +20,7 @@ struct ServerLayout {
   std::shared_ptr<const Codec> push, pull;
   std::vector<Segment> segments;
   Plan push_plan, pull_plan;
-  std::uint64_t signature = 0;  ///< hash of the options that both sides must pass equally
+  std::uint64_t signature = 0;  ///< hash of the agreement: the options of both sides
 
   FrameIdentity identity(Checksum checksum) const { return {signature, checksum}; }
 };
