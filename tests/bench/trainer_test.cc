@@ -293,8 +293,7 @@ TYPED_TEST(NetworkOn, EachGradientIsFinalWhenItIsAnnounced) {
 }
 
 TYPED_TEST(NetworkOn, AccuracyIsTheShareThatTheReferenceGetsRight) {
-  const Dataset dataset =
-      synthetic(1201, 12, 5);  // more than one classification batch, and a remainder
+  const Dataset dataset = synthetic(1201, 12, 5);  // several classification batches, last one short
   Network<TypeParam> network({}, kWidths, 3);
   std::size_t right = 0;
   for (std::size_t image = 0; image < dataset.count(); ++image) {

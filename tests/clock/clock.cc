@@ -42,8 +42,7 @@ class TestClock {
 
   void sleep(const Sleeper& sleeper) {
     std::unique_lock lock(mutex_);
-    if (now() >= sleeper.until)
-      ticks_.fetch_add(1);  // otherwise a rank waking too early would poll forever
+    if (now() >= sleeper.until) ticks_.fetch_add(1);  // or an early rank polls forever
     if (sleeper.woken(now())) return;
     sleepers_.push_back(&sleeper);
     --running_;

@@ -57,8 +57,7 @@ void expect_repeats(const std::string& spec, const std::vector<Section>& section
   pattern.decode({small});
   const std::vector<float> values = pattern.gradient(), decoded = pattern.output();
   Buffer gradient((kCount + 1) * sizeof(float)), output((kCount + 1) * sizeof(float));
-  auto* const begin =
-      reinterpret_cast<float*>(gradient.pointer()) + 1;  // not aligned to a cache line
+  auto* const begin = reinterpret_cast<float*>(gradient.pointer()) + 1;  // unaligned
   for (std::size_t i = 0; i < kCount; ++i) begin[i] = values[i % kPattern];
   const ConstValueSpan gradients(reinterpret_cast<std::byte*>(begin), kCount, Dtype::kF32);
   const ValueSpan outputs(output.pointer() + sizeof(float), kCount, Dtype::kF32);

@@ -62,8 +62,7 @@ TEST_P(AfterError, ResidualsAreThoseOfTheLastCompleteStepWhereTheyAreKept) {
                  {.codec = "int8+ef", .transactions = Transactions::kOn, .progress = GetParam()});
     const auto state = train_until_error(run, transport);
     EXPECT_EQ(run.reducer.save_state(), state);
-    if (run.rank == 2)
-      return;  // rank 2 may not have started the third step; discarding would affect the second
+    if (run.rank == 2) return;  // its third step may not have begun: a discard would hit the second
     run.reducer.discard_step();
     EXPECT_EQ(run.reducer.save_state(), state);
   });

@@ -9,8 +9,7 @@
 
 namespace tersor::testing {
 
-inline const std::vector<std::size_t> kServed = {1, 5'000, 0, 700,
-                                                 12'345};  // values of each parameter
+inline const std::vector<std::size_t> kServed = {1, 5'000, 0, 700, 12'345};  // per parameter
 
 using ServedWeights = std::vector<Values>;
 

@@ -107,8 +107,7 @@ bool Judge::passed() const {
 
 bool Judge::may_name_another() const {
   if (!is_silent(fault().kind)) return false;
-  if (fault().kind == FaultKind::kSkip)
-    return true;  // two ranks wait for each other; either may be named
+  if (fault().kind == FaultKind::kSkip) return true;  // two waiting ranks; either may be named
   return within_rounds() || (fault().kind != FaultKind::kKill && passed());
 }
 

@@ -17,8 +17,7 @@ namespace tersor::test {
 namespace {
 
 constexpr double kMostSeconds = 20e-6;
-constexpr double kMostSecondsALaunch =
-    0.3e-6;  // the library's own time per launch, for its parameters
+constexpr double kMostSecondsALaunch = 0.3e-6;  // time of the library for its parameters
 constexpr std::size_t kChunkCount = std::size_t{1} << 18;
 
 /// The median duration of many calls, and the counters of one call.

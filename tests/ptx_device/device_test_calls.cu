@@ -1,5 +1,5 @@
-// Functions that kernels call: values, structures and local memory as parameters, calls in calls,
-// by some threads only; and what is refused.
+// Functions called by kernels: values, structures and local memory as parameters, nested calls, and
+// calls by some threads only. Also unsupported calls.
 #undef NDEBUG
 #include "tests/ptx_device/device_testing.h"
 
@@ -100,7 +100,7 @@ __global__ void say(const unsigned* x) {
 }
 __global__ void check(const unsigned* x) { assert(x[0] == 4); }
 
-/// What a kernel prints, in a process of its own.
+/// The output of a kernel's printf, from a separate process.
 std::string printed() {
   char name[] = "/tmp/ptx_device_XXXXXX";
   close(mkstemp(name));

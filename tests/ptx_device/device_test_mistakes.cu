@@ -1,5 +1,5 @@
-// Kernels with a mistake each, which must be found. Each is made in a process of its own, since it
-// breaks the device.
+// Kernels with a mistake each. Every mistake must be detected. A mistake breaks the device, and
+// each kernel runs in a separate process.
 #include "tests/ptx_device/device_testing.h"
 
 namespace {
@@ -15,13 +15,13 @@ __global__ void too_much_shared(int* y, int at) {
   __syncthreads();
   *y = part[at];
 }
-/// Without a barrier: right only where warps happen to run in order.
+/// Missing barrier: correct only if the warps happen to run in order.
 __global__ void missing_barrier(int* y) {
   __shared__ int part[256];
   part[threadIdx.x] = static_cast<int>(threadIdx.x);
   y[threadIdx.x] = part[255 - threadIdx.x];
 }
-/// The threads of a warp read one place, and one of them writes there.
+/// All threads of a warp read the same address, and one thread writes there.
 template <bool kSyncs>
 __global__ void rewritten_place(int* y) {
   __shared__ int place[8];
@@ -70,7 +70,7 @@ void test_mistakes() {
   EXPECT(alone([] {
            volatile int* y = nullptr;
            cudaMalloc(const_cast<int**>(&y), 64);
-           return *y;  // the host cannot touch it
+           return *y;  // the host cannot access device memory
          }) == -1);
   EXPECT(alone([] {
            nothing<<<1, 2048>>>();

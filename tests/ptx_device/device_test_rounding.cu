@@ -1,4 +1,4 @@
-// Rounding other than to nearest, against the host's; and bits that few kernels use.
+// Rounding modes other than nearest, compared with the host, and rarely used bit operations.
 #include "tests/ptx_device/device_testing.h"
 
 #include <cfenv>
@@ -50,7 +50,7 @@ __global__ void round_doubles(const Numbers<double>* numbers, double* results) {
   to[24] = __fma_ru(x.a, x.b, x.c);
 }
 
-/// What the host finds, by the same order of operations.
+/// The host's results with the same order of operations.
 template <class T>
 std::vector<T> on_the_host(const Numbers<T>& numbers) {
   std::vector<T> results;

@@ -1,5 +1,5 @@
-// Stores that other blocks see late (PTX_DEVICE_STORES=late): a kernel whose last block adds what
-// the others stored is right with its fence, and is found out without.
+// Late stores (PTX_DEVICE_STORES=late): the last block of a kernel sums the stores of other blocks.
+// The kernel is correct with a fence, and detected as wrong without.
 #include "tests/ptx_device/device_testing.h"
 
 #include <numeric>
@@ -11,7 +11,7 @@ constexpr unsigned kExpected = kBlocks * kThreads * (kThreads + 1) / 2;
 
 enum class Fence { kNone, kBeforeBarrier, kAfterBarrier, kByOneThread, kOfBlock };
 
-/// Each thread stores a number; the block that comes last adds those of all.
+/// Each thread stores a number. The last block adds the numbers of all threads.
 template <Fence kFence>
 __global__ void last_block_adds(unsigned* numbers, unsigned* ticket, unsigned* total) {
   __shared__ unsigned place;
@@ -30,7 +30,7 @@ __global__ void last_block_adds(unsigned* numbers, unsigned* ticket, unsigned* t
   atomicAdd(total, sum);
 }
 
-/// A block hands a number to the next by a flag.
+/// A block passes a number to the next block with a flag.
 template <bool kRelease>
 __global__ void pass_on(unsigned* numbers, unsigned* flags) {
   unsigned number = 1, flag = 0;
@@ -49,7 +49,7 @@ __global__ void pass_on(unsigned* numbers, unsigned* flags) {
     *const_cast<volatile unsigned*>(flags + blockIdx.x) = 1;
 }
 
-/// What a block has stored, it sees itself, whichever way it was stored.
+/// A block sees its own stores, regardless of the kind of store.
 __global__ void reads_its_own(unsigned* y) {
   auto* bytes = reinterpret_cast<signed char*>(y);
   y[threadIdx.x] = 0x01020304;
@@ -106,7 +106,7 @@ void test_late_stores() {
   EXPECT(late(add<Fence::kAfterBarrier>) == 0);
   EXPECT(late(pass<true>) == 0);
   EXPECT(late(read_own) == 0);
-  // Found where the others' numbers are read; and where that is only said, the sum is wrong.
+  // Detected when the other blocks' numbers are read. If detection is not fatal, the sum is wrong.
   EXPECT(late(add<Fence::kNone>) == kFailed);
   EXPECT(late(add<Fence::kOfBlock>) == kFailed);
   EXPECT(late(add<Fence::kByOneThread>) == kFailed);

@@ -1,4 +1,4 @@
-// What the device's own tests share. Each file of them adds a function to the list of main().
+// Helpers of the device's own tests. Each test file adds a function to the list of main().
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,8 +38,8 @@ struct OnDevice {
   std::size_t count;
 };
 
-/// The status that a function returns in a process of its own, under those settings; -1: it ended
-/// otherwise. A device that a mistake broke ends with its process.
+/// The exit status of a function in a separate process with these settings, or -1 after another
+/// end. A device broken by a mistake ends with its process.
 template <class F>
 int alone(F&& function, std::initializer_list<std::pair<const char*, const char*>> settings = {}) {
   std::fflush(stdout);
@@ -54,7 +54,7 @@ int alone(F&& function, std::initializer_list<std::pair<const char*, const char*
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Those that make processes come first: there are no threads yet.
+// Functions starting processes come first, because no threads exist yet.
 void test_mistakes();
 void test_late_stores();
 void test_refusals();

@@ -15,7 +15,7 @@ namespace {
   std::abort();
 }
 
-/// Null: not set.
+/// Returns null if the variable is unset.
 const char* text(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr || *value == '\0' ? nullptr : value;

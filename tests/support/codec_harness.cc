@@ -62,8 +62,7 @@ std::vector<float> gaussian(std::size_t count, std::uint64_t seed, float scale) 
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t random = mixed((seed << 32) + i);
-    const double spread =
-        1 + static_cast<double>(random >> 40) * 0x1p-28;  // makes all values distinct
+    const double spread = 1 + static_cast<double>(random >> 40) * 0x1p-28;  // all distinct
     values[i] = scale * static_cast<float>(table[random % table.size()] * spread);
   }
   return values;

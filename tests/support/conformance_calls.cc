@@ -158,8 +158,7 @@ TEST_P(CodecConformance, WhatIsNotOfferedIsRefused) {
   EXPECT_THROW(harness.codec().absorb(call, {}), InvalidArgument);
   EXPECT_THROW(harness.codec().plan({.segments = harness.segments, .contributions = 0}),
                InvalidArgument);
-  call.window_first =
-      divisible() ? 0 : 1;  // sliced codecs have no windows; 1 + 300 is out of range
+  call.window_first = divisible() ? 0 : 1;  // sliced codecs have no windows; 1 + 300 exceeds
   EXPECT_THROW(harness.codec().decode(call), InvalidArgument);
 }
 

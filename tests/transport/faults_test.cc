@@ -255,8 +255,7 @@ TEST_P(TransportFaults, ALeftChannelIsNoticedThoughTheRankIsThere) {
       GetParam(),
       [](Transport& transport) {
         transport.channel().reset();
-        while (true)
-          transport.wait_activity(Clock::now() + 20s);  // until the transport is poisoned
+        while (true) transport.wait_activity(Clock::now() + 20s);  // until poisoned
       },
       [](Transport& transport) {
         transport.channel()->barrier({.name = "reducer", .timeout = 20s}).wait_synchronize();

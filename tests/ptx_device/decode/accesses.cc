@@ -1,4 +1,4 @@
-// See accesses.h: which access a statement asks for.
+// See accesses.h: selects the access of a statement.
 #include "tests/ptx_device/decode/accesses.h"
 
 #include "tests/ptx_device/decode/decoder.h"
@@ -20,7 +20,8 @@ std::vector<Operand> values_of(const Decoder& decoder, const Operand& value) {
   return values;
 }
 
-/// What a thread's values lie in; numbers are as long as the type, but registers have 2 bytes.
+/// The size of a thread's registers. Numbers are as long as the type, but registers have at least 2
+/// bytes.
 unsigned register_bytes(const Decoder& decoder, const std::vector<Operand>& values) {
   for (const Operand& value : values)
     if (value.kind == Operand::kReg) return decoder.register_bytes(value);

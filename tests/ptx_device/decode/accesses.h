@@ -1,4 +1,4 @@
-// ld and st: what their files share.
+// ld and st: shared by their files.
 #pragma once
 
 #include "tests/ptx_device/decode/types.h"
@@ -8,20 +8,20 @@
 
 namespace ptx {
 
-/// What lies in memory, the registers, and how many of each.
+/// The type in memory, the registers, and the number of values.
 struct AccessType {
   std::string type;
   unsigned register_bytes;
   unsigned count;
   Space space;
-  bool is_fixed;  // a parameter, at the same address for all threads
+  bool is_fixed;  // True for a parameter at the same address for all threads
 };
 
-// Null for what is not known.
+// Return null if not supported.
 WarpFunction load_of(const AccessType& access);
 WarpFunction store_of(const AccessType& access);
 
-/// choose.template operator()<kCount>()
+/// Calls choose.template operator()<kCount>().
 template <class F>
 WarpFunction by_count(unsigned count, F choose) {
   switch (count) {

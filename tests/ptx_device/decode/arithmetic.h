@@ -1,5 +1,4 @@
-// What PTX's arithmetic is for one thread: integers wrap around, a NaN has the bits of the
-// device's.
+// PTX arithmetic of a single thread. Integers wrap around, and NaNs have the device's bits.
 #pragma once
 
 #include "tests/ptx_device/machine/numbers.h"
@@ -12,7 +11,7 @@ namespace ptx {
 
 template <class T>
 using Unsigned = std::make_unsigned_t<T>;
-/// The integer of twice the length.
+/// The integer type of twice the size.
 template <class T>
 using Wide = std::conditional_t<
     sizeof(T) == 2, std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>,
@@ -32,7 +31,7 @@ inline constexpr auto kSub = []<class T>(T a, T b) -> T {
   else
     return static_cast<T>(static_cast<Unsigned<T>>(a) - static_cast<Unsigned<T>>(b));
 };
-inline constexpr auto kMul = []<class T>(T a, T b) -> T {  // of integers the lower half
+inline constexpr auto kMul = []<class T>(T a, T b) -> T {  // lower half for integers
   if constexpr (std::is_floating_point_v<T>)
     return canonical(a * b);
   else

@@ -7,7 +7,7 @@
 namespace ptx {
 namespace {
 
-// Of the old value, b and c: what then lies there.
+// Functions of the old value, b and c. Each returns the new value.
 constexpr auto kExchange = []<class T>(T, T b, T) { return b; };
 constexpr auto kCompareAndSwap = []<class T>(T old, T b, T c) { return old == b ? c : old; };
 constexpr auto kIncrement = []<class T>(T old, T b, T) { return old >= b ? T{0} : old + 1; };
@@ -17,7 +17,7 @@ constexpr auto kDecrement = []<class T>(T old, T b, T) {
 template <auto F>
 constexpr auto kCombine = []<class T>(T old, T b, T) { return F(old, b); };
 
-/// What lay there before.
+/// Returns the old value.
 template <class T, auto F>
 T change(std::uint64_t address, T b, T c) {
   T* place = reinterpret_cast<T*>(address);
@@ -38,7 +38,7 @@ void atomic(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const T* b = at<T>(warp, ins.b);
   const T* c = ins.has_c ? at<T>(warp, ins.c) : b;
   T* d = ins.d == kNoPlace ? nullptr : at<T>(warp, ins.d);
-  const auto turn = static_cast<unsigned>(warp.block->draw() % kLanes);  // no order is promised
+  const auto turn = static_cast<unsigned>(warp.block->draw() % kLanes);  // the order is undefined
   for (unsigned n = 0; n < kLanes; ++n) {
     const unsigned i = (n + turn) % kLanes;
     if (!contains(lanes, i)) continue;
@@ -62,7 +62,7 @@ WarpFunction in_space(Space space) {
   }
 }
 
-/// U and S: the integer without and with a sign.
+/// U and S: the unsigned and the signed integer type.
 template <class U, class S>
 WarpFunction of_integer(const std::string& name, bool is_signed, Space space) {
   if (name == "add") return in_space<U, kCombine<kAdd>>(space);
@@ -98,7 +98,7 @@ std::string name_of(const Decoder& decoder) {
   decoder.refuse();
 }
 
-/// `address`: the index of its operand.
+/// `address`: the index of the address operand.
 void decode_at(Decoder& decoder, Instruction& ins, std::size_t address) {
   decoder.refuse_parts({"v2", "v4", "v8", "L2::cache_hint"});
   const std::string name = name_of(decoder);

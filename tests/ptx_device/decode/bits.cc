@@ -1,4 +1,4 @@
-// Shifts, fields and bytes.
+// Shifts, bit fields and bytes.
 #include "tests/ptx_device/decode/bits.h"
 
 #include "tests/ptx_device/decode/decoder.h"
@@ -26,7 +26,7 @@ void bfi(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<T>(warp, ins.d), values, lanes);
 }
 
-/// how: the table, a bit for each row of a, b and c.
+/// how: the truth table, with a bit for each row of a, b and c.
 void lop3(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const U32 *a = at<U32>(warp, ins.a), *b = at<U32>(warp, ins.b), *c = at<U32>(warp, ins.c);
   U32 values[kLanes] = {};
@@ -39,7 +39,7 @@ void lop3(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<U32>(warp, ins.d), values, lanes);
 }
 
-/// Where all lanes pick the same bytes and none is a sign; imm: which.
+/// Requires equal selectors in all lanes and no sign replication. imm: the selectors.
 void prmt_fixed(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const U32 *a = at<U32>(warp, ins.a), *b = at<U32>(warp, ins.b);
   U32 values[kLanes] = {};
@@ -68,7 +68,7 @@ void decode_funnel(Decoder& decoder, Instruction& ins) {
   decoder.same_bytes(ins, kFunctions[left][wrap], 3);
 }
 
-/// The result is of 32 bits.
+/// The result has 32 bits.
 void decode_count(Decoder& decoder, Instruction& ins, WarpFunction function) {
   ins.run = decoder.known(function);
   ins.d = decoder.out(0, 4);

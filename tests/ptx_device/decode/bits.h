@@ -1,4 +1,4 @@
-// Shifts, fields and bytes of one thread's registers.
+// Shifts, bit fields and bytes of a thread's registers.
 #pragma once
 
 #include "tests/ptx_device/decode/arithmetic.h"
@@ -26,7 +26,7 @@ inline constexpr auto kFunnel = [](std::uint32_t a, std::uint32_t b, std::uint32
   const std::uint64_t both = (std::uint64_t{b} << 32) | a;
   return static_cast<std::uint32_t>(kLeft ? (both << shift) >> 32 : both >> shift);
 };
-/// Ones from bit a on, b of them.
+/// b set bits starting at bit a.
 template <bool kClamp>
 inline constexpr auto kBmsk = [](std::uint32_t a, std::uint32_t b) -> std::uint32_t {
   if (kClamp && a >= 32) return 0;
@@ -74,7 +74,7 @@ inline constexpr auto kPrmt = [](std::uint32_t a, std::uint32_t b, std::uint32_t
   }
   return result;
 };
-/// A and B: the bytes of the factors, signed or not.
+/// A and B: the types of the factors' bytes, signed or unsigned.
 template <class A, class B>
 inline constexpr auto kDp4a = [](std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   for (unsigned i = 0; i < 4; ++i) {

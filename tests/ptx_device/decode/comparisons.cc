@@ -1,4 +1,4 @@
-// Comparisons: setp, whose result is a predicate or two, and set, whose result is a number.
+// Comparisons: setp gives one or two predicates, set gives a number.
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/decode/lanes.h"
 
@@ -14,7 +14,7 @@ constexpr auto kLessOrEqual = [](auto a, auto b) { return a <= b; };
 constexpr auto kGreater = [](auto a, auto b) { return a > b; };
 constexpr auto kGreaterOrEqual = [](auto a, auto b) { return a >= b; };
 constexpr auto kNumbers = [](auto a, auto b) { return a == a && b == b; };
-/// Of floating-point numbers: true where one is a NaN, too.
+/// Floating-point numbers: also true if an operand is NaN.
 template <auto kOpposite>
 constexpr auto kUnordered = [](auto a, auto b) { return !kOpposite(a, b); };
 
@@ -32,7 +32,7 @@ std::uint32_t combine(unsigned how, std::uint32_t a, std::uint32_t b) {
   return how == 1 ? a & b : how == 2 ? a | b : a ^ b;
 }
 
-/// how: 0 none, else as for combine, with the predicate c (+4: negated).
+/// how: 0 none, otherwise as for combine, with the predicate c (+4: negated).
 template <class T, auto kCompare>
 void setp(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   std::uint32_t first = compare_all<T, kCompare>(warp, ins), second = ~first;
@@ -55,7 +55,8 @@ void set(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<std::uint32_t>(warp, ins.d), values, lanes);
 }
 
-/// choose.template operator()<kCompare>() for a comparison's name; null: T has none.
+/// Calls choose.template operator()<kCompare>() for the name of a comparison. Returns null if T has
+/// no such comparison.
 template <class T, class F>
 WarpFunction by_name(const std::string& name, F choose) {
   if (name == "eq") return choose.template operator()<kEqual>();
@@ -77,7 +78,7 @@ WarpFunction by_name(const std::string& name, F choose) {
   return nullptr;
 }
 
-/// choose.template operator()<T, kCompare>() for what a statement compares, and how.
+/// Calls choose.template operator()<T, kCompare>() for a statement's type and comparison.
 template <class F>
 WarpFunction comparison_of(const Decoder& decoder, F choose) {
   const std::string &name = decoder.op()[1], &type = decoder.op().back();

@@ -1,4 +1,4 @@
-// Branches, barriers, fences, and what does nothing here.
+// Branches, barriers, fences, and statements without effect.
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/decode/whole.h"
 #include "tests/ptx_device/machine/machine.h"

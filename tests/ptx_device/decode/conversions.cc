@@ -1,4 +1,4 @@
-// See conversions.h: which conversion a statement asks for.
+// See conversions.h: selects the conversion of a statement.
 #include "tests/ptx_device/decode/conversions.h"
 #include "tests/ptx_device/decode/rounding.h"
 

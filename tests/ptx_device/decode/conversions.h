@@ -1,5 +1,5 @@
-// cvt: what its files share. A function is chosen by the two types and by the lengths of the
-// registers, which may be wider than a type.
+// cvt: shared by its files. A function is selected by two types and two register sizes. A register
+// may be wider than its type.
 #pragma once
 
 #include "tests/ptx_device/decode/decoder.h"
@@ -11,29 +11,29 @@
 namespace ptx {
 
 enum Round : std::uint8_t { kNone, kRn, kRz, kRm, kRp, kRni, kRzi, kRmi, kRpi };
-/// What an instruction's `how` holds beside the rounding.
+/// Bits of an instruction's `how` in addition to the rounding.
 constexpr std::uint8_t kRoundMask = 15, kSat = 16, kFtz = 32;
 
 struct Conversion {
   std::string to, from;
-  unsigned to_bytes, from_bytes;  // the registers'
+  unsigned to_bytes, from_bytes;  // of the registers
   std::uint8_t how;
 
   Round round() const { return static_cast<Round>(how & kRoundMask); }
 };
 
-// Each gives null for what it does not know.
+// Each function returns null if the conversion is not supported.
 WarpFunction integer_to_integer(const Conversion& conversion);
 WarpFunction float_to_integer(const Conversion& conversion);
 WarpFunction integer_to_float(const Conversion& conversion);
 WarpFunction float_to_float(const Conversion& conversion);
-/// Two f32 become a pair of f16 or bf16.
+/// Converts two f32 to a pair of f16 or bf16.
 WarpFunction floats_to_pair(const Conversion& conversion);
 
-/// To an integer, or the integers of .rni and its like.
+/// Rounds to an integer, for integer types and for the modifiers .rni etc.
 double rounded(double value, unsigned how);
 
-/// choose.template operator()<T, R>() for an integer type and its register's.
+/// Calls choose.template operator()<T, R>() for an integer type and its register type.
 template <class F>
 WarpFunction by_integer_in_register(const std::string& type, unsigned bytes, F choose) {
   if (type == "u8") return by_register<std::uint8_t>(bytes, choose);

@@ -37,7 +37,7 @@ void to_integer(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<R>(warp, ins.d), values, lanes);
 }
 
-/// Between numbers of at most 32 bits.
+/// Converts between numbers of at most 32 bits.
 template <class D, class S>
 void to_float(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const S* a = at<S>(warp, ins.a);
@@ -56,7 +56,7 @@ void to_float(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<D>(warp, ins.d), values, lanes);
 }
 
-/// From or to f64.
+/// Converts from or to f64.
 template <class D, class S>
 void by_double(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const S* a = at<S>(warp, ins.a);
@@ -66,7 +66,7 @@ void by_double(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<D>(warp, ins.d), values, lanes);
 }
 
-/// To f16 or bf16, rounded to one side of what is nearest.
+/// Converts to f16 or bf16 with directed rounding.
 template <class D, Round kRound>
 D narrow_toward(float a) {
   D near = narrow<D>(a);

@@ -6,7 +6,7 @@
 namespace ptx {
 namespace {
 
-/// Cut to what D holds.
+/// Clamps to the range of D.
 template <class D, class S>
 D cut(S value) {
   const auto wide = static_cast<__int128>(value);
@@ -17,17 +17,17 @@ D cut(S value) {
 
 template <class D>
 constexpr auto kConvert = [](auto value) { return static_cast<D>(value); };
-/// Rounded down, a compiler's sum of two halves of 0 would be -0.
+/// If rounded down, a compiler's sum of two halves of 0 would be -0.
 template <class D>
 constexpr auto kConvertDirected =
     [](auto value) { return value == 0 ? D{0} : static_cast<D>(value); };
 template <class D>
 constexpr auto kConvertSaturated = [](auto value) { return cut<D>(value); };
-/// F16 and Bf16 by f32, which holds integers of up to 24 bits.
+/// F16 and Bf16 are converted through f32. f32 represents integers of up to 24 bits exactly.
 template <class H>
 constexpr auto kConvertToHalf = [](auto value) { return narrow<H>(static_cast<float>(value)); };
 
-/// The result's register is an R; S is the type in the value's.
+/// R: the result's register type; S: the value's type in the register.
 template <class R, class S, auto F>
 constexpr auto kInRegisters = [](auto value) { return static_cast<R>(F(static_cast<S>(value))); };
 

@@ -1,4 +1,4 @@
-// See decoder.h: a kernel's frame, and the way from a statement to its handler.
+// See decoder.h: the frame of a kernel, and the dispatch of statements to handlers.
 #include "tests/ptx_device/decode/decoder.h"
 
 #include <cxxabi.h>
@@ -103,7 +103,7 @@ void Decoder::lay_out_params() {
     throw Unsupported("more than " + std::to_string(kMostParamBytes) + " bytes of parameters");
 }
 
-/// What a launch adds lies behind the others.
+/// Dynamic shared memory comes after all other variables.
 void Decoder::lay_out_shared() {
   std::vector<const Variable*> dynamic;
   for (const std::vector<Variable>* list : {&module_.shared, &function_.shared})
@@ -140,7 +140,7 @@ void Decoder::place() {
       registers_in(statement.operands[k], k == 0 && first ? writes[i] : reads[i]);
     if (statement.guard < 0) continue;
     reads[i].push_back(statement.guard);
-    // What a guarded statement does not write stays.
+    // A guarded statement preserves lanes without a write.
     reads[i].insert(reads[i].end(), writes[i].begin(), writes[i].end());
   }
   offsets_ = place_registers(function_, reads, writes, kernel_->register_bytes);
@@ -165,7 +165,7 @@ Instruction Decoder::decode_one(const Statement& statement) {
 }
 
 void Decoder::finish() {
-  Instruction end;  // falling off the end is a return
+  Instruction end;  // the end of the code is a return
   end.kind = Kind::kExit;
   kernel_->code.push_back(end);
   kernel_->text.push_back("the function's end");

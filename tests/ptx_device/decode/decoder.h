@@ -1,5 +1,5 @@
-// Decodes a kernel. A handler stands for each opcode: it chooses a function for the statement's
-// types and says where the operands lie. What no handler knows is refused, with the statement.
+// Decodes a kernel. Each opcode has a handler. The handler selects a function by the statement's
+// types and assigns the operands' offsets. Unknown statements are refused, with their text.
 #pragma once
 
 #include "tests/ptx_device/decode/types.h"
@@ -17,7 +17,7 @@
 
 namespace ptx {
 
-/// Where a variable lies.
+/// The address of a variable.
 struct Place {
   Space space;
   std::uint64_t value;
@@ -30,41 +30,41 @@ class Decoder {
 
   std::unique_ptr<Kernel> run();
 
-  // ---- The statement that is being decoded ----
+  // ---- The current statement ----
   [[noreturn]] void refuse(const std::string& why = "unknown instruction") const;
   void refuse_parts(std::initializer_list<const char*> parts) const;
   const std::vector<std::string>& op() const { return statement_->op; }
   bool has(const char* part) const;
-  /// The last part of the opcode that is a type; empty: none is.
+  /// The last type in the opcode, or empty.
   const std::string& type() const { return type_; }
   unsigned bytes() const { return bytes_of_type(type_); }
-  /// Which of the words is a part of the opcode; as many as there are words: none.
+  /// The index of the word contained in the opcode, or the number of words if none is contained.
   std::uint8_t which(std::initializer_list<const char*> words) const;
 
   // ---- Its operands ----
   std::size_t operands() const { return statement_->operands.size(); }
   const Operand& operand(std::size_t i) const;
   unsigned register_bytes(const Operand& operand) const;
-  /// Where an input of `bytes` lies, a predicate with 0.
+  /// The offset of an input of `bytes` bytes; 0 for a predicate.
   std::uint32_t in(std::size_t i, unsigned bytes) { return in(operand(i), bytes); }
   std::uint32_t in(const Operand& operand, unsigned bytes);
-  /// Where an output of `bytes` lies; kNoPlace: nobody wants it.
+  /// The offset of an output of `bytes` bytes; kNoPlace if unused.
   std::uint32_t out(std::size_t i, unsigned bytes) const;
   /// The predicate of d|p.
   void second_out(Instruction& ins) const;
   void address(Instruction& ins, const Operand& at);
   Space space_of(const Operand& address) const;
   const Place& symbol(const Operand& operand) const;
-  /// True: all threads read the parameters at `imm`.
+  /// Returns true if all threads read the parameters at `imm`.
   bool fix_param(Instruction& ins, const Operand& address) const;
   std::uint32_t label(const std::string& name) const;
   /// The index of a table of labels.
   std::size_t table(const std::string& name);
 
-  // ---- What many handlers do ----
-  /// A function that is there.
+  // ---- Common steps of handlers ----
+  /// Returns the function, or refuses the statement if null.
   WarpFunction known(WarpFunction function) const;
-  /// `inputs` operands of the same length as the result.
+  /// Decodes `inputs` operands with the size of the result.
   void same_bytes(Instruction& ins, WarpFunction function, std::size_t inputs);
 
  private:
@@ -94,7 +94,8 @@ class Decoder {
 };
 
 using Handler = void (*)(Decoder&, Instruction&);
-/// Handlers by opcode, and by opcode and family of types where these differ: "add", "add.integer".
+/// Handlers by opcode or, if handlers depend on the type, by opcode and kind of type: "add",
+/// "add.integer".
 using Handlers = std::unordered_map<std::string, Handler>;
 
 void add_integers(Handlers& handlers);
@@ -111,10 +112,11 @@ void add_warps(Handlers& handlers);
 void add_control(Handlers& handlers);
 void add_device_calls(Handlers& handlers);
 
-/// For the live ranges of registers: whether a statement's first operand is what it writes.
+/// True if a statement writes its first operand. Needed for the live ranges of registers.
 bool writes_first(const Statement& statement);
 
-/// Registers that are never needed at once share a place; `bytes` grows by what they need.
+/// Assigns offsets to registers. Registers never live at the same time share an offset. Increases
+/// `bytes` by the required memory.
 std::vector<std::uint32_t> place_registers(const Function& function,
                                            const std::vector<std::vector<int>>& reads,
                                            const std::vector<std::vector<int>>& writes,

@@ -1,5 +1,5 @@
-// The functions that the driver brings: vprintf, which printf() calls, and __assertfail, which a
-// failed assert() calls. Their parameters lie in local memory, their texts anywhere.
+// Functions implemented by the driver: vprintf, called by printf(), and __assertfail, called by a
+// failed assert(). Parameters are in local memory, texts are anywhere.
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/machine/access.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kMostText = 4096;
 
-/// What one thread gives to such a function.
+/// The arguments of a thread's call.
 class Caller {
  public:
   Caller(Warp& warp, const Instruction& ins, unsigned lane) : warp_(warp), ins_(ins), lane_(lane) {}
@@ -59,7 +59,7 @@ class Caller {
   const unsigned lane_;
 };
 
-/// printf's text, made of a format and the values that follow each other in memory.
+/// printf's output from a format and consecutive values in memory.
 class Printed {
  public:
   Printed(const Caller& caller, std::uint64_t values) : caller_(caller), values_(values) {}
@@ -93,7 +93,7 @@ class Printed {
     std::snprintf(text, sizeof(text), format.c_str(), value);
     return text;
   }
-  /// Of one conversion: %-5.2f
+  /// Formats a conversion: %-5.2f
   std::string value(std::string format) {
     const char kind = format.back();
     if (kind == '%') return "%";

@@ -1,5 +1,5 @@
-// Functions of f32 and f64, and what .sat and .ftz do to them. The approximations are rounded from
-// f64: better than a device's, whose last bits differ.
+// Functions of f32 and f64, and the modifiers .sat and .ftz. Approximate functions are rounded from
+// f64. The results are more accurate than on a GPU; the last bits differ.
 #pragma once
 
 #include "tests/ptx_device/machine/numbers.h"
@@ -16,22 +16,22 @@ inline constexpr auto kRsqrt = []<class T>(T a) {
 };
 inline constexpr auto kCopySign = []<class T>(T a, T b) { return std::copysign(b, a); };
 
-/// .NaN: what is made of a NaN is one.
+/// .NaN: the result is NaN if an operand is NaN.
 template <auto F>
 inline constexpr auto kOrNan =
     []<class T>(T a, T b) { return a != a || b != b ? canonical(a + b) : F(a, b); };
 
-/// Of f32 alone.
+/// Only for f32.
 template <double (*kFunction)(double)>
 inline constexpr auto kApproximate =
     [](float a) { return canonical(static_cast<float>(kFunction(static_cast<double>(a)))); };
 
-/// .sat: to [0, 1], NaN becomes 0.
+/// .sat: clamps to [0, 1]; NaN becomes 0.
 inline float saturated(float a) { return a != a || a < 0 ? 0.0f : a > 1 ? 1.0f : a; }
 template <auto F>
 inline constexpr auto kSaturated = [](auto... values) { return saturated(F(values...)); };
 
-/// .ftz: subnormal numbers are zero.
+/// .ftz: flushes subnormal numbers to zero.
 inline float flushed(float a) {
   return (bits32(a) & 0x7f800000u) == 0 ? float32(bits32(a) & 0x80000000u) : a;
 }

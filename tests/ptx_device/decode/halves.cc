@@ -1,4 +1,5 @@
-// Arithmetic of f16 and bf16, one or two a register: by f32, which rounds as if at once.
+// Arithmetic of f16 and bf16, with up to two values per register. f32 arithmetic followed by
+// rounding gives the same results as a single rounding.
 #include "tests/ptx_device/decode/arithmetic.h"
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/decode/lanes.h"

@@ -13,7 +13,7 @@ void decode_integer(Decoder& decoder, Instruction& ins) {
   decoder.same_bytes(ins, by_integer(decoder.type(), choose), kInputs);
 }
 
-/// Of two integers, whose product is as long as both.
+/// Decodes a wide product of two integers, with twice the size.
 template <auto F, template <class> class... Sum>
 void decode_wide(Decoder& decoder, Instruction& ins) {
   const unsigned bytes = decoder.bytes();

@@ -1,5 +1,5 @@
-// How a function of one thread's values becomes one of a warp: loops over 32 lanes, which the
-// compiler turns into vector instructions.
+// Turns a function on a thread's values into a function on a warp. The loops over 32 lanes become
+// vector instructions.
 #pragma once
 
 #include "tests/ptx_device/machine/machine.h"
@@ -10,7 +10,7 @@
 
 namespace ptx {
 
-/// Writes the values of those lanes.
+/// Writes the values of the given lanes.
 template <class R>
 inline void put(R* to, const R* values, std::uint32_t lanes) {
   if (lanes == kAll) {
@@ -20,13 +20,13 @@ inline void put(R* to, const R* values, std::uint32_t lanes) {
   }
 }
 
-/// Writes the same value for each of those lanes.
+/// Writes the same value to the given lanes.
 template <class R>
 inline void put_same(R* to, R value, std::uint32_t lanes) {
   for (unsigned i = 0; i < kLanes; ++i) to[i] = contains(lanes, i) ? value : to[i];
 }
 
-/// A predicate is a bit a lane.
+/// A predicate has a bit per lane.
 inline void put_predicate(Warp& warp, std::uint32_t offset, std::uint32_t bits,
                           std::uint32_t lanes) {
   auto* to = at<std::uint32_t>(warp, offset);
@@ -36,7 +36,7 @@ inline std::uint32_t predicate_at(Warp& warp, std::uint32_t offset) {
   return *at<std::uint32_t>(warp, offset);
 }
 
-/// F of each lane's values, which lie at a, b and c; the result is an R.
+/// Applies F to each lane's values at a, b and c. The result has type R.
 template <auto F, class R, class... Inputs>
 void each_lane(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const std::uint32_t places[] = {ins.a, ins.b, ins.c};
@@ -49,7 +49,7 @@ void each_lane(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<R>(warp, ins.d), values, lanes);
 }
 
-/// The same, all values of one type.
+/// Like each_lane, with a single type for all values.
 template <auto F, class T, std::size_t kInputs>
 constexpr WarpFunction same_type() {
   if constexpr (kInputs == 1)

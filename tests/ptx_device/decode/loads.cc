@@ -8,7 +8,7 @@
 namespace ptx {
 namespace {
 
-/// One of kCount values, of each lane.
+/// Reads a part of kCount values in each lane.
 template <class T, class R, unsigned kCount>
 inline void read_contiguous(const Access& access, unsigned part, R* to) {
   using Memory __attribute__((may_alias)) = T;
@@ -35,7 +35,8 @@ inline void read_each(const Access& access, unsigned part, R* to) {
   put(to, values, access.lanes);
 }
 
-/// T: what lies in memory; R: the register, as wide or wider; kCount of them.
+/// T: the type in memory; R: the register type, of equal or larger size; kCount: the number of
+/// values.
 template <class T, class R, unsigned kCount, Space kSpace>
 void load(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   Access access(warp, ins, lanes, sizeof(T) * kCount, Use::kRead);
@@ -52,7 +53,7 @@ void load(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   }
 }
 
-/// Of a parameter, whose address is the same for all threads; imm: it.
+/// Loads a parameter at address imm, equal for all threads.
 template <class T, class R, unsigned kCount>
 void load_param(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const char* from = warp.block->launch->params.data() + ins.imm;

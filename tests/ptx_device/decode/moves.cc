@@ -1,4 +1,4 @@
-// What carries values and addresses without arithmetic: mov, cvta, clocks.
+// Moves of values and addresses without arithmetic: mov, cvta, clocks.
 #include "tests/ptx_device/decode/arithmetic.h"
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/decode/lanes.h"
@@ -20,7 +20,7 @@ void clock(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
 /// v: the parts of a wide register a.
 template <class W, class P>
 void split(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
-  W whole[kLanes];  // a part may lie where a does
+  W whole[kLanes];  // a part may overlap a
   std::copy_n(at<W>(warp, ins.a), kLanes, whole);
   for (unsigned part = 0; part < sizeof(W) / sizeof(P); ++part) {
     if (ins.v[part] == kNoPlace) continue;
@@ -42,7 +42,7 @@ void unite(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put(at<W>(warp, ins.d), values, lanes);
 }
 
-/// imm: what is added, a window or its negative.
+/// imm: the added offset, a window or its negative.
 template <class T>
 void move_to_window(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const T* a = at<T>(warp, ins.a);
@@ -69,7 +69,7 @@ U64 window_of(const Decoder& decoder) {
   return 0;
 }
 
-/// The bytes of each part.
+/// Returns the size of each part in bytes.
 std::size_t decode_parts(Decoder& decoder, Instruction& ins, const Operand& list) {
   const std::size_t bytes = decoder.bytes() / list.parts.size();
   for (std::size_t i = 0; i < list.parts.size(); ++i)
@@ -79,7 +79,7 @@ std::size_t decode_parts(Decoder& decoder, Instruction& ins, const Operand& list
   return bytes;
 }
 
-/// choose.template operator()<W, P>() for a wide register and its parts.
+/// Calls choose.template operator()<W, P>() for a wide register and its parts.
 template <class F>
 WarpFunction by_parts(unsigned bytes, std::size_t part, F choose) {
   if (bytes == 8 && part == 4) return choose.template operator()<U64, U32>();

@@ -1,4 +1,4 @@
-// Where a statement's operands lie. See decoder.h.
+// The offsets of a statement's operands. See decoder.h.
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/machine/machine.h"
 

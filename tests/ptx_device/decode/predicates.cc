@@ -1,4 +1,4 @@
-// Predicates: their logic, the choice between two values, and classes of numbers.
+// Predicates: logic, selection between two values, and classes of numbers.
 #include "tests/ptx_device/decode/arithmetic.h"
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/decode/lanes.h"

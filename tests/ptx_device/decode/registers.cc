@@ -1,5 +1,6 @@
-// Where registers lie: those that are never needed at once share a place, so that a warp's stay in
-// the cache. Lanes have places of their own, so that what holds for one thread holds for a warp.
+// Offsets of registers. Registers never live at the same time share an offset, so a warp's
+// registers stay in the cache. Each lane has separate memory, so liveness per thread is also valid
+// per warp.
 #include "tests/ptx_device/decode/decoder.h"
 
 #include <algorithm>
@@ -8,9 +9,9 @@
 namespace ptx {
 namespace {
 
-using Lists = std::vector<std::vector<int>>;  // registers, for each statement
+using Lists = std::vector<std::vector<int>>;  // registers of each statement
 
-/// A set of registers, a bit each.
+/// A set of registers, as bits.
 class RegisterSet {
  public:
   explicit RegisterSet(std::size_t registers) : words((registers + 63) / 64) {}
@@ -20,7 +21,7 @@ class RegisterSet {
   std::vector<std::uint64_t> words;
 };
 
-/// Statements without a jump in or out.
+/// A basic block: statements without a jump in or out.
 struct Run {
   Run(std::size_t begin, std::size_t registers)
       : begin(begin),
@@ -37,7 +38,7 @@ struct Run {
   RegisterSet writes;
 };
 
-/// From the first statement that needs a register to the last.
+/// The interval from the first to the last statement of a live register.
 struct Interval {
   std::size_t begin = ~std::size_t{0}, end = 0;
   int reg = 0;
@@ -53,7 +54,7 @@ bool jumps(const Statement& statement) {
   return opcode == "bra" || opcode == "brx" || opcode == "ret" || opcode == "exit";
 }
 
-/// Which registers are needed where.
+/// Computes the live registers of each statement.
 class Liveness {
  public:
   Liveness(const Function& function, const Lists& reads, const Lists& writes)
@@ -117,7 +118,8 @@ class Liveness {
     if (falls && index + 1 < runs_.size()) run.next.push_back(index + 1);
   }
 
-  /// What the next runs need, the ones before must keep. False: nothing was added.
+  /// Propagates live registers from each block to its predecessors. Returns false if nothing
+  /// changed.
   bool flow_back() {
     bool changed = false;
     for (auto run = runs_.rbegin(); run != runs_.rend(); ++run) {
@@ -151,7 +153,7 @@ class Liveness {
   std::vector<std::size_t> run_at_;  // of each statement
 };
 
-/// Lends places, and takes back those of registers that are not needed any more.
+/// Allocates offsets and frees the offsets of dead registers.
 class Places {
  public:
   Places(const Function& function, std::size_t& bytes)
@@ -180,7 +182,7 @@ class Places {
     }
   }
 
-  /// A line of the cache holds 16 predicates.
+  /// A cache line holds 16 predicates.
   void add(std::vector<std::uint32_t>& free, unsigned bytes) {
     bytes_ = (bytes_ + 63) / 64 * 64;
     const auto begin = static_cast<std::uint32_t>(bytes_);
@@ -196,8 +198,8 @@ class Places {
   const Function& function_;
   std::size_t& bytes_;
   std::vector<std::uint32_t> places_;
-  std::vector<std::uint32_t> free_[9];               // by length
-  std::vector<std::pair<std::size_t, int>> active_;  // ends, as a heap
+  std::vector<std::uint32_t> free_[9];               // by size
+  std::vector<std::pair<std::size_t, int>> active_;  // interval ends, as a heap
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// See rounding.h. The function is called by its address, so that the compiler cannot move its
-// arithmetic out of the change.
+// See rounding.h. The call through a pointer stops the compiler from moving arithmetic out of the
+// changed rounding mode.
 #include "tests/ptx_device/decode/rounding.h"
 
 #include <xmmintrin.h>

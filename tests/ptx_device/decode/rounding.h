@@ -5,7 +5,7 @@
 
 namespace ptx {
 
-/// Where a statement does not round to nearest, its function runs with the host's rounding changed.
+/// Unless a statement rounds to nearest, runs the function with the host's rounding mode changed.
 void direct_rounding(const Decoder& decoder, Instruction& ins);
 
 }  // namespace ptx

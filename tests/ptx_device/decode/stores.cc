@@ -1,4 +1,4 @@
-// Stores. They cut a register to what lies in memory, so that signs do not matter.
+// Stores. A store truncates a register to the size in memory. Signs do not matter.
 #include "tests/ptx_device/decode/accesses.h"
 #include "tests/ptx_device/decode/decoder.h"
 
@@ -7,7 +7,7 @@
 namespace ptx {
 namespace {
 
-/// One of kCount values, of each lane.
+/// Writes a part of kCount values in each lane.
 template <class T, class R, unsigned kCount>
 inline void write_contiguous(const Access& access, unsigned part, const R* from) {
   using Memory __attribute__((may_alias)) = T;
@@ -23,7 +23,8 @@ inline void write_each(const Access& access, unsigned part, const R* from) {
   }
 }
 
-/// T: what lies in memory; R: the register, as wide or wider; kCount of them.
+/// T: the type in memory; R: the register type, of equal or larger size; kCount: the number of
+/// values.
 template <class T, class R, unsigned kCount, Space kSpace>
 void store(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   Access access(warp, ins, lanes, sizeof(T) * kCount, Use::kWrite);

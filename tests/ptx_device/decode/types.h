@@ -1,4 +1,4 @@
-// PTX's types, and the choice of a template by them.
+// PTX types, and the selection of templates by type.
 #pragma once
 
 #include "tests/ptx_device/machine/kernel.h"
@@ -9,16 +9,16 @@
 
 namespace ptx {
 
-/// Which arithmetic a type asks for.
+/// The kind of arithmetic of a type.
 enum class Family : std::uint8_t { kNone, kPredicate, kInteger, kHalf, kFloat };
 
 bool is_type(const std::string& word);
-/// 0: predicate.
+/// The size of a type in bytes; 0 for predicates.
 unsigned bytes_of_type(const std::string& type);
 Family family_of(const std::string& type);
 
-/// choose.template operator()<T>() for the C++ type that an integer type of PTX is; null: it is
-/// none.
+/// Calls choose.template operator()<T>() with the C++ type of a PTX integer type. Returns null for
+/// other types.
 template <class F>
 WarpFunction by_integer(const std::string& type, F choose) {
   if (type == "s16") return choose.template operator()<std::int16_t>();
@@ -30,7 +30,7 @@ WarpFunction by_integer(const std::string& type, F choose) {
   return nullptr;
 }
 
-/// An integer that is as signed as T and as long as a register.
+/// An integer type with the sign of T and the size of a register.
 template <class T, unsigned kBytes>
 struct RegisterFor;
 template <class T>
@@ -46,7 +46,7 @@ struct RegisterFor<T, 8> {
   using type = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
 };
 
-/// choose.template operator()<T, R>() for a register that T lies in, as wide or wider.
+/// Calls choose.template operator()<T, R>() for a register R containing T, of equal or larger size.
 template <class T, class F>
 WarpFunction by_register(unsigned bytes, F choose) {
   if constexpr (sizeof(T) <= 2)

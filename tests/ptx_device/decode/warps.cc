@@ -1,4 +1,4 @@
-// What the lanes of a warp do together.
+// Warp-wide operations.
 #include "tests/ptx_device/decode/arithmetic.h"
 #include "tests/ptx_device/decode/decoder.h"
 #include "tests/ptx_device/decode/lanes.h"
@@ -10,7 +10,7 @@ using U32 = std::uint32_t;
 
 enum Shuffle : std::uint8_t { kUp, kDown, kButterfly, kIndexed };
 
-/// The lane whose value another takes; below 0: none is in range.
+/// The source lane of a shuffle; negative if out of range.
 template <Shuffle kHow>
 inline int source_of(int lane, U32 b, U32 c) {
   const int offset = static_cast<int>(b & 31), clamp = static_cast<int>(c & 31),
@@ -23,7 +23,7 @@ inline int source_of(int lane, U32 b, U32 c) {
   return from <= most ? from : -1;
 }
 
-/// A lane that finds none in range keeps its own value.
+/// A lane without a source in range keeps its own value.
 template <Shuffle kHow>
 void shfl(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const U32 *a = at<U32>(warp, ins.a), *b = at<U32>(warp, ins.b), *c = at<U32>(warp, ins.c);
@@ -93,7 +93,7 @@ void activemask(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   put_same(at<U32>(warp, ins.d), lanes, lanes);
 }
 
-/// `mask`: the operand that names the lanes.
+/// `mask`: the index of the operand with the lanes.
 void wait_for(Decoder& decoder, Instruction& ins, std::size_t mask) {
   if (decoder.op()[0] != "elect" && !decoder.has("sync")) decoder.refuse();
   ins.kind = Kind::kWarpSync;

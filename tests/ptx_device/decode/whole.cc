@@ -11,9 +11,9 @@
 namespace ptx {
 namespace {
 
-constexpr unsigned kMostBytes = 32;  // of a lane
+constexpr unsigned kMostBytes = 32;  // per lane
 
-/// What `how` says of an access: the lengths in memory and of a register, and signs.
+/// The encoding of an access in `how`: sizes in memory and of a register, and sign.
 struct Shape {
   explicit Shape(const Instruction& ins)
       : bytes(1u << (ins.how & 3)), register_bytes(1u << ((ins.how >> 2) & 3)), count(ins.count) {}
@@ -32,7 +32,7 @@ char* register_of(Warp& warp, const Instruction& ins, unsigned part, unsigned la
   return warp.registers + ins.v[part] + lane * Shape(ins).register_bytes;
 }
 
-/// The parts of a lane, as they lie in memory.
+/// The parts of a lane in memory order.
 void read_registers(Warp& warp, const Instruction& ins, unsigned lane, unsigned char* to) {
   const Shape shape(ins);
   for (unsigned part = 0; part < shape.count; ++part)
@@ -40,7 +40,7 @@ void read_registers(Warp& warp, const Instruction& ins, unsigned lane, unsigned 
       std::memcpy(to + part * shape.bytes, register_of(warp, ins, part, lane), shape.bytes);
 }
 
-/// A value that fills the register, with its sign where the type has one.
+/// Fills a register with a value, with sign extension for signed types.
 void write_register(Warp& warp, const Instruction& ins, unsigned part, unsigned lane,
                     const unsigned char* from) {
   const Shape shape(ins);
@@ -107,7 +107,7 @@ WarpFunction whole_of(Use use, Space space) {
   return generic ? load_whole<kBytes, Space::kGeneric> : load_whole<kBytes, Space::kGlobal>;
 }
 
-/// A vector that others may watch is seen as a whole.
+/// A vector visible to other threads must be accessed as a whole.
 void make_whole(Instruction& ins, Use use, Space space) {
   if (!ins.strong || ins.count == 1) return;
   switch (Shape(ins).all()) {
@@ -129,7 +129,7 @@ Storing storing(Warp& warp, std::uint32_t lanes) {
   return {warp.block->index, warp.index, lanes, warp.block->phase};
 }
 
-/// The lanes that name global memory.
+/// The lanes with global addresses.
 std::uint32_t global_lanes(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   Access access(warp, ins, lanes, 1, Use::kRead);
   read_addresses(access);
@@ -191,7 +191,7 @@ void fence_warp(Warp& warp, const Instruction&, std::uint32_t) {
   warp.block->launch->late->order(storing(warp, kAll));
 }
 
-/// An atomic operation or a store that releases: memory itself is changed.
+/// An atomic operation or a releasing store changes memory directly.
 template <Space kSpace, WarpFunction kFence>
 void change_directly(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   if constexpr (kFence != nullptr) kFence(warp, ins, lanes);
@@ -222,7 +222,7 @@ WarpFunction change_of(const Decoder& decoder, Space space) {
   return decoder.has("cta") ? change_in<fence_block>(space) : change_in<fence_device>(space);
 }
 
-/// Whether other threads may watch what a statement does.
+/// True if a statement's access is visible to other threads.
 bool is_strong(const Decoder& decoder) {
   return decoder.has("volatile") || decoder.has("relaxed") || decoder.has("acquire") ||
          decoder.has("release") || decoder.has("mmio");

@@ -1,5 +1,5 @@
-// Accesses whose bytes matter together: vectors that other blocks may watch, and those
-// that PTX_DEVICE_STORES=late delays. Each wraps the plain access that was chosen for a statement.
+// Accesses of several bytes as a unit: vectors visible to other blocks, and accesses delayed by
+// PTX_DEVICE_STORES=late. Each function wraps the plain access selected for a statement.
 #pragma once
 
 #include "tests/ptx_device/decode/accesses.h"
@@ -7,10 +7,10 @@
 
 namespace ptx {
 
-/// Loads and stores, once their function and values are known.
+/// Wrap loads and stores after the selection of function and values.
 void wrap_load(const Decoder& decoder, Instruction& ins, const AccessType& access);
 void wrap_store(const Decoder& decoder, Instruction& ins, const AccessType& access);
-/// Atomic operations, with the length of what lies in memory.
+/// Wraps atomic operations. The size is the size in memory.
 void wrap_atomic(const Decoder& decoder, Instruction& ins, Space space);
 /// fence, membar and bar.warp.sync.
 WarpFunction late_fence(const Decoder& decoder);

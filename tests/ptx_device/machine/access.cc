@@ -1,4 +1,4 @@
-// See access.h: what happens seldom.
+// See access.h: the slow paths.
 #include "tests/ptx_device/machine/access.h"
 
 #include <cstring>
@@ -30,7 +30,7 @@ const Allocation& allocation_of(Access& access, unsigned lane, std::uint64_t add
   return *found;
 }
 
-/// One of those that instructions found before, or else the memory's.
+/// The range of an address, from recently found ranges or from the memory.
 const Range& range_of(Access& access, unsigned lane, std::uint64_t address) {
   Ranges& ranges = *access.warp.block->ranges;
   for (const Range& range : ranges.recent)
@@ -40,7 +40,7 @@ const Range& range_of(Access& access, unsigned lane, std::uint64_t address) {
   return oldest = {found.lo, found.hi, found.delta, found.shadow};
 }
 
-/// Lanes that take no part repeat the first one's.
+/// Inactive lanes repeat the first active lane.
 void fill_others(Access& access) {
   const unsigned first = first_lane(access.lanes);
   for (unsigned i = 0; i < kLanes; ++i) {
@@ -50,7 +50,7 @@ void fill_others(Access& access) {
   }
 }
 
-/// A lane's address in one of the windows, or in global memory.
+/// The address of a lane in a window or in global memory.
 class GenericAddress {
  public:
   GenericAddress(Access& access, unsigned lane)
@@ -112,7 +112,7 @@ class GenericAddress {
   const std::uint64_t address_;
 };
 
-/// Lanes whose marks are not all set: kWords of them, a byte of a mark for each of the access.
+/// The lanes with unset marks. A lane has kWords words of marks, with a byte per accessed byte.
 template <class Word, unsigned kWords>
 std::uint32_t lanes_unset(const Access& access) {
   constexpr Word kSet = static_cast<Word>(0x0101010101010101u);
@@ -146,7 +146,7 @@ std::uint32_t lanes_unset(const Access& access) {
   }
 }
 
-/// Whether what is not written there is needed.
+/// True if an unwritten byte of the access is used.
 bool is_needed(const Access& access, unsigned lane) {
   const std::int64_t shadow = access.same ? access.shadow : access.shadows[lane];
   const char* marks = reinterpret_cast<const char*>(access.addresses[lane]) + shadow;

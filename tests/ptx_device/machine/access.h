@@ -1,5 +1,5 @@
-// Where loads, stores and atomics find their bytes: addresses are checked for all lanes of a warp
-// at once, and one by one only where they do not all lie in one allocation.
+// Memory accesses of loads, stores and atomics. Addresses are checked for all lanes of a warp at
+// once. If the lanes access several allocations, each lane is checked separately.
 #pragma once
 
 #include "tests/ptx_device/machine/machine.h"
@@ -10,8 +10,8 @@
 
 namespace ptx {
 
-/// An access of a warp: addresses as the kernel names them, then the host's. Lanes that do not take
-/// part repeat the first one's.
+/// An access of a warp, first with the kernel's addresses, then with host addresses. Inactive lanes
+/// repeat the first active lane.
 struct Access {
   Access(Warp& warp, const Instruction& ins, std::uint32_t lanes, unsigned bytes, Use use)
       : warp(warp), ins(ins), lanes(lanes), bytes(bytes), use(use) {}
@@ -19,15 +19,15 @@ struct Access {
   Warp& warp;
   const Instruction& ins;
   std::uint32_t lanes;
-  unsigned bytes;  // a lane's
+  unsigned bytes;  // per lane
   Use use;
   std::uint64_t addresses[kLanes];
-  // host's address + shadow: what says whether the byte was written; 0: that is not known
-  std::int64_t shadow = 0;  // of all lanes, where `same`
+  // host's address + shadow: the byte's "written" mark; 0: unknown
+  std::int64_t shadow = 0;  // of all lanes, if `same`
   bool same = true;
   bool shared = false;
-  bool contiguous = false;  // all lanes take part, each behind the one before
-  bool uniform = false;     // all lanes name one address
+  bool contiguous = false;  // True if all lanes are active and access consecutive values
+  bool uniform = false;     // True if all lanes access the same address
   std::int64_t shadows[kLanes];
 };
 
@@ -50,7 +50,7 @@ inline void read_addresses(Access& access) {
     addresses[i] = contains(access.lanes, i) ? addresses[i] : other;
 }
 
-// Each ends the kernel where a lane's address is wrong, and makes host addresses of the others.
+// Each function translates addresses to host addresses, or ends the kernel after a wrong address.
 [[noreturn]] void misaligned(Access& access);
 void check_room(Access& access, const char* space, std::size_t room);
 void resolve_global_slowly(Access& access);
@@ -67,7 +67,7 @@ inline void resolve_global(Access& access, std::uint64_t low, std::uint64_t high
 }
 
 inline void resolve_shared(Access& access, std::uint64_t high) {
-  // cvta leaves what is an address of this space already.
+  // cvta may keep addresses already in this space.
   Block& block = *access.warp.block;
   if (high + access.bytes > block.shared_bytes) check_room(access, "shared", block.shared_bytes);
   if (settings().check_races) check_races(access);
@@ -104,7 +104,7 @@ inline bool is_contiguous(const Access& access, std::uint64_t low) {
   return wrong == 0;
 }
 
-/// Makes host addresses of what an instruction names, or ends the kernel.
+/// Translates an instruction's addresses to host addresses, or ends the kernel.
 template <Space kSpace>
 inline void resolve(Access& access) {
   read_addresses(access);
@@ -115,7 +115,7 @@ inline void resolve(Access& access) {
     all |= address;
   }
   if ((all & (access.bytes - 1)) != 0) misaligned(access);
-  // A local address is another place for each lane.
+  // Equal local addresses are different memory in each lane.
   access.uniform = low == high && kSpace != Space::kLocal && kSpace != Space::kGeneric;
   if constexpr (kSpace == Space::kGlobal || kSpace == Space::kShared)
     access.contiguous = is_contiguous(access, low);
@@ -131,7 +131,7 @@ inline void resolve(Access& access) {
     resolve_generic(access);
 }
 
-/// Says where bytes are read that nobody wrote.
+/// Reports reads of unwritten bytes.
 void check_written_slowly(Access& access);
 inline void check_written(Access& access) {
   if (access.same && access.shadow == 0) return;

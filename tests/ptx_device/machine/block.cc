@@ -1,4 +1,4 @@
-// A block: what its threads find at first, turns for its warps, and barriers.
+// A block: initial registers of its threads, time slices of its warps, and barriers.
 #include "tests/ptx_device/machine/machine.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace ptx {
 namespace {
 
-constexpr std::uint64_t kTurn = 80'000;  // instructions of a warp before another's turn
+constexpr std::uint64_t kTurn = 80'000;  // instructions of a warp before another warp runs
 constexpr std::size_t kAlignment = 64;
 
 std::size_t aligned(std::size_t bytes) {
@@ -81,7 +81,7 @@ std::uint64_t value_of(Special which, const Warp& warp, unsigned lane) {
   return 0;
 }
 
-/// Whether another block of the launch finds another value there.
+/// True if the value differs between the blocks of a launch.
 bool is_of_block(Special which) {
   switch (which) {
     case Special::kCtaidX:
@@ -107,7 +107,7 @@ void fill_each(Warp& warp, const SpecialSlot& slot) {
   }
 }
 
-/// The same for all lanes.
+/// Sets equal values in all lanes.
 void fill_same(Warp& warp, const SpecialSlot& slot) {
   const std::uint64_t value = value_of(slot.which, warp, 0);
   if (slot.bytes == 4)
@@ -118,7 +118,7 @@ void fill_same(Warp& warp, const SpecialSlot& slot) {
     fill_each(warp, slot);
 }
 
-/// What the lanes at a barrier say to bar.red.
+/// The votes of the lanes at a barrier, for bar.red.
 struct Vote {
   bool all = true, any = false;
   unsigned count = 0;
@@ -231,7 +231,7 @@ bool Block::run(std::uint64_t budget) {
   }
 }
 
-/// A turn for each warp that can go on. False: none can.
+/// Runs a time slice of each ready warp. Returns false if no warp is ready.
 bool Block::run_warps() {
   order.resize(warps.size());
   std::iota(order.begin(), order.end(), 0u);

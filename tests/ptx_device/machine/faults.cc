@@ -1,4 +1,4 @@
-// What ends a kernel or is only said: always with kernel, block, thread and instruction.
+// Faults and reports, always with kernel, block, thread and instruction.
 #include "tests/ptx_device/machine/machine.h"
 
 #include <cstdio>

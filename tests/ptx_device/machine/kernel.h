@@ -1,5 +1,5 @@
-// A kernel that was decoded: for each instruction the function that does it for a whole warp, and
-// where its operands lie among the warp's registers.
+// A decoded kernel: each instruction has a function for a whole warp, and the offsets of its
+// operands in the warp's registers.
 #pragma once
 
 #include "tests/ptx_device/ptx/module.h"
@@ -16,9 +16,9 @@ namespace ptx {
 
 constexpr unsigned kLanes = 32;
 constexpr std::uint32_t kAll = 0xffffffffu;
-constexpr std::uint32_t kNoPlace = ~0u;  // of an operand: it is not there
+constexpr std::uint32_t kNoPlace = ~0u;  // the offset of an absent operand
 
-/// Where generic addresses of other spaces lie; no allocation does.
+/// Base addresses of the generic windows of other spaces; no allocation uses these addresses.
 constexpr std::uint64_t kSharedWindow = std::uint64_t{1} << 60;
 constexpr std::uint64_t kLocalWindow = std::uint64_t{2} << 60;
 constexpr std::uint64_t kParamWindow = std::uint64_t{3} << 60;
@@ -26,10 +26,10 @@ constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 32;
 
 struct Warp;
 struct Instruction;
-/// Does an instruction for those lanes of a warp.
+/// Executes an instruction for some lanes of a warp.
 using WarpFunction = void (*)(Warp&, const Instruction&, std::uint32_t lanes);
 
-/// What an instruction means for the order in which instructions run.
+/// The effect of an instruction on the order of execution.
 enum class Kind : std::uint8_t {
   kPlain,
   kBranch,
@@ -37,27 +37,27 @@ enum class Kind : std::uint8_t {
   kExit,
   kWarpSync,  // waits for the lanes in `e`
   kBarrier,
-  kPause,  // lets others go first
+  kPause,  // yields to other warps
 };
 
 enum class Space : std::uint8_t { kGlobal, kShared, kLocal, kParam, kGeneric };
 enum class Use : std::uint8_t { kRead, kWrite, kAtomic };
 
-/// Operands are byte offsets into a warp's registers, constants among them.
+/// Operands, including constants, are byte offsets into a warp's registers.
 struct Instruction {
   WarpFunction run = nullptr;
-  WarpFunction inner = nullptr;  // what `run` calls, where it only prepares
+  WarpFunction inner = nullptr;  // the function called by `run`, if `run` only prepares
   std::uint32_t d = 0, d2 = 0, a = 0, b = 0, c = 0, e = 0;
   std::int32_t guard = -1;
   bool guard_negated = false;
-  bool leader = false;  // others may join here
-  bool narrow = false;  // the address is of 32 bits
+  bool leader = false;  // groups may join here
+  bool narrow = false;  // the address has 32 bits
   bool has_d2 = false, has_c = false;
-  bool strong = false;  // of an access: others may watch it
+  bool strong = false;  // the access is visible to other threads
   Kind kind = Kind::kPlain;
-  std::uint8_t how = 0;  // what else an instruction needs to know
+  std::uint8_t how = 0;  // additional information, by instruction
   std::uint8_t count = 1;
-  std::uint16_t slot = 0;  // of the allocation that it found last
+  std::uint16_t slot = 0;  // of the allocation found last
   std::uint32_t target = 0;
   std::int64_t imm = 0;
   std::uint64_t used = ~std::uint64_t{0};
@@ -65,7 +65,7 @@ struct Instruction {
   std::uint32_t line = 0;
 };
 
-/// What the hardware tells a thread.
+/// Special registers of a thread.
 enum class Special : std::uint8_t {
   kTidX,
   kTidY,
@@ -101,11 +101,11 @@ struct SpecialSlot {
 };
 
 struct Kernel {
-  std::string name;  // as people write it
+  std::string name;  // demangled
   std::vector<Instruction> code;
-  std::vector<std::string> text;  // a statement each
+  std::vector<std::string> text;  // a statement per instruction
   std::vector<SpecialSlot> specials;
-  std::vector<char> image;  // a warp's registers before it runs: its constants
+  std::vector<char> image;  // initial registers of a warp, with constants
   std::vector<std::vector<std::uint32_t>> tables;
   std::size_t register_bytes = 0;
   std::size_t shared_bytes = 0, local_bytes = 0, param_bytes = 0;

@@ -13,12 +13,13 @@ namespace {
 
 constexpr std::size_t kMostLines = 1 << 16;
 
-/// Where a byte was stored by one of these threads.
+/// True if a thread of `by` stored the byte.
 bool is_by(const Storing& by, std::uint16_t thread) {
   return thread / kLanes == by.warp && contains(by.lanes, thread % kLanes);
 }
 
-/// One aligned value, so that nobody sees a half of it. False: the mask does not hold all of it.
+/// Writes an aligned value without tearing. Returns false if the mask does not cover the whole
+/// value.
 template <class T>
 bool write_value(std::uint64_t address, const unsigned char* bytes, std::uint32_t& mask,
                  unsigned at) {
@@ -102,7 +103,7 @@ std::uint64_t LateStores::look(std::uint64_t block, std::uint64_t address, unsig
   return other;
 }
 
-/// Changes a block's lines, and forgets those that hold nothing any more.
+/// Changes the lines of a block and removes empty lines.
 template <class F>
 void LateStores::for_lines_of(std::uint64_t block, F change) {
   const auto known = addresses_.find(block);

@@ -1,7 +1,7 @@
-// Stores to global memory that other blocks do not see yet, under PTX_DEVICE_STORES=late. The
-// host's memory keeps the order of stores, so that a kernel without its fences would be right here;
-// a GPU's does not. A block sees its own stores at once. Others see them when a thread's fence
-// promises it, at some moment that is drawn, or when the kernel ends; in any order.
+// Delayed visibility of global stores, with PTX_DEVICE_STORES=late. The host keeps stores in order,
+// so kernels with missing fences would work by accident; a GPU does not guarantee the order. A
+// block sees its own stores at once. Other blocks see the stores in any order: after a thread's
+// fence, at a random time, or at the end of the kernel.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace ptx {
 
-/// Threads of a warp, and the barriers that their block has passed.
+/// Threads of a warp, and the number of barriers passed by their block.
 struct Storing {
   std::uint64_t block;
   std::uint32_t warp, lanes, phase;
 };
 
-/// Bytes that a block sees at an address, where the mask says so.
+/// The bytes visible to a block at an address. The mask selects valid bytes.
 struct Seen {
   std::uint32_t mask = 0;
   unsigned char bytes[32];
@@ -31,23 +31,26 @@ class LateStores {
   explicit LateStores(std::uint64_t seed) : random_(seed) {}
   ~LateStores() { let_all_go(); }
 
-  /// `by` names one lane.
+  /// `by` names a single lane.
   void put(const Storing& by, std::uint64_t address, const unsigned char* bytes, unsigned count);
-  /// What the block itself has stored there. Gives another block whose store is held back, or none.
+  /// The bytes stored by the block itself. Returns another block with a held-back store at the
+  /// address, or none.
   std::uint64_t look(std::uint64_t block, std::uint64_t address, unsigned count, Seen& seen);
 
-  /// A fence for the whole device: own stores go, and all that are ordered before it in the block.
+  /// A fence for the whole device. Publishes the thread's stores and all stores ordered before the
+  /// fence in the block.
   void fence(const Storing& by);
-  /// A fence for the block, which lets a later fence of any of its threads take these stores along.
+  /// A fence for the block. A later device fence of any thread in the block publishes these stores,
+  /// too.
   void order(const Storing& by);
-  /// Before an atomic operation or a direct store.
+  /// Publishes stores before an atomic operation or a direct store.
   void let_go(std::uint64_t block, std::uint64_t address, unsigned count);
-  /// Half of them, drawn.
+  /// Publishes a random half of the stores.
   void let_some_go();
   void let_all_go();
 
  private:
-  static constexpr unsigned kBytes = 16;  // are seen at once where they were stored at once
+  static constexpr unsigned kBytes = 16;  // stores of up to 16 bytes are published without tearing
   static constexpr std::uint32_t kOrdered = 0;
 
   struct Line {

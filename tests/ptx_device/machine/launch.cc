@@ -1,5 +1,5 @@
-// Runs a launch: the threads of the host each take blocks from it, keep many under way, and let
-// them go on in turns that are drawn from the seed.
+// Runs a launch. Each host thread takes blocks from the launch and keeps many blocks active. The
+// blocks run in time slices, in an order drawn from the seed.
 #include "tests/ptx_device/machine/late_stores.h"
 #include "tests/ptx_device/machine/machine.h"
 
@@ -13,13 +13,13 @@
 namespace ptx {
 namespace {
 
-constexpr std::uint64_t kSlice = 1'000'000;   // instructions of a block before another's turn
-constexpr std::size_t kMostBlocks = 64;       // under way on a thread of the host
-constexpr std::uint64_t kLateSlice = 20'000;  // where others wait for what a block holds back
-constexpr std::uint64_t kLateSlices = 8;      // after one of so many, some late stores are seen
-constexpr std::uint64_t kMixed = 8;           // blocks whose order is drawn
+constexpr std::uint64_t kSlice = 1'000'000;   // instructions of a block before another block runs
+constexpr std::size_t kMostBlocks = 64;       // active on a host thread
+constexpr std::uint64_t kLateSlice = 20'000;  // if other blocks wait for held-back stores
+constexpr std::uint64_t kLateSlices = 8;      // on average, between publications of late stores
+constexpr std::uint64_t kMixed = 8;           // blocks with random order
 
-/// Threads that help to run blocks.
+/// Helper threads running blocks.
 class Helpers {
  public:
   static Helpers& get() {
@@ -52,7 +52,7 @@ class Helpers {
   std::deque<std::function<void()>> tasks_;
 };
 
-/// What one thread of the host does for a launch.
+/// The work of one host thread for a launch.
 class Worker {
  public:
   explicit Worker(Launch& launch)
@@ -74,13 +74,13 @@ class Worker {
  private:
   using Blocks = std::vector<std::unique_ptr<Block>>;
 
-  /// Blocks that this thread has room for already.
+  /// Idle blocks kept by this thread.
   static Blocks& idle() {
     thread_local Blocks blocks;
     return blocks;
   }
 
-  /// A block that ran the same kernel, or else the one that was idle longest.
+  /// A block of the same kernel or, if none is idle, the block idle for the longest time.
   std::unique_ptr<Block> room() {
     const auto fits = [&](const auto& block) { return block->fits(launch_); };
     auto found = std::find_if(idle().begin(), idle().end(), fits);
@@ -137,7 +137,7 @@ class Worker {
   bool more_ = true;
 };
 
-/// The helpers that have begun to work for a launch.
+/// The helpers working for a launch.
 struct Join {
   std::mutex mutex;
   std::condition_variable changed;
@@ -154,7 +154,7 @@ struct Join {
     --running;
     changed.notify_one();
   }
-  /// A helper that is busy elsewhere is not waited for.
+  /// Does not wait for busy helpers.
   void close() {
     std::unique_lock lock(mutex);
     closed = true;
@@ -187,7 +187,7 @@ void run(Launch& launch) {
   const auto helpers = static_cast<unsigned>(std::min(threads, blocks) - 1);
   if (settings().late_stores)
     launch.late = std::make_shared<LateStores>(mix(settings().seed, launch.number));
-  // Small launches are done sooner alone.
+  // Small launches are faster without helpers.
   if (helpers == 0 || blocks < 4)
     Worker(launch).run();
   else

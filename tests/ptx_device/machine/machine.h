@@ -1,5 +1,5 @@
-// What is under way while a kernel runs: a launch, its blocks, their warps of 32 threads whose
-// registers lie side by side, and the groups of threads that are at one place.
+// State of a running kernel: a launch, its blocks, warps of 32 threads with adjacent registers, and
+// groups of threads at the same instruction.
 #pragma once
 
 #include "tests/ptx_device/machine/kernel.h"
@@ -26,17 +26,17 @@ enum class FaultKind : std::uint8_t {
   kAssert
 };
 
-/// What ends a kernel.
+/// The reason for the end of a kernel.
 struct Fault {
   FaultKind kind = FaultKind::kNone;
   std::string text;
 };
 
-/// Lanes of a warp that are at one instruction.
+/// Lanes of a warp at the same instruction.
 struct Group {
   std::uint32_t pc, lanes;
 };
-/// Lanes that wait for the others of a mask.
+/// Lanes waiting for the other lanes of a mask.
 struct Parked {
   std::uint32_t pc, lanes, need;
 };
@@ -53,11 +53,11 @@ struct Warp {
   std::vector<Group> ready;
   std::vector<Parked> parked;
   std::uint32_t at_barrier = 0, barrier_pc = 0;
-  std::uint32_t sync_count = 0;  // warp-wide operations so far
+  std::uint32_t sync_count = 0;  // number of warp-wide operations so far
   const Instruction* now = nullptr;
 };
 
-/// An allocation that an instruction found.
+/// An allocation found by an instruction.
 struct Range {
   std::uint64_t lo = 1, hi = 0;
   std::int64_t delta = 0, shadow = 0;
@@ -66,7 +66,7 @@ struct Range {
     return address >= lo && address + bytes <= hi;
   }
 };
-/// Of all blocks of a launch that a thread of the host runs.
+/// Shared by all blocks of a launch on the same host thread.
 struct Ranges {
   static constexpr std::size_t kSlots = 64;
   std::array<Range, kSlots> slots;  // by the instruction's slot
@@ -74,14 +74,14 @@ struct Ranges {
   std::size_t next = 0;
 };
 
-/// Who touched a byte of shared memory last, for the race check.
+/// The last accesses to a byte of shared memory, for the race check.
 struct Touch {
   std::uint16_t writer, reader;           // thread + 1; 0xffff: several readers
-  std::uint32_t write_phase, read_phase;  // barriers before
-  std::uint32_t write_sync, read_sync;    // warp-wide operations before
+  std::uint32_t write_phase, read_phase;  // number of barriers before
+  std::uint32_t write_sync, read_sync;    // number of warp-wide operations before
 };
 
-/// A block under way; kept and used for the next one.
+/// A running block. Reused for later blocks.
 struct Block {
   Launch* launch = nullptr;
   const Kernel* kernel = nullptr;
@@ -97,8 +97,8 @@ struct Block {
   std::uint64_t random = 1;
   std::uint64_t executed = 0, executed_lanes = 0;
   Ranges* ranges = nullptr;
-  std::vector<std::uint32_t> order;  // of the warps' turns
-  bool paused = false;               // a thread lets other blocks go first
+  std::vector<std::uint32_t> order;  // of the warps' time slices
+  bool paused = false;               // True if a thread yields to other blocks
 
   std::uint64_t draw() {
     random ^= random << 13;
@@ -106,10 +106,10 @@ struct Block {
     random ^= random << 17;
     return random;
   }
-  /// Whether its registers are those that the launch needs.
+  /// True if the registers match the launch.
   bool fits(const Launch& launch) const;
   void start(Launch& launch, std::uint64_t index, Ranges& ranges);
-  /// True when all threads have left.
+  /// Returns true if all threads have left.
   bool run(std::uint64_t budget);
 
  private:
@@ -121,7 +121,7 @@ struct Block {
   [[noreturn]] void stuck();
 };
 
-/// One launch; blocks are drawn from it.
+/// A launch. Workers take blocks from the launch.
 struct Launch {
   const Kernel* kernel = nullptr;
   unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
@@ -134,29 +134,29 @@ struct Launch {
   std::atomic<std::uint64_t> executed{0}, executed_lanes{0};
   std::mutex mutex;
   Fault fault;
-  std::shared_ptr<LateStores> late;  // null: stores are seen at once
+  std::shared_ptr<LateStores> late;  // null: stores are visible at once
 
   std::uint64_t blocks() const { return std::uint64_t{1} * grid[0] * grid[1] * grid[2]; }
-  /// The first fault is kept.
+  /// Keeps the first fault.
   void fail(const Fault& fault);
 };
 
-/// Runs it to its end, on this thread and helpers.
+/// Runs a launch to its end, on this thread and helpers.
 void run(Launch& launch);
 
-/// Runs a warp until all its lanes wait or have left, or it has done `most` instructions.
+/// Runs a warp until all lanes wait or have left, or for `most` instructions.
 void run_warp(Warp& warp, std::uint64_t most);
-/// The lanes of a group become one or more groups, as the schedule says.
+/// Makes the lanes ready as one or several groups, according to the schedule.
 void make_ready(Warp& warp, std::uint32_t pc, std::uint32_t lanes);
 
-/// For instructions: ends the kernel. `lane`: whose fault it is.
+/// Ends the kernel with a fault of `lane`.
 [[noreturn]] void fault(Warp& warp, FaultKind kind, unsigned lane, const std::string& what);
-/// Says something about a kernel, once for each place.
+/// Reports a problem of a kernel, once per instruction.
 void complain(Warp& warp, unsigned lane, const std::string& what);
-/// Complaints so far.
+/// Number of reports so far.
 std::size_t complaints();
 
-/// What depends on a seed alone, and is never 0.
+/// A hash of two seeds, never 0.
 inline std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   std::uint64_t x = a * 0x9e3779b97f4a7c15u ^ (b + 0x7f4a7c15u) * 0xbf58476d1ce4e5b9u;
   x ^= x >> 31;
@@ -170,7 +170,7 @@ inline unsigned first_lane(std::uint32_t lanes) {
   return static_cast<unsigned>(__builtin_ctz(lanes));
 }
 
-/// The registers of 32 lanes that begin at an offset.
+/// The registers of 32 lanes at an offset.
 template <class T>
 inline T* at(Warp& warp, std::uint32_t offset) {
   return reinterpret_cast<T*>(warp.registers + offset);

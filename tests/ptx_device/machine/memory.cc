@@ -18,7 +18,7 @@ constexpr std::uint64_t kSpace = std::uint64_t{1} << 41;
 constexpr std::size_t kAllocationAlignment = 512, kRedZone = 4096;
 constexpr std::size_t kMostPoisoned = std::size_t{64} << 20;
 
-/// Addresses of memory in a file, or of their own where there is none.
+/// Reserves addresses, backed by a file if given.
 char* reserve(int protection, int file = -1) {
   const int sharing = file == -1 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* memory = mmap(nullptr, kSpace, protection, sharing | MAP_NORESERVE, file, 0);
@@ -29,7 +29,7 @@ char* reserve(int protection, int file = -1) {
   return static_cast<char*>(memory);
 }
 
-/// Memory for two ranges of addresses.
+/// Memory shared by two address ranges.
 int make_file() {
   const int file = memfd_create("ptx-device", 0);
   if (file == -1 || ftruncate(file, static_cast<off_t>(kSpace)) != 0) {
@@ -41,7 +41,7 @@ int make_file() {
 
 char* pointer_at(std::uint64_t address) { return reinterpret_cast<char*>(address); }
 
-/// How far from `address` its marks lie, all of which say that their bytes were written.
+/// The distance from `address` to new marks. All marks are set to written.
 std::int64_t new_marks(std::uint64_t address, std::size_t bytes) {
   void* marks = std::malloc(bytes == 0 ? 1 : bytes);
   if (marks == nullptr) return 0;
@@ -113,7 +113,7 @@ bool Memory::free(void* pointer, MemoryKind kind) {
     allocations_.erase(found);
     return true;
   }
-  allocation.is_freed = true;  // never lent again, so that later use is found
+  allocation.is_freed = true;  // never reused, to detect use after free
   const std::uint64_t page = 4096, begin = (allocation.lo + page - 1) / page * page,
                       end = allocation.hi / page * page;
   for (std::int64_t distance : {to_bytes_, to_bytes_ + to_shadow_})

@@ -1,5 +1,6 @@
-// Races in shared memory: two threads at one byte between two barriers, unless both read or both
-// are atomic, or they are of one warp with a warp-wide operation in between.
+// Race detection in shared memory: two threads access the same byte between two barriers. No race
+// if both read, if both are atomic, or if both are in the same warp with a warp-wide operation in
+// between.
 #include "tests/ptx_device/machine/access.h"
 
 #include <string>
@@ -7,10 +8,10 @@
 namespace ptx {
 namespace {
 
-constexpr std::uint16_t kThread = 0x7fff;   // of a Touch's writer or reader
-constexpr std::uint16_t kAtomic = 0x8000;   // a writer was atomic
-constexpr std::uint16_t kSeveral = 0x7fff;  // readers, of more than one warp
-constexpr std::uint16_t kOfWarp = 0x4000;   // several readers: behind it the number of their warp
+constexpr std::uint16_t kThread = 0x7fff;   // mask of a Touch's writer or reader
+constexpr std::uint16_t kAtomic = 0x8000;   // the writer was atomic
+constexpr std::uint16_t kSeveral = 0x7fff;  // readers of several warps
+constexpr std::uint16_t kOfWarp = 0x4000;   // several readers of a warp; plus the warp
 
 std::size_t warp_of(std::uint16_t reader) {
   return reader >= kOfWarp ? reader - kOfWarp : (reader - 1u) / kLanes;
@@ -58,7 +59,7 @@ class Toucher {
     touch.read_phase = access_.warp.block->phase;
     touch.read_sync = access_.warp.sync_count;
   }
-  /// Of the readers since the barrier those that a write may meet.
+  /// The readers since the last barrier with a possible conflict with a write.
   std::uint16_t with_reader(const Touch& touch) const {
     const Warp& warp = access_.warp;
     const bool several =

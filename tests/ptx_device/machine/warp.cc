@@ -1,13 +1,14 @@
-// Runs a warp. Its threads go on in groups that are at one place; a group waits at *.sync until all
-// lanes of the mask are there, and at a barrier for the block. Which group goes first is drawn.
+// Runs a warp. Its threads run in groups at the same instruction. A group waits at *.sync until all
+// lanes of the mask have arrived, and at a barrier for the block. The next group is chosen at
+// random.
 #include "tests/ptx_device/machine/machine.h"
 
 namespace ptx {
 namespace {
 
-constexpr std::uint64_t kGroupTurn = 20'000;  // instructions of a group before another's turn
+constexpr std::uint64_t kGroupTurn = 20'000;  // instructions of a group before another group runs
 
-/// Which group has its turn: the one that is behind, or any.
+/// Selects the next group: the group furthest behind, or any.
 enum class Choice : std::uint8_t { kBehind, kAny };
 
 template <class List>
@@ -25,7 +26,7 @@ std::size_t behind(const std::vector<Group>& groups) {
   return at;
 }
 
-/// Groups at one place become one.
+/// Merges groups at the same instruction.
 void join(std::vector<Group>& groups, Group& group) {
   for (std::size_t i = 0; i < groups.size();) {
     if (groups[i].pc == group.pc)
@@ -35,7 +36,7 @@ void join(std::vector<Group>& groups, Group& group) {
   }
 }
 
-/// False: no group is ready.
+/// Returns false if no group is ready.
 bool choose(Warp& warp, Group& group, Choice choice) {
   if (warp.ready.empty()) return false;
   const bool together = settings().schedule == Schedule::kTogether;
@@ -55,7 +56,8 @@ void make_split(Warp& warp, std::uint32_t pc, std::uint32_t lanes) {
   if (some != lanes) warp.ready.push_back({pc, lanes & ~some});
 }
 
-/// The mask that lanes name at a warp-wide operation; all must name the same, and be in it.
+/// The mask named by the lanes at a warp-wide operation. All lanes must name the same mask and be
+/// in the mask.
 std::uint32_t mask_of(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   const std::uint32_t* masks = at<std::uint32_t>(warp, ins.e);
   const std::uint32_t need = masks[first_lane(lanes)];
@@ -71,10 +73,11 @@ std::uint32_t mask_of(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
   return need;
 }
 
-/// `lanes` of a group reach a warp-wide operation. True: it was done, and `lanes` go on.
+/// `lanes` of a group reach a warp-wide operation. Returns true if the operation was executed; then
+/// `lanes` continue.
 bool meet(Warp& warp, const Instruction& ins, std::uint32_t pc, std::uint32_t& lanes) {
   const std::uint32_t need = mask_of(warp, ins, lanes);
-  const bool is_barrier = ins.count == 0;  // bar.warp.sync, whose lanes may be at several places
+  const bool is_barrier = ins.count == 0;  // bar.warp.sync; lanes may be at different places
   const auto meets = [&](const Parked& parked) {
     return parked.need == need && (is_barrier || parked.pc == pc);
   };
@@ -101,7 +104,7 @@ bool meet(Warp& warp, const Instruction& ins, std::uint32_t pc, std::uint32_t& l
   return true;
 }
 
-/// A warp's turn.
+/// A time slice of a warp.
 class Turn {
  public:
   Turn(Warp& warp, std::uint64_t most)
@@ -115,7 +118,7 @@ class Turn {
     if (!choose(warp_, group_, Choice::kBehind)) return;
     for (;;) {
       if (code_[group_.pc].leader && !lead()) return;
-      const Instruction& now = code_[group_.pc];  // of the group that was chosen
+      const Instruction& now = code_[group_.pc];  // of the chosen group
       const std::uint32_t lanes = unguarded(now);
       ++executed_;
       ++since_choice_;
@@ -135,7 +138,8 @@ class Turn {
   }
 
  private:
-  /// Groups may join here, and others may have their turn. False: the warp's turn is over.
+  /// Merges groups and possibly switches to another group. Returns false at the end of the warp's
+  /// time slice.
   bool lead() {
     const bool long_enough = since_choice_ > kGroupTurn;
     if (!warp_.ready.empty() && (together_ || long_enough)) {
@@ -155,7 +159,7 @@ class Turn {
     return group_.lanes & (now.guard_negated ? ~guard : guard);
   }
 
-  /// False: no group is ready.
+  /// Returns false if no group is ready.
   bool control(const Instruction& now, std::uint32_t lanes) {
     switch (now.kind) {
       case Kind::kBranch:
@@ -178,7 +182,7 @@ class Turn {
     return true;
   }
 
-  /// The group's lanes that a guard leaves out go on after the instruction.
+  /// Lanes excluded by the guard continue after the instruction.
   void pass_by(std::uint32_t lanes) {
     const std::uint32_t rest = group_.lanes & ~lanes;
     if (rest != 0) warp_.ready.push_back({group_.pc + 1, rest});

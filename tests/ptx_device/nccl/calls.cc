@@ -1,4 +1,4 @@
-// See calls.h. A group's messages all move at once, on the stream's thread.
+// See calls.h. All messages of a group move concurrently on the stream's thread.
 #include "tests/ptx_device/nccl/calls.h"
 
 #include "tests/ptx_device/nccl/messages.h"
@@ -23,7 +23,7 @@ thread_local int group_depth = 0;
 thread_local std::vector<Call> group;
 thread_local const char* error_text = "";
 
-/// Device memory, or a mistake that a GPU would punish.
+/// Returns device memory. Other memory would be an error on a GPU and aborts.
 char* memory_of(const void* pointer, std::size_t bytes, const char* what) {
   if (bytes == 0) return nullptr;
   char* memory = bytes_at(pointer, bytes);
@@ -33,19 +33,19 @@ char* memory_of(const void* pointer, std::size_t bytes, const char* what) {
   std::abort();
 }
 
-/// A group's calls on one stream, while they are done. What they send is read as their stream comes
-/// to them, whatever else their communicator still does.
+/// The calls of a group on one stream, during execution. Sent values are read when the stream
+/// reaches the calls, independent of other work of the communicator.
 class Batch {
  public:
   Batch(const ncclComm& comm, const std::vector<Call>& calls) : comm_(comm) {
     for (const Call& call : calls) add(call);
   }
-  /// False: stopped or revoked.
+  /// Returns false if stopped or revoked.
   bool move() { return nccl::move(comm_, messages_); }
   void finish();
 
  private:
-  /// What a call brings: in the device's memory, or where the ranks' values are summed.
+  /// The result of a call, in device memory or in a buffer for sums.
   struct Result {
     Call call;
     char* values;
@@ -71,7 +71,7 @@ std::vector<char>& Batch::values_of(const Call& call) {
   return kept_.emplace_back(from, from + call.bytes);
 }
 
-/// Of what a call sends: all is taken for written where that is not known.
+/// The marks of a call's input. Memory without marks counts as written.
 std::vector<char>& Batch::marks_of(const Call& call) {
   std::vector<char>& marks = kept_.emplace_back(marks_at(call.from, call.bytes));
   marks.resize(call.bytes, 1);
@@ -143,7 +143,7 @@ void perform(const ncclComm& comm, const std::vector<Call>& calls, std::uint64_t
   if (comm.wait_for_turn(turn) && batch.move()) batch.finish();
 }
 
-/// A group that is queued, until it is done, or dropped since the device is broken.
+/// A queued group. Lives until the group is done, or dropped because the device is broken.
 struct Launch {
   explicit Launch(ncclComm& whose) : comm(whose), turn(comm.queued++) {}
   ~Launch() { ++comm.done; }
@@ -154,8 +154,8 @@ struct Launch {
   const std::uint64_t turn;
 };
 
-// The launches of one communicator keep the host's order, whatever their streams; those of graphs
-// keep the graph's.
+// Launches of one communicator keep the host's order across streams. Launches in graphs keep the
+// graph's order.
 bool queue_calls(const std::vector<Call>& calls) {
   ncclComm& comm = *calls.front().comm;
   if (is_captured(calls.front().stream)) {
@@ -171,7 +171,7 @@ bool queue_calls(const std::vector<Call>& calls) {
   return queue_on(calls.front().stream, work, true);
 }
 
-/// Those on the same stream of the same communicator together.
+/// Combines the calls on the same stream and communicator.
 ncclResult_t submit() {
   std::vector<Call> left = std::exchange(group, {});
   const bool blocks = left.empty() || left.front().comm->blocking;

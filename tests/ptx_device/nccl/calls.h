@@ -1,4 +1,4 @@
-// Calls that move values: they are collected until their group ends, then queued on their streams.
+// Data-moving calls. Calls are collected until the group ends, then queued on the streams.
 #pragma once
 
 #include "tests/ptx_device/nccl/communicator.h"
@@ -23,10 +23,10 @@ struct Call {
 
 void begin_group();
 ncclResult_t end_group();
-/// A call outside of a group is a group by itself.
+/// A call outside of a group forms a separate group.
 ncclResult_t enqueue(const Call& call);
 
-/// Of this thread.
+/// The last error of this thread.
 const char* last_error_text();
 
 }  // namespace ptx::nccl

@@ -1,4 +1,4 @@
-// What ncclComm_t points to: one rank of a communicator.
+// The object behind ncclComm_t: one rank of a communicator.
 #pragma once
 
 #include "tests/ptx_device/nccl/room.h"
@@ -12,27 +12,27 @@
 struct ncclComm {
   int rank = 0, ranks = 0, device = 0;
   bool blocking = true;
-  std::string name;  // of its room
+  std::string name;  // of the shared memory
   ptx::nccl::Room* room = nullptr;
   std::atomic<bool> stopped{false}, revoked{false};
   std::atomic<ncclResult_t> state{ncclSuccess};
   std::atomic<std::uint64_t> queued{0}, done{0};  // groups of calls, outside of graphs
-  std::atomic<int> under_way{0};                  // groups of graphs that are just done
+  std::atomic<int> under_way{0};                  // running groups of graphs
   std::uint64_t turn = 0, splits = 0;
   std::thread starting;
 
-  /// Does `begin`: now, or by a thread where the caller does not want to wait.
+  /// Runs `begin`: immediately, or on a thread for a nonblocking communicator.
   ncclResult_t start(std::function<bool()> begin);
-  /// Meets the other ranks. False: stopped, or the system refuses.
+  /// Waits for the other ranks. Returns false if stopped, or if the system refuses.
   bool enter();
-  /// What each rank says, on all; on the host. False: stopped.
+  /// Gathers data of all ranks on the host. Returns false if stopped.
   bool tell(const void* word, std::size_t bytes, void* all);
-  /// Until the groups queued before this one are done. False: stopped or revoked.
+  /// Waits until all previously queued groups are done. Returns false if stopped or revoked.
   bool wait_for_turn(std::uint64_t own) const;
-  /// Until nothing is queued, as NCCL waits for its kernels; what stands before them in their
-  /// streams must come to its end by others. Aborts the process after half a minute.
+  /// Waits until no group is queued, as NCCL waits for its kernels. Earlier work in the streams
+  /// must end without help. Aborts the process after half a minute.
   void wait_for_device() const;
-  /// What a graph holds still names this communicator: it stays, a few words each.
+  /// The object remains, because graphs may still refer to the communicator: a few words each.
   void leave();
   bool is_over() const { return stopped || revoked; }
 

@@ -1,4 +1,4 @@
-// NCCL's functions that make communicators, split them, end them and ask for them.
+// NCCL functions for creating, splitting, destroying and querying communicators.
 #include "tests/ptx_device/nccl/communicator.h"
 
 #include <fcntl.h>
@@ -11,12 +11,12 @@
 
 namespace {
 
-/// What a rank says when a communicator is split.
+/// The arguments of a rank for a split.
 struct Choice {
   int color, key, rank;
 };
 
-/// Those of one's own color, in the order of their keys.
+/// The choices with `color`, ordered by key.
 std::vector<Choice> own_part(std::vector<Choice> all, int color) {
   std::erase_if(all, [color](const Choice& choice) { return choice.color != color; });
   std::stable_sort(all.begin(), all.end(),
@@ -83,7 +83,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ma
   if (parent->is_over()) return ncclInvalidUsage;
   const bool takes_part = color != NCCL_SPLIT_NOCOLOR;
   auto* comm = new ncclComm;
-  // Who gets no communicator could not ask how it went.
+  // A rank without a communicator cannot query the result, and the call blocks.
   comm->blocking = !takes_part || blocks(config, parent->blocking);
   comm->device = parent->device;
   *made = takes_part ? comm : nullptr;

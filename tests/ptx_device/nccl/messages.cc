@@ -11,7 +11,7 @@ namespace {
 
 enum class Step { kDone, kProgress, kNothing };
 
-/// Which peers an earlier message of this pass keeps busy, a bit each.
+/// Peers with an earlier active message in this pass, as bits.
 struct Busy {
   std::uint32_t sends = 0, receives = 0;
 
@@ -28,7 +28,7 @@ Ring& ring_of(const ncclComm& comm, const Message& message) {
                                    : comm.room->rings[message.peer][comm.rank];
 }
 
-/// From `at` of the ring, around its end.
+/// Copies at position `at` of the ring, around its end.
 void copy(Ring& ring, std::uint64_t at, Way way, std::span<char> own) {
   while (!own.empty()) {
     char* const place = ring.bytes + at % kRingBytes;
@@ -54,7 +54,7 @@ void check_header(const ncclComm& comm, const Message& message) {
   std::abort();
 }
 
-/// As much as the ring has room for, or holds. False: none.
+/// Moves as much as the ring has space or contents. Returns false if nothing moved.
 bool advance(const ncclComm& comm, Message& message) {
   Ring& ring = ring_of(comm, message);
   const bool sends = message.way == Way::kSend;

@@ -1,4 +1,4 @@
-// Messages between ranks through the rings of their room.
+// Messages between ranks through rings in shared memory.
 #pragma once
 
 #include "tests/ptx_device/nccl/communicator.h"
@@ -12,7 +12,7 @@ namespace ptx::nccl {
 
 enum class Way { kSend, kReceive };
 
-/// What both ends say of a message: where they differ, so do the ranks' calls.
+/// Both sides of a message send a header. Different headers mean mismatched calls.
 struct Header {
   std::uint64_t call;
   std::uint64_t bytes;
@@ -25,18 +25,17 @@ struct Message {
   Way way;
   Header header;
   char* values;
-  char* marks;  // a byte for each of the values' bytes: 0 where nobody wrote it
+  char* marks;  // a mark per byte of the values, 0 if never written
   Header came = header;
-  std::size_t moved = 0;  // of header, marks and values
-  std::uint64_t end = 0;  // of what was moved, in the ring
+  std::size_t moved = 0;  // bytes of header, marks and values
+  std::uint64_t end = 0;  // position in the ring after the moved bytes
 
-  /// What is to be moved next, in one piece; empty: nothing.
+  /// The next contiguous piece to move, or empty.
   std::span<char> rest();
 };
 
-/// Moves all messages at once; those between the same two ranks in the same direction keep their
-/// order. Nothing travels in advance: a message is sent once it was received. False: stopped or
-/// revoked.
+/// Moves all messages concurrently. Messages between the same two ranks in the same direction keep
+/// their order. A send completes only after the receive. Returns false if stopped or revoked.
 bool move(const ncclComm& comm, std::vector<Message>& messages);
 
 }  // namespace ptx::nccl

@@ -1,7 +1,7 @@
-// A stand-in of NCCL for ranks that are processes or threads of one machine on interpreted devices:
-// messages go through shared memory, in the order of the streams that they are queued on. Ranks
-// whose calls differ end at once, with both calls. Here are its version, its errors, and the
-// functions that move values.
+// A replacement of NCCL for ranks on interpreted devices of one machine, as processes or threads.
+// Messages use shared memory, in the order of their streams. Mismatched calls end both ranks at
+// once and print both calls. This file contains the version, the errors, and the functions for
+// moving values.
 #include "tests/ptx_device/nccl/calls.h"
 #include "tests/ptx_device/nccl/sums.h"
 

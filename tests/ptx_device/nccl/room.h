@@ -1,5 +1,5 @@
-// Where ranks meet: shared memory of their processes, which holds a ring of bytes from every rank
-// to every other, and what ranks tell each other on the host.
+// The shared memory of a communicator's processes: a ring of bytes from every rank to every other
+// rank, and gathered host data.
 #pragma once
 
 #include <atomic>
@@ -10,34 +10,34 @@ namespace ptx::nccl {
 
 constexpr std::size_t kRingBytes = 256 * 1024;
 constexpr int kMostRanks = 16;
-constexpr std::size_t kMostTold = 192;  // bytes a rank can tell at once
+constexpr std::size_t kMostTold = 192;  // maximum bytes of a rank per gather
 
-/// Bytes from one rank to another; those in [read, written), modulo kRingBytes.
+/// Bytes from one rank to another: [read, written), modulo kRingBytes.
 struct Ring {
   std::atomic<std::uint64_t> written, read;
   char bytes[kRingBytes];
 };
 
-/// What a rank told at this turn and the one before.
+/// A rank's data for this gather and the previous gather.
 struct Told {
   std::atomic<std::uint64_t> turn;
   char bytes[2][kMostTold];
 };
 
-/// Zeros at first, as the system makes it.
+/// Initially zeros from the system.
 struct Room {
   std::atomic<int> present;
   Told told[kMostRanks];
   Ring rings[kMostRanks][kMostRanks];  // from, to
 };
 
-/// Opens the room `name`, or makes it; null: the system refuses.
+/// Opens or creates the shared memory `name`. Returns null if the system refuses.
 Room* open_room(const char* name);
 void close_room(Room* room);
-/// Nobody else can enter from then on.
+/// Afterwards no other rank can enter.
 void unlink_room(const char* name);
 
-/// For loops that wait for another process.
+/// Pauses in loops waiting for another process.
 void rest();
 
 }  // namespace ptx::nccl

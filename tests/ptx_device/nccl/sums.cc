@@ -8,7 +8,7 @@
 namespace ptx::nccl {
 namespace {
 
-/// A value of 16 bits, which is added as f32 and rounded to nearest.
+/// A 16-bit value, added as f32 and rounded to nearest.
 struct Half {
   _Float16 value;
   operator float() const { return static_cast<float>(value); }

@@ -1,4 +1,4 @@
-// The text of a function becomes statements.
+// Parses the text of a function into statements.
 #include "tests/ptx_device/ptx/reader.h"
 #include "tests/ptx_device/ptx/scopes.h"
 
@@ -81,7 +81,7 @@ class FunctionParser {
     if (!parse_label()) parse_statement();
   }
 
-  /// Everything to the colon. "L1::no_allocate" is no label.
+  /// Reads up to the colon. "L1::no_allocate" is no label.
   bool parse_label() {
     const char* begin = in_.at();
     const std::string word = in_.dotted();
@@ -170,7 +170,7 @@ class FunctionParser {
     Operand result;
     result.negated = in_.take('!');
     const bool minus = in_.take('-');
-    in_.peek();  // past spaces
+    in_.peek();  // skips spaces
     const char* begin = in_.at();
     const std::string word = in_.word();
     if (word.empty()) in_.fail("operand");
@@ -211,7 +211,7 @@ class FunctionParser {
     return result;
   }
 
-  /// Of a call: (param0, param1)
+  /// The parameter list of a call: (param0, param1)
   Operand parse_list() {
     Operand result;
     result.kind = Operand::kVec;
@@ -235,7 +235,7 @@ class FunctionParser {
     return result;
   }
 
-  /// A label or variable of this scope, or else of the function or module.
+  /// A label or variable, found in this scope, the function or the module.
   void name(const std::string& word, Operand& result) {
     result.kind = Operand::kSymbol;
     result.name = scopes_.unique(word);

@@ -27,19 +27,19 @@ Call call_of(const Statement& statement) {
   return call;
 }
 
-/// Functions that the driver brings; the decoder knows them.
+/// Functions implemented by the driver and known to the decoder.
 bool is_of_the_device(const std::string& name) {
   return name == "vprintf" || name == "__assertfail";
 }
 
-/// A function that is being written down, by the kernel or by a call.
+/// A function during inlining: the kernel or a callee.
 struct Frame {
   const Function& function;
   const Frame* caller;
-  std::string suffix;  // of the names that it declares
-  std::string end;     // the label behind it; empty: of the kernel
+  std::string suffix;  // for declared names
+  std::string end;     // the label after the function; empty for the kernel
   int first_register;
-  std::unordered_map<std::string, std::string> names;  // of what it declares, in the kernel
+  std::unordered_map<std::string, std::string> names;  // declared name -> name in the kernel
 };
 
 class Inliner {
@@ -127,7 +127,7 @@ class Inliner {
       operand.parts.clear();
     }
   }
-  /// A name of the scope, of the function, or of the module.
+  /// A name in the scope, the function, or the module.
   static std::string resolve(const Frame& frame, const Operand& operand) {
     auto found = frame.names.find(operand.name);
     if (found == frame.names.end()) found = frame.names.find(plain_name(operand));
@@ -152,7 +152,7 @@ class Inliner {
     add(callee);
   }
 
-  /// Threads that a guard leaves out do not call.
+  /// Threads excluded by the guard skip the call.
   void jump_past(const Frame& frame, Statement statement, const std::string& end) {
     statement.guard += frame.first_register;
     statement.guard_negated = !statement.guard_negated;
@@ -169,7 +169,7 @@ class Inliner {
     }
   }
 
-  /// call.vprintf: the results, then the parameters.
+  /// call.vprintf: results first, then parameters.
   void add_device_call(const Frame& frame, Statement statement, const Call& call) {
     statement.op = {"call", plain_name(call.target)};
     statement.operands = call.results;

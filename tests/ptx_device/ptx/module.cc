@@ -1,4 +1,4 @@
-// See module.h: what a module declares.
+// See module.h: the declarations of a module.
 #include "tests/ptx_device/ptx/module.h"
 
 #include "tests/ptx_device/ptx/inlining.h"

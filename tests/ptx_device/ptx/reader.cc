@@ -13,7 +13,7 @@ bool is_word(char c) {
 }
 bool is_space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
 
-/// The base that a prefix asks for: 0f and 0d are the bits of numbers, in hexadecimal.
+/// The base for a prefix. 0f and 0d introduce the bits of numbers in hexadecimal.
 int base_of(char prefix) {
   switch (prefix) {
     case 'f':
@@ -103,7 +103,7 @@ void Reader::skip_body() {
     if (c == '\0') fail("the module ends within a function");
     depth += c == '{' ? 1 : c == '}' ? -1 : 0;
     if (depth == 0) continue;
-    // Nothing else matters, but comments may hold braces.
+    // Only braces matter, but comments may contain braces.
     while (at_ + 1 < end_ && at_[1] != '{' && at_[1] != '}' && at_[1] != '/')
       line_ += *++at_ == '\n';
   }

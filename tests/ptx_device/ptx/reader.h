@@ -1,4 +1,4 @@
-// Reads PTX text word by word, past spaces and comments.
+// Reads PTX text word by word and skips spaces and comments.
 #pragma once
 
 #include "tests/ptx_device/ptx/module.h"
@@ -15,17 +15,17 @@ class Reader {
       : at_(text.data()), end_(text.data() + text.size()), line_(line) {}
 
   bool done();
-  /// The next character that is no space; 0 at the end.
+  /// The next character after spaces; 0 at the end.
   char peek();
   bool take(char c);
   void need(char c);
   std::string word();
-  /// A directive or special register, dots included.
+  /// A directive or special register, including dots.
   std::string dotted();
-  /// What stands before a character, which is taken too.
+  /// The text before `stop`. Also reads the character `stop`.
   std::string until(char stop);
   void skip_line();
-  /// The body of a function, whose opening brace was taken.
+  /// Skips the body of a function after its opening brace.
   void skip_body();
   std::uint64_t number();
 
@@ -43,13 +43,13 @@ class Reader {
   unsigned line_;
 };
 
-/// False: the word is no number. Floating-point numbers give their bits.
+/// Returns false if the word is not a number. A floating-point number gives the bits of its value.
 bool parse_number(const std::string& word, std::uint64_t& bits);
-/// The length of a type; 0: a predicate.
+/// The size of a type in bytes; 0 for predicates.
 unsigned type_bytes(const std::string& type);
-/// Alignment, type, name, length and what it holds at first: .align 4 .b8 name[8] = {1, 2}
+/// Parses alignment, type, name, length and initial value: .align 4 .b8 name[8] = {1, 2}
 Variable parse_variable(Reader& in);
-/// A function's text, which ends with its body.
+/// Parses a function's text up to the end of its body.
 Function parse_function(const std::string& name, Reader in);
 
 }  // namespace ptx

@@ -1,5 +1,5 @@
-// The names that a function's scopes declare: registers, and labels and variables that may repeat
-// in other scopes.
+// Names declared in the scopes of a function: registers, labels and variables. Labels and variables
+// of different scopes may have equal names.
 #pragma once
 
 #include "tests/ptx_device/ptx/module.h"
@@ -26,10 +26,10 @@ class Scopes {
   void add_registers(const std::string& name, unsigned count, std::uint8_t bytes) {
     scopes_.back().ranges[name] = {count, bytes};
   }
-  /// -1: no register has this name.
+  /// The number of the register, or -1 if no register has this name.
   int register_of(const std::string& name);
 
-  /// What a label or variable of the innermost scope is called in the whole function.
+  /// The unique name of a label or variable of the innermost scope.
   std::string unique(const std::string& name) const;
 
  private:

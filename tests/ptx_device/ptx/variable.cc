@@ -1,4 +1,4 @@
-// Variables and what they hold at first.
+// Variables and their initial values.
 #include "tests/ptx_device/ptx/reader.h"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 namespace ptx {
 namespace {
 
-/// The directives before a name; gives the element's length.
+/// Parses the directives before a name. Returns the size of an element in bytes.
 std::size_t parse_type(Reader& in, Variable& variable) {
   static const char* const kIgnored[] = {"ptr", "global", "const", "shared", "local", "volatile"};
   std::string type;
@@ -24,7 +24,7 @@ std::size_t parse_type(Reader& in, Variable& variable) {
   return type_bytes(type);
 }
 
-/// [2][4]; an array of unknown length has none.
+/// [2][4]; an array of unknown length has count 0.
 std::size_t parse_count(Reader& in) {
   std::size_t count = 1;
   while (in.take('[')) {
@@ -52,7 +52,7 @@ void parse_value(Reader& in, Variable& variable, std::size_t bytes) {
     variable.init.push_back(static_cast<std::uint8_t>(bits >> (8 * i)));
 }
 
-/// A value, or a list of lists of them.
+/// A value, or a (nested) list of values.
 void parse_values(Reader& in, Variable& variable, std::size_t bytes) {
   if (!in.take('{')) return parse_value(in, variable, bytes);
   do parse_values(in, variable, bytes);

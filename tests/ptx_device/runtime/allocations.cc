@@ -1,4 +1,4 @@
-// See allocations.h: the functions that allocate memory, free it and say what a pointer points to.
+// See allocations.h: functions for allocating and freeing memory, and for pointer attributes.
 #include "tests/ptx_device/runtime/allocations.h"
 
 #include "tests/ptx_device/runtime/api.h"
@@ -26,7 +26,8 @@ cudaError_t release_now(void* pointer, MemoryKind kind) {
   return cudaSuccess;
 }
 
-/// Says what broke the device too, whose memory is gone with its context.
+/// After a device error, the device's memory is lost with its context. Therefore the function also
+/// returns the device error.
 cudaError_t release(void* pointer, MemoryKind kind) {
   PTX_UNSAFE;
   wait_for_device(current_device());

@@ -1,11 +1,11 @@
-// Memory that the program allocates.
+// Memory allocated by the program.
 #pragma once
 
 #include <cstddef>
 
 namespace ptx {
 
-/// Allocated by the program, on the device or pinned, and not yet freed.
+/// Number of live device and pinned allocations of the program.
 std::size_t live_allocations();
 
 }  // namespace ptx

@@ -1,4 +1,4 @@
-// See captures.h: the functions that begin and end captures, and ask for them.
+// See captures.h: functions for beginning, ending and querying captures.
 #include "tests/ptx_device/runtime/captures.h"
 
 #include "tests/ptx_device/runtime/api.h"
@@ -10,7 +10,7 @@
 namespace ptx {
 namespace {
 
-/// Under capture_mutex().
+/// Protected by capture_mutex().
 struct Captures {
   std::map<std::uint64_t, std::unique_ptr<Capture>> under_way;
   std::uint64_t count = 0;
@@ -42,7 +42,7 @@ void begin(Stream& stream, cudaStreamCaptureMode mode) {
   captures().under_way[capture->id] = std::move(capture);
 }
 
-/// Whether all that was captured comes before what this stream would do next.
+/// True if all captured nodes precede the stream's next node.
 bool is_joined(const Graph& graph, std::vector<std::size_t> open) {
   std::vector<char> reached(graph.nodes.size(), 0);
   while (!open.empty()) {
@@ -56,7 +56,7 @@ bool is_joined(const Graph& graph, std::vector<std::size_t> open) {
   return std::find(reached.begin(), reached.end(), 0) == reached.end();
 }
 
-/// Why a capture cannot end by that stream.
+/// The error of ending a capture with this stream, or cudaSuccess.
 cudaError_t refusal_to_end(const Stream& stream) {
   const Capture* capture = stream.capture;
   if (capture == nullptr) return cudaErrorIllegalState;
@@ -143,7 +143,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
   return cudaSuccess;
 }
 
-// An error that was asked for, or a broken device, ends the capture too.
+// An injected error or a broken device also ends the capture.
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   const cudaError_t before = enter(__func__, When::kDeviceWorks);
   *graph = nullptr;

@@ -1,4 +1,4 @@
-// The captures under way, and what they became: graphs.
+// Active captures and the resulting graphs.
 #pragma once
 
 #include "tests/ptx_device/runtime/device.h"
@@ -8,7 +8,7 @@
 
 namespace ptx {
 
-/// What cudaGraph_t and cudaGraphExec_t point to.
+/// The object behind cudaGraph_t and cudaGraphExec_t.
 struct Executable {
   explicit Executable(std::shared_ptr<Graph> what) : graph(std::move(what)) { ++live; }
   ~Executable() { --live; }
@@ -19,14 +19,13 @@ struct Executable {
   static inline std::atomic<std::size_t> live{0};
 };
 
-/// Whether a call that waits or allocates is forbidden just now, as a capture is under way: that
-/// breaks the capture.
+/// True if an active capture forbids waits and allocations. The call then breaks the capture.
 bool is_forbidden();
-/// Under capture_mutex().
+/// Requires capture_mutex().
 bool is_under_way(std::uint64_t capture);
-/// Ends the capture of a stream; under capture_mutex().
+/// Ends the capture of a stream. Requires capture_mutex().
 void forget_capture(Stream& stream);
-/// Breaks all that are under way; false: none was.
+/// Breaks all active captures. Returns false if no capture was active.
 bool break_captures();
 
 }  // namespace ptx

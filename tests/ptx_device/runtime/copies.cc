@@ -1,4 +1,4 @@
-// See copies.h: the functions that copy and fill memory.
+// See copies.h: functions for copies and fills of memory.
 #include "tests/ptx_device/runtime/copies.h"
 
 #include "tests/ptx_device/runtime/api.h"
@@ -68,7 +68,7 @@ bool fits(cudaMemcpyKind kind, CopySide to, CopySide from) {
   }
 }
 
-/// The caller may change pageable memory as soon as the call is over.
+/// The caller may change pageable memory after the call returns.
 cudaError_t queue_with_own_bytes(const Copy& copy, cudaStream_t stream) {
   const auto* from = static_cast<const char*>(copy.from);
   const auto bytes = std::make_shared<std::vector<char>>(from, from + copy.bytes);

@@ -1,4 +1,4 @@
-// Copies and fills of memory, on the host's side.
+// Host side of memory copies and fills.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@ namespace ptx {
 
 enum class CopySide { kPageable, kPinned, kDevice, kBad };
 
-/// Where memory lies; bad: on the device, but in no allocation as a whole.
+/// The location of memory. `bad` means device memory not contained in a single allocation.
 CopySide place_of(const void* pointer, std::size_t bytes);
 
 }  // namespace ptx

@@ -10,7 +10,7 @@ namespace {
 
 std::atomic<std::uint64_t> stream_count{0};
 
-/// How much is queued on each device.
+/// The amount of queued work per device.
 struct Pending {
   std::mutex mutex;
   std::condition_variable changed;

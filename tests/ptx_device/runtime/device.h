@@ -1,5 +1,5 @@
-// The queues of the device: streams with a thread each, marks in them, captures and graphs. The
-// other files make CUDA's functions of them.
+// The queues of the device: streams with a thread each, marks, captures and graphs. Other files
+// implement CUDA's functions with these queues.
 #pragma once
 
 #include "tests/ptx_device/machine/machine.h"
@@ -16,7 +16,7 @@
 
 namespace ptx {
 
-/// A point in a stream that may have been passed.
+/// A point in a stream. `passed` is true after the stream has reached the point.
 class Mark {
  public:
   void pass();
@@ -33,12 +33,12 @@ class Mark {
 
 struct Node {
   std::function<void()> work;
-  std::vector<std::size_t> before;  // nodes
-  bool waits = false;               // for what others do: these keep their order among themselves
+  std::vector<std::size_t> before;  // indices of nodes
+  bool waits = false;  // True if the node waits for other processes; such nodes keep their order
 };
 struct Graph {
   std::vector<Node> nodes;
-  /// Runs all, in an order drawn from `random` among those that are allowed.
+  /// Runs all nodes in an allowed order drawn from `random`.
   void run(std::uint64_t random) const;
 };
 
@@ -56,7 +56,7 @@ struct Capture {
 class Stream {
  public:
   Stream(int device, bool blocks);
-  /// Nothing is queued any more; what is queued will be done.
+  /// Stops further queueing. Queued work is still executed.
   void close();
 
   void add(std::function<void()> work, bool waits = false);
@@ -66,10 +66,10 @@ class Stream {
   bool idle();
 
   const int device;
-  const bool blocks;  // on the legacy default stream
+  const bool blocks;  // with respect to the legacy default stream
   const std::uint64_t number;
   Capture* capture = nullptr;         // under capture_mutex()
-  std::vector<std::size_t> frontier;  // what the next captured node comes after
+  std::vector<std::size_t> frontier;  // predecessors of the next captured node
 
  private:
   void loop();
@@ -82,7 +82,7 @@ class Stream {
 
 std::recursive_mutex& capture_mutex();
 
-/// Waits until nothing is queued on a device.
+/// Waits until no work is queued on a device.
 void wait_for_device(int device);
 
 }  // namespace ptx

@@ -1,4 +1,4 @@
-// The functions that count, choose and describe devices, and wait for one.
+// Functions for counting, selecting, describing and synchronizing devices.
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/properties.h"

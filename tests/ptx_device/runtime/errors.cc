@@ -1,4 +1,4 @@
-// The functions that say which error there was, and what it means.
+// Functions returning errors and descriptions of errors.
 #include "tests/ptx_device/runtime/api.h"
 
 #include <map>

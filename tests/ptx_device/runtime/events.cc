@@ -1,4 +1,4 @@
-// See events.h: marks in streams, and what a capture makes of them.
+// See events.h: events as marks in streams, and events in captures.
 #include "tests/ptx_device/runtime/events.h"
 
 #include "tests/ptx_device/runtime/api.h"
@@ -15,7 +15,7 @@ struct Event {
   std::shared_ptr<Mark> mark;        // null: never recorded, or in a capture
   const Capture* capture = nullptr;  // may have ended
   std::uint64_t capture_id = 0;
-  std::vector<std::size_t> frontier;  // what was captured before it
+  std::vector<std::size_t> frontier;  // nodes captured before the event
 };
 
 std::atomic<std::size_t> live_now{0};
@@ -56,14 +56,14 @@ cudaError_t record(Event& event, cudaStream_t handle) {
   if (stream->capture != nullptr) return record_in_capture(event, *stream);
   event.capture = nullptr;
   event.mark = std::make_shared<Mark>();
-  // Also passed where the device is broken, so that nobody waits for ever.
+  // The mark is passed even on a broken device, because otherwise waits would never end.
   cudaError_t status = cudaSuccess;
   if (is_null(handle)) status = queue(handle, [] {});
   stream->add([mark = event.mark] { mark->pass(); });
   return status;
 }
 
-/// The stream's capture; begun by this event, where there was none.
+/// Adds the stream to the capture. The event may begin the stream's capture.
 cudaError_t join(Capture& capture, Stream& stream) {
   if (stream.capture == nullptr) {
     stream.capture = &capture;
@@ -107,7 +107,7 @@ cudaError_t wait(const Event& event, cudaStream_t handle) {
   return cudaSuccess;
 }
 
-/// The host can neither ask for nor wait for an event of a capture.
+/// The host can neither query nor wait for an event of a capture.
 cudaError_t refuse_captured(const Event& event) {
   const std::lock_guard lock(capture_mutex());
   if (!is_captured(event)) return cudaSuccess;

@@ -1,11 +1,11 @@
-// Events; cudaEvent_t points to one.
+// Events. cudaEvent_t points to an event.
 #pragma once
 
 #include <cstddef>
 
 namespace ptx {
 
-/// Made and not yet destroyed.
+/// Number of created and not yet destroyed events.
 std::size_t live_events();
 
 }  // namespace ptx

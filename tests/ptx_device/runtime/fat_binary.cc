@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0xBA55ED50u;
 constexpr std::uint16_t kPtx = 1;
-constexpr std::uint64_t kCompressed = 0xf000;  // flags of either kind of compression
+constexpr std::uint64_t kCompressed = 0xf000;  // flags of both kinds of compression
 
 struct Header {
   std::uint32_t magic;

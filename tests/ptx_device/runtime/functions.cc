@@ -1,4 +1,4 @@
-// What a program may ask of a kernel, and set: attributes and occupancy.
+// Kernel attributes and occupancy.
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/modules.h"
 
@@ -25,7 +25,8 @@ cudaFuncAttributes attributes_of(const Entry& entry) {
 int resident_blocks(const Kernel& kernel, int threads, std::size_t shared) {
   if (kernel.max_threads != 0 && threads > static_cast<int>(kernel.max_threads)) return 0;
   int most = std::min(2048 / std::max(threads, 1), 32);
-  // How many registers ptxas would take is not known: what the kernel asks for is what it gets.
+  // The number of registers used by ptxas is unknown. Therefore the kernel's requested minimum of
+  // blocks is used.
   if (kernel.min_blocks != 0) most = std::min(most, static_cast<int>(kernel.min_blocks));
   const std::size_t each = shared + kernel.shared_bytes + 1024;
   return std::min(most, static_cast<int>(228 * 1024 / each));

@@ -1,4 +1,4 @@
-// The functions of graphs, which only captures make.
+// Functions for graphs. Graphs are created only by captures.
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/launches.h"

@@ -46,7 +46,7 @@ void ptx_device_mark(const void* pointer, std::size_t bytes, int written) {
   ptx::Memory::get().mark(pointer, bytes, written != 0);
 }
 void ptx_device_repair() {
-  // What is queued is left out as long as the device is broken; nothing behind it may run then.
+  // A broken device skips queued work. No work may follow the skipped work after the repair.
   for (int device = 0; device < ptx::settings().devices; ++device) ptx::wait_for_device(device);
   ptx::break_device(cudaSuccess);
 }

@@ -18,7 +18,7 @@ namespace {
 
 struct Rule {
   std::string function;
-  std::size_t first = 0, last = SIZE_MAX;  // calls, from 1 on
+  std::size_t first = 0, last = SIZE_MAX;  // call numbers, starting at 1
   Injected injected;
 };
 
@@ -37,8 +37,8 @@ Calls& calls() {
   return *calls;
 }
 
-/// What CUDA's documentation says leaves the process in a state where all else fails too; and a
-/// device that is lost.
+/// Errors with permanent effect on the process according to CUDA's documentation, and the loss of a
+/// device.
 bool breaks_device(int error) {
   static const std::set<int> known = {
       cudaErrorECCUncorrectable,    cudaErrorNvlinkUncorrectable, cudaErrorDevicesUnavailable,

@@ -1,11 +1,12 @@
-// Errors that were asked for, by PTX_DEVICE_FAIL or by a test: the n-th call of a function fails.
+// Injected errors, requested by PTX_DEVICE_FAIL or by a test: the n-th call of a function fails.
 //
 //   asked     clause[;clause]…      clause    function:which=error[!]
-//   function  a name of the API; `any` is each that can fail
-//   which     n: the n-th call from now on; n+: all from the n-th on; *: all
-//   error     a number of cudaError_t; ! breaks the device, whichever error it is
+//   function  An API function. `any` matches every fallible function.
+//   which     A number n selects the n-th call from now on. n+ selects all calls from the n-th on.
+//             An asterisk selects all calls.
+//   error     A cudaError_t number. ! makes any error break the device.
 //
-// An error that leaves a real device's context broken breaks the device by itself.
+// Errors with permanent effect on a real device's context always break the device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,14 +21,15 @@ struct Injected {
   bool breaks_device = false;
 };
 
-/// Counts a call, and says whether it fails.
+/// Counts a call and returns the error to inject.
 Injected count_call(const char* function);
 
-/// In place of what was asked before, but for PTX_DEVICE_FAIL. False: not understood.
+/// Replaces earlier requests except PTX_DEVICE_FAIL. Returns false for invalid syntax.
 bool ask_for_errors(const std::string& asked);
-/// Calls so far; of all functions, where it is "any".
+/// Number of calls so far; "any" counts all functions.
 std::size_t calls_of(const std::string& function);
-/// The function that an error was injected into last; "": none, since some were asked for.
+/// The function of the last injected error. Returns "" if no error was injected since the last
+/// request.
 const char* last_injected();
 
 }  // namespace ptx

@@ -1,4 +1,4 @@
-// See launches.h: the functions that launch kernels, those among them that nvcc's code calls.
+// See launches.h: functions for kernel launches, including the functions called by nvcc's code.
 #include "tests/ptx_device/runtime/launches.h"
 
 #include "tests/ptx_device/runtime/api.h"
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMostShared = 227 * 1024;
 
-/// What <<<…>>> says.
+/// The arguments of <<<…>>>.
 struct Configuration {
   dim3 grid, block;
   std::size_t shared;
@@ -41,7 +41,7 @@ cudaError_t status_of(FaultKind kind) {
   return cudaErrorLaunchFailure;
 }
 
-/// A launch is done once, but one that is captured is done again with every launch of the graph.
+/// A launch runs once, but a captured launch runs with every launch of the graph.
 void copy_plan(const Launch& plan, Launch& launch) {
   launch.kernel = plan.kernel;
   std::copy(plan.grid, plan.grid + 3, launch.grid);
@@ -51,7 +51,7 @@ void copy_plan(const Launch& plan, Launch& launch) {
   launch.number = next_launch();
 }
 
-/// Seconds.
+/// Returns the duration in seconds.
 double run_to_its_end(Launch& launch) {
   const auto begin = std::chrono::steady_clock::now();
   try {

@@ -5,7 +5,7 @@
 
 namespace ptx {
 
-/// What a launch, of a kernel or of a graph, draws its order from.
+/// The number of the next launch of a kernel or graph; seeds the execution order.
 std::uint64_t next_launch();
 
 }  // namespace ptx

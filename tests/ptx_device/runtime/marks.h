@@ -1,5 +1,5 @@
-// Which bytes of the device's memory were ever written: for stand-ins of other libraries, which
-// hand that on with what they move.
+// Marks of written device memory. Replacements of other libraries transfer the marks together with
+// the bytes.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace ptx {
 
-/// A byte for each, 0 where nobody wrote it; empty where that is not known.
+/// A mark per byte, 0 if never written. Empty if unknown.
 std::vector<char> marks_at(const void* pointer, std::size_t bytes);
 void set_marks(const void* pointer, const std::vector<char>& marks);
 

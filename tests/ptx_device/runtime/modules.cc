@@ -56,7 +56,7 @@ std::uint64_t make_variable(const Variable& variable) {
   return address;
 }
 
-/// Variables that hold addresses of others.
+/// Initializes variables containing addresses of other variables.
 void set_addresses(const Variable& variable, Variables& variables) {
   for (const auto& [offset, name] : variable.addresses) {
     char* bytes = bytes_of(variables[variable.name], variable.bytes) + offset;
@@ -75,7 +75,7 @@ void lay_out(Image& image) {
   for (const Variable& variable : image.module->globals) set_addresses(variable, image.variables);
 }
 
-/// Null: the program says nothing of that symbol.
+/// Returns null if the program did not register the symbol.
 Image* image_of(const void* symbol, std::string& name) {
   for (auto& image : modules().images)
     for (const HostVariable& variable : image->host_variables)

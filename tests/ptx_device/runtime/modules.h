@@ -1,5 +1,5 @@
-// The modules of a program and their kernels and variables, as the code registers them that nvcc
-// makes. A module is read and a kernel is decoded when they are first used.
+// Modules, kernels and variables of a program, registered by nvcc's code. Modules are parsed and
+// kernels are decoded on first use.
 #pragma once
 
 #include "tests/ptx_device/machine/machine.h"
@@ -30,19 +30,19 @@ struct Image {
   std::vector<HostVariable> host_variables;
 };
 
-/// What was run of a kernel.
+/// Execution statistics of a kernel.
 struct Runs {
   std::uint64_t launches = 0, executed = 0, executed_lanes = 0;
   double seconds = 0;
 };
 
-/// A kernel, as the host knows it.
+/// The host's record of a kernel.
 struct Entry {
   Image* image = nullptr;
   std::string name;
   std::unique_ptr<Kernel> kernel;  // null until load()
   std::size_t most_dynamic = 48 * 1024;
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // protects the members below
   Runs runs;
 };
 
@@ -50,10 +50,10 @@ Image* add_image(const void* wrapper);
 void add_entry(Image& image, const void* host, const char* name);
 void add_variable(Image& image, const void* host, const char* name);
 
-/// By the host's function or by cudaKernel_t; null: neither.
+/// Finds a kernel by the host's function or by cudaKernel_t. Returns null if not found.
 Entry* entry_of(const void* function);
 std::vector<Entry*> all_entries();
-/// cudaSuccess where the kernel can run here.
+/// Returns cudaSuccess if the kernel is supported.
 cudaError_t load(Entry& entry);
 cudaError_t load(Entry* entry);
 cudaError_t symbol_address(void** pointer, const void* symbol);

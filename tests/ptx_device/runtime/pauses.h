@@ -1,5 +1,5 @@
-// Whether streams pause at random, and what the orders are drawn from that the runtime chooses: as
-// PTX_DEVICE_DELAY and PTX_DEVICE_SEED say, until a test says otherwise.
+// Random pauses of streams, and the seed of the runtime's random orders. PTX_DEVICE_DELAY and
+// PTX_DEVICE_SEED are the defaults; a test may change both.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,6 @@ std::uint64_t order_seed();
 
 extern "C" {
 
-/// For tests: whether streams pause at random from now on, and what orders are drawn from: those of
-/// streams and launches that are made later.
+/// Test hook: sets random pauses and the seed for streams and launches created afterwards.
 void ptx_device_pauses(int pause, unsigned long long seed);
 }

@@ -1,4 +1,4 @@
-// What the device says it is: an H100, but for what the environment asks for.
+// The device's properties: an H100, except for environment settings.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,7 +6,7 @@
 namespace ptx {
 
 cudaDeviceProp device_properties();
-/// 0 for what is not known.
+/// Returns 0 for unknown attributes.
 int device_attribute(cudaDeviceAttr which);
 
 }  // namespace ptx

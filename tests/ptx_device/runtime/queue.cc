@@ -12,7 +12,7 @@ namespace {
 
 using Marks = std::vector<std::shared_ptr<Mark>>;
 
-/// Locked after capture_mutex().
+/// Lock order: capture_mutex() first, then this mutex.
 struct Streams {
   std::recursive_mutex mutex;
   std::set<Stream*> made;
@@ -30,7 +30,7 @@ Stream* null_stream(int device) {
   return stream;
 }
 
-/// The ends of what the default stream waits for.
+/// Adds the ends of all streams the default stream waits for.
 cudaError_t mark_all_that_block(const Stream& null, Marks& marks) {
   for (Stream* other : streams().made) {
     if (!other->blocks || other->device != null.device) continue;
@@ -43,7 +43,7 @@ cudaError_t mark_all_that_block(const Stream& null, Marks& marks) {
   return cudaSuccess;
 }
 
-/// The ends of what work on `stream` waits for.
+/// Adds the ends of all work preceding new work on `stream`.
 cudaError_t mark_what_is_before(cudaStream_t handle, const Stream& stream, Marks& marks) {
   const std::lock_guard lock(streams().mutex);
   if (is_null(handle)) return mark_all_that_block(stream, marks);
@@ -53,7 +53,8 @@ cudaError_t mark_what_is_before(cudaStream_t handle, const Stream& stream, Marks
   return cudaSuccess;
 }
 
-/// A capture ends with the stream that it began on, and is broken without one of the others.
+/// A capture ends with its origin stream. If another stream of the capture is destroyed, the
+/// capture is broken.
 void leave_capture(Stream& stream) {
   Capture& capture = *stream.capture;
   if (capture.origin == &stream) return forget_capture(stream);

@@ -1,5 +1,5 @@
-// How the API's functions find a stream and queue work on it: which streams there are, the default
-// streams, and what a capture forbids.
+// Queues the API's work on streams: lookup of streams, default streams, and restrictions during
+// captures.
 #pragma once
 
 #include "tests/ptx_device/runtime/device.h"
@@ -12,17 +12,18 @@
 namespace ptx {
 
 cudaStream_t add_stream(unsigned flags);
-/// What is queued will be done.
+/// Queued work is still executed.
 void remove_stream(Stream* stream);
 std::size_t live_streams();
 
-/// cudaStreamLegacy and null are the same; cudaStreamPerThread is not known here.
+/// cudaStreamLegacy equals null. cudaStreamPerThread is not supported.
 bool is_null(cudaStream_t stream);
 Stream* stream_of(cudaStream_t stream);
 bool is_known(cudaStream_t stream);
 bool is_captured(cudaStream_t stream);
 
-/// Legacy: the default stream waits for all that block on it, and they for it. `waits`: see Node.
+/// The legacy default stream waits for all blocking streams, and blocking streams wait for the
+/// default stream. `waits`: see Node.
 cudaError_t queue(cudaStream_t handle, std::function<void()> work, bool waits = false);
 cudaError_t synchronize(Stream* stream);
 

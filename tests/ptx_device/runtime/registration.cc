@@ -1,4 +1,4 @@
-// What nvcc's code calls before main: it registers a program's modules, kernels and variables.
+// Functions called by nvcc's code before main to register modules, kernels and variables.
 #include "tests/ptx_device/runtime/modules.h"
 
 #include <cstdio>

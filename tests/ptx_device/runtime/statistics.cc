@@ -1,5 +1,5 @@
-// What is said when the program ends: a table of kernels where it was asked for, and how much there
-// was to complain about.
+// Output at the end of the program: a table of kernels (if requested), and the number of
+// complaints.
 #include "tests/ptx_device/runtime/modules.h"
 
 #include <algorithm>

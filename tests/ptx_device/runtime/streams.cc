@@ -1,4 +1,4 @@
-// The functions that make streams, end them, wait for them and ask for them.
+// Functions for creating, destroying, synchronizing and querying streams.
 #include "tests/ptx_device/runtime/api.h"
 #include "tests/ptx_device/runtime/captures.h"
 #include "tests/ptx_device/runtime/queue.h"

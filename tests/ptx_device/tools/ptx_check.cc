@@ -1,5 +1,5 @@
-// Decodes all kernels in programs, or in files of PTX, and says which the device cannot run.
-// usage: tersor_ptx_check FILE…    status 1 where there are such, or no kernels at all
+// Decodes all kernels in programs or PTX files and lists unsupported kernels. Usage:
+// tersor_ptx_check FILE…    status 1 for an unsupported kernel, or without any kernels
 #include "tests/ptx_device/machine/machine.h"
 #include "tests/ptx_device/runtime/fat_binary.h"
 
