@@ -290,7 +290,7 @@ TEST(Weights, ALossMeanwhileIsOneLikeAnyOther) {
         EXPECT_THROW(run.step(1 + rank, 1), RanksLost);
         run.reducer.resume();
         EXPECT_THROW(run.reducer.ready("w"),
-                     InvalidArgument);  // now without a weight
+                     InvalidArgument);  // no weight
         EXPECT_LT(squared_error(run.step(1 + rank, 1), wanted_mean({1, 2, 0, 4}, 1)), 0.02);
       });
   }

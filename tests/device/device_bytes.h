@@ -1,5 +1,5 @@
-// Bytes on a device as tests of transports need them: written and read by what is queued on a
-// stream, so that whoever does not wait for the stream sees something else.
+// Device memory for tests of transports. All reads and writes are queued on a stream, so code
+// without a wait for the stream sees other bytes.
 #pragma once
 
 #include <tersor/buffer.h>
@@ -12,7 +12,7 @@
 
 namespace tersor::test {
 
-/// Device memory that a stream fills when it comes to it.
+/// Device memory filled in stream order.
 class LateBytes {
  public:
   LateBytes(ConstByteSpan bytes, const Stream& stream)
@@ -29,14 +29,14 @@ class LateBytes {
   Buffer memory_;
 };
 
-/// What device memory holds when a stream comes to this.
+/// A copy of device memory made in stream order.
 class LateCopy {
  public:
   LateCopy(ConstByteSpan bytes, const Stream& stream) : pinned_(bytes.size()) {
     kernels::copy_bytes(pinned_.pointer(), bytes.data(), bytes.size(), stream.view());
   }
 
-  /// Once the stream was synchronised.
+  /// Valid after synchronizing the stream.
   ConstByteSpan span() const { return pinned_.span(); }
 
  private:

@@ -1,5 +1,5 @@
-// What the host and the device made of one call, compared bit by bit; failures name the first
-// place.
+// Bitwise comparison of a call's results on the host and on the device. Failures name the first
+// difference.
 #pragma once
 
 #include <tersor/codec.h>

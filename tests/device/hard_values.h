@@ -1,5 +1,5 @@
-// Kinds of gradients that are hard to encode: ties, zeros, numbers at either end of the range, what
-// is no number, and values that are not like a sample of them.
+// Gradients difficult to encode: ties, zeros, numbers at both ends of the range, non-finite values,
+// and values unlike a sample.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct ValueKind {
 
 const std::vector<ValueKind>& hard_values();
 
-/// `count` values of a kind; the same for the same seed on every machine.
+/// `count` values of a kind. A seed gives the same values on every machine.
 std::vector<float> values_of(const ValueKind& kind, std::size_t count, std::uint64_t seed);
 
 }  // namespace tersor::test

@@ -1,5 +1,5 @@
-// Frames so long that what many of them hold is summed in long pieces, and that columns of their
-// checksums need a third table of powers.
+// Long frames: sums of many frames use long pieces, and checksum columns need a third table of
+// powers.
 
 #include "kernels/scalar/checksum.h"
 #include "tests/device/pair.h"
@@ -12,7 +12,8 @@
 namespace tersor::test {
 namespace {
 
-/// Values of f32 with a group and a bit beyond what two tables' powers reach: 64 MiB.
+/// A number of f32 values a little more than a group beyond the range of two tables of powers: 64
+/// MiB.
 constexpr std::size_t kPowers = kernels::ChecksumNumbers::kPowers;
 constexpr std::size_t kGroups = kPowers * kPowers / kernels::kChecksumColumns;
 constexpr std::size_t kLong = (kGroups + 1) * kernels::kChecksumGroup + 5;

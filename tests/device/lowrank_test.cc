@@ -1,5 +1,5 @@
-// A device writes the bits that the CPU writes in lowrank: bare values of both rounds, the basis,
-// residuals, memory and decoded values, for shapes around what blocks of threads take.
+// lowrank gives the same bits on a device and on the CPU, for shapes near the tile sizes of thread
+// blocks. Compared are raw values of both rounds, the basis, residuals, memory and decoded values.
 
 #include "tests/device/expectations.h"
 #include "tests/device/hard_values.h"
@@ -30,7 +30,7 @@ bool carries(const std::string& spec, PairShape shape) {
       {.count = shape.count(), .rows = shape.rows, .columns = shape.columns});
 }
 
-/// Two steps, the second from the memory of the first.
+/// Compares two steps. The second step starts from the memory of the first.
 void expect_same_steps(RoundsPair& pair) {
   pair.expect_same();
   pair.for_each([](CodecHarness& rank) {
@@ -84,7 +84,7 @@ TEST(LowrankOnADevice, FactorsModesAndResidualsInPlace) {
     });
 }
 
-/// More segments than one launch takes.
+/// More segments than a launch accepts.
 TEST(LowrankOnADevice, SeveralLaunches) {
   std::vector<std::size_t> counts;
   for (std::size_t i = 0; i < 95; ++i) counts.push_back(16 * (20 + i % 5 * 23));
@@ -109,7 +109,7 @@ TEST(LowrankOnADevice, InactiveSegments) {
     });
 }
 
-/// What two directions leave nothing of, and zeros.
+/// A matrix of rank two, including zeros: two directions leave no residual.
 float of_rank_two(std::size_t i, std::size_t columns) {
   const float left = static_cast<float>(i / columns % 7) - 3;
   const float right = static_cast<float>(i % columns % 5) - 2;

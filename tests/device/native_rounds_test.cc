@@ -1,6 +1,5 @@
-// A device writes the bits that the CPU writes in codecs that only go native: bare values of all
-// rounds, residuals, words and decoded values, for all types, counts and distances from an aligned
-// address.
+// Native-only codecs give the same bits on a device and on the CPU, for all types, counts and
+// alignments. Compared are raw values of all rounds, residuals, state words and decoded values.
 
 #include "tests/device/hard_values.h"
 #include "tests/device/rounds_pair.h"
@@ -52,7 +51,7 @@ TEST_P(NativeRoundsOn, FactorsAndModes) {
   });
 }
 
-/// More segments than one launch takes, and more than short parameters hold.
+/// More segments than a launch accepts, and more than fit into short kernel parameters.
 TEST_P(NativeRoundsOn, SeveralLaunches) {
   std::vector<std::size_t> counts;
   for (std::size_t i = 0; i < 900; ++i) counts.push_back(i == 450 ? 1'000 : i % 7);

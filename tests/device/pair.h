@@ -1,4 +1,4 @@
-// The same call on the host and on the device under test, compared bit by bit.
+// A call on the host and on the device under test, compared bitwise.
 #pragma once
 
 #include "tests/support/codec_harness.h"
@@ -16,19 +16,20 @@ class Pair {
 
   void for_each(const std::function<void(CodecHarness&)>& body);
 
-  /// Frames and residuals.
+  /// Compares frames and residuals.
   void expect_same_encode();
-  /// Values decoded from `frames` frames, assigned and added, with a factor.
+  /// Compares values decoded from `frames` frames, assigned and added, with a factor.
   void expect_same_decode(std::size_t frames = 1);
-  /// Frames and the owner's residuals; nothing where the codec does not reduce.
+  /// Compares frames and the owner's residuals. Does nothing if the codec does not reduce.
   void expect_same_reduce(std::size_t frames);
-  /// Bare values, with factors, and what they decode to; nothing where the codec has none.
+  /// Compares raw values, with factors, and the decoded values. Does nothing if the codec has no
+  /// raw values.
   void expect_same_native();
-  /// What encode writes for the next step, in place and elsewhere.
+  /// Compares the state words written by encode for the next step, in place and to separate memory.
   void expect_same_words();
 
  private:
-  /// Frames of other gradients, the same ones in host and device memory.
+  /// Frames of other gradients, equal in host and device memory.
   struct Frames {
     std::vector<GuardedBytes> host, device;
   };

@@ -1,4 +1,4 @@
-// The same exchange in native rounds on the host and on the device under test, compared bit by bit.
+// An exchange in native rounds on the host and on the device under test, compared bitwise.
 #pragma once
 
 #include "tests/support/native_rounds.h"
@@ -10,13 +10,14 @@
 namespace tersor::test {
 
 struct RoundsPair {
-  /// Of two ranks.
+  /// A pair with two ranks.
   RoundsPair(const std::string& spec, const std::vector<std::size_t>& counts,
              const HarnessOptions& options);
 
   void for_each(const std::function<void(CodecHarness&)>& body);
 
-  /// Bare values of all rounds, kept memory, residuals, the codec's memory and decoded values.
+  /// Compares the raw values of all rounds, round state, residuals, the codec's memory and decoded
+  /// values.
   void expect_same(const NativeOptions& options = {});
 
   NativeRounds host, device;
@@ -26,7 +27,7 @@ struct RoundsPair {
 void for_each_type(const std::string& spec, const std::vector<std::size_t>& counts,
                    HarnessOptions options, const std::function<void(RoundsPair&)>& body);
 
-/// What round 1 writes for the next step, in place and elsewhere.
+/// Compares the state words written by round 1 for the next step, in place and to separate memory.
 void expect_same_next_words(const std::string& spec, std::size_t count,
                             const HarnessOptions& options);
 

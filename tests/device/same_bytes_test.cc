@@ -1,5 +1,5 @@
-// A device writes the bytes that the CPU writes: frames, residuals, words and decoded values, for
-// all codecs, types, roundings, counts and distances from an aligned address.
+// A device writes the same bytes as the CPU: frames, residuals, state words and decoded values, for
+// all codecs, types, roundings, counts and alignments.
 
 #include "tests/device/pair.h"
 #include "tests/support/grid.h"
@@ -18,8 +18,8 @@ class SameBytes : public ::testing::TestWithParam<std::string> {
  protected:
   std::string spec() const { return GetParam(); }
 
-  /// Runs `body` on a pair for each type of gradient and residual; on a small grid for one of them,
-  /// the next with each call, and another one first for another codec.
+  /// Runs `body` on a pair for each type of gradient and residual. On a small grid, each call uses
+  /// only one type, in rotation; the first type depends on the codec.
   template <typename Body>
   void for_each_type(const std::vector<std::size_t>& counts, HarnessOptions options, Body&& body) {
     std::vector<std::pair<Dtype, Dtype>> types = {
@@ -73,7 +73,7 @@ TEST_P(SameBytes, ManySegments) {
   });
 }
 
-/// Runs of units that end within a segment and go on in the next.
+/// Units continue across segment boundaries.
 TEST_P(SameBytes, LongRuns) {
   Pair pair(spec(), {70'001, 3, 513, 40'000}, {});
   pair.expect_same_encode();
@@ -81,7 +81,7 @@ TEST_P(SameBytes, LongRuns) {
   pair.expect_same_reduce(2);
 }
 
-/// More segments than one launch takes, and more than short parameters hold.
+/// More segments than a launch accepts, and more than fit into short kernel parameters.
 TEST_P(SameBytes, SeveralLaunches) {
   if (!make_codec(spec())->traits().divisible) GTEST_SKIP() << "each segment has its own launches";
   std::vector<std::size_t> counts;

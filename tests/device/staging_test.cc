@@ -1,5 +1,5 @@
-// Ranks that meet on the host exchange and sum memory of devices: what a stream has written before
-// an operation arrives, and is there for what is queued behind it.
+// Transports on the host with device memory, for exchanges and sums. Data written by a stream
+// before an operation arrives, and results are available to work queued afterwards.
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -18,7 +18,7 @@ constexpr std::array<std::size_t, 6> kBytes = {0, 1, 255, 257, 9'001, 70'001};
 
 class DeviceRanks : public OnFabric {
  protected:
-  /// The body on 1 to 4 ranks, on streams of their own with `in_order` and without.
+  /// Runs the body on 1 to 4 ranks with separate streams, with and without `in_order`.
   void on_device_ranks(const std::function<void(Transport&, Operation)>& body) const {
     for (const bool in_order : {false, true})
       for (int ranks = 1; ranks <= std::min(4, GetParam().most_ranks); ++ranks) {
@@ -32,7 +32,7 @@ class DeviceRanks : public OnFabric {
 
 INSTANTIATE_TEST_SUITE_P(Fabrics, DeviceRanks, ::testing::ValuesIn(fabrics()), fabric_name);
 
-/// The operation with a name and a tag of its own, on a stream.
+/// The operation with a name, a separate tag and a stream.
 Operation next(Transport& transport, Operation operation, const Stream& stream) {
   operation.name = "test";
   operation.signature = 42;
@@ -135,7 +135,7 @@ TEST_P(DeviceRanks, ReceiveAnyKnowsItsSource) {
   });
 }
 
-// One rank's memory is the host's: the bytes are the same to the wire.
+// One rank uses host memory. The transmitted bytes are the same.
 TEST_P(DeviceRanks, MeetRanksOnTheHost) {
   run(2, [](Transport& transport) {
     const Stream stream;
@@ -155,7 +155,7 @@ TEST_P(DeviceRanks, MeetRanksOnTheHost) {
   });
 }
 
-/// Sums (or maxima) of device values have the bits that they have on the host.
+/// Sums and maxima of device values have the same bits as on the host.
 TEST_P(DeviceRanks, SumsHaveTheBitsOfTheHost) {
   on_device_ranks([](Transport& transport, const Operation& any) {
     const Stream stream;
@@ -177,8 +177,7 @@ TEST_P(DeviceRanks, SumsHaveTheBitsOfTheHost) {
   });
 }
 
-// Four chunks under way at once, each rank in an order of its own, waited for as an event loop
-// does.
+// Four operations at once, in a different order on each rank, completed as in an event loop.
 TEST_P(DeviceRanks, ManyOperationsAtOnce) {
   constexpr int kOperations = 4;
   on_device_ranks([](Transport& transport, Operation any) {
@@ -230,7 +229,7 @@ TEST_P(DeviceRanks, RefuseWhatIsNotOnTheDevice) {
     const std::vector<ValueSpan> mixed = {device.values(50, Dtype::kF32), host};
     EXPECT_THROW(transport.sum(operation, mixed), InvalidArgument);
     Handle handle = transport.all_gather(operation, device.span(), 400);
-    handle.wait_synchronize();  // and nothing was poisoned by that
+    handle.wait_synchronize();  // the transport is not poisoned
     stream.synchronize();
   });
 }
@@ -272,7 +271,7 @@ TEST_P(DeviceRanks, PoisonEndsWhatIsUnderWay) {
   EXPECT_TRUE(contains(errors[0], "rank 1 gave up: the disk is full")) << errors[0];
 }
 
-// What calls on a device found wrong with a frame ends the next collective, on all ranks.
+// A frame fault detected on a device ends the next collective on all ranks.
 TEST_P(DeviceRanks, FaultsOfFramesAreThrownAtTheNextBegin) {
   if (GetParam().most_ranks < 2) GTEST_SKIP() << "needs 2 ranks";
   const auto errors = errors_of(GetParam(), 2, [](Transport& transport) {

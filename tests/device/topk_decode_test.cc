@@ -1,4 +1,4 @@
-// topk on a device: parts of a segment, and payloads whose places are not sound.
+// topk on a device: windows of a segment, and payloads with invalid indices.
 
 #include "tests/support/codec_harness.h"
 
@@ -19,7 +19,7 @@
 namespace tersor::test {
 namespace {
 
-/// Frames of one segment in host and device memory, and harnesses to decode them.
+/// Frames of one segment in host and device memory, and harnesses for decoding the frames.
 class Decoders {
  public:
   Decoders(const char* spec, std::size_t count, Dtype dtype)
@@ -51,7 +51,7 @@ class Decoders {
     EXPECT_TRUE(device_.intact());
   }
 
-  /// What the device says of the second frame after `damage`; frames are whole again afterwards.
+  /// The device's error for the second frame after `damage`. Restores the frame afterwards.
   std::string complaint(const std::function<void(ByteSpan payload)>& damage) {
     const ByteSpan frame = frames_[1].span();
     damage(frame.subspan(sizeof(FrameHeader)));
@@ -64,7 +64,7 @@ class Decoders {
   }
 
   std::vector<float> outputs() const { return device_.outputs(); }
-  /// Which of the units of 4,096 outputs are NaN.
+  /// Indices of the units of 4,096 outputs with NaN.
   std::vector<std::size_t> poisoned_units() const {
     std::vector<std::size_t> units;
     const std::vector<float> values = outputs();
@@ -129,7 +129,7 @@ TEST(TopkDecodeOnADevice, PlacesThatAreNotSound) {
   EXPECT_EQ(poisoned(set_index(1, 0)).size(), 1u);
   EXPECT_EQ(poisoned(set_index(700, 4'465)), Units{17});
   EXPECT_EQ(poisoned(set_index(700, 65'535)), Units{17});
-  EXPECT_EQ(poisoned([&](ByteSpan payload) {  // one that is there twice
+  EXPECT_EQ(poisoned([&](ByteSpan payload) {  // a repeated index
               std::memcpy(payload.data() + index + 2, payload.data() + index, 2);
             })
                 .size(),
@@ -142,7 +142,7 @@ TEST(TopkDecodeOnADevice, AnyBytesAtAll) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     EXPECT_NE(decoders.complaint([&](ByteSpan payload) {
-      const std::size_t from = seed % 2 == 0 ? 0 : 16;  // everything, or all but `first`
+      const std::size_t from = seed % 2 == 0 ? 0 : 16;  // all, or all except `first` values
       for (std::byte& byte : payload.subspan(from)) byte = std::byte(random());
     }),
               "");

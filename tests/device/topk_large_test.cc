@@ -1,4 +1,5 @@
-// topk's places beyond 2^32, in a frame made by hand: windows around them are decoded.
+// topk indices beyond 2^32 in a manually constructed frame. The test decodes windows around these
+// indices.
 
 #include "tests/support/codec_harness.h"
 
@@ -40,7 +41,7 @@ void write_payload(ByteSpan payload) {
   }
 }
 
-/// A short frame's header, and that payload.
+/// The header of a short frame with this payload.
 GuardedBytes make_frame(Memory memory) {
   CodecHarness few(kSpec, {kKept}, {.memory = Memory::kHost});
   GuardedBytes frame(sizeof(FrameHeader) + kLayout.bytes(), 0, memory);
@@ -62,7 +63,7 @@ std::vector<float> expected(std::size_t begin, std::size_t count) {
   return values;
 }
 
-/// A frame, and what a call on it needs.
+/// A frame with the memory for decoding.
 class Decoder {
  public:
   explicit Decoder(Memory memory)

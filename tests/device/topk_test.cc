@@ -1,5 +1,5 @@
-// topk on a device where encoding is hardest: every way to find the k-th key with every kind of
-// residual and value, and gradients that are not like any sample of them.
+// Hard cases of topk encoding on a device. Every method for the k-th key runs with every kind of
+// residual and value, and with gradients unlike any sample.
 
 #include "kernels/topk/device.h"
 #include "kernels/topk/device_plan.h"
@@ -24,7 +24,7 @@ using Use = TestDevice::Use;
 constexpr std::array kForces = {TopkForce::kNothing, TopkForce::kTooFew, TopkForce::kTooMany,
                                 TopkForce::kRadix};
 
-/// What becomes of the residual.
+/// A kind of residual.
 struct ResidualMode {
   const char* name;
   Dtype dtype = Dtype::kF32;
@@ -32,7 +32,7 @@ struct ResidualMode {
   float factor = 3.0f;
 };
 
-/// One segment with its options, on the host and on the device.
+/// A segment with options on the host and on the device.
 class ForcedPair {
  public:
   ForcedPair(TopkOptions options, std::size_t count, HarnessOptions layout,
@@ -60,7 +60,7 @@ class ForcedPair {
     });
   }
 
-  /// Frames and residuals; residuals in place go on from what they are.
+  /// Compares frames and residuals. Residuals in place continue from their current values.
   void expect_same_encode(TopkForce force) {
     const GuardedBytes host = host_.encode();
     const GuardedBytes device = encode_on_device(force, host);
@@ -90,7 +90,7 @@ class ForcedPair {
     if (bytes != 0) test_device()->prepare(static_cast<const std::byte*>(begin), bytes, use);
   }
 
-  /// The kernels' entry point itself, which can be forced.
+  /// Calls the kernels' entry point directly, because only this function can force a method.
   GuardedBytes encode_on_device(TopkForce force, const GuardedBytes& expected) {
     EncodeCall call = device_.encode_call();
     GuardedBytes words(sizeof(StateWords), 0, Memory::kDevice);
@@ -129,7 +129,7 @@ constexpr ResidualMode kModes[] = {
     {.name = "bf16", .dtype = Dtype::kBf16},
     {.name = "bf16 in place", .dtype = Dtype::kBf16, .in_place = true}};
 
-/// Calls body(mode) for no feedback (null) and each kind of it.
+/// Calls body(mode) without feedback (null) and for each kind of feedback.
 template <typename Body>
 void for_each_mode(const Body& body) {
   body(static_cast<const ResidualMode*>(nullptr));
@@ -193,7 +193,7 @@ TEST(TopkOnADevice, FewLaunches) {
   const std::size_t before = test_device()->launches();
   harness.encode();
   if (test_device()->launches() == 0) GTEST_SKIP() << "nobody counts launches here";
-  // Beside them the control words are cleared: nine operations of the stream.
+  // Eight launches plus clearing the control words: nine operations on the stream.
   EXPECT_EQ(test_device()->launches() - before, 8u);
 }
 

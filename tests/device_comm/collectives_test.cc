@@ -1,4 +1,4 @@
-// Collectives of device memory: the bits of ranks on hosts, whatever carries the messages.
+// Collectives on device memory: the same bits as on the host, over every transport.
 #include "tests/device_comm/fabric.h"
 #include "tests/device_comm/steps.h"
 
@@ -15,7 +15,7 @@ bool same_bits(const Values& a, const Values& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-/// Without a way of ours the bits may differ, the values hardly.
+/// Library sums may differ in bits, but hardly in values.
 void expect_near(const Values& found, const Values& wanted) {
   ASSERT_EQ(found.size(), wanted.size());
   for (std::size_t i = 0; i < found.size(); ++i)
@@ -100,7 +100,8 @@ TEST_P(CollectivesOnDevice, NativeSums) {
                          bits);
 }
 
-// Two rounds or, to a known scale, one; exact, so that the bits are those of hosts whoever adds.
+// Two rounds or, with a fixed scale, one. Sums are exact, so the bits equal the host's bits for
+// every order of additions.
 TEST_P(CollectivesOnDevice, SumsOfWholeNumbersGiveTheBitsOfHosts) {
   for (const char* codec : {"intsum", "intsum:lanes=16+ef", "intsum:lanes=32,rounding=stochastic",
                             "intsum:scale=0.05", "intsum:lanes=16,scale=0.001+ef"})
@@ -114,7 +115,7 @@ TEST_P(CollectivesOnDevice, SumsOfWholeNumbersGiveTheBitsOfHosts) {
                      4);
 }
 
-// Ranks of one host first; a host of one rank, hosts of unequal numbers.
+// Ranks of one host first, a host with a single rank, and hosts with unequal numbers of ranks.
 TEST_P(CollectivesOnDevice, HierarchicalGivesTheBitsOfHosts) {
   for (const std::vector<int>& hosts :
        {std::vector{0, 0, 1, 1}, std::vector{0, 1, 0}, std::vector{0, 0, 0}})
@@ -166,7 +167,7 @@ TEST_P(CollectivesOnDevice, RowsByHostsAndOnGridsGiveTheBitsOfHosts) {
   }
 }
 
-// Both ways at once: as a broadcast has them.
+// Messages in both directions at once, with the results of a broadcast.
 TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {
     const Place device{Memory::kDevice, stream};
@@ -215,7 +216,7 @@ TEST_P(CollectivesOnDevice, ChunksChangeNoBits) {
   for (std::size_t rank = 0; rank < a.size(); ++rank) EXPECT_TRUE(same_bits(a[rank], b[rank]));
 }
 
-// What must not be mixed is refused before anything is sent, and the transport goes on.
+// Mixed memory is refused before anything is sent, and the transport still works.
 TEST_P(CollectivesOnDevice, MixedMemoryIsRefused) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {
     const Place device{Memory::kDevice, stream};

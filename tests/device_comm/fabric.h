@@ -1,5 +1,5 @@
-// Transports that take device memory, for the suites of this folder: each test program says which
-// it has, and on which device.
+// Transports with support for device memory, for the suites of this folder. Each test program
+// defines its transports and device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,9 +17,9 @@ using DeviceBody = std::function<void(Transport& transport, StreamView stream)>;
 
 struct DeviceFabric {
   std::string name;
-  /// Runs a body on each of so many ranks, each with a stream of its own.
+  /// Runs a body on each of `ranks` ranks, each with a separate stream.
   std::function<void(int ranks, const DeviceBody& body)> run;
-  /// Whether native sums are ours, with the bits of ranks on hosts.
+  /// True if native sums are Tersor's, with the same bits as on the host.
   bool own_sums = true;
 
   friend std::ostream& operator<<(std::ostream& out, const DeviceFabric& fabric) {

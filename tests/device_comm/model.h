@@ -30,7 +30,7 @@ inline ReducerOptions options_of(const Place& place) {
           .stream = place.stream};
 }
 
-/// One rank's model and its reducer.
+/// A rank's model with the reducer.
 class Model {
  public:
   Model(Transport& transport, const Place& place, const ReducerOptions& options)
@@ -46,7 +46,8 @@ class Model {
     reducer_.add(shape.name, gradients_.back()->span(), shape.rows, shape.columns);
   }
 
-  /// The last layer's gradients come first. `left_out` has none in this step.
+  /// Gradients are ready from the last layer to the first. The layer `left_out` has no gradient in
+  /// this step.
   Values step(int index, int left_out = -1) {
     for (std::size_t i = shapes_.size(); i-- > 0;) {
       if (static_cast<int>(i) == left_out) continue;

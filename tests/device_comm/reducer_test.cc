@@ -1,4 +1,5 @@
-// The reducer of gradients on a device: the bits of one on hosts, residuals and checkpoints too.
+// The reducer with device gradients: the same bits as on the host, including residuals and
+// checkpoints.
 #include "comm/collectives/parts.h"
 #include "tests/device_comm/fabric.h"
 #include "tests/device_comm/model.h"
@@ -10,8 +11,7 @@
 namespace tersor::test {
 namespace {
 
-/// What a run leaves behind on one rank: gradients as bytes, one step behind the other, and a
-/// state.
+/// The results of a run on one rank: the bytes of the gradients of all steps, and a state.
 struct Outcome {
   Values values;
   std::vector<std::byte> state;
@@ -127,7 +127,7 @@ TEST_P(ReducerOnDevice, GoesOnFromAState) {
   });
 }
 
-// Who has no samples brings what nobody may look at.
+// The gradient of a rank without samples must not be read.
 TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
   expect_as_on_hosts(3, [](Transport& transport, const Place& place) {
     ReducerOptions options = options_of(place);
@@ -143,7 +143,7 @@ TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
   });
 }
 
-// From a state on, so that residuals and the codec's memory go there and back.
+// Continues from a state, so residuals and the codec's memory are saved and loaded.
 TEST_P(ReducerOnDevice, MatricesOfLowRankGoOnFromTheirMemory) {
   if (!GetParam().own_sums) GTEST_SKIP() << "bare values are added by the library below";
   for (const bool hierarchical : {false, true})
@@ -162,7 +162,7 @@ TEST_P(ReducerOnDevice, MatricesOfLowRankGoOnFromTheirMemory) {
     });
 }
 
-/// Steps of parameters of which each rank gets a shard; one brings nothing in a step.
+/// Steps with sharded parameters. One parameter has no gradient in a step.
 Outcome scatter(Transport& transport, const Place& place, const ReducerOptions& options) {
   GradientReducer reducer(transport, options);
   const auto ranks = static_cast<std::size_t>(transport.ranks());
@@ -214,7 +214,7 @@ TEST_P(ReducerOnDevice, ScattersByHostsAsOnHosts) {
   });
 }
 
-// The sum over ranks may be the library's below.
+// Native sums may come from the library below.
 TEST_P(ReducerOnDevice, GoesOnFromAPortableState) {
   const auto run = [](Transport& transport, const Place& place) {
     Model first(transport, place, options_of(place));
@@ -256,7 +256,7 @@ TEST_P(ReducerOnDevice, HandlesAndStatistics) {
   });
 }
 
-// Of f32 and bf16, beside parameters without a residual.
+// f32 and bf16 residuals, next to parameters without residuals.
 TEST_P(ReducerOnDevice, NormsOfResidualsAreThoseOfHosts) {
   for (const Dtype residuals : {Dtype::kF32, Dtype::kBf16}) {
     const auto norms = [&](Transport& transport, const Place& place) {
@@ -294,7 +294,7 @@ TEST_P(ReducerOnDevice, CountsOverflowsAsHostsDo) {
   EXPECT_GE(wanted.back(), 6400.0f);
 }
 
-// Buffers and messages are made anew between steps; what owners owed goes to senders.
+// Buffers and messages are recreated between steps. Residuals of owners move to senders.
 TEST_P(ReducerOnDevice, LearnsHowToGo) {
   std::vector<Values> all(2);
   GetParam().run(2, [&](Transport& transport, StreamView stream) {
@@ -316,7 +316,8 @@ TEST_P(ReducerOnDevice, LearnsHowToGo) {
   EXPECT_EQ(all[0], all[1]);
 }
 
-// Ranks that differ where no signature shows it: nobody sums, and the next step says why.
+// Ranks differ in an option outside of the signature. No rank gets a sum, and the next step raises
+// the error.
 TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {
     const Place place{Memory::kDevice, stream};
@@ -325,7 +326,7 @@ TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
     Model model(transport, place, options);
     EXPECT_THROW(
         {
-          EXPECT_TRUE(std::isnan(model.step(0).back()));  // or the other rank is a step ahead
+          EXPECT_TRUE(std::isnan(model.step(0).back()));  // otherwise the peer is a step ahead
           model.step(1);
           model.step(2);
         },

@@ -1,4 +1,4 @@
-// Ranks that are threads of this process, whose messages go by way of pinned memory.
+// Ranks as threads of this process. Messages are staged in pinned memory.
 #pragma once
 
 #include "tests/device_comm/fabric.h"

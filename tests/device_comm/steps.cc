@@ -71,7 +71,7 @@ PlacedValues::PlacedValues(std::size_t count, Dtype dtype, const Place& place)
 
 void PlacedValues::write(const Values& values) {
   if (place_.memory == Memory::kHost) return from_floats(values, 1.0f, span(), {});
-  kernels::synchronize(place_.stream);  // what was written before has left pinned_
+  kernels::synchronize(place_.stream);  // earlier writes no longer use pinned_
   from_floats(values, 1.0f, {pinned_.pointer(), count_, dtype_, Memory::kHost}, {});
   kernels::copy_bytes(memory_.pointer(), pinned_.pointer(), memory_.bytes(), place_.stream);
 }
@@ -151,7 +151,7 @@ Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& p
   CollectiveWorkspace workspace;
   Values all;
   for (int step = 0; step < wanted.steps; ++step) {
-    std::vector<std::size_t> rows;  // to each peer, and as many from there
+    std::vector<std::size_t> rows;  // to each peer, and as many from each peer
     for (int peer = 0; peer < transport.ranks(); ++peer)
       rows.push_back(static_cast<std::size_t>((transport.rank() + peer + step) % 3));
     const std::size_t count =

@@ -1,5 +1,4 @@
-// The same steps of a collective, or of a reducer, in either memory: what comes out must be the
-// same bits.
+// Equal steps of a collective or a reducer in either memory, for bitwise comparison of the results.
 #pragma once
 
 #include "comm/collectives/host_copy.h"
@@ -21,14 +20,14 @@ inline void append(Values& all, const Values& more) {
   all.insert(all.end(), more.begin(), more.end());
 }
 
-/// Where a rank keeps its values.
+/// The memory and stream of a rank's values.
 struct Place {
   Memory memory = Memory::kHost;
   StreamView stream = {};
 };
 
-/// Values in such a place. On a device they are there when the stream comes to it, so that whoever
-/// does not wait for the stream sees older ones.
+/// Values in a place. On a device, writes happen in stream order, so code without a wait for the
+/// stream sees older values.
 class PlacedValues {
  public:
   PlacedValues(std::size_t count, Dtype dtype, const Place& place);
@@ -45,7 +44,7 @@ class PlacedValues {
   kernels::PinnedBuffer pinned_;
 };
 
-/// What a call of a collective is made of.
+/// The options of a collective.
 struct Case {
   Algorithm algorithm = Algorithm::kAuto;
   std::string codec = "none";
@@ -58,7 +57,7 @@ struct Case {
   std::vector<int> dims = {};
 };
 
-/// State of one rank in a case with feedback.
+/// The state of one rank in a case with feedback.
 class PlacedState {
  public:
   PlacedState(const Case& wanted, const Transport& transport, const Place& place);
@@ -74,18 +73,19 @@ class PlacedState {
   CollectiveState state_;
 };
 
-/// All gradients of the steps of one rank's allreduce, then its residuals.
+/// All results of a rank's allreduce steps, then its residuals.
 Values allreduce_steps(const Case& wanted, Transport& transport, const Place& place);
-/// This rank's shards, or all shards, of the steps.
+/// This rank's shards of the steps, or all shards.
 Values reduce_scatter_steps(const Case& wanted, Transport& transport, const Place& place);
 Values allgather_steps(const Case& wanted, Transport& transport, const Place& place);
-/// Rows of `count` values that came; other splits in each step, no rows between some.
+/// The received rows of `count` values. The splits change in each step, and some ranks exchange no
+/// rows.
 Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& place);
 
-/// What this rank has of a broadcast, a reduce, a gather and a scatter; the last rank is the root.
+/// This rank's results of a broadcast, a reduce, a gather and a scatter. The last rank is the root.
 Values rooted_steps(const Case& wanted, Transport& transport, const Place& place);
 
-/// What each of so many ranks in this process gets on hosts.
+/// The results of `ranks` ranks in this process on the host.
 using Steps = Values (*)(const Case&, Transport&, const Place&);
 std::vector<Values> on_hosts(Steps steps, const Case& wanted, int ranks);
 

@@ -1,5 +1,5 @@
-// See arena.h. One range of addresses, whose used part is opened and closed as a whole: that takes
-// a few microseconds a kernel.
+// See arena.h. A single range of addresses. The used part is opened and closed as a whole, in a few
+// microseconds per kernel.
 
 #include "tests/emulated/arena.h"
 
@@ -25,12 +25,13 @@ struct Arena {
   std::byte* begin = nullptr;
   std::size_t used_bytes = 0;  // whole pages
   unsigned accesses = 0;
-  std::map<std::size_t, std::size_t> allocations;  // offset -> its end
+  std::map<std::size_t, std::size_t> allocations;  // offset -> end
 };
 
 Arena& arena();
 
-/// Only what a signal handler may do. Returning repeats the access, which then ends the program.
+/// Restricted to async-signal-safe calls. Returning repeats the access, which then ends the
+/// program.
 void explain_fault(int, siginfo_t* fault, void*) {
   const auto* address = static_cast<const std::byte*>(fault->si_addr);
   if (address >= arena().begin && address < arena().begin + kArenaBytes) {
@@ -60,7 +61,7 @@ void protect(std::size_t first, std::size_t last, int protection) {
   if (first < last) mprotect(arena().begin + first, last - first, protection);
 }
 
-/// The first gap that is long enough; an unused unit stands behind each allocation.
+/// The first sufficient gap. An unused unit follows each allocation.
 std::size_t find_gap(std::size_t bytes) {
   std::size_t place = 0;
   for (const auto& [first, end] : arena().allocations) {

@@ -1,16 +1,17 @@
-// Memory of the emulated device: only work that runs on the device can touch it. The host's own
-// code that does so ends the program with a line that says which allocation it was.
+// Memory of the emulated device, accessible only from work on the device. An access by host code
+// ends the program with a message.
 #pragma once
 
 #include <cstddef>
 
 namespace tersor::emulator {
 
-/// At least 256-byte aligned. Null where there is no room left. Under the lock, as the others here.
+/// Returns memory aligned to at least 256 bytes, or null if the arena is full. All functions here
+/// require the lock.
 std::byte* allocate_in_arena(std::size_t bytes);
 void release_in_arena(std::byte* memory);
 
-/// While one lives, all of it can be touched.
+/// Makes all memory accessible while this object lives.
 class ArenaAccess {
  public:
   ArenaAccess();

@@ -1,5 +1,5 @@
-// The emulated device stands in for kernels/device/{device,device_memory,event}.cc: its memory is
-// what was allocated here or what tests declared, its streams are those of streams.h.
+// The emulated device replaces kernels/device/{device,device_memory,event}.cc. Its memory is
+// allocated here or declared by tests. Its streams are defined in streams.h.
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
@@ -29,7 +29,7 @@ constexpr int kPinned = -1;
 thread_local int device_of_thread = 0;
 
 struct Allocation {
-  int device;  // kPinned: the host's
+  int device;  // kPinned: pinned host memory
   std::size_t bytes;
 };
 
@@ -55,7 +55,7 @@ std::byte* allocate(std::size_t bytes, int device, int fill) {
   return memory;
 }
 
-/// As cudaFree, which a capture forbids too, waits for the device.
+/// Waits for the device like cudaFree. A capture forbids this call, too.
 void release(std::byte* memory) {
   Guard guard = lock_device();
   if (memory == nullptr || emulator::break_captures("freeing memory")) return;
@@ -77,7 +77,7 @@ const Allocation* find_allocation(const void* pointer) {
   return address < begin + allocation.bytes ? &allocation : nullptr;
 }
 
-/// Throws where a stream would touch anything but memory of the device and pinned memory.
+/// Throws if a stream would access memory other than device memory and pinned memory.
 void check_known(const void* pointer, std::size_t bytes, const std::string& what) {
   const Allocation* found = find_allocation(pointer);
   if (found == nullptr ||
@@ -151,7 +151,7 @@ std::uint64_t capture_of(StreamView stream) {
 
 void synchronize(StreamView stream) { emulator::synchronize(stream); }
 
-void ignore_captures() {}  // they bind their own thread alone
+void ignore_captures() {}  // captures bind only their own thread
 
 int current_device() { return device_of_thread; }
 std::string device_name() { return "emulated device"; }

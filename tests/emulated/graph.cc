@@ -20,7 +20,7 @@ void join(Capture& capture, StreamState& stream) {
   capture.lanes.push_back({&stream, {}});
 }
 
-/// The capture is over for all its streams.
+/// Ends the capture for all streams.
 Capture take(Capture& capture) {
   for (const Lane& lane : capture.lanes) lane.stream->capture = 0;
   Capture taken = std::move(capture);
@@ -28,14 +28,14 @@ Capture take(Capture& capture) {
   return taken;
 }
 
-/// In each lane, how many works come before the end of the first one.
+/// The number of works preceding the end of the first stream, for each stream of the capture.
 class Reach {
  public:
   explicit Reach(const Capture& capture) : lanes_(capture.lanes), reached_(lanes_.size()) {
     extend(0, lanes_.front().works.size());
   }
 
-  /// A record that nobody waits for is no work.
+  /// A record without a waiter is not counted as work.
   bool is_all(std::size_t lane) const {
     const auto& works = lanes_[lane].works;
     return std::all_of(works.begin() + static_cast<std::ptrdiff_t>(reached_[lane]), works.end(),
@@ -69,7 +69,7 @@ void check_whole(const Capture& capture) {
                       " was joined to " + capture.lanes.front().stream->name + " again");
 }
 
-/// The milestones of a replay, one for each of the graph.
+/// The milestones of a replay, corresponding to the milestones of the graph.
 class FreshMilestones {
  public:
   MilestonePointer of(const MilestonePointer& captured) {
@@ -83,7 +83,7 @@ class FreshMilestones {
   std::map<MilestonePointer, MilestonePointer> fresh_;
 };
 
-/// One captured stream's work, on a stream of its own from `start` on. Returns its end.
+/// Queues the work of one captured stream on a separate stream, after `start`. Returns the end.
 MilestonePointer replay_lane(StreamState& lane, const std::deque<Work>& works,
                              const MilestonePointer& start, FreshMilestones& milestones) {
   queue_work(lane, {.what = "hold for the start of a graph", .waits_for = start});

@@ -1,5 +1,4 @@
-// Captures of emulated streams: what is kept, in which order replays run it, and what ends a
-// capture.
+// Captures of emulated streams: captured work, order of replays, and broken captures.
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_memory.h"
@@ -116,7 +115,7 @@ TEST_F(EmulatedGraphs, RanksMeetInReplays) {
   });
 }
 
-/// A call that a capture forbids throws, and so does the end of the capture.
+/// A call forbidden in a capture throws, and the end of the capture throws, too.
 TEST_F(EmulatedGraphs, WhatWaitsOrAllocatesBreaksThem) {
   const kernels::PinnedBuffer kept(8);
   Event recorded;

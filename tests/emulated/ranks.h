@@ -1,4 +1,4 @@
-// For tests on emulated streams: many seeds, and ranks as threads with a stream each.
+// Helpers for tests on emulated streams: many seeds, and ranks as threads with a stream each.
 #pragma once
 
 #include "tests/emulated/streams.h"
@@ -15,8 +15,8 @@
 
 namespace tersor::emulator {
 
-/// Calls body() under each of `seeds` orders, from the first seed on (TERSOR_STREAM_SEED); stops at
-/// the first that fails, and names its seed.
+/// Calls body() with `seeds` different orders, starting at the first seed (TERSOR_STREAM_SEED).
+/// Stops at the first failure and names its seed.
 inline void for_each_order(std::uint64_t seeds, const std::function<void()>& body) {
   const std::uint64_t first = seed();
   for (std::uint64_t i = 0; i < seeds && !::testing::Test::HasFailure(); ++i) {
@@ -31,8 +31,8 @@ inline void for_each_order(std::uint64_t seeds, const std::function<void()>& bod
   restart(first);
 }
 
-/// Runs `body(rank, stream)` on as many threads, waits for what each queued, and throws what the
-/// first of them threw.
+/// Runs `body(rank, stream)` on `ranks` threads, waits for the queued work, and rethrows the first
+/// exception.
 inline void run_on_streams(int ranks, const std::function<void(int rank, StreamView)>& body) {
   std::exception_ptr failure;
   std::vector<std::thread> threads;

@@ -1,5 +1,4 @@
-// What emulated streams, events and captures know of each other. All of it is guarded by
-// `lock_device`.
+// Shared state of emulated streams, events and captures. Guarded by `lock_device`.
 #pragma once
 
 #include "tests/emulated/streams.h"
@@ -10,11 +9,11 @@
 
 namespace tersor::emulator {
 
-/// What an event stands for: a point in the order of a stream's work.
+/// The point of an event in the work of a stream.
 struct Milestone {
-  std::string stream;  // whose it is
+  std::string stream;  // name of the recording stream
   bool reached = false;
-  std::uint64_t capture = 0;  // recorded in this one; 0: in none
+  std::uint64_t capture = 0;  // number of the capture of the record; 0: none
 };
 using MilestonePointer = std::shared_ptr<Milestone>;
 
@@ -23,7 +22,7 @@ struct EventState {
   MilestonePointer last;  // null: never recorded
 };
 
-/// One thing on a stream. Everything but `what` may be missing.
+/// A work item of a stream. All members except `what` are optional.
 struct Work {
   std::string what;
   std::function<bool()> ready = {};
@@ -34,14 +33,14 @@ struct Work {
 struct StreamState {
   std::string name;
   int device = 0;
-  std::thread::id thread = std::this_thread::get_id();  // that made it
+  std::thread::id thread = std::this_thread::get_id();  // the thread that created the stream
   std::deque<Work> works = {};
   std::uint64_t queued = 0, done = 0;
-  std::uint64_t capture = 0;  // that it is part of
-  bool is_owned = true;       // false: vanishes when all is done
+  std::uint64_t capture = 0;  // number of its capture; 0: none
+  bool is_owned = true;       // False if the stream disappears after its work is done
 };
 
-/// Work of a stream since it became part of a capture.
+/// The work of a stream since it joined a capture.
 struct Lane {
   StreamState* stream;
   std::deque<Work> works;
@@ -50,8 +49,8 @@ struct Lane {
 struct Capture {
   std::uint64_t number;
   std::thread::id thread;
-  std::vector<Lane> lanes = {};  // that of the stream where it began comes first
-  std::string broken = {};       // why; empty: it is not
+  std::vector<Lane> lanes = {};  // the origin stream comes first
+  std::string broken = {};       // the reason; empty: not broken
 };
 
 struct GraphLanes {
@@ -59,45 +58,45 @@ struct GraphLanes {
   MilestonePointer last_end;  // of the last replay
 };
 
-/// A new stream; without a name it gets a number.
+/// Creates a stream. Without a name, the stream gets a number.
 StreamState& add_stream(std::string name, int device);
-/// It is gone once all is done that was queued.
+/// The stream disappears after all its queued work is done.
 void release_stream(StreamState& stream);
-/// Throws EmulatorError where the handle is not a stream's.
+/// Throws EmulatorError if the handle is invalid.
 StreamState& state_of(StreamView view);
 
-/// Queues work, or lets the capture keep it that the stream is part of.
+/// Queues work, or adds the work to the stream's capture.
 void queue_work(StreamState& stream, Work work);
-/// The null stream's runs at once.
+/// Work on the null stream runs at once.
 void queue_work(StreamView view, Work work);
 
-/// Runs anyone's work until finished(), under the terms of `synchronize`. The guard is the only one
-/// of this thread.
+/// Runs work of all streams until finished(), with the errors of `synchronize`. The guard must be
+/// the thread's only guard.
 void run_until(Guard& guard, const std::function<bool()>& finished);
-/// As a device that is waited for whole: until nothing is queued on the streams that the calling
-/// thread made. Gives up where `synchronize` would throw.
+/// Waits like a device-wide synchronization, until the streams made by the calling thread have no
+/// queued work. Gives up if `synchronize` would throw.
 void drain(Guard& guard) noexcept;
 
-/// The point behind all that is queued so far.
+/// The point after all work queued so far.
 MilestonePointer record(StreamView view);
-/// Throws CudaError where the event is another device's than the stream.
+/// Throws CudaError if the event and the stream belong to different devices.
 void record(StreamView view, EventState& event);
-/// Null: of an event that was never recorded. A milestone of a capture makes the stream part of it.
+/// Null stands for an unrecorded event. A milestone of a capture makes the stream join the capture.
 void hold(StreamView view, const MilestonePointer& milestone);
-/// Lets some work run, so that who asks again and again comes to an end.
+/// Runs some work, so repeated queries eventually return true.
 bool is_done(const EventState& event);
 
-/// Null: part of none.
+/// Returns null if the stream is not captured.
 Capture* capture_of(const StreamState& stream);
 Capture* find_capture(std::uint64_t number);
 Lane& lane_of(Capture& capture, const StreamState& stream);
-/// Breaks the captures of this thread; false where there are none.
+/// Breaks the captures of this thread. Returns false without captures.
 bool break_captures(const std::string& why);
-/// Throws CudaError where there were any.
+/// Throws CudaError if this thread has a capture.
 void forbid_in_capture(const std::string& call);
 void drop_captures();
 
-/// Adds one for this thread and for all.
+/// Increments the counters of this thread and of all threads.
 void count(std::uint64_t Counters::*counter);
 
 }  // namespace tersor::emulator

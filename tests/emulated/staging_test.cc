@@ -1,5 +1,5 @@
-// What only emulated streams can show of ranks that stage device memory: every order that streams
-// and events allow, captures, allocations, and a stream that never comes to its copies.
+// Staging of device memory under every order allowed by streams and events: captures, allocations,
+// and a stream without progress.
 #include <atomic>
 #include <chrono>
 #include <list>
@@ -23,7 +23,7 @@ Operation next(Transport& transport, const Stream& stream) {
           .stream = stream.view()};
 }
 
-/// Gathers in several rounds that nobody waits for: memory of one is used again in the next.
+/// Gathers in several rounds without waits. Each round reuses memory of the previous round.
 void gather_rounds(Transport& transport, int rounds) {
   const Stream stream;
   std::list<LateBytes> sends;
@@ -48,7 +48,7 @@ TEST(Staging, BytesAreRightInEveryOrder) {
       20, [] { run_ranks(3, {}, [](Transport& transport) { gather_rounds(transport, 5); }); });
 }
 
-/// One sum behind the other, in place.
+/// Two consecutive sums in place.
 void sum_twice(Transport& transport) {
   const Stream stream;
   const std::vector<float> ones(3'000, 1.0f);
@@ -80,7 +80,7 @@ TEST(Staging, ACapturedStreamIsRefused) {
   });
 }
 
-/// A gather and a sum, all under way at once on all ranks; afterwards nobody uses their memory.
+/// A gather and a sum at once on all ranks. Afterwards their memory is unused.
 void one_step(Transport& transport, const Stream& stream, const LateBytes& bytes) {
   const auto parts = cut(bytes.values(5'000, Dtype::kF32), even_counts(5'000, transport.ranks()));
   std::vector<Handle> handles;
@@ -107,7 +107,7 @@ TEST(Staging, NothingIsAllocatedAfterTheFirstStep) {
   });
 }
 
-// Nobody is named: it is this rank's own device that is late.
+// The error names no rank, because this rank's own device is late.
 TEST(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
   run_ranks(1, {}, [](Transport& transport) {
     std::atomic<bool> open{false};

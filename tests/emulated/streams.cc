@@ -1,4 +1,4 @@
-// The queues of emulated streams and the order in which their work runs; see streams.h.
+// Queues of emulated streams and the execution order of their work; see streams.h.
 
 #include "tests/emulated/schedule.h"
 
@@ -26,14 +26,14 @@ std::uint64_t first_seed() {
 struct Schedule {
   std::condition_variable_any changed;
   std::vector<std::unique_ptr<StreamState>> streams;
-  StreamState* favourite = nullptr;  // whose work ran last
+  StreamState* favourite = nullptr;  // stream of the last executed work
   std::uint64_t seed = first_seed();
   std::mt19937_64 random{seed};
   std::chrono::milliseconds patience = kPatience;
-  Clock::time_point last_change{};  // something ran or was queued
+  Clock::time_point last_change{};  // time of the last execution or queueing
   std::string failure;              // empty: none
   bool working = false;
-  std::uint64_t named = 0;  // streams that got a number for a name
+  std::uint64_t named = 0;  // number of streams without a given name
   bool recording = false;
   std::vector<std::string> record;
   Counters of_all;
@@ -65,7 +65,7 @@ void drop_work() {
   }
 }
 
-/// Ends all that is queued; every wait says so from now on.
+/// Drops all queued work. Every later wait reports the failure.
 void fail_all(const std::string& what) {
   schedule().failure = what + seed_text();
   drop_work();
@@ -98,7 +98,7 @@ void fail_stuck() {
   fail_all(text);
 }
 
-/// Often the stream that ran last, so that one gets far ahead of the others.
+/// Often chooses the stream of the last work, so a stream may get far ahead of the others.
 StreamState& choose(const std::vector<StreamState*>& runnable) {
   const auto found = std::ranges::find(runnable, schedule().favourite);
   if (found != runnable.end() && !is_drawn(4)) return **found;
@@ -133,8 +133,8 @@ void run_next(StreamState& stream) {
   note_change();
 }
 
-/// Runs work until there is none or until ends(), but not for long; false where none ran. Opening
-/// the arena once for several takes less time than once for each.
+/// Runs work until no work is left or ends() returns true, for a limited number of works. Returns
+/// false if no work ran. Opening the arena once for several works is faster than once per work.
 bool run_several(const std::function<bool()>& ends) {
   const ArenaAccess access;
   unsigned works = 0;
@@ -233,7 +233,7 @@ void drain(Guard& guard) noexcept try {
     });
   });
 } catch (const std::exception&) {
-  // Told by the next call that waits.
+  // The next waiting call reports the failure.
 }
 
 void run_until(Guard& guard, const std::function<bool()>& finished) {
@@ -241,7 +241,7 @@ void run_until(Guard& guard, const std::function<bool()>& finished) {
   const Clock::time_point start = Clock::now();
   for (throw_failure(); !finished(); throw_failure()) {
     if (run_several(finished)) {
-      guard.unlock();  // for threads that want to queue more
+      guard.unlock();  // lets other threads queue work
       std::this_thread::yield();
       guard.lock();
     } else if (Clock::now() - std::max(start, schedule().last_change) > schedule().patience) {

@@ -1,13 +1,13 @@
-// Emulated streams: what is queued on one runs later, after what was queued there before and after
-// the events that it was held for; among all streams whose next work may run, a seed chooses at
-// random which one does. So an event that is missing shows as wrong bytes or as an EmulatorError
-// under some seed. Work runs while a thread waits, while it asks for an event, and now and then
-// while it queues, as on a device that is sometimes ahead of the host and sometimes behind.
+// Emulated streams. Queued work runs later: after the earlier work of its stream, and after the
+// events its stream waits for. A seed chooses at random among all streams with runnable work. A
+// missing event therefore shows as wrong bytes or as an EmulatorError with some seed. Work runs
+// while a thread waits, while a thread queries an event, and sometimes while a thread queues work,
+// as on a device running ahead of or behind the host.
 //
-// Ranks are threads of one process. One lock guards the device, and work runs under it: it must not
-// block. The null stream stays immediate: its work runs in the call that queues it.
+// Ranks are threads of one process. A single lock guards the device. Work runs with the lock held
+// and must not block. The null stream is immediate: its work runs in the queueing call.
 //
-// What a device does in parallel runs here piece by piece, whole copies at a time.
+// Parallel work of a device runs sequentially here, with whole copies at a time.
 #pragma once
 
 #include <tersor/stream.h>
@@ -30,58 +30,62 @@ class EmulatorError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Queues work that runs once; in a capture: once for each replay. `what` stands in messages.
+/// Queues work to run once or, in a capture, once per replay. `what` describes the work in
+/// messages.
 void enqueue(StreamView stream, std::string what, std::function<void()> work);
 
-/// Not before ready(), which is asked as often as it takes and changes nothing: for ranks that
-/// wait for each other. May read what other work or the host's threads write under the lock.
+/// Queues work to run after ready() returns true. ready() is called any number of times and must
+/// have no side effects. For ranks waiting for each other. `ready` may read data written by other
+/// work or by host threads with the lock held.
 void enqueue_when(StreamView stream, std::string what, std::function<bool()> ready,
                   std::function<void()> work);
 
-/// Queues what counts as a launch: a kernel, a copy, zeros.
+/// Queues work counted as a launch: a kernel, a copy or a memset.
 void launch(StreamView stream, std::string what, std::function<void()> work);
 
-/// Runs anyone's work until all is done that was queued on the stream before the call. Other
-/// threads may queue meanwhile. Throws CudaError while a capture forbids it, and EmulatorError
-///   - where work has failed: names it, on every thread until `restart`; what was queued is dropped
-///   - where for `patience` nothing could run and nothing was queued: lists what is stuck
+/// Runs work of all streams until all work queued on this stream before the call is done. Other
+/// threads may queue work meanwhile. Throws CudaError while a capture forbids waits. Throws
+/// EmulatorError
+///   - after work has failed: names the work, on every thread until `restart`; queued work is
+///   dropped
+///   - if no work could run and no work was queued during `patience`: lists the blocked work
 void synchronize(StreamView stream);
 
-/// Whether all is done that was queued. Runs nothing.
+/// True if all queued work is done. Runs nothing.
 bool is_drained(StreamView stream);
 
-/// Runs one piece of work; false where none can run.
+/// Runs one piece of work. Returns false if no work can run.
 bool run_one();
 
-/// In messages and in the record, instead of its number.
+/// Sets a name for messages and records, instead of the stream's number.
 void name_stream(StreamView stream, std::string name);
 
-/// Drops all queued work, captures and failures, and orders what comes by this seed.
+/// Drops all queued work, captures and failures. Later work runs in the order of this seed.
 void restart(std::uint64_t seed);
-/// The first is TERSOR_STREAM_SEED of the environment, or 1.
+/// The first seed: TERSOR_STREAM_SEED from the environment, or 1.
 std::uint64_t seed();
-/// 10 seconds at first.
+/// The default is 10 seconds.
 void set_patience(std::chrono::milliseconds patience);
 
-/// The lock of the device, for state that work shares with the threads of a test. May be held while
-/// calling anything here that does not wait; queueing may then run other work.
+/// The lock of the device, for state shared between work and the threads of a test. A thread may
+/// hold the lock during all calls without waits. Queueing may then run other work.
 using Guard = std::unique_lock<std::recursive_mutex>;
 [[nodiscard]] Guard lock_device();
 
-/// For tests: what lies in device memory now, whatever is queued.
+/// Test access: the current contents of device memory, regardless of queued work.
 std::vector<std::byte> bytes_of(const void* memory, std::size_t bytes);
 
-/// What a host thread asked for, since it began.
+/// Counters of a host thread since its start.
 struct Counters {
   std::uint64_t allocations = 0;  ///< of device memory and of pinned memory
-  std::uint64_t host_waits = 0;   ///< synchronising, freeing device memory
-  std::uint64_t launches = 0;  ///< kernels, copies, zeros and replays; what replays launch is not
+  std::uint64_t host_waits = 0;   ///< synchronizing, freeing device memory
+  std::uint64_t launches = 0;     ///< kernels, copies, memsets, replays (as a whole)
 };
 Counters& counters();     ///< of the calling thread
-Counters all_counters();  ///< of all threads there were
+Counters all_counters();  ///< of all threads, including ended threads
 
-/// Keeps what is queued while it lives, in the host's order: "NAME OF THE STREAM: WHAT". One at a
-/// time.
+/// Records the work queued during its lifetime in the host's order: "NAME OF THE STREAM: WHAT".
+/// Only one record at a time.
 class Record {
  public:
   Record();
@@ -91,14 +95,14 @@ class Record {
   std::vector<std::string> lines() const;
 };
 
-/// Makes the stream part of a new capture: what is queued is kept instead of run, and so on every
-/// stream that is held for an event of the capture. While it lasts the calling thread must neither
-/// wait, ask for events, nor allocate or free, as in cudaStreamCaptureModeGlobal: that throws
-/// CudaError, and breaks the capture. Returns the capture's number.
+/// Starts a capture on the stream. Work queued on the stream is kept instead of run, also on every
+/// stream waiting for an event of the capture. During the capture, the calling thread must not
+/// wait, query events, allocate or free, as in cudaStreamCaptureModeGlobal. Violations throw
+/// CudaError and break the capture. Returns the capture's number.
 std::uint64_t begin_capture(StreamView stream);
 
 struct GraphLanes;
-/// What a capture kept. Replays of one graph run one after the other.
+/// The work of a capture. Replays of the same graph run one after the other.
 class Graph {
  public:
   explicit Graph(std::shared_ptr<GraphLanes> lanes) : lanes_(std::move(lanes)) {}
@@ -108,12 +112,12 @@ class Graph {
   std::shared_ptr<GraphLanes> lanes_;
 };
 
-/// Throws CudaError where the capture was broken, began on another stream or thread, or where a
-/// stream that joined it holds work that its first stream does not wait for.
+/// Throws CudaError if the capture is broken, if the capture began on another stream or thread, or
+/// if a joined stream has work not awaited by the first stream.
 Graph end_capture(StreamView stream);
 
-/// Queues all of it again: after what is queued on the stream, and before what comes. What one
-/// captured stream held keeps its order; between them only their events order anything.
+/// Queues all work of the graph again, in stream order. The work of each captured stream keeps its
+/// order. Only events order work between captured streams.
 void replay(const Graph& graph, StreamView stream);
 
 }  // namespace tersor::emulator

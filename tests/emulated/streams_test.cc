@@ -1,5 +1,5 @@
-// Emulated streams promise the orders that streams and events promise, and no others: what is right
-// holds under every seed, and what lacks an event is found under one of a few.
+// Emulated streams guarantee exactly the order of real streams and events. Correct code works with
+// every seed, and a missing event is detected with a few seeds.
 
 #include "tests/emulated/streams.h"
 
@@ -25,7 +25,7 @@ using kernels::zero_bytes;
 
 constexpr std::uint64_t kStreamOrders = 100;
 
-/// Work that adds its number to a list.
+/// Work appending its number to a list.
 class Steps {
  public:
   void queue(StreamView stream, int number) {
@@ -70,7 +70,7 @@ TEST(EmulatedStreams, TheNullStreamIsImmediate) {
   EXPECT_EQ(steps.done(), (std::vector<int>{1}));
 }
 
-/// A value that one stream writes twice and another one reads; 0, 1 or 2.
+/// A value written twice by one stream and read by another stream: 0, 1 or 2.
 int value_read(bool held) {
   const Stream writer, reader;
   int value = 0, read = -1;
@@ -168,7 +168,7 @@ TEST(EmulatedStreams, RanksMeet) {
     });
 }
 
-/// Short patience, and everything as before afterwards.
+/// Uses a short patience and restores the default afterwards.
 class StuckStreams : public ::testing::Test {
  protected:
   StuckStreams() { set_patience(std::chrono::milliseconds(30)); }

@@ -1,4 +1,4 @@
-// What the suites of tests/device_comm run on here.
+// The fabrics for the suites of tests/device_comm.
 #include "tests/device_comm/staged_fabric.h"
 
 namespace tersor::test {

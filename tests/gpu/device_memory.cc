@@ -10,14 +10,14 @@ namespace {
 
 constexpr StateWords kFirstWords;
 
-/// A segment of as many rows as divide it, up to 128.
+/// A segment with the largest number of rows up to 128 dividing the count.
 Segment shaped(std::size_t count) {
   std::size_t rows = 128;
   while (count % rows != 0) --rows;
   return {.count = count, .parameter = 3, .rows = rows, .columns = count / rows};
 }
 
-/// Bytes of a frame, or of any round's bare values where there are no frames.
+/// Bytes of a frame or, without frames, of the largest round's raw values.
 std::size_t room_of(const Plan& plan) {
   std::size_t bytes = plan.frame_bytes;
   if (has_frames(plan)) return bytes;

@@ -1,4 +1,4 @@
-// Plain device memory and captured graphs for tests that show what managed memory would hide.
+// Plain device memory and captured graphs, for tests of errors hidden by managed memory.
 #pragma once
 
 #include "tests/support/codec_harness.h"
@@ -19,19 +19,19 @@ inline void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw CudaError(cudaGetErrorString(status));
 }
 
-/// Copies the host's bytes to the device, and waits: CUDA's own call returns once it has read them,
-/// and a stream that is not the default one could be earlier.
+/// Copies the host's bytes to the device and waits. cudaMemcpy alone may return before the copy
+/// ends, and another stream than the default stream could read the memory too early.
 void upload(void* device, ConstByteSpan host);
-/// A copy of the host's bytes on the device.
+/// Returns a copy of the host's bytes on the device.
 Buffer to_device(ConstByteSpan host);
-/// The bytes of device memory, once nothing is queued any more.
+/// Waits for all queued work and returns the bytes of device memory.
 std::vector<std::byte> to_host(const Buffer& device);
 
-/// Whether all of a plan's rounds may go as frames.
+/// True if all rounds of a plan may use frames.
 bool has_frames(const Plan& plan);
 
-/// One codec with one segment in plain device memory, called on a stream. Of one that sends no
-/// frames all rounds are run with its own bare values, the last of which stand in for a frame.
+/// A codec with one segment in plain device memory, called on a stream. A native-only codec runs
+/// all rounds with its own raw values; the raw values of the last round replace the frame.
 class DeviceCodec {
  public:
   DeviceCodec(std::string_view spec, const std::vector<float>& gradient,
@@ -39,7 +39,7 @@ class DeviceCodec {
 
   void encode(const Stream& stream);
   void decode(const Stream& stream);
-  void reduce(const Stream& stream);  ///< its own frame, twice
+  void reduce(const Stream& stream);  ///< with the own frame twice
 
   std::vector<std::byte> frame() const { return to_host(frame_); }
   std::vector<std::byte> sum() const { return to_host(sum_); }
@@ -63,7 +63,7 @@ class DeviceCodec {
   Buffer gradient_, residual_, output_, memory_, words_, frame_, sum_, workspace_, kept_;
 };
 
-/// What `body` queues, as a graph. Capture forbids whatever would wait or allocate, in all threads.
+/// The work queued by `body`, as a graph. The capture forbids waits and allocations in all threads.
 class Graph {
  public:
   Graph(const Stream& stream, const std::function<void()>& body);

@@ -1,5 +1,5 @@
-// Elastic reducers of gradients on a device: those who are left after a loss go on with the bits of
-// such on hosts.
+// Elastic reducers with device gradients: after a loss, the remaining ranks get the same bits as on
+// the host.
 #include "tests/device_comm/steps.h"
 
 #include <tersor/inprocess.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr int kDeviceRanks = 4, kLostRank = 2;
 constexpr std::size_t kLeftCount = 9'000;
 
-/// One rank: two steps, the loss of another one, then two more with those who are left.
+/// One rank: two steps, the loss of another rank, then two more steps with the remaining ranks.
 Values train_through_a_loss(Transport& transport, const Place& place) {
   const auto rank = static_cast<std::uint64_t>(transport.rank());
   PlacedValues gradient(kLeftCount, Dtype::kF32, place);
@@ -45,7 +45,7 @@ Values train_through_a_loss(Transport& transport, const Place& place) {
   return all;
 }
 
-/// What each rank got; one whose training is over goes away at once.
+/// The results of each rank. A rank disconnects at the end of its training.
 std::vector<Values> on_mortal_ranks(Memory memory) {
   InProcessWorld world(kDeviceRanks);
   std::vector<Values> all(kDeviceRanks);

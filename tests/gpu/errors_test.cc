@@ -1,4 +1,4 @@
-// What a GPU's user gets wrong, and what the machine lacks, is said before a kernel is queued.
+// Errors of users and missing hardware are reported before any kernel is queued.
 
 #include "kernels/blocktopk/device.h"
 #include "kernels/device/cuda_error.h"

@@ -1,6 +1,5 @@
-// What tests ask of the interpreted device of tests/ptx_device (runtime/hooks.h there): to let
-// calls of CUDA's runtime fail, and to look whether kernels read what nobody wrote. The runtime of
-// a real GPU has none of these functions.
+// Hooks of the PTX interpreter for tests (runtime/hooks.h in tests/ptx_device): injected errors,
+// and detection of reads of unwritten memory. A real GPU's runtime has no hooks.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +16,7 @@ Function* find_function(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
 }
 
-/// Null where the device is another one.
+/// Functions are null on other devices.
 struct Hooks {
   int (*fail)(const char*) = find_function<int(const char*)>("ptx_device_fail");
   void (*mark)(const void*, std::size_t,
@@ -29,7 +28,7 @@ struct Hooks {
   std::size_t (*live)(const char*) = find_function<std::size_t(const char*)>("ptx_device_live");
 
   bool are_there() const { return fail != nullptr; }
-  /// Of all calls from now on the one of that number fails.
+  /// Lets the call with this number fail, counted over all functions from now on.
   void fail_call(std::size_t number, cudaError_t error) const {
     fail(("any:" + std::to_string(number) + "=" + std::to_string(error)).c_str());
   }
@@ -41,8 +40,8 @@ inline const Hooks& hooks() {
   return hooks;
 }
 
-/// What a destructor calls can say nothing. No function: ranks that poll make fewer calls in one
-/// run than in another.
+/// True for functions called in destructors, because destructors cannot report errors. An empty
+/// name means no injected error, because polling ranks make a varying number of calls.
 inline bool is_silent(const std::string& function) {
   static const std::set<std::string> known = {"cudaFree",         "cudaFreeHost",
                                               "cudaEventDestroy", "cudaStreamDestroy",

@@ -18,7 +18,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-/// Ends the program where something takes longer than a minute: it hangs.
+/// Ends the program if a run takes longer than a minute, because of a hang.
 class Watchdog {
  public:
   explicit Watchdog(std::string what) : what_(std::move(what)), thread_([this] { watch(); }) {}
@@ -51,7 +51,7 @@ enum class Thrown { kNothing, kOutOfMemory, kCudaError, kTransportError, kAnothe
 struct Outcome {
   Thrown thrown = Thrown::kNothing;
   std::string message;
-  std::string function;  // that the error was injected into
+  std::string function;  // of the injected error
 };
 
 Outcome run(Scenario& scenario) {
@@ -89,7 +89,7 @@ void expect_right_type(const Outcome& outcome, Callers callers, cudaError_t erro
       << outcome.message;
 }
 
-/// What was being done, and what CUDA said of it.
+/// The message must name the failed action and contain CUDA's error text.
 void expect_right_message(const Outcome& outcome, Callers callers, cudaError_t error) {
   if (outcome.thrown == Thrown::kTransportError || callers == Callers::kTestToo) return;
   if (outcome.thrown == Thrown::kOutOfMemory && has(outcome.message, " bytes of ")) return;
@@ -99,7 +99,7 @@ void expect_right_message(const Outcome& outcome, Callers callers, cudaError_t e
 }
 
 std::size_t calls_of_good_run(const Scene& scene, Bytes& result) {
-  scene.make()->run();  // what is asked for once in a process
+  scene.make()->run();  // queries made once per process
   const auto scenario = scene.make();
   const std::size_t before = hooks().calls("any");
   scenario->run();
@@ -114,8 +114,8 @@ void expect_result(const Scene& scene, const Bytes& wanted) {
   EXPECT_TRUE(scenario->result() == wanted);
 }
 
-/// A transport that cannot learn whether the device is done with its memory keeps that, and says
-/// nothing where it goes itself (~Copies and ~HostTransport).
+/// If a transport cannot determine the end of the device's work on a block, the transport keeps the
+/// block. The destructors ~Copies and ~HostTransport keep blocks without an error.
 bool may_keep_memory(const Scene& scene, const Outcome& outcome, bool is_broken) {
   const bool asks =
       has(outcome.function, "cudaEventRecord") || has(outcome.function, "cudaEventQuery");

@@ -1,6 +1,6 @@
-// Errors put into calls of CUDA's runtime, one after the other, and what the library makes of them.
-// The interpreted device of tests/ptx_device does that (runtime/injected.h there); the runtime of a
-// real GPU does not, and these tests are skipped by name.
+// Injects errors into CUDA runtime calls, one at a time, and checks the library's reaction. The PTX
+// interpreter supports injection (runtime/injected.h in tests/ptx_device). A real GPU's runtime
+// does not, so these tests are skipped by name.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,32 +14,32 @@
 
 namespace tersor::test {
 
-/// What makes calls of CUDA's runtime through the library.
+/// Code with CUDA runtime calls through the library.
 class Scenario {
  public:
   virtual ~Scenario() = default;
   virtual void run() = 0;
-  /// What the last run() made; asked for where no error is injected.
+  /// The result of the last run(), queried without injected errors.
   virtual std::vector<std::byte> result() = 0;
 };
 
-/// What a scenario may throw beside what names the error: of ranks, that another one is gone; of
-/// tests that call CUDA by themselves, a CudaError that names the error alone.
+/// Exceptions allowed in addition to an exception naming the error. kRanks: the loss of another
+/// rank. kTestToo: a plain CudaError, because the test calls CUDA directly.
 enum class Callers { kLibrary, kRanks, kTestToo };
 
 struct Scene {
   std::string name;
-  std::function<std::unique_ptr<Scenario>()> make;  ///< no error is injected into it
+  std::function<std::unique_ptr<Scenario>()> make;  ///< runs without injected errors
   Callers callers = Callers::kLibrary;
-  std::size_t most_tries = 1000;  ///< of a scene with more calls, evenly spread calls fail
+  std::size_t most_tries = 1000;  ///< of a scene; excess calls are sampled evenly
 };
 
 class InjectedErrors : public ::testing::Test {
  protected:
   void SetUp() override;
 
-  /// For each call of CUDA's that the scene makes: lets it fail, expects the right exception,
-  /// nothing left behind, and the right result of the next run.
+  /// Lets each CUDA call of the scene fail. Expects the right exception, no leaked resources, and a
+  /// correct next run.
   void expect_errors(const Scene& scene, cudaError_t error);
 };
 

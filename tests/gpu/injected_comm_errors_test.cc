@@ -1,5 +1,4 @@
-// Each call of CUDA's runtime that ranks make fails once: collectives and the reducer on device
-// memory.
+// Lets each CUDA runtime call of the ranks fail once: collectives and the reducer on device memory.
 #include "tests/device_comm/steps.h"
 #include "tests/gpu/injected.h"
 
@@ -15,7 +14,7 @@ using OnRank = std::function<Values(Transport&, const Place&)>;
 constexpr cudaError_t kErrors[] = {cudaErrorMemoryAllocation, cudaErrorIllegalAddress,
                                    cudaErrorDevicesUnavailable};
 
-/// Ranks in this process; what they get, one behind the other.
+/// Ranks in this process, with their concatenated results.
 class Ranks : public Scenario {
  public:
   Ranks(std::size_t ranks, OnRank body) : body_(std::move(body)), values_(ranks) {}
@@ -111,7 +110,7 @@ TEST_F(InjectedErrors, Reducer) {
                     error);
 }
 
-// From the second step on another codec: what fails between the steps is told to all, too.
+// The codec changes at step 1. Errors between the steps are reported on all ranks, too.
 TEST_F(InjectedErrors, ReducerThatChangesItsCodec) {
   const std::vector<ReducerRule> rules{{"*", "bf16"}, {"*", "lowrank:rank=2+ef", 1}};
   for (const cudaError_t error : kErrors)

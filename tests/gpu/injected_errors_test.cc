@@ -1,4 +1,4 @@
-// Each call of CUDA's runtime that the library makes fails once: memory, streams and codecs.
+// Lets each CUDA runtime call of the library fail once: memory, streams and codecs.
 #include "kernels/device/device_memory.h"
 #include "kernels/device/event.h"
 #include "tests/gpu/device_memory.h"
@@ -13,8 +13,8 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-/// Errors of one call, and those that break the device: out of memory, driver too old, operation
-/// not supported; illegal address, device lost, launch failure.
+/// Errors of a single call, and errors breaking the device: out of memory, driver too old,
+/// operation not supported; illegal address, device lost, launch failure.
 constexpr cudaError_t kInjectedErrors[] = {cudaErrorMemoryAllocation,   cudaErrorInsufficientDriver,
                                            cudaErrorNotSupported,       cudaErrorIllegalAddress,
                                            cudaErrorDevicesUnavailable, cudaErrorLaunchFailure};
@@ -42,7 +42,7 @@ class Owners : public Scenario {
 
 enum class How { kQueued, kCaptured };
 
-/// Encodes, reduces and decodes what can be reduced.
+/// Encodes, reduces (if supported) and decodes.
 class Calls : public Scenario {
  public:
   Calls(const std::string& spec, How how)
@@ -77,7 +77,7 @@ class Calls : public Scenario {
   const bool is_reduced_;
 };
 
-/// Bare values there and back.
+/// Encodes and decodes raw values.
 class NativeCalls : public Scenario {
  public:
   explicit NativeCalls(const std::string& spec)
@@ -145,7 +145,7 @@ std::string own_path() {
   return readlink("/proc/self/exe", path, sizeof path - 1) > 0 ? path : "";
 }
 
-/// What a process of its own prints, of whose calls of CUDA's one fails.
+/// The output of a separate process with one failing CUDA call.
 std::string output_of_process(std::size_t call, cudaError_t error) {
   const std::string fail = "any:" + std::to_string(call) + "=" + std::to_string(error);
   const std::string command = "PTX_DEVICE_FAIL=" + fail + " timeout 60 '" + own_path() +
@@ -157,13 +157,13 @@ std::string output_of_process(std::size_t call, cudaError_t error) {
   return output;
 }
 
-/// What a process asks the runtime for once, it does here.
+/// Makes the calls required once per process.
 TEST(GpuFirstCalls, AreMade) {
   Calls calls("int8", How::kQueued);
   EXPECT_NO_THROW(calls.run());
 }
 
-// Some of these calls are those of the tests' own main().
+// Some of these calls come from main() of the tests.
 TEST_F(InjectedErrors, FirstCallsOfAProcess) {
   for (const cudaError_t error :
        {cudaErrorMemoryAllocation, cudaErrorInsufficientDriver, cudaErrorIllegalAddress})

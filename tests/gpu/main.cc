@@ -1,5 +1,4 @@
-// Chooses the GPU as the device of these tests; where there is none, each test is skipped by name
-// and says why.
+// Selects the GPU for the tests. Without a GPU, each test is skipped by name with the reason.
 
 #include "tests/gpu/hooks.h"
 #include "tests/support/test_device.h"
@@ -20,7 +19,7 @@ void check(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// Managed memory, kept for reuse; a stream of its own.
+/// Managed memory with a free list, and a separate stream.
 class Gpu final : public TestDevice {
  public:
   std::byte* allocate(std::size_t bytes) override {
@@ -41,7 +40,7 @@ class Gpu final : public TestDevice {
     free_.emplace(bytes_.at(memory), memory);
   }
 
-  /// Only what a call reads counts as written, so that nothing around it may be read.
+  /// Only a call's inputs count as written, so reads outside of the inputs are detected.
   void prepare(const std::byte* begin, std::size_t bytes, Use use) override {
     mark(begin, bytes, use);
   }
@@ -52,7 +51,7 @@ class Gpu final : public TestDevice {
   }
 
  private:
-  /// An interpreted device says where kernels read what nobody wrote.
+  /// The PTX interpreter reports reads of unwritten memory.
   static void mark(const void* begin, std::size_t bytes, Use use) {
     if (hooks().mark != nullptr) hooks().mark(begin, bytes, use == Use::kInput ? 1 : 0);
   }
@@ -62,7 +61,7 @@ class Gpu final : public TestDevice {
   std::multimap<std::size_t, std::byte*> free_;
 };
 
-/// Skips each test as it begins.
+/// Skips each test at its start.
 class SkipAll : public ::testing::EmptyTestEventListener {
  public:
   explicit SkipAll(std::string why) : why_(std::move(why)) {}

@@ -37,7 +37,7 @@ float rarely(unsigned one_in, float special, float x) {
 
 const ValueKind kGaussian = {"Gaussian", [](auto, auto, float x) { return x; }};
 
-/// The hard values, and what need not be hard.
+/// The hard values, and easier kinds.
 const std::vector<ValueKind>& value_kinds() {
   static const std::vector<ValueKind> all = [] {
     constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -61,13 +61,13 @@ const std::vector<ValueKind>& value_kinds() {
   return all;
 }
 
-/// A codec and the values that its options take.
+/// A codec and the values of its options.
 struct Choices {
   std::string_view name;
   std::vector<encoding::OptionValues> options;
 };
 
-/// Each codec of the registry, the more often the more values its options have.
+/// All registered codecs. Codecs with more option values occur more often.
 const std::vector<Choices>& codec_choices() {
   constexpr std::array kShares = {0.00001, 0.0001, 0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0};
   constexpr std::size_t kLeast = 3;
@@ -93,7 +93,7 @@ std::string draw_spec(Draw& draw) {
   return draw.chance(2) ? spec + "+ef" : spec;
 }
 
-/// Few, as a rule around a multiple of what a block of threads takes.
+/// Usually a small count near a multiple of a thread block's tile.
 std::size_t draw_count(Draw& draw) {
   constexpr std::size_t kTiles[] = {1,   2,    8,    16,   32,   128,   256,
                                     512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -112,7 +112,7 @@ std::vector<Segment> draw_segments(Draw& draw) {
   return segments;
 }
 
-/// About as few rows and columns as the codec carries.
+/// Nearly the smallest numbers of rows and columns accepted by the codec.
 void draw_shape(Draw& draw, const Codec& codec, Segment& segment) {
   for (std::size_t most = 16; !codec.carries(segment); most += 1 + most / 16) {
     segment.rows = 1 + draw.below(most);

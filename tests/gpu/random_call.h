@@ -1,5 +1,5 @@
-// Calls of a codec drawn from a seed: spec, counts around the kernels' tiles, types, values of all
-// kinds, distances from an aligned address, flags and words.
+// Random codec calls drawn from a seed: spec, counts near the kernels' tile sizes, types, values of
+// all kinds, alignment, flags and state words.
 #pragma once
 
 #include "tests/device/hard_values.h"
@@ -22,27 +22,27 @@ struct RandomCall {
   Dtype dtype = Dtype::kF32;
   Dtype residual_dtype = Dtype::kF32;
   ValueKind gradients, residuals;
-  bool in_place = false;  ///< residual_out is residual_in; the codec's memory likewise
-  bool remembers = true;  ///< codecs with a memory are given one
+  bool in_place = false;  ///< True if residuals and the codec's memory are updated in place
+  bool remembers = true;  ///< True if codecs with memory get memory
   Checksum checksum = Checksum::kOn;
-  std::size_t frames = 1;  ///< that are decoded and reduced
+  std::size_t frames = 1;  ///< frames to decode and reduce
   StateWords words;
   float native_factor = 1.0f;
   std::optional<std::uint32_t> active;  ///< the first segment's flag
 
-  /// A segment's; next: the residual that is written, unless in place.
+  /// Spans of a segment. kNextResidual: the written residual unless in place.
   enum class Part { kGradient, kResidual, kOutput, kNextResidual, kParts };
-  /// Values between an aligned address and each.
+  /// Distance of each span from an aligned address, in values.
   std::array<std::size_t, static_cast<std::size_t>(Part::kParts)> shifts = {};
 
   std::size_t shift(Part part) const { return shifts[static_cast<std::size_t>(part)]; }
   std::vector<float> values(Part part, std::size_t segment) const;
 
-  /// All of it, for a failure's message.
+  /// A description for error messages.
   std::string text() const;
 };
 
-/// The same for the same seed everywhere.
+/// A seed gives the same call on every machine.
 RandomCall draw_call(std::uint64_t seed);
 
 }  // namespace tersor::test

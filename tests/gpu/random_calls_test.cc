@@ -1,5 +1,5 @@
-// Calls drawn from seeds, on the host and on the device, in memory that ends where the call's spans
-// end: frames, residuals, words and values agree bit by bit.
+// Random calls on the host and on the device, in memory ending exactly at the calls' spans. Frames,
+// residuals, state words and values must be bitwise equal.
 
 #include "tests/device/expectations.h"
 #include "tests/gpu/device_memory.h"
@@ -24,11 +24,11 @@ using Part = RandomCall::Part;
 
 constexpr const char* kVariable = "TERSOR_CALL_SEEDS";  // "17" or "1-1000"
 constexpr const char* kSeedsOfCi = "1-1000";
-constexpr std::size_t kBlock = 100;  // seeds of one test
+constexpr std::size_t kBlock = 100;  // seeds per test
 
 constexpr std::array kMemories = {Memory::kHost, Memory::kDevice};
 
-/// What belongs to one segment.
+/// The memory of one segment.
 struct SegmentTwins {
   SegmentTwins(const RandomCall& call, const Codec& codec, std::size_t segment)
       : gradient(call.segments[segment].count, call.dtype, call.shift(Part::kGradient)),
@@ -50,7 +50,7 @@ struct SegmentTwins {
   TwinValues gradient, output, residual, next_residual, memory, next_memory;
 };
 
-/// One memory's half of a call, as calls take it.
+/// The arguments of a call in one memory.
 struct Half {
   std::vector<Segment> segments;
   std::vector<ConstValueSpan> gradients;
@@ -62,17 +62,17 @@ struct Half {
   Execution execution;
 };
 
-/// A random call's memories, and the calls on both of them.
+/// A random call in both memories, and the calls on both.
 class CallTwins {
  public:
   explicit CallTwins(const RandomCall& call);
 
   void expect_same_encode();
   void expect_same_decode(DecodeMode mode, float factor);
-  /// Nothing where the codec has no bare values, or does not reduce.
+  /// Does nothing if the codec has no raw values, or does not reduce.
   void expect_same_native();
   void expect_same_reduce();
-  /// Of a codec that sends no frames.
+  /// Compares rounds of native-only codecs.
   void expect_same_rounds();
   void expect_nothing_else();
   bool has_frames() const { return test::has_frames(plan_); }
@@ -234,7 +234,7 @@ void CallTwins::expect_same_reduce() {
   expect_same_states();
 }
 
-/// The bare values come back as they are.
+/// Decodes the encoded raw values unchanged.
 void CallTwins::run_round(std::uint8_t round, TwinBytes& bare) {
   const Round& plan = plan_.rounds[round];
   for (const Memory memory : kMemories) {
@@ -273,7 +273,7 @@ void CallTwins::expect_nothing_else() {
   EXPECT_TRUE(std::ranges::all_of(segments_, &SegmentTwins::intact));
 }
 
-/// Only what the frame holds: what follows is nobody's.
+/// Compares only the bytes of the frame. Later bytes are undefined.
 void CallTwins::expect_same_frames(const TwinBytes& frames) const {
   const auto host = frames.bytes(Memory::kHost), device = frames.bytes(Memory::kDevice);
   const std::size_t used = frame_bytes(host);
@@ -319,7 +319,7 @@ void expect_same_everything(const RandomCall& call) {
 
 using Seeds = std::vector<std::uint64_t>;
 
-/// The seeds in blocks, so that ctest runs several at once.
+/// Blocks of seeds, for parallel ctest runs.
 std::vector<Seeds> blocks() {
   const Seeds seeds = seeds_of(kVariable, kSeedsOfCi);
   std::vector<Seeds> blocks;

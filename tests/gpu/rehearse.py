@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Expected output per step name; the first match counts.
 RESULTS = {
-    "GPU": ".+",  # this machine's, which is not used
+    "GPU": ".+",  # this machine's GPU, unused
     "NCCL": ".*/ptx_device/libnccl.so.2, by TERSOR_NCCL_LIBRARY",
     "tests of Python|Python: .*": "not run: there is no .*/python/tersor",
     "tests.*": r"[1-9]\d* passed, 0 failed, 0 skipped",
@@ -33,7 +33,7 @@ def main() -> int:
     build, out = (pathlib.Path(word).resolve() for word in sys.argv[1:])
     (out / "summary.json").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        (pathlib.Path(folder) / "bin").symlink_to(build / "bin")  # and no Python
+        (pathlib.Path(folder) / "bin").symlink_to(build / "bin")  # a build without Python
         status = rehearse(pathlib.Path(folder), build / "ptx_device", out)
     found = list(mistakes(json.loads((out / "summary.json").read_text())))
     for mistake in found:

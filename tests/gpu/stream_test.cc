@@ -1,5 +1,5 @@
-// Calls are queued: captured as graphs, on several streams at once, without a wait or an
-// allocation.
+// Asynchronous calls: captured as graphs, on several streams at once, without waits and
+// allocations.
 
 #include "tests/gpu/device_memory.h"
 #include "tests/support/grid.h"
@@ -27,14 +27,14 @@ void expect_same(const DeviceCodec& a, const DeviceCodec& b) {
   EXPECT_EQ(a.words().step, b.words().step);
 }
 
-/// Replays advance the step, so that each draws new random numbers and sends what was left before.
+/// Replays advance the step. Each replay uses new random numbers and sends the remaining residuals.
 TEST_P(OnStream, GraphsGiveTheBytesOfCalls) {
   const Stream stream;
   const std::vector<float> gradient = gaussian(kCount, 1);
   DeviceCodec called(spec(), gradient), replayed(spec(), gradient);
   for (int step = 0; step < 3; ++step) run_all(called, stream);
   stream.synchronize();
-  run_all(replayed, stream);  // the first call finds out what it needs to know of the device
+  run_all(replayed, stream);  // the first call queries properties of the device
   const Graph graph(stream, [&] { run_all(replayed, stream); });
   for (int step = 1; step < 3; ++step) graph.replay(stream);
   stream.synchronize();
@@ -42,7 +42,7 @@ TEST_P(OnStream, GraphsGiveTheBytesOfCalls) {
   EXPECT_EQ(replayed.words().step, 3u);
 }
 
-/// Global capture forbids every call that waits or allocates.
+/// Global capture forbids calls with waits or allocations.
 TEST_P(OnStream, SecondCallsNeitherWaitNorAllocate) {
   const Stream stream;
   DeviceCodec codec(spec(), gaussian(kCount, 2), Checksum::kOff);

@@ -1,4 +1,4 @@
-// The same bytes in host memory, between guards, and in device memory that ends where they end.
+// Equal bytes in guarded host memory and in device memory of exact length.
 #pragma once
 
 #include "tests/support/guarded.h"
@@ -12,7 +12,8 @@
 
 namespace tersor::test {
 
-/// Bytes `shift` behind an aligned address. The device's hold nothing before they are uploaded.
+/// Bytes starting `shift` bytes after an aligned address. Device bytes are uninitialized before
+/// `upload`.
 class TwinBytes {
  public:
   explicit TwinBytes(std::size_t bytes, std::size_t shift = 0)
@@ -23,11 +24,11 @@ class TwinBytes {
   ByteSpan span(Memory memory) {
     return memory == Memory::kHost ? host_.span() : device_.span().subspan(shift_);
   }
-  /// The device's are as the host's.
+  /// Copies the host's bytes to the device.
   void upload();
-  /// Either's, in host memory.
+  /// Returns the bytes of either memory.
   std::vector<std::byte> bytes(Memory memory) const;
-  /// False where something was written outside of the host's.
+  /// False if a guard of the host memory was overwritten.
   bool intact() const { return host_.intact(); }
 
  private:
@@ -36,7 +37,7 @@ class TwinBytes {
   std::size_t shift_;
 };
 
-/// Values of one dtype, `shift` values behind an aligned address.
+/// Values of one dtype, `shift` values after an aligned address.
 class TwinValues {
  public:
   TwinValues(std::size_t count, Dtype dtype, std::size_t shift)
@@ -45,9 +46,9 @@ class TwinValues {
         bytes_(count * dtype_bytes(dtype), shift * dtype_bytes(dtype)) {}
 
   ValueSpan span(Memory memory) { return {bytes_.span(memory).data(), count_, dtype_, memory}; }
-  /// In both memories, rounded to the dtype.
+  /// Sets both memories to `values`, rounded to the dtype.
   void set(const std::vector<float>& values);
-  /// Either's, widened.
+  /// The values of either memory as f32.
   std::vector<float> floats(Memory memory) const;
   bool intact() const { return bytes_.intact(); }
 
@@ -57,7 +58,7 @@ class TwinValues {
   TwinBytes bytes_;
 };
 
-/// One object in both memories.
+/// An object in both memories.
 template <typename T>
 requires std::is_trivially_copyable_v<T>
 class TwinObject {

@@ -1,4 +1,4 @@
-// Bit patterns and counts that only a GPU is fast enough for.
+// Tests with many bit patterns or large counts, feasible only on a GPU.
 
 #include "tests/gpu/device_memory.h"
 #include "tests/support/grid.h"
@@ -11,8 +11,8 @@
 namespace tersor::test {
 namespace {
 
-/// Every 61st bit pattern of an f32, or every 977th, all exponents and NaNs among them: the
-/// device's conversion instructions against the formulas.
+/// Every 61st bit pattern of an f32 (977th on a small grid), with all exponents and with NaNs.
+/// Compares the device's conversion instructions with the formulas.
 TEST(GpuValues, ConversionsOfAllKindsOfNumbers) {
   const std::uint64_t step = grid_is_small() ? 977 : 61;
   std::vector<float> patterns((std::uint64_t{1} << 32) / step + 1);
@@ -34,7 +34,7 @@ TEST(GpuValues, ConversionsOfAllKindsOfNumbers) {
   }
 }
 
-/// More than 2^32 values: the last units against those of the same values encoded alone.
+/// More than 2^32 values. The last units must equal the same values encoded separately.
 TEST(GpuValues, MoreThanFourThousandMillion) {
   constexpr std::size_t kCount = (std::size_t{1} << 32) + 70'001, kTail = 70'001 + 512;
   std::size_t free_bytes = 0, all = 0;

@@ -1,4 +1,4 @@
-// none, bf16 and f16: every instruction set gives the values that the format defines.
+// none, bf16 and f16: every instruction set gives the values defined by the format.
 
 #include "kernels/cast/formats.h"
 #include "kernels/cast/kernels.h"
@@ -14,7 +14,8 @@ namespace {
 
 using reference::ForcedIsa;
 
-/// A codec under a common signature; `wire` is the type of its values for a gradient of `dtype`.
+/// A codec with a common signature. `wire` maps the gradient dtype to the dtype of the frame's
+/// values.
 struct CastCodec {
   const char* name;
   Dtype (*wire)(Dtype dtype);
@@ -38,14 +39,14 @@ constexpr Dtype kCastDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
   *stream << codec.name;
 }
 
-/// One range with its residual, margins and all.
+/// A range of values with its residual, including margins.
 struct CastRange {
   std::size_t count;
   Dtype wire;
   Store store = Store::kCached;
   bool has_residual = false, in_place = false;
   Dtype residual_dtype = Dtype::kF32;
-  std::size_t offset = 0;  // values from a line's start
+  std::size_t offset = 0;  // values from a cache line's start
   float gradient_factor = 1, residual_factor = 1;
   Noise noise = {};
   std::vector<std::byte> residual_in = {}, residual_out = {}, values = {};
@@ -61,7 +62,7 @@ struct CastRange {
             gradient_factor, residual_factor, store};
   }
 
-  /// Writes p by the book; returns how many finite values became infinite as f16.
+  /// Writes p according to the format. Returns the number of finite values overflowing f16.
   std::size_t write(const std::vector<float>& p) {
     std::size_t overflows = 0;
     for (std::size_t i = 0; i < count; ++i) {
@@ -77,7 +78,7 @@ struct CastRange {
   }
 
  private:
-  /// What a wire value of p is: rounded, with one NaN.
+  /// Rounds a value of p for the frame. All NaNs become the same NaN.
   void store_wire(float p, std::size_t index) {
     if (wire == Dtype::kF32 && std::isnan(p)) p = std::bit_cast<float>(0x7fc00000u);
     if (noise.rounding == Rounding::kNearest)
@@ -142,7 +143,7 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
         const std::size_t offset = got.offset * dtype_bytes(dtype);
         const auto gradient = reference::as_bytes(values(count), dtype, offset);
         const bool is_mean = got.noise.rounding == Rounding::kNearest && random_() % 2;
-        const float factor = is_mean ? 0.25f / 3 : 1.0f;  // without a residual only
+        const float factor = is_mean ? 0.25f / 3 : 1.0f;  // only without a residual
         CastRange want = got;
         std::vector<float> p(count);
         for (std::size_t i = 0; i < count; ++i) {
@@ -156,7 +157,7 @@ TEST_P(Cast, EncodesAndKeepsWhatIsLost) {
                                    reference::load(got.old_residual(), got.residual_dtype, i)));
         }
         const std::size_t overflows = want.write(p);
-        if (codec_.name == std::string("none") && !got.has_residual && factor == 1)  // bit for bit
+        if (codec_.name == std::string("none") && !got.has_residual && factor == 1)  // bitwise
           std::memcpy(want.wire_values(), gradient.data() + offset, count * dtype_bytes(dtype));
         EXPECT_EQ(
             codec_.loops().encode({.sent = {gradient.data() + offset, dtype, count, got.feedback()},

@@ -1,4 +1,4 @@
-// The checksum under every instruction set, and what its weights and its base promise.
+// The checksum with every instruction set, and the guarantees of its weights and its base.
 
 #include "kernels/host/checksum.h"
 
@@ -33,23 +33,23 @@ std::uint64_t power(std::uint64_t number, std::uint64_t exponent) {
 std::uint64_t inverse(std::uint64_t number) { return power(number, kChecksumPrime - 2); }
 std::uint64_t negative(std::uint64_t number) { return number == 0 ? 0 : kChecksumPrime - number; }
 
-/// What bit 0 of a word adds.
+/// The contribution of bit 0 of a word.
 std::uint64_t factor_of(std::uint64_t word) {
   const std::uint64_t weight = checksum_of(kChecksumNumbers.weight[checksum_row(word)]);
   return multiply_checksums(weight, kChecksumNumbers.power_of(checksum_column(word)));
 }
 
-/// What a bit that turns from 0 to 1 adds, and from 1 to 0.
+/// The change of the sum after bit `bit` of a word rises (0 to 1) or falls (1 to 0).
 std::uint64_t change_of(std::uint64_t word, unsigned bit, bool falls) {
   const std::uint64_t up = multiply_checksums(factor_of(word), std::uint64_t{1} << bit);
   return falls ? negative(up) : up;
 }
 
-/// Equal for a change and its opposite.
+/// Equal for a change and its negative.
 std::uint64_t without_sign(std::uint64_t change) { return std::min(change, negative(change)); }
 
-/// The class of a number modulo all ±2^n, of which there are 122: equal for numbers that differ in
-/// such a factor alone.
+/// The class of a number modulo the 122 numbers ±2^n. Two numbers are in the same class if their
+/// quotient is such a factor.
 std::uint64_t class_of(std::uint64_t number) { return power(number, 122); }
 
 std::uint64_t by_the_book(const std::vector<std::int32_t>& words, std::uint64_t first) {
@@ -91,7 +91,7 @@ TEST_P(ChecksumOnIsa, TheLargestWordsDoNotOverflow) {
   for (const std::int32_t word : {std::int32_t{-0x7fffffff - 1}, std::int32_t{0x7fffffff}, -1}) {
     const std::vector<std::int32_t> words(70'000, word);
     EXPECT_EQ(checksum(words.data(), words.size(), 7), by_the_book(words, 7)) << word;
-    // All products of one sign.
+    // All products have the same sign.
     auto turned = words;
     for (std::size_t i = 0; i < turned.size(); ++i)
       if (kChecksumNumbers.weight[checksum_row(7 + i)] < 0) turned[i] = ~word;
@@ -156,7 +156,7 @@ TEST_P(ChecksumOnIsa, SeesABitOfEverySoManyWords) {
 INSTANTIATE_TEST_SUITE_P(Cpu, ChecksumOnIsa, ::testing::ValuesIn(available_isas()),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
 
-/// In the sum of its row, to which the others are added.
+/// A flip changes the row's sum, to which the other rows are added.
 TEST(Checksum, EveryFlippedBitOfAGroupIsFound) {
   std::array<std::uint32_t, kChecksumColumns> row;
   for (std::uint64_t first = 0; first < kChecksumGroup; first += row.size()) {
@@ -172,7 +172,8 @@ TEST(Checksum, EveryFlippedBitOfAGroupIsFound) {
   }
 }
 
-/// All pairs of 64 KiB: as many changes, whatever their signs, as there are bits.
+/// All pairs within 64 KiB: the number of distinct changes, ignoring signs, equals the number of
+/// bits.
 TEST(Checksum, NoTwoFlippedBitsOfAGroupCancel) {
   std::vector<std::uint64_t> changes;
   for (std::uint64_t word = 0; word < kChecksumGroup; ++word)
@@ -183,8 +184,8 @@ TEST(Checksum, NoTwoFlippedBitsOfAGroupCancel) {
   EXPECT_EQ(std::ranges::adjacent_find(changes), changes.end());
 }
 
-// Two flipped bits change the sum by ±2^a · f ± 2^b · g, f and g being their words' factors: by
-// nothing only where f and g are of one class, or one and the same number and a = b.
+// Two flipped bits change the sum by ±2^a · f ± 2^b · g, with the factors f and g of their words.
+// The change is 0 only if f and g are in the same class, or if both are the same factor and a = b.
 
 std::vector<std::uint64_t> classes_of_rows() {
   std::vector<std::uint64_t> classes;
@@ -195,7 +196,7 @@ std::vector<std::uint64_t> classes_of_rows() {
 
 TEST(Checksum, NoTwoFlippedBitsOfSeveralGroupsCancel) {
   const std::vector<std::uint64_t> classes = classes_of_rows();
-  // Of a column: all rows are of classes of their own.
+  // All rows of a column have different classes.
   EXPECT_EQ(std::unordered_set<std::uint64_t>(classes.begin(), classes.end()).size(),
             kChecksumRows);
   std::unordered_set<std::uint64_t> ratios(2 * kChecksumRows * kChecksumRows);
@@ -220,7 +221,7 @@ TEST(Checksum, NoFlippedBitCancelsWithOneOfTheFieldItself) {
     ASSERT_EQ(reciprocals.count(column), 0u) << "column " << i;
 }
 
-/// The changes of a window's bits, to be asked for a third one.
+/// The changes of the bits in a window, for lookups of a third bit.
 class Changes {
  public:
   void add(std::uint64_t change) {
@@ -249,8 +250,8 @@ class Changes {
   std::vector<std::uint64_t> changes_;
 };
 
-/// How many triples of flipped bits in words [first, first + 64) cancel, one of them in word
-/// `first`.
+/// The number of cancelling triples of flipped bits in words [first, first + 64), with at least one
+/// bit in word `first`.
 std::size_t cancelling_triples(std::uint64_t first) {
   Changes window;
   for (std::uint64_t word = first; word < first + 64; ++word)
@@ -262,7 +263,7 @@ std::size_t cancelling_triples(std::uint64_t first) {
     for (std::size_t i = bit + 1; i < window.list().size(); ++i) {
       const std::uint64_t two = window.list()[i];
       for (const std::uint64_t sum : {add_checksums(one, two), add_checksums(one, negative(two))})
-        // Twice the same bit is no triple: 2^a + 2^a = 2^(a + 1).
+        // A bit counted twice is no triple: 2^a + 2^a = 2^(a + 1).
         if (const std::uint64_t third = without_sign(sum);
             third != one && third != two && window.holds(third))
           ++cancelling;
@@ -271,19 +272,19 @@ std::size_t cancelling_triples(std::uint64_t first) {
   return cancelling;
 }
 
-/// What the test labelled long asks for; null in others.
+/// The number requested by the long test; null in other tests.
 const char* asked_triples() { return std::getenv("TERSOR_CHECKSUM_TRIPLES"); }
 
-/// Of a group, and so of every other, whose changes are these times a power of the base. In one
-/// word 2^a + 2^a+... of three different bits never cancels. Every 17th window; all in the test
-/// labelled long.
+/// Covers one group, and thereby all groups: their changes are the same, times a power of the base.
+/// Three different bits of one word never cancel. Tests every 17th window, or all windows in the
+/// long test.
 TEST(Checksum, NoThreeFlippedBitsWithin64WordsCancel) {
   const std::uint64_t step = asked_triples() == nullptr ? kChecksumColumns + 1 : 1;
   for (std::uint64_t first = 0; first < kChecksumGroup; first += step)
     ASSERT_EQ(cancelling_triples(first), 0u) << "words " << first << " to " << first + 63;
 }
 
-/// Four flips of one bit at the corners of rectangles: of rows, of columns, of groups.
+/// Four flips of the same bit at the corners of rectangles of rows, columns and groups.
 TEST(Checksum, RectanglesOfFlippedBitsAreFound) {
   std::mt19937_64 random(9);
   for (int round = 0; round < 200'000; ++round) {
@@ -301,7 +302,7 @@ TEST(Checksum, RectanglesOfFlippedBitsAreFound) {
   }
 }
 
-/// Zeros behind the end add nothing: the header says how long the payload is.
+/// Zeros after the end do not change the sum, but the header contains the payload's length.
 TEST(Checksum, ZerosBehindTheEndAreFoundByTheLength) {
   constexpr std::size_t kWords = 1000, kLength = offsetof(FrameHeader, payload_bytes) / 4;
   std::vector<std::uint32_t> frame(kWords, 5);
@@ -316,7 +317,7 @@ TEST(Checksum, ZerosBehindTheEndAreFoundByTheLength) {
   }
 }
 
-/// Ten million, or as many as are asked for.
+/// Ten million triples, or the requested number.
 TEST(Checksum, RandomTriplesAreFound) {
   const char* asked = asked_triples();
   const std::uint64_t triples = asked == nullptr ? 10'000'000 : std::strtoull(asked, nullptr, 10);
@@ -332,7 +333,7 @@ TEST(Checksum, RandomTriplesAreFound) {
   }
 }
 
-/// Three flips that cancelled in format version 1, whose weights were a ramp.
+/// Three flips cancelling in format version 1, which used linearly increasing weights.
 TEST(Checksum, ThreeFlipsThatARampMissesAreFound) {
   std::array<float, 40> ones;
   ones.fill(1.0f);

@@ -1,5 +1,5 @@
-// bf16 and f16 to and from f32, one value at a time: exhaustively from the narrow side, and around
-// every boundary from the wide side.
+// Conversions between f32 and bf16 or f16, value by value: exhaustive for the narrow types, and
+// around every boundary for f32.
 
 #include "kernels/scalar/convert.h"
 #include "tests/kernels/reference.h"

@@ -1,4 +1,4 @@
-// Sums, maxima and products in place, under every instruction set.
+// Sums, maxima and products in place, with every instruction set.
 
 #include "kernels/host/elementwise.h"
 #include "tests/kernels/reference.h"
@@ -27,7 +27,8 @@ class Elementwise : public ::testing::TestWithParam<Isa> {
     return values;
   }
 
-  /// Compares operation(left, right) in place with `expected` of each pair, NaNs as equal.
+  /// Applies operation(left, right) in place and compares with `expected` for each pair. NaNs
+  /// compare equal.
   template <class Operation, class Expected>
   void expect_each(Operation operation, Expected expected) {
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
@@ -77,7 +78,7 @@ TEST_P(Elementwise, TheMaximumKeepsNansAndPrefersPlusZero) {
   expect_each(maximum_values, larger);
 }
 
-// In the same order under every instruction set.
+// The order is the same with every instruction set.
 TEST_P(Elementwise, AddsSquaresInDouble) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     for (const std::size_t count : kElementCounts) {

@@ -42,7 +42,7 @@ TEST(Isa, OneThatIsNotThereIsRefusedWithAList) {
   }
 }
 
-// In a process of its own, since the environment is read once.
+// Runs in a separate process, because the environment is read once.
 [[noreturn]] void print_choice(const char* name) {
   setenv("TERSOR_ISA", name, 1);
   try {

@@ -1,4 +1,4 @@
-// Philox4x32-7 against the published vectors, and the layout of the random bytes.
+// Philox4x32-7 compared with the published vectors, and the layout of the random bytes.
 
 #include "kernels/scalar/philox.h"
 #include "tests/kernels/reference.h"
@@ -16,7 +16,7 @@ struct Vector {
   PhiloxWords result;
 };
 
-// From Random123's known answers (kat_vectors, philox4x32 7).
+// Random123's known answers (kat_vectors, philox4x32 7).
 constexpr Vector kVectors[] = {
     {{{0, 0, 0, 0}}, 0, 0, {{0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}}},
     {{{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}},

@@ -1,5 +1,5 @@
-// int8 and int4: every instruction set gives the bytes that the format defines, and the properties
-// that the format promises hold.
+// int8 and int4: every instruction set gives the bytes defined by the format, and the format's
+// guarantees hold.
 
 #include "kernels/quantize/int4.h"
 #include "kernels/quantize/int8.h"
@@ -37,7 +37,7 @@ constexpr std::size_t kCounts[] = {0,   1,   2,   63,  127, 128, 129,  255, 256,
                                    257, 383, 511, 512, 513, 769, 1021, 4099};
 constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBf16, Dtype::kF16};
 
-/// One range: what goes in, and all bytes that come out, margins and all.
+/// A range of values: inputs and all output bytes, including margins.
 struct Range {
   const Codec& codec;
   std::size_t count;
@@ -47,7 +47,7 @@ struct Range {
   std::vector<std::byte> residual_in = {}, residual_out = {};
   Dtype residual_dtype = Dtype::kF32;
   bool has_residual = false, in_place = false;
-  std::size_t offset = 0;  // bytes from a line's start to every span of values
+  std::size_t offset = 0;  // bytes from a cache line's start to every span of values
   float gradient_factor = 1, residual_factor = 1;
   std::vector<float> scales = {};
   std::vector<std::byte> codes = {};
@@ -85,7 +85,7 @@ struct Range {
       byte |= static_cast<std::byte>((code & 0xf) << 4);
   }
 
-  /// Quantises p by the book.
+  /// Quantizes p according to the format.
   void quantize(const std::vector<float>& p) {
     for (std::size_t first = 0; first < count; first += codec.block)
       quantize_block(p, first, std::min(first + codec.block, count));
@@ -143,7 +143,7 @@ class Quantize : public ::testing::TestWithParam<std::tuple<Codec, Isa>> {
   const ForcedIsa isa_{std::get<1>(GetParam())};
   std::mt19937_64 random_{20261120};
 
-  /// All variants of rounding, residual, alignment and store, drawn for one count.
+  /// Random rounding, residual, alignment and store for a count.
   Range random_range(std::size_t count) {
     Range range{codec_, count, random_() % 2 ? Rounding::kNearest : Rounding::kStochastic};
     const std::uint64_t firsts[] = {0, 512, 77, 128, (1ull << 37) + 1029, 511};
@@ -201,7 +201,7 @@ TEST_P(Quantize, EncodesTheBytesOfTheFormat) {
       }
 }
 
-/// Any bytes as payloads: every code, -128 too, and scales of any bits.
+/// Random bytes as payloads: every code including -128, and arbitrary scale bits.
 struct RandomPayloads {
   RandomPayloads(const Codec& codec, std::size_t ranks, std::size_t count, bool any_scale,
                  std::mt19937_64& random)
@@ -330,7 +330,7 @@ TEST_P(Quantize, StochasticRoundingIsRightOnAverage) {
     codec_.loops().decode({{&view, 1}, kCount, {.output = decoded.data(), .dtype = Dtype::kF32}});
     double error = 0;
     for (std::size_t i = 0; i < kCount; ++i) error += double{decoded[i]} - gradient[i];
-    // 1/512 of a step, and five standard deviations of the mean.
+    // 1/512 of a step plus five standard deviations of the mean.
     EXPECT_NEAR(error / kCount, 0, 1.0 / 512 + 5 * 0.5 / 1024) << value;
   }
 }

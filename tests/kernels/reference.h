@@ -1,5 +1,5 @@
-// What the kernels must compute, written from the format's definition in double precision and bit
-// by bit, with none of the kernels' formulas. Slow on purpose.
+// A slow reference of the kernels, written from the format's definition in double precision and bit
+// by bit. Independent of the kernels' formulas.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -26,7 +26,7 @@ struct Narrow {
 constexpr Narrow kBf16{8, 7};
 constexpr Narrow kF16{5, 10};
 
-/// To nearest even by exact double arithmetic; NaN becomes 0x7fff.
+/// Round to nearest, ties to even, by exact double arithmetic. NaN becomes 0x7fff.
 inline std::uint16_t narrow(float value, Narrow format) {
   if (std::isnan(value)) return 0x7fff;
   const std::uint16_t sign = std::signbit(value) ? 0x8000 : 0;
@@ -45,8 +45,8 @@ inline std::uint16_t narrow(float value, Narrow format) {
   return static_cast<std::uint16_t>(sign | field << format.mantissa_bits | fraction);
 }
 
-/// One of the two bf16 about a value, the one away from zero where what lies beyond the other, in
-/// 65,536ths of their distance, and `random` are as many together; NaN becomes 0x7fff.
+/// Rounds to one of the two nearest bf16. Rounds away from zero if the remainder, in 65,536ths of
+/// the distance between the two bf16, plus `random` is at least 65,536. NaN becomes 0x7fff.
 inline std::uint16_t stochastic_bf16(float value, int random) {
   if (!std::isfinite(value)) return narrow(value, kBf16);
   const double magnitude = std::abs(static_cast<double>(value));
@@ -87,13 +87,13 @@ inline void store(float value, void* values, Dtype dtype, std::size_t index) {
         narrow(value, dtype == Dtype::kBf16 ? kBf16 : kF16);
 }
 
-/// The same for a decode: a finite value beyond f16's range is 65504 with the value's sign.
+/// Like store, for a decode: a finite value beyond f16's range becomes ±65504.
 inline void store_decoded(float value, void* values, Dtype dtype, std::size_t index) {
   const bool limited = dtype == Dtype::kF16 && std::isfinite(value) && std::fabs(value) > 65504;
   store(limited ? std::copysign(65504.0f, value) : value, values, dtype, index);
 }
 
-/// Philox4x32 of `rounds`, from its definition.
+/// Philox4x32 with `rounds` rounds, from its definition.
 inline std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> x,
                                            std::array<std::uint32_t, 2> key, int rounds) {
   for (int round = 0; round < rounds; ++round) {
@@ -114,7 +114,8 @@ inline int noise(std::uint64_t e, std::uint64_t key, std::uint32_t step, std::ui
   return words[e % 512 / 128] >> (8 * (e % 4)) & 0xff;
 }
 
-/// Its 16 random bits: of another key, one step of SplitMix64 on, are the lower ones.
+/// The 16 random bits of element e. The lower byte uses another key: one SplitMix64 step after
+/// `key`.
 inline int wide_noise(std::uint64_t e, std::uint64_t key, std::uint32_t step,
                       std::uint32_t parameter) {
   std::uint64_t low = key + 0x9e3779b97f4a7c15u;
@@ -124,11 +125,11 @@ inline int wide_noise(std::uint64_t e, std::uint64_t key, std::uint32_t step,
   return noise(e, key, step, parameter) << 8 | noise(e, low, step, parameter);
 }
 
-/// a · b and a + b, rounded once to f32 (exact or innocuous in double).
+/// a · b and a + b, rounded once to f32. Double arithmetic is exact, or its rounding is innocuous.
 inline float product(float a, float b) { return static_cast<float>(double{a} * double{b}); }
 inline float sum(float a, float b) { return static_cast<float>(double{a} + double{b}); }
 
-/// Gradients of all kinds, 64 values of a kind at a time, so that blocks mix them.
+/// Gradients of all kinds. Every 64 values have another kind, so blocks mix kinds.
 inline std::vector<float> values_of_all_kinds(std::size_t count, std::mt19937_64& random) {
   std::normal_distribution<float> normal;
   std::vector<float> values(count);
@@ -169,14 +170,14 @@ inline std::vector<float> values_of_all_kinds(std::size_t count, std::mt19937_64
   return values;
 }
 
-/// Here and there a value that is not a number.
+/// Replaces some values by NaN or infinity.
 inline void spoil(std::vector<float>& values, std::size_t every, std::mt19937_64& random) {
   const float bad[] = {std::nanf(""), INFINITY, -INFINITY, -std::nanf("")};
   for (std::size_t i = random() % every; i < values.size(); i += 1 + random() % (2 * every))
     values[i] = bad[random() % 4];
 }
 
-/// `count` values as bytes of `dtype`, from `offset` bytes on, with a margin of 0xab on both sides.
+/// `count` values as bytes of `dtype`, starting at `offset`, with a margin of 0xab on both sides.
 inline std::vector<std::byte> as_bytes(const std::vector<float>& values, Dtype dtype,
                                        std::size_t offset) {
   std::vector<std::byte> bytes(offset + values.size() * dtype_bytes(dtype) + 256, std::byte{0xab});
@@ -184,7 +185,7 @@ inline std::vector<std::byte> as_bytes(const std::vector<float>& values, Dtype d
   return bytes;
 }
 
-/// Runs the test under one instruction set.
+/// Runs the test with one instruction set.
 class ForcedIsa {
  public:
   explicit ForcedIsa(Isa isa) { force_isa(isa); }

@@ -1,4 +1,4 @@
-// The pool of threads: every task once, errors, float modes, and many short runs.
+// The thread pool: every task runs once, errors, float modes, and many short runs.
 
 #include <tersor/error.h>
 #include <tersor/threads.h>
@@ -45,7 +45,7 @@ TEST(Threads, WorkTogetherWithTheCaller) {
   std::mutex mutex;
   pool.run(2, [&](std::size_t) {
     ++inside;
-    while (inside != 2) std::this_thread::yield();  // ends only if two threads are here
+    while (inside != 2) std::this_thread::yield();  // ends only with two threads
     const std::lock_guard lock(mutex);
     ids.insert(std::this_thread::get_id());
   });
@@ -70,7 +70,7 @@ TEST(Threads, ManyShortRuns) {
   for (const unsigned threads : {2u, 5u}) {
     Threads pool(threads);
     std::atomic<std::size_t> sum{0};
-    for (std::size_t round = 0; round < 70000; ++round)  // beyond the 16 bits of a job's number
+    for (std::size_t round = 0; round < 70000; ++round)  // exceeds the 16 bits of a job number
       pool.run(3, [&](std::size_t index) { sum += index; });
     EXPECT_EQ(sum, 70000u * 3);
   }
@@ -86,7 +86,7 @@ TEST(Threads, WakeFromSleep) {
   }
 }
 
-/// Whether 1 + 2^-25 is 1, as it is to nearest. In memory, so that it is not computed beforehand.
+/// True if 1 + 2^-25 rounds to 1 (round to nearest). volatile prevents constant folding.
 bool rounds_to_nearest() {
   volatile float one = 1, little = 0x1p-25f;
   return one + little == 1 && -one - little == -1;

@@ -1,6 +1,6 @@
-// Exact top-k on the CPU against a plain sort: the set, the order, the bytes and the residual, on
-// every path, instruction set and number of threads.
-// Long because each promise of the format has a test of its own.
+// Exact top-k on the CPU compared with a plain sort: set, order, bytes and residual. Covers every
+// path, instruction set and number of threads. Long because each guarantee of the format has a
+// separate test.
 #include "kernels/topk/cpu.h"
 
 #include "kernels/quantize/formulas.h"
@@ -29,7 +29,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNan = std::nanf("");
 
-/// A payload that owns its sections, with a guard behind each.
+/// A payload with owned sections, and a guard after each section.
 struct Payload {
   Payload(std::size_t count, std::size_t k, Dtype value_dtype_)
       : value_dtype(value_dtype_),
@@ -43,7 +43,7 @@ struct Payload {
     return {first.data(), index.data(), values.data(), scales.data()};
   }
 
-  /// The value at place `i`, as f32.
+  /// The value at index `i` as f32.
   float value(std::size_t i) const {
     if (value_dtype == Dtype::kF32) return reinterpret_cast<const float*>(values.data())[i];
     if (value_dtype == Dtype::kBf16) return to_f32(reinterpret_cast<const Bf16*>(values.data())[i]);
@@ -65,7 +65,7 @@ struct Payload {
   std::vector<float> scales;
 };
 
-/// `count` values of a dtype at any element-aligned place.
+/// `count` values of a dtype at any element-aligned address.
 struct Values {
   Values(Dtype dtype_, std::span<const float> from, std::size_t shift = 0)
       : dtype(dtype_),
@@ -93,7 +93,7 @@ struct Values {
   std::vector<std::byte> bytes;
 };
 
-/// One encoding: what goes in, and how.
+/// The input and options of an encode.
 struct Case {
   std::vector<float> gradient;
   std::vector<float> residual;  // empty: none
@@ -107,7 +107,7 @@ struct Case {
   enum class Place { kIn, kOut } place = Place::kIn;
 };
 
-/// What comes out.
+/// The results of an encode.
 struct Outcome {
   TopkResult result;
   Payload payload;
@@ -234,12 +234,12 @@ std::string name_of(TopkForce force) {
   return kNames[static_cast<std::size_t>(force)];
 }
 
-/// Puts the best instruction set back.
+/// Restores the best instruction set.
 struct AnyIsa : ::testing::Test {
   ~AnyIsa() override { force_isa(std::nullopt); }
 };
 
-/// Compares with the reference under one instruction set.
+/// Compares with the reference, with one instruction set.
 void expect_exact(const Case& test, const Outcome& expected, unsigned threads, TopkForce force) {
   SCOPED_TRACE("count " + std::to_string(test.gradient.size()) + ", k " + std::to_string(test.k) +
                ", threads " + std::to_string(threads) + ", force " + name_of(force) + ", isa " +
@@ -252,7 +252,7 @@ void expect_exact(const Case& test, const Outcome& expected, unsigned threads, T
   ASSERT_EQ(topk_validate(found.payload.view(), test.gradient.size(), test.k), nullptr);
 }
 
-/// Under all instruction sets, on all paths, with one to three threads.
+/// Compares with all instruction sets, on all paths, with one to three threads.
 void expect_exact_everywhere(const Case& test) {
   const Outcome expected = reference(test);
   for (const Isa isa : available_isas()) {
@@ -424,7 +424,7 @@ struct Poisons {
   std::vector<std::pair<std::size_t, float>> residual;
 };
 
-/// Every old residual, exactly where p is not finite and to one rounding elsewhere.
+/// Expects the old residual: exactly for non-finite p, otherwise within one rounding.
 void expect_old_residual(const Case& test, const Outcome& found, bool exact) {
   const std::vector<float> p = sum_of(test);
   const Values old(test.residual_dtype, test.residual);
@@ -528,8 +528,8 @@ TEST_F(TopkPoison, AnOverflowOfBf16CountsAsNotFinite) {
 
 // Sizes and errors.
 
-// 1/16 of the gradient beside the payload, where counts are large; each thread more than two has
-// pages of its own.
+// The workspace for large counts is 1/16 of the gradient plus the payload. Each thread beyond two
+// adds memory pages.
 TEST(TopkWorkspace, IsSmallBesideTheGradient) {
   constexpr std::size_t kBytesAThread = std::size_t{1} << 19;
   for (const std::size_t count : {std::size_t{1} << 24, std::size_t{1} << 26, std::size_t{1} << 33})

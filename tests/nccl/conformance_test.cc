@@ -1,5 +1,5 @@
-// What every transport must do, on device memory over the stand-in of NCCL: whatever the order in
-// which the device does what was queued, received bytes and sums are right.
+// Transport conformance on device memory over the NCCL replacement: received bytes and sums are
+// correct for every execution order of the device.
 #include "tests/nccl/nccl_ranks.h"
 
 namespace tersor::test {
@@ -33,7 +33,7 @@ TEST(NcclTransportConformance, AllGatherBringsEverybodysBytes) {
   });
 }
 
-/// Bytes that every pair has of its own.
+/// A different number of bytes for each pair.
 std::size_t bytes_between(std::size_t bytes, int from, int to) {
   return bytes * static_cast<std::size_t>((from + 2 * to) % 4) / 3;
 }
@@ -60,7 +60,7 @@ TEST(NcclTransportConformance, AllToAllBringsEachPairItsOwn) {
   });
 }
 
-// As parts of a buffer, which may begin where it ends: at what the device knows nothing of.
+// An empty part may begin at the end of a buffer, at an address unknown to the device.
 TEST(NcclTransportConformance, EmptyMessagesMayBeginAnywhere) {
   on_nccl(3, [](NcclRank& rank) {
     DeviceBytes send(512);
@@ -120,7 +120,7 @@ TEST(NcclTransportConformance, SumsAndMaximaAreOfAllRanks) {
   });
 }
 
-// Whatever their order; parts apart from each other go as two.
+// Adjacent parts are one sum in any order. Separate parts are two sums.
 TEST(NcclTransportConformance, PartsThatTouchAreOneSum) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
@@ -164,7 +164,7 @@ TEST(NcclTransportConformance, OperationsOfOneCollectiveOverlapInABracket) {
   });
 }
 
-// What comes second on another stream stands behind the first, though neither uses the transport's.
+// Work on a second stream runs after the first, although neither stream is the transport's.
 TEST(NcclTransportConformance, BracketsKeepTheirOrderAcrossStreams) {
   on_all_nccl_ranks([](NcclRank& rank) {
     const Stream second;
@@ -181,7 +181,7 @@ TEST(NcclTransportConformance, BracketsKeepTheirOrderAcrossStreams) {
   });
 }
 
-// A block that the second stream's bytes come into was the first's, which has still to read it.
+// The first stream must read a block before the second stream's receive reuses the block.
 TEST(NcclTransportConformance, WhatAStreamReadsIsNotOverwrittenForAnother) {
   on_nccl(2, [](NcclRank& rank) {
     constexpr std::size_t kBytes = 1000;
@@ -269,7 +269,7 @@ TEST(NcclTransportConformance, ASplitOfSomeDoesNotDisturbTheRest) {
   });
 }
 
-// All threads are of one machine.
+// All threads are on the same machine.
 TEST(NcclTransportConformance, KnowsWhichRanksShareAHost) {
   on_nccl(3, [](NcclRank& rank) {
     EXPECT_EQ(rank.transport.hosts(), std::vector<int>(3, 0));
@@ -287,7 +287,7 @@ TEST(NcclTransportConformance, CountsWhatItGaveToNccl) {
     rank.transport.end(rank.operation());
     channel->begin(rank.operation());
     const auto agreed = channel->counters().sent_bytes;
-    EXPECT_GT(agreed, before);  // what the agreement cost
+    EXPECT_GT(agreed, before);  // cost of the agreement
     channel->all_gather(rank.operation(), send.span(), 1000).wait_synchronize();
     EXPECT_EQ(channel->counters().sent_bytes - agreed, 3000u);
     channel

@@ -1,5 +1,5 @@
-// Lists of messages over the stand-in of NCCL: each exchange is one group of its sends and
-// receives, to and from any peers.
+// Message lists over the NCCL replacement: each exchange is one group of sends and receives, to and
+// from any peers.
 #include "tests/nccl/nccl_ranks.h"
 
 namespace tersor::test {
@@ -9,7 +9,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::StrEq;
 
-/// A message of `bytes` to a peer, and from one, of what `pattern` says.
+/// A message of `bytes` bytes to and from a peer, with the contents of `pattern`.
 class Messages {
  public:
   explicit Messages(NcclRank& rank) : rank_(rank) {}
@@ -65,7 +65,7 @@ TEST(NcclExchange, GoesToAStarsMiddleAndBack) {
   });
 }
 
-// Rank r sends to all above it, and more the further up they are; the lowest hears nothing.
+// Rank r sends to all higher ranks, and more to higher ranks. The lowest rank receives nothing.
 TEST(NcclExchange, ListsMayBeUnevenAndEmpty) {
   on_all_nccl_ranks([](NcclRank& rank) {
     const auto bytes = [](int from, int to) { return static_cast<std::size_t>(to - from) * 401; };
@@ -100,7 +100,7 @@ TEST(NcclExchange, IsOneGroupOfWhatIsNotEmpty) {
   EXPECT_EQ(nccl.calls("ncclRecv"), 3);
 }
 
-// Who has no message must agree too; a send and its receive concern nobody else.
+// A rank without messages must agree, too. A send and its receive involve no other rank.
 TEST(NcclExchange, AllRanksAgreeOnItButNotOnASend) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 3, [](NcclRank& rank) {
@@ -115,7 +115,7 @@ TEST(NcclExchange, AllRanksAgreeOnItButNotOnASend) {
   EXPECT_THAT(run.errors, Each(HasSubstr("step with other arguments")));
 }
 
-// A device that gathers nothing waits for all the same.
+// An empty gather on a device still waits for all ranks.
 TEST(NcclExchange, AGatherOfNothingIsABarrier) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 4, [](NcclRank& rank) {

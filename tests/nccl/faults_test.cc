@@ -1,4 +1,4 @@
-// What goes wrong, on every rank: disagreement, ranks that do not come, errors of NCCL, bad input.
+// Faults on every rank: disagreement, missing ranks, NCCL errors, invalid input.
 #include "tests/nccl/nccl_ranks.h"
 
 #include <unistd.h>
@@ -36,7 +36,7 @@ TEST(NcclFaults, OtherArgumentsAreADisagreement) {
   EXPECT_THAT(run.errors, Each(HasSubstr("calls allreduce with other arguments")));
 }
 
-/// The last rank comes to the first sum, and not to the second one.
+/// The last rank joins the first sum and misses the second.
 NcclRun lose_a_rank(WatchedNccl& nccl, Whose whose, std::chrono::milliseconds timeout) {
   return run_nccl(
       nccl, 3,
@@ -45,7 +45,7 @@ NcclRun lose_a_rank(WatchedNccl& nccl, Whose whose, std::chrono::milliseconds ti
         sum_up(rank, operation);
         operation.timeout = timeout;
         if (rank.rank() != 2) sum_up(rank, operation);
-        if (rank.rank() != 2) sum_up(rank, operation);  // says what was wrong
+        if (rank.rank() != 2) sum_up(rank, operation);  // reports the reason
       },
       whose);
 }
@@ -78,7 +78,8 @@ TEST(NcclFaults, ACommunicatorOfTheCallerIsRevokedAndOneOfOursAborted) {
   EXPECT_EQ(nccl.open_communicators(), 0);
 }
 
-// Without ncclCommRevoke nothing is freed that the caller owns; the error says what is to be done.
+// Without ncclCommRevoke, the caller's communicators are not freed. The error explains the required
+// action.
 TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
   WatchedNccl nccl(22'703);
   const std::vector<ncclComm_t> clique = nccl.make_clique(2);
@@ -135,7 +136,7 @@ TEST(NcclFaults, PoisonStopsTheCommunicatorAndStays) {
   EXPECT_THAT(run.errors[1], HasSubstr("rank 1 of 2 gave up: the trainer has had enough"));
 }
 
-// Connections are made at the first use, and NCCL waits for them on the host.
+// NCCL makes connections at the first use, with waits on the host.
 TEST(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {

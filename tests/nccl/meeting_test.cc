@@ -1,5 +1,5 @@
-// How ranks without a communicator find each other, how the watcher counts time, and where NCCL
-// itself is found.
+// The rendezvous of ranks without a communicator, the watcher's time, and the lookup of the NCCL
+// library.
 #include "tests/nccl/nccl_ranks.h"
 
 #include <tersor/inprocess.h>
@@ -31,12 +31,12 @@ class NcclMeeting : public ::testing::Test {
   }
   ~NcclMeeting() override { fs::remove_all(folder_); }
 
-  /// Of this process alone.
+  /// Unique to this process.
   fs::path folder_ =
       fs::path(::testing::TempDir()) / ("tersor_nccl_meeting_" + std::to_string(getpid()));
 };
 
-/// A barrier by device memory, which works where the ranks are those of one communicator.
+/// A barrier on device memory. Works only if the ranks share a communicator.
 void meet_on_device(Transport& transport) {
   const Stream stream;
   transport
@@ -73,7 +73,7 @@ TEST_F(NcclMeeting, OverAnotherTransport) {
   EXPECT_EQ(nccl.open_communicators(), 0);
 }
 
-// The clock is the test's: no thread watches.
+// The test controls the clock, and no watcher thread runs.
 TEST(NcclWatch, ABracketIsLateWhenItsTimeHasPassedSinceItWasSeen) {
   WatchedNccl nccl;
   nccl::Fabric fabric;
@@ -120,7 +120,7 @@ TEST(NcclLibrary, ItsVersionIsWrittenAsNcclWritesIt) {
   EXPECT_EQ(nccl::version_name(2'708), "2.7.8");
 }
 
-// The library of this machine, where there is one: it answers without a GPU.
+// The machine's NCCL library, if installed, answers without a GPU.
 TEST(NcclLibrary, TheInstalledOneIsFound) {
   void* installed = dlopen("libnccl.so.2", RTLD_NOW);
   if (installed == nullptr) GTEST_SKIP() << "no libnccl.so.2 where the loader looks";

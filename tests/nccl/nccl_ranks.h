@@ -1,5 +1,4 @@
-// Ranks that are threads, each with a transport over the stand-in of NCCL, a device and a stream of
-// its own.
+// Ranks as threads, each with a transport over the NCCL replacement, a device and a stream.
 #pragma once
 
 #include "tests/nccl/watched_nccl.h"
@@ -32,7 +31,7 @@
 
 namespace tersor::test {
 
-/// What a body sees of its rank.
+/// The arguments of a rank's body.
 struct NcclRank {
   Transport& transport;
   StreamView stream;
@@ -41,7 +40,7 @@ struct NcclRank {
 
   int rank() const { return transport.rank(); }
   int ranks() const { return transport.ranks(); }
-  /// Until the threads of all ranks are here, or have ended; the devices go on.
+  /// Waits until the threads of all ranks arrive or have ended. Does not wait for the devices.
   void meet() const { meeting.arrive_and_wait(); }
   Operation operation(std::string_view name = "test", std::uint64_t signature = 42) const {
     return {.name = name,
@@ -54,7 +53,7 @@ struct NcclRank {
 
 using NcclBody = std::function<void(NcclRank&)>;
 
-/// Device memory filled from the host in the stream's order; the host's copy lives as long.
+/// Device memory filled from the host in stream order. The host copy lives equally long.
 class DeviceBytes {
  public:
   explicit DeviceBytes(std::size_t bytes)
@@ -78,7 +77,7 @@ class DeviceBytes {
   std::size_t bytes_;
 };
 
-/// What lies in device memory once the stream has come here.
+/// The contents of device memory after the stream's queued work.
 template <typename T = std::byte>
 std::vector<T> fetch(ConstByteSpan device, StreamView stream) {
   const kernels::PinnedBuffer host(std::max<std::size_t>(device.size(), 1));
@@ -93,11 +92,12 @@ inline void check_cuda(cudaError_t status) {
   if (status != cudaSuccess) throw CudaError(cudaGetErrorString(status));
 }
 
-/// What `body` queues on the rank's stream, as a graph. All ranks capture at once, since a capture
-/// forbids whatever would wait or allocate in every thread: those of transports too.
+/// The work queued by `body` on the rank's stream, as a graph. All ranks capture at the same time,
+/// because a capture forbids waits and allocations in every thread, including the transports'
+/// threads.
 class Graph {
  public:
-  /// Throws CudaError where something ended the capture.
+  /// Throws CudaError if the capture was broken.
   Graph(const NcclRank& rank, const std::function<void()>& body) {
     const auto stream = static_cast<cudaStream_t>(rank.stream.handle);
     rank.meet();
@@ -132,7 +132,7 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-/// Calls of the runtime so far, of all ranks, that allocate or wait on the host.
+/// Number of runtime calls with allocations or host waits so far, on all ranks.
 inline std::size_t calls_that_allocate_or_wait() {
   std::size_t calls = 0;
   for (const char* function :
@@ -143,7 +143,7 @@ inline std::size_t calls_that_allocate_or_wait() {
   return calls;
 }
 
-/// Expects that none of the ranks' bodies, which run together, makes such a call.
+/// Expects no such call while the bodies of all ranks run together.
 inline void expect_no_wait(const NcclRank& rank, const std::function<void()>& body) {
   rank.meet();
   const std::size_t before = calls_that_allocate_or_wait();
@@ -166,7 +166,7 @@ std::string message_of(const std::function<void()>& call) {
   return kNothing;
 }
 
-/// What the transport's thread finds while the device goes on.
+/// The fault found by the transport's thread while the device continues.
 inline std::string wait_for_fault(Transport& transport) {
   const auto until = Clock::now() + std::chrono::seconds(60);
   while (Clock::now() < until) {
@@ -177,7 +177,7 @@ inline std::string wait_for_fault(Transport& transport) {
   return kNothing;
 }
 
-/// A sum of a few values; the memory lives until the stream has come past it.
+/// Sums a few values. The memory lives until the stream has passed the sum.
 inline void sum_up(NcclRank& rank, const Operation& operation) {
   DeviceBytes values(400);
   values.fill(std::vector<float>(100, 1.0f), rank.stream);
@@ -187,14 +187,14 @@ inline void sum_up(NcclRank& rank, const Operation& operation) {
   kernels::synchronize(rank.stream);
 }
 
-/// How the thread of each rank ended.
+/// The end of each rank's thread.
 struct NcclRun {
-  std::vector<std::string> errors;  ///< of each rank; empty where it had none
+  std::vector<std::string> errors;  ///< of each rank, or empty
 };
 
 enum class Whose { kCallers, kOwn };
 
-/// Runs the body on so many ranks. Transports live until all bodies have ended.
+/// Runs the body on `ranks` ranks. Transports live until all bodies have ended.
 inline NcclRun run_nccl(WatchedNccl& nccl, int ranks, const NcclBody& body,
                         Whose whose = Whose::kCallers) {
   const std::vector<ncclComm_t> clique = nccl.make_clique(ranks);
@@ -227,7 +227,7 @@ inline NcclRun run_nccl(WatchedNccl& nccl, int ranks, const NcclBody& body,
   return run;
 }
 
-/// The same, where nothing may go wrong and nothing stay behind.
+/// Like run_nccl, but expects no errors and no leaks.
 inline void on_nccl(int ranks, const NcclBody& body) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, ranks, body, Whose::kOwn);
@@ -237,8 +237,8 @@ inline void on_nccl(int ranks, const NcclBody& body) {
   EXPECT_EQ(nccl.open_registrations(), 0);
 }
 
-/// Calls the body so often, with other pauses of streams each time; stops at the first that fails,
-/// and names its seed. The first seed is TERSOR_STREAM_SEED of the environment, or 1.
+/// Calls the body `seeds` times with different pauses of streams. Stops at the first failure and
+/// names its seed. The first seed is TERSOR_STREAM_SEED from the environment, or 1.
 inline void for_each_order(std::uint64_t seeds, const std::function<void()>& body) {
   const char* asked = std::getenv("TERSOR_STREAM_SEED");
   const std::uint64_t first = asked == nullptr ? 1 : std::strtoull(asked, nullptr, 10);
@@ -250,7 +250,7 @@ inline void for_each_order(std::uint64_t seeds, const std::function<void()>& bod
   ptx_device_pauses(0, first);
 }
 
-/// On 1, 2, 3, 4 and 8 ranks, each under some orders of the device.
+/// Runs the body on 1, 2, 3, 4 and 8 ranks, each with several device orders.
 inline void on_all_nccl_ranks(const NcclBody& body) {
   for (const int ranks : {1, 2, 3, 4, 8})
     for_each_order(3, [&] {

@@ -1,5 +1,5 @@
-// What a step costs once everything is warm: no allocation, no wait of the host; and that steps can
-// be captured in graphs, whose replays the deadline covers too.
+// Steps after warm-up: no allocation and no host wait. Steps can be captured in graphs, and the
+// deadline also applies to replays.
 #include "tests/nccl/nccl_ranks.h"
 
 namespace tersor::test {
@@ -9,10 +9,10 @@ using namespace std::chrono_literals;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-constexpr std::size_t kCount = 20'000;  // enough for NCCL to be told of the memory
+constexpr std::size_t kCount = 20'000;  // large enough for registration with NCCL
 constexpr std::size_t kSteadyBytes = kCount * sizeof(float);
 
-/// What one step reads and writes: the sum of everybody's input, and what came from the next rank.
+/// The memory of a step: the sum of all inputs, and the copy received from the next rank.
 struct StepMemory {
   DeviceBytes input{kSteadyBytes};
   DeviceBytes sum{kSteadyBytes};
@@ -33,7 +33,7 @@ struct StepMemory {
   }
 };
 
-/// One collective: an exchange, of which a message is kept, and a sum.
+/// A collective: an exchange with one kept message, and a sum.
 void run_step(NcclRank& rank, StepMemory& memory) {
   const Operation operation = rank.operation("step");
   const auto ranks = static_cast<std::size_t>(rank.ranks());
@@ -109,7 +109,7 @@ TEST(NcclSteady, AStepIsCapturedAndReplayed) {
         memory.fill(rank, step);
         graph.replay(rank.stream);
         memory.expect(rank, step);
-        // What came meanwhile does not lie where the graph receives.
+        // Messages received in between must not use the graph's receive memory.
         other.fill(rank, step + 10);
         const std::vector<ConstByteSpan> sends(3, other.input.span());
         const std::vector<std::size_t> capacities(3, kSteadyBytes);
@@ -152,7 +152,7 @@ TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
   });
 }
 
-// Where NCCL cannot revoke, communicators that the transport makes do not block.
+// If NCCL cannot revoke communicators, the transport creates nonblocking communicators.
 TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
   WatchedNccl nccl(22'703);
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
@@ -166,7 +166,7 @@ TEST(NcclSteady, OnCommunicatorsThatDoNotBlock) {
   EXPECT_EQ(nccl.open_communicators(), 2);  // the caller's
 }
 
-// A graph's memory stays the graph's, so that a second one finds none.
+// A graph's memory is reserved for the graph, so a second graph finds no memory.
 TEST(NcclSteady, EachGraphIsWarmedUpForItself) {
   on_nccl(2, [](NcclRank& rank) {
     StepMemory memory;

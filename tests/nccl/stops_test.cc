@@ -1,4 +1,4 @@
-// How communicators are stopped once something has gone wrong, and what a rank then reads.
+// Stopping communicators after a fault, and the values read by a rank afterwards.
 #include "tests/nccl/nccl_ranks.h"
 
 #include <tersor/collectives.h>
@@ -13,8 +13,8 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// Two communicators take turns on one stream, and rank 1 does not come: what the first is told to
-/// end stands behind what the other waits for.
+/// Two communicators alternate on one stream, and rank 1 is missing. The end of the first
+/// communicator's work is queued after a wait for the other communicator.
 void take_turns_alone(NcclRank& rank) {
   const auto part = rank.transport.split(std::vector<int>{0, 1});
   Operation operation = rank.operation("allreduce");
@@ -39,7 +39,7 @@ TEST(NcclStops, NoCommunicatorWaitsForAnother) {
   }
 }
 
-// A revoke may be over before a call that blocks has seen it.
+// A revoke may end before a blocking call notices the revoke.
 TEST(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
   WatchedNccl nccl;
   const auto body = [&](NcclRank& rank) {
@@ -56,7 +56,8 @@ TEST(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
   EXPECT_EQ(nccl.open_communicators(), 0);
 }
 
-/// Rank 1 does not come to the second step: what rank 0 has received lies there from the first.
+/// Rank 1 misses the second step. The receive memory of rank 0 still contains data of the first
+/// step.
 void lose_the_second_step(NcclRank& rank, Algorithm algorithm) {
   constexpr std::size_t kCount = 3000;
   DeviceBytes gradient(kCount * sizeof(float));
@@ -84,7 +85,8 @@ TEST(NcclStops, NoFrameOfAnEarlierStepIsTakenForOneOfThisStep) {
     });
 }
 
-// Replays are calls of nobody: the transport's thread is who sees what their kernels report.
+// Replays are not library calls. The transport's thread detects the faults reported by their
+// kernels.
 TEST(NcclStops, ADamagedFrameIsToldByProgress) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [&](NcclRank& rank) {

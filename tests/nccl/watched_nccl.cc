@@ -14,7 +14,7 @@
 namespace tersor::test {
 namespace {
 
-/// What is known of a communicator.
+/// The state of a communicator.
 struct Watched {
   int device = 0;
   bool revoked = false, aborted = false, destroyed = false;
@@ -26,7 +26,7 @@ struct Watched {
 };
 
 struct Watch {
-  nccl::Api real;  ///< the stand-in's table
+  nccl::Api real;  ///< the replacement's table
   std::mutex mutex;
   std::condition_variable stopped;
   std::map<ncclComm_t, Watched> communicators;
@@ -37,7 +37,7 @@ struct Watch {
 
 std::unique_ptr<Watch> watch;
 thread_local int depth = 0;
-thread_local std::set<std::pair<ncclComm_t, cudaStream_t>> group;  // who is named in it
+thread_local std::set<std::pair<ncclComm_t, cudaStream_t>> group;  // its streams
 
 using Lock = std::unique_lock<std::mutex>;
 
@@ -53,7 +53,7 @@ void misuse(const std::string& what) { watch->misuses.push_back(what); }
 
 Watched& known(ncclComm_t handle) { return watch->communicators[handle]; }
 
-/// Whether a communicator may be named in a call.
+/// True if a communicator may be used in a call.
 bool usable(ncclComm_t handle, const char* function) {
   if (handle != nullptr && !known(handle).gone()) return true;
   misuse(std::string(function) + " of a communicator that is gone");
@@ -100,7 +100,7 @@ ncclResult_t comm_finalize(ncclComm_t handle) {
   return watch->real.comm_finalize(handle);
 }
 
-/// False where the communicator was gone already.
+/// Returns false if the communicator was already gone.
 bool mark(ncclComm_t handle, const char* function, bool Watched::*how) {
   const Lock lock = note(function);
   if (!usable(handle, function)) return false;
@@ -144,7 +144,7 @@ const char* last_error(ncclComm_t handle) {
   return broken ? "socket closed" : watch->real.last_error(handle);
 }
 
-/// Blocks the host where that was asked for, as lazy connections do where a rank is gone.
+/// Blocks the host on request, like lazy connections to a missing rank.
 bool was_blocked(ncclComm_t handle) {
   Lock lock = lock_watch();
   Watched& own = known(handle);
@@ -159,7 +159,7 @@ ncclResult_t group_start() {
   return watch->real.group_start();
 }
 
-// The transport's groups are of one communicator and one stream.
+// A group of the transport must use a single communicator and a single stream.
 ncclResult_t group_end() {
   {
     const Lock lock = note("ncclGroupEnd");
@@ -172,7 +172,7 @@ ncclResult_t group_end() {
   return blocked ? ncclInternalError : result;
 }
 
-/// A call that moves values.
+/// A data-moving call.
 template <typename Real>
 ncclResult_t operate(const char* function, ncclComm_t handle, cudaStream_t stream,
                      const Real& real) {
@@ -236,7 +236,7 @@ WatchedNccl::WatchedNccl(int version) {
   nccl::use_api(&table_);
 }
 
-// At once: what one of them has queued may stand behind what another waits for.
+// Aborts concurrently, because work of one communicator may wait for another.
 WatchedNccl::~WatchedNccl() {
   nccl::use_api(nullptr);
   std::vector<std::thread> threads;

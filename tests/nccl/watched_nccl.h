@@ -1,7 +1,6 @@
-// Stands between the transport and the device's stand-in of NCCL (tests/ptx_device/nccl), for ranks
-// that are threads: counts the calls, notes what NCCL does not allow, and lets errors happen that a
-// stand-in never has by itself. That the stand-in behaves as NCCL does is not proved by this: only
-// that the transport does what is right by NCCL's documentation.
+// A layer between the transport and the NCCL replacement (tests/ptx_device/nccl), for ranks on
+// threads. Counts calls, records misuse of NCCL, and injects errors. The tests do not prove equal
+// behavior of the replacement and NCCL: only that the transport follows NCCL's documentation.
 #pragma once
 
 #include "comm/transport/nccl/api.h"
@@ -11,10 +10,11 @@
 
 namespace tersor::test {
 
-/// While it lives, one at a time, `nccl::api()` is its table. In the end it aborts what is left.
+/// While this object lives, `nccl::api()` returns its table. Only one object may exist. The
+/// destructor aborts the remaining communicators.
 class WatchedNccl {
  public:
-  /// A version without ncclCommRevoke has none in its table.
+  /// Versions without ncclCommRevoke have a table without this function.
   explicit WatchedNccl(int version = 22'809);
   ~WatchedNccl();
   WatchedNccl(const WatchedNccl&) = delete;
@@ -22,25 +22,24 @@ class WatchedNccl {
 
   nccl::Api& table() { return table_; }
 
-  /// Makes the communicators of all ranks, which block, as a trainer does: on the device of the
-  /// rank's number.
+  /// Creates blocking communicators of all ranks, like a trainer. Rank r uses device r.
   std::vector<ncclComm_t> make_clique(int ranks);
-  /// NCCL finds an error by itself.
+  /// Simulates an error found by NCCL.
   void break_down(ncclComm_t communicator, ncclResult_t error);
-  /// The next group of this communicator blocks the host until it is revoked or aborted; one that
-  /// is deaf, as long as it is not aborted.
+  /// The next group of this communicator blocks the host until the communicator is revoked or
+  /// aborted. The deaf variant ignores revokes.
   void block_next_group(ncclComm_t communicator);
   void block_next_group_deaf(ncclComm_t communicator);
-  /// All registrations are refused.
+  /// Refuses all registrations.
   void refuse_registrations();
 
   bool is_revoked(ncclComm_t communicator) const;
-  /// How often a function was called by all ranks, by its name in NCCL.
+  /// Number of calls of a NCCL function on all ranks.
   int calls(const std::string& function) const;
-  /// Communicators, and registrations of memory, that were made and not given back.
+  /// Communicators and memory registrations created and not yet released.
   int open_communicators() const;
   int open_registrations() const;
-  /// What was done that NCCL does not allow: empty where all is well.
+  /// Misuses of NCCL; empty if none.
   std::vector<std::string> misuses() const;
 
  private:

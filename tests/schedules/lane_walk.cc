@@ -29,7 +29,7 @@ std::string LaneWalk::fault(std::size_t rank, const std::string& what) const {
   return "step " + std::to_string(step_) + ", rank " + std::to_string(rank) + ": " + what;
 }
 
-// The sum of what was kept of its lanes.
+// Sums the received contents of the rank's shards.
 std::string LaneWalk::make(std::size_t rank) {
   if (step(rank).make != Make::kReduce || step(rank).idle()) return "";
   Frame sum;
@@ -56,7 +56,8 @@ void LaneWalk::post(std::size_t rank) {
   }
 }
 
-// Of what is kept, the lanes of the parcel; else all of them as the sender made them.
+// The contents of a message: from the received contents if forwarded, otherwise the sender's own
+// shards.
 std::string LaneWalk::contents_of(const Letter& letter, Contents& all) const {
   const Make made = step(letter.from).make;
   const std::size_t end = letter.parcel.lane + letter.parcel.lanes;

@@ -1,6 +1,7 @@
-// Walks the schedules of thousands of ranks, where ScheduleWalk would take too long: what a rank
-// holds of many lanes is one entry, which says whose gradients were added, not in which order. An
-// owner's sum is made once and goes on as it is, so that all who end with it hold the same bytes.
+// Executes the schedules of thousands of ranks, too many for ScheduleWalk. The contents of many
+// shards on a rank share one entry. An entry records the ranks of the added gradients, but not the
+// order. An owner's sum is made once and forwarded unchanged, so all ranks with this sum hold the
+// same bytes.
 #pragma once
 
 #include "tests/schedules/schedule_walk.h"
@@ -16,26 +17,26 @@ class LaneWalk {
  public:
   static constexpr std::size_t kMostRanks = 4096;
 
-  /// What was encoded, from the gradients of these ranks, the most often encoded one so often.
+  /// An encoded sum: the ranks of its gradients, and the maximum number of encodings of a gradient.
   struct Frame {
     std::bitset<kMostRanks> from;
     int encodings = 0;
   };
 
-  /// schedules[rank], of an exchange of so many lanes.
+  /// schedules[rank], for an exchange of `lanes` shards.
   LaneWalk(const std::vector<Schedule>& schedules, std::size_t lanes);
 
-  /// What is wrong, in a sentence; empty: nothing, and all ranks decoded the same frames.
+  /// Returns a sentence about the first error, or "" if all ranks decoded the same frames.
   std::string run();
 
-  /// What all ranks decoded of a lane.
+  /// The frame of a shard decoded by all ranks.
   const Frame& result(std::size_t lane) const { return frames_[result_[lane]]; }
   const Sent& sent(int rank) const { return sent_[static_cast<std::size_t>(rank)]; }
 
  private:
   static constexpr std::size_t kNone = ~std::size_t{0};
 
-  /// Lanes of one frame each that were made alike.
+  /// Shards with a common origin, each with one frame.
   struct Content {
     LaneRange lanes;
     std::size_t frame;
@@ -57,11 +58,11 @@ class LaneWalk {
 
   const std::vector<Schedule>& schedules_;
   std::size_t step_ = 0;
-  std::vector<Frame> frames_;                 ///< the first ones are the ranks' own gradients
-  std::vector<std::size_t> reduced_;          ///< by rank: what it made in this step
-  std::vector<Contents> kept_;                ///< by rank, in the order of lanes
+  std::vector<Frame> frames_;                 ///< the ranks' own gradients come first
+  std::vector<std::size_t> reduced_;          ///< by rank: the sum made in this step
+  std::vector<Contents> kept_;                ///< by rank, in the order of shards
   std::vector<std::vector<Letter>> letters_;  ///< to each rank, ascending
-  std::vector<std::size_t> result_;           ///< by lane: the frame that all decode
+  std::vector<std::size_t> result_;           ///< by shard: the frame decoded by all ranks
   std::vector<int> decodings_;
   std::vector<Sent> sent_;
 };

@@ -1,4 +1,4 @@
-// Grids of hundreds and thousands of ranks, held to the table of docs/algorithms.md.
+// Grids of hundreds and thousands of ranks, compared with the table of docs/algorithms.md.
 #include "tests/schedules/lane_walk.h"
 
 #include <gtest/gtest.h>
@@ -17,8 +17,8 @@ std::vector<Schedule> schedules_of(const Grid& grid) {
   return schedules;
 }
 
-/// Every rank ends with the same frames, in which every gradient is once, and which were encoded
-/// once more than the grid has dimensions.
+/// All ranks get the same frames. The frames contain every gradient once, and the number of
+/// encodings is the number of dimensions plus one.
 void expect_allreduce(const Grid& grid) {
   SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.places()));
   const auto lanes = static_cast<std::size_t>(grid.owners());
@@ -51,7 +51,7 @@ TEST(ManyRanks, GridsOfOneToThreeDimensions) {
     for (const std::vector<int>& digits : all) expect_allreduce(Grid(digits, ranks));
 }
 
-// As the table says it: 2 (p1 - 1 + p2 - 1 + …).
+// The table's formula: 2 (p1 - 1 + p2 - 1 + …).
 TEST(ManyRanks, MessagesAreTheSumOfTheDigits) {
   EXPECT_EQ(messages_of(Grid(1024), 5), 2u * 1023);
   const int square[] = {32, 32}, cube[] = {16, 16, 16};
@@ -59,7 +59,7 @@ TEST(ManyRanks, MessagesAreTheSumOfTheDigits) {
   EXPECT_EQ(messages_of(Grid(cube, 4096), 5), 2u * (15 + 15 + 15));
 }
 
-// Does the walk see what is wrong? Of six ranks on a grid of 3 x 2.
+// Checks that the walk detects errors, with six ranks on a grid of 3 x 2.
 class LaneWalkFinds : public ::testing::Test {
  protected:
   std::string said() const { return LaneWalk(schedules_, 6).run(); }
@@ -87,7 +87,7 @@ TEST_F(LaneWalkFinds, LanesThatAreMixedUp) {
 
 TEST_F(LaneWalkFinds, AContributionThatComesTwice) {
   Parcel once_more = schedules_[3][0].receives.front();
-  once_more.peer = 1;  // which is in rank 0's group
+  once_more.peer = 1;  // in rank 0's group
   schedules_[3][0].receives.push_back(once_more);
   schedules_[1][0].sends.push_back({3, once_more.lane, once_more.lanes});
   EXPECT_EQ(said(), "step 2, rank 0: adds a gradient twice");

@@ -150,7 +150,8 @@ std::string ScheduleWalk::fault(int rank, const std::string& what) const {
   return "step " + std::to_string(step_) + ", rank " + std::to_string(rank) + ": " + what;
 }
 
-// What a rank makes of a lane: of the values as they were before the step, or of what it kept.
+// The expressions a rank makes for a shard: from the values before the step, or from received
+// contents.
 std::vector<Expression> ScheduleWalk::made(int rank, std::size_t lane) {
   std::vector<Expression> made;
   const std::vector<std::size_t>& lane_parts = parts(rank, lane);
@@ -230,7 +231,7 @@ void ScheduleWalk::take(int rank) {
   for (const auto& [part, values] : sums) values_[size(rank)][part] = expressions_.sum(values);
 }
 
-// The transport's sum: of all who hold a part, whatever the order.
+// The transport's native sum over all ranks holding a part. The order is undefined.
 void ScheduleWalk::add_bare() {
   std::map<std::size_t, std::vector<int>> adders;  // by part
   for (int rank = 0; rank < ranks(); ++rank)

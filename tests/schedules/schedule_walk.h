@@ -1,6 +1,6 @@
-// Walks the schedules of all ranks at once, with symbols for values: who was added to whom, and
-// what was encoded when. Finds messages that nobody takes, contributions that are lost or come
-// twice, and ranks that end with different expressions, and so with different bits.
+// Executes the schedules of all ranks with symbolic values and records additions and encodings.
+// Detects messages without a receiver, lost or repeated contributions, and ranks with different
+// expressions (different bits).
 #pragma once
 
 #include "comm/collectives/schedule.h"
@@ -14,7 +14,7 @@
 
 namespace tersor::testing {
 
-/// An expression is its index among all that were met: equal ones are one.
+/// An expression is its index among all known expressions. Equal expressions have equal indices.
 using Expression = std::size_t;
 
 class Expressions {
@@ -22,13 +22,14 @@ class Expressions {
   Expression gradient(int rank) { return find({kGradient, {static_cast<std::size_t>(rank)}}); }
   Expression encoded(Expression value) { return find({kEncoded, {value}}); }
   Expression bare(Expression value) { return find({kBare, {value}}); }
-  /// Added in this order; one alone is itself.
+  /// A sum in this order. The sum of a single value is the value.
   Expression sum(const std::vector<Expression>& values);
 
-  /// How often the gradient of each rank is in it; and how often the one that was encoded most was.
+  /// Number of occurrences of each rank's gradient, and the maximum number of encodings of a
+  /// gradient.
   std::map<int, int> contributions(Expression value) const;
   int encodings(Expression value) const;
-  /// The same for equal ones of several walks.
+  /// A text, equal for equal expressions of several walks.
   std::string text(Expression value) const;
 
  private:
@@ -44,42 +45,42 @@ class Expressions {
   std::vector<Node> nodes_;
 };
 
-/// What a collective's lanes hold, in parts of the gradient that are never cut further.
+/// The contents of a collective's shards, in parts of the gradient never divided further.
 struct Layout {
   std::vector<Schedule> schedules;                           ///< of each rank
-  std::vector<std::vector<std::vector<std::size_t>>> parts;  ///< [rank][lane]: its parts
-  std::set<std::size_t> bare_lanes = {};                     ///< that travel as they are, in a host
+  std::vector<std::vector<std::vector<std::size_t>>> parts;  ///< [rank][lane]: parts of a shard
+  std::set<std::size_t> bare_lanes = {};                     ///< sent raw within a host
   std::size_t part_count = 0;
-  std::vector<int> hosts = {};  ///< of each rank; empty: none share one
+  std::vector<int> hosts = {};  ///< of each rank; empty: no two ranks share a host
 };
 
 Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes);
 Layout grid_layout(const Grid& grid);
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between);
-/// A part a rank, of hosts of equally many ranks; and on a grid.
+/// A part per rank, for hosts with equal numbers of ranks, and on a grid.
 Layout hierarchical_scatter_layout(const std::vector<int>& hosts);
 Layout hierarchical_gather_layout(const std::vector<int>& hosts);
 Layout owned_layout(const std::function<Schedule(const Party&)>& way,
                     const std::vector<Party>& parties);
 
-/// How many messages a rank sends in an allreduce on a grid: to the owners of each dimension, and
-/// its own sums back; one that owns nothing sends all that it has, and no more.
+/// Number of messages sent by a rank in an allreduce on a grid. An owner sends to the owners of
+/// each dimension, and sends back its sums. A rank without a part sends only its own values.
 std::size_t messages_of(const Grid& grid, int rank);
 
-/// What a rank sent to others.
+/// The data sent by a rank to other ranks.
 struct Sent {
   std::size_t messages = 0;
-  double encoded = 0;  ///< gradients
+  double encoded = 0;  ///< in gradients
   double bare = 0;
   double abroad = 0;  ///< of both, to other hosts
 };
 
 class ScheduleWalk {
  public:
-  /// values[rank][part] of the start: every rank's gradient.
+  /// values[rank][part] at the start: the gradient of each rank.
   explicit ScheduleWalk(const Layout& layout);
 
-  /// What is wrong, in a sentence; empty: nothing.
+  /// Returns a sentence about the first error, or "".
   std::string run();
 
   Expression value(int rank, std::size_t part) const { return values_[size(rank)][part]; }
@@ -87,7 +88,7 @@ class ScheduleWalk {
   Expressions& expressions() { return expressions_; }
 
  private:
-  /// What travels of one lane.
+  /// The message contents of one shard.
   struct Content {
     std::size_t lane;
     int from;

@@ -1,4 +1,5 @@
-// The schedules of all ranks, held to the table of docs/algorithms.md for many numbers of ranks.
+// The schedules of all ranks compared with the table of docs/algorithms.md, for many numbers of
+// ranks.
 #include "tests/schedules/schedule_walk.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +9,7 @@
 namespace tersor::testing {
 namespace {
 
-// Not the collectives of these names.
+// The schedules, not the collectives with the same names.
 constexpr Schedule (*kReduceScatter)(const Party&) = reduce_scatter;
 constexpr Schedule (*kAllToAll)(const Party&) = all_to_all;
 
@@ -19,8 +20,8 @@ std::vector<int> world_sizes() {
   return sizes;
 }
 
-/// Every rank ends with one expression for each part, in which every gradient is once, and which
-/// was encoded so often.
+/// Every rank gets the same expression for each part. The expression contains every gradient once,
+/// encoded `encodings` times.
 void expect_allreduce(const Layout& layout, ScheduleWalk& walk, int encodings) {
   ASSERT_EQ(walk.run(), "");
   const auto ranks = static_cast<int>(layout.schedules.size());
@@ -98,7 +99,7 @@ TEST(Schedules, NativeSum) {
   }
 }
 
-// What comes of all rounds but the last is for the codec alone.
+// The results of all rounds except the last are used only by the codec.
 TEST(Schedules, SeveralRounds) {
   const Exchange two_shot_last[] = {Exchange::kNativeMaximum, Exchange::kTwoShot};
   const Exchange native_last[] = {Exchange::kNativeMaximum, Exchange::kTwoShot,
@@ -152,8 +153,8 @@ Layout rooted_layout(WayTo way, int ranks, int root, std::size_t lanes) {
   return flat_layout([&](const Party& party) { return way(party, root); }, ranks, lanes);
 }
 
-// Everybody ends with what the root encoded once; nobody sends more messages than the tree has
-// levels, in a chain than one.
+// Every rank gets the root's value, encoded once. A rank sends at most as many messages as the tree
+// has levels, or one in a chain.
 TEST(Schedules, Broadcasts) {
   for (const int n : world_sizes())
     for (const int root : {0, n / 2, n - 1})
@@ -200,7 +201,8 @@ TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
     }
 }
 
-// Each rank sends one message, of its own gradient and the sum that came; the root adds the last.
+// Each rank sends one message with the sum of its gradient and the received sum. The root adds
+// last.
 TEST(Schedules, AChainAddsOneRankAfterTheOther) {
   for (const int n : world_sizes())
     for (const int root : {0, n / 2, n - 1}) {
@@ -240,7 +242,7 @@ TEST(Schedules, GatherAndScatter) {
     }
 }
 
-// Part from · n + to goes from one rank to another.
+// Part from · n + to is sent between two ranks.
 TEST(Schedules, AllToAll) {
   for (const int n : world_sizes()) {
     SCOPED_TRACE(n);
@@ -298,7 +300,7 @@ TEST(Schedules, AHierarchySendsWhatTheTableSays) {
     }
 }
 
-// Else all would wait for one rank's link.
+// Otherwise all ranks would wait for one rank's link.
 TEST(Schedules, AtAnyTimeEachRankSendsToAnother) {
   for (const int n : {2, 3, 8, 33})
     for (const auto& way : {two_shot, one_shot})
@@ -310,7 +312,7 @@ TEST(Schedules, AtAnyTimeEachRankSendsToAnother) {
       }
 }
 
-// Does the walk see what is wrong?
+// Checks that the walk detects errors.
 std::string said_of(const Layout& layout) { return ScheduleWalk(layout).run(); }
 
 TEST(ScheduleWalk, AMessageThatNobodyTakes) {

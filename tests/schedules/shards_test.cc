@@ -1,4 +1,5 @@
-// Schedules of reduce_scatter and allgather by hosts and on grids: a part of the gradient a rank.
+// Hierarchical and grid schedules of reduce_scatter and allgather: each rank has a part of the
+// gradient.
 #include "tests/schedules/schedule_walk.h"
 
 #include <gtest/gtest.h>
@@ -9,10 +10,10 @@
 namespace tersor::testing {
 namespace {
 
-// Not the collective of this name.
+// The schedule, not the collective with the same name.
 constexpr Schedule (*kScatter)(const Party&) = reduce_scatter;
 
-/// Every rank's part is the sum of all gradients, encoded so often.
+/// Every rank's part is the sum of all gradients, encoded `encodings` times.
 void expect_scattered(ScheduleWalk& walk, int ranks, int encodings) {
   ASSERT_EQ(walk.run(), "");
   for (int rank = 0; rank < ranks; ++rank) {
@@ -32,7 +33,7 @@ void expect_gathered(ScheduleWalk& walk, int ranks) {
                 walk.expressions().encoded(walk.expressions().gradient(part)));
 }
 
-/// So many hosts of as many ranks, one behind the other and dealt out in turn, up and down.
+/// `hosts` hosts of `each` ranks: consecutive, interleaved, ascending and descending.
 std::vector<std::vector<int>> even_hosts(int hosts, int each) {
   std::vector<std::vector<int>> all(3);
   for (int rank = 0; rank < hosts * each; ++rank) {
@@ -44,8 +45,8 @@ std::vector<std::vector<int>> even_hosts(int hosts, int each) {
   return all;
 }
 
-// Between hosts goes what ranks of one place give each other, and no more: of 1 / each of a
-// gradient all but the own host's part.
+// Only ranks with equal group ranks exchange data between hosts: 1 / each of a gradient, except for
+// the own host's part.
 TEST(Schedules, HierarchiesOfShards) {
   for (const int hosts : {2, 3, 4, 8, 33})
     for (const int each : {2, 3, 4, 8})
@@ -69,7 +70,7 @@ TEST(Schedules, HierarchiesOfShards) {
       }
 }
 
-/// Every rank's row for each other is made once and comes as it is, by so many messages.
+/// Every row is made once by its sender and arrives unchanged. Each rank sends `messages` messages.
 void expect_dealt(const std::vector<Party>& parties, std::size_t messages) {
   const std::size_t n = parties.size();
   Layout layout{.schedules = {}, .parts = {}, .part_count = n * n};

@@ -1,4 +1,5 @@
-// The steps of sums and gathers of little, of all ranks at once, with expressions for values.
+// The host steps of small sums and gathers, for all ranks at once, with symbolic expressions as
+// values.
 #include "comm/transport/host/steps.h"
 
 #include <gtest/gtest.h>
@@ -16,10 +17,10 @@
 namespace tersor::host {
 namespace {
 
-using Items = std::vector<std::string>;  // an expression each
+using Items = std::vector<std::string>;  // an expression per item
 
-/// Walks the steps of all ranks until nobody can go on. Messages of two ranks are taken in the
-/// order in which they were sent.
+/// Executes the steps of all ranks until no rank can continue. Messages between two ranks are
+/// received in the order of sending.
 class StepsWalk {
  public:
   StepsWalk(std::vector<HostSteps> steps, std::vector<Items> items)
@@ -28,7 +29,7 @@ class StepsWalk {
         at_(steps_.size()),
         sent_(steps_.size()) {}
 
-  /// Why it ended early; "" where all steps were taken and no message is left.
+  /// Returns the reason for an early end, or "" if all steps were executed and no message remains.
   std::string run() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -78,7 +79,7 @@ class StepsWalk {
     EXPECT_EQ(came.size(), step.taken.count);
     for (std::size_t i = 0; i < came.size(); ++i) {
       std::string& item = items_[rank][step.taken.first + i];
-      // The lower rank's stands first, on both.
+      // The lower rank's operand comes first on both ranks.
       if (!step.combines)
         item = came[i];
       else
@@ -89,7 +90,7 @@ class StepsWalk {
 
   std::vector<HostSteps> steps_;
   std::vector<Items> items_;
-  std::vector<std::size_t> at_;  // step, by rank
+  std::vector<std::size_t> at_;  // index of the next step, by rank
   std::set<std::pair<std::size_t, std::size_t>> posted_;
   std::map<Key, std::deque<Items>> letters_;
   std::vector<std::pair<std::size_t, std::size_t>> sent_;  // messages and items, by rank
@@ -109,7 +110,7 @@ StepsWalk walk_of_sum(Way way, int ranks, std::size_t count) {
   return {std::move(steps), std::move(items)};
 }
 
-/// As steps.h tells it, found another way: from the top down.
+/// The sum defined in steps.h, computed top-down instead.
 std::string sum_of(int first, int partners, int ranks, int all_partners) {
   if (partners == 1) {
     const int beyond = first + all_partners;
@@ -174,8 +175,8 @@ TEST(HostSteps, RoundsGatherEverybodysRecord) {
   }
 }
 
-// Ranks that go different ways hear of each other at once: whoever is at an odd place hears from
-// the one before it, whatever both do.
+// Ranks with different algorithms detect the mismatch at once: an odd rank always receives from the
+// previous rank first.
 TEST(HostSteps, NeighboursMeetFirst) {
   for (const int ranks : {2, 4, 8, 64})
     for (int rank = 0; rank < ranks; ++rank)

@@ -1,5 +1,5 @@
-// What a connection's bytes become, and what becomes bytes: messages of any length, cut anywhere,
-// on any number of lanes, in the order in which they were sent.
+// Conversion between messages and the bytes of connections: messages of any length, split anywhere,
+// on any number of connections, delivered in the order of sending.
 #include <gtest/gtest.h>
 #include <tersor/error.h>
 
@@ -26,7 +26,7 @@ MessageHead head_of(std::size_t bytes, std::uint32_t number,
   return host::to_message_head(head);
 }
 
-/// Both ends of the lanes of one pair of ranks, between which bytes move as a test says.
+/// Both ends of the connections between two ranks. The test moves the bytes.
 class Pair {
  public:
   explicit Pair(std::size_t lanes)
@@ -52,7 +52,8 @@ class Pair {
     }
   }
 
-  /// Moves up to so many bytes on a lane, as one write and one read. How many.
+  /// Moves at most `most` bytes on a connection with one write and one read. Returns the number of
+  /// bytes.
   std::size_t move(std::size_t lane, std::size_t most) {
     const Rooms rooms = in_.rooms(lane);
     const Pieces pieces = out_[lane].next();
@@ -82,7 +83,7 @@ class Pair {
   std::vector<Wire::Arrival>& came() { return came_; }
   std::vector<std::shared_ptr<Job>>& done() { return done_; }
   Inbox& inbox() { return in_; }
-  /// Bytes of all blocks, ever.
+  /// The total bytes of all blocks ever allocated.
   std::size_t taken() const { return taken_; }
 
  private:
@@ -108,7 +109,7 @@ TEST(TcpBoxes, SharesCoverAPayload) {
     }
 }
 
-// Cut at random, lanes in random order.
+// Bytes are split at random, and connections progress in random order.
 TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
   for (const std::size_t lanes : {1u, 2u, 5u})
     for (unsigned seed = 1; seed <= 10; ++seed) {
@@ -141,8 +142,8 @@ TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
     }
 }
 
-// It stands behind what has begun to leave, and before all else; who receives it need not wait for
-// payloads of other lanes that may never come.
+// A fault follows the message in transmission and precedes all other messages. The receiver need
+// not wait for payloads of other connections, because other payloads may never arrive.
 TEST(TcpBoxes, AFaultOvertakes) {
   Pair pair(2);
   const auto first = test::pattern(1000, 1, 1), second = test::pattern(2 * kLeastShared, 2, 2),
@@ -164,7 +165,7 @@ TEST(TcpBoxes, AFaultOvertakes) {
   EXPECT_TRUE(test::equal_bytes(pair.came().back().payload.bytes(), second));
 }
 
-// Of a long payload nothing is copied that could come into its place at once.
+// A long payload is not copied if the final memory is available at once.
 TEST(TcpBoxes, LongPayloadsHaveTheirPlaceAtOnce) {
   Pair pair(1);
   const auto payload = test::pattern(1 << 20, 1, 1);
@@ -179,7 +180,7 @@ TEST(TcpBoxes, LongPayloadsHaveTheirPlaceAtOnce) {
   EXPECT_EQ(pair.came().size(), 3u);
 }
 
-// What has begun to come has its place; of what comes later nothing is kept but the heads.
+// A message already in transmission gets memory. Later messages occupy memory only for headers.
 TEST(TcpBoxes, WhatNobodyWantsTakesNoMemory) {
   for (const std::size_t lanes : {1u, 3u}) {
     Pair pair(lanes);

@@ -1,4 +1,4 @@
-// Transports that are closed while they, or channels of theirs, live on.
+// Closing transports while transport objects or channels still live.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -52,7 +52,7 @@ TEST_F(TcpClose, TwiceIsOnce) {
   EXPECT_TRUE(contains(error_of_receiving(closer(), 1), "rank 0 closed the transport"));
 }
 
-// Nobody takes what was sent, so the fault behind it is never told.
+// No rank receives the sent message, and the queued fault is never delivered.
 TEST_F(TcpClose, WithAFaultThatNobodyHasHeard) {
   const auto much = pattern(std::size_t{64} << 20, 0, 1);
   const Handle sent = closer().send({.name = "send", .timeout = 20s}, 1, much);

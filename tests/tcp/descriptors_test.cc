@@ -1,4 +1,4 @@
-// What a rank's descriptors are to programs that are started beside it: nothing.
+// Programs started by a rank inherit none of the rank's descriptors.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -22,7 +22,7 @@ std::set<std::string> descriptors() {
   return names;
 }
 
-/// Whether the system closes a descriptor where another program starts, or it is closed already.
+/// True if the system closes the descriptor on exec, or if the descriptor is already closed.
 bool closes_on_exec(const std::string& descriptor) {
   constexpr unsigned long kFlag = 02'000'000;
   std::ifstream stream("/proc/self/fdinfo/" + descriptor);
@@ -36,7 +36,7 @@ void exchange_patterns(Transport& transport) {
   transport.all_gather(operation_of(transport), own, own.size()).wait_synchronize();
 }
 
-// All kinds of them: of a listener, of connections called and taken, of the waiting for news.
+// Covers descriptors of listeners, of outgoing and accepted connections, and of polling.
 TEST(TcpDescriptors, NoProgramThatIsStartedHasThem) {
   const auto before = descriptors();
   std::size_t own = 0;

@@ -1,4 +1,5 @@
-// The fabrics of ranks over TCP that are threads of one process, by one connection and by several.
+// Fabrics of ranks over TCP on threads of a single process, with a single connection and with
+// several connections.
 #include "tests/tcp/meeting.h"
 #include "tests/transport/ranks.h"
 

@@ -1,4 +1,4 @@
-// Somebody at the other end of a rank's port, who says what a test wants.
+// A simulated peer connected to a rank's port, controlled by a test.
 #pragma once
 
 #include <asio/buffer.hpp>
@@ -25,7 +25,7 @@ inline asio::io_context& test_context() {
   return context;
 }
 
-/// Ports of the loopback that nobody listens at, as addresses.
+/// Addresses of unused loopback ports.
 inline std::vector<std::string> free_addresses(int count) {
   std::vector<asio::ip::tcp::acceptor> held;
   std::vector<std::string> addresses;
@@ -36,7 +36,7 @@ inline std::vector<std::string> free_addresses(int count) {
   return addresses;
 }
 
-/// A connection that waits for what it reads and writes.
+/// A connection with blocking reads and writes.
 class FakePeer {
  public:
   explicit FakePeer(const std::string& address) : socket_(test_context()) {
@@ -51,7 +51,7 @@ class FakePeer {
   }
   void say(std::string_view text) { say(std::as_bytes(std::span(text))); }
 
-  /// The next bytes of the other end, fewer if it closes.
+  /// The next `bytes` bytes from the other end, or fewer if the other end closes.
   std::vector<std::byte> hear(std::size_t bytes) {
     std::vector<std::byte> heard(bytes);
     asio::error_code ignored;
@@ -59,7 +59,7 @@ class FakePeer {
     return heard;
   }
 
-  /// Whether the other end has closed, or does so before it says anything.
+  /// True if the other end has closed or closes before sending anything.
   bool is_dropped() {
     std::array<std::byte, 1> one;
     asio::error_code error;
@@ -67,7 +67,7 @@ class FakePeer {
     return error == asio::error::eof || error == asio::error::connection_reset;
   }
 
-  /// Whether the other end has said something, or closed.
+  /// True if the other end has sent something or closed.
   bool has_news() {
     socket_.non_blocking(true);
     std::array<std::byte, 1> one;
@@ -77,7 +77,7 @@ class FakePeer {
     return error != asio::error::would_block;
   }
 
-  /// Calls as a rank does. What the other end says of it; nothing where it hangs up.
+  /// Connects like a rank. Returns the verdict of the other end, or none after a disconnect.
   std::optional<tcp::Verdict> call(const tcp::Secret& secret, const tcp::Hello& hello) {
     tcp::Caller caller(secret, hello);
     say(caller.opening());

@@ -1,5 +1,5 @@
-// Two ranks that first have something for each other, and the network does not let them: they call
-// again, as long as they were told to, and then say why.
+// The first connection between two ranks fails. Ranks retry until the timeout and then report the
+// reason.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -44,8 +44,8 @@ TEST_P(TcpFirstContact, WaitsForANetworkThatIsAway) {
   }
 }
 
-// Who sends and then waits for something else polls no more: a message that is kept until there is
-// a connection would never leave.
+// A rank may send, then wait for something else without polling the transport. A message queued
+// until the connection exists must still leave.
 TEST(TcpFirstMessage, WhatWasSentHasLeft) {
   std::promise<void> came;
   run_ranks(tcp_transports(2), [&](Transport& transport) {
@@ -60,8 +60,8 @@ TEST(TcpFirstMessage, WhatWasSentHasLeft) {
   });
 }
 
-// A connection may be made between a rank's look at those that are there and its look for news of
-// them, which takes their alarm: the rank would sleep, with nobody to wake it.
+// A connection may be made between a rank's check of existing connections and the wait for events,
+// and the event may already be consumed. The rank must not sleep then.
 TEST(TcpFirstMessage, AConnectionThatIsMadeBetweenTwoLooksIsTaken) {
   for (int look = 1; look <= 8; ++look) {
     SCOPED_TRACE(::testing::Message() << "look " << look);
@@ -72,7 +72,7 @@ TEST(TcpFirstMessage, AConnectionThatIsMadeBetweenTwoLooksIsTaken) {
   }
 }
 
-/// What a rank of a store's world says, and after how long, where all calls end so.
+/// The error of a rank, and its delay, if all connection attempts fail with `code`.
 std::string error_where_all_fail(int code, Failing when, std::chrono::milliseconds timeout) {
   auto transports = tcp_transports(2, {.timeout = timeout});
   const FailingConnects failing(code, kAll, when);
@@ -98,7 +98,7 @@ TEST_P(TcpFirstContact, SaysWhyWhenItGivesUp) {
   EXPECT_LT(Clock::now() - start, kLongContact / 2);
 }
 
-// Who has left an address in the store listens there, for as long as it lives.
+// A rank listens at the published address during the whole lifetime. Therefore a refusal is final.
 TEST_P(TcpFirstContact, AnotherOnesRefusalIsNotWaitedFor) {
   for (const int code : {ECONNREFUSED, EACCES}) {
     const auto start = Clock::now();

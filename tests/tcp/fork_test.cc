@@ -1,5 +1,5 @@
-// A process that is forked from a rank's, as data loaders are, and ends in order: what it destroys
-// is a copy, and the rank goes on.
+// A process forked from a rank, like a data loader, exits normally. Its destructors act on copies,
+// and the rank continues.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -22,12 +22,12 @@ constexpr std::size_t kForkBytes = 100'000;
 
 using Transports = std::vector<std::unique_ptr<Transport>>;
 
-/// At once, past sanitizers that would look for the threads of the process that it was forked from.
+/// Exits at once, without the sanitizers' search for threads of the parent process.
 [[noreturn]] void end_process(int code) {
   for (;;) syscall(SYS_exit_group, code);
 }
 
-/// How a forked process ends that does this: 0 where it was over in time, and threw nothing.
+/// The exit status of a forked process running `body`: 0 after success in time.
 int in_a_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error("cannot fork");
@@ -52,7 +52,7 @@ void gather(Transport& transport) {
   expect_patterns(handle, transport, kForkBytes, 0);
 }
 
-/// All of these ranks at once; their transports stay.
+/// Runs a gather on all ranks at once. The transports stay alive.
 void gather_all(Transports& transports) {
   std::vector<std::jthread> threads;
   for (auto& transport : transports)
@@ -95,7 +95,7 @@ TEST_P(TcpFork, HasNoRank) {
   run_ranks(std::move(transports), gather);
 }
 
-// It may have ranks of its own.
+// A forked process may create its own ranks.
 TEST(TcpForkedProcess, MakesAWorldOfItsOwn) {
   auto transports = tcp_transports(2);
   EXPECT_EQ(in_a_child([] {

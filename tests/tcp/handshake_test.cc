@@ -1,5 +1,5 @@
-// Both ends of the handshake, without a socket: who knows the secret is believed, nobody else is,
-// and nothing that was said once can be said again.
+// Both ends of the handshake without a socket: only peers with the secret are authenticated, and
+// replayed messages are refused.
 #include <gtest/gtest.h>
 #include <tersor/error.h>
 
@@ -27,7 +27,7 @@ Bytes copy_of(ConstByteSpan bytes) { return {bytes.begin(), bytes.end()}; }
 
 Bytes pattern_of(std::size_t bytes) { return Bytes(bytes, std::byte{0x5a}); }
 
-/// Feeds bytes to one end, so many at a time; false as soon as it wants no more.
+/// Feeds `step` bytes at a time to one end. Returns false after the end refuses more bytes.
 template <typename End>
 bool feed(End& end, ConstByteSpan bytes, std::size_t step = 1000) {
   while (!bytes.empty() && !end.room().empty()) {
@@ -39,7 +39,7 @@ bool feed(End& end, ConstByteSpan bytes, std::size_t step = 1000) {
   return true;
 }
 
-/// All messages of one connection, and its result at both ends.
+/// All messages of a connection, and the results at both ends.
 struct Talk {
   Bytes hello, challenge, proof, answer;
   std::optional<Hello> caller;
@@ -87,7 +87,7 @@ TEST(TcpHandshake, AnotherSecretIsBelievedByNeither) {
   EXPECT_FALSE(said.verdict.has_value());
 }
 
-// A MAC of chosen words would let a stranger test guesses of the secret.
+// A MAC of chosen text would let a stranger test guesses of the secret.
 TEST(TcpHandshake, AStrangerReceivesNoMac) {
   const Secret secret(kSharedSecret);
   Caller stranger(Secret(kOtherSecret), {.from = 1});
@@ -127,7 +127,7 @@ TEST(TcpHandshake, NothingIsSaidTwice) {
   EXPECT_NE(first.proof, second.proof);
 }
 
-// Somebody heard a whole connection and says the caller's words again.
+// An eavesdropper replays the caller's messages.
 TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
   const Secret secret(kSharedSecret);
   const Talk heard = talk(secret, secret, {.from = 1});
@@ -137,7 +137,7 @@ TEST(TcpHandshake, ARepeatedCallIsNotBelieved) {
   EXPECT_FALSE(answerer.caller().has_value());
 }
 
-// An answerer's MAC, sent back to the answerer, is no caller's proof.
+// The answerer's MAC, sent back to the answerer, is not a valid proof of a caller.
 TEST(TcpHandshake, AMirrorIsNotBelieved) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 1});
@@ -148,7 +148,7 @@ TEST(TcpHandshake, AMirrorIsNotBelieved) {
   EXPECT_FALSE(answerer.caller().has_value());
 }
 
-// Somebody at a rank's address lets other ranks answer.
+// An attacker at a rank's address lets other ranks answer.
 TEST(TcpHandshake, NoRankAnswersForAnother) {
   const Secret secret(kSharedSecret);
   Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});

@@ -1,4 +1,4 @@
-// Several connections of each pair of ranks.
+// Several connections per pair of ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// All connections end before the receiver looks at one of them.
+// All connections end before the receiver reads from any connection.
 TEST(TcpLanes, WhatWasSentBeforeTheSenderLeftIsRead) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   auto transports = tcp_transports(2, {.connections = 3});

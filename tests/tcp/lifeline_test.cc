@@ -1,5 +1,6 @@
-// Processes over TCP, one of which is killed or stands still: the others hear it on a lifeline,
-// agree on who is left, and go on there and on a split of it, whatever became of the transport.
+// Processes over TCP with a killed or suspended rank. The other ranks detect the loss on an
+// isolated channel and agree on the remaining ranks. They continue on the channel and on a split,
+// regardless of the transport's state.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -26,7 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr int kLifelineRanks = 4, kVictim = 2;
 
-/// Those of whom a word comes, and this rank.
+/// The ranks with an answer, and this rank.
 std::vector<int> find_alive(Transport& lifeline, std::chrono::milliseconds patience) {
   std::vector<Handle> words;
   for (const int peer : peers_of(lifeline)) {
@@ -54,7 +55,7 @@ void require_sum(Transport& transport, std::chrono::milliseconds timeout = 20s) 
   if (values != std::vector<float>(kCount, sum)) throw std::runtime_error("wrong sum");
 }
 
-/// The error that sums end with.
+/// The error ending the sums.
 std::string sum_until_error(Transport& transport, std::chrono::milliseconds timeout) {
   try {
     for (;;) require_sum(transport, timeout);
@@ -67,7 +68,7 @@ void require_survivors(const std::vector<int>& alive) {
   if (alive != std::vector{0, 1, 3}) throw std::runtime_error("others are lost");
 }
 
-/// One rank's part, which ends with an error where something is not as it should be.
+/// The run of a rank. Throws after an unexpected result.
 void go_on_without(int signal, const fs::path& meeting, int rank, int connections) {
   const bool is_silent = signal == SIGSTOP;
   const std::chrono::milliseconds patience = is_silent ? 2s : 20s;

@@ -1,6 +1,6 @@
-// Many ranks on one machine, each a process: they form a world, everybody talks to everybody, and a
-// rank needs as many descriptors, threads and bytes as docs/tcp.md says.
-// TERSOR_TCP_RANKS=256 counts for another number of ranks, and prints what it found.
+// Many ranks on one machine as processes. All ranks connect with each other, and descriptors,
+// threads and memory per rank stay within the numbers of docs/tcp.md. TERSOR_TCP_RANKS=256 selects
+// another number of ranks and prints the measurements.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <tersor/collectives.h>
@@ -25,23 +25,23 @@ namespace {
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-constexpr std::size_t kCount = 10'000;  // values that are reduced
+constexpr std::size_t kCount = 10'000;  // values to reduce
 
-// The thread sanitizer has its own.
+// ThreadSanitizer adds threads.
 #ifdef __SANITIZE_THREAD__
 constexpr long kProgramsThreads = 3;
 #else
 constexpr long kProgramsThreads = 1;
 #endif
 
-/// What a rank found of itself.
+/// Measurements of a rank.
 struct Count {
-  double formed_seconds = 0;  ///< from its start until everybody had met
+  double formed_seconds = 0;  ///< from the start until all ranks have met
   double reduced_seconds = 0;
-  long files = 0;  ///< descriptors that it did not have before
+  long files = 0;  ///< additional descriptors
   long threads = 0;
-  long threads_of_all = 0;  ///< once everybody is connected
-  long kilobytes = 0;       ///< that it grew by
+  long threads_of_all = 0;  ///< after all ranks have connected
+  long kilobytes = 0;       ///< growth of memory
 };
 
 long files() {
@@ -59,7 +59,7 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// One rank's part. Throws where a sum is wrong.
+/// The run of a rank. Throws after a wrong sum.
 Count take_part(const fs::path& meeting, int rank, int ranks) {
   Count count;
   const long files_before = files(), kilobytes_before = status("RssAnon");

@@ -1,4 +1,4 @@
-// Ranks over TCP that are threads of one test: where they meet, and their transports.
+// Ranks over TCP on threads of a test: the store, and the transports.
 #pragma once
 
 #include <tersor/error.h>
@@ -36,7 +36,7 @@ class MemoryStore final : public KeyValueStore {
   std::map<std::string, std::string> values_;
 };
 
-/// The transports of all ranks of a new world, on the loopback.
+/// Transports of `ranks` new ranks on the loopback.
 inline std::vector<std::unique_ptr<Transport>> tcp_transports(int ranks, TcpOptions options = {}) {
   options.address = "127.0.0.1";
   MemoryStore store;

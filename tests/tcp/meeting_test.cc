@@ -1,5 +1,4 @@
-// How ranks find each other: by a store, a file, a list of addresses; and what is said where they
-// do not.
+// The rendezvous by a store, a file or a list of addresses, and the errors of a failed rendezvous.
 #include "tests/tcp/meeting.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +32,7 @@ class Folder {
     std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder");
     path_ = name;
-    umask(0077);  // of the files that tests write themselves
+    umask(0077);  // for files written by the tests
   }
   ~Folder() { fs::remove_all(path_); }
   Folder(const Folder&) = delete;
@@ -46,7 +45,7 @@ class Folder {
 
 using Make = std::function<std::unique_ptr<Transport>(int rank)>;
 
-/// Every rank makes its own on a thread; then they meet.
+/// Every rank creates its transport on a thread, then all ranks exchange data.
 void expect_world(int ranks, const Make& make) {
   std::vector<std::unique_ptr<Transport>> transports(static_cast<std::size_t>(ranks));
   {
@@ -64,7 +63,7 @@ void expect_world(int ranks, const Make& make) {
   });
 }
 
-/// The text of what making a transport throws, which is a `Kind`.
+/// The text of the `Kind` thrown by `make`.
 template <typename Kind>
 std::string error_of(const std::function<void()>& make) {
   try {
@@ -104,7 +103,7 @@ TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
   EXPECT_TRUE(contains(nowhere, "cannot write")) << nowhere;
 }
 
-// Rank 0 writes last: it tries before it waits for the others.
+// Rank 0 writes last, so its check of the folder comes before the wait.
 TEST(TcpMeeting, AFolderThatIsNotThereIsNamedByAll) {
   const Folder folder;
   std::ofstream(folder / "file") << "no folder";
@@ -117,7 +116,7 @@ TEST(TcpMeeting, AFolderThatIsNotThereIsNamedByAll) {
     }
 }
 
-// Somebody who may write to the folder was there first.
+// An attacker with write access to the folder came first.
 TEST(TcpMeeting, TheSecretGoesIntoNoFileThatIsThere) {
   const Folder folder;
   const fs::path file = folder / "meeting", trap = folder / "trap";
@@ -152,7 +151,7 @@ TEST(TcpMeeting, ATableThatOthersMayReadOrWriteIsNotBelieved) {
   EXPECT_TRUE(contains(error(), "cannot read " + table.string())) << error();
 }
 
-// The run before was killed between the two.
+// The previous run was killed between two writes.
 TEST(TcpMeeting, WhatARunBeforeLeftIsNoticed) {
   const Folder folder;
   const fs::path file = folder / "meeting";
@@ -196,12 +195,12 @@ TEST(TcpMeeting, WhoDoesNotComeIsNamed) {
 TEST(TcpMeeting, ByAddresses) {
   const auto addresses = free_addresses(3);
   expect_world(3, [&](int rank) {
-    std::this_thread::sleep_for(100ms * rank);  // the others call who does not listen yet
+    std::this_thread::sleep_for(100ms * rank);  // other ranks connect before this rank listens
     return std::make_unique<TcpTransport>(addresses, kMeetingSecret, rank);
   });
 }
 
-// The address and the world's drawn secret are public; the ranks' own phrase is not.
+// The address and the random secret in the store are public. The ranks' own phrase is not.
 TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
   MemoryStore store;
   TcpOptions options = kLoopback;
@@ -260,7 +259,7 @@ TEST(TcpMeeting, ByWhatTheHostIsCalled) {
   });
 }
 
-// The address is for documents (RFC 5737), and no host's.
+// The address is reserved for documentation (RFC 5737), and no host has this address.
 TEST(TcpMeeting, ANameThatStandsForAnotherHostsAddressIsPassedOver) {
   const HostNamed named("192.0.2.77");
   MemoryStore store;

@@ -1,4 +1,4 @@
-// Who hears of a fault and goes: those who see its connection end have been told why before.
+// A rank failing because of another rank's fault announces the fault before disconnecting.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -26,7 +26,7 @@ void meet(Transport& transport, int peer, std::uint32_t tag) {
       .wait_synchronize();
 }
 
-/// What a rank says that waits for a message; a fault may come before what was sent first.
+/// The error of a rank waiting for a message. A fault may arrive before an earlier message.
 std::string error_of_waiting(Transport& transport, int peer) {
   try {
     meet(transport, peer, 0);
@@ -37,7 +37,7 @@ std::string error_of_waiting(Transport& transport, int peer) {
   return "no error";
 }
 
-// Rank 0 takes another port for that of rank 2, which so never hears from it.
+// Rank 0 has a wrong port for rank 2, so rank 2 never receives anything from rank 0.
 TEST(TcpReason, IsToldByWhoGoesBeforeItIsMissed) {
   const std::vector<std::string> addresses = free_addresses(4);
   const std::vector<std::string> all(addresses.begin(), addresses.begin() + 3);

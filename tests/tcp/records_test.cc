@@ -1,5 +1,5 @@
-// TcpOptions::protect: records by themselves, and connections whose bytes somebody changes on their
-// way. A changed byte ends in an error that names a rank, and never in other values.
+// TcpOptions::protect: records in isolation, and connections with modified bytes. A modified byte
+// causes an error naming a rank, and never wrong values.
 #include "comm/transport/tcp/records.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 using tcp::Records;
 using RecordData = std::vector<std::byte>;
 
-/// The records of both ends of one connection.
+/// The records of both ends of a connection.
 struct Ends {
   explicit Ends(TcpProtection protection)
       : first(protection, {.send = keys.send, .receive = keys.receive}),
@@ -33,7 +33,7 @@ struct Ends {
   Records first, second;
 };
 
-/// One record of these bytes, as the connection carries the record.
+/// Seals a record of the bytes, as sent over the connection.
 RecordData sealed(Records& records, ConstByteSpan bytes) {
   EXPECT_EQ(records.seal({bytes}), std::min(bytes.size(), tcp::kRecordBytes));
   const RecordData record(records.sealed().begin(), records.sealed().end());
@@ -41,7 +41,7 @@ RecordData sealed(Records& records, ConstByteSpan bytes) {
   return record;
 }
 
-/// The bytes that come out of the received bytes, which arrive `step` at a time.
+/// Opens received bytes arriving `step` bytes at a time.
 RecordData opened(Records& records, ConstByteSpan received, std::size_t step = 1 << 20) {
   RecordData all;
   std::array<std::byte, 1000> one;
@@ -87,7 +87,7 @@ TEST_P(TcpRecords, AnyChangedBitIsNoticed) {
     Ends ends(GetParam());
     RecordData record = sealed(ends.first, pattern(40, 0, 1));
     record[bit / 8] ^= std::byte(1 << bit % 8);
-    record.resize(200'000);  // so that a longer record is there, too
+    record.resize(200'000);  // so a longer record is complete, too
     EXPECT_TRUE(opened(ends.second, record).empty());
     EXPECT_TRUE(ends.second.damaged()) << "bit " << bit;
     EXPECT_TRUE(opened(ends.second, sealed(ends.first, pattern(40, 0, 1))).empty());
@@ -130,11 +130,10 @@ TEST(TcpRecord, OnlyEncryptionHidesTheBytes) {
   EXPECT_FALSE(shows(TcpProtection::kEncrypt));
 }
 
-/// Stands between the ranks of a world: hands all bytes on, and may change them.
+/// A proxy between ranks. Forwards all bytes and may modify them.
 class Middle {
  public:
-  /// Called with the bytes that come from the caller (true) or the answerer, and how many came
-  /// before.
+  /// Called with bytes from the caller (true) or the answerer, and the number of earlier bytes.
   using Change = std::function<void(bool from_caller, std::size_t before, RecordData& bytes)>;
 
   Middle(const std::string& to, Change change)
@@ -187,7 +186,7 @@ class Middle {
 constexpr std::size_t kTamperedBytes = 300'000;
 constexpr std::size_t kFarBehindTheHandshake = 20'000;
 
-/// What rank 0 receives from rank 1 through the middle, or the errors of both.
+/// The bytes rank 0 receives from rank 1 through the proxy, or the errors of both ranks.
 struct Exchange {
   RecordData received;
   std::vector<std::string> errors = std::vector<std::string>(2);
@@ -204,7 +203,7 @@ Exchange exchange_through(TcpProtection protection, Middle::Change change) {
   const auto run = [&](TcpTransport& transport) {
     const int rank = transport.rank();
     try {
-      // The lower rank calls: rank 1 waits for the first word before it sends.
+      // The lower rank connects. Rank 1 waits for the first message before sending.
       if (rank == 1) transport.receive({.name = "call", .timeout = 20s}, 0, 1).wait_synchronize();
       if (rank == 0)
         transport.send({.name = "call", .timeout = 20s}, 1, pattern(1, 0, 0)).wait_synchronize();
@@ -224,7 +223,7 @@ Exchange exchange_through(TcpProtection protection, Middle::Change change) {
   return found;
 }
 
-/// Changes one byte of the answerer's payload.
+/// Changes a byte of the answerer's payload.
 Middle::Change once(const std::function<void(RecordData& bytes, std::size_t at)>& change) {
   auto done = std::make_shared<std::atomic<bool>>(false);
   return [change, done](bool from_caller, std::size_t before, RecordData& bytes) {

@@ -1,4 +1,4 @@
-// A program's signals are for its own threads, not for those that are begun in its name.
+// Signals of a program must interrupt the program's own threads only, not the library's threads.
 #include <tersor/reducer.h>
 #include <tersor/threads.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Threads of this process that `signal` may interrupt.
+/// Threads of this process with `signal` unblocked.
 std::set<std::string> threads_that_take(int signal) {
   std::set<std::string> found;
   for (const auto& thread : fs::directory_iterator("/proc/self/task")) {
@@ -39,7 +39,7 @@ std::size_t threads() {
   return static_cast<std::size_t>(std::distance(begin(all), end(all)));
 }
 
-/// Of one process: the ranks' threads wait for each other.
+/// Shared by the ranks of one process; their threads wait for each other.
 class Look {
  public:
   explicit Look(int ranks) : meeting_(ranks), expected_(threads_that_take(SIGTERM)) {}
@@ -49,8 +49,8 @@ class Look {
     expected_.insert(std::to_string(gettid()));
   }
 
-  /// Looks again for a while: a thread that has been joined is still listed for a moment, and glibc
-  /// keeps all signals from a thread while it begins another one.
+  /// Repeats the check for a while. A joined thread stays listed for a moment, and glibc blocks all
+  /// signals in a thread during the start of another thread.
   void expect_only_own_ones(const Transport& transport, int others_a_rank) {
     meeting_.arrive_and_wait();
     if (transport.rank() == 0) {
@@ -70,7 +70,7 @@ class Look {
   std::set<std::string> expected_;
 };
 
-// Those of a transport that is not yet used, of a reducer, and of a pool.
+// Threads of an unused transport, of a reducer, and of a pool.
 TEST(Signals, InterruptTheThreadsOfTheProgramAlone) {
   constexpr int kRanks = 2;
   Look look(kRanks);

@@ -1,4 +1,5 @@
-// Who is no rank of the world, or not the one it says: it is dropped or named, and the ranks go on.
+// Peers without the secret, or with a false rank: such connections are dropped or reported, and the
+// ranks continue.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <tersor/wire.h>
@@ -18,11 +19,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::string kWorldSecret(64, '5');  // a phrase would be stretched for each rank
+const std::string kWorldSecret(64, '5');  // 64 digits avoid the slow stretching of a phrase
 const std::string kOldSecret(64, '6');
 constexpr std::size_t kWorldBytes = 100'000;
 
-/// The ranks of a world by addresses, of which some are threads of the test, others are played.
+/// Ranks given by addresses. Some ranks are threads of the test, others are simulated.
 class TcpStrangers : public ::testing::Test {
  protected:
   void world(int ranks) { addresses_ = free_addresses(ranks); }
@@ -39,7 +40,7 @@ class TcpStrangers : public ::testing::Test {
             .lane = 0};
   }
 
-  /// All ranks exchange with each other, after `before` was done where rank 0 listens.
+  /// Runs `before` after rank 0 listens, then expects an exchange between all ranks.
   void expect_exchange(const std::function<void()>& before) const {
     std::vector<std::unique_ptr<Transport>> transports;
     for (std::size_t number = 0; number < addresses_.size(); ++number)
@@ -53,7 +54,7 @@ class TcpStrangers : public ::testing::Test {
     });
   }
 
-  /// What rank 0 says when it waits for rank 1 in vain.
+  /// The error of rank 0 after a vain wait for rank 1.
   std::string error_of(Transport& transport, std::chrono::milliseconds timeout = 20s) const {
     try {
       exchange_all(transport, {.name = "exchange", .timeout = timeout}, pattern(1000, 0, 1));
@@ -67,7 +68,7 @@ class TcpStrangers : public ::testing::Test {
   const tcp::Secret secret_{kWorldSecret};
 };
 
-constexpr std::size_t kManySilent = 300;  // more than a rank of a small world listens to at once
+constexpr std::size_t kManySilent = 300;  // more than the simultaneous handshakes of a rank
 
 std::size_t allowed_files(std::size_t wanted) {
   rlimit limit{};
@@ -202,7 +203,7 @@ TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
       << error;
 }
 
-// A stranger that connects receives the challenge, and zeros after a wrong proof.
+// A stranger receives the challenge, and zeros after a wrong proof.
 TEST_F(TcpStrangers, AStrangerReceivesNoMac) {
   world(2);
   const auto transport = rank(0);
@@ -234,7 +235,7 @@ TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
   }
 }
 
-/// Rank 0 of two, and rank 1 as a test plays it, believed already.
+/// Rank 0 of two, and a simulated, already authenticated rank 1.
 class TcpPlayedPeer : public TcpStrangers {
  protected:
   void SetUp() override {
@@ -266,7 +267,7 @@ TEST_F(TcpPlayedPeer, WhoHangsUpIsNamed) {
   }
 }
 
-// It is found while the rank that is late asks who is to blame.
+// The lost connection is detected while the late rank queries the cause.
 TEST_F(TcpPlayedPeer, WhoHangsUpAtTheDeadlineIsNamedWithTheOperation) {
   peer_->close();
   const std::string error = error_of(*transport_, 200ms);
@@ -279,12 +280,12 @@ TEST_F(TcpPlayedPeer, NoiseIsNamed) {
   EXPECT_TRUE(contains(error, "rank 1 speaks another version")) << error;
 }
 
-// Rank 1 is who it proved to be, whatever its messages say.
+// The proven rank number counts, regardless of the rank in messages.
 TEST_F(TcpPlayedPeer, AMessageInAnothersNameIsNamed) {
   for (const int from : {0, 2, 1000, -1}) {
     SetUp();
     host::Head head;
-    head.channel = Signature().value();  // of all
+    head.channel = Signature().value();  // of all ranks
     head.from = from;
     const MessageHead message = host::to_message_head(head);
     peer_->say(std::as_bytes(std::span(&message, 1)));
@@ -299,7 +300,7 @@ TEST_F(TcpPlayedPeer, AnAnswerBeyondAllRanksIsNobody) {
     host::Head head;
     head.channel = Signature().value();
     head.kind = host::Kind::kAnswer;
-    head.part = 1;  // the first question
+    head.part = 1;  // the first query
     head.from = rank;
     const MessageHead message = host::to_message_head(head);
     peer_->say(std::as_bytes(std::span(&message, 1)));

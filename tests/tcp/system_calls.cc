@@ -1,5 +1,4 @@
-// Implements system_calls.h: the program's own functions stand before those of the system's
-// library.
+// Implements system_calls.h. The program's own functions take precedence over the C library.
 #include "tests/tcp/system_calls.h"
 
 #include <dlfcn.h>
@@ -33,7 +32,7 @@ Function* next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-/// What a call returned that was to close its descriptor where another program starts, or was not.
+/// Records the result of a call. `closes`: true if the descriptor closes on exec.
 int noted(int descriptor, bool closes, const char* call) {
   if (descriptor < 0 || !watching) return descriptor;
   ++opened_calls;
@@ -43,7 +42,7 @@ int noted(int descriptor, bool closes, const char* call) {
   return descriptor;
 }
 
-/// The error that this try ends with; 0 where it goes on.
+/// The error of this attempt, or 0 for success.
 int error_of_try(Failing when) {
   if (failing != when) return 0;
   int left = failing_tries;

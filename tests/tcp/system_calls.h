@@ -1,5 +1,5 @@
-// Calls of the system by which this program opens descriptors and connects, watched or made to fail
-// as a test wants it.
+// Interposed system calls for opening descriptors and connecting. Tests watch the calls or make the
+// calls fail.
 #pragma once
 
 #include <chrono>
@@ -8,8 +8,8 @@
 
 namespace tersor::test {
 
-/// While this lives, notes the calls that open descriptors which a program that is started at the
-/// same moment would get.
+/// While this object lives, records calls opening descriptors inheritable by programs started at
+/// the same moment.
 class InheritedDescriptors {
  public:
   InheritedDescriptors();
@@ -17,16 +17,17 @@ class InheritedDescriptors {
   InheritedDescriptors(const InheritedDescriptors&) = delete;
   InheritedDescriptors& operator=(const InheritedDescriptors&) = delete;
 
-  /// Names of these calls.
+  /// The names of these calls.
   std::vector<std::string> calls() const;
-  /// All calls that opened one.
+  /// The number of all calls opening descriptors.
   int opened() const;
 };
 
-/// Where a connection that cannot be made ends: at once, or after a while.
+/// The time of a connection failure: at once, or later.
 enum class Failing { kAtOnce, kLater };
 
-/// While this lives, so many tries to connect fail with an error of the system's. One at a time.
+/// While this object lives, `tries` connection attempts fail with the system error `code`. Only one
+/// object may exist.
 class FailingConnects {
  public:
   FailingConnects(int code, int tries, Failing when);
@@ -34,11 +35,12 @@ class FailingConnects {
   FailingConnects(const FailingConnects&) = delete;
   FailingConnects& operator=(const FailingConnects&) = delete;
 
-  /// Tries that are yet to fail.
+  /// The number of attempts still to fail.
   int left() const;
 };
 
-/// While this lives, one of this thread's looks for news, counted from 1, takes so long to begin.
+/// While this object lives, delays the start of this thread's poll with number `number` (counted
+/// from 1).
 class LateLook {
  public:
   LateLook(int number, std::chrono::milliseconds by);
@@ -47,7 +49,7 @@ class LateLook {
   LateLook& operator=(const LateLook&) = delete;
 };
 
-/// While this lives, the host has another name.
+/// While this object lives, the host has another name.
 class HostNamed {
  public:
   explicit HostNamed(const char* name);

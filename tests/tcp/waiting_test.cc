@@ -1,4 +1,4 @@
-// Who waits for others sleeps, and is woken by whatever it waits for, whoever finds it.
+// Waiting threads sleep and are woken by every awaited event, whichever thread receives the event.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -17,10 +17,9 @@ using namespace std::chrono_literals;
 
 constexpr auto kLongWait = 20s;
 
-constexpr long kFewSleeps =
-    100;  // of sleeps in half a second; with naps of 50 us there are thousands
+constexpr long kFewSleeps = 100;  // in half a second; naps of 50 us would give thousands
 
-/// How often this thread has given its core away.
+/// The number of voluntary context switches of this thread.
 long sleeps() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
@@ -38,7 +37,7 @@ TEST(TcpWaiting, WhoWaitsLongSleeps) {
   });
 }
 
-// Another thread of the rank reads what comes for all of them.
+// Another thread of the rank receives messages for all threads.
 TEST(TcpWaiting, IsWokenByWhatAnotherThreadFound) {
   constexpr int kRounds = 200;
   run_ranks(tcp_transports(2), [](Transport& transport) {

@@ -1,4 +1,4 @@
-// Over NCCL every rank ends with the bits of the same collective among threads on the CPU.
+// Over NCCL, every rank gets the same bits as with CPU threads.
 
 #include "tests/gpu/nccl/reduction.h"
 
@@ -11,9 +11,9 @@ namespace {
 
 constexpr std::size_t kCounts[] = {0, 1, 257, 100'003, 1'000'001};
 constexpr std::string_view kDense[] = {"none", "bf16", "int8:rounding=stochastic", "int4", "int8"};
-constexpr std::string_view kSparse[] = {"topk:density=0.01"};  // has no two shots
+constexpr std::string_view kSparse[] = {"topk:density=0.01"};  // without two-shot
 
-/// Codecs on both dtypes and every count by one algorithm.
+/// Tests codecs with both dtypes and all counts for one algorithm.
 void check_all(const RankPlace& place, Algorithm algorithm,
                std::span<const std::string_view> codecs, const std::vector<int>& hosts = {}) {
   NcclTransport transport(meet(place));
@@ -37,15 +37,15 @@ const Registered kOneShot("one_shot", [](const RankPlace& place) {
             kSparse);
 });
 
-/// Of at most two ranks a host, so that the order of NCCL's sum within a host does not matter. Few
-/// codecs: each call has communicators of its own to make.
+/// At most two ranks per host, so the order of NCCL's sum within a host is irrelevant. Few codecs,
+/// because each call creates communicators.
 const Registered kHierarchical("hierarchical", [](const RankPlace& place) {
   std::vector<int> hosts;
   for (int rank = 0; rank < place.ranks; ++rank) hosts.push_back(rank * 2 / place.ranks);
   check_all(place, Algorithm::kHierarchical, std::span(kDense).last(1), hosts);
 });
 
-/// NCCL's own sum of two f32 addends has one result, whatever its order.
+/// NCCL's own sum of two f32 values is independent of the order.
 const Registered kNative("native", [](const RankPlace& place) {
   NcclTransport transport(meet(place));
   const Stream stream;

@@ -1,6 +1,5 @@
-// A rank that is killed, between its steps or in the middle of one that is called or replayed: the
-// others hear of it within the deadline, hold no wrong sum, and go on without it in the same
-// processes.
+// A killed rank, between steps or during a called or replayed step. The other ranks get an error
+// within the deadline and no wrong sum, and continue without the rank in the same processes.
 
 #include "tests/gpu/nccl/reduction.h"
 
@@ -18,14 +17,14 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
 constexpr std::chrono::seconds kDeadline{5}, kSlack{10};
-/// One chunk, so that frames of the step before would fit.
+/// A single chunk: frames of the previous step would also fit.
 const Reduction kWanted{"int8", Algorithm::kTwoShot, Dtype::kF32, 150'001};
 const Reduction kStopped{.codec = "int8", .count = kWanted.count, .seed = 1};
 
 enum class Steps { kCalled, kReplayed };
 enum class Death { kBetweenSteps, kInTheMiddle };
 
-/// What the last rank leaves behind when it dies.
+/// A file left by the last rank before the kill.
 fs::path mark_of(const RankPlace& place) { return place.file.string() + ".dead"; }
 
 void die(const RankPlace& place) {
@@ -33,8 +32,8 @@ void die(const RankPlace& place) {
   std::raise(SIGKILL);
 }
 
-/// The last rank dies in the middle of its next step, as rank 0 begins its own afterwards: nobody
-/// can be through before.
+/// The last rank dies during its next step. Rank 0 starts the step later, and no rank can complete
+/// the step before.
 void before_the_last_step(const RankPlace& place, Death death) {
   if (place.rank == place.ranks - 1) {
     if (death == Death::kBetweenSteps) die(place);

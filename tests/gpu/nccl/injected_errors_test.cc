@@ -1,5 +1,6 @@
-// Over NCCL, calls of CUDA's runtime fail on one rank: its call throws, the other rank's ends by
-// the deadline or with what became of a frame, and both go on in the same processes.
+// Injected CUDA errors on one rank over NCCL. The call of this rank throws. The other rank's call
+// ends by the deadline, or with the result of a bad frame. Both ranks continue in the same
+// processes.
 
 #include "tests/gpu/hooks.h"
 #include "tests/gpu/nccl/reduction.h"
@@ -12,7 +13,7 @@ constexpr std::size_t kTries = 16;
 constexpr int kCalls = 2;
 const Reduction kWanted{"int8+ef", Algorithm::kTwoShot, Dtype::kF32, 3001};
 
-/// One communicator on this rank; the first call prepares what the second uses again.
+/// A communicator on this rank. The first call prepares resources reused by the second call.
 class Run {
  public:
   Run(const RankPlace& place, std::size_t number)
@@ -28,7 +29,7 @@ class Run {
       stream_.synchronize();
     }
   }
-  /// Values of the last call that threw nothing may be NaN, but never those of another call.
+  /// The values of the last successful call may be NaN, but never the values of another call.
   void require_bits_or_nan(const std::vector<Bytes>& expected) {
     const Bytes& wanted = expected[called_ - 1];
     try {
@@ -46,7 +47,7 @@ class Run {
   std::size_t called_ = 0;
 };
 
-/// Whether calling threw what a device's error, or another rank's, may throw.
+/// True if the call threw an exception allowed after a device error or another rank's error.
 bool throws(Run& run) {
   try {
     run.call();
@@ -65,12 +66,12 @@ std::size_t calls_of_good_run(Run& run) {
   return hooks().calls("any") - before;
 }
 
-/// Where a block's last use cannot be marked, it is not used again: ~QueuedTransfer.
+/// If the last use of a block cannot be recorded, the block is not reused: see ~QueuedTransfer.
 bool may_be_swallowed(const std::string& function) {
   return is_silent(function) || function == "cudaEventRecord";
 }
 
-/// Whether anything was thrown.
+/// Returns true if the run threw an exception.
 bool fail_on_first_rank(const RankPlace& place, std::size_t call, cudaError_t error, Run& run) {
   if (place.rank == 0) hooks().fail_call(call, error);
   const bool has_thrown = throws(run);

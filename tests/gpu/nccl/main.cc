@@ -1,4 +1,4 @@
-// The tests over NCCL, and, where the environment says so, one rank of one of them.
+// The tests over NCCL. If the environment requests a rank, runs only this rank.
 
 #include "tests/gpu/nccl/ranks.h"
 #include "tests/support/codec_conformance.h"
@@ -7,7 +7,7 @@
 
 namespace tersor::test {
 
-// It comes along with the shared code of tests; tersor_gpu_test runs it.
+// Part of the shared test code; runs in tersor_gpu_test.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CodecConformance);
 
 }  // namespace tersor::test

@@ -19,7 +19,7 @@ namespace {
 using bench::RankEnding;
 
 constexpr const char* kBodyVariable = "TERSOR_NCCL_TEST_BODY";
-constexpr std::chrono::seconds kTimeLimit{200};  // below ctest's
+constexpr std::chrono::seconds kTimeLimit{200};  // less than ctest's limit
 constexpr int kKilled = 128 + SIGKILL;
 
 std::map<std::string, RankBody>& bodies() {
@@ -33,7 +33,7 @@ int device_count() {
 }
 
 void run_body(const std::string& name) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is stopped leaves no ranks behind
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // an aborted test must not leave ranks behind
   const RankPlace place = bench::place_of_process().value();
   require(device_count() > 0, "there is no GPU that can be used");
   cudaSetDevice(bench::device_of(place.rank, device_count()));
@@ -70,7 +70,7 @@ std::string missing_library() {
   }
 }
 
-/// What NCCL says where it wants a GPU for each rank; any other failure is for the tests to show.
+/// NCCL's message if NCCL requires a GPU per rank. Other failures are left to the tests.
 std::string refused_sharing() {
   constexpr int kRanks = 2;
   if (device_count() >= kRanks) return "";

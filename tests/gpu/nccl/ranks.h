@@ -1,5 +1,5 @@
-// Tests over NCCL: the test's process starts one process for each rank, itself again, with the name
-// of what the rank shall do in its environment.
+// Tests over NCCL. The test program starts itself once per rank, with the name of the rank's
+// function in the environment.
 #pragma once
 
 #include "bench/processes/rank_place.h"
@@ -15,13 +15,14 @@ namespace tersor::test {
 
 using bench::RankPlace;
 
-/// How long a rank waits for the others to come: process and device take seconds to start.
+/// Timeout of the rendezvous. Starting a process and a device takes seconds.
 inline constexpr std::chrono::seconds kToMeet{60};
 
-/// What a rank does; it passes where it returns, and says why it does not by what it throws.
+/// The function of a rank. The rank passes if the function returns, and fails with the text of a
+/// thrown exception.
 using RankBody = void (*)(const RankPlace&);
 
-/// Makes a body known by a name. Only as a static object.
+/// Registers a body by name. Use static objects only.
 class Registered {
  public:
   Registered(const char* name, RankBody body);
@@ -31,24 +32,25 @@ class Registered {
   const char* name_;
 };
 
-/// The body that the environment names, as the whole program; nullopt where it names none.
+/// Runs the body named in the environment and returns the exit status. Returns nullopt if the
+/// environment names no body.
 std::optional<int> run_named_body();
 
-/// Throws Error unless it holds.
+/// Throws Error unless `holds`.
 void require(bool holds, const std::string& what);
 
-/// A communicator of the ranks of a place, who meet by a file of this name beside the place's.
+/// Creates a communicator. The ranks meet through a file with this name next to the place's file.
 NcclCommunicator meet(const RankPlace& place, const std::string& name = "");
 
-/// Skips its tests by name where there is no GPU or no NCCL, or where NCCL refuses several ranks on
-/// one GPU: then it prints what NCCL said.
+/// Skips the tests by name without a GPU or NCCL, or if NCCL refuses several ranks on one GPU.
+/// Prints NCCL's message in the last case.
 class OverNccl : public ::testing::Test {
  protected:
   void SetUp() override;
 
-  /// Expects that every rank ends with status 0.
+  /// Expects exit status 0 on every rank.
   static void expect_passes(const Registered& body, int ranks);
-  /// Expects that the last rank is killed by SIGKILL and all others end with status 0.
+  /// Expects that the last rank is killed by SIGKILL and all other ranks end with status 0.
   static void expect_all_but_the_last_pass(const Registered& body, int ranks);
 };
 

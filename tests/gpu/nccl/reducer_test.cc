@@ -1,5 +1,5 @@
-// The reducer on device gradients over NCCL: step by step the bits of a reducer among threads on
-// the CPU, across a checkpoint too.
+// The reducer with device gradients over NCCL: the same bits as with CPU threads in every step,
+// also across a checkpoint.
 
 #include "tests/comm/ranks.h"
 #include "tests/gpu/nccl/reduction.h"
@@ -22,7 +22,7 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{"a", 301, 401}, {"b", 7, 3}, {"c", 513, 1021}, {"d", 97, 131}};
 
-/// The same codec and algorithm for all: the order of NCCL's own sums would be another.
+/// Equal codec and algorithm for all parameters, because NCCL's own sums have another order.
 ReducerOptions options_for(StreamView stream = {}) {
   return {.rules = {{"*", "int8+ef"}},
           .algorithm = Algorithm::kTwoShot,
@@ -36,7 +36,7 @@ std::vector<float> gradient(const Shape& shape, int step, int rank) {
   return testing::gaussian(shape.count(), seed);
 }
 
-/// What each parameter is after each step, on all ranks.
+/// Parameters after each step, on all ranks.
 using Steps = std::vector<std::vector<Bytes>>;
 
 Steps steps_on_cpu(Transport& transport) {
@@ -71,7 +71,7 @@ Steps steps_on_cpu(int ranks) {
   return steps;
 }
 
-/// A reducer and its gradients on the device.
+/// A reducer with its gradients on the device.
 class DeviceTraining {
  public:
   DeviceTraining(Transport& transport, const Stream& stream)
@@ -81,7 +81,7 @@ class DeviceTraining {
     restart(transport);
   }
 
-  /// A new reducer, as after a checkpoint.
+  /// Creates a new reducer, as after a checkpoint.
   void restart(Transport& transport) {
     reducer_.reset();
     reducer_ = std::make_unique<GradientReducer>(transport, options_for(stream_.view()));

@@ -24,7 +24,7 @@ Bytes narrowed(const std::vector<float>& values) {
   return bytes_of(std::as_bytes(std::span(narrow)));
 }
 
-/// One rank on the CPU: its bits after each call.
+/// A rank on the CPU: the bits after each call.
 std::vector<Bytes> calls_on_cpu(const Reduction& reduction, Transport& transport, int calls) {
   std::vector<float> residual(reduction.count);
   std::vector<float> owned(owned_count(reduction.count, transport.rank(), transport.ranks()));
@@ -55,7 +55,7 @@ Bytes Reduction::gradient(int rank) const {
 }
 
 CollectiveOptions Reduction::options() const {
-  constexpr std::size_t kChunk = 200'000;  // so that long gradients take several
+  constexpr std::size_t kChunk = 200'000;  // so long gradients take several chunks
   return {.codec = codec, .algorithm = algorithm, .hosts = hosts, .chunk_count = kChunk};
 }
 

@@ -1,4 +1,4 @@
-// An allreduce that is done twice: by threads on the CPU, and on a device over NCCL.
+// An allreduce on CPU threads and on a device over NCCL.
 #pragma once
 
 #include "tests/gpu/device_memory.h"
@@ -21,32 +21,33 @@ struct Reduction {
   Algorithm algorithm = Algorithm::kTwoShot;
   Dtype dtype = Dtype::kF32;
   std::size_t count = 0;
-  std::vector<int> hosts = {};  ///< for hierarchical
+  std::vector<int> hosts = {};  ///< for the hierarchical algorithm
   std::uint64_t seed = 0;       ///< of the gradients
 
   std::string text() const;
   bool has_feedback() const { return codec.ends_with("+ef"); }
-  /// The gradient of a rank: the same wherever it is asked for.
+  /// The gradient of a rank, equal in every process.
   Bytes gradient(int rank) const;
   CollectiveOptions options() const;
 };
 
-/// What every rank holds after call number 1, 2, … of the same gradients: feedback makes them
+/// The results of calls 1, 2, … on every rank, with the same gradients. Feedback makes the results
 /// differ.
 std::vector<Bytes> reduced_on_cpu(const Reduction& reduction, int ranks, int calls = 1);
 
-/// One rank's calls on a device.
+/// The calls of one rank on a device.
 class DeviceReduction {
  public:
   DeviceReduction(const Reduction& reduction, Transport& transport, const Stream& stream);
 
-  /// Other gradients from here on.
+  /// Redraws the gradients.
   void draw(std::uint64_t seed);
-  /// Queues a fresh copy of the gradient and the call.
+  /// Queues a copy of the gradient and the call.
   void call();
-  /// Waits; throws Error unless what came of the last call has these bits.
+  /// Waits. Throws Error unless the result of the last call equals `expected` bitwise.
   void require_bits(const Bytes& expected);
-  /// The same after a call that was stopped, of f32: values may be NaN, and some are.
+  /// Like require_bits, for f32 after an aborted call: values may be NaN, and at least one value
+  /// is.
   void require_bits_or_nan(const Bytes& expected);
   CollectiveOptions& options() { return options_; }
 

@@ -1,5 +1,5 @@
-// After the first, calls over NCCL neither wait nor allocate; captured ones give the bits of calls,
-// state and all.
+// After warm-up, calls over NCCL neither wait nor allocate. Captured calls give the same bits as
+// direct calls, including state.
 
 #include "tests/gpu/nccl/reduction.h"
 
@@ -34,7 +34,8 @@ const Registered kGraphs("graphs", [](const RankPlace& place) {
   }
 });
 
-/// In step with the others, so that none of them allocates meanwhile on a GPU that they share.
+/// Synchronizes with the other ranks, because ranks on the same GPU must not allocate during the
+/// measurement.
 std::size_t free_bytes(Transport& transport) {
   const auto in_step = [&] {
     transport.barrier({.name = "counting", .tag = transport.reserve_tags(1)}).wait_synchronize();
@@ -65,7 +66,7 @@ const Registered kAllocations("allocations", [](const RankPlace& place) {
 
 class NcclSteadyState : public OverNccl {};
 
-/// Global capture forbids whatever would wait or allocate, in all threads.
+/// Global capture forbids waits and allocations in all threads.
 TEST_F(NcclSteadyState, GraphsGiveTheBitsOfCalls) { expect_passes(kGraphs, 2); }
 TEST_F(NcclSteadyState, FourRanksCaptureToo) { expect_passes(kGraphs, 4); }
 TEST_F(NcclSteadyState, CallsTakeNoMemory) { expect_passes(kAllocations, 2); }

@@ -1,4 +1,4 @@
-// What the suites of tests/device_comm run on here: the transport over NCCL's stand-in.
+// The fabrics for the suites of tests/device_comm: the transport over the NCCL replacement.
 #include "tests/device_comm/fabric.h"
 #include "tests/nccl/nccl_ranks.h"
 

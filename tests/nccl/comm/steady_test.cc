@@ -1,5 +1,5 @@
-// Collectives and reducer over NCCL once everything is warm: no allocation and no wait, graphs, and
-// what comes of ranks that call something else.
+// Collectives and reducer over NCCL after warm-up: no allocations, no waits, graphs, and mismatched
+// calls.
 #include "tests/device_comm/steps.h"
 #include "tests/nccl/nccl_ranks.h"
 
@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kCount = 6007;
 
-/// One rank's gradient and all that its allreduces need.
+/// A rank's gradient with all memory for allreduces.
 class Gradient {
  public:
   Gradient(NcclRank& rank, CollectiveOptions options)
@@ -114,7 +114,7 @@ TEST(NcclCollectives, ChunksAreLongerThanOverHosts) {
   });
 }
 
-/// Both calls are known to all ranks, so nobody gathers signatures; their messages are as long.
+/// All ranks know both calls, so no signatures are gathered. The messages have equal lengths.
 TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
@@ -133,12 +133,12 @@ TEST(NcclCollectives, FramesOfAnotherCallBecomeNanAndAnError) {
     } catch (const WireError& error) {
       EXPECT_THAT(error.what(), HasSubstr("signature"));
     }
-    EXPECT_THROW(first.reduce(), TransportError);  // and so it stays
+    EXPECT_THROW(first.reduce(), TransportError);  // the fault is permanent
   });
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }
 
-/// A reducer's step of two parameters.
+/// A reducer's step with two parameters.
 class Trainer {
  public:
   explicit Trainer(NcclRank& rank)
@@ -242,7 +242,7 @@ TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
   });
 }
 
-/// How far ticks have come differs between ranks: to wait there would change the order of sending.
+/// The progress of ticks differs between ranks, so a wait there would change the order of sends.
 TEST(NcclReducer, HandlesAreWaitedForAfterTheFlush) {
   on_nccl(2, [](NcclRank& rank) {
     const Place place{Memory::kDevice, rank.stream};
@@ -261,7 +261,7 @@ TEST(NcclReducer, HandlesAreWaitedForAfterTheFlush) {
   });
 }
 
-/// A mistake in a capture leaves the transport as it was.
+/// A mistake in a capture must not change the transport.
 TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
   on_nccl(2, [](NcclRank& rank) {
     Gradient gradient(rank, {.codec = "int8"});
@@ -270,7 +270,7 @@ TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
     try {
       const Graph refused(rank, [&] { EXPECT_THROW(gradient.reduce(), InvalidArgument); });
     } catch (const CudaError&) {
-      // What was queued before the mistake is not joined again.
+      // Work queued before the mistake is not joined again.
     }
     gradient.write(1);
     EXPECT_NO_THROW(gradient.reduce());
@@ -278,7 +278,7 @@ TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
   });
 }
 
-/// The reducer queues behind what the trainer queued, and the trainer's next work behind it.
+/// The reducer's work runs after the trainer's queued work, and before the trainer's next work.
 TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
   for_each_order(10, [] {
     on_nccl(2, [](NcclRank& rank) {
