@@ -26,8 +26,8 @@ struct Place {
   StreamView stream = {};
 };
 
-/// Values in a place. On a device, writes happen in stream order, so code without a wait for the
-/// stream sees older values.
+/// Values in either memory. On a device, writes happen in stream order, so code without a wait for
+/// the stream sees older values.
 class PlacedValues {
  public:
   PlacedValues(std::size_t count, Dtype dtype, const Place& place);

@@ -77,7 +77,7 @@ std::uint32_t mask_of(Warp& warp, const Instruction& ins, std::uint32_t lanes) {
 /// `lanes` continue.
 bool meet(Warp& warp, const Instruction& ins, std::uint32_t pc, std::uint32_t& lanes) {
   const std::uint32_t need = mask_of(warp, ins, lanes);
-  const bool is_barrier = ins.count == 0;  // bar.warp.sync; lanes may be at different places
+  const bool is_barrier = ins.count == 0;  // bar.warp.sync; its lanes may differ in pc
   const auto meets = [&](const Parked& parked) {
     return parked.need == need && (is_barrier || parked.pc == pc);
   };
