@@ -289,8 +289,7 @@ TEST(Weights, ALossMeanwhileIsOneLikeAnyOther) {
         if (rank == 2) return;
         EXPECT_THROW(run.step(1 + rank, 1), RanksLost);
         run.reducer.resume();
-        EXPECT_THROW(run.reducer.ready("w"),
-                     InvalidArgument);  // no weight
+        EXPECT_THROW(run.reducer.ready("w"), InvalidArgument);  // the step has no weight
         EXPECT_LT(squared_error(run.step(1 + rank, 1), wanted_mean({1, 2, 0, 4}, 1)), 0.02);
       });
   }

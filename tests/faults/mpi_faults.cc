@@ -2,7 +2,7 @@
 // prints no end, and the caller must detect the loss.
 // Usage: mpi_faults describe SEED…
 //        mpirun -n RANKS mpi_faults run multiple|single SEED…
-// All scenarios of a run must have RANKS ranks. `single` initializes MPI without thread support.
+// Each scenario must have RANKS ranks. `single` initializes MPI without threads.
 #include <mpi.h>
 #include <tersor/mpi.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // Sums long gradients on several processes until an error, and prints lines of JSON. Used for
 // network faults, because no rank can cause network faults itself.
 // Usage: mpirun -n RANKS mpi_stream TIMEOUT_MS [MEETING]
-// By default, ranks use MPI. With MEETING, the name of a new file, ranks use TCP.
+// By default, ranks use MPI. If MEETING (the name of a new file) is given, ranks use TCP.
 #include <mpi.h>
 #include <tersor/collectives.h>
 #include <tersor/mpi.h>

@@ -4,8 +4,8 @@
 namespace tersor::test {
 
 /// True if TERSOR_TEST_GRID=small requests a subset: each count and each type, but not all
-/// combinations. scripts/test sets this value when called without a part name. The parts release
-/// and ptx-grid test the whole grid.
+/// combinations. The script scripts/test sets this value by default. The parts release and ptx-grid
+/// test the whole grid.
 bool grid_is_small();
 
 }  // namespace tersor::test

@@ -33,7 +33,7 @@ float tree_sum(RotatedBlock s) {
 
 float middle(unsigned bits) { return static_cast<float>(1u << (bits - 1)) - 0.5f; }
 
-/// s of one block in rotated space, as bf16.
+/// The scale s of a block in rotated space, as bf16.
 std::uint16_t own_scale(unsigned bits, RotatedBlock y) {
   for (float& value : y) value = bits == 1 ? std::fabs(value) : value * value;
   const float sum = tree_sum(y);

@@ -15,14 +15,14 @@ std::vector<std::string> example_specs(const CodecInfo& codec);
 /// True if some round of the spec's codec supports `exchange`.
 bool offers(const std::string& spec, Exchange exchange);
 
-/// The codecs that accept segments of any shape.
+/// The codecs for segments of any shape.
 std::vector<CodecInfo> flat_codecs();
 
 /// Names of the codecs with frames, and of the native-only codecs.
 std::vector<std::string> framed_codecs();
 std::vector<std::string> native_codecs();
 
-/// Example specs of these codecs, without and with feedback.
+/// Example specs of the codecs, without and with feedback.
 std::vector<std::string> framed_specs();
 std::vector<std::string> native_specs();
 
