@@ -135,8 +135,8 @@ TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
   EXPECT_NE(run.learner().explain().find("not tried"), std::string::npos);
 }
 
-// A call has a predicted time. Codecs wrongly predicted as slow are tried; codecs far slower than
-// the fastest are not.
+// Calls have predicted times. The learner tries codecs with a prediction below twice the fastest
+// measured time, and no slower codecs.
 TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
   Learner::Group all = group({"none", "bf16", "int8"}, 2);
   all.ways[0].predicted = 4.1;

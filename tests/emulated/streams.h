@@ -35,8 +35,8 @@ class EmulatorError : public std::runtime_error {
 void enqueue(StreamView stream, std::string what, std::function<void()> work);
 
 /// Queues work to run after ready() returns true. ready() is called any number of times and must
-/// have no side effects. For ranks waiting for each other. `ready` may read data written by other
-/// work or by host threads with the lock held.
+/// have no side effects. Used by ranks waiting for each other. `ready` may read data written by
+/// other work or by host threads with the lock held.
 void enqueue_when(StreamView stream, std::string what, std::function<bool()> ready,
                   std::function<void()> work);
 

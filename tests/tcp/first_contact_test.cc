@@ -60,8 +60,8 @@ TEST(TcpFirstMessage, WhatWasSentHasLeft) {
   });
 }
 
-// A connection may be made between a rank's check of existing connections and the wait for events,
-// and the event may already be consumed. The rank must not sleep then.
+// A connection may be made between a rank's check of existing connections and the poll for events.
+// The poll consumes the wake-up event, and without another check the rank would sleep forever.
 TEST(TcpFirstMessage, AConnectionThatIsMadeBetweenTwoLooksIsTaken) {
   for (int look = 1; look <= 8; ++look) {
     SCOPED_TRACE(::testing::Message() << "look " << look);
