@@ -129,7 +129,7 @@ CodecEntry blocktopk_entry() {
       {.name = "blocktopk",
        .id = kBlocktopkCodecId,
        .summary = "the largest values of every 4,096 with their places; for use with +ef",
-       .keys = {kBlocktopkDensity.help(), kBlocktopkValues.help()}},
+       .options = {kBlocktopkDensity.option(), kBlocktopkValues.option()}},
       [](const FrameHeader& header) {
         return "density=" + number_text(carried_number(header)) + "," +
                kBlocktopkValues.text(codec_flags(header));

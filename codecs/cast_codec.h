@@ -167,8 +167,9 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
 template <class Format>
 CodecEntry cast_entry() {
   static_assert(SlicedFormat<CastCodec<Format>> && BareFormat<CastCodec<Format>>);
-  CodecInfo info{.name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .keys = {}};
-  if (Format::kHasRounding) info.keys.push_back(kRoundingChoice.help());
+  CodecInfo info{
+      .name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .options = {}};
+  if (Format::kHasRounding) info.options.push_back(kRoundingChoice.option());
   return entry_of<CastCodec<Format>>(std::move(info));
 }
 

@@ -1,5 +1,5 @@
-// The possible option values of a codec, parsed from the help text. Tests and benchmarks of all
-// codecs use the values.
+// Example values of a codec's options, for programs that try everything that the registry's codecs
+// can do.
 #pragma once
 
 #include <tersor/codec.h>
@@ -10,14 +10,14 @@
 
 namespace tersor::encoding {
 
-/// The values in an option's help text. A number has `shares` of its maximum.
+/// An option's words; for a number some shares of the largest value.
 struct OptionValues {
   std::string key;
   bool is_number = false;
   std::vector<std::string> values;
 };
 
-/// Parses a codec's keys, e.g. "rounding=nearest|stochastic (nearest)" or "density=(0, 1] (0.01)".
+/// Numbers without a default are left out.
 std::vector<OptionValues> option_values(const CodecInfo& codec, std::span<const double> shares);
 
 }  // namespace tersor::encoding

@@ -89,7 +89,7 @@ CodecEntry hadamard_entry() {
       {.name = "hadamard",
        .id = kHadamardCodecId,
        .summary = "one to four bits a value, rotated to look normally distributed",
-       .keys = {kBitsChoice.help()}},
+       .options = {kBitsChoice.option()}},
       [](const FrameHeader& header) {
         return kBitsChoice.text(header.parameters[static_cast<std::size_t>(Carried::kStep)]);
       });

@@ -202,7 +202,7 @@ CodecEntry intsum_entry() {
       {.name = "intsum",
        .id = kIntsumCodecId,
        .summary = "whole numbers to scales that all ranks share, whose sum is exact (THC)",
-       .keys = {kLanesChoice.help(), kRoundingChoice.help(), kScaleNumber.help()}});
+       .options = {kLanesChoice.option(), kRoundingChoice.option(), kScaleNumber.option()}});
 }
 
 }  // namespace tersor::encoding

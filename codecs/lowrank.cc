@@ -283,7 +283,7 @@ CodecEntry lowrank_entry() {
       {.name = "lowrank",
        .id = kLowrankCodecId,
        .summary = "a matrix as the product of two narrow ones, warm-started (PowerSGD)",
-       .keys = {kRankChoice.help(), kValuesChoice.help()}});
+       .options = {kRankChoice.option(), kValuesChoice.option()}});
 }
 
 }  // namespace tersor::encoding

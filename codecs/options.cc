@@ -8,14 +8,14 @@ namespace {
 
 [[noreturn]] void throw_unknown_key(const CodecInfo& codec, const std::string& key) {
   std::string known;
-  for (const std::string& help : codec.keys) known += (known.empty() ? "" : ", ") + help;
+  for (const CodecOption& option : codec.options)
+    known += (known.empty() ? "" : ", ") + option.help();
   throw InvalidArgument("codec " + std::string(codec.name) + " has no option \"" + key + "\"; " +
                         (known.empty() ? "it has none" : "its options are: " + known));
 }
 
 bool has_key(const CodecInfo& codec, const std::string& key) {
-  return std::ranges::any_of(codec.keys,
-                             [&](const std::string& help) { return help.starts_with(key + "="); });
+  return std::ranges::find(codec.options, key, &CodecOption::name) != codec.options.end();
 }
 
 }  // namespace
@@ -28,9 +28,11 @@ std::string number_text(double value) {
   return number;
 }
 
-std::string Number::help() const {
-  return std::string(key) + "=(" + number_text(above) + ", " + number_text(most) + "] (" +
-         (holds(standard) ? number_text(standard) : "none") + ")";
+CodecOption Number::option() const {
+  return {.name = std::string(key),
+          .above = above,
+          .most = most,
+          .standard = holds(standard) ? number_text(standard) : ""};
 }
 
 std::string Number::range() const {
@@ -71,3 +73,19 @@ void OptionReader::throw_wrong_value(std::string_view key, const std::string& te
 }
 
 }  // namespace tersor::encoding
+
+namespace tersor {
+
+std::string CodecOption::range() const {
+  if (is_number())
+    return "(" + encoding::number_text(above) + ", " + encoding::number_text(most) + "]";
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : "|") + word;
+  return text;
+}
+
+std::string CodecOption::help() const {
+  return name + "=" + range() + " (" + (standard.empty() ? "none" : standard) + ")";
+}
+
+}  // namespace tersor

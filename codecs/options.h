@@ -20,12 +20,10 @@ struct Choice {
   std::array<std::pair<std::string_view, Value>, kWords> words;
   std::size_t standard = 0;
 
-  /// Returns e.g. "rounding=nearest|stochastic (nearest)".
-  std::string help() const {
-    std::string text = std::string(key) + "=";
-    for (const auto& word : words)
-      text += (&word == &words[0] ? "" : "|") + std::string(word.first);
-    return text + " (" + std::string(words[standard].first) + ")";
+  CodecOption option() const {
+    CodecOption option{.name = std::string(key), .standard = std::string(words[standard].first)};
+    for (const auto& word : words) option.words.emplace_back(word.first);
+    return option;
   }
 
   /// Returns e.g. "rounding=nearest". `number` may come from a frame and be invalid.
@@ -48,8 +46,7 @@ struct Number {
   double standard;  ///< the default; a value outside the range means no default
 
   bool holds(double value) const { return value > above && value <= most; }
-  /// Returns e.g. "density=(0, 1] (0.01)", or "(none)" in place of a missing default.
-  std::string help() const;
+  CodecOption option() const;
   /// Returns e.g. "numbers above 0, at most 1".
   std::string range() const;
 };
@@ -75,7 +72,7 @@ class OptionReader {
         if (word != standard.first) keep(choice.key, *text);
         return value;
       }
-    throw_wrong_value(choice.key, *text, choice.help());
+    throw_wrong_value(choice.key, *text, choice.option().help());
   }
 
   /// Throws InvalidArgument for an invalid number; the message shows the range. The canonical spec

@@ -82,7 +82,7 @@ CodecEntry quantize_entry() {
   return entry_of<QuantizeCodec<Format>>({.name = Format::kName,
                                           .id = Format::kId,
                                           .summary = Format::kSummary,
-                                          .keys = {kRoundingChoice.help()}});
+                                          .options = {kRoundingChoice.option()}});
 }
 
 }  // namespace tersor::encoding

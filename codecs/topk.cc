@@ -211,7 +211,7 @@ CodecEntry topk_entry() {
       {.name = "topk",
        .id = kTopkCodecId,
        .summary = "the largest values with their places, exactly; for use with +ef",
-       .keys = {kTopkDensity.help(), kTopkValues.help()}},
+       .options = {kTopkDensity.option(), kTopkValues.option()}},
       [](const FrameHeader& header) {
         return "density=" + number_text(carried_number(header)) + "," +
                kTopkValues.text(codec_flags(header));

@@ -54,8 +54,8 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
     prepared.pipeline->finish();
     advance_words(context, options);
     if (context.on_device()) transport.end(bracket_of(context));
-  } catch (const TransportError& error) {
-    throw TransportError(explained(error.what(), prepared.fields));
+  } catch (const TransportError&) {
+    throw;
   } catch (const InvalidArgument& error) {
     if (!gave_up_capture(context, transport)) transport.poison(error.what());
     throw;

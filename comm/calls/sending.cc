@@ -64,9 +64,9 @@ struct Sending::State {
   template <typename Work>
   void guard(const Work& work) try {
     work();
-  } catch (const TransportError& error) {
+  } catch (const TransportError&) {
     tasks.clear();
-    throw TransportError(explained(error.what(), prepared->fields));
+    throw;
   } catch (const std::exception& error) {
     tasks.clear();
     transport.poison(error.what());  // the peer would wait for this rank

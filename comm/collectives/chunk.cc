@@ -85,6 +85,7 @@ Operation ChunkTask::operation() const {
   const auto step = static_cast<std::uint32_t>(this->step().relays ? 0 : step_);
   return {.name = context_->name,
           .signature = plan_->signature == 0 ? context_->signature : plan_->signature,
+          .agreement = context_->agreement,
           .tag = tag_ + step,
           .takes_all = tag_ != kUnorderedTag && !plan_->followed,
           .timeout = context_->timeout,

@@ -4,13 +4,16 @@
 #include "comm/collectives/plan.h"
 #include "comm/collectives/trace.h"
 
+#include <tersor/agreement.h>
 #include <tersor/codec.h>
 #include <tersor/transport.h>
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tersor {
@@ -36,6 +39,7 @@ struct ExchangeContext {
   std::span<const Slot> slots;
   std::string_view name;  ///< of the operation, for error texts
   std::uint64_t signature = 0;
+  std::shared_ptr<const Agreement> agreement = {};  ///< the options behind the signature
   std::uint64_t seed = 0;
   std::uint32_t step = 0;                 ///< used without `words`
   const StateWords* words = nullptr;      ///< null: stateless
@@ -60,6 +64,11 @@ struct ExchangeContext {
   /// True if the library below runs everything on the device and adds in its own order.
   bool queues() const { return on_device() && transport->traits().queues; }
 
+  void set_agreement(Agreement own) {
+    signature = own.signature();
+    agreement = std::make_shared<const Agreement>(std::move(own));
+  }
+
   std::vector<SlotCounters> counters = {};  ///< one per slot
   std::uint64_t overflows = 0;
   TraceRing* trace = nullptr;  ///< of host work, if requested
@@ -69,6 +78,7 @@ struct ExchangeContext {
 inline Operation bracket_of(const ExchangeContext& context) {
   return {.name = context.name,
           .signature = context.signature,
+          .agreement = context.agreement,
           .timeout = context.timeout,
           .memory = context.memory,
           .stream = context.stream};

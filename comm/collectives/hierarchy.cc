@@ -70,15 +70,15 @@ std::uint64_t sent_bytes(const ExchangeContext& context) {
   return context.transport->counters().sent_bytes + (is_split ? adder->counters().sent_bytes : 0);
 }
 
-void add_groups(Fields& fields, const HostGroups& groups, std::string_view host_codec) {
-  fields.add("host_codec", host_codec);
-  for (const int host : groups.numbers()) fields.add("a host", static_cast<std::uint32_t>(host));
+void add_groups(Agreement& agreement, const HostGroups& groups, std::string_view host_codec) {
+  agreement.add("host_codec", host_codec);
+  for (const int host : groups.numbers()) agreement.add("a host", static_cast<std::uint32_t>(host));
 }
 
-void add_grid(Fields& fields, const Grid& grid) {
+void add_grid(Agreement& agreement, const Grid& grid) {
   if (grid.is_direct()) return;
-  fields.add("grid", std::string_view("grid"));
-  for (const int digit : grid.digits()) fields.add("dims", static_cast<std::uint32_t>(digit));
+  agreement.add("grid", std::string_view("grid"));
+  for (const int digit : grid.digits()) agreement.add("dims", static_cast<std::uint32_t>(digit));
 }
 
 void check_even(const HostGroups& groups, std::string_view what) {
@@ -96,6 +96,7 @@ void agree(Transport& transport, const ExchangeContext& context) {
   transport
       .barrier({.name = context.name,
                 .signature = context.signature,
+                .agreement = context.agreement,
                 .tag = transport.reserve_tags(1),
                 .timeout = context.timeout})
       .wait_synchronize();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "comm/collectives/context.h"
-#include "comm/collectives/fields.h"
 #include "comm/collectives/hosts.h"
 
 #include <tersor/transport.h>
@@ -69,11 +68,11 @@ Transport* adder_of(const ExchangeContext& context);
 /// The bytes this rank sent through the transport and the split.
 std::uint64_t sent_bytes(const ExchangeContext& context);
 
-/// Adds a hierarchy to the signature's fields.
-void add_groups(Fields& fields, const HostGroups& groups, std::string_view host_codec);
+/// Adds the options of a hierarchy.
+void add_groups(Agreement& agreement, const HostGroups& groups, std::string_view host_codec);
 
-/// Adds a grid to the signature's fields. A single dimension of all ranks adds nothing.
-void add_grid(Fields& fields, const Grid& grid);
+/// Adds the options of a grid. A single dimension of all ranks adds nothing.
+void add_grid(Agreement& agreement, const Grid& grid);
 
 /// Throws InvalidArgument if hosts have unequal numbers of ranks. `what` names the operation.
 void check_even(const HostGroups& groups, std::string_view what);

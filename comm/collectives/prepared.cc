@@ -16,24 +16,25 @@ std::vector<std::string> kind_names() {
   return names;
 }
 
-Fields fields_of(const Prepared& prepared, const CollectiveOptions& options, const Hosts& hosts) {
-  Fields fields;
-  fields.add("operation", prepared.key.kind, kind_names())
+Agreement agreement_of(const Prepared& prepared, const CollectiveOptions& options,
+                       const Hosts& hosts) {
+  Agreement agreement;
+  agreement.add("operation", prepared.key.kind, kind_names())
       .add("reduction", options.reduction, reduction_names())
       .add("algorithm", prepared.algorithm, algorithm_names())
       .add("ranks", static_cast<std::uint32_t>(prepared.context.ranks))
       .add("chunk_count", static_cast<std::uint64_t>(prepared.key.chunk_count));
   for (const Slot& slot : prepared.own_slots())
-    fields.add("dtype", slot.dtype, dtype_names())
+    agreement.add("dtype", slot.dtype, dtype_names())
         .add("count", static_cast<std::uint64_t>(slot.count))
         .add("first_index", slot.first_index)
-        .add_codec(prepared.codec->spec().text());
-  if (prepared.context.on_device()) fields.add("memory", std::string_view("device"));
-  fields.add_unless_zero("root", static_cast<std::uint32_t>(prepared.key.root))
+        .add("codec", prepared.codec->spec().text());
+  if (prepared.context.on_device()) agreement.add("memory", std::string_view("device"));
+  agreement.add_unless_zero("root", static_cast<std::uint32_t>(prepared.key.root))
       .add_unless_zero("order in memory", options.order, order_mark());
-  add_grid(fields, prepared.context.grid);
-  if (hosts.groups) add_groups(fields, *hosts.groups, options.host_codec);
-  return fields;
+  add_grid(agreement, prepared.context.grid);
+  if (hosts.groups) add_groups(agreement, *hosts.groups, options.host_codec);
+  return agreement;
 }
 
 void make_slots(Prepared& prepared) {
@@ -130,12 +131,6 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
     prepared.context.whole_bytes = prepared.key.count * dtype_bytes(prepared.key.dtype);
 }
 
-void agree(Transport& transport, const Prepared& prepared) try {
-  tersor::agree(transport, prepared.context);
-} catch (const TransportError& error) {
-  throw TransportError(explained(error.what(), prepared.fields));
-}
-
 void find_hierarchy(Transport& transport, Prepared& prepared, Hosts hosts, KnownHierarchy& known) {
   const HostGroups& groups = *hosts.groups;
   const Between between = prepared.is(kShares) ? Between::kFrames : Between::kAny;
@@ -144,7 +139,7 @@ void find_hierarchy(Transport& transport, Prepared& prepared, Hosts hosts, Known
                     known.hierarchy->groups().grid().dimensions() == groups.grid().dimensions() &&
                     std::ranges::equal(known.hierarchy->groups().numbers(), groups.numbers());
   if (!same) {
-    agree(transport, prepared);
+    agree(transport, prepared.context);
     known = {&transport, std::make_shared<Hierarchy>(transport, *std::move(hosts.groups),
                                                      std::move(hosts.codec), between)};
   }
@@ -244,8 +239,7 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   choose_way(*prepared, hosts.groups);
   prepared->context.slots = prepared->slots;
   prepared->context.counters.resize(prepared->slots.size());
-  prepared->fields = fields_of(*prepared, options, hosts);
-  prepared->context.signature = prepared->fields.signature();
+  prepared->context.set_agreement(agreement_of(*prepared, options, hosts));
   if (prepared->by_hosts) find_hierarchy(transport, *prepared, std::move(hosts), known);
   make_host_sums(*prepared);
   prepared->chunks = plans_of(*prepared);

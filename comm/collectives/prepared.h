@@ -2,7 +2,6 @@
 // collective.
 #pragma once
 
-#include "comm/collectives/fields.h"
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/pipeline.h"
 
@@ -122,7 +121,6 @@ struct Prepared {
   Algorithm encoded = Algorithm::kOneShot;
   std::vector<Slot> slots;
   ExchangeContext context;
-  Fields fields;                         ///< fields all ranks agree on
   bool by_hosts = false;                 ///< True if there is a hierarchy
   std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all ranks
   Buffer host_sums;                      ///< in a reduce-scatter: for the ranks of other hosts

@@ -116,6 +116,7 @@ std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
   }
   const Operation operation{.name = context.name,
                             .signature = context.signature,
+                            .agreement = context.agreement,
                             .tag = transport.reserve_tags(1),
                             .timeout = context.timeout};
   const bool everything = !transport.traits().host;

@@ -1,3 +1,4 @@
+#include <tersor/agreement.h>
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
 #include <tersor/error.h>
@@ -153,31 +154,34 @@ struct Gossip::State {
     is_settled = true;
   }
 
-  // Compares the agreement of all ranks. If options differ, throws on all ranks.
-  void agree() {
-    Signature own;
-    own.add(codec->spec().text()).add(options.checksum);
-    own.add(static_cast<std::uint64_t>(step_size * 1e9));
+  Agreement own_agreement() const {
+    Agreement own;
+    own.add("codec", codec->spec().text()).add("checksum", options.checksum, {"on", "off"});
+    own.add("step_size (times 1e9)", static_cast<std::uint64_t>(step_size * 1e9));
     for (int one = 0; one < topology.ranks(); ++one)
-      for (const Edge& edge : topology.edges(one))
-        own.add(edge.rank).add(static_cast<std::uint64_t>(edge.weight * 1e12));
+      for (const Edge& edge : topology.edges(one)) {
+        own.begin("edge " + std::to_string(one) + "-" + std::to_string(edge.rank));
+        own.add("neighbour", edge.rank);
+        own.add("weight (times 1e12)", static_cast<std::uint64_t>(edge.weight * 1e12));
+      }
     for (std::size_t i = 0; i < names.size(); ++i)
-      own.add(names[i]).add(static_cast<std::uint64_t>(weights[i].count()));
-    signature = own.value();
-    const ConstByteSpan bytes = std::as_bytes(std::span(&signature, 1));
-    Handle all = everybody->all_gather({.name = "gossip (agreement)",
-                                        .tag = everybody->reserve_tags(1),
-                                        .timeout = options.timeout},
-                                       bytes, bytes.size());
-    all.wait_synchronize();
-    const auto of_rank = [&](int one) { return one == rank ? bytes : all.received(one); };
-    std::string others;
-    for (int one = 1; one < topology.ranks(); ++one)
-      if (!std::ranges::equal(of_rank(one), of_rank(0))) others += " " + std::to_string(one);
-    if (!others.empty())
-      throw InvalidArgument(
-          "gossip: another topology, codec, step size or other weights than on rank 0 have ranks" +
-          others);
+      own.begin("\"" + names[i] + "\"")
+          .add("name", names[i])
+          .add("count", static_cast<std::uint64_t>(weights[i].count()));
+    return own;
+  }
+
+  // Throws TransportError on all ranks, with every difference between two of them.
+  void agree() {
+    const auto own = std::make_shared<const Agreement>(own_agreement());
+    signature = own->signature();
+    everybody
+        ->barrier({.name = "gossip",
+                   .signature = signature,
+                   .agreement = own,
+                   .tag = everybody->reserve_tags(1),
+                   .timeout = options.timeout})
+        .wait_synchronize();
   }
 
   void encode() {

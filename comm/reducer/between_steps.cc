@@ -122,6 +122,7 @@ void GradientReducer::Impl::sum(std::vector<float>& values) {
   transport
       .sum({.name = "gradient reducer (portable state)",
             .signature = context_.signature,
+            .agreement = context_.agreement,
             .tag = transport.reserve_tags(1),
             .timeout = context_.timeout,
             .memory = all.memory(),
@@ -159,7 +160,7 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   if (exact && !of_ready()) step->propose(state.order);
   if (!loaded_.has_value()) parameters_.loaded_states += 1;
   loaded_ = describe(state, parameters_);
-  context_.signature = parameters_.fields(ways_.learns()).signature();
+  context_.set_agreement(parameters_.agreement(ways_.learns()));
 }
 
 // `state` is the exact state of a reducer over more ranks. A rank of a hierarchical reducer holds

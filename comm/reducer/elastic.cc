@@ -2,7 +2,6 @@
 // members commit the current step, or all discard the step. Another reducer over the members then
 // replaces this reducer.
 #include "comm/reducer/impl.h"
-#include "comm/transport/host/signatures.h"
 
 #include <tersor/error.h>
 
@@ -32,14 +31,12 @@ void check_same_ranks(bool given, const std::string& what) {
 
 // Runs in the sending thread while the trainer computes.
 std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
-  std::string text = explained(cause.what(), parameters_.fields(ways_.learns()));
-  if (of_ready() && text == cause.what() && host::signatures_in(text))
-    text += ": the ranks made different parameters ready, or only some ranks loaded a state";
-  if (survivors_ == nullptr) return std::make_exception_ptr(TransportError(text));
+  if (survivors_ == nullptr) return std::make_exception_ptr(cause);
   try {
-    return agree_on_members(text);
+    return agree_on_members(cause);
   } catch (const TransportError& error) {
-    return std::make_exception_ptr(TransportError(text + "; " + error.what()));
+    return std::make_exception_ptr(
+        TransportError(std::string(cause.what()) + "; " + error.what(), cause.disagreement()));
   } catch (const std::exception& error) {
     give_up(error);
     return std::current_exception();
@@ -47,14 +44,15 @@ std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
 }
 
 // If no rank is missing, the original error is reported unchanged.
-std::exception_ptr GradientReducer::Impl::agree_on_members(const std::string& cause) {
+std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError& cause) {
   const std::uint32_t steps = step_.lock()->number();
   const Survivors::Agreed agreed = survivors_->agree(steps);
   LockedStep step = step_.lock();
   if (agreed.steps > step->number() && step->all_back()) complete_step(step);
-  if (agreed.lost.empty()) return std::make_exception_ptr(TransportError(cause));
+  if (agreed.lost.empty()) return std::make_exception_ptr(cause);
   resumable_ = agreed.enough ? Resumable::kYes : Resumable::kTooFew;
-  return std::make_exception_ptr(RanksLost(lost_text(cause, agreed), agreed.members, agreed.steps));
+  return std::make_exception_ptr(
+      RanksLost(lost_text(cause.what(), agreed), agreed.members, agreed.steps));
 }
 
 void GradientReducer::Impl::give_up(const std::exception& cause) {

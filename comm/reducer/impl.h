@@ -84,7 +84,7 @@ struct GradientReducer::Impl {
   // Lost ranks (elastic.cc).
   void hear_fault();
   std::exception_ptr lost(const TransportError& cause);
-  std::exception_ptr agree_on_members(const std::string& cause);
+  std::exception_ptr agree_on_members(const TransportError& cause);
   void give_up(const std::exception& cause);
   void check_resumable() const;
   /// Returns the replacement for this reducer, over the remaining ranks.

@@ -30,7 +30,7 @@ void GradientReducer::Impl::change_ways(LockedStep& step) {
   take_ways(step);
   parameters_.hand_over(stream());
   parameters_.bind();
-  context_.signature = parameters_.fields(ways_.learns()).signature();
+  context_.set_agreement(parameters_.agreement(ways_.learns()));
   sender_->forget_messages(step);
 }
 
@@ -38,7 +38,8 @@ void GradientReducer::Impl::agree_on_ways(LockedStep& step) {
   fail_together(step, [&] {
     const Residence::Entry entry(*residence_);
     auto slowest = static_cast<float>(ways_.seconds());
-    agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature);
+    agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature,
+                     context_.agreement);
     if (!ways_.agree(double{slowest})) return;
     totals_.note_codec_change();
     change_ways(step);

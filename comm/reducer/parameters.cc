@@ -167,54 +167,54 @@ void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   residuals.clear_owner(parameter);
 }
 
-void Parameters::add_each(Fields& fields) const {
+void Parameters::add_each(Agreement& agreement) const {
   for (std::size_t i = 0; i < slots.size(); ++i)
-    fields.begin("\"" + all[i].name + "\"")
+    agreement.begin("\"" + all[i].name + "\"")
         .add("dtype", slots[i].dtype, dtype_names())
         .add("count", static_cast<std::uint64_t>(slots[i].count))
         .add("first_index", std::uint64_t{0})
-        .add_codec(slots[i].codec->spec().text())
+        .add("codec", slots[i].codec->spec().text())
         .add("name", all[i].name);
-  fields.end();
+  agreement.end();
 }
 
 // Entries added in later versions follow the earlier entries.
-void Parameters::add_rest_of_each(Fields& fields) const {
+void Parameters::add_rest_of_each(Agreement& agreement) const {
   for (const ReducerParameter& one : all)
     for (const RulePhase& phase : one.choice.phases)
-      fields.add("a rule's step", phase.from_step).add_codec(phase.codec->spec().text());
+      agreement.add("a rule's step", phase.from_step).add("codec", phase.codec->spec().text());
   for (const Slot& slot : slots)
-    if (slot.collective == Collective::kReduceScatter) fields.add("scattered", slot.parameter);
+    if (slot.collective == Collective::kReduceScatter) agreement.add("scattered", slot.parameter);
   for (std::size_t i = 0; i < slots.size(); ++i) {
-    fields.begin("\"" + all[i].name + "\"");
+    agreement.begin("\"" + all[i].name + "\"");
     if (slots[i].codec->traits().needs_shape)
-      fields.add("rows", static_cast<std::uint64_t>(slots[i].rows));
-    fields.add_unless_zero("order in memory", all[i].order, order_mark(slots[i].parameter));
+      agreement.add("rows", static_cast<std::uint64_t>(slots[i].rows));
+    agreement.add_unless_zero("order in memory", all[i].order, order_mark(slots[i].parameter));
   }
-  fields.end();
+  agreement.end();
 }
 
-Fields Parameters::fields(bool learns) const {
-  Fields fields;
-  fields.add("operation", std::string_view("reducer"))
+Agreement Parameters::agreement(bool learns) const {
+  Agreement agreement;
+  agreement.add("operation", std::string_view("reducer"))
       .add("reduction", options_.reduction, reduction_names())
       .add("algorithm", options_.algorithm, algorithm_names())
       .add("ranks", static_cast<std::uint32_t>(context_.ranks))
       .add("chunk_count", static_cast<std::uint64_t>(options_.chunk_count))
       .add("bucket_bytes", static_cast<std::uint64_t>(options_.bucket_bytes))
       .add_unless_zero("number of loaded states", loaded_states, "loaded states");
-  add_each(fields);
-  add_rest_of_each(fields);
+  add_each(agreement);
+  add_rest_of_each(agreement);
   if (options_.order == SendingOrder::kOfReady)
-    fields.add("order of sending", std::string_view("of ready"));
-  if (learns) fields.add("learning", std::string_view("learns"));
-  fields.add_unless_zero("elastic", static_cast<std::uint32_t>(options_.elastic), "elastic")
+    agreement.add("order of sending", std::string_view("of ready"));
+  if (learns) agreement.add("learning", std::string_view("learns"));
+  agreement.add_unless_zero("elastic", static_cast<std::uint32_t>(options_.elastic), "elastic")
       .add_unless_zero("weights", static_cast<std::uint32_t>(options_.weights), "weights");
-  if (context_.on_device()) fields.add("memory", std::string_view("device"));
-  add_grid(fields, context_.grid);
+  if (context_.on_device()) agreement.add("memory", std::string_view("device"));
+  add_grid(agreement, context_.grid);
   if (context_.hierarchy != nullptr)
-    add_groups(fields, context_.hierarchy->groups(), options_.host_codec);
-  return fields;
+    add_groups(agreement, context_.hierarchy->groups(), options_.host_codec);
+  return agreement;
 }
 
 }  // namespace tersor

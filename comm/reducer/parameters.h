@@ -2,7 +2,7 @@
 // with the step's lock held, except for `index_of`.
 #pragma once
 
-#include "comm/collectives/fields.h"
+#include <tersor/agreement.h>
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/planner.h"
 #include "comm/reducer/residence.h"
@@ -89,9 +89,8 @@ class Parameters {
   /// Adds owner residuals to sender residuals if a parameter no longer uses two-shot, because only
   /// two-shot uses owner residuals.
   void hand_over(StreamView stream);
-  /// The agreement: the options that all ranks must pass equally. `learns`: True if codecs may
-  /// change.
-  Fields fields(bool learns) const;
+  /// The options that all ranks must pass equally. `learns`: True if codecs may change.
+  Agreement agreement(bool learns) const;
 
   // One entry per parameter, in the order of `add`.
   std::vector<ReducerParameter> all;
@@ -104,8 +103,8 @@ class Parameters {
   void check_memory(const std::string& name, Memory memory);
   void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
   void hand_over(std::size_t parameter, StreamView stream);
-  void add_each(Fields& fields) const;
-  void add_rest_of_each(Fields& fields) const;
+  void add_each(Agreement& agreement) const;
+  void add_rest_of_each(Agreement& agreement) const;
 
   const ReducerOptions& options_;
   const ExchangeContext& context_;

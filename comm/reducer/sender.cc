@@ -111,13 +111,14 @@ bool Sender::vote() {
   step.unlock();
   vote_ = transport().barrier({.name = "gradient reducer (vote)",
                                .signature = context_.signature,
+                               .agreement = context_.agreement,
                                .tag = transport().reserve_tags(1),
                                .timeout = context_.timeout});
   return true;
 }
 
 template <typename Wanted>
-bool Sender::exchange(Agreement& one, std::string_view name, std::size_t most,
+bool Sender::exchange(Gathered& one, std::string_view name, std::size_t most,
                       const Wanted& wanted) {
   if (!one.handle.valid()) {
     LockedStep step = step_.lock();
@@ -126,6 +127,7 @@ bool Sender::exchange(Agreement& one, std::string_view name, std::size_t most,
     one.own = *std::move(own);
     one.handle = transport().all_gather({.name = name,
                                          .signature = context_.signature,
+                                         .agreement = context_.agreement,
                                          .tag = transport().reserve_tags(1),
                                          .timeout = context_.timeout},
                                         one.own, most);
@@ -134,7 +136,7 @@ bool Sender::exchange(Agreement& one, std::string_view name, std::size_t most,
   return one.handle.test();
 }
 
-ConstByteSpan Sender::of_rank(const Agreement& one, int rank) const {
+ConstByteSpan Sender::of_rank(const Gathered& one, int rank) const {
   return rank == context_.rank ? ConstByteSpan(one.own) : one.handle.received(rank);
 }
 
@@ -250,7 +252,7 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
 
 void Sender::fail(std::exception_ptr error) {
   pipeline_.drop();
-  for (Agreement* one : {&samples_, &states_, &order_})
+  for (Gathered* one : {&samples_, &states_, &order_})
     one->handle = {};  // the transport may still read this rank's bytes
   vote_ = {};
   try {

@@ -95,8 +95,8 @@ class Sender {
     std::size_t chunks_left;
   };
 
-  /// An agreement between ranks: this rank's bytes, and the exchange of all ranks' bytes.
-  struct Agreement {
+  /// This rank's bytes, and the exchange of all ranks' bytes.
+  struct Gathered {
     std::vector<std::byte> own = {};
     Handle handle = {};
   };
@@ -104,9 +104,9 @@ class Sender {
   /// Returns true once all ranks' bytes have arrived. The exchange begins if `wanted(step)` returns
   /// this rank's bytes. `most`: the maximum number of bytes.
   template <typename Wanted>
-  bool exchange(Agreement& one, std::string_view name, std::size_t most, const Wanted& wanted);
+  bool exchange(Gathered& one, std::string_view name, std::size_t most, const Wanted& wanted);
   std::size_t order_bytes() const { return context_.slots.size() * sizeof(std::uint32_t); }
-  ConstByteSpan of_rank(const Agreement& one, int rank) const;
+  ConstByteSpan of_rank(const Gathered& one, int rank) const;
   bool learn_weights();
   bool compare_states();
   bool learn_order();
@@ -123,7 +123,7 @@ class Sender {
   std::deque<Message> messages_;  ///< grows under the step's lock; elements belong to the driver
   std::map<ReducerStep::Order, std::vector<std::uint32_t>> together_;
   Pipeline pipeline_;
-  Agreement samples_, states_, order_;  ///< rank 0's state ends with the order
+  Gathered samples_, states_, order_;  ///< rank 0's state ends with the order
   LoadedState loaded_;
   Handle vote_;
 };

@@ -38,7 +38,7 @@ void GradientReducer::Impl::begin(LockedStep& step) {
   residence_->bind(context_);
   parameters_.residuals.place(*residence_);
   place_added(step);
-  context_.signature = parameters_.fields(ways_.learns()).signature();
+  context_.set_agreement(parameters_.agreement(ways_.learns()));
   context_.adder = adder_of(context_);
   make_sender();
 }

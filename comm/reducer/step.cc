@@ -69,13 +69,13 @@ void ReducerStep::propose(Order order) {
 }
 
 void ReducerStep::want_agreement() {
-  if (agreement_ != Agreement::kNone) return;
-  agreement_ = Agreement::kWanted;
+  if (agreement_ != LoadAgreement::kNone) return;
+  agreement_ = LoadAgreement::kWanted;
   order_known_ = sending_ == SendingOrder::kOfReady;
 }
 
 void ReducerStep::agree() {
-  agreement_ = Agreement::kReached;
+  agreement_ = LoadAgreement::kReached;
   order_wanted_ = closed_ && !order_known_;
   changed_ = true;
 }
@@ -115,7 +115,7 @@ void ReducerStep::complete() {
   messages_back_ = 0;
   closed_ = false;
   order_wanted_ = false;
-  agreement_ = Agreement::kNone;
+  agreement_ = LoadAgreement::kNone;
   changed_ = true;
 }
 

@@ -76,9 +76,9 @@ class ReducerStep {
   bool take_order_wanted() { return std::exchange(order_wanted_, false); }
 
   /// The comparison of loaded states between ranks, before the first message of a step.
-  enum class Agreement : std::uint8_t { kNone, kWanted, kReached };
-  bool agreeing() const { return agreement_ == Agreement::kWanted; }
-  bool has_agreed() const { return agreement_ == Agreement::kReached; }
+  enum class LoadAgreement : std::uint8_t { kNone, kWanted, kReached };
+  bool agreeing() const { return agreement_ == LoadAgreement::kWanted; }
+  bool has_agreed() const { return agreement_ == LoadAgreement::kReached; }
   /// Called once per step. No message is sent and no order is known until `agree`.
   void want_agreement();
   /// Records that ranks loaded equal states. If no order is known now, the order must be learned.
@@ -131,7 +131,7 @@ class ReducerStep {
   SendingOrder sending_ = SendingOrder::kLearned;
   bool order_known_ = false;
   bool order_wanted_ = false;
-  Agreement agreement_ = Agreement::kNone;
+  LoadAgreement agreement_ = LoadAgreement::kNone;
   Order sequence_, order_;
   Messages messages_;
   /// first message not requested; kOfReady: number of requested messages

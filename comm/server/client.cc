@@ -36,7 +36,7 @@ WorkerFrames::WorkerFrames(std::span<const std::size_t> counts, const ServerOpti
     : state_(new State{.layout = server_layout(counts, options, server, servers),
                        .checksum = options.checksum}) {
   const ServerLayout& layout = state_->layout;
-  state_->key = Signature().add(layout.signature).add(worker).value();
+  state_->key = Signature().add(layout.signature()).add(worker).value();
   state_->workspace =
       Buffer(std::max(layout.push_plan.workspace_bytes, layout.pull_plan.workspace_bytes));
   if (layout.push->has_feedback())
@@ -45,7 +45,8 @@ WorkerFrames::WorkerFrames(std::span<const std::size_t> counts, const ServerOpti
 WorkerFrames::~WorkerFrames() = default;
 WorkerFrames::WorkerFrames(WorkerFrames&&) noexcept = default;
 
-std::uint64_t WorkerFrames::signature() const { return state_->layout.signature; }
+std::uint64_t WorkerFrames::signature() const { return state_->layout.signature(); }
+const Agreement& WorkerFrames::agreement() const { return state_->layout.agreement; }
 std::size_t WorkerFrames::push_capacity() const { return state_->layout.push_plan.frame_bytes; }
 std::size_t WorkerFrames::pull_capacity() const { return state_->layout.pull_plan.frame_bytes; }
 
@@ -92,8 +93,7 @@ class ServerSeen {
 
   void join() {
     if (is_here()) {
-      if (at_.own->signature() != frames_.signature())
-        throw InvalidArgument("this rank serves another model, or with other options");
+      if (at_.own->signature() != frames_.signature()) refuse(at_.own->agreement());
       clock_ = at_.own->join(worker());
       return;
     }
@@ -190,6 +190,14 @@ class ServerSeen {
                            " did not answer within " + std::to_string(timeout_.count()) + " ms");
   }
 
+  // The server and this worker have different options.
+  [[noreturn]] void refuse(const Agreement& server) const {
+    auto differences = frames_.agreement().differences(server, worker(), at_.rank);
+    throw TransportError("the server on rank " + std::to_string(at_.rank) +
+                             " has other options: " + text_of(differences),
+                         differences);
+  }
+
   bool hear() {
     if (!ear_.valid()) ear_ = at_.lifeline->receive(note_operation(), at_.rank, message_capacity());
     if (!ear_.test()) return false;
@@ -205,6 +213,8 @@ class ServerSeen {
       case Says::kWeights:
         weights_ = std::move(message);
         break;
+      case Says::kOptions:
+        refuse(Agreement::parse(unpack(rest)));
       case Says::kRefused:
         if (leaves_) break;
         throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +

@@ -11,11 +11,13 @@
 namespace tersor {
 namespace {
 
-void add_options(Signature& signature, const ServerLayout& layout, const ServerOptions& options) {
-  signature.add(layout.push->spec().text()).add(layout.pull->spec().text());
-  signature.add(options.staleness).add(options.reduction).add(options.checksum);
-  signature.add(options.model);
-  for (const int worker : options.workers) signature.add(worker);
+void add_options(Agreement& agreement, const ServerLayout& layout, const ServerOptions& options) {
+  agreement.add("push", layout.push->spec().text()).add("pull", layout.pull->spec().text());
+  agreement.add("staleness", options.staleness)
+      .add("reduction", options.reduction, reduction_names())
+      .add("checksum", options.checksum, {"on", "off"})
+      .add("model", options.model);
+  for (const int worker : options.workers) agreement.add("a worker", worker);
 }
 
 }  // namespace
@@ -29,18 +31,19 @@ ServerLayout server_layout(std::span<const std::size_t> counts, const ServerOpti
     throw InvalidArgument("pull=\"" + options.pull +
                           "\": weights travel whole, and nothing is left for later: without +ef");
   const std::size_t unit = std::max(layout.push->traits().unit, layout.pull->traits().unit);
-  Signature signature;
-  signature.add(server).add(servers);
-  add_options(signature, layout, options);
+  Agreement& agreement = layout.agreement;
+  agreement.add("server", server).add("servers", servers);
+  add_options(agreement, layout, options);
   for (std::uint32_t parameter = 0; parameter < counts.size(); ++parameter) {
     const Range own = owned_range(counts[parameter], server, servers, parameter, unit);
     layout.segments.push_back(
         {.count = own.count, .parameter = parameter, .first_index = own.first});
-    signature.add(static_cast<std::uint64_t>(counts[parameter]));
+    agreement.begin("parameter " + std::to_string(parameter))
+        .add("count", static_cast<std::uint64_t>(counts[parameter]));
   }
   layout.push_plan = plan_alone(*layout.push, layout.segments, "push");
   layout.pull_plan = plan_alone(*layout.pull, layout.segments, "pull");
-  layout.signature = signature.value();
+  agreement.end();
   return layout;
 }
 

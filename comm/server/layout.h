@@ -2,6 +2,7 @@
 // and on all workers.
 #pragma once
 
+#include <tersor/agreement.h>
 #include <tersor/server.h>
 
 #include <cstddef>
@@ -20,9 +21,10 @@ struct ServerLayout {
   std::shared_ptr<const Codec> push, pull;
   std::vector<Segment> segments;
   Plan push_plan, pull_plan;
-  std::uint64_t signature = 0;  ///< hash of the agreement: the options of both sides
+  Agreement agreement = {};  ///< the options that the server and the workers must pass equally
 
-  FrameIdentity identity(Checksum checksum) const { return {signature, checksum}; }
+  std::uint64_t signature() const { return agreement.signature(); }
+  FrameIdentity identity(Checksum checksum) const { return {signature(), checksum}; }
 };
 
 /// Throws InvalidArgument for unsupported options.

@@ -26,6 +26,7 @@ enum class Says : std::uint32_t {
   kTaken,    // with a push's clock: the push was applied to the weights
   kWeights,  // with the pull's clock and a frame
   kRefused,  // with a text
+  kOptions,  // from a server: options that differ from the options of the worker that joins
 };
 
 /// The header before each message's frame or text. Little-endian.
@@ -38,7 +39,8 @@ struct Note {
 };
 static_assert(sizeof(Note) == 32);
 
-inline constexpr std::size_t kMostText = 16 * 1024;  ///< maximum bytes of a kRefused text
+inline constexpr std::size_t kMostText = std::size_t{1}
+                                         << 20;  ///< maximum bytes of a text or of options
 
 /// `keep_alive`: owner of the sent bytes. The network may read these bytes after the last wait.
 inline Operation note_operation(std::shared_ptr<const void> keep_alive = {}) {

@@ -143,9 +143,11 @@ class Serving {
   }
 
   void join(Peer& peer, std::uint64_t signature) {
-    if (signature != shard_.signature())
-      throw InvalidArgument("rank " + std::to_string(lifeline_.rank()) +
-                            " serves another model, or with other options");
+    if (signature != shard_.signature()) {
+      const std::vector<std::byte> options = pack(shard_.agreement().strings());
+      return peer.out.send({.says = Says::kOptions},
+                           {reinterpret_cast<const char*>(options.data()), options.size()});
+    }
     const std::uint32_t clock = shard_.join(peer.rank);
     peer.out.send({.says = Says::kJoined, .clock = clock});
   }

@@ -206,7 +206,8 @@ ParameterShard::ParameterShard(std::span<const ConstValueSpan> parameters, Updat
     : state_(std::make_unique<State>(parameters, std::move(update), options, server, servers)) {}
 ParameterShard::~ParameterShard() = default;
 
-std::uint64_t ParameterShard::signature() const { return state_->layout.signature; }
+std::uint64_t ParameterShard::signature() const { return state_->layout.signature(); }
+const Agreement& ParameterShard::agreement() const { return state_->layout.agreement; }
 std::size_t ParameterShard::pull_capacity() const { return state_->layout.pull_plan.frame_bytes; }
 std::size_t ParameterShard::push_capacity() const { return state_->layout.push_plan.frame_bytes; }
 
@@ -290,7 +291,7 @@ std::size_t ParameterShard::pull(int worker, std::uint32_t clock, ByteSpan frame
     std::vector<ConstValueSpan> weights(state.weights.begin(), state.weights.end());
     state.layout.pull->encode({.segments = state.layout.segments,
                                .gradients = weights,
-                               .random = {.key = state.layout.signature, .step = clock},
+                               .random = {.key = state.layout.signature(), .step = clock},
                                .identity = state.layout.identity(state.options.checksum),
                                .execution = {.workspace = state.workspace.span()}},
                               state.pulled.span());

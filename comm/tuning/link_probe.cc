@@ -46,11 +46,13 @@ using Reduce = Handle (Transport::*)(const Operation&, std::span<const ValueSpan
 /// Sum or maximum over ranks, in place, in a memory the transport accepts. The few values form a
 /// single part.
 void reduce_floats(Transport& transport, Reduce reduce, std::span<float> values,
-                   std::chrono::milliseconds timeout, std::uint64_t signature = 0) {
+                   std::chrono::milliseconds timeout, std::uint64_t signature = 0,
+                   std::shared_ptr<const Agreement> agreement = {}) {
   std::vector<ValueSpan> parts(static_cast<std::size_t>(transport.ranks()));
   parts.front() = values;
   Operation operation = operation_of(transport, timeout);
   operation.signature = signature;
+  operation.agreement = std::move(agreement);
   if (transport.traits().host) return (transport.*reduce)(operation, parts).wait_synchronize();
   const Stream stream;
   const Buffer memory(values.size_bytes(), Memory::kDevice);
@@ -152,8 +154,9 @@ ExchangeTimes times_per_byte(Probe& probe, const ExchangeTimes& tiny) {
 }  // namespace
 
 void agree_on_largest(Transport& transport, std::span<float> values,
-                      std::chrono::milliseconds timeout, std::uint64_t signature) {
-  reduce_floats(transport, &Transport::maximum, values, timeout, signature);
+                      std::chrono::milliseconds timeout, std::uint64_t signature,
+                      std::shared_ptr<const Agreement> agreement) {
+  reduce_floats(transport, &Transport::maximum, values, timeout, signature, std::move(agreement));
 }
 
 LinkFigures probe_link(Transport& transport, Memory memory, std::chrono::milliseconds timeout) {

@@ -296,12 +296,27 @@ class Codec {
   std::uint16_t id_;
 };
 
+/// An option of a codec's spec: a word, or a number in (above, most].
+struct CodecOption {
+  std::string name;
+  std::vector<std::string> words = {};  ///< empty for a number
+  double above = 0;
+  double most = 0;
+  std::string standard = {};  ///< the default; empty if the codec does without a value
+
+  bool is_number() const { return words.empty(); }
+  /// "nearest|stochastic", "(0, 1]"
+  std::string range() const;
+  /// "rounding=nearest|stochastic (nearest)"
+  std::string help() const;
+};
+
 /// The registry's entry for a codec.
 struct CodecInfo {
   std::string_view name;
-  std::uint16_t id;               ///< number in the wire format, never reused
-  std::string_view summary;       ///< one line of text
-  std::vector<std::string> keys;  ///< options, e.g. "rounding=nearest|stochastic (nearest)"
+  std::uint16_t id;          ///< number in the wire format, never reused
+  std::string_view summary;  ///< one line of text
+  std::vector<CodecOption> options;
 };
 
 /// Returns all codecs of this build, in the registry's order. Thread-safe.

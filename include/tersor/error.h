@@ -29,10 +29,36 @@ class WireError : public Error {
   using Error::Error;
 };
 
-/// A rank failed, is late, or made a mismatched call. The transport is aborted afterwards.
+/// An option with different values on two ranks.
+struct Difference {
+  std::string item = {};  ///< the parameter's name in quotes; empty for an option of the whole call
+  std::string name;       ///< "codec", "chunk_count"; empty if one rank lacks the item
+  int rank = 0;           ///< the lower rank
+  std::string value;      ///< on `rank`; "absent" if the option or the item is missing
+  int other_rank = 0;
+  std::string other_value;
+
+  friend bool operator==(const Difference&, const Difference&) = default;
+};
+
+/// A rank left, is late, or makes another call. The transport is aborted afterwards.
 class TransportError : public Error {
  public:
   using Error::Error;
+  TransportError(const std::string& what, std::vector<Difference> disagreement)
+      : Error(what), disagreement_(std::move(disagreement)) {}
+
+  /// Every option that differs between two ranks. Empty if another fault ended the call.
+  const std::vector<Difference>& disagreement() const { return disagreement_; }
+
+ private:
+  std::vector<Difference> disagreement_;
+};
+
+/// This rank cannot listen at its address.
+class AddressError : public TransportError {
+ public:
+  using TransportError::TransportError;
 };
 
 /// A rank failed or is late. Only the operation that waited for this rank on an isolated channel

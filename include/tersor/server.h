@@ -3,6 +3,7 @@
 // a server.
 #pragma once
 
+#include <tersor/agreement.h>
 #include <tersor/codec.h>
 #include <tersor/modes.h>
 #include <tersor/span.h>
@@ -92,6 +93,8 @@ class ParameterShard {
 
   /// Returns a hash of the parameters, codecs and staleness bound. Workers must have the same hash.
   std::uint64_t signature() const;
+  /// The options behind the signature.
+  const Agreement& agreement() const;
 
   /// Adds a worker; other workers then wait for it. Returns its first clock, the clock of the
   /// slowest worker. Throws InvalidArgument if the worker has already joined.
@@ -161,6 +164,8 @@ class WorkerFrames {
 
   /// Returns the signature of a ParameterShard with the same model and options.
   std::uint64_t signature() const;
+  /// The options behind the signature.
+  const Agreement& agreement() const;
   /// Returns the maximum bytes of a push's frame.
   std::size_t push_capacity() const;
   /// Returns the maximum bytes of a pull's frame.

@@ -17,7 +17,8 @@
 
 namespace tersor {
 
-class Block;  // defined in <tersor/network.h>
+class Agreement;  // defined in <tersor/agreement.h>
+class Block;      // defined in <tersor/network.h>
 
 using Clock = std::chrono::steady_clock;
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
@@ -46,6 +47,9 @@ struct Operation {
   /// Used in error messages, e.g. "allreduce"; must outlive the handle.
   std::string_view name = "operation";
   std::uint64_t signature = 0;  ///< signature of the collective that contains the operation
+  /// The options behind the signature, or null. If signatures differ between ranks, the error names
+  /// every option that differs.
+  std::shared_ptr<const Agreement> agreement = {};
   /// Distinguishes concurrent operations on one channel; take the tag from `reserve_tags`. If
   /// TransportTraits::ordered is true, all ranks must also start operations in the same order.
   std::uint32_t tag = 0;

@@ -16,11 +16,15 @@ namespace tersor::python {
 namespace {
 
 void bind_registry(nb::module_& module) {
+  nb::class_<CodecOption>(module, "CodecOption", "An option of a codec's spec.")
+      .def_ro("key", &CodecOption::name)
+      .def_prop_ro("values", &CodecOption::range)
+      .def_ro("default", &CodecOption::standard);
   nb::class_<CodecInfo>(module, "CodecInfo", "What the registry knows of a codec.")
       .def_ro("name", &CodecInfo::name)
       .def_ro("id", &CodecInfo::id)
       .def_ro("summary", &CodecInfo::summary)
-      .def_ro("keys", &CodecInfo::keys, "\"rounding=nearest|stochastic (nearest)\"");
+      .def_ro("options", &CodecInfo::options);
   module.def("codecs", &codecs);
 }
 

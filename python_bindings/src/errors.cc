@@ -2,6 +2,7 @@
 // MemoryError. Code without knowledge of Tersor can catch the standard classes.
 #include "python_bindings/src/bindings.h"
 
+#include <tersor/agreement.h>
 #include <tersor/error.h>
 
 #include <cstddef>
@@ -55,6 +56,31 @@ void translate(const std::exception_ptr& error, void* type) {
   }
 }
 
+/// Adds the options that differ between ranks to the exception.
+template <typename Exception>
+void translate_disagreement(const std::exception_ptr& error, void* type) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Exception& exception) {
+    const nb::handle made(static_cast<PyObject*>(type));
+    nb::object raised = made(in_python(exception.what()));
+    raised.attr("disagreement") = nb::cast(exception.disagreement());
+    PyErr_SetObject(made.ptr(), raised.ptr());
+  }
+}
+
+void bind_difference(nb::module_& module) {
+  nb::class_<Difference>(module, "Difference", "An option with different values on two ranks.")
+      .def_ro("item", &Difference::item, "A parameter's name in quotes, or an empty string.")
+      .def_ro("name", &Difference::name)
+      .def_ro("rank", &Difference::rank)
+      .def_ro("value", &Difference::value)
+      .def_ro("other_rank", &Difference::other_rank)
+      .def_ro("other_value", &Difference::other_value)
+      .def("__repr__",
+           [](const Difference& self) { return "Difference(" + text_of({self}) + ")"; });
+}
+
 /// Adds the remaining ranks and the last committed step to the exception.
 void translate_loss(const std::exception_ptr& error, void* type) {
   try {
@@ -89,9 +115,15 @@ void bind_errors(nb::module_& module) {
   bind_error<WireError>(
       module, "WireError", error,
       "A frame that is truncated, damaged, of another version, or not what the call says.");
-  bind_error<TransportError>(
+  bind_difference(module);
+  nb::object transport_error = bind_error<TransportError>(
       module, "TransportError", error,
-      "A rank that is gone, late, or calls something else; the transport is poisoned afterwards.");
+      "A rank left, is late, or makes another call; the transport is aborted afterwards. "
+      "`disagreement` lists every option that differs between two ranks.");
+  transport_error.attr("disagreement") = nb::cast(std::vector<Difference>());
+  nb::register_exception_translator(&translate_disagreement<TransportError>, transport_error.ptr());
+  bind_error<AddressError>(module, "AddressError", transport_error,
+                           "This rank cannot listen at its address.");
   nb::object loss = bind_error<RanksLost>(module, "RanksLost", module.attr("TransportError"),
                                           "Ranks of an elastic reducer are gone: `members` are "
                                           "left, of the ranks that it was made with, "

@@ -34,7 +34,7 @@ class CodecInfo:
 def codecs() -> list[CodecInfo]:
     """All codecs of this build, in the registry's order."""
     return [
-        CodecInfo(info.name, info.id, info.summary, tuple(map(_option, info.keys)))
+        CodecInfo(info.name, info.id, info.summary, tuple(map(_option, info.options)))
         for info in _core.codecs()
     ]
 
@@ -44,11 +44,8 @@ def text_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _option(text: str) -> CodecOption:
-    """From the registry's line, "rounding=nearest|stochastic (nearest)"."""
-    key, _, rest = text.partition("=")
-    values, _, default = rest.rpartition(" (")
-    return CodecOption(key, values, default.removesuffix(")"))
+def _option(option: _core.CodecOption) -> CodecOption:
+    return CodecOption(option.key, option.values, option.default or "none")
 
 
 class Codec:

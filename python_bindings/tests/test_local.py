@@ -252,3 +252,25 @@ def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
     # The texts differ: a rank detects the loss itself or receives the announcement of another rank.
     assert "rank 1 left" in first[2]
     assert "rank 1 left" in third[2]
+
+
+def test_an_error_names_every_option_that_differs() -> None:
+    def rank(transport: tersor.Transport) -> list[tuple[str, int, str, int, str]]:
+        odd = transport.rank == 1
+        options = (
+            {"codec": "topk:density=0.0137", "reduction": "mean"} if odd else {"codec": "int8"}
+        )
+        with pytest.raises(tersor.TransportError) as caught:
+            allreduce(transport, gradient(transport.rank, 5000), **options)
+        return [
+            (one.name, one.rank, one.value, one.other_rank, one.other_value)
+            for one in caught.value.disagreement
+        ]
+
+    wanted = [
+        ("codec", 0, "int8", 1, "topk:density=0.0137"),
+        ("reduction", 0, "sum", 1, "mean"),
+    ]
+    for found in tersor.local.run(2, rank):
+        assert [one for one in found if one[0] in ("codec", "reduction")] == wanted
+    assert tersor.TransportError("text").disagreement == []

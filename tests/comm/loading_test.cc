@@ -121,12 +121,8 @@ TEST(Loading, OneRankThatLoadsNoStateIsNamed) {
         for (int i = 0; has_trained && i < 2; ++i) run.step(kForward, 1);
         return transport.rank() == 0 ? state : Bytes();
       });
-      const bool learned = order == SendingOrder::kLearned;
-      const std::string some = "only some ranks loaded a state";
-      const std::string first = "number of loaded states is 0 there, 1 on this rank";
-      const std::string second = "number of loaded states is 1 there, 0 on this rank";
-      EXPECT_TRUE(contains(errors[0], learned ? first : some)) << errors[0];
-      EXPECT_TRUE(contains(errors[1], learned ? second : some)) << errors[1];
+      const std::string loaded = "number of loaded states is 1 on rank 0, 0 on rank 1";
+      for (const std::string& error : errors) EXPECT_TRUE(contains(error, loaded)) << error;
     }
 }
 

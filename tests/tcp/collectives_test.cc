@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/comm/every_collective.h"
+#include "tests/comm/random_options.h"
 #include "tests/comm/running_ahead.h"
 #include "tests/tcp/meeting.h"
 #include "tests/transport/ranks.h"
@@ -30,6 +31,11 @@ TEST(TcpCollectives, AllHaveTheBitsOfThreads) {
       });
       EXPECT_EQ(found, wanted) << codec << " on " << ranks;
     }
+}
+
+TEST(TcpCollectives, DisagreementOfRandomOptionSetsIsNamedOnAllRanks) {
+  testing::expect_random_pairs_named(1000,
+                                     [](const auto& body) { run_ranks(tcp_transports(3), body); });
 }
 
 TEST(TcpCollectives, WhoRunsAheadTakesLittleMemory) {

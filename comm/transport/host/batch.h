@@ -49,7 +49,8 @@ struct Incoming {
 struct Batch {
   std::string_view name;  ///< of the operation, for error texts
   MessageKey key;
-  Envelope envelope;       ///< of the sends, and of the expected messages except for `bytes`
+  Envelope envelope;  ///< of the sends, and of the expected messages except for `bytes`
+  const std::shared_ptr<const Agreement>* agreement = nullptr;  ///< behind the signature, or null
   bool takes_all = false;  ///< True if no later batch receives messages with this key
   std::span<Outgoing> outgoing;
   std::span<Incoming> incoming;

@@ -59,6 +59,10 @@ std::string HostTransfer::raise(std::string_view why) const {
   return text;
 }
 
+void HostTransfer::settle(const Mismatch& mismatch, std::string_view why) const {
+  channel_->world().settle(channel_->box(), mismatch, cause(why));
+}
+
 void HostTransfer::require_done() const {
   if (!done_) throw InvalidArgument(std::string(operation_.name) + " is not done yet");
 }
@@ -67,6 +71,7 @@ void HostTransfer::address(Batch& batch, std::uint32_t part) const {
   batch.name = operation_.name;
   batch.key = {.tag = operation_.tag, .part = part};
   batch.envelope = envelope_;
+  batch.agreement = &operation_.agreement;
   batch.keep_alive = operation_.keep_alive;
   if (operation_.block != nullptr) batch.block = *operation_.block;
 }
@@ -88,7 +93,9 @@ void Channel::poll() {
 void Channel::check(std::string_view name) {
   if (!box_.faulty()) return;
   poll();  // announces the fault, if other ranks do not know the fault yet
-  throw TransportError(std::string(name) + ": the transport is poisoned: " + fault());
+  const Fault fault = this->fault();
+  throw TransportError(std::string(name) + ": the transport is poisoned: " + fault.text,
+                       fault.disagreement);
 }
 
 Handle Channel::start(std::unique_ptr<HostTransfer> transfer) {
@@ -197,16 +204,17 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
 }
 
 // Explains a timeout: the ranks to blame, or how one call differs from another.
-std::string Channel::why_late(const HostTransfer& transfer) {
+Culprits Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   if (transfer.copying())
-    return "the operation's stream has not come to its copies" + within(transfer);
+    return {{}, "the operation's stream has not come to its copies" + within(transfer)};
   const Question question{.name = operation.name,
                           .tag = operation.tag,
                           .patience = std::min(operation.timeout / 2, kLongestQuestion)};
-  const Culprits culprits = world_->culprits(box_, question, transfer.missing());
-  if (!culprits.difference.empty()) return culprits.difference;
-  return "no message from " + names(*this, culprits.ranks) + within(transfer);
+  Culprits culprits = world_->culprits(box_, question, transfer.missing());
+  if (culprits.difference.empty())
+    culprits.difference = "no message from " + names(*this, culprits.ranks) + within(transfer);
+  return culprits;
 }
 
 // On an isolated channel, the operation fails alone and asks no rank, because a late rank may be
@@ -218,9 +226,14 @@ void Channel::end_late(HostTransfer& transfer) {
     return transfer.end(std::make_exception_ptr(
         PeerLost(transfer.cause("no message from " + names(*this, late) + within(transfer)), who)));
   }
-  const std::string cause = transfer.raise(why_late(transfer));
+  const Culprits culprits = why_late(transfer);
+  if (const Mismatch& found = culprits.mismatch; found.signature != found.other_signature) {
+    transfer.settle(culprits.mismatch, culprits.difference);
+    check(transfer.operation_.name);
+  }
+  const std::string cause = transfer.raise(culprits.difference);
   // Throws an earlier fault, if another one was raised meanwhile.
-  if (fault() != cause) check(transfer.operation_.name);
+  if (fault().text != cause) check(transfer.operation_.name);
   throw TransportError(cause);
 }
 

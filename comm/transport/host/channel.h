@@ -58,6 +58,8 @@ class HostTransfer : public Transfer {
   std::string cause(std::string_view why) const;
   /// Raises a fault on all ranks and returns the fault's text.
   std::string raise(std::string_view why) const;
+  /// Ends two different calls on all ranks.
+  void settle(const Mismatch& mismatch, std::string_view why) const;
 
  protected:
   const Envelope& envelope() const { return envelope_; }
@@ -107,7 +109,7 @@ class Channel {
 
   /// Throws TransportError if the transport is aborted.
   void check(std::string_view name);
-  std::string fault() const { return world_->fault(box_); }
+  Fault fault() const { return world_->fault(box_); }
   Handle start(std::unique_ptr<HostTransfer> transfer);
   bool test(HostTransfer& transfer);
   void wait(HostTransfer& transfer);
@@ -130,7 +132,7 @@ class Channel {
   bool step(HostTransfer& transfer);
   bool advance(HostTransfer& transfer);
   void end_late(HostTransfer& transfer);
-  std::string why_late(const HostTransfer& transfer);
+  Culprits why_late(const HostTransfer& transfer);
   HostTransfer* most_urgent() const;
   Clock::time_point sleep_until(Clock::time_point until) const;
 

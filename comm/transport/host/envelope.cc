@@ -1,8 +1,6 @@
 // Describes the differences between two envelopes.
 #include "comm/transport/host/envelope.h"
 
-#include "comm/transport/host/signatures.h"
-
 namespace tersor::host {
 namespace {
 
@@ -33,11 +31,6 @@ bool same_protocol(const Envelope& one, const Envelope& other) {
   return one.magic == other.magic && one.version == other.version;
 }
 
-/// Included even if the ranks call different algorithms of the same operation.
-std::string signatures_of(const Envelope& own, const Envelope& came) {
-  return own.signature == came.signature ? "" : signatures_text(came.signature, own.signature);
-}
-
 bool same_call(const Envelope& one, const Envelope& other) {
   return same_protocol(one, other) && one.call == other.call && one.signature == other.signature &&
          same_values(one, other);
@@ -56,12 +49,11 @@ std::string difference(const Envelope& own, const Envelope& came, std::string_vi
   if (!same_protocol(own, came)) return who + " speaks another version of the transport";
   if (came.call != own.call)
     return who + " calls " + std::string(call_name(came.call)) + " where this rank calls " +
-           std::string(call_name(own.call)) + signatures_of(own, came);
+           std::string(call_name(own.call));
   if (!same_values(own, came))
     return calls + " with " + values_text(came) + ", this rank with " + values_text(own);
   if (came.signature != own.signature)
-    return calls + " with another signature (codec, count, dtype, root or options differ)" +
-           signatures_of(own, came);
+    return calls + " with another signature (codec, count, dtype, root or options differ)";
   return who + " sends " + std::to_string(came.bytes) + " bytes where this rank takes none";
 }
 

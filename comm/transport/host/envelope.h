@@ -33,6 +33,14 @@ struct Expectation {
   std::size_t capacity = 0;
 };
 
+/// Two ranks that make different calls, and the signatures of the calls.
+struct Mismatch {
+  int rank = 0;
+  std::uint64_t signature = 0;
+  int other_rank = 0;
+  std::uint64_t other_signature = 0;
+};
+
 /// True if a received envelope meets the expectation.
 bool agrees(const Expectation& expected, const Envelope& came);
 

@@ -15,6 +15,7 @@ constexpr auto kToldWithin = 1s;
 // Time to receive the reason for a lost rank from a better informed rank.
 constexpr auto kExplainedWithin = 250ms;
 constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of a fault's text
+constexpr std::size_t kMostDifferences = 4096;
 
 }  // namespace
 
@@ -79,8 +80,10 @@ void World::end_sends(int peer) {
 // Returns true if a loss was announced.
 bool World::tell_losses() {
   const Clock::time_point due = next_loss_.load(std::memory_order_relaxed);
-  if (due == Clock::time_point::max() || Clock::now() < due) return false;
+  const Clock::time_point now = Clock::now();
+  if (due == Clock::time_point::max() || now < due) return false;
   next_loss_ = Clock::time_point::max();
+  end_disputes(now);
   for (auto& [peer, loss] : lost_) {
     if (loss.told) continue;
     if (loss.told_at > due) {
@@ -117,9 +120,12 @@ void World::raise(Box& box, const std::string& cause) {
   raise_locked(*box.family, cause);
 }
 
-void World::raise_locked(Family& family, const std::string& cause) {
+// A fault may follow from a dispute: then the text of the dispute is the cause.
+void World::raise_locked(Family& family, const Fault& fault) {
   if (family.faulty) return;
-  poison(family, cause);
+  const auto dispute = std::ranges::find_if(
+      disputes_, [&](const Dispute& one) { return one.family.get() == &family; });
+  poison(family, dispute == disputes_.end() ? fault : Fault(dispute->cause));
   announce(family);
 }
 
@@ -129,9 +135,13 @@ void World::raise_all(const std::string& cause) {
 }
 
 // Returns the credits of unexpected messages, because other fault domains continue.
-void World::poison(Family& family, const std::string& cause) {
+void World::poison(Family& family, const Fault& fault) {
   if (family.faulty) return;
-  family.fault = cause;
+  family.fault = fault;
+  if (family.fault.text.size() > kMostFaultBytes) family.fault.text.resize(kMostFaultBytes);
+  if (family.fault.disagreement.size() > kMostDifferences)
+    family.fault.disagreement.resize(kMostDifferences);
+  std::erase_if(disputes_, [&](const Dispute& one) { return one.family.get() == &family; });
   family.faulty.store(true, std::memory_order_release);
   deaf_ = std::ranges::none_of(state_->boxes, [](const auto& entry) {
     const Box& box = *entry.second;
@@ -154,7 +164,7 @@ void World::ring_all() {
   for (auto& [id, box] : state_->boxes) gate_.ring(box->bell);
 }
 
-std::string World::fault(const Box& box) const {
+Fault World::fault(const Box& box) const {
   const std::lock_guard lock(gate_);
   return box.family->fault;
 }
@@ -167,8 +177,7 @@ void World::announce(const Family& family) {
   unannounced_ = !wire_->right_thread();
   if (unannounced_ || !wire_->running()) return;
   std::erase_if(told_, [](const Telling& one) { return one.job->open == 0; });
-  const auto bytes = std::as_bytes(std::span(family.fault));
-  const Block text = in_block(bytes.first(std::min(bytes.size(), kMostFaultBytes)));
+  const Block text = in_block(to_bytes(family.fault));
   for (const int peer : family.members)
     if (peer != wire_->rank()) tell_fault(family, peer, text);
   tell_until(Clock::now() + kToldWithin);
@@ -177,10 +186,14 @@ void World::announce(const Family& family) {
 // Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the
 // fault.
 void World::hear_fault(const Head& head, const Wire::Arrival& arrival) {
-  const ConstByteSpan bytes = arrival.payload.bytes();
   Family& family = family_of(head.channel);
   if (family.faulty) return;
-  poison(family, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  try {
+    poison(family, parse_fault(arrival));
+  } catch (const WireError& error) {
+    poison(family, "rank " + std::to_string(arrival.peer) +
+                       " announces a fault that cannot be read: " + error.what());
+  }
   for (const int peer : family.members)
     if (peer != wire_->rank() && peer != arrival.peer && wire_->shows_its_end_to(peer))
       tell_fault(family, peer, arrival.payload);

@@ -13,7 +13,7 @@ namespace tersor::host {
 
 enum class Kind : std::uint8_t {
   kMessage = 1,
-  kFault = 2,      ///< the payload is the reason why the sender gave up
+  kFault = 2,      ///< the payload is the reason why the sender gave up, and the differences
   kLeave = 3,      ///< the sender left this channel; if `part` is 1, all channels
   kQuestion = 4,   ///< which ranks do you wait for, up to `tag`? `part` is the question's number
   kAnswer = 5,     ///< the awaited ranks (payload), in the call `envelope` under `tag`
@@ -21,6 +21,9 @@ enum class Kind : std::uint8_t {
   kRequest = 7,    ///< requests the announced message number `part`
   kBody = 8,       ///< payload of a requested message
   kRoom = 9,       ///< returns `envelope.count` bytes of credits
+  kOptions = 10,   ///< a text, and the sender's options of the call `envelope.count`, for
+                   ///< comparison with the receiver's options of `envelope.signature`
+  kCompare = 11,   ///< a text; the receiver sends its options of `envelope.count` to rank `part`
 };
 
 struct Head {

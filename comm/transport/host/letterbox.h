@@ -60,6 +60,10 @@ class Letterbox {
   /// How an unexpected message differs from the call of the last batch with its key. Empty if a
   /// later batch may still receive the message. `rank` and `sender` are names.
   std::string stray(const Letter& letter, std::string_view rank, std::string_view sender) const;
+  /// The signature of the last batch that `note_last` noted for the key.
+  std::uint64_t last_signature(const MessageKey& key) const {
+    return begun_[key.tag % kRemembered].envelope.signature;
+  }
   /// The first unexpected message with a key, or null.
   const Letter* unclaimed(const MessageKey& key) const;
   /// Pairs a receive with the first matching unexpected message. Returns the message, or null

@@ -52,6 +52,7 @@ void World::post(Box& box, Batch& batch) {
   const std::lock_guard lock(gate_);
   if (batch.incoming.empty()) poll();  // a send-only batch learns of departed ranks only here
   if (box.faulty()) return;
+  if (batch.agreement != nullptr) box.agreements.note(batch.envelope.signature, *batch.agreement);
   check_room(box, batch);
   if (!batch.incoming.empty()) box.letters.open(batch);
   try {
@@ -81,7 +82,10 @@ void World::check_stray(Box& box, const Letter& letter) {
   if (box.is_lifeline()) return;
   if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
   const std::string what = box.letters.stray(letter, box.name(box.rank), box.name(letter.from));
-  if (!what.empty()) raise_locked(*box.family, what);
+  if (what.empty()) return;
+  const std::uint64_t own = box.letters.last_signature(letter.key);
+  if (own == letter.envelope.signature) return raise_locked(*box.family, what);
+  dispute(box, {box.rank, own, letter.from, letter.envelope.signature}, what);
 }
 
 void World::send(int peer, Head head, Wire::Payload payload) {
@@ -160,6 +164,8 @@ std::vector<int> World::unsent(const Batch& batch) const {
 void World::take(Wire::Arrival arrival) {
   if (deaf_) return;
   const Head head = head_of(arrival.head);
+  if (!arrival.whole && (head.kind == Kind::kFault || head.kind == Kind::kOptions))
+    return take_later(std::move(arrival));
   switch (head.kind) {
     case Kind::kMessage:
     case Kind::kAnnounced:
@@ -178,7 +184,24 @@ void World::take(Wire::Arrival arrival) {
       return take_question(head, arrival.peer);
     case Kind::kAnswer:
       return take_answer(head, arrival.payload.bytes());
+    case Kind::kOptions:
+      return take_options(head, arrival);
+    case Kind::kCompare:
+      return take_comparison(head, arrival);
   }
+}
+
+// A long message about a fault: its payload comes by itself.
+void World::take_later(Wire::Arrival arrival) {
+  const auto late = std::make_shared<Wire::Arrival>(std::move(arrival));
+  if (!late->payload) late->payload = pools().host().take(late->head.payload_bytes());
+  auto job = std::make_shared<Wire::Job>();
+  job->memory = late->payload;
+  job->done = [this, late](const Wire::Job&) {
+    late->whole = true;
+    take(std::move(*late));
+  };
+  wire_->receive_rest(*late, late->payload.writable(), job);
 }
 
 void World::take_message(const Head& head, Wire::Arrival arrival) {
@@ -220,6 +243,9 @@ void World::fail_misfit(Box& box, Letter& letter) {
   Batch& batch = *letter.batch;
   const std::string cause = std::string(batch.name) + " on " + box.name(box.rank) + ": " +
                             Letterbox::misfit(letter, box.name(letter.from));
+  const std::uint64_t own = batch.envelope.signature, other = letter.envelope.signature;
+  if (!box.is_lifeline() && own != other)
+    return dispute(box, {box.rank, own, letter.from, other}, cause);
   if (!box.is_lifeline()) return raise_locked(*box.family, cause);
   box.letters.reject(letter);
   drop(letter);

@@ -85,7 +85,7 @@ class World::Inquiry {
       ask();
       std::vector<Wait> next;
       for (const Wait& wait : waits_) {
-        if (!agrees(wait)) return {{}, difference(wait)};
+        if (!agrees(wait)) return {{}, difference(wait), mismatch(wait)};
         follow(wait, next);
       }
       waits_ = std::move(next);
@@ -163,6 +163,11 @@ class World::Inquiry {
     return host::difference(wait.before.envelope, answers_.at(wait.asked).envelope,
                             box_.name(wait.asked.first), own ? question_.name : "an operation") +
            seen;
+  }
+
+  Mismatch mismatch(const Wait& wait) const {
+    return {wait.by, wait.before.envelope.signature, wait.asked.first,
+            answers_.at(wait.asked).envelope.signature};
   }
 
   World& world_;

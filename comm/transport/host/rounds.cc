@@ -52,7 +52,7 @@ class GatherInRounds final : public Stepwise {
   [[noreturn]] void refuse(int rank, std::size_t bytes) const {
     raise(channel().name(rank) + " sends " + std::to_string(bytes) +
           " bytes where this rank takes at most " + std::to_string(capacity_));
-    throw TransportError(channel().fault());
+    throw TransportError(channel().fault().text);
   }
 
   void finish() override {

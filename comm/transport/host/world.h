@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/transport/host/agreement_cache.h"
 #include "comm/transport/host/flow.h"
 #include "comm/transport/host/gate.h"
 #include "comm/transport/host/head.h"
@@ -27,6 +28,19 @@
 #include "comm/transport/host/patience.h"
 
 namespace tersor::host {
+
+/// Why a transport was aborted.
+struct Fault {
+  Fault(std::string cause, std::vector<Difference> differences = {})
+      : text(std::move(cause)), disagreement(std::move(differences)) {}
+
+  std::string text;
+  std::vector<Difference> disagreement;
+};
+
+std::vector<std::byte> to_bytes(const Fault& fault);
+/// Throws WireError for bytes that `to_bytes` does not write.
+Fault parse_fault(const Wire::Arrival& arrival);
 
 /// A fault domain: a set of channels failing together. The channels of all ranks and their
 /// descendants form a domain; the splits of an isolated channel form others. On an isolated
@@ -38,7 +52,7 @@ struct Family {
   const Kind kind;
   /// World ranks, ascending; empty until this rank joins a channel of the domain.
   std::vector<int> members;
-  std::string fault;
+  Fault fault{""};
   std::atomic<bool> faulty{false};
 
   Family(std::uint64_t channel, Kind what) : id(channel), kind(what) {}
@@ -60,6 +74,7 @@ struct Box {
   /// Number of channels made from this channel, by members.
   std::map<std::vector<int>, int> joined;
   TransferCounters counters;
+  AgreementCache agreements;
   Patience patience;  ///< of the thread waiting on this channel
   /// Next time at which the waiting thread polls by itself.
   Clock::time_point asleep_until = kAwake;
@@ -87,6 +102,7 @@ struct Question {
 struct Culprits {
   std::vector<int> ranks = {};
   std::string difference = {};
+  Mismatch mismatch = {};  ///< the calls that differ
 };
 
 /// Counts the calling thread as waiting while this object lives.
@@ -133,7 +149,10 @@ class World {
 
   /// Raises a fault of the channel's fault domain. Not for isolated channels.
   void raise(Box& box, const std::string& cause);
-  std::string fault(const Box& box) const;
+  Fault fault(const Box& box) const;
+  /// Ends a mismatch with a fault that names the options that differ, if the ranks send the options
+  /// in time.
+  void settle(Box& box, const Mismatch& mismatch, const std::string& cause);
   /// Finds the ranks to blame. Asks the late ranks, then follows the answers along the awaited
   /// ranks. Ends at the ranks without an answer, at the ranks waiting for no rank, or at a
   /// differing call. Returns the late ranks if all ranks wait for each other.
@@ -168,6 +187,12 @@ class World {
     Clock::time_point told_at;  // time at which the loss is announced to ordinary fault domains
     bool told = false;
   };
+  /// A mismatch, until the other rank has compared the options.
+  struct Dispute {
+    std::shared_ptr<Family> family;
+    std::string cause;
+    Clock::time_point until;
+  };
   using Number = std::pair<int, std::uint32_t>;  // peer, and the number of an announced message
 
   Wire::Parting parting();
@@ -186,6 +211,7 @@ class World {
   bool poll();
   bool poll_wire();
   void take(Wire::Arrival arrival);
+  void take_later(Wire::Arrival arrival);
   void take_message(const Head& head, Wire::Arrival arrival);
   void take_leave(const Head& head, int peer);
   void part_with(int peer);
@@ -230,9 +256,14 @@ class World {
   void abandon(Box& box, Batch& batch, int who);
   std::vector<std::shared_ptr<Family>> families() const;
   Family& family_of(std::uint64_t id);
-  void raise_locked(Family& family, const std::string& cause);
+  void raise_locked(Family& family, const Fault& fault);
   void raise_all(const std::string& cause);
-  void poison(Family& family, const std::string& cause);
+  void poison(Family& family, const Fault& fault);
+  bool in_dispute(const Family& family) const;
+  void dispute(Box& box, const Mismatch& mismatch, const std::string& cause);
+  void take_comparison(const Head& head, const Wire::Arrival& arrival);
+  void take_options(const Head& head, const Wire::Arrival& arrival);
+  void end_disputes(Clock::time_point now);
   void lose(int peer, const std::string& cause);
   void end_sends(int peer);
   bool tell_losses();
@@ -255,7 +286,7 @@ class World {
   int present_ = 1;              // channels not left
   std::set<int> gone_;           // world ranks that left all channels
   std::map<int, Loss> lost_;     // world ranks lost without a goodbye
-  // Announcement time of the next loss.
+  // Announcement time of the next loss, or the end of the next dispute.
   std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};
   std::map<const Wire::Job*, Outstanding> sends_;  // counted sends of batches that are under way
   std::vector<Flow> flows_;                        // by world rank
@@ -267,6 +298,7 @@ class World {
   std::vector<std::pair<Head, int>> questions_;
   std::atomic<bool> questioned_{false};  // True if questions arrived while no thread was waiting
   std::atomic<int> waiting_{0};          // number of waiting threads
+  std::vector<Dispute> disputes_;        // at most one per fault domain
   std::vector<Telling> told_;            // fault announcements
   bool deaf_ = false;       // True if all fault domains are faulty: arrivals are ignored
   bool lifelines_ = false;  // True if isolated channels exist or existed

@@ -3,6 +3,7 @@
 #include "comm/transport/nccl/device_transport.h"
 #include "comm/transport/arguments.h"
 
+#include <tersor/agreement.h>
 #include <tersor/error.h>
 #include <tersor/nccl.h>
 #include <unistd.h>
@@ -11,9 +12,9 @@
 #include <array>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 
 #include "comm/transport/host/hosts.h"
-#include "comm/transport/host/signatures.h"
 #include "kernels/device/device.h"
 
 namespace tersor::nccl {
@@ -25,15 +26,19 @@ using namespace std::chrono_literals;
 constexpr auto kTellOthers = 1000ms;
 constexpr auto kLongestDeafness = 1ms;
 
-Agreement agreement_of(const Operation& operation) {
-  Agreement own;
+// Longer options are left out.
+constexpr std::size_t kMostOptionBytes = std::size_t{1} << 22;
+
+CallRecord record_of(const Operation& operation, std::size_t option_bytes) {
+  CallRecord own;
   own.signature = operation.signature;
+  own.option_bytes = static_cast<std::uint32_t>(option_bytes);
   operation.name.copy(own.name, sizeof own.name - 1);
   return own;
 }
 
-Agreement agreement_of(ConstByteSpan message) {
-  Agreement other;
+CallRecord record_of(ConstByteSpan message) {
+  CallRecord other;
   std::memcpy(&other, message.data(), std::min(message.size(), sizeof other));
   other.name[sizeof other.name - 1] = '\0';
   return other;
@@ -49,7 +54,7 @@ std::uint64_t machine_number() {
   return Signature().add(std::string_view(name.data())).add(started).value();
 }
 
-bool alike(const Agreement& one, const Agreement& other) {
+bool alike(const CallRecord& one, const CallRecord& other) {
   return one.signature == other.signature && std::strcmp(one.name, other.name) == 0;
 }
 
@@ -147,36 +152,69 @@ void DeviceTransport::open(const Operation& operation) {
 }
 
 void DeviceTransport::agree(const Operation& operation) {
-  const Agreement own = agreement_of(operation);
-  const std::uint64_t key = Signature().add(own.signature).add(operation.name).value();
+  const std::uint64_t key = Signature().add(operation.signature).add(operation.name).value();
   if (ranks() == 1 || agreed_.contains(key)) return;
   if (kernels::capture_of(operation.stream) != 0)
     throw InvalidArgument(std::string(operation.name) +
                           ": all ranks must agree on it first: call it once before capturing");
-  Handle gathered = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
-  gathered.wait_synchronize();
-  const std::string differing = find_differing(own, gathered);
+  const std::vector<std::byte> options = operation.agreement == nullptr
+                                             ? std::vector<std::byte>()
+                                             : pack(operation.agreement->strings());
+  const CallRecord own = record_of(operation, options.size());
+  const std::vector<CallRecord> calls = gather_calls(operation, own);
+  std::string differing;
+  for (std::size_t rank = 0; rank < calls.size(); ++rank)
+    if (!alike(own, calls[rank]))
+      differing += (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " calls " +
+                   calls[rank].name +
+                   (std::strcmp(own.name, calls[rank].name) == 0 ? " with other arguments" : "");
   if (differing.empty()) {
     agreed_.insert(key);
     return;
   }
-  fabric_->fail("ranks disagree: " + name(rank()) + " calls " + own.name + ", but " + differing,
-                kTellOthers);
-  fabric_->check(operation.name);
+  const std::vector<Difference> differences = compare_options(operation, options, calls);
+  const std::string cause = "ranks disagree: " + name(rank()) + " calls " + own.name + ", but " +
+                            differing + (differences.empty() ? "" : ": " + text_of(differences));
+  fabric_->fail(cause, kTellOthers);
+  throw TransportError(cause, differences);
 }
 
-std::string DeviceTransport::find_differing(const Agreement& own, const Handle& gathered) const {
-  std::string differing;
+std::vector<CallRecord> DeviceTransport::gather_calls(const Operation& operation,
+                                                      const CallRecord& own) {
+  Handle gathered = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
+  gathered.wait_synchronize();
+  std::vector<CallRecord> calls(static_cast<std::size_t>(ranks()), own);
+  for (int rank = 0; rank < ranks(); ++rank)
+    if (rank != this->rank())
+      calls[static_cast<std::size_t>(rank)] = record_of(gathered.received(rank));
+  return calls;
+}
+
+// Each rank compares its options with the options of every rank that makes another call. All ranks
+// have the same records, and so all ranks take part in the second gather.
+std::vector<Difference> DeviceTransport::compare_options(const Operation& operation,
+                                                         ConstByteSpan options,
+                                                         const std::vector<CallRecord>& calls) {
+  const std::uint32_t most = std::ranges::max(calls, {}, &CallRecord::option_bytes).option_bytes;
+  if (most > kMostOptionBytes) return {};
+  Handle gathered = gather_staged(operation, options, most);
+  gathered.wait_synchronize();
+  if (options.empty()) return {};
+  std::vector<Difference> all;
+  const Agreement own = Agreement::parse(unpack(options));
   for (int rank = 0; rank < ranks(); ++rank) {
-    if (rank == this->rank()) continue;
-    const Agreement other = agreement_of(gathered.received(rank));
-    if (alike(own, other)) continue;
-    differing +=
-        (differing.empty() ? "rank " : ", rank ") + std::to_string(rank) + " calls " + other.name;
-    if (std::strcmp(own.name, other.name) == 0)
-      differing += " with other arguments" + host::signatures_text(other.signature, own.signature);
+    const CallRecord& call = calls[static_cast<std::size_t>(rank)];
+    if (rank == this->rank() || call.option_bytes == 0) continue;
+    const ConstByteSpan bytes = gathered.received(rank);
+    try {
+      const auto other = bytes.first(std::min<std::size_t>(bytes.size(), call.option_bytes));
+      std::ranges::move(own.differences(Agreement::parse(unpack(other)), this->rank(), rank),
+                        std::back_inserter(all));
+    } catch (const WireError& error) {
+      fail(operation, name(rank) + " sends options that cannot be read: " + error.what());
+    }
   }
-  return differing;
+  return all;
 }
 
 std::unique_ptr<Transport> DeviceTransport::channel() {

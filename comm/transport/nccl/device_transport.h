@@ -18,10 +18,11 @@
 
 namespace tersor::nccl {
 
-/// The record each rank sends before a new collective.
-struct Agreement {
+/// The message of each rank before a new collective.
+struct CallRecord {
   std::uint64_t signature = 0;
-  char name[56] = {};  ///< truncated to fit, NUL-terminated
+  std::uint32_t option_bytes = 0;  ///< of the serialized options
+  char name[52] = {};              ///< the first characters, and a NUL
 };
 
 /// Creates a queue watched by the fabric during its lifetime.
@@ -113,7 +114,9 @@ class DeviceTransport final : public Transport {
   void check_frames(std::string_view operation);
   void open(const Operation& operation);
   void agree(const Operation& operation);
-  std::string find_differing(const Agreement& own, const Handle& gathered) const;
+  std::vector<CallRecord> gather_calls(const Operation& operation, const CallRecord& own);
+  std::vector<Difference> compare_options(const Operation& operation, ConstByteSpan options,
+                                          const std::vector<CallRecord>& calls);
 
   void check_host(const Operation& operation) const;
   void check_device(const Operation& operation, ConstByteSpan bytes) const;

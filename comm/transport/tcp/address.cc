@@ -110,7 +110,11 @@ Endpoint resolve(const HostAndPort& address, std::string_view whose) {
 Endpoint own_endpoint(const std::string& wish) {
   if (!wish.empty()) {
     if (const auto address = address_of_interface(wish)) return {*address, 0};
-    return resolve({wish, "0"}, "this rank's address");
+    try {
+      return resolve({wish, "0"}, "this rank's address");
+    } catch (const TransportError& error) {
+      throw AddressError(error.what());
+    }
   }
   if (const auto address = address_of_own_name()) return {*address, 0};
   return {address_of_interface("").value_or(asio::ip::address_v4::loopback()), 0};

@@ -150,8 +150,8 @@ std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wi
   return std::make_unique<Listener>(own);
 } catch (const TransportError& error) {
   if (wish.empty())
-    throw TransportError(error.what() + std::string(": TcpOptions::address chooses another one"));
-  throw TransportError("this rank's address, \"" + wish + "\": " + error.what());
+    throw AddressError(error.what() + std::string(": TcpOptions::address chooses another one"));
+  throw AddressError("this rank's address, \"" + wish + "\": " + error.what());
 }
 
 Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tersor import _core
-from tersor._core import InvalidArgument, TcpTransport, Transport, TransportError
+from tersor._core import AddressError, InvalidArgument, TcpTransport, Transport
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
 from tersor.reducer import ReducerOptions
@@ -210,14 +210,11 @@ def _meet(members: Members) -> TcpTransport:
         return TcpTransport(meeting, rank, ranks, address, seconds, **told)
     except Exception as error:
         meeting.give_up(str(error))
-        if not isinstance(error, TransportError):
+        if not isinstance(error, AddressError):
             raise
-        if not address and "TcpOptions::address" in str(error):
-            text = str(error).replace("TcpOptions::address", _ADDRESS_VARIABLES[0])
-            raise TransportError(text) from None
-        if not address or address not in str(error):
-            raise
-        raise TransportError(
+        if not address:
+            raise AddressError(f"{error}: set {_ADDRESS_VARIABLES[0]}") from None
+        raise AddressError(
             f"{error}. {variable} says {address}: give an interface that is up (eth0), an address "
             "or a name of this host, or nothing"
         ) from None

@@ -1,0 +1,148 @@
+// Two ranks that make different calls: one rank sends the other rank its options, and the other
+// rank ends the call on all ranks with an error that names every difference.
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "comm/transport/host/world.h"
+
+namespace tersor::host {
+namespace {
+
+using namespace std::chrono_literals;
+
+// The peer answers in its next call. If the peer computes for longer, the error names no options.
+constexpr auto kExplainedWithin = 2s;
+
+/// Serialized options behind a text.
+std::vector<std::byte> options_message(const std::string& text, const Agreement* options) {
+  std::vector<std::string> strings = {text};
+  if (options != nullptr) std::ranges::move(options->strings(), std::back_inserter(strings));
+  return pack(strings);
+}
+
+std::string explained(const std::vector<Difference>& differences, const Box& box) {
+  if (differences.empty())
+    return ": all options are equal, but the messages hold other parameters or rows";
+  return ": " + text_of(differences, [&](int rank) { return box.name(rank); });
+}
+
+/// The rank number in a message. Throws WireError.
+int rank_of(const std::string& text) {
+  int rank = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc{}) throw WireError("options: \"" + text + "\" is not a rank");
+  return rank;
+}
+
+/// The strings of a message from a peer: at least a text.
+std::vector<std::string> strings_of(const Wire::Arrival& arrival) {
+  std::vector<std::string> strings = unpack(arrival.payload.bytes());
+  if (strings.empty()) throw WireError("options: the text is missing");
+  return strings;
+}
+
+}  // namespace
+
+std::vector<std::byte> to_bytes(const Fault& fault) {
+  std::vector<std::string> strings = {fault.text};
+  for (const Difference& one : fault.disagreement)
+    strings.insert(strings.end(), {one.item, one.name, std::to_string(one.rank), one.value,
+                                   std::to_string(one.other_rank), one.other_value});
+  return pack(strings);
+}
+
+Fault parse_fault(const Wire::Arrival& arrival) {
+  const std::vector<std::string> strings = strings_of(arrival);
+  if (strings.size() % 6 != 1) throw WireError("options: a difference is cut");
+  Fault fault(strings.front());
+  for (std::size_t i = 1; i < strings.size(); i += 6)
+    fault.disagreement.push_back({strings[i], strings[i + 1], rank_of(strings[i + 2]),
+                                  strings[i + 3], rank_of(strings[i + 4]), strings[i + 5]});
+  return fault;
+}
+
+// The text of a dispute is better than the text of a fault that follows from the dispute.
+bool World::in_dispute(const Family& family) const {
+  return std::ranges::any_of(disputes_,
+                             [&](const Dispute& one) { return one.family.get() == &family; });
+}
+
+void World::dispute(Box& box, const Mismatch& mismatch, const std::string& cause) {
+  Family& family = *box.family;
+  if (family.faulty || in_dispute(family)) return;
+  const bool own = mismatch.rank == box.rank;
+  const Agreement* agreement = own ? box.agreements.find(mismatch.signature) : nullptr;
+  if (own && agreement == nullptr) return raise_locked(family, cause);
+  Head head = head_in(box, own ? Kind::kOptions : Kind::kCompare);
+  head.envelope.signature = mismatch.other_signature;
+  head.envelope.count = mismatch.signature;
+  head.part = static_cast<std::uint32_t>(mismatch.other_rank);
+  const Block block = in_block(options_message(cause, agreement));
+  const Clock::time_point until = Clock::now() + kExplainedWithin;
+  disputes_.push_back({box.family, cause, until});
+  next_loss_ = std::min(next_loss_.load(), until);
+  ring_all();  // a sleeping thread must wake up at `until`
+  try {
+    send(box.member(own ? mismatch.other_rank : mismatch.rank), head, {block.bytes(), block});
+  } catch (const std::exception&) {
+    raise_locked(family, cause);
+  }
+}
+
+// A third rank found that this rank and rank `part` make different calls.
+void World::take_comparison(const Head& head, const Wire::Arrival& arrival) {
+  Box& box = box_of(head.channel);
+  if (box.members.empty() || box.faulty() || box.is_lifeline()) return;
+  if (!is_sender(box, head.from, arrival.peer)) return refuse(arrival.peer);
+  const auto other = static_cast<int>(head.part);
+  if (head.part >= box.members.size() || other == box.rank) return refuse(arrival.peer);
+  dispute(box, {box.rank, head.envelope.count, other, head.envelope.signature},
+          strings_of(arrival).front());
+}
+
+void World::take_options(const Head& head, const Wire::Arrival& arrival) {
+  Box& box = box_of(head.channel);
+  if (box.members.empty() || box.faulty() || box.is_lifeline()) return;
+  if (!is_sender(box, head.from, arrival.peer)) return refuse(arrival.peer);
+  std::erase_if(disputes_, [&](const Dispute& one) { return one.family == box.family; });
+  try {
+    const std::vector<std::string> strings = strings_of(arrival);
+    const Agreement other = Agreement::parse(std::span(strings).subspan(1));
+    const Agreement* own = box.agreements.find(head.envelope.signature);
+    if (own == nullptr) return raise_locked(*box.family, strings.front());
+    auto differences = own->differences(other, box.rank, head.from);
+    const std::string cause = strings.front() + explained(differences, box);
+    raise_locked(*box.family, {cause, std::move(differences)});
+  } catch (const WireError& error) {
+    raise_locked(*box.family,
+                 box.name(head.from) + " sends options that cannot be read: " + error.what());
+  }
+}
+
+void World::end_disputes(Clock::time_point now) {
+  const auto is_late = [now](const Dispute& one) { return now >= one.until; };
+  const auto late = std::ranges::find_if(disputes_, is_late);
+  if (late != disputes_.end()) {
+    const Dispute ended = *late;
+    raise_locked(*ended.family, ended.cause);
+  }
+  for (const Dispute& one : disputes_) next_loss_ = std::min(next_loss_.load(), one.until);
+}
+
+// On the thread of the operation that found the mismatch. Returns after the fault was raised.
+void World::settle(Box& box, const Mismatch& mismatch, const std::string& cause) {
+  std::unique_lock lock(gate_);
+  dispute(box, mismatch, cause);
+  const Waiting here(waiting_);
+  while (!box.faulty() && in_dispute(*box.family)) {
+    if (poll()) continue;
+    lock.unlock();
+    pause();
+    lock.lock();
+  }
+}
+
+}  // namespace tersor::host
