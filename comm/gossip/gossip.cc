@@ -161,13 +161,11 @@ struct Gossip::State {
     for (int one = 0; one < topology.ranks(); ++one)
       for (const Edge& edge : topology.edges(one)) {
         own.begin("edge " + std::to_string(one) + "-" + std::to_string(edge.rank));
-        own.add("neighbour", edge.rank);
-        own.add("weight (times 1e12)", static_cast<std::uint64_t>(edge.weight * 1e12));
+        own.add("neighbour", edge.rank)
+            .add("weight (times 1e12)", static_cast<std::uint64_t>(edge.weight * 1e12));
       }
     for (std::size_t i = 0; i < names.size(); ++i)
-      own.begin("\"" + names[i] + "\"")
-          .add("name", names[i])
-          .add("count", static_cast<std::uint64_t>(weights[i].count()));
+      own.begin("\"" + names[i] + "\"").add("name", names[i]).add("count", weights[i].count());
     return own;
   }
 
@@ -175,13 +173,12 @@ struct Gossip::State {
   void agree() {
     const auto own = std::make_shared<const Agreement>(own_agreement());
     signature = own->signature();
-    everybody
-        ->barrier({.name = "gossip",
-                   .signature = signature,
-                   .agreement = own,
-                   .tag = everybody->reserve_tags(1),
-                   .timeout = options.timeout})
-        .wait_synchronize();
+    const Operation operation{.name = "gossip",
+                              .signature = signature,
+                              .agreement = own,
+                              .tag = everybody->reserve_tags(1),
+                              .timeout = options.timeout};
+    everybody->barrier(operation).wait_synchronize();
   }
 
   void encode() {

@@ -14,7 +14,9 @@ namespace tersor {
 
 class LostEdges {
  public:
+  /// The topology must outlive the object.
   explicit LostEdges(const Topology& topology) : topology_(topology) {}
+  explicit LostEdges(Topology&&) = delete;
 
   void add(int one, int other);
 

@@ -52,7 +52,7 @@ std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError&
   if (agreed.lost.empty()) return std::make_exception_ptr(cause);
   resumable_ = agreed.enough ? Resumable::kYes : Resumable::kTooFew;
   return std::make_exception_ptr(
-      RanksLost(lost_text(cause.what(), agreed), agreed.members, agreed.steps));
+      RanksLost(cause, lost_text(cause.what(), agreed), agreed.members, agreed.steps));
 }
 
 void GradientReducer::Impl::give_up(const std::exception& cause) {

@@ -79,8 +79,11 @@ class PeerLost : public TransportError {
 /// Call GradientReducer::resume() to continue without the lost ranks.
 class RanksLost : public TransportError {
  public:
-  RanksLost(const std::string& what, std::vector<int> members, std::uint32_t last_step)
-      : TransportError(what), members_(std::move(members)), last_step_(last_step) {}
+  RanksLost(const TransportError& cause, const std::string& what, std::vector<int> members,
+            std::uint32_t last_step)
+      : TransportError(what, cause.disagreement()),
+        members_(std::move(members)),
+        last_step_(last_step) {}
   /// Returns the remaining ranks, ascending, as ranks of the transport of the first reducer. The
   /// list is the same on all remaining ranks.
   const std::vector<int>& members() const { return members_; }

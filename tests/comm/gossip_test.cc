@@ -259,7 +259,8 @@ TEST(LostEdges, NameTheRanksThatNoPathJoins) {
   EXPECT_EQ(heard.bytes(), 32u);
   EXPECT_EQ(heard.most_bytes(), 48u);
   EXPECT_THROW(heard.read(std::span(message).first(12)), WireError);
-  LostEdges other(Topology::ring(3));
+  const Topology small = Topology::ring(3);
+  LostEdges other(small);
   EXPECT_THROW(other.read(message), WireError);
 }
 

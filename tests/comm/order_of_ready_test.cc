@@ -251,7 +251,7 @@ TEST(ReadyTogether, OfDifferentParametersIsAnErrorOnAllRanks) {
         ADD_FAILURE() << "nothing was thrown";
       } catch (const TransportError& error) {
         const std::string said = error.what();
-        EXPECT_NE(said.find("different parameters ready"), std::string::npos) << said;
+        EXPECT_NE(said.find("other parameters or rows"), std::string::npos) << said;
       }
     });
 }

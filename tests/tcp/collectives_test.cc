@@ -7,6 +7,7 @@
 #include "tests/comm/every_collective.h"
 #include "tests/comm/random_options.h"
 #include "tests/comm/running_ahead.h"
+#include "tests/support/grid.h"
 #include "tests/tcp/meeting.h"
 #include "tests/transport/ranks.h"
 
@@ -34,7 +35,7 @@ TEST(TcpCollectives, AllHaveTheBitsOfThreads) {
 }
 
 TEST(TcpCollectives, DisagreementOfRandomOptionSetsIsNamedOnAllRanks) {
-  testing::expect_random_pairs_named(1000,
+  testing::expect_random_pairs_named(grid_is_small() ? 200 : 1000,
                                      [](const auto& body) { run_ranks(tcp_transports(3), body); });
 }
 
