@@ -143,8 +143,8 @@ TERSOR_DEVICE auto unit_noise(const Block& block, const Key& key, const CallWord
 
 /// Adds the bytes written by a warp for a segment's values [first, end) to the frame's sum.
 template <typename Wire, class Sum, class Entry>
-TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t first,
-                               std::size_t end) {
+TERSOR_DEVICE void sum_written_values(const Sum& sum, const Entry& segment, std::size_t first,
+                                      std::size_t end) {
   sum.add_bytes(segment.offset + first * sizeof(Wire),
                 segment.offset + align_up(end * sizeof(Wire), 16));
 }
@@ -188,7 +188,7 @@ struct CastEncodeKernel : UnitKernel {
           overflows += encode_unit(segment, place, a, b, noise);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
-          sum_written<Wire>(sum, segment, first, end);
+          sum_written_values<Wire>(sum, segment, first, end);
         });
     if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, target.overflows);
     sum.leave();
@@ -245,7 +245,7 @@ struct CopyKernel : UnitKernel {
           copy_unit(segment, place);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
-          sum_written<T>(sum, segment, first, end);
+          sum_written_values<T>(sum, segment, first, end);
         });
     sum.leave();
     next.write(block);
@@ -327,7 +327,7 @@ struct CastReduceKernel : UnitKernel {
           overflows += reduce_unit(segment, place, b, sound, noise);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
-          sum_written<Wire>(written, segment, first, end);
+          sum_written_values<Wire>(written, segment, first, end);
         });
     if constexpr (Unit::kCounts) add_counts(block.warp(), overflows, target.overflows);
     next.write(block);

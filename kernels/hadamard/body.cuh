@@ -153,8 +153,8 @@ TERSOR_DEVICE void pad_scales(const Warp& warp, std::byte* sections, std::size_t
 
 /// Adds the bytes written by a warp for a segment's values [first, end) to the frame's sum.
 template <class Sum, class Entry>
-TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, unsigned bits,
-                               std::size_t first, std::size_t end) {
+TERSOR_DEVICE void sum_written_rotations(const Sum& sum, const Entry& segment, unsigned bits,
+                                         std::size_t first, std::size_t end) {
   const std::size_t from = first / kRotationBlock, to = ceil_div(end, kRotationBlock);
   const std::size_t planes = segment.offset + HadamardLayout{segment.count, bits}.planes_offset();
   const std::size_t bytes = bits * kRotationBlock / 8;  // per block
@@ -198,7 +198,7 @@ struct HadamardEncodeKernel {
           pad_scales(warp, payload + segment.offset, first, segment.count);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
-          sum_written(sum, segment, bits, first, end);
+          sum_written_rotations(sum, segment, bits, first, end);
         });
     add_counts(block.warp(), count, overflows);
     sum.leave();
@@ -339,7 +339,7 @@ struct HadamardReduceKernel {
           pad_scales(warp, payload + segment.offset, first, segment.count);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
-          sum_written(written, segment, bits, first, end);
+          sum_written_rotations(written, segment, bits, first, end);
         });
     add_counts(block.warp(), count, overflows);
     written.leave();

@@ -211,8 +211,8 @@ TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, k
 
 /// Adds the bytes written by a warp for a segment's values [first, end) to the frame's sum.
 template <class Format, class Sum, class Entry>
-TERSOR_DEVICE void sum_written(const Sum& sum, const Entry& segment, std::size_t first,
-                               std::size_t end) {
+TERSOR_DEVICE void sum_written_blocks(const Sum& sum, const Entry& segment, std::size_t first,
+                                      std::size_t end) {
   const std::size_t codes = segment.offset + typename Format::Layout{segment.count}.codes_offset();
   static_assert(kUnitValues % (2 * Format::kBlock) == 0);  // unit scales come in pairs
   sum.add_bytes(segment.offset + first / Format::kBlock * sizeof(float),
@@ -254,7 +254,7 @@ struct QuantizeEncodeKernel : UnitKernel {
           out.write(block.warp(), p, noise);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
-          sum_written<Format>(sum, segment, first, end);
+          sum_written_blocks<Format>(sum, segment, first, end);
         });
     sum.leave();
     next.write(block);
@@ -301,7 +301,7 @@ struct QuantizeReduceKernel : UnitKernel {
           out.write(block.warp(), p, noise);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
-          sum_written<Format>(written, segment, first, end);
+          sum_written_blocks<Format>(written, segment, first, end);
         });
     next.write(block);
     written.leave();

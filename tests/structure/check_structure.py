@@ -77,6 +77,21 @@ def check_text(text):
             yield f"line {number} has {len(line)} columns, more than {MAX_COLUMNS}"
 
 
+MAPPED = ["kernels", "comm", "comm/transport"]  # the folders whose folders the map lists
+
+
+def check_map(root):
+    """CONTRIBUTING.md's map lists every folder of the library."""
+    pages = root / "CONTRIBUTING.md"
+    if not pages.exists():
+        return
+    listed = set(re.findall(r"\b[\w/]+/", "\n".join(re.findall(r"^ {4,}\S.*", pages.read_text(), re.M))))
+    for parent in MAPPED:
+        for folder in sorted((root / parent).glob("*/")):
+            if not {f"{folder.name}/", f"{parent}/{folder.name}/"} & listed:
+                yield f"CONTRIBUTING.md: the map lacks {parent}/{folder.name}/"
+
+
 def check_umbrella(root):
     """tersor.h includes no single codec and no optional library, not even indirectly."""
     seen, pending = set(), ["tersor/tersor.h"]
@@ -133,6 +148,31 @@ def types_by_namespace(text):
             yield from ("::".join([*around, name]) for name in type_names(line, "^"))
 
 
+# A function at the first column, with its parameters; names with :: are members.
+FUNCTION = re.compile(r"^(?=\w)(?!static\b|return\b|else\b)[\w:<>,&*\[\] ]*?[\w>&*\]] (?!alignas\b)(\w+)\(([^(){};]*(?:\([^()]*\)[^(){};]*)*)\)[^;{}()]*\{", re.M)
+ANONYMOUS = re.compile(r"^namespace \{$.*?^\}  // namespace$", re.M | re.S)
+
+
+def functions_by_namespace(text):
+    """Full names, with parameter types, of the functions that a text defines with linkage."""
+    text = ANONYMOUS.sub("", text)
+    opened = re.search(r"^(?:inline )?namespace ([\w:]+) \{$", text, re.M)
+    for name, parameters in FUNCTION.findall(text):
+        types = (re.sub(r"\s*=.*|\s*\b\w+\s*$", "", one).strip() for one in parameters.split(","))
+        yield f"{opened[1] if opened else ''}::{name}({', '.join(' '.join(one.split()) for one in types)})"
+
+
+def check_functions(root):
+    """Two templates or inline functions of one signature are one function to the linker."""
+    homes = {}
+    for file, path in sources(root):
+        if path.startswith("tests/"):
+            continue
+        for name in functions_by_namespace(file.read_text(encoding="utf-8")):
+            if homes.setdefault(name, path) != path:
+                yield f"{path}: defines {name}: {homes[name]} defines the same function"
+
+
 def check_types(root):
     """The linker merges two types of equal name and would mix up the members."""
     homes = {}
@@ -154,6 +194,8 @@ def violations(root):
         yield from (f"{path}: {sentence}" for sentence in found)
     yield from check_umbrella(root)
     yield from check_types(root)
+    yield from check_functions(root)
+    yield from check_map(root)
 
 
 def main():

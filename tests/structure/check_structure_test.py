@@ -15,6 +15,10 @@ GOOD = {
     "comm/allreduce.cc": '#include "comm/transport/ring.h"\n#include "codecs/registry.h"\n',
     "comm/c.h": "namespace own {\nstruct Way {\n};\n}  // namespace own\nnamespace {\nstruct One {\n",
     "comm/d.cc": "namespace {\nstruct One {\n};\n}  // namespace\n",
+    "kernels/e.h": "namespace own {\ninline int sum(int a, int b) {\n",
+    "kernels/f.h": "namespace other {\ninline int sum(int a, int b) {\n",
+    "kernels/g.h": "namespace own {\ninline int sum(int a) {\nnamespace {\nint one(int a) {\n}\n}  // namespace\n",
+    "CONTRIBUTING.md": "    kernels/int8/ host/ quantize/\n    comm/\n      transport/ mpi/ tuning/ calls/ collectives/\n",
     "tests/codecs/int8_test.cc": '#include "bench/records.h"\n#include "tests/support/round_trip.h"\n',
 }
 
@@ -41,6 +45,8 @@ BAD = [
     ("comm/a.h", "namespace host {\nclass Codec final : public Way {\n", "the name of a public type"),
     ("kernels/a.cc", "  struct Codec {\n", "the name of a public type"),
     ("comm/b.h", "namespace own {\nstruct Way {\n", "defines own::Way: so does comm/b.h"),
+    ("kernels/h.h", "namespace own {\ntemplate <class T>\nint sum(int x, int y) {\n", "kernels/e.h defines the same"),
+    ("comm/server/a.cc", "\n", "the map lacks comm/server/"),
     ("bench/a.cc", "\n" * 401, "has 401 lines"),
     ("bench/a.cc", "x" * 101, "line 1 has 101 columns"),
     ("include/tersor/codec.h", "#include <tersor/codecs/int8.h>\n", "brings in tersor/codecs/int8.h"),

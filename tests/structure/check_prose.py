@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Measures the English of comments, and finds words that the project's dictionary retired.
+
+usage: check_prose.py REPOSITORY    prints every violation; exit status 1 if there is one
+
+Limits per folder, over sentences of at least four words: 4 % fragments, 4 pronouns per 100 words,
+12 % sentences of more than 25 words. CONTRIBUTING.md has the rules and the dictionary.
+"""
+
+import collections
+import dataclasses
+import pathlib
+import re
+import sys
+
+FOLDERS = ["include", "kernels", "codecs", "comm", "bench", "tests", "python_bindings/src"]
+EXTENSIONS = {".h", ".cc", ".cu", ".cuh"}
+MOST_FRAGMENTS = 4.0  # % of the sentences
+MOST_PRONOUNS = 4.0  # per 100 words
+MOST_LONG = 12.0  # % of the sentences
+LONG_WORDS = 25
+LEAST_WORDS = 4
+LEAST_SENTENCES = 8  # a folder with fewer sentences counts as a part of its parent folder
+
+FRAGMENT = re.compile(
+    r"(Of|Where|Those|Whoever|Whom|As above|That of|The same|So many|By|For|With|From|In|To|Before|Behind)\b"
+)
+PRONOUN = re.compile(
+    r"\b(it|its|they|them|their|that|those|these|who|whom|whose|whoever|one|ones|what|which|such|so)\b",
+    re.IGNORECASE,
+)
+COMMENT = re.compile(r"\s*(?:///?<?|//!)\s?(.*)")
+TRAILING = re.compile(r"///?<\s*(.*)")
+SENTENCE_END = re.compile(r"(?<=[.;:!?])\s+(?=[A-Z])")
+WORD = re.compile(r"[A-Za-z']+")
+
+# Retired words as parts of identifiers, and the folders that keep them in another meaning.
+RETIRED: dict[str, tuple[str, ...]] = {}
+IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
+IDENTIFIER_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+STRING_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*')
+
+
+@dataclasses.dataclass
+class Measure:
+    sentences: int = 0
+    words: int = 0
+    fragments: int = 0
+    pronouns: int = 0
+    long: int = 0
+
+    def add(self, sentence):
+        words = len(WORD.findall(sentence))
+        if words < LEAST_WORDS:
+            return
+        self.sentences += 1
+        self.words += words
+        self.fragments += FRAGMENT.match(sentence) is not None
+        self.pronouns += len(PRONOUN.findall(sentence))
+        self.long += words > LONG_WORDS
+
+    def violations(self):
+        fragments = 100 * self.fragments / self.sentences
+        pronouns = 100 * self.pronouns / self.words
+        long = 100 * self.long / self.sentences
+        if fragments > MOST_FRAGMENTS:
+            yield f"{fragments:.1f} % of the sentences are fragments, more than {MOST_FRAGMENTS} %"
+        if pronouns > MOST_PRONOUNS:
+            yield f"{pronouns:.1f} pronouns per 100 words, more than {MOST_PRONOUNS}"
+        if long > MOST_LONG:
+            yield f"{long:.1f} % of the sentences have over {LONG_WORDS} words: {MOST_LONG} % may"
+
+
+def comments(text):
+    """Each block of comment lines, and each comment behind code, as one string."""
+    block = []
+    for line in [*text.split("\n"), ""]:
+        if whole := COMMENT.match(line):
+            block.append(whole.group(1).strip())
+            continue
+        if block:
+            yield " ".join(block)
+            block = []
+        if trailing := TRAILING.search(line):
+            yield trailing.group(1)
+
+
+def measure(text, into):
+    for comment in comments(text):
+        for sentence in SENTENCE_END.split(comment):
+            into.add(sentence)
+
+
+def retired_words(path, text):
+    """The identifiers of the code that contain a retired word."""
+    for name in sorted(set(IDENTIFIER.findall(STRING_OR_COMMENT.sub("", text)))):
+        for part in IDENTIFIER_PART.findall(name):
+            word = part.lower().removesuffix("s")
+            if word in RETIRED and not path.startswith(RETIRED[word]):
+                yield name, word
+
+
+def folder_of(path, counts):
+    """The deepest folder of a path that has enough sentences to be measured."""
+    folder = path.parent
+    while counts[folder] < LEAST_SENTENCES and folder.parent != pathlib.PurePath("."):
+        folder = folder.parent
+    return folder
+
+
+def check(root):
+    files = {}
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in EXTENSIONS:
+                files[path.relative_to(root)] = path.read_text(encoding="utf-8")
+    own = collections.Counter()
+    for path, text in files.items():
+        alone = Measure()
+        measure(text, alone)
+        own[path.parent] += alone.sentences
+    measures = collections.defaultdict(Measure)
+    for path, text in files.items():
+        measure(text, measures[folder_of(path, own)])
+        for name, word in retired_words(str(path), text):
+            yield f"{path}: {name} contains the retired word '{word}'"
+    for folder, found in sorted(measures.items()):
+        if found.sentences:
+            yield from (f"{folder}: {violation}" for violation in found.violations())
+
+
+def main():
+    violations = list(check(pathlib.Path(sys.argv[1])))
+    print("\n".join(violations) or "the comments keep to the limits")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
