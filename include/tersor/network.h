@@ -85,21 +85,19 @@ static_assert(sizeof(MessageHead) == 64);
 class Wire {
  public:
   /// The capabilities of a wire.
+  /// How a thread waits for messages.
+  enum class Waiting : std::uint8_t {
+    kPoll,          ///< calls `poll`, then yields the core, then naps
+    kPollYielding,  ///< the same, and `poll` itself yields the core if there is no progress
+    kRest,          ///< sleeps in `rest` between two calls of `poll`
+    kSleep,         ///< sleeps until a message wakes the thread; `poll` is never needed
+    kSleepAndPoll,  ///< sleeps until a message wakes the thread, or `poll` may find a message
+  };
+
   struct Traits {
     /// True if any thread may call the wire, one thread at a time.
     bool any_thread = true;
-    /// True if `poll` can find progress. If false, `poll` need not be called.
-    bool polled = true;
-    /// True if the network makes progress without polls. A waiting thread then sleeps until one of
-    /// its messages wakes the thread.
-    bool moves_alone = false;
-    /// True if a waiting thread may sleep in `rest`.
-    bool rests = false;
-    /// True if `poll` yields the core when there is no progress.
-    bool yields = false;
-    /// True if messages usually arrive soon. A waiting thread yields for a few microseconds before
-    /// it sleeps.
-    bool comes_soon = false;
+    Waiting waiting = Waiting::kPoll;
     /// True if every leaving peer sends a goodbye or is reported to Events::lost. Isolated channels
     /// need this capability.
     bool tells_losses = false;

@@ -115,7 +115,7 @@ void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
 // The caller may next wait for something else and never poll: copied messages to a peer that is
 // still connecting, for example, would never leave.
 bool World::must_leave(const Batch& batch) const {
-  return batch.incoming.empty() && !traits_.moves_alone;
+  return batch.incoming.empty() && !moves_alone();
 }
 
 // Keeps the batch open until the payload has left. The network may read the owner's memory even

@@ -215,7 +215,7 @@ bool World::gone(const Box& box, int peer) const {
 }
 
 void World::pause() const {
-  if (traits_.rests)
+  if (traits_.waiting == Wire::Waiting::kRest)
     wire_->rest(-1, Clock::now() + kShortRest);
   else
     wire_->pause();
@@ -257,7 +257,8 @@ bool World::poll_wire() {
 // Stops as soon as a batch is closed, because a further poll may yield the core.
 void World::progress(Box& box) {
   wire_->check_thread();
-  if (!traits_.polled && !questioned_.load(std::memory_order_relaxed)) return;
+  if (traits_.waiting == Wire::Waiting::kSleep && !questioned_.load(std::memory_order_relaxed))
+    return;
   const std::lock_guard lock(gate_);
   box.asleep_until = Box::kAwake;
   while (poll() && !gate_.will_ring(box.bell)) {
@@ -268,9 +269,10 @@ void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
   wire_->check_thread();
   const Waiting here(waiting_);
   until = std::min(until, next_loss_.load());
-  if (!traits_.moves_alone) return poll_until(box, seen, until);
-  if (traits_.polled) until = std::min(until, fall_asleep(box));
-  box.bell.wait(seen, until, traits_.comes_soon ? Bell::Patience::kShort : Bell::Patience::kLong);
+  if (!moves_alone()) return poll_until(box, seen, until);
+  const bool polls = traits_.waiting == Wire::Waiting::kSleepAndPoll;
+  if (polls) until = std::min(until, fall_asleep(box));
+  box.bell.wait(seen, until, polls ? Bell::Patience::kLong : Bell::Patience::kShort);
 }
 
 void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
@@ -283,8 +285,9 @@ void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
     }
     if (moved)
       box.patience.renew();
-    else if (!traits_.rests)
-      now = box.patience.wait(box.bell, seen, until, traits_.yields);
+    else if (traits_.waiting != Wire::Waiting::kRest)
+      now =
+          box.patience.wait(box.bell, seen, until, traits_.waiting == Wire::Waiting::kPollYielding);
     else
       now = box.patience.wait_for_news(
           [&] { box.bell.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); }); });

@@ -195,6 +195,10 @@ class World {
   };
   using Number = std::pair<int, std::uint32_t>;  // peer, and the number of an announced message
 
+  bool moves_alone() const {
+    return traits_.waiting == Wire::Waiting::kSleep ||
+           traits_.waiting == Wire::Waiting::kSleepAndPoll;
+  }
   Wire::Parting parting();
   bool said_goodbye();
   void pack(Batch& batch);

@@ -108,9 +108,7 @@ InProcessWire::InProcessWire(std::shared_ptr<Network> network, int rank)
     : Wire(network->shared()), network_(std::move(network)), rank_(rank) {}
 
 Wire::Traits InProcessWire::traits() const {
-  return {.polled = network_->emulated(),
-          .moves_alone = true,
-          .comes_soon = !network_->emulated(),
+  return {.waiting = network_->emulated() ? Waiting::kSleepAndPoll : Waiting::kSleep,
           .tells_losses = true,
           .keeps_sent = true,
           .sends_in_place = false};

@@ -97,7 +97,7 @@ MpiWire::MpiWire(MPI_Comm communicator)
 
 Wire::Traits MpiWire::traits() const {
   Traits traits{.any_thread = thread_level_ == MPI_THREAD_MULTIPLE,
-                .yields = yields_,
+                .waiting = yields_ ? Waiting::kPollYielding : Waiting::kPoll,
                 .copied_bytes = kMostBytesWithHead};
   if (takes_device_memory_) traits.least_device_bytes = kMostBytesWithHead + 1;
   return traits;

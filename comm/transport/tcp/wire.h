@@ -37,7 +37,7 @@ class TcpWire final : public Wire {
   ~TcpWire() override;
 
   Traits traits() const override {
-    return {.rests = true, .tells_losses = true, .copied_bytes = kCopiedBytes};
+    return {.waiting = Waiting::kRest, .tells_losses = true, .copied_bytes = kCopiedBytes};
   }
   int rank() const override { return place_.rank; }
   int ranks() const override { return static_cast<int>(place_.endpoints.size()); }
