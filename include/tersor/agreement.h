@@ -1,4 +1,4 @@
-// The options that all ranks of a call must pass equally, and the differences between two ranks.
+// Agreement between ranks: the options that must be equal, and the differences between two ranks.
 #pragma once
 
 #include <tersor/error.h>
@@ -21,7 +21,7 @@ namespace tersor {
 /// rank sends the pairs, and the other rank finds every difference. Not thread-safe.
 class Agreement {
  public:
-  /// One option. `item` is empty, or names one of several equal things, for example a parameter.
+  /// An option. `item` names a parameter or an edge; empty for an option of the whole call.
   struct Option {
     std::string item;
     std::string name;
@@ -44,24 +44,24 @@ class Agreement {
   /// Adds a text: the hash covers the characters and a NUL.
   Agreement& add(std::string_view name, std::string_view text);
 
-  /// Adds a number. The hash covers `mark` and the number, and neither of them if the number is 0.
+  /// Adds a number. The hash covers `mark` and the number; for 0 the hash covers nothing.
   Agreement& add_unless_zero(std::string_view name, std::uint32_t number,
                              std::string_view mark = {});
 
-  /// The options that follow belong to this item, until the next `begin` or `end`.
+  /// Assigns later options to an item, until the next `begin` or `end`.
   Agreement& begin(std::string_view item);
   void end() { item_.clear(); }
 
-  /// FNV-1a (64 bits) over all options.
+  /// Returns the FNV-1a hash (64 bits) of all options.
   std::uint64_t signature() const { return hash_.value(); }
   const std::vector<Option>& options() const { return options_; }
 
-  /// Every option that differs between this agreement, of `rank`, and another one. An item that one
-  /// rank lacks counts as one difference. If only the order of the items differs, the first two
-  /// items at the same position are the difference.
+  /// Returns every difference between this agreement (of `rank`) and `other`. A missing item counts
+  /// as one difference. If only the order of the items differs, the result has the first two items
+  /// at the same position.
   std::vector<Difference> differences(const Agreement& other, int rank, int other_rank) const;
 
-  /// All items, names and values, for `parse`.
+  /// Returns all items, names and values, for `parse`.
   std::vector<std::string> strings() const;
   /// Throws WireError if a value is missing. The hash of the result is undefined.
   static Agreement parse(std::span<const std::string> strings);

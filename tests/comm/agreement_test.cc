@@ -1,4 +1,4 @@
-// Ranks that disagree about options: the errors name every difference, on every rank.
+// Disagreement about options: the errors name every difference on every rank.
 #include "tests/comm/random_options.h"
 #include "tests/comm/ranks.h"
 

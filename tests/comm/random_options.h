@@ -1,4 +1,4 @@
-// Random pairs of option sets, for ranks that disagree.
+// Random pairs of option sets for disagreement between ranks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 
 namespace tersor::testing {
 
-/// The options of one rank, and their values as an error names them.
+/// The options of a rank, with the option names of error texts.
 struct OptionSet {
   std::string codec = "int8";
   Reduction reduction = Reduction::kSum;
@@ -34,7 +34,7 @@ struct OptionSet {
   }
 };
 
-/// Two sets that differ in one to five options.
+/// Draws two sets with 1 to 5 different options.
 class OptionPairs {
  public:
   explicit OptionPairs(std::uint64_t seed) : random_(seed) {}
@@ -75,8 +75,8 @@ class OptionPairs {
   std::mt19937_64 random_;
 };
 
-/// The disagreement that each rank's error holds. `run` runs a body on three ranks; rank 1 has the
-/// second set of options.
+/// Returns the disagreement in the error of each rank. `run` runs a body on three ranks; rank 1 has
+/// the second set of options.
 inline std::vector<std::vector<Difference>> disagreements_of(
     const std::function<void(const std::function<void(Transport&)>&)>& run,
     const std::pair<OptionSet, OptionSet>& sets) {
@@ -101,7 +101,7 @@ inline std::vector<std::vector<Difference>> disagreements_of(
   return found;
 }
 
-/// Every rank holds every option of the pair that differs, with both values.
+/// Expects every different option on every rank, with both values.
 inline void expect_all_named(const std::vector<std::vector<Difference>>& found,
                              const std::pair<OptionSet, OptionSet>& sets) {
   const auto one = sets.first.named(), other = sets.second.named();

@@ -1,4 +1,4 @@
-// The agreements behind the signatures that a channel sent last.
+// The agreements behind the last signatures of a channel.
 #pragma once
 
 #include <tersor/agreement.h>

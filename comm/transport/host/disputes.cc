@@ -1,5 +1,5 @@
-// Two ranks that make different calls: one rank sends the other rank its options, and the other
-// rank ends the call on all ranks with an error that names every difference.
+// Mismatched calls of two ranks. One rank sends the options of the call; the other rank compares
+// the options and raises a fault on all ranks. The fault names every difference.
 #include <algorithm>
 #include <charconv>
 #include <iterator>
@@ -64,7 +64,6 @@ Fault parse_fault(const Wire::Arrival& arrival) {
   return fault;
 }
 
-// The text of a dispute is better than the text of a fault that follows from the dispute.
 bool World::in_dispute(const Family& family) const {
   return std::ranges::any_of(disputes_,
                              [&](const Dispute& one) { return one.family.get() == &family; });
@@ -92,7 +91,7 @@ void World::dispute(Box& box, const Mismatch& mismatch, const std::string& cause
   }
 }
 
-// A third rank found that this rank and rank `part` make different calls.
+// A third rank reports a mismatch between this rank and rank `part`.
 void World::take_comparison(const Head& head, const Wire::Arrival& arrival) {
   Box& box = box_of(head.channel);
   if (box.members.empty() || box.faulty() || box.is_lifeline()) return;
@@ -132,7 +131,7 @@ void World::end_disputes(Clock::time_point now) {
   for (const Dispute& one : disputes_) next_loss_ = std::min(next_loss_.load(), one.until);
 }
 
-// On the thread of the operation that found the mismatch. Returns after the fault was raised.
+// Called by the thread of the operation with the mismatch. Returns after the fault was raised.
 void World::settle(Box& box, const Mismatch& mismatch, const std::string& cause) {
   std::unique_lock lock(gate_);
   dispute(box, mismatch, cause);
