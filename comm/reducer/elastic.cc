@@ -51,8 +51,8 @@ std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError&
   if (agreed.steps > step->number() && step->all_back()) complete_step(step);
   if (agreed.lost.empty()) return std::make_exception_ptr(cause);
   resumable_ = agreed.enough ? Resumable::kYes : Resumable::kTooFew;
-  return std::make_exception_ptr(
-      RanksLost(cause, lost_text(cause.what(), agreed), agreed.members, agreed.steps));
+  return std::make_exception_ptr(RanksLost(lost_text(cause.what(), agreed), agreed.members,
+                                           agreed.steps, cause.disagreement()));
 }
 
 void GradientReducer::Impl::give_up(const std::exception& cause) {

@@ -79,9 +79,9 @@ class PeerLost : public TransportError {
 /// Call GradientReducer::resume() to continue without the lost ranks.
 class RanksLost : public TransportError {
  public:
-  RanksLost(const TransportError& cause, const std::string& what, std::vector<int> members,
-            std::uint32_t last_step)
-      : TransportError(what, cause.disagreement()),
+  RanksLost(const std::string& what, std::vector<int> members, std::uint32_t last_step,
+            std::vector<Difference> disagreement = {})
+      : TransportError(what, std::move(disagreement)),
         members_(std::move(members)),
         last_step_(last_step) {}
   /// Returns the remaining ranks, ascending, as ranks of the transport of the first reducer. The

@@ -77,8 +77,9 @@ void bind_difference(nb::module_& module) {
       .def_ro("value", &Difference::value)
       .def_ro("other_rank", &Difference::other_rank)
       .def_ro("other_value", &Difference::other_value)
-      .def("__repr__",
-           [](const Difference& self) { return "Difference(" + text_of({self}) + ")"; });
+      .def("__repr__", [](const Difference& self) {
+        return "Difference(" + tersor::text_of(std::vector<Difference>{self}) + ")";
+      });
 }
 
 /// Adds the remaining ranks and the last committed step to the exception.
