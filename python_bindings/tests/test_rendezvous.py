@@ -235,8 +235,9 @@ def test_bytes_of_somebody_on_the_way_are_refused(
 
 def test_ctrl_c_ends_the_rendezvous(port: int) -> None:
     script = f"""
+import signal
 import tersor._core
-print("begins", flush=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores SIGINT
 tersor._core.TcpTransport("127.0.0.1:{port}", 0, 2, "127.0.0.1", 600.0, "{SECRET}")
 """
     rank_0 = subprocess.Popen(
