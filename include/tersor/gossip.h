@@ -87,8 +87,8 @@ struct GossipStatistics {
 /// One thread at a time may call a Gossip.
 class Gossip {
  public:
-  /// A collective call. Throws InvalidArgument if topologies, codecs or step sizes differ between
-  /// ranks (the message names these ranks), and for a codec with several rounds.
+  /// A collective call. Throws InvalidArgument for a codec with several rounds. The first step
+  /// throws TransportError if topologies, codecs or step sizes differ between ranks.
   Gossip(Transport& transport, Topology topology, const GossipOptions& options = {});
   ~Gossip();
   Gossip(const Gossip&) = delete;

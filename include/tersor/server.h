@@ -216,8 +216,9 @@ struct ClientStatistics {
 /// except leave() throw the same error. One thread at a time may call a client.
 class ParameterClient {
  public:
-  /// Joins all servers. `counts` are the values of each parameter. Throws InvalidArgument if a
-  /// server has another model or other options, and TransportError if a server is gone.
+  /// Joins all servers. `counts` are the values of each parameter. Throws
+  /// TransportError if a server has another model or other options (TransportError::disagreement),
+  /// and if a server is gone.
   ParameterClient(std::vector<ServerAt> servers, std::span<const std::size_t> counts,
                   const ServerOptions& options = {},
                   std::chrono::milliseconds timeout = kDefaultTimeout);

@@ -194,8 +194,8 @@ class ParameterClient(Worker):
         """``like``: float32 arrays of the parameters' lengths. ``server``: this rank's own, where
         it serves, too. ``timeout``: of each call, in seconds.
 
-        Raises InvalidArgument where a server has another model or other options, TransportError
-        where one is gone."""
+        Raises TransportError if a server has another model or other options (``disagreement``
+        lists the options), and if a server is gone."""
         expect(transport, Transport, "transport is one of tersor's")
         ways = server._ways if server is not None else _Ways(transport, servers, workers)
         if server is None and ways.place is not None:
@@ -250,8 +250,8 @@ class Gossip:
         ``timeout``: seconds after which a silent neighbour is lost; a neighbour that waits in
         ``mix`` is not silent. ``on_split``: if no path joins this rank to others any more, ``mix``
         raises TransportError after its step, or warns. Further calls mix with the ranks that are
-        left. Raises InvalidArgument that names what is wrong with the graph, at the first step also
-        which ranks differ."""
+        left. Raises InvalidArgument for an invalid graph; the message names the fault. The first
+        step raises TransportError if the options of two ranks differ."""
         if on_split not in ("raise", "warn"):
             raise InvalidArgument(f'on_split={on_split!r}: "raise" or "warn"')
         expect(transport, Transport, "transport is one of tersor's")

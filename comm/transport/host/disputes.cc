@@ -74,18 +74,20 @@ void World::dispute(Box& box, const Mismatch& mismatch, const std::string& cause
   if (family.faulty || in_dispute(family)) return;
   const bool own = mismatch.rank == box.rank;
   const Agreement* agreement = own ? box.agreements.find(mismatch.signature) : nullptr;
-  if (own && agreement == nullptr) return raise_locked(family, cause);
+  const int peer = box.member(own ? mismatch.other_rank : mismatch.rank);
+  const bool is_gone = gone_.contains(peer) || lost_.contains(peer);
+  if (is_gone || (own && agreement == nullptr)) return raise_locked(family, cause);
   Head head = head_in(box, own ? Kind::kOptions : Kind::kCompare);
   head.envelope.signature = mismatch.other_signature;
   head.envelope.count = mismatch.signature;
   head.part = static_cast<std::uint32_t>(mismatch.other_rank);
   const Block block = in_block(options_message(cause, agreement));
   const Clock::time_point until = Clock::now() + kExplainedWithin;
-  disputes_.push_back({box.family, cause, until});
+  disputes_.push_back({box.family, peer, cause, until});
   next_loss_ = std::min(next_loss_.load(), until);
   ring_all();  // a sleeping thread must wake up at `until`
   try {
-    send(box.member(own ? mismatch.other_rank : mismatch.rank), head, {block.bytes(), block});
+    send(peer, head, {block.bytes(), block});
   } catch (const std::exception&) {
     raise_locked(family, cause);
   }
@@ -129,6 +131,13 @@ void World::end_disputes(Clock::time_point now) {
     raise_locked(*ended.family, ended.cause);
   }
   for (const Dispute& one : disputes_) next_loss_ = std::min(next_loss_.load(), one.until);
+}
+
+void World::end_disputes_with(int peer) {
+  const auto found = std::ranges::find(disputes_, peer, &Dispute::peer);
+  if (found == disputes_.end()) return;
+  const Dispute ended = *found;
+  raise_locked(*ended.family, ended.cause);
 }
 
 // Called by the thread of the operation with the mismatch. Returns after the fault was raised.

@@ -166,6 +166,7 @@ void World::take_leave(const Head& head, int peer) {
 // Ends everything waiting for a departed rank. Abandoning an operation sends messages and may free
 // other channel states, so the loop iterates over ids.
 void World::part_with(int peer) {
+  end_disputes_with(peer);
   drop_announced(peer);
   drop_held(peer, nullptr);
   std::vector<std::uint64_t> channels;
@@ -257,7 +258,9 @@ bool World::poll_wire() {
 // Stops as soon as a batch is closed, because a further poll may yield the core.
 void World::progress(Box& box) {
   wire_->check_thread();
-  if (traits_.waiting == Wire::Waiting::kSleep && !questioned_.load(std::memory_order_relaxed))
+  const bool is_due = next_loss_.load(std::memory_order_relaxed) != Clock::time_point::max();
+  if (traits_.waiting == Wire::Waiting::kSleep && !questioned_.load(std::memory_order_relaxed) &&
+      !is_due)
     return;
   const std::lock_guard lock(gate_);
   box.asleep_until = Box::kAwake;

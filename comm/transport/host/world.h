@@ -190,6 +190,7 @@ class World {
   /// A mismatch, until the other rank has compared the options.
   struct Dispute {
     std::shared_ptr<Family> family;
+    int peer;  // the world rank that compares the options
     std::string cause;
     Clock::time_point until;
   };
@@ -268,6 +269,7 @@ class World {
   void take_comparison(const Head& head, const Wire::Arrival& arrival);
   void take_options(const Head& head, const Wire::Arrival& arrival);
   void end_disputes(Clock::time_point now);
+  void end_disputes_with(int peer);
   void lose(int peer, const std::string& cause);
   void end_sends(int peer);
   bool tell_losses();
