@@ -19,8 +19,9 @@ namespace {
 using kernels::IntsumPlace;
 using IntsumSlice = SliceAt<IntsumPlace>;
 
-constexpr Choice<IntsumLanes, 3> kLanesChoice = {
-    "lanes", {{{"8", IntsumLanes::k8}, {"16", IntsumLanes::k16}, {"32", IntsumLanes::k32}}}};
+constexpr Choice<AccumulatorBits, 3> kAccumulatorChoice = {
+    "lanes",
+    {{{"8", AccumulatorBits::k8}, {"16", AccumulatorBits::k16}, {"32", AccumulatorBits::k32}}}};
 
 constexpr Number kScaleNumber = {"scale", 1e-30, 1e30, 0};
 
@@ -30,7 +31,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
       : FormatCodec(std::move(spec), kIntsumCodecId), options_(options) {}
 
   static IntsumOptions read(OptionReader& reader) {
-    return {.lanes = reader.read(kLanesChoice),
+    return {.accumulator_bits = reader.read(kAccumulatorChoice),
             .rounding = reader.read(kRoundingChoice),
             .scale = static_cast<float>(reader.read(kScaleNumber))};
   }
@@ -50,7 +51,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
     const IntsumPlace end = places_of(segments);
     if (is_of_maxima(round)) return {Dtype::kU32, end.maxima};
-    return {intsum_dtype(options_.lanes), end.codes + (knows_scale() ? end.maxima : 0)};
+    return {intsum_dtype(options_.accumulator_bits), end.codes + (knows_scale() ? end.maxima : 0)};
   }
 
   void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
@@ -86,7 +87,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     const IntsumPlace end = places_of(call.segments);
     if (knows_scale())
       kernels::intsum_flagged_scales(values.subspan(end.codes, end.maxima).pointer(),
-                                     options_.lanes, options_.scale,
+                                     options_.accumulator_bits, options_.scale,
                                      {scales_of(call.execution), end.maxima});
     for_each(call, [&](const IntsumSlice& slice) { decode_slice(call, slice, values, store); });
   }
@@ -103,7 +104,9 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     return static_cast<float>(intsum_levels(options_, contributions));
   }
 
-  IntsumPlace place_of(std::size_t count) const { return IntsumPlace::of(count, options_.lanes); }
+  IntsumPlace place_of(std::size_t count) const {
+    return IntsumPlace::of(count, options_.accumulator_bits);
+  }
 
   IntsumPlace places_of(std::span<const Segment> segments) const {
     IntsumPlace end;
@@ -119,7 +122,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   /// Returns the byte offset of a slice's codes.
   std::size_t codes_offset(const IntsumSlice& slice) const {
-    return begin_of(slice).codes * dtype_bytes(intsum_dtype(options_.lanes));
+    return begin_of(slice).codes * dtype_bytes(intsum_dtype(options_.accumulator_bits));
   }
 
   template <typename Call, typename Visitor>
@@ -155,7 +158,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
          .noise = noise_of(options_.rounding, call.random, words, segment, slice.first),
          .scales = scales_of(call.execution) + begin_of(slice).maxima,
          .codes = codes,
-         .lanes = options_.lanes,
+         .accumulator_bits = options_.accumulator_bits,
          .store = store});
   }
 
@@ -165,7 +168,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     float* scales = scales_of(call.execution);
     write_maxima(call, words, factor, slice, reinterpret_cast<std::uint32_t*>(scales));
     const std::size_t first = begin_of(slice).maxima, count = place_of(slice.count).maxima;
-    kernels::intsum_flag_blocks({scales + first, count}, options_.scale, options_.lanes,
+    kernels::intsum_flag_blocks({scales + first, count}, options_.scale, options_.accumulator_bits,
                                 flags.subspan(first, count).pointer());
   }
 
@@ -174,21 +177,22 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     const kernels::QuantizedView view{scales_of(call.execution) + begin_of(slice).maxima,
                                       values.pointer() + codes_offset(slice)};
     kernels::intsum_decode({{&view, 1}, slice.count, decoded_of(call, slice, store)},
-                           options_.lanes);
+                           options_.accumulator_bits);
   }
 
   void check_contributions(std::size_t contributions) const {
     if (intsum_levels(options_, contributions) != 0) return;
     std::string advice = "no lanes hold so many";
-    for (const auto& [word, lanes] : kLanesChoice.words)
-      if (intsum_levels({lanes, options_.rounding}, contributions) != 0) {
+    for (const auto& [word, accumulator_bits] : kAccumulatorChoice.words)
+      if (intsum_levels({accumulator_bits, options_.rounding}, contributions) != 0) {
         advice = "take lanes=" + std::string(word);
         break;
       }
-    fail(*this,
-         "the codes of " + std::to_string(contributions) + " ranks do not fit into lanes of " +
-             std::to_string(static_cast<unsigned>(options_.lanes)) + " bits, which hold those of " +
-             std::to_string(intsum_most(options_.lanes)) + "; " + advice);
+    fail(*this, "the codes of " + std::to_string(contributions) +
+                    " ranks do not fit into lanes of " +
+                    std::to_string(static_cast<unsigned>(options_.accumulator_bits)) +
+                    " bits, which hold those of " +
+                    std::to_string(intsum_most(options_.accumulator_bits)) + "; " + advice);
   }
 
   IntsumOptions options_;
@@ -202,7 +206,7 @@ CodecEntry intsum_entry() {
       {.name = "intsum",
        .id = kIntsumCodecId,
        .summary = "whole numbers to scales that all ranks share, whose sum is exact (THC)",
-       .options = {kLanesChoice.option(), kRoundingChoice.option(), kScaleNumber.option()}});
+       .options = {kAccumulatorChoice.option(), kRoundingChoice.option(), kScaleNumber.option()}});
 }
 
 }  // namespace tersor::encoding

@@ -97,10 +97,10 @@ Operation ChunkTask::operation() const {
           .block = this->step().is_native() ? nullptr : &blocks_[step_ % 2]};
 }
 
-ValueSpan ChunkTask::bare_space(const Lane& lane, std::size_t offset) const {
+ValueSpan ChunkTask::bare_space(const Shard& shard, std::size_t offset) const {
   const Dtype dtype = plan_->bare_dtypes[step_];
-  if (lane.frames.empty()) return {nullptr, 0, dtype, plan_->memory};
-  const FramePlan& frame = lane.frames.front();
+  if (shard.frames.empty()) return {nullptr, 0, dtype, plan_->memory};
+  const FramePlan& frame = shard.frames.front();
   if (!frame.in_place())
     return {space().data() + offset, frame.rounds[step().round].native_count, dtype, plan_->memory};
   const Piece& piece = frame.pieces.front();
@@ -133,12 +133,12 @@ void ChunkTask::begin_step() {
 void ChunkTask::begin_native() {
   parts_.clear();
   std::size_t offset = 0;
-  for (std::size_t i = 0; i < step().lane_count; ++i) {
-    const Lane& lane = this->lane(step().first_lane + i);
-    parts_.push_back(bare_space(lane, offset));
-    offset += made_bytes(lane, step());
+  for (std::size_t i = 0; i < step().shard_count; ++i) {
+    const Shard& shard = this->shard(step().first_shard + i);
+    parts_.push_back(bare_space(shard, offset));
+    offset += made_bytes(shard, step());
   }
-  messages_.encode_native(std::span(plan_->lanes).subspan(step().first_lane, step().lane_count),
+  messages_.encode_native(std::span(plan_->shards).subspan(step().first_shard, step().shard_count),
                           parts_);
   Transport& transport = *context_->adder;
   handle_ = step().native == Native::kSum ? transport.sum(operation(), parts_)
@@ -146,24 +146,24 @@ void ChunkTask::begin_native() {
 }
 
 void ChunkTask::count_peers() {
-  peers_.assign(step().lane_count, 0);
+  peers_.assign(step().shard_count, 0);
   for (const Parcel& parcel : step().sends)
-    for (std::size_t i = 0; parcel.peer != context_->rank && i < parcel.lanes; ++i)
-      peers_[parcel.lane - step().first_lane + i] += 1;
+    for (std::size_t i = 0; parcel.peer != context_->rank && i < parcel.shards; ++i)
+      peers_[parcel.shard - step().first_shard + i] += 1;
 }
 
 /// The received messages of a shard, by rank.
-std::span<const Received> ChunkTask::received(std::size_t lane) const {
-  return {std::ranges::lower_bound(received_, lane, {}, &Received::lane),
-          std::ranges::upper_bound(received_, lane, {}, &Received::lane)};
+std::span<const Received> ChunkTask::received(std::size_t shard) const {
+  return {std::ranges::lower_bound(received_, shard, {}, &Received::shard),
+          std::ranges::upper_bound(received_, shard, {}, &Received::shard)};
 }
 
-std::size_t ChunkTask::make_message(std::size_t lane, ByteSpan space) {
-  const int peers = peers_[lane - step().first_lane];
-  if (step().make == Make::kEncode) return messages_.encode(this->lane(lane), space, peers);
+std::size_t ChunkTask::make_message(std::size_t shard, ByteSpan space) {
+  const int peers = peers_[shard - step().first_shard];
+  if (step().make == Make::kEncode) return messages_.encode(this->shard(shard), space, peers);
   if (step().make == Make::kReduce)
-    return messages_.reduce(this->lane(lane), received(lane), step().stage, space, peers);
-  return messages_.forward(this->lane(lane), received(lane).front(), space, peers);
+    return messages_.reduce(this->shard(shard), received(shard), step().stage, space, peers);
+  return messages_.forward(this->shard(shard), received(shard).front(), space, peers);
 }
 
 // Creates contiguous messages, because they are sent together.
@@ -171,7 +171,7 @@ void ChunkTask::make_messages() {
   own_.clear();
   count_peers();
   ByteSpan space = this->space();
-  for (std::size_t i = step().first_lane; i < step().first_lane + step().lane_count; ++i) {
+  for (std::size_t i = step().first_shard; i < step().first_shard + step().shard_count; ++i) {
     const std::size_t bytes = make_message(i, space);
     own_.push_back(space.first(bytes));
     space = space.subspan(bytes);
@@ -179,21 +179,21 @@ void ChunkTask::make_messages() {
 }
 
 ConstByteSpan ChunkTask::own_message(const Parcel& parcel) const {
-  const std::size_t first = parcel.lane - step().first_lane;
-  const ConstByteSpan last = own_[first + parcel.lanes - 1];
+  const std::size_t first = parcel.shard - step().first_shard;
+  const ConstByteSpan last = own_[first + parcel.shards - 1];
   return {own_[first].data(), last.data() + last.size()};
 }
 
 /// Total capacity of a message's shards.
 std::size_t ChunkTask::capacity(const Parcel& parcel) const {
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < parcel.lanes; ++i)
-    bytes += lane(parcel.lane + i * parcel.apart).message_bytes;
+  for (std::size_t i = 0; i < parcel.shards; ++i)
+    bytes += shard(parcel.shard + i * parcel.apart).message_bytes;
   return bytes;
 }
 
 /// True if messages of an exchange have different capacities.
-bool ChunkTask::lanes_differ() const {
+bool ChunkTask::shards_differ() const {
   return std::ranges::any_of(step().receives, [&](const Parcel& parcel) {
     return capacity(parcel) != capacity(step().receives.front());
   });
@@ -212,7 +212,7 @@ void ChunkTask::start_messages() {
     if (parcel.peer != context_->rank) receives_.push_back({parcel.peer, capacity(parcel)});
   }
   Transport& transport = *context_->transport;
-  const bool gathers = step().gathers && !(context_->on_device() && lanes_differ());
+  const bool gathers = step().gathers && !(context_->on_device() && shards_differ());
   handle_ = gathers ? transport.all_gather(operation(), own_.front(), largest)
                     : transport.exchange(operation(), sends_, receives_);
 }
@@ -233,30 +233,30 @@ void ChunkTask::collect() {
   for (const Parcel& parcel : step().receives) {
     const bool own = parcel.peer == context_->rank;  // the last of the sent messages
     ConstByteSpan rest = own ? own_message(step().sends.back()) : handle_.received(parcel.peer);
-    for (std::size_t left = parcel.lanes, i = parcel.lane; left > 0; --left, i += parcel.apart) {
-      const Received message{i, lane(i).maker.value_or(parcel.peer), rest};
-      received_.push_back(left == 1 ? message : messages_.first_of(lane(i), message));
+    for (std::size_t left = parcel.shards, i = parcel.shard; left > 0; --left, i += parcel.apart) {
+      const Received message{i, shard(i).maker.value_or(parcel.peer), rest};
+      received_.push_back(left == 1 ? message : messages_.first_of(shard(i), message));
       rest = rest.subspan(received_.back().bytes.size());
     }
   }
-  std::ranges::stable_sort(received_, {}, &Received::lane);
+  std::ranges::stable_sort(received_, {}, &Received::shard);
 }
 
 void ChunkTask::decode_received() {
-  for (const Received& message : received_) messages_.check_splits(lane(message.lane), message);
+  for (const Received& message : received_) messages_.check_splits(shard(message.shard), message);
   for (std::size_t first = 0, last = 0; first < received_.size(); first = last) {
-    const std::size_t of = received_[first].lane;
-    while (last < received_.size() && received_[last].lane == of) ++last;
-    messages_.decode(lane(of), std::span(received_).subspan(first, last - first), step().stage,
+    const std::size_t of = received_[first].shard;
+    while (last < received_.size() && received_[last].shard == of) ++last;
+    messages_.decode(shard(of), std::span(received_).subspan(first, last - first), step().stage,
                      step().take);
   }
 }
 
 void ChunkTask::take_native() {
-  for (std::size_t i = 0; i < step().lane_count; ++i) {
-    const Lane& lane = this->lane(step().first_lane + i);
-    if (!lane.frames.empty() && !lane.frames.front().in_place())
-      messages_.decode_native(lane, parts_[i], step().take);
+  for (std::size_t i = 0; i < step().shard_count; ++i) {
+    const Shard& shard = this->shard(step().first_shard + i);
+    if (!shard.frames.empty() && !shard.frames.front().in_place())
+      messages_.decode_native(shard, parts_[i], step().take);
   }
 }
 

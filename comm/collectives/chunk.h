@@ -58,16 +58,16 @@ class ChunkTask {
   void decode_received();
   void take_native();
 
-  const Lane& lane(std::size_t index) const { return plan_->lanes[index]; }
+  const Shard& shard(std::size_t index) const { return plan_->shards[index]; }
   void take_space();
   ByteSpan space() const;
-  std::span<const Received> received(std::size_t lane) const;
-  std::size_t make_message(std::size_t lane, ByteSpan space);
+  std::span<const Received> received(std::size_t shard) const;
+  std::size_t make_message(std::size_t shard, ByteSpan space);
   ConstByteSpan own_message(const Parcel& parcel) const;
   std::size_t capacity(const Parcel& parcel) const;
   void count_peers();
-  bool lanes_differ() const;
-  ValueSpan bare_space(const Lane& lane, std::size_t offset) const;
+  bool shards_differ() const;
+  ValueSpan bare_space(const Shard& shard, std::size_t offset) const;
   Operation operation() const;
 
   ExchangeContext* context_ = nullptr;

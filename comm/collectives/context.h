@@ -43,7 +43,7 @@ struct ExchangeContext {
   std::uint64_t seed = 0;
   std::uint32_t step = 0;                 ///< used without `words`
   const StateWords* words = nullptr;      ///< null: stateless
-  Reduction reduction = Reduction::kSum;  ///< a mean is divided during addition (Lane::shares)
+  Reduction reduction = Reduction::kSum;  ///< a mean is divided during addition (Shard::shares)
   Checksum checksum = Checksum::kOn;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Threads* threads = nullptr;

@@ -140,13 +140,13 @@ std::vector<int> Grid::group(int place, int dimension) const {
   return members;
 }
 
-LaneRange Grid::lanes_after(int place, int dimensions) const {
-  LaneRange lanes{0, static_cast<std::size_t>(owners_)};
+ShardRange Grid::shards_after(int place, int dimensions) const {
+  ShardRange shards{0, static_cast<std::size_t>(owners_)};
   for (int i = 0; i < dimensions; ++i) {
-    lanes.count /= d(digits_[d(i)]);
-    lanes.first += d(digit(place, i)) * lanes.count;
+    shards.count /= d(digits_[d(i)]);
+    shards.first += d(digit(place, i)) * shards.count;
   }
-  return lanes;
+  return shards;
 }
 
 // Ranks without a shard join the groups of the first dimension in turn.
@@ -169,8 +169,8 @@ Shares Grid::shares(float ranks) const {
   return shares;
 }
 
-int Grid::part(std::size_t lane, std::uint32_t parameter) const {
-  int part = 0, rest = owners_, left = static_cast<int>(lane);
+int Grid::part(std::size_t shard, std::uint32_t parameter) const {
+  int part = 0, rest = owners_, left = static_cast<int>(shard);
   auto shift = static_cast<int>(parameter % static_cast<std::uint32_t>(owners_));
   for (const int width : digits_) {
     rest /= width;
@@ -182,18 +182,18 @@ int Grid::part(std::size_t lane, std::uint32_t parameter) const {
   return part;
 }
 
-Range Grid::lane_range(Range whole, std::size_t lane, std::uint32_t parameter,
-                       std::size_t unit) const {
-  const Range range = part_range(whole.count, part(lane, parameter), owners_, unit);
+Range Grid::range_of_shard(Range whole, std::size_t shard, std::uint32_t parameter,
+                           std::size_t unit) const {
+  const Range range = part_range(whole.count, part(shard, parameter), owners_, unit);
   return {whole.first + range.first, range.count};
 }
 
 OwnedRanges Grid::owned(Range whole, int place, std::uint32_t parameter, std::size_t unit) const {
   OwnedRanges owned;
   for (int i = 0; owns(place) && i < dimensions(); ++i) {
-    const LaneRange lanes = lanes_after(place, i + 1);
-    const auto parts = static_cast<int>(lanes.count);
-    const int first = part(lanes.first, parameter) / parts * parts;
+    const ShardRange shards = shards_after(place, i + 1);
+    const auto parts = static_cast<int>(shards.count);
+    const int first = part(shards.first, parameter) / parts * parts;
     const Range begin = part_range(whole.count, first, owners_, unit);
     const Range end = part_range(whole.count, first + parts - 1, owners_, unit);
     owned.stages[d(i)] = {whole.first + begin.first, end.first + end.count - begin.first};

@@ -17,11 +17,11 @@
 namespace tersor {
 
 /// Contiguous shards.
-struct LaneRange {
+struct ShardRange {
   std::size_t first = 0;
   std::size_t count = 0;
 
-  bool operator==(const LaneRange&) const = default;
+  bool operator==(const ShardRange&) const = default;
 };
 
 /// A rank's owned ranges of a parameter after each dimension of a grid; each contains the next.
@@ -77,16 +77,16 @@ class Grid {
   /// True if all ranks exchange with all ranks.
   bool is_direct() const { return dimensions() == 1 && owners_ == places_; }
 
-  std::size_t most_lanes_of_chunk() const {
-    return dimensions() == 1 ? kLanesOfChunk
-                             : lanes_of_grid_chunk(static_cast<std::size_t>(owners_));
+  std::size_t most_shards_of_chunk() const {
+    return dimensions() == 1 ? kShardsOfChunk
+                             : shards_of_grid_chunk(static_cast<std::size_t>(owners_));
   }
 
   /// The ranks a rank exchanges with in a dimension, ascending, including itself. The first
   /// digits()[d] of them own values. Empty if the rank does not take part.
   std::vector<int> group(int place, int dimension) const;
   /// The shards whose sums a rank holds after `dimensions` dimensions: first all, finally its own.
-  LaneRange lanes_after(int place, int dimensions) const;
+  ShardRange shards_after(int place, int dimensions) const;
 
   /// The divisors of a mean over `ranks` ranks, for values added on this grid. Each dimension
   /// divides by the largest number of addends, so no sum exceeds its largest addend. The last
@@ -94,9 +94,10 @@ class Grid {
   Shares shares(float ranks) const;
 
   /// The part of a parameter in a shard. Digits rotate with the parameter's index.
-  int part(std::size_t lane, std::uint32_t parameter) const;
+  int part(std::size_t shard, std::uint32_t parameter) const;
   /// The values of a shard within `whole`, which begins at a multiple of the unit.
-  Range lane_range(Range whole, std::size_t lane, std::uint32_t parameter, std::size_t unit) const;
+  Range range_of_shard(Range whole, std::size_t shard, std::uint32_t parameter,
+                       std::size_t unit) const;
   /// The values a rank owns after each dimension.
   OwnedRanges owned(Range whole, int place, std::uint32_t parameter, std::size_t unit) const;
 

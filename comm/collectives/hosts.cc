@@ -36,9 +36,9 @@ HostGroups::HostGroups(std::span<const int> hosts, int ranks, double error_growt
                   1);
   for (int rank = 0; rank < ranks; ++rank)
     members_[static_cast<std::size_t>(host_of_[static_cast<std::size_t>(rank)])].push_back(rank);
-  shards_ = ranks;
+  host_shards_ = ranks;
   for (const std::vector<int>& members : members_) {
-    shards_ = std::min(shards_, static_cast<int>(members.size()));
+    host_shards_ = std::min(host_shards_, static_cast<int>(members.size()));
     most_ranks_ = std::max(most_ranks_, static_cast<int>(members.size()));
   }
   grid_ = Grid::standard(this->hosts(), error_growth);
@@ -57,10 +57,10 @@ const std::vector<int>& HostGroups::neighbours(int rank) const {
 
 int HostGroups::place(int rank) const { return index_in(neighbours(rank), rank); }
 
-std::vector<int> HostGroups::owners(int shard) const {
+std::vector<int> HostGroups::owners(int host_shard) const {
   std::vector<int> ranks;
   for (const std::vector<int>& members : members_)
-    ranks.push_back(members[static_cast<std::size_t>(shard)]);
+    ranks.push_back(members[static_cast<std::size_t>(host_shard)]);
   std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
@@ -68,9 +68,9 @@ std::vector<int> HostGroups::owners(int shard) const {
 StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t parameter,
                                      std::size_t unit) const {
   if (!encodes(rank)) return {};
-  const Range shard = owned_range(count, place(rank), shards_, parameter, unit);
+  const Range host_shard = owned_range(count, place(rank), host_shards_, parameter, unit);
   const int among_owners = index_in(owners(place(rank)), rank);
-  return {shard, grid().owned(shard, among_owners, parameter, unit)};
+  return {host_shard, grid().owned(host_shard, among_owners, parameter, unit)};
 }
 
 Range HostGroups::scattered(std::size_t count, int rank) const {
@@ -92,7 +92,7 @@ std::size_t scattered_count(std::size_t count, std::span<const int> hosts) {
   check_rank(0, static_cast<int>(hosts.size()));
   const HostGroups groups(hosts, static_cast<int>(hosts.size()));
   if (groups.hosts() == 1) return 0;
-  return groups.even() ? count / static_cast<std::size_t>(groups.shards()) : count;
+  return groups.even() ? count / static_cast<std::size_t>(groups.host_shards()) : count;
 }
 
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,

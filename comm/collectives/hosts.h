@@ -29,11 +29,11 @@ class HostGroups {
 
   int ranks() const { return static_cast<int>(host_of_.size()); }
   int hosts() const { return static_cast<int>(members_.size()); }
-  int shards() const { return shards_; }
+  int host_shards() const { return host_shards_; }
   /// Ranks of the largest host.
   int most_ranks() const { return most_ranks_; }
   /// True if all hosts have equally many ranks.
-  bool even() const { return hosts() * shards_ == ranks(); }
+  bool even() const { return hosts() * host_shards_ == ranks(); }
   /// Host of each rank, numbered from 0 in the order of the lowest ranks.
   std::span<const int> numbers() const { return host_of_; }
 
@@ -43,9 +43,9 @@ class HostGroups {
   const std::vector<int>& neighbours(int rank) const;
   int place(int rank) const;
   /// The owners of a host shard, ascending, one per host.
-  std::vector<int> owners(int shard) const;
+  std::vector<int> owners(int host_shard) const;
   /// True if a rank owns a host shard exchanged with other hosts.
-  bool encodes(int rank) const { return hosts() > 1 && place(rank) < shards_; }
+  bool encodes(int rank) const { return hosts() > 1 && place(rank) < host_shards_; }
 
   /// The grid for exchanging a host shard among its owners.
   const Grid& grid() const { return grid_; }
@@ -59,7 +59,7 @@ class HostGroups {
  private:
   std::vector<int> host_of_;
   std::vector<std::vector<int>> members_;  // by host
-  int shards_ = 0;
+  int host_shards_ = 0;
   int most_ranks_ = 0;
   Grid grid_;
 };

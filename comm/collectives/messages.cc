@@ -31,13 +31,15 @@ SegmentState sender_part(const Slot& slot, Range range, int ranks) {
 }
 
 // A host's sum is stored separately if the values are read-only.
-ConstValueSpan input_part(const Lane& lane, const Slot& slot, Range range) {
-  if (lane.carried == Carried::kOfHost && !slot.host_sum.empty()) return part(slot.host_sum, range);
+ConstValueSpan input_part(const Shard& shard, const Slot& slot, Range range) {
+  if (shard.carried == Carried::kOfHost && !slot.host_sum.empty())
+    return part(slot.host_sum, range);
   return slot.input.subspan(range.first, range.count);
 }
 
-ValueSpan output_part(const Lane& lane, const Slot& slot, Range range) {
-  if (lane.carried == Carried::kToHost && !slot.host_sum.empty()) return part(slot.host_sum, range);
+ValueSpan output_part(const Shard& shard, const Slot& slot, Range range) {
+  if (shard.carried == Carried::kToHost && !slot.host_sum.empty())
+    return part(slot.host_sum, range);
   if (slot.window) return slot.output;
   return slot.output.subspan(range.first - slot.output_first, range.count);
 }
@@ -50,12 +52,12 @@ SegmentState owner_part(const Slot& slot, Range range, std::size_t stage) {
 
 }  // namespace
 
-void Messages::gather_inputs(const Lane& lane, const FramePlan& frame) {
+void Messages::gather_inputs(const Shard& shard, const FramePlan& frame) {
   inputs_.clear();
   states_.clear();
   for (const Piece& piece : frame.pieces) {
     const Slot& slot = context_->slots[piece.slot];
-    inputs_.push_back(input_part(lane, slot, piece.range));
+    inputs_.push_back(input_part(shard, slot, piece.range));
     if (frame.codec->has_feedback())
       states_.push_back(sender_part(slot, piece.range, context_->ranks));
   }
@@ -77,10 +79,10 @@ void Messages::gather_memories(const FramePlan& frame) {
   }
 }
 
-void Messages::gather_outputs(const Lane& lane, const FramePlan& frame) {
+void Messages::gather_outputs(const Shard& shard, const FramePlan& frame) {
   outputs_.clear();
   for (const Piece& piece : frame.pieces)
-    outputs_.push_back(output_part(lane, context_->slots[piece.slot], piece.range));
+    outputs_.push_back(output_part(shard, context_->slots[piece.slot], piece.range));
 }
 
 // Takes the next frame from each message. Only finds the end of the frame: the codec checks the
@@ -120,14 +122,14 @@ void Messages::read_frames(std::span<const Received> messages, const Read& read)
 }
 
 // Distinct for the sender and for the owner after each reduction.
-RandomSource Messages::random(const Lane& lane, std::size_t stage) const {
-  const auto place = static_cast<std::uint32_t>(lane.place);
+RandomSource Messages::random(const Shard& shard, std::size_t stage) const {
+  const auto place = static_cast<std::uint32_t>(shard.place);
   return {.key = kernels::noise_key(context_->seed, place, static_cast<std::uint32_t>(stage)),
           .step = context_->step};
 }
 
-FrameIdentity Messages::identity(const Lane& lane) const {
-  return {.signature = lane.signature == 0 ? context_->signature : lane.signature,
+FrameIdentity Messages::identity(const Shard& shard) const {
+  return {.signature = shard.signature == 0 ? context_->signature : shard.signature,
           .checksum = context_->checksum,
           .round = round_};
 }
@@ -196,22 +198,22 @@ std::size_t Messages::count_written(const FramePlan& frame, ByteSpan target, Tra
   return align_up(bytes, kSectionAlignment);
 }
 
-std::size_t Messages::encode(const Lane& lane, ByteSpan message, int peers) {
+std::size_t Messages::encode(const Shard& shard, ByteSpan message, int peers) {
   std::size_t offset = 0;
-  for (const FramePlan& frame : lane.frames) {
+  for (const FramePlan& frame : shard.frames) {
     const auto start = Clock::now();
     const ByteSpan target = message.subspan(offset, frame.frame_bytes);
-    frame.codec->encode(encode_call(lane, frame), target);
+    frame.codec->encode(encode_call(shard, frame), target);
     offset += count_written(frame, target, Traced::kEncode, start, peers);
   }
   return offset;
 }
 
-std::size_t Messages::reduce(const Lane& lane, std::span<const Received> messages,
+std::size_t Messages::reduce(const Shard& shard, std::span<const Received> messages,
                              std::size_t stage, ByteSpan sum, int peers) {
   offsets_.assign(messages.size(), 0);
   std::size_t offset = 0;
-  for (const FramePlan& frame : lane.frames) {
+  for (const FramePlan& frame : shard.frames) {
     const auto start = Clock::now();
     next_frames(frame, messages);
     gather_owners(frame, stage - 1);
@@ -220,12 +222,12 @@ std::size_t Messages::reduce(const Lane& lane, std::span<const Received> message
       frame.codec->reduce({.segments = frame.segments,
                            .dtype = frame.dtype,
                            .frames = frames,
-                           .factor = factor(lane, stage - 1),
+                           .factor = factor(shard, stage - 1),
                            .states = states_,
                            .words = context_->words,
                            .words_out = words_out(),
-                           .random = random(lane, stage),
-                           .identity = identity(lane),
+                           .random = random(shard, stage),
+                           .identity = identity(shard),
                            .execution = execution(frame)},
                           target);
     });
@@ -244,10 +246,10 @@ void Messages::check_checksum(ConstByteSpan frame, int rank) const {
   }
 }
 
-std::size_t Messages::forward(const Lane& lane, const Received& received, ByteSpan message,
+std::size_t Messages::forward(const Shard& shard, const Received& received, ByteSpan message,
                               int peers) {
   offsets_.assign(1, 0);
-  for (const FramePlan& frame : lane.frames) {
+  for (const FramePlan& frame : shard.frames) {
     next_frames(frame, {&received, 1});
     check_checksum(frames_.front(), received.rank);
     count_bytes(frame, frames_.front().size(), peers);
@@ -263,9 +265,9 @@ void Messages::copy(ByteSpan to, ConstByteSpan from) const {
   std::ranges::copy(from, to.begin());
 }
 
-Received Messages::first_of(const Lane& lane, const Received& several) const {
+Received Messages::first_of(const Shard& shard, const Received& several) const {
   std::size_t end = 0;
-  for (const FramePlan& frame : lane.frames) {
+  for (const FramePlan& frame : shard.frames) {
     const ConstByteSpan rest = several.bytes.subspan(std::min(end, several.bytes.size()));
     try {
       end += align_up(written_bytes(frame, rest), kSectionAlignment);
@@ -273,11 +275,11 @@ Received Messages::first_of(const Lane& lane, const Received& several) const {
       throw_damaged(several.rank, error);
     }
   }
-  return {several.lane, several.rank, several.bytes.first(std::min(end, several.bytes.size()))};
+  return {several.shard, several.rank, several.bytes.first(std::min(end, several.bytes.size()))};
 }
 
-EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
-  gather_inputs(lane, frame);
+EncodeCall Messages::encode_call(const Shard& shard, const FramePlan& frame) {
+  gather_inputs(shard, frame);
   gather_memories(frame);
   return {.segments = frame.segments,
           .gradients = inputs_,
@@ -285,14 +287,14 @@ EncodeCall Messages::encode_call(const Lane& lane, const FramePlan& frame) {
           .memories = memories_,
           .words = context_->words,
           .words_out = words_out(),
-          .random = random(lane, 0),
-          .identity = identity(lane),
+          .random = random(shard, 0),
+          .identity = identity(shard),
           .execution = execution(frame),
-          .contributions = lane.contributions};
+          .contributions = shard.contributions};
 }
 
-DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame, float factor) {
-  gather_outputs(lane, frame);
+DecodeCall Messages::decode_call(const Shard& shard, const FramePlan& frame, float factor) {
+  gather_outputs(shard, frame);
   gather_memories(frame);
   return {.segments = frame.segments,
           .frames = {},
@@ -300,18 +302,18 @@ DecodeCall Messages::decode_call(const Lane& lane, const FramePlan& frame, float
           .mode = DecodeMode::kAssign,
           .factor = factor,
           .memories = memories_,
-          .identity = identity(lane),
+          .identity = identity(shard),
           .execution = execution(frame),
           .window_first = frame.pieces.empty() ? std::nullopt
                                                : context_->slots[frame.pieces.front().slot].window,
-          .contributions = lane.contributions};
+          .contributions = shard.contributions};
 }
 
-void Messages::check_splits(const Lane& lane, const Received& message) const try {
-  if (lane.signature == 0 || context_->on_device()) return;
+void Messages::check_splits(const Shard& shard, const Received& message) const try {
+  if (shard.signature == 0 || context_->on_device()) return;
   const FrameHeader found = read_frame_header(message.bytes);
-  if (found.signature == lane.signature) return;
-  const FramePlan& own = lane.frames.front();
+  if (found.signature == shard.signature) return;
+  const FramePlan& own = shard.frames.front();
   std::size_t count = 0;
   for (const Segment& segment : own.segments) count += segment.count;
   const std::size_t all = own.pieces.empty() ? 0 : context_->slots[own.pieces.front().slot].count;
@@ -324,13 +326,13 @@ void Messages::check_splits(const Lane& lane, const Received& message) const try
   throw_damaged(message.rank, error);
 }
 
-void Messages::decode(const Lane& lane, std::span<const Received> messages, std::size_t stage,
+void Messages::decode(const Shard& shard, std::span<const Received> messages, std::size_t stage,
                       Take take) {
   offsets_.assign(messages.size(), 0);
-  for (const FramePlan& frame : lane.frames) {
+  for (const FramePlan& frame : shard.frames) {
     const auto start = Clock::now();
     next_frames(frame, messages);
-    DecodeCall call = decode_call(lane, frame, factor(lane, stage));
+    DecodeCall call = decode_call(shard, frame, factor(shard, stage));
     read_frames(messages, [&](std::span<const ConstByteSpan> frames) {
       call.frames = frames;
       take == Take::kAbsorb ? frame.codec->absorb(call, {}) : frame.codec->decode(call);
@@ -341,28 +343,29 @@ void Messages::decode(const Lane& lane, std::span<const Received> messages, std:
 
 // The factor is applied to the sent values, so `decode_native` needs none. Shards have similar
 // lengths and are often short, so a single time measurement covers all.
-void Messages::encode_native(std::span<const Lane> lanes, std::span<const ValueSpan> values) {
+void Messages::encode_native(std::span<const Shard> shards, std::span<const ValueSpan> values) {
   const auto start = Clock::now();
-  for (std::size_t i = 0; i < lanes.size(); ++i)
-    if (!lanes[i].frames.empty()) encode_native(lanes[i], values[i]);
-  const Clock::duration each = (Clock::now() - start) / lanes.size();
-  for (const Lane& lane : lanes)
-    if (!lane.frames.empty()) count_time(lane.frames.front(), Traced::kEncode, start, start + each);
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    if (!shards[i].frames.empty()) encode_native(shards[i], values[i]);
+  const Clock::duration each = (Clock::now() - start) / shards.size();
+  for (const Shard& shard : shards)
+    if (!shard.frames.empty())
+      count_time(shard.frames.front(), Traced::kEncode, start, start + each);
   count_overflows();
 }
 
-void Messages::encode_native(const Lane& lane, ValueSpan values) {
-  const FramePlan& frame = lane.frames.front();
-  EncodeCall call = encode_call(lane, frame);
+void Messages::encode_native(const Shard& shard, ValueSpan values) {
+  const FramePlan& frame = shard.frames.front();
+  EncodeCall call = encode_call(shard, frame);
   if (!frame.codec->has_feedback()) call.words = nullptr;
-  frame.codec->encode_native(call, factor(lane, 0), values);
+  frame.codec->encode_native(call, factor(shard, 0), values);
 }
 
-void Messages::decode_native(const Lane& lane, ConstValueSpan values, Take take) {
-  if (lane.frames.empty()) return;
-  const FramePlan& frame = lane.frames.front();
+void Messages::decode_native(const Shard& shard, ConstValueSpan values, Take take) {
+  if (shard.frames.empty()) return;
+  const FramePlan& frame = shard.frames.front();
   const auto start = Clock::now();
-  const DecodeCall call = decode_call(lane, frame, 1.0f);
+  const DecodeCall call = decode_call(shard, frame, 1.0f);
   take == Take::kAbsorb ? frame.codec->absorb(call, values)
                         : frame.codec->decode_native(call, values);
   count_time(frame, Traced::kDecode, start, Clock::now());

@@ -13,7 +13,7 @@ namespace tersor {
 
 /// A shard's message, and the rank that encoded the message.
 struct Received {
-  std::size_t lane = 0;
+  std::size_t shard = 0;
   int rank = 0;
   ConstByteSpan bytes = {};
 };
@@ -34,36 +34,36 @@ class Messages {
 
   /// Encodes a shard's slots. Returns the actual bytes of the message. `peers` is the number of
   /// destinations.
-  std::size_t encode(const Lane& lane, ByteSpan message, int peers);
+  std::size_t encode(const Shard& shard, ByteSpan message, int peers);
 
   /// Adds the messages of an owned shard after `stage` reductions and encodes the sum. This
   /// function and the following ones throw WireError with the operation and the rank of a damaged
   /// frame.
-  std::size_t reduce(const Lane& lane, std::span<const Received> messages, std::size_t stage,
+  std::size_t reduce(const Shard& shard, std::span<const Received> messages, std::size_t stage,
                      ByteSpan sum, int peers);
 
   /// Copies a message and checks the checksums.
-  std::size_t forward(const Lane& lane, const Received& received, ByteSpan message, int peers);
+  std::size_t forward(const Shard& shard, const Received& received, ByteSpan message, int peers);
 
   /// The first shard's message within a message of several shards.
-  Received first_of(const Lane& lane, const Received& several) const;
+  Received first_of(const Shard& shard, const Received& several) const;
 
   /// Throws WireError if a message of rows uses splits different from this rank's, before decoding.
   /// On a device, decoding detects the mismatch.
-  void check_splits(const Lane& lane, const Received& message) const;
+  void check_splits(const Shard& shard, const Received& message) const;
 
   /// Adds the messages of a shard after `stage` reductions and assigns the sum to the slots'
   /// outputs, or absorbs the messages.
-  void decode(const Lane& lane, std::span<const Received> messages, std::size_t stage, Take take);
+  void decode(const Shard& shard, std::span<const Received> messages, std::size_t stage, Take take);
 
   /// encode_native writes the raw values of shards. decode_native reads the sums of a shard.
-  void encode_native(std::span<const Lane> lanes, std::span<const ValueSpan> values);
-  void decode_native(const Lane& lane, ConstValueSpan values, Take take);
+  void encode_native(std::span<const Shard> shards, std::span<const ValueSpan> values);
+  void decode_native(const Shard& shard, ConstValueSpan values, Take take);
 
  private:
-  void gather_inputs(const Lane& lane, const FramePlan& frame);
+  void gather_inputs(const Shard& shard, const FramePlan& frame);
   void gather_owners(const FramePlan& frame, std::size_t stage);
-  void gather_outputs(const Lane& lane, const FramePlan& frame);
+  void gather_outputs(const Shard& shard, const FramePlan& frame);
   void gather_memories(const FramePlan& frame);
   void next_frames(const FramePlan& frame, std::span<const Received> messages);
   std::size_t written_bytes(const FramePlan& frame, ConstByteSpan target) const {
@@ -72,16 +72,16 @@ class Messages {
   void copy(ByteSpan to, ConstByteSpan from) const;
   void check_checksum(ConstByteSpan frame, int rank) const;
   StateWords* words_out() { return context_->on_device() ? nullptr : &words_out_; }
-  RandomSource random(const Lane& lane, std::size_t stage) const;
-  FrameIdentity identity(const Lane& lane) const;
+  RandomSource random(const Shard& shard, std::size_t stage) const;
+  FrameIdentity identity(const Shard& shard) const;
   /// The factor for values added after `stage` reductions.
-  float factor(const Lane& lane, std::size_t stage) const {
-    return context_->reduction == Reduction::kMean ? 1.0f / lane.shares[stage] : 1.0f;
+  float factor(const Shard& shard, std::size_t stage) const {
+    return context_->reduction == Reduction::kMean ? 1.0f / shard.shares[stage] : 1.0f;
   }
   Execution execution(const FramePlan& frame) const;
-  void encode_native(const Lane& lane, ValueSpan values);
-  EncodeCall encode_call(const Lane& lane, const FramePlan& frame);
-  DecodeCall decode_call(const Lane& lane, const FramePlan& frame, float factor);
+  void encode_native(const Shard& shard, ValueSpan values);
+  EncodeCall encode_call(const Shard& shard, const FramePlan& frame);
+  DecodeCall decode_call(const Shard& shard, const FramePlan& frame, float factor);
   /// Counts the time from `begin` to `end` as encoding, reducing or decoding a frame.
   void count_time(const FramePlan& frame, Traced work, Clock::time_point begin,
                   Clock::time_point end);

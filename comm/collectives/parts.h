@@ -23,20 +23,21 @@ inline std::size_t unit_of(const Codec& codec, std::size_t count) {
 
 /// A chunk is divided among its shards. Beyond this number of shards, the shard length stays
 /// constant, because each message costs microseconds (docs/algorithms.md#chunks).
-inline constexpr std::size_t kLanesOfChunk = 32;
+inline constexpr std::size_t kShardsOfChunk = 32;
 
 /// On a grid, shards share a few messages for any number of ranks. Chunks grow with the shards up
 /// to four times the length. The upper limit keeps the cost of frame headers at a few per cent.
-inline std::size_t lanes_of_grid_chunk(std::size_t lanes) {
-  return std::clamp<std::size_t>(lanes / 4, 64, 512);
+inline std::size_t shards_of_grid_chunk(std::size_t shards) {
+  return std::clamp<std::size_t>(shards / 4, 64, 512);
 }
 
 /// Values per shard of a chunk. On a grid with shards up to `longest`, there are at least two
 /// chunks to overlap work with messages, unless shards are shorter than 32 units.
-inline std::size_t lane_length(std::size_t chunk_count, std::size_t lanes, std::size_t unit = kUnit,
-                               std::size_t most_lanes = kLanesOfChunk, std::size_t longest = 0) {
-  std::size_t length = std::max<std::size_t>(chunk_count / std::min(lanes, most_lanes), 1);
-  const bool halves = most_lanes > kLanesOfChunk && longest >= 32 * unit;
+inline std::size_t shard_length(std::size_t chunk_count, std::size_t shards,
+                                std::size_t unit = kUnit, std::size_t most_shards = kShardsOfChunk,
+                                std::size_t longest = 0) {
+  std::size_t length = std::max<std::size_t>(chunk_count / std::min(shards, most_shards), 1);
+  const bool halves = most_shards > kShardsOfChunk && longest >= 32 * unit;
   if (halves) length = std::min(length, ceil_div(longest, 2));
   return align_up(length, unit);
 }

@@ -6,18 +6,18 @@
 namespace tersor {
 namespace {
 
-FramePlan& frame_for(Lane& lane, const Slot& slot, const Codec* codec) {
-  for (FramePlan& frame : lane.frames)
+FramePlan& frame_for(Shard& shard, const Slot& slot, const Codec* codec) {
+  for (FramePlan& frame : shard.frames)
     if (frame.codec == codec && frame.dtype == slot.dtype) return frame;
-  lane.frames.push_back({.codec = codec, .dtype = slot.dtype});
-  return lane.frames.back();
+  shard.frames.push_back({.codec = codec, .dtype = slot.dtype});
+  return shard.frames.back();
 }
 
-void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
+void add_piece(Shard& shard, const PlanContext& context, Piece piece) {
   if (piece.range.count == 0) return;
   const Slot& slot = context.slots[piece.slot];
   FramePlan& frame =
-      frame_for(lane, slot, context.codec == nullptr ? slot.codec.get() : context.codec);
+      frame_for(shard, slot, context.codec == nullptr ? slot.codec.get() : context.codec);
   frame.pieces.push_back(piece);
   const bool whole = piece.range.count == slot.count;
   frame.segments.push_back({.count = piece.range.count,
@@ -28,21 +28,22 @@ void add_piece(Lane& lane, const PlanContext& context, Piece piece) {
                             .active = context.carried == Carried::kOfHost ? nullptr : slot.active});
 }
 
-int lanes_of(Exchange last, const PlanContext& context) {
-  return tersor::lanes_of(last, context.ranks, context.grid);
+int shards_of(Exchange last, const PlanContext& context) {
+  return tersor::shards_of(last, context.ranks, context.grid);
 }
 
 /// The range of a slot sent in a shard.
-Range lane_range(const PlanContext& context, const Slot& slot, Exchange last, int lane) {
+Range range_of_shard(const PlanContext& context, const Slot& slot, Exchange last, int shard) {
   if (slot.collective == Collective::kReduceScatter && last != Exchange::kGather)
-    return shard_range(slot.count, lane, context.ranks);
+    return shard_range(slot.count, shard, context.ranks);
   const std::size_t unit = slot.unit();
-  const Range carried = owned_range(slot.count, context.sharding.shard, context.sharding.shards,
-                                    slot.parameter, unit);
+  const Range carried = owned_range(slot.count, context.sharding.host_shard,
+                                    context.sharding.host_shards, slot.parameter, unit);
   if (last == Exchange::kGather) return carried;
   if (last == Exchange::kTwoShot)
-    return context.grid.lane_range(carried, static_cast<std::size_t>(lane), slot.parameter, unit);
-  return owned_range(carried, lane, context.ranks, slot.parameter, unit);
+    return context.grid.range_of_shard(carried, static_cast<std::size_t>(shard), slot.parameter,
+                                       unit);
+  return owned_range(carried, shard, context.ranks, slot.parameter, unit);
 }
 
 void size_frame(FramePlan& frame, const PlanContext& context) {
@@ -58,11 +59,11 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
 }
 
 /// `shares`: the divisors for the ranks exchanging the shards.
-Lanes empty_lanes(const PlanContext& context, std::size_t count, const Shares& shares) {
-  return Lanes(count, Lane{.contributions = static_cast<std::size_t>(context.ranks),
-                           .place = context.place,
-                           .carried = context.carried,
-                           .shares = shares});
+Shards empty_shards(const PlanContext& context, std::size_t count, const Shares& shares) {
+  return Shards(count, Shard{.contributions = static_cast<std::size_t>(context.ranks),
+                             .place = context.place,
+                             .carried = context.carried,
+                             .shares = shares});
 }
 
 /// The divisors if all values are added at once.
@@ -72,13 +73,13 @@ Shares shares_of(const PlanContext& context, Exchange last) {
   return last == Exchange::kTwoShot ? context.grid.shares(context.adds) : shares_at_once(context);
 }
 
-Lanes sized(Lanes lanes, const PlanContext& context) {
-  for (Lane& lane : lanes)
-    for (FramePlan& frame : lane.frames) {
+Shards sized(Shards shards, const PlanContext& context) {
+  for (Shard& shard : shards)
+    for (FramePlan& frame : shard.frames) {
       size_frame(frame, context);
-      lane.message_bytes += frame.frame_bytes;
+      shard.message_bytes += frame.frame_bytes;
     }
-  return lanes;
+  return shards;
 }
 
 // At most `step` values of `range`, from the chunk's offset.
@@ -87,15 +88,15 @@ Range cut(Range range, std::size_t offset, std::size_t step) {
   return {range.first + offset, std::min(step, range.count - offset)};
 }
 
-/// Returns at least one chunk. Shard l of each chunk is a part of lanes[l].
-std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> lanes,
-                             const Shares& shares, std::size_t chunk_count,
-                             std::size_t most_lanes = kLanesOfChunk) {
-  std::vector<Lanes> chunks;
+/// Returns at least one chunk. Shard l of each chunk is a part of shards[l].
+std::vector<Shards> cut_shards(const PlanContext& context, std::span<const Piece> shards,
+                               const Shares& shares, std::size_t chunk_count,
+                               std::size_t most_shards = kShardsOfChunk) {
+  std::vector<Shards> chunks;
   for (const std::vector<Piece>& pieces :
-       cut_pieces(context.slots, lanes, chunk_count, most_lanes)) {
-    Lanes chunk = empty_lanes(context, lanes.size(), shares);
-    for (std::size_t i = 0; i < lanes.size(); ++i) add_piece(chunk[i], context, pieces[i]);
+       cut_pieces(context.slots, shards, chunk_count, most_shards)) {
+    Shards chunk = empty_shards(context, shards.size(), shares);
+    for (std::size_t i = 0; i < shards.size(); ++i) add_piece(chunk[i], context, pieces[i]);
     chunks.push_back(sized(std::move(chunk), context));
   }
   return chunks;
@@ -105,14 +106,14 @@ std::vector<Lanes> cut_lanes(const PlanContext& context, std::span<const Piece> 
 void make_room(ChunkPlan& chunk, std::size_t index) {
   const Step& step = (*chunk.schedule)[index];
   std::size_t bytes = 0;
-  for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i)
-    bytes += made_bytes(chunk.lanes[i], step);
+  for (std::size_t i = step.first_shard; i < step.first_shard + step.shard_count; ++i)
+    bytes += made_bytes(chunk.shards[i], step);
   std::size_t& room = chunk.made_bytes[index % 2];
   room = std::max(room, bytes);
 }
 
-void make_room(ChunkPlan& chunk, Lane& lane) {
-  for (FramePlan& frame : lane.frames) {
+void make_room(ChunkPlan& chunk, Shard& shard) {
+  for (FramePlan& frame : shard.frames) {
     chunk.workspace_bytes = std::max(chunk.workspace_bytes, frame.workspace_bytes);
     frame.kept_offset = chunk.kept_bytes;
     chunk.kept_bytes += frame.kept_bytes;
@@ -121,59 +122,60 @@ void make_room(ChunkPlan& chunk, Lane& lane) {
 
 /// The dtype of all shards of a native step. The shards share a codec.
 Dtype bare_dtype(const ChunkPlan& chunk, const Step& step) {
-  for (std::size_t i = step.first_lane; i < step.first_lane + step.lane_count; ++i)
-    if (!chunk.lanes[i].frames.empty())
-      return chunk.lanes[i].frames.front().rounds[step.round].native_dtype;
+  for (std::size_t i = step.first_shard; i < step.first_shard + step.shard_count; ++i)
+    if (!chunk.shards[i].frames.empty())
+      return chunk.shards[i].frames.front().rounds[step.round].native_dtype;
   return Dtype::kF32;
 }
 
 }  // namespace
 
-std::size_t made_bytes(const Lane& lane, const Step& step) {
-  if (!step.is_native()) return lane.message_bytes;
-  if (lane.frames.empty() || lane.frames.front().in_place()) return 0;
-  return align_up(lane.frames.front().bare_bytes(step.round), kSectionAlignment);
+std::size_t made_bytes(const Shard& shard, const Step& step) {
+  if (!step.is_native()) return shard.message_bytes;
+  if (shard.frames.empty() || shard.frames.front().in_place()) return 0;
+  return align_up(shard.frames.front().bare_bytes(step.round), kSectionAlignment);
 }
 
-Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last) {
-  const int count = lanes_of(last, context);
-  Lanes lanes = empty_lanes(context, static_cast<std::size_t>(count), shares_of(context, last));
+Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last) {
+  const int count = shards_of(last, context);
+  Shards shards = empty_shards(context, static_cast<std::size_t>(count), shares_of(context, last));
   for (const std::uint32_t slot : slots)
-    for (int lane = 0; lane < count; ++lane)
-      add_piece(lanes[static_cast<std::size_t>(lane)], context,
-                {slot, lane_range(context, context.slots[slot], last, lane)});
-  return sized(std::move(lanes), context);
+    for (int shard = 0; shard < count; ++shard)
+      add_piece(shards[static_cast<std::size_t>(shard)], context,
+                {slot, range_of_shard(context, context.slots[slot], last, shard)});
+  return sized(std::move(shards), context);
 }
 
-std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
-                            std::size_t chunk_count) {
-  std::vector<Piece> lanes;
-  for (int lane = 0; lane < lanes_of(last, context); ++lane)
-    lanes.push_back({slot, lane_range(context, context.slots[slot], last, lane)});
-  return cut_lanes(context, lanes, shares_of(context, last), chunk_count,
-                   last == Exchange::kTwoShot ? context.grid.most_lanes_of_chunk() : kLanesOfChunk);
+std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
+                             std::size_t chunk_count) {
+  std::vector<Piece> shards;
+  for (int shard = 0; shard < shards_of(last, context); ++shard)
+    shards.push_back({slot, range_of_shard(context, context.slots[slot], last, shard)});
+  return cut_shards(
+      context, shards, shares_of(context, last), chunk_count,
+      last == Exchange::kTwoShot ? context.grid.most_shards_of_chunk() : kShardsOfChunk);
 }
 
-std::vector<Lanes> plan_slots(const PlanContext& context, std::span<const int> slots,
-                              std::size_t chunk_count) {
-  std::vector<Piece> lanes;
+std::vector<Shards> plan_slots(const PlanContext& context, std::span<const int> slots,
+                               std::size_t chunk_count) {
+  std::vector<Piece> shards;
   for (const int slot : slots) {
     const auto index = static_cast<std::uint32_t>(slot);
-    lanes.push_back({index, {0, context.slots[index].count}});
+    shards.push_back({index, {0, context.slots[index].count}});
   }
-  return cut_lanes(context, lanes, context.grid.shares(context.adds), chunk_count,
-                   context.grid.most_lanes_of_chunk());
+  return cut_shards(context, shards, context.grid.shares(context.adds), chunk_count,
+                    context.grid.most_shards_of_chunk());
 }
 
 std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
-                                           std::size_t most_lanes) {
+                                           std::size_t most_shards) {
   std::size_t longest = 1;
   for (const Piece& piece : pieces) longest = std::max(longest, piece.range.count);
   const Slot& slot = slots[pieces.front().slot];
   const bool divisible = slot.codec->traits().divisible;
   const std::size_t step =
-      divisible ? lane_length(chunk_count, pieces.size(), slot.unit(), most_lanes, longest)
+      divisible ? shard_length(chunk_count, pieces.size(), slot.unit(), most_shards, longest)
                 : longest;
   std::vector<std::vector<Piece>> chunks;
   for (std::size_t offset = 0; offset < longest; offset += step) {
@@ -196,34 +198,34 @@ std::size_t joined_rows(const Slot& slot, std::size_t columns) {
   return saves ? 0 : traits.unit;
 }
 
-Lanes plan_rows(const PlanContext& context, std::size_t columns, Range rows) {
-  Lanes lanes = empty_lanes(context, context.slots.size(), shares_at_once(context));
-  for (std::uint32_t i = 0; i < lanes.size(); ++i) {
+Shards plan_rows(const PlanContext& context, std::size_t columns, Range rows) {
+  Shards shards = empty_shards(context, context.slots.size(), shares_at_once(context));
+  for (std::uint32_t i = 0; i < shards.size(); ++i) {
     const Slot& slot = context.slots[i];
     const Range values = cut({0, slot.count}, rows.first * columns, rows.count * columns);
     if (values.count == 0 && rows.first != 0) continue;
     const bool joined = joined_rows(slot, columns) != 0;
     const std::size_t step = joined ? values.count : columns;
-    FramePlan& frame = frame_for(lanes[i], slot, slot.codec.get());
+    FramePlan& frame = frame_for(shards[i], slot, slot.codec.get());
     for (std::size_t first = values.first; first < values.first + values.count; first += step) {
-      add_piece(lanes[i], context, {i, {first, step}});
+      add_piece(shards[i], context, {i, {first, step}});
       frame.segments.back().first_index =
           joined ? first : first / columns * align_up(columns, slot.codec->traits().unit);
     }
   }
-  return sized(std::move(lanes), context);
+  return sized(std::move(shards), context);
 }
 
-Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes) {
-  Lanes planned = empty_lanes(context, lanes.size(), shares_at_once(context));
-  for (std::size_t lane = 0; lane < lanes.size(); ++lane)
-    for (const Piece& piece : lanes[lane]) add_piece(planned[lane], context, piece);
+Shards plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> shards) {
+  Shards planned = empty_shards(context, shards.size(), shares_at_once(context));
+  for (std::size_t shard = 0; shard < shards.size(); ++shard)
+    for (const Piece& piece : shards[shard]) add_piece(planned[shard], context, piece);
   return sized(std::move(planned), context);
 }
 
-ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Lanes lanes, Memory memory) {
-  ChunkPlan chunk{.schedule = std::move(schedule), .memory = memory, .lanes = std::move(lanes)};
-  for (Lane& lane : chunk.lanes) make_room(chunk, lane);
+ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Shards shards, Memory memory) {
+  ChunkPlan chunk{.schedule = std::move(schedule), .memory = memory, .shards = std::move(shards)};
+  for (Shard& shard : chunk.shards) make_room(chunk, shard);
   for (std::size_t i = 0; i < chunk.schedule->size(); ++i) {
     make_room(chunk, i);
     chunk.bare_dtypes.push_back(bare_dtype(chunk, (*chunk.schedule)[i]));

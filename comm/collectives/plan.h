@@ -90,7 +90,7 @@ struct FramePlan {
 /// sum and results derived from it.
 enum class Carried : std::uint8_t { kOwn, kToHost, kOfHost };
 
-struct Lane {
+struct Shard {
   std::vector<FramePlan> frames = {};
   std::size_t message_bytes = 0;  ///< total capacity of the frames
   std::size_t contributions = 1;  ///< number of ranks exchanging the shard
@@ -101,7 +101,7 @@ struct Lane {
   std::optional<int> maker = {};  ///< rank that encoded the shard, if not the sender
 };
 
-using Lanes = std::vector<Lane>;
+using Shards = std::vector<Shard>;
 
 struct ChunkPlan {
   std::shared_ptr<const Schedule> schedule = nullptr;
@@ -110,7 +110,7 @@ struct ChunkPlan {
   /// tag per message.
   bool followed = false;
   std::uint64_t signature = 0;  ///< of the operations; 0: the collective's
-  Lanes lanes = {};
+  Shards shards = {};
   std::vector<Dtype> bare_dtypes = {};  ///< by step, for native steps
   // The memory needed to run the chunk:
   std::array<std::size_t, 2> made_bytes = {};  ///< for even and odd steps
@@ -119,12 +119,12 @@ struct ChunkPlan {
 };
 
 /// The memory for the messages a step creates for a shard.
-std::size_t made_bytes(const Lane& lane, const Step& step);
+std::size_t made_bytes(const Shard& shard, const Step& step);
 
 /// The host shard of each slot in an exchange; by default, the whole slot.
 struct Sharding {
-  int shard = 0;
-  int shards = 1;
+  int host_shard = 0;
+  int host_shards = 1;
 };
 
 /// The common properties of all chunks of an exchange.
@@ -142,21 +142,21 @@ struct PlanContext {
 };
 
 /// The shards of an allreduce of whole slots, with the last round `last`.
-Lanes plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last);
+Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last);
 
 /// The shards of each chunk of a slot. A chunk has at most about `chunk_count` values over all
 /// shards. An indivisible codec gets a single chunk.
-std::vector<Lanes> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
-                            std::size_t chunk_count);
+std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
+                             std::size_t chunk_count);
 
 /// Like plan_cut, with slot slots[l] as shard l (reduce_scatter, allgather).
-std::vector<Lanes> plan_slots(const PlanContext& context, std::span<const int> slots,
-                              std::size_t chunk_count);
+std::vector<Shards> plan_slots(const PlanContext& context, std::span<const int> slots,
+                               std::size_t chunk_count);
 
 /// Cuts pieces into chunks, each with a part of every piece. Returns at least one chunk.
 std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
-                                           std::size_t most_lanes = kLanesOfChunk);
+                                           std::size_t most_shards = kShardsOfChunk);
 
 /// Returns 0 if each row is a segment. Otherwise, all rows of a message are a segment, and messages
 /// begin at multiples of the returned number of rows. Rows are joined in two cases: a row consists
@@ -166,12 +166,12 @@ std::size_t joined_rows(const Slot& slot, std::size_t columns);
 
 /// Shard l holds the rows `rows` of slot l in a frame, with `columns` values per row. If the slot
 /// has none of these rows, the shard has no frame, except for the first rows.
-Lanes plan_rows(const PlanContext& context, std::size_t columns, Range rows);
+Shards plan_rows(const PlanContext& context, std::size_t columns, Range rows);
 
-/// Shard l holds the pieces lanes[l].
-Lanes plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> lanes);
+/// Shard l holds the pieces shards[l].
+Shards plan_pieces(const PlanContext& context, std::span<const std::vector<Piece>> shards);
 
 /// Makes a chunk from the shards of a schedule.
-ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Lanes lanes, Memory memory);
+ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Shards shards, Memory memory);
 
 }  // namespace tersor

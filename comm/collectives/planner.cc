@@ -11,19 +11,19 @@
 namespace tersor {
 namespace {
 
-std::vector<Piece> pieces_of(const Lanes& lanes) {
+std::vector<Piece> pieces_of(const Shards& shards) {
   std::vector<Piece> pieces;
-  for (const Lane& lane : lanes)
-    for (const FramePlan& frame : lane.frames)
+  for (const Shard& shard : shards)
+    for (const FramePlan& frame : shard.frames)
       pieces.insert(pieces.end(), frame.pieces.begin(), frame.pieces.end());
   return pieces;
 }
 
-void append(Lanes& lanes, Lanes more) { std::ranges::move(more, std::back_inserter(lanes)); }
+void append(Shards& shards, Shards more) { std::ranges::move(more, std::back_inserter(shards)); }
 
 /// Removes the messages of shards without frames.
-Schedule without_empty(Schedule schedule, const Lanes& lanes) {
-  const auto empty = [&](const Parcel& parcel) { return lanes[parcel.lane].frames.empty(); };
+Schedule without_empty(Schedule schedule, const Shards& shards) {
+  const auto empty = [&](const Parcel& parcel) { return shards[parcel.shard].frames.empty(); };
   for (Step& step : schedule) {
     std::erase_if(step.sends, empty);
     std::erase_if(step.receives, empty);
@@ -58,12 +58,12 @@ PlanContext Planner::context(const Slot& slot) const {
           .adds = static_cast<float>(context_.ranks)};
 }
 
-PlanContext Planner::encoded_context(int shard, const Slot& slot) const {
+PlanContext Planner::encoded_context(int host_shard, const Slot& slot) const {
   PlanContext context = this->context(slot);
   if (!climbs(slot)) return context;
   context.ranks = encoding_ranks(slot);
-  context.place = index_in(groups().owners(shard), context_.rank);
-  context.sharding = {shard, groups().shards()};
+  context.place = index_in(groups().owners(host_shard), context_.rank);
+  context.sharding = {host_shard, groups().host_shards()};
   context.carried = Carried::kOfHost;
   context.adds /= host_share();
   return context;
@@ -103,34 +103,37 @@ Schedule Planner::schedule(const Slot& slot, std::span<const Exchange> rounds) c
                                                        : allreduce_by(rounds, all);
 }
 
-std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Lanes> lanes) const {
+std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Shards> shards) const {
   const auto shared = std::make_shared<const Schedule>(schedule);
   std::vector<ChunkPlan> plans;
-  for (Lanes& chunk : lanes) plans.push_back(make_chunk(shared, std::move(chunk), context_.memory));
+  for (Shards& chunk : shards)
+    plans.push_back(make_chunk(shared, std::move(chunk), context_.memory));
   return plans;
 }
 
 // The pieces exchanged between hosts are also the pieces exchanged with the owner within a host.
-Lanes Planner::with_hosts(std::vector<Lanes> shards) const {
+Shards Planner::with_hosts(std::vector<Shards> host_shards) const {
   std::vector<std::vector<Piece>> pieces;
-  for (const Lanes& shard : shards) pieces.push_back(pieces_of(shard));
+  for (const Shards& host_shard : host_shards) pieces.push_back(pieces_of(host_shard));
   const auto own = static_cast<std::size_t>(groups().place(context_.rank));
-  Lanes lanes = plan_pieces(host_context(Carried::kToHost), pieces);
-  append(lanes, own < shards.size() ? std::move(shards[own]) : Lanes(shards.front().size()));
-  append(lanes, plan_pieces(host_context(Carried::kOfHost), pieces));
-  return lanes;
+  Shards shards = plan_pieces(host_context(Carried::kToHost), pieces);
+  append(shards, own < host_shards.size() ? std::move(host_shards[own])
+                                          : Shards(host_shards.front().size()));
+  append(shards, plan_pieces(host_context(Carried::kOfHost), pieces));
+  return shards;
 }
 
 ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const {
   const Slot& first = this->slots()[slots.front()];
   if (scatters_by_hosts(first)) return whole_scattered(slots);
   const auto rounds = exchanges(first, algorithm);
-  std::vector<Lanes> shards;
-  const int count = climbs(first) ? groups().shards() : 1;
-  for (int shard = 0; shard < count; ++shard)
-    shards.push_back(plan_whole(encoded_context(shard, first), slots, rounds.back()));
-  Lanes lanes = climbs(first) ? with_hosts(std::move(shards)) : std::move(shards.front());
-  return std::move(chunks(schedule(first, rounds), {std::move(lanes)}).front());
+  std::vector<Shards> host_shards;
+  const int count = climbs(first) ? groups().host_shards() : 1;
+  for (int host_shard = 0; host_shard < count; ++host_shard)
+    host_shards.push_back(plan_whole(encoded_context(host_shard, first), slots, rounds.back()));
+  Shards shards =
+      climbs(first) ? with_hosts(std::move(host_shards)) : std::move(host_shards.front());
+  return std::move(chunks(schedule(first, rounds), {std::move(shards)}).front());
 }
 
 std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
@@ -143,7 +146,7 @@ std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
   if (!climbs(own))
     return chunks(schedule(own, rounds),
                   plan_cut(encoded_context(0, own), slot, rounds.back(), chunk_count));
-  return chunks(schedule(own, rounds), cut_shards(slot, rounds.back(), chunk_count));
+  return chunks(schedule(own, rounds), cut_host_shards(slot, rounds.back(), chunk_count));
 }
 
 /// The range of a slot for each rank.
@@ -161,30 +164,31 @@ ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> slots) const {
     for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].push_back(own[rank]);
   }
   const Schedule schedule = hierarchical_reduce_scatter(groups(), context_.rank);
-  return std::move(chunks(schedule, {scattered_lanes(all)}).front());
+  return std::move(chunks(schedule, {scattered_shards(all)}).front());
 }
 
 // Host shards differ by a unit at most. One host shard may therefore have an additional chunk.
-std::vector<Lanes> Planner::cut_shards(std::uint32_t slot, Exchange last,
-                                       std::size_t chunk_count) const {
-  const auto shards = static_cast<std::size_t>(groups().shards());
-  const auto lane_count =
-      static_cast<std::size_t>(lanes_of(last, encoding_ranks(slots()[slot]), grid(slots()[slot])));
-  std::vector<std::vector<Lanes>> of_shard;
+std::vector<Shards> Planner::cut_host_shards(std::uint32_t slot, Exchange last,
+                                             std::size_t chunk_count) const {
+  const auto host_shards = static_cast<std::size_t>(groups().host_shards());
+  const auto shard_count =
+      static_cast<std::size_t>(shards_of(last, encoding_ranks(slots()[slot]), grid(slots()[slot])));
+  std::vector<std::vector<Shards>> of_host_shard;
   std::size_t chunks = 0;
-  for (std::size_t shard = 0; shard < shards; ++shard) {
-    of_shard.push_back(plan_cut(encoded_context(static_cast<int>(shard), slots()[slot]), slot, last,
-                                chunk_count / shards));
-    chunks = std::max(chunks, of_shard.back().size());
+  for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard) {
+    of_host_shard.push_back(plan_cut(encoded_context(static_cast<int>(host_shard), slots()[slot]),
+                                     slot, last, chunk_count / host_shards));
+    chunks = std::max(chunks, of_host_shard.back().size());
   }
-  std::vector<Lanes> lanes;
+  std::vector<Shards> shards;
   for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-    std::vector<Lanes> shard_lanes;
-    for (std::vector<Lanes>& shard : of_shard)
-      shard_lanes.push_back(chunk < shard.size() ? std::move(shard[chunk]) : Lanes(lane_count));
-    lanes.push_back(with_hosts(std::move(shard_lanes)));
+    std::vector<Shards> host_shard_parts;
+    for (std::vector<Shards>& host_shard : of_host_shard)
+      host_shard_parts.push_back(chunk < host_shard.size() ? std::move(host_shard[chunk])
+                                                           : Shards(shard_count));
+    shards.push_back(with_hosts(std::move(host_shard_parts)));
   }
-  return lanes;
+  return shards;
 }
 
 std::vector<ChunkPlan> Planner::cut_by(const Schedule& schedule, Exchange last,
@@ -196,35 +200,35 @@ std::vector<ChunkPlan> Planner::by_rank(const Party& party, const Schedule& sche
                                         std::size_t chunk_count) const {
   PlanContext context = this->context(slots().front());
   context.grid = party.grid;
-  return chunks(schedule, plan_slots(context, lane_owners(party), chunk_count));
+  return chunks(schedule, plan_slots(context, shard_owners(party), chunk_count));
 }
 
-Lanes Planner::scattered_lanes(std::span<const std::vector<Piece>> shares) const {
+Shards Planner::scattered_shards(std::span<const std::vector<Piece>> shares) const {
   const int place = groups().place(context_.rank);
-  std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups().shards())), between;
+  std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups().host_shards())), between;
   for (std::size_t i = 0; i < within.size(); ++i)
     for (const int owner : groups().owners(static_cast<int>(i)))
       std::ranges::copy(shares[static_cast<std::size_t>(owner)], std::back_inserter(within[i]));
   for (const int owner : groups().owners(place))
     between.push_back(shares[static_cast<std::size_t>(owner)]);
-  Lanes lanes = plan_pieces(host_context(Carried::kToHost), within);
+  Shards shards = plan_pieces(host_context(Carried::kToHost), within);
   const Slot& slot = slots()[shares.front().front().slot];
-  append(lanes, plan_pieces(encoded_context(place, slot), between));
-  return lanes;
+  append(shards, plan_pieces(encoded_context(place, slot), between));
+  return shards;
 }
 
 // Uses shorter chunks on few ranks to keep a host's sums in the caches.
 std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
                                           std::size_t chunk_count) const {
-  constexpr std::size_t kCachedLane = std::size_t{1} << 14;
-  chunk_count = std::min(chunk_count, kCachedLane * shares.size());
-  std::vector<Lanes> lanes;
+  constexpr std::size_t kCachedShard = std::size_t{1} << 14;
+  chunk_count = std::min(chunk_count, kCachedShard * shares.size());
+  std::vector<Shards> shards;
   for (const std::vector<Piece>& chunk : cut_pieces(slots(), shares, chunk_count)) {
     std::vector<std::vector<Piece>> cut;
     for (const Piece& piece : chunk) cut.push_back({piece});
-    lanes.push_back(scattered_lanes(cut));
+    shards.push_back(scattered_shards(cut));
   }
-  return chunks(hierarchical_reduce_scatter(groups(), context_.rank), std::move(lanes));
+  return chunks(hierarchical_reduce_scatter(groups(), context_.rank), std::move(shards));
 }
 
 // Frames between two ranks contain the row counts of both directions. Both ranks therefore detect
@@ -239,14 +243,14 @@ std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
       .value();
 }
 
-void Planner::name_rows(const Party& party, std::size_t columns, Lanes& lanes) const {
+void Planner::name_rows(const Party& party, std::size_t columns, Shards& shards) const {
   for (int place = 0; place < context_.ranks; ++place) {
-    const std::size_t to = lane_to(party, place), from = lane_from(party, place);
+    const std::size_t to = shard_to(party, place), from = shard_from(party, place);
     const int peer = party.rank_at(place);
-    lanes[to].place = context_.rank + context_.ranks * peer;
-    lanes[to].signature = lanes[from].signature = signature_with(
+    shards[to].place = context_.rank + context_.ranks * peer;
+    shards[to].signature = shards[from].signature = signature_with(
         static_cast<std::size_t>(peer), slots()[to].count / columns, slots()[from].count / columns);
-    lanes[from].maker = peer;
+    shards[from].maker = peer;
   }
 }
 
@@ -255,7 +259,7 @@ std::size_t Planner::rows_at_once(const Party& party, std::size_t columns,
                                   std::size_t chunk_count) const {
   if (party.grid.dimensions() > 1 || context_.on_device())
     return std::numeric_limits<std::size_t>::max() / columns;
-  const std::size_t rows = ceil_div(lane_length(chunk_count, party.members.size()), columns);
+  const std::size_t rows = ceil_div(shard_length(chunk_count, party.members.size()), columns);
   return align_up(rows, std::max<std::size_t>(1, joined_rows(slots().front(), columns)));
 }
 
@@ -268,10 +272,11 @@ std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns,
   const std::size_t step = rows_at_once(party, columns, chunk_count);
   std::vector<ChunkPlan> plans;
   for (std::size_t first = 0; first == 0 || first < longest; first += step) {
-    Lanes lanes = plan_rows(context, columns, {first, step});
-    name_rows(party, columns, lanes);
-    const auto schedule = std::make_shared<const Schedule>(without_empty(all_to_all(party), lanes));
-    plans.push_back(make_chunk(schedule, std::move(lanes), context_.memory));
+    Shards shards = plan_rows(context, columns, {first, step});
+    name_rows(party, columns, shards);
+    const auto schedule =
+        std::make_shared<const Schedule>(without_empty(all_to_all(party), shards));
+    plans.push_back(make_chunk(schedule, std::move(shards), context_.memory));
     plans.back().followed = longest - first > step;
   }
   return plans;

@@ -60,22 +60,23 @@ class Planner {
   }
   Grid grid(const Slot& slot) const;
   PlanContext context(const Slot& slot) const;
-  PlanContext encoded_context(int shard, const Slot& slot) const;
+  PlanContext encoded_context(int host_shard, const Slot& slot) const;
   PlanContext host_context(Carried carried) const;
   /// The largest number of ranks on a host, so all hosts' sums have equal weights.
   float host_share() const { return static_cast<float>(groups().most_ranks()); }
   bool stays_whole(const Slot& slot, Algorithm algorithm) const;
-  std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Lanes> lanes) const;
+  std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Shards> shards) const;
   std::vector<Exchange> exchanges(const Slot& slot, Algorithm algorithm) const;
   Schedule schedule(const Slot& slot, std::span<const Exchange> rounds) const;
-  std::vector<Lanes> cut_shards(std::uint32_t slot, Exchange last, std::size_t chunk_count) const;
-  Lanes with_hosts(std::vector<Lanes> shards) const;
+  std::vector<Shards> cut_host_shards(std::uint32_t slot, Exchange last,
+                                      std::size_t chunk_count) const;
+  Shards with_hosts(std::vector<Shards> host_shards) const;
   std::vector<Piece> shares(std::uint32_t slot) const;
-  Lanes scattered_lanes(std::span<const std::vector<Piece>> shares) const;
+  Shards scattered_shards(std::span<const std::vector<Piece>> shares) const;
   ChunkPlan whole_scattered(std::span<const std::uint32_t> slots) const;
   std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
   std::size_t rows_at_once(const Party& party, std::size_t columns, std::size_t chunk_count) const;
-  void name_rows(const Party& party, std::size_t columns, Lanes& lanes) const;
+  void name_rows(const Party& party, std::size_t columns, Shards& shards) const;
 
   const ExchangeContext& context_;
 };

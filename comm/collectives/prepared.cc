@@ -118,10 +118,10 @@ void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
     if (groups) prepared.algorithm = Algorithm::kHierarchical;
     return;
   }
-  const auto shards = groups ? static_cast<std::size_t>(groups->shards()) : 1;
+  const auto host_shards = groups ? static_cast<std::size_t>(groups->host_shards()) : 1;
   prepared.algorithm = choose_algorithm({.codec = prepared.codec.get(),
                                          .dtype = prepared.key.dtype,
-                                         .count = ceil_div(prepared.key.count, shards),
+                                         .count = ceil_div(prepared.key.count, host_shards),
                                          .ranks = groups ? groups->hosts() : prepared.context.ranks,
                                          .wanted = prepared.key.algorithm,
                                          .alone = !groups && !prepared.context.queues()});

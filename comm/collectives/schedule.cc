@@ -33,19 +33,19 @@ std::vector<int> owners_of(const Party& party, std::vector<int> group) {
 
 /// The message with the shards of a group rank after `dimensions` dimensions, to or from a peer.
 Parcel parcel(const Party& party, int peer, int place, int dimensions) {
-  const LaneRange lanes = party.grid.lanes_after(place, dimensions);
-  return {party.rank_at(peer), party.first_lane + lanes.first, lanes.count};
+  const ShardRange shards = party.grid.shards_after(place, dimensions);
+  return {party.rank_at(peer), party.first_shard + shards.first, shards.count};
 }
 
-void make_lanes(Step& step, const Party& party, LaneRange lanes) {
-  step.first_lane = party.first_lane + lanes.first;
-  step.lane_count = lanes.count;
+void make_shards(Step& step, const Party& party, ShardRange shards) {
+  step.first_shard = party.first_shard + shards.first;
+  step.shard_count = shards.count;
 }
 
 /// Sends the results of the earlier dimensions to the owners in this dimension.
 Step to_owners(const Party& party, int dimension) {
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kReduce,
-            .first_lane = party.first_lane,
+            .first_shard = party.first_shard,
             .take = Take::kKeep,
             .stage = static_cast<std::uint8_t>(dimension)};
   const std::vector<int> group = group_of(party, dimension);
@@ -53,14 +53,14 @@ Step to_owners(const Party& party, int dimension) {
     step.sends.push_back(parcel(party, place, place, dimension + 1));
   for (const int place : group)
     if (party.owns()) step.receives.push_back(parcel(party, place, party.place, dimension + 1));
-  if (!group.empty()) make_lanes(step, party, party.grid.lanes_after(party.place, dimension));
+  if (!group.empty()) make_shards(step, party, party.grid.shards_after(party.place, dimension));
   return step;
 }
 
 /// Sends each owner's results of the later dimensions to the whole group.
 Step to_everybody(const Party& party, int dimension) {
   Step step{.make = Make::kForward,
-            .first_lane = party.first_lane,
+            .first_shard = party.first_shard,
             .take = dimension == 0 ? Take::kDecode : Take::kKeep,
             .gathers = party.whole && party.grid.is_direct(),
             .stage = static_cast<std::uint8_t>(party.grid.dimensions())};
@@ -69,7 +69,7 @@ Step to_everybody(const Party& party, int dimension) {
     if (party.owns()) step.sends.push_back(parcel(party, place, party.place, dimension + 1));
   for (const int place : owners_of(party, group))
     step.receives.push_back(parcel(party, place, place, dimension + 1));
-  if (party.owns()) make_lanes(step, party, party.grid.lanes_after(party.place, dimension + 1));
+  if (party.owns()) make_shards(step, party, party.grid.shards_after(party.place, dimension + 1));
   return step;
 }
 
@@ -79,19 +79,20 @@ Step to_everybody(const Party& party, int dimension) {
 Step deal_out(const Party& party, int dimension) {
   const std::size_t n = party.members.size();
   const std::vector<int> group = party.grid.group(party.place, dimension);
-  const std::size_t lanes = n / group.size();
+  const std::size_t shards = n / group.size();
   const bool last = dimension + 1 == party.grid.dimensions();
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kForward,
-            .first_lane = party.first_lane + static_cast<std::size_t>(dimension) * n,
-            .lane_count = n,
+            .first_shard = party.first_shard + static_cast<std::size_t>(dimension) * n,
+            .shard_count = n,
             .take = Take::kKeep};
   for (const int place : in_turn(group, party.place)) {
     const auto index = static_cast<std::size_t>(std::ranges::find(group, place) - group.begin());
-    step.sends.push_back({party.rank_at(place), step.first_lane + index * lanes, lanes});
+    step.sends.push_back({party.rank_at(place), step.first_shard + index * shards, shards});
   }
   for (std::size_t i = 0; i < group.size(); ++i)
-    step.receives.push_back({party.rank_at(group[i]), step.first_lane + n + i * (last ? lanes : 1),
-                             lanes, last ? 1 : group.size()});
+    step.receives.push_back({party.rank_at(group[i]),
+                             step.first_shard + n + i * (last ? shards : 1), shards,
+                             last ? 1 : group.size()});
   return step;
 }
 
@@ -106,9 +107,9 @@ struct Hop {
 Schedule relay(const Party& party, int root, int steps, Hop came, const std::vector<Hop>& sends) {
   const int n = static_cast<int>(party.members.size());
   const auto rank = [&](int peer) { return party.rank_at((peer + root) % n); };
-  const auto with = [&](int peer) { return Parcel{peer, party.first_lane}; };
+  const auto with = [&](int peer) { return Parcel{peer, party.first_shard}; };
   Schedule schedule(static_cast<std::size_t>(steps),
-                    Step{.first_lane = party.first_lane, .relays = true});
+                    Step{.first_shard = party.first_shard, .relays = true});
   const int own = party.rank_at(party.place);
   if (party.place != root) {
     Step& step = schedule[static_cast<std::size_t>(came.step)];
@@ -119,7 +120,7 @@ Schedule relay(const Party& party, int root, int steps, Hop came, const std::vec
     Step& step = schedule[static_cast<std::size_t>(hop.step)];
     const bool first = hop.step == 0;
     step.make = first ? Make::kEncode : Make::kForward;
-    step.lane_count = 1;
+    step.shard_count = 1;
     step.sends = {with(rank(hop.peer)), with(own)};
     step.receives = {with(own)};
     step.take = hop.step == sends.back().step ? Take::kDecode : Take::kKeep;
@@ -129,7 +130,8 @@ Schedule relay(const Party& party, int root, int steps, Hop came, const std::vec
 
 Schedule native(const Party& party, Native native) {
   if (party.members.empty()) return {Step{}};
-  return {{.first_lane = party.first_lane, .lane_count = party.members.size(), .native = native}};
+  return {
+      {.first_shard = party.first_shard, .shard_count = party.members.size(), .native = native}};
 }
 
 Schedule by(Exchange exchange, const Party& party) {
@@ -151,12 +153,12 @@ Party neighbours(const HostGroups& groups, int rank) {
   const std::vector<int>& members = groups.neighbours(rank);
   return {.members = members,
           .place = groups.place(rank),
-          .grid = Grid::owned_by_first(groups.shards(), static_cast<int>(members.size()))};
+          .grid = Grid::owned_by_first(groups.host_shards(), static_cast<int>(members.size()))};
 }
 
 // The owners of this rank's host shard, if any.
-Party shard_owners(const HostGroups& groups, int rank) {
-  Party party{.grid = groups.grid(), .first_lane = static_cast<std::size_t>(groups.shards())};
+Party host_shard_owners(const HostGroups& groups, int rank) {
+  Party party{.grid = groups.grid(), .first_shard = static_cast<std::size_t>(groups.host_shards())};
   if (!groups.encodes(rank)) return party;
   party.members = groups.owners(groups.place(rank));
   party.place = index_in(party.members, rank);
@@ -170,16 +172,16 @@ Party everybody(int rank, const Grid& grid) {
 }
 
 Party by_hosts(const HostGroups& groups, int rank) {
-  const int digits[] = {groups.shards(), groups.hosts()};
+  const int digits[] = {groups.host_shards(), groups.hosts()};
   Party party{.members = groups.by_host(), .grid = Grid(digits, groups.ranks()), .whole = true};
   party.place = static_cast<int>(std::ranges::find(party.members, rank) - party.members.begin());
   return party;
 }
 
-std::vector<int> lane_owners(const Party& party) {
+std::vector<int> shard_owners(const Party& party) {
   std::vector<int> owners(party.members.size());
   for (int place = 0; place < party.grid.owners(); ++place)
-    owners[party.grid.lanes_after(place, party.grid.dimensions()).first] = party.rank_at(place);
+    owners[party.grid.shards_after(place, party.grid.dimensions()).first] = party.rank_at(place);
   return owners;
 }
 
@@ -189,12 +191,12 @@ Schedule native_maximum(const Party& party) { return native(party, Native::kMaxi
 
 Schedule one_shot(const Party& party) {
   const auto places = static_cast<int>(party.members.size());
-  Step step{.first_lane = party.first_lane,
-            .lane_count = party.members.empty() ? std::size_t{0} : 1,
+  Step step{.first_shard = party.first_shard,
+            .shard_count = party.members.empty() ? std::size_t{0} : 1,
             .gathers = party.whole};
   for (const int place : in_turn(all_ranks(places), party.place))
-    step.sends.push_back({party.rank_at(place), party.first_lane});
-  for (const int member : party.members) step.receives.push_back({member, party.first_lane});
+    step.sends.push_back({party.rank_at(place), party.first_shard});
+  for (const int member : party.members) step.receives.push_back({member, party.first_shard});
   return {step};
 }
 
@@ -254,12 +256,12 @@ Schedule reduce_to(const Party& party, int root) {
 Schedule chain_reduce(const Party& party, int root) {
   const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
   const auto with = [&](int peer) {
-    return Parcel{party.rank_at((peer + root) % n), party.first_lane};
+    return Parcel{party.rank_at((peer + root) % n), party.first_shard};
   };
   Schedule schedule(static_cast<std::size_t>(n - 1),
-                    Step{.first_lane = party.first_lane, .relays = true});
+                    Step{.first_shard = party.first_shard, .relays = true});
   const auto begin = schedule.begin() + std::max(n - 2 - own, 0);
-  begin->lane_count = 1;
+  begin->shard_count = 1;
   if (own == n - 1) {
     begin->sends = {with(own - 1)};
     return schedule;
@@ -271,45 +273,45 @@ Schedule chain_reduce(const Party& party, int root) {
   begin->take = Take::kKeep;
   Step& sum = *std::next(begin);
   sum.make = Make::kReduce;
-  sum.lane_count = 1;
+  sum.shard_count = 1;
   sum.sends = {with(own - 1)};
   sum.stage = 1;
   return schedule;
 }
 
 Schedule gather_to(const Party& party, int root) {
-  Step step{.first_lane = party.first_lane};
+  Step step{.first_shard = party.first_shard};
   const int dimensions = party.grid.dimensions();
   if (party.owns()) {
     step.sends.push_back(parcel(party, root, party.place, dimensions));
-    make_lanes(step, party, party.grid.lanes_after(party.place, dimensions));
+    make_shards(step, party, party.grid.shards_after(party.place, dimensions));
   }
   for (int place = 0; party.place == root && place < party.grid.owners(); ++place)
     step.receives.push_back(parcel(party, place, place, dimensions));
-  std::ranges::sort(step.receives, {}, &Parcel::lane);
+  std::ranges::sort(step.receives, {}, &Parcel::shard);
   return {step};
 }
 
 Schedule scatter_from(const Party& party, int root) {
-  Step step{.first_lane = party.first_lane};
+  Step step{.first_shard = party.first_shard};
   if (party.place == root) {
     const auto places = static_cast<int>(party.members.size());
     for (const int place : in_turn(all_ranks(places), root))
       step.sends.push_back(parcel(party, place, place, party.grid.dimensions()));
-    step.lane_count = step.sends.size();
+    step.shard_count = step.sends.size();
   }
   step.receives.push_back(parcel(party, root, party.place, party.grid.dimensions()));
   return {step};
 }
 
-std::size_t lane_to(const Party& party, int place) {
+std::size_t shard_to(const Party& party, int place) {
   const int first = party.grid.digits().front(), groups = party.grid.owners() / first;
-  return party.first_lane + static_cast<std::size_t>(place % first * groups + place / first);
+  return party.first_shard + static_cast<std::size_t>(place % first * groups + place / first);
 }
 
-std::size_t lane_from(const Party& party, int place) {
+std::size_t shard_from(const Party& party, int place) {
   const std::size_t before = party.grid.digits().size() * party.members.size();
-  return party.first_lane + before + static_cast<std::size_t>(place);
+  return party.first_shard + before + static_cast<std::size_t>(place);
 }
 
 Schedule all_to_all(const Party& party) {
@@ -320,11 +322,11 @@ Schedule all_to_all(const Party& party) {
 }
 
 Schedule send_to(const Party& party, int from, int to) {
-  const auto with = [&](int place) { return Parcel{party.rank_at(place), party.first_lane}; };
-  Step step{.first_lane = party.first_lane};
+  const auto with = [&](int place) { return Parcel{party.rank_at(place), party.first_shard}; };
+  Step step{.first_shard = party.first_shard};
   if (party.place == from) step.sends = {with(to)};
   if (party.place == to) step.receives = {with(from)};
-  step.lane_count = step.sends.size();
+  step.shard_count = step.sends.size();
   return {step};
 }
 
@@ -347,7 +349,7 @@ Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party)
   return schedule;
 }
 
-int lanes_of(Exchange last, int ranks, const Grid& grid) {
+int shards_of(Exchange last, int ranks, const Grid& grid) {
   if (last == Exchange::kGather) return 1;
   return last == Exchange::kTwoShot ? grid.owners() : ranks;
 }
@@ -355,16 +357,16 @@ int lanes_of(Exchange last, int ranks, const Grid& grid) {
 Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between) {
   Party within = neighbours(groups, rank);
   Schedule schedule = reduce_scatter(within);
-  append(schedule, allreduce_by(between, shard_owners(groups, rank)));
-  within.first_lane = static_cast<std::size_t>(
-      groups.shards() + lanes_of(between.back(), groups.hosts(), groups.grid()));
+  append(schedule, allreduce_by(between, host_shard_owners(groups, rank)));
+  within.first_shard = static_cast<std::size_t>(
+      groups.host_shards() + shards_of(between.back(), groups.hosts(), groups.grid()));
   append(schedule, all_gather(within));
   return schedule;
 }
 
 Schedule hierarchical_reduce_scatter(const HostGroups& groups, int rank) {
   Schedule schedule = reduce_scatter(neighbours(groups, rank));
-  Party owners = shard_owners(groups, rank);
+  Party owners = host_shard_owners(groups, rank);
   owners.grid = Grid(groups.hosts());
   append(schedule, reduce_scatter(owners));
   return schedule;

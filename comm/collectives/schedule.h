@@ -41,8 +41,8 @@ enum class Native : std::uint8_t { kNone, kSum, kMaximum };
 /// to itself.
 struct Parcel {
   int peer = 0;
-  std::size_t lane = 0;
-  std::size_t lanes = 1;
+  std::size_t shard = 0;
+  std::size_t shards = 1;
   std::size_t apart = 1;  ///< received shards are first, first + apart, first + 2 * apart, …
 
   bool operator==(const Parcel&) const = default;
@@ -50,8 +50,8 @@ struct Parcel {
 
 struct Step {
   Make make = Make::kEncode;
-  std::size_t first_lane = 0;  ///< first created shard, or first shard of the raw values
-  std::size_t lane_count = 0;
+  std::size_t first_shard = 0;  ///< first created shard, or first shard of the raw values
+  std::size_t shard_count = 0;
   std::vector<Parcel> sends = {};     ///< in sending order, own message last
   std::vector<Parcel> receives = {};  ///< ordered by shard, then by rank
   Take take = Take::kDecode;
@@ -73,7 +73,7 @@ struct Party {
   std::vector<int> members = {};  ///< by group rank, ascending if they add; empty on non-members
   int place = 0;                  ///< group rank of this rank
   Grid grid = {};                 ///< for reducing and gathering the owned shards
-  std::size_t first_lane = 0;     ///< in the schedule
+  std::size_t first_shard = 0;    ///< in the schedule
   bool whole = false;             ///< True if all ranks are members
 
   bool owns() const { return !members.empty() && grid.owns(place); }
@@ -88,7 +88,7 @@ inline Party everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)
 /// must have equally many ranks.
 Party by_hosts(const HostGroups& groups, int rank);
 /// The owner of each shard, if each member owns a shard.
-std::vector<int> lane_owners(const Party& party);
+std::vector<int> shard_owners(const Party& party);
 
 /// Sum or maximum of raw values by the transport.
 Schedule native_sum(const Party& party);
@@ -118,11 +118,11 @@ Schedule scatter_from(const Party& party, int root);
 /// Sends a shard to each rank and receives a shard from each rank. On a grid of two dimensions, the
 /// first dimension sends all shards for a group of the second dimension to a member, who forwards
 /// them unchanged. Shards 0 to n-1 are sent. On a grid, shards n to 2n-1 are forwarded, ordered by
-/// destination, then by source. The last n shards are received. lane_to and lane_from return the
+/// destination, then by source. The last n shards are received. shard_to and shard_from return the
 /// shards to and from a group rank.
 Schedule all_to_all(const Party& party);
-std::size_t lane_to(const Party& party, int place);
-std::size_t lane_from(const Party& party, int place);
+std::size_t shard_to(const Party& party, int place);
+std::size_t shard_from(const Party& party, int place);
 /// Sends the only shard from a group rank to another.
 Schedule send_to(const Party& party, int from, int to);
 /// Runs the rounds of a codec in sequence, with an exchange each. The codec absorbs the results of
@@ -134,7 +134,7 @@ Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party)
 
 /// The number of shards in an allreduce of `ranks` ranks with the last round `last`; 1 without
 /// owners.
-int lanes_of(Exchange last, int ranks, const Grid& grid);
+int shards_of(Exchange last, int ranks, const Grid& grid);
 
 /// A hierarchical allreduce. Neighbours add host shards at the owners. The owners exchange the
 /// hosts' sums with `between` and send the results to their neighbours. Shards: one per host shard

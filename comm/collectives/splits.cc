@@ -68,8 +68,8 @@ std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
   for (std::size_t i = 0; i < rows.passing.size(); ++i) counts[n + i] = rows.passing[i] * columns;
   for (int place = 0; place < static_cast<int>(n); ++place) {
     const auto rank = static_cast<std::size_t>(party.rank_at(place));
-    counts[lane_to(party, place)] = rows.sent[rank] * columns;
-    counts[lane_from(party, place)] = rows.received[rank] * columns;
+    counts[shard_to(party, place)] = rows.sent[rank] * columns;
+    counts[shard_from(party, place)] = rows.received[rank] * columns;
   }
   return counts;
 }
@@ -84,7 +84,7 @@ std::uint64_t checksum_of(const std::uint64_t* counts, std::size_t count) {
 Counts announced(const Party& party, const Rows& rows) {
   Counts counts(party.members.size());
   for (int place = 0; place < static_cast<int>(counts.size()); ++place)
-    counts[lane_to(party, place)] = rows.sent[static_cast<std::size_t>(party.rank_at(place))];
+    counts[shard_to(party, place)] = rows.sent[static_cast<std::size_t>(party.rank_at(place))];
   return counts;
 }
 
@@ -164,8 +164,8 @@ void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows) {
   const std::vector<Counts> all = told(prepared.context, transport, group, announced(party, rows));
   rows.passing.resize(party.members.size());
   for (std::size_t i = 0; i < all.size(); ++i)
-    for (std::size_t lane = 0; lane < all[i].size(); ++lane)
-      rows.passing[lane * all.size() + i] = all[i][lane];
+    for (std::size_t shard = 0; shard < all[i].size(); ++shard)
+      rows.passing[shard * all.size() + i] = all[i][shard];
 }
 
 bool are_planned(const Prepared& prepared, const Rows& rows) {
@@ -192,10 +192,10 @@ void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan&
   std::ranges::sort(by_rank, {}, [&](int place) { return party.rank_at(place); });
   std::size_t sent = 0, received = 0;
   for (const int place : by_rank) {
-    Slot& from = prepared.slots[lane_to(party, place)];
+    Slot& from = prepared.slots[shard_to(party, place)];
     from.input = input.subspan(sent, from.count);
     sent += from.count;
-    Slot& to = prepared.slots[lane_from(party, place)];
+    Slot& to = prepared.slots[shard_from(party, place)];
     to.output = output.subspan(received, to.count);
     received += to.count;
   }

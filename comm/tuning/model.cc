@@ -33,9 +33,9 @@ struct Stages {
 
 /// The shape of an exchange: shards, and the number of chunks per shard.
 struct Shape {
-  double lane_count;  ///< values of a chunk in the longest shard
-  double filled;      ///< mean fill of the shards, as a fraction of the longest
-  double chunks;      ///< an integer, except for the last chunk's fraction
+  double shard_count;  ///< values of a chunk in the longest shard
+  double filled;       ///< mean fill of the shards, as a fraction of the longest
+  double chunks;       ///< an integer, except for the last chunk's fraction
 };
 
 /// Each rank owns a shard of a native sum.
@@ -47,16 +47,16 @@ Grid grid_of(const CostQuestion& question) {
 
 Shape shape_of(const CostQuestion& question) {
   const Grid grid = grid_of(question);
-  const auto lanes =
+  const auto shards =
       static_cast<std::size_t>(question.algorithm == Algorithm::kOneShot ? 1 : grid.owners());
   const CodecTraits traits = question.codec->traits();
-  const std::size_t units_of_lane = ceil_div(ceil_div(question.count, traits.unit), lanes);
-  const std::size_t longest = std::min(question.count, units_of_lane * traits.unit);
+  const std::size_t units_of_shard = ceil_div(ceil_div(question.count, traits.unit), shards);
+  const std::size_t longest = std::min(question.count, units_of_shard * traits.unit);
   const std::size_t step =
-      lane_length(question.chunk_count, lanes, traits.unit, grid.most_lanes_of_chunk(), longest);
-  const auto whole = static_cast<double>(longest), lane = static_cast<double>(step);
-  if (traits.divisible && step < longest) return {lane, 1, whole / lane};
-  return {whole, static_cast<double>(question.count) / (whole * static_cast<double>(lanes)), 1};
+      shard_length(question.chunk_count, shards, traits.unit, grid.most_shards_of_chunk(), longest);
+  const auto whole = static_cast<double>(longest), shard = static_cast<double>(step);
+  if (traits.divisible && step < longest) return {shard, 1, whole / shard};
+  return {whole, static_cast<double>(question.count) / (whole * static_cast<double>(shards)), 1};
 }
 
 Plan plan_of(const CostQuestion& question, double count) {
@@ -112,11 +112,11 @@ struct Load {
   bool encoded = true;  ///< True if encoded; false for raw values within a host
   double filled = 1;    ///< mean fill of the shards: with few values, some are empty
 
-  double seconds(std::size_t lanes, const WorkCost& cost) const {
-    return std::max(static_cast<double>(lanes) * filled, 1.0) * cost.seconds(count);
+  double seconds(std::size_t shards, const WorkCost& cost) const {
+    return std::max(static_cast<double>(shards) * filled, 1.0) * cost.seconds(count);
   }
-  double bytes_of(std::size_t lanes) const {
-    return std::max(static_cast<double>(lanes) * filled, 1.0) * bytes;
+  double bytes_of(std::size_t shards) const {
+    return std::max(static_cast<double>(shards) * filled, 1.0) * bytes;
   }
 };
 
@@ -131,8 +131,8 @@ struct Traffic {
 /// ranks_per_host. All ranks of a host do the same at the same time and share the host's link.
 class Walk {
  public:
-  Walk(const CostQuestion& question, const CostFigures& figures, std::vector<Load> lanes)
-      : question_(question), figures_(figures), lanes_(std::move(lanes)) {}
+  Walk(const CostQuestion& question, const CostFigures& figures, std::vector<Load> shards)
+      : question_(question), figures_(figures), shards_(std::move(shards)) {}
 
   Stages stages(const Schedule& schedule) {
     for (std::size_t i = 0; i < schedule.size(); ++i) {
@@ -166,16 +166,16 @@ class Walk {
   void add_reduce(const Step& kept) {
     for (std::size_t i = 0; i < kept.receives.size(); ++i) {
       const Parcel& parcel = kept.receives[i];
-      const bool first = begins_lane(kept, i);
-      stages_.work += lanes_[parcel.lane].seconds(
-          parcel.lanes, first ? figures_.codec.reduce : figures_.codec.reduce_more);
+      const bool first = begins_shard(kept, i);
+      stages_.work += shards_[parcel.shard].seconds(
+          parcel.shards, first ? figures_.codec.reduce : figures_.codec.reduce_more);
     }
   }
 
   void add_messages(const Step& step) {
-    const Load& load = lanes_[step.first_lane];
+    const Load& load = shards_[step.first_shard];
     if (step.make == Make::kEncode && load.encoded)
-      stages_.work += load.seconds(step.lane_count, figures_.codec.encode);
+      stages_.work += load.seconds(step.shard_count, figures_.codec.encode);
     add_wire(traffic_of(step.sends, load), traffic_of(step.receives, load));
     if (step.take == Take::kDecode) add_decode(step);
   }
@@ -185,7 +185,7 @@ class Walk {
     for (const Parcel& parcel : parcels) {
       if (parcel.peer == 0) continue;
       (parcel.peer < figures_.network.ranks_per_host ? traffic.near : traffic.far) += 1;
-      traffic.bytes = load.bytes_of(parcel.lanes) + kEnvelope;
+      traffic.bytes = load.bytes_of(parcel.shards) + kEnvelope;
     }
     return traffic;
   }
@@ -208,17 +208,17 @@ class Walk {
     stages_.bytes += all;
   }
 
-  static bool begins_lane(const Step& step, std::size_t parcel) {
-    return parcel == 0 || step.receives[parcel - 1].lane != step.receives[parcel].lane;
+  static bool begins_shard(const Step& step, std::size_t parcel) {
+    return parcel == 0 || step.receives[parcel - 1].shard != step.receives[parcel].shard;
   }
 
   // Decodes a payload of each shard and adds the other payloads.
   void add_decode(const Step& step) {
     for (std::size_t i = 0; i < step.receives.size(); ++i) {
-      const Load& load = lanes_[step.receives[i].lane];
-      const bool first = begins_lane(step, i);
+      const Load& load = shards_[step.receives[i].shard];
+      const bool first = begins_shard(step, i);
       if (load.encoded)
-        stages_.work += load.seconds(step.receives[i].lanes,
+        stages_.work += load.seconds(step.receives[i].shards,
                                      first ? figures_.codec.decode : figures_.codec.decode_more);
       else if (!first)
         stages_.latency += load.bytes * figures_.add_seconds_per_byte;
@@ -226,8 +226,8 @@ class Walk {
   }
 
   void add_sum(const Step& step) {
-    const auto ranks = static_cast<int>(step.lane_count);
-    const double count = lanes_[step.first_lane].count;
+    const auto ranks = static_cast<int>(step.shard_count);
+    const double count = shards_[step.first_shard].count;
     const Round round = plan_of(question_, count).rounds[step.round];
     const auto value_bytes = static_cast<double>(dtype_bytes(round.native_dtype));
     const double all = std::min(count * ranks, static_cast<double>(question_.count));
@@ -277,7 +277,7 @@ class Walk {
 
   const CostQuestion& question_;
   const CostFigures& figures_;
-  std::vector<Load> lanes_;
+  std::vector<Load> shards_;
   Stages stages_;
 };
 
@@ -315,12 +315,12 @@ HostGroups equal_hosts(const CostQuestion& question, int ranks_per_host) {
 
 // The shards of `count` values: within a host (raw), between hosts, and within a host on the way
 // back.
-std::vector<Load> loads_of(const CostQuestion& question, int near, int lanes_between,
+std::vector<Load> loads_of(const CostQuestion& question, int near, int shards_between,
                            double count) {
-  const double share = count / near, between = std::ceil(share / lanes_between);
+  const double share = count / near, between = std::ceil(share / shards_between);
   const Load within{share, share * static_cast<double>(dtype_bytes(question.dtype)), false};
   std::vector<Load> loads(static_cast<std::size_t>(near), within);
-  loads.insert(loads.end(), static_cast<std::size_t>(lanes_between),
+  loads.insert(loads.end(), static_cast<std::size_t>(shards_between),
                {between, frame_bytes_of(question, between)});
   loads.insert(loads.end(), static_cast<std::size_t>(near), within);
   return loads;
@@ -332,7 +332,8 @@ Prediction predict(const CostQuestion& question, const CostFigures& figures,
   check_figures(question, figures);
   if (question.ranks == 1 || question.count == 0) return {};
   const Shape shape = shape_of(question);
-  const Load load{shape.lane_count, frame_bytes_of(question, shape.lane_count), true, shape.filled};
+  const Load load{shape.shard_count, frame_bytes_of(question, shape.shard_count), true,
+                  shape.filled};
   const Grid grid = grid_of(question);
   const auto rounds =
       exchanges_of(*question.codec, question.dtype, question.ranks, question.algorithm);
@@ -371,16 +372,16 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   const HostGroups groups = equal_hosts(question, near);
   const int hosts = groups.hosts();
   const auto all = static_cast<double>(question.count);
-  const std::size_t lane =
-      lane_length(question.chunk_count / static_cast<std::size_t>(near),
-                  static_cast<std::size_t>(hosts), question.codec->traits().unit);
-  const double chunk = std::min(all, static_cast<double>(lane) * hosts * near);
+  const std::size_t shard =
+      shard_length(question.chunk_count / static_cast<std::size_t>(near),
+                   static_cast<std::size_t>(hosts), question.codec->traits().unit);
+  const double chunk = std::min(all, static_cast<double>(shard) * hosts * near);
   const std::vector<Exchange> between =
       exchanges_of(*question.codec, question.dtype, hosts,
                    choose_algorithm({question.codec, question.dtype,
                                      static_cast<std::size_t>(all / near), hosts}));
   Walk walk(question, figures,
-            loads_of(question, near, lanes_of(between.back(), hosts, groups.grid()), chunk));
+            loads_of(question, near, shards_of(between.back(), hosts, groups.grid()), chunk));
   return pipelined(walk.stages(hierarchical(groups, 0, between)), all / chunk, figures.crowding);
 }
 

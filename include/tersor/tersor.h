@@ -3,6 +3,7 @@
 // <tersor/gossip.h> separately.
 #pragma once
 
+#include <tersor/accumulators.h>
 #include <tersor/allocate.h>
 #include <tersor/auto.h>
 #include <tersor/buffer.h>
@@ -11,7 +12,6 @@
 #include <tersor/error.h>
 #include <tersor/inprocess.h>
 #include <tersor/isa.h>
-#include <tersor/lanes.h>
 #include <tersor/reducer.h>
 #include <tersor/sending.h>
 #include <tersor/server.h>

@@ -154,7 +154,7 @@ struct IntsumEncodeKernel : UnitKernel {
   std::uint64_t key;
   float factor;
   float levels;
-  IntsumLanes lanes;
+  AccumulatorBits accumulator_bits;
   unsigned code_bytes;  // bytes per raw value
 
   template <class Block>
@@ -197,7 +197,8 @@ struct IntsumEncodeKernel : UnitKernel {
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       std::uint32_t row[kRow];
       code_row(p[chunk], own[chunk], levels, noise, chunk, row, left[chunk]);
-      store_codes<kRow>(row, lanes, {codes + segment.offset * code_bytes, place.row(chunk, false)});
+      store_codes<kRow>(row, accumulator_bits,
+                        {codes + segment.offset * code_bytes, place.row(chunk, false)});
     }
     ResidualRows<E, kRow>::of(segment).store_left(place, own, left);
   }
@@ -213,7 +214,7 @@ struct IntsumDecodeKernel : UnitKernel {
   const float* scales;
   float factor;
   DecodeMode mode;
-  IntsumLanes lanes;
+  AccumulatorBits accumulator_bits;
   unsigned code_bytes;  // bytes per raw value
 
   template <class Block>
@@ -240,7 +241,7 @@ struct IntsumDecodeKernel : UnitKernel {
       if (!has_block(place, chunk)) continue;
       const float scale = load_input(scales + block_of(segment, place, chunk)) * factor;
       float row[kRow];
-      load_sums<kRow>({base, place.row(chunk, false)}, lanes, row);
+      load_sums<kRow>({base, place.row(chunk, false)}, accumulator_bits, row);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i)
         sum[chunk][i] = fused_multiply_add(row[i], scale, sum[chunk][i]);

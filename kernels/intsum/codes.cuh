@@ -17,10 +17,10 @@ struct CodeRow {
   void* codes;  // of the segment
   RowPlace place;
 
-  /// True if a row of `Lane`s can be moved as a whole.
-  template <typename Lane>
+  /// True if a row of `Accumulator`s can be moved as a whole.
+  template <typename Accumulator>
   TERSOR_DEVICE bool is_whole() const {
-    return place.left >= kRow && is_aligned_for<Lane, kRow>(codes);
+    return place.left >= kRow && is_aligned_for<Accumulator, kRow>(codes);
   }
   template <typename T>
   TERSOR_DEVICE T* at(std::size_t index) const {
@@ -55,10 +55,10 @@ TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_who
 
 /// Stores a row of codes. Codes after the segment's end are 0.
 template <unsigned kRow>
-TERSOR_DEVICE void store_codes(const std::uint32_t (&codes)[kRow], IntsumLanes lanes,
+TERSOR_DEVICE void store_codes(const std::uint32_t (&codes)[kRow], AccumulatorBits accumulator_bits,
                                const CodeRow<kRow>& row) {
-  if (lanes == IntsumLanes::k8) return store_bytes(codes, row);
-  if (lanes == IntsumLanes::k32)
+  if (accumulator_bits == AccumulatorBits::k8) return store_bytes(codes, row);
+  if (accumulator_bits == AccumulatorBits::k32)
     return store_words<1>(codes, row.template is_whole<std::uint32_t>(), row);
   std::uint32_t pairs[kRow / 2];
   TERSOR_UNROLL
@@ -105,9 +105,10 @@ TERSOR_DEVICE void load_pairs(const CodeRow<kRow>& row, float (&sums)[kRow]) {
 
 /// Loads the sums of a row as floats.
 template <unsigned kRow>
-TERSOR_DEVICE void load_sums(const CodeRow<kRow>& row, IntsumLanes lanes, float (&sums)[kRow]) {
-  if (lanes == IntsumLanes::k8) return load_bytes(row, sums);
-  if (lanes == IntsumLanes::k16) return load_pairs(row, sums);
+TERSOR_DEVICE void load_sums(const CodeRow<kRow>& row, AccumulatorBits accumulator_bits,
+                             float (&sums)[kRow]) {
+  if (accumulator_bits == AccumulatorBits::k8) return load_bytes(row, sums);
+  if (accumulator_bits == AccumulatorBits::k16) return load_pairs(row, sums);
   std::uint32_t words[kRow];
   load_words<1>(row, row.template is_whole<std::uint32_t>(), words);
   TERSOR_UNROLL

@@ -52,9 +52,9 @@ void codes_range(const IntsumEncode& arguments) {
 
 /// Calls `visitor(Format{})`.
 template <typename Visitor>
-void visit_lanes(IntsumLanes lanes, Visitor&& visitor) {
-  if (lanes == IntsumLanes::k8) return visitor(IntsumBytes{});
-  if (lanes == IntsumLanes::k16) return visitor(IntsumPairs{});
+void visit_widths(AccumulatorBits accumulator_bits, Visitor&& visitor) {
+  if (accumulator_bits == AccumulatorBits::k8) return visitor(IntsumBytes{});
+  if (accumulator_bits == AccumulatorBits::k16) return visitor(IntsumPairs{});
   visitor(IntsumWords{});
 }
 
@@ -67,15 +67,15 @@ void intsum_maxima_on(const Sent& sent, float factor, std::uint32_t* maxima) {
 
 void intsum_encode_on(const IntsumEncode& arguments) {
   const DefaultFloatMode mode;
-  visit_lanes(arguments.lanes, [&](auto format) {
+  visit_widths(arguments.accumulator_bits, [&](auto format) {
     visit_sent(arguments.sent, [&](auto gradient, auto residual) {
       codes_range<decltype(format), decltype(gradient), decltype(residual)>(arguments);
     });
   });
 }
 
-void intsum_decode_on(const QuantizeDecode& arguments, IntsumLanes lanes) {
-  visit_lanes(lanes, [&](auto format) { decode<decltype(format)>(arguments); });
+void intsum_decode_on(const QuantizeDecode& arguments, AccumulatorBits accumulator_bits) {
+  visit_widths(accumulator_bits, [&](auto format) { decode<decltype(format)>(arguments); });
 }
 
 }  // namespace tersor::kernels::HWY_NAMESPACE
@@ -89,8 +89,9 @@ namespace tersor::kernels {
 TERSOR_DISPATCHED(void, intsum_maxima, (const Sent& sent, float factor, std::uint32_t* maxima),
                   (sent, factor, maxima))
 TERSOR_DISPATCHED(void, intsum_encode, (const IntsumEncode& arguments), (arguments))
-TERSOR_DISPATCHED(void, intsum_decode, (const QuantizeDecode& arguments, IntsumLanes lanes),
-                  (arguments, lanes))
+TERSOR_DISPATCHED(void, intsum_decode,
+                  (const QuantizeDecode& arguments, AccumulatorBits accumulator_bits),
+                  (arguments, accumulator_bits))
 
 void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* scales) {
   const DefaultFloatMode mode;
@@ -101,16 +102,17 @@ namespace {
 
 /// Calls `visitor` with a pointer to the blocks' flags, converted to the flags' integer type.
 template <typename Visitor>
-void visit_flags(IntsumLanes lanes, std::byte* flags, const Visitor& visitor) {
-  if (lanes == IntsumLanes::k8) return visitor(reinterpret_cast<std::uint8_t*>(flags));
+void visit_flags(AccumulatorBits accumulator_bits, std::byte* flags, const Visitor& visitor) {
+  if (accumulator_bits == AccumulatorBits::k8)
+    return visitor(reinterpret_cast<std::uint8_t*>(flags));
   visitor(reinterpret_cast<std::uint32_t*>(flags));
 }
 
 }  // namespace
 
-void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale, IntsumLanes lanes,
-                        std::byte* flags) {
-  visit_flags(lanes, flags, [&](auto* flag) {
+void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale,
+                        AccumulatorBits accumulator_bits, std::byte* flags) {
+  visit_flags(accumulator_bits, flags, [&](auto* flag) {
     for (float& block : maxima_to_scales) {
       const bool is = is_flagged(bits_of(block));
       *flag++ = is;
@@ -119,9 +121,9 @@ void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale, IntsumLa
   });
 }
 
-void intsum_flagged_scales(const std::byte* flags, IntsumLanes lanes, float scale,
+void intsum_flagged_scales(const std::byte* flags, AccumulatorBits accumulator_bits, float scale,
                            std::span<float> scales) {
-  visit_flags(lanes, const_cast<std::byte*>(flags), [&](const auto* flag) {
+  visit_flags(accumulator_bits, const_cast<std::byte*>(flags), [&](const auto* flag) {
     for (float& block : scales) block = known_scale(*flag++ != 0, scale);
   });
 }

@@ -21,10 +21,10 @@ void intsum_scales(std::span<const std::uint32_t> maxima, float levels, float* s
 
 /// Functions for blocks whose scale is given in the spec. intsum_flag_blocks replaces each block's
 /// largest magnitude (as bits) by a scale, and writes the flags as accumulators of the size
-/// `lanes`. intsum_flagged_scales computes scales from the sums of flags.
-void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale, IntsumLanes lanes,
-                        std::byte* flags);
-void intsum_flagged_scales(const std::byte* flags, IntsumLanes lanes, float scale,
+/// `accumulator_bits`. intsum_flagged_scales computes scales from the sums of flags.
+void intsum_flag_blocks(std::span<float> maxima_to_scales, float scale,
+                        AccumulatorBits accumulator_bits, std::byte* flags);
+void intsum_flagged_scales(const std::byte* flags, AccumulatorBits accumulator_bits, float scale,
                            std::span<float> scales);
 
 /// Computes codes and the new residual.
@@ -35,12 +35,12 @@ struct IntsumEncode {
   Noise noise;
   const float* scales;
   std::byte* codes;
-  IntsumLanes lanes;
+  AccumulatorBits accumulator_bits;
   Store store = Store::kCached;
 };
 void intsum_encode(const IntsumEncode& arguments);
 
 /// Decodes one view: the shared scales and the sums of codes. Any bytes are valid.
-void intsum_decode(const QuantizeDecode& arguments, IntsumLanes lanes);
+void intsum_decode(const QuantizeDecode& arguments, AccumulatorBits accumulator_bits);
 
 }  // namespace tersor::kernels

@@ -15,23 +15,23 @@ struct IntsumSizes {
   std::size_t units;
 };
 
-auto sizes_of(IntsumLanes lanes) {
+auto sizes_of(AccumulatorBits accumulator_bits) {
   return [=](const Segment& segment) -> IntsumSizes {
-    return {IntsumPlace::of(segment.count, lanes), ceil_div(segment.count, kUnitValues)};
+    return {IntsumPlace::of(segment.count, accumulator_bits), ceil_div(segment.count, kUnitValues)};
   };
 }
 
-unsigned code_bytes(IntsumLanes lanes) {
-  return static_cast<unsigned>(dtype_bytes(intsum_dtype(lanes)));
+unsigned code_bytes(AccumulatorBits accumulator_bits) {
+  return static_cast<unsigned>(dtype_bytes(intsum_dtype(accumulator_bits)));
 }
 
 /// Queues the launches of an encode. The callback `before(place)` runs before each launch.
 template <class Kernel, class Before>
-void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLanes lanes,
-                   const Before& before) {
+void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call,
+                   AccumulatorBits accumulator_bits, const Before& before) {
   kernel.words = words_of_call(call);
   for_each_table(
-      kernel.table, call.segments, sizes_of(lanes),
+      kernel.table, call.segments, sizes_of(accumulator_bits),
       [&](std::size_t i, const IntsumPlace& place) {
         return IntsumEncodeEntry{entry_of(call, i, place.codes), place.maxima};
       },
@@ -42,10 +42,11 @@ void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumL
 }
 
 template <NoiseKind kKind, class Kernel>
-void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call, IntsumLanes lanes) {
+void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call,
+                  AccumulatorBits accumulator_bits) {
   constexpr bool kAdvances = kKind == NoiseKind::kNone;  // no kernel reads the step
   prepare_next_words(queue, call);
-  launch_encode(queue, kernel, call, lanes, [&](LaunchPlace place) {
+  launch_encode(queue, kernel, call, accumulator_bits, [&](LaunchPlace place) {
     kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
   });
   if (!kAdvances && call.words_out != nullptr)
@@ -57,7 +58,8 @@ template <typename Flag>
 void launch_flags(Queue& queue, const Execution& execution, std::span<const Segment> segments,
                   const IntsumOptions& options, std::byte* codes, bool encodes) {
   IntsumPlace end;
-  for (const Segment& segment : segments) end += IntsumPlace::of(segment.count, options.lanes);
+  for (const Segment& segment : segments)
+    end += IntsumPlace::of(segment.count, options.accumulator_bits);
   const IntsumFlagKernel<Flag> kernel{{end.maxima},
                                       reinterpret_cast<float*>(execution.kept.data()),
                                       reinterpret_cast<Flag*>(codes) + end.codes,
@@ -69,8 +71,8 @@ void launch_flags(Queue& queue, const Execution& execution, std::span<const Segm
 template <class Call>
 void launch_known_scales(Queue& queue, const Call& call, const IntsumOptions& options,
                          std::byte* codes, bool encodes) {
-  const auto launch =
-      options.lanes == IntsumLanes::k8 ? launch_flags<std::uint8_t> : launch_flags<std::uint32_t>;
+  const auto launch = options.accumulator_bits == AccumulatorBits::k8 ? launch_flags<std::uint8_t>
+                                                                      : launch_flags<std::uint32_t>;
   launch(queue, call.execution, call.segments, options, codes, encodes);
 }
 
@@ -79,7 +81,7 @@ void launch_maxima(Queue& queue, const EncodeCall& call, float factor, std::byte
     IntsumMaximaKernel<G, E> kernel;
     kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima);
     kernel.factor = factor;
-    launch_encode(queue, kernel, call, IntsumLanes::k8, [](LaunchPlace) {});
+    launch_encode(queue, kernel, call, AccumulatorBits::k8, [](LaunchPlace) {});
   });
 }
 
@@ -114,9 +116,9 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
       kernel.key = call.random.key;
       kernel.factor = factor;
       kernel.levels = static_cast<float>(intsum_levels(options, call.contributions));
-      kernel.lanes = options.lanes;
-      kernel.code_bytes = code_bytes(options.lanes);
-      launch_codes<kKind>(queue, kernel, call, options.lanes);
+      kernel.accumulator_bits = options.accumulator_bits;
+      kernel.code_bytes = code_bytes(options.accumulator_bits);
+      launch_codes<kKind>(queue, kernel, call, options.accumulator_bits);
     });
   });
 }
@@ -124,7 +126,7 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
 void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
                           ConstValueSpan codes) {
   Queue queue(call.execution.stream);
-  const IntsumLanes lanes = options.lanes;
+  const AccumulatorBits accumulator_bits = options.accumulator_bits;
   if (options.scale > 0)
     launch_known_scales(queue, call, options, const_cast<std::byte*>(codes.pointer()), false);
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
@@ -133,10 +135,10 @@ void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
     kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
     kernel.factor = call.factor;
     kernel.mode = call.mode;
-    kernel.lanes = lanes;
-    kernel.code_bytes = code_bytes(lanes);
+    kernel.accumulator_bits = accumulator_bits;
+    kernel.code_bytes = code_bytes(accumulator_bits);
     for_each_table(
-        kernel.table, call.segments, sizes_of(lanes),
+        kernel.table, call.segments, sizes_of(accumulator_bits),
         [&](std::size_t i, const IntsumPlace& place) {
           return IntsumDecodeEntry{entry_of(call, i, place.codes), place.maxima};
         },

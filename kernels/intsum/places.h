@@ -12,8 +12,8 @@ struct IntsumPlace {
   std::size_t maxima = 0;
   std::size_t codes = 0;
 
-  static IntsumPlace of(std::size_t count, IntsumLanes lanes) {
-    const IntsumLayout layout{count, lanes};
+  static IntsumPlace of(std::size_t count, AccumulatorBits accumulator_bits) {
+    const IntsumLayout layout{count, accumulator_bits};
     return {layout.maxima(), layout.codes()};
   }
   IntsumPlace& operator+=(const IntsumPlace& other) {

@@ -30,6 +30,6 @@ void bind_reducer_state(nb::module_& module);
 void bind_tcp(nb::module_& module);
 void bind_nccl(nb::module_& module);
 void bind_server(nb::module_& module);
-void bind_lanes(nb::module_& module);
+void bind_accumulators(nb::module_& module);
 
 }  // namespace tersor::python

@@ -18,5 +18,5 @@ NB_MODULE(_core, module) {
   bind_tcp(module);
   bind_nccl(module);
   bind_server(module);
-  bind_lanes(module);
+  bind_accumulators(module);
 }

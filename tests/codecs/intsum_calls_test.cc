@@ -82,7 +82,7 @@ TEST(IntsumCalls, BlocksToAKnownScaleSayHowManyRanksHadWhatIsNotFinite) {
   }
 }
 
-TEST(IntsumCalls, TooManyRanksAreToldWhichLanesToTake) {
+TEST(IntsumCalls, TooManyRanksAreToldWhichBitsToTake) {
   const Segment segment{.count = 700};
   const auto error = [&](const char* spec, std::size_t ranks) {
     return error_of<InvalidArgument>([&] {

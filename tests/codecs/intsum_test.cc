@@ -32,12 +32,13 @@ constexpr const char* kScaleKeys[] = {"", ",scale=0.015625", ",scale=0.000122070
 /// Cases with scales from the ranks' maxima.
 std::vector<IntsumCase> cases(const std::string& suffix = "") {
   std::vector<IntsumCase> all;
-  for (const IntsumLanes lanes : {IntsumLanes::k8, IntsumLanes::k16, IntsumLanes::k32})
+  for (const AccumulatorBits accumulator_bits :
+       {AccumulatorBits::k8, AccumulatorBits::k16, AccumulatorBits::k32})
     for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
       const std::string name = rounding == Rounding::kNearest ? "nearest" : "stochastic";
-      all.push_back(
-          {"intsum:lanes=" + std::to_string(static_cast<int>(lanes)) + ",rounding=" + name + suffix,
-           {lanes, rounding}});
+      all.push_back({"intsum:lanes=" + std::to_string(static_cast<int>(accumulator_bits)) +
+                         ",rounding=" + name + suffix,
+                     {accumulator_bits, rounding}});
     }
   return all;
 }
@@ -46,7 +47,7 @@ std::vector<IntsumCase> cases(const std::string& suffix = "") {
 std::vector<IntsumCase> all_cases(const std::string& suffix = "") {
   std::vector<IntsumCase> all = cases(suffix);
   for (IntsumCase one : cases()) {
-    const bool is_narrow = one.options.lanes == IntsumLanes::k8;
+    const bool is_narrow = one.options.accumulator_bits == AccumulatorBits::k8;
     one.options.scale = is_narrow ? 0x1p-6f : 0x1p-13f;
     one.spec += kScaleKeys[is_narrow ? 1 : 2] + suffix;
     all.push_back(one);
@@ -55,12 +56,13 @@ std::vector<IntsumCase> all_cases(const std::string& suffix = "") {
 }
 
 /// Raw values as codes or sums of codes, for one segment of `count` values.
-std::vector<long> codes_of(ConstValueSpan values, std::size_t count, IntsumLanes lanes) {
+std::vector<long> codes_of(ConstValueSpan values, std::size_t count,
+                           AccumulatorBits accumulator_bits) {
   std::vector<long> codes(count);
   for (std::size_t i = 0; i < count; ++i) {
-    if (lanes == IntsumLanes::k8) codes[i] = numbers<std::int8_t>(values)[i];
-    if (lanes == IntsumLanes::k32) codes[i] = numbers<std::int32_t>(values)[i];
-    if (lanes != IntsumLanes::k16) continue;
+    if (accumulator_bits == AccumulatorBits::k8) codes[i] = numbers<std::int8_t>(values)[i];
+    if (accumulator_bits == AccumulatorBits::k32) codes[i] = numbers<std::int32_t>(values)[i];
+    if (accumulator_bits != AccumulatorBits::k16) continue;
     const auto word = static_cast<std::int32_t>(numbers<std::uint32_t>(values)[i / 2]);
     const auto low = static_cast<std::int16_t>(word & 0xffff);
     codes[i] = i % 2 == 0 ? low : static_cast<std::int16_t>((word - low) >> 16);
@@ -119,7 +121,8 @@ void expect_numbers_of_the_format(const IntsumCase& one, Dtype dtype, float fact
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
     const Expected expected = expected_of(rounds.ranks[rank], scales, factor, one.options.rounding,
                                           static_cast<long>(levels));
-    EXPECT_EQ(codes_of(rounds.bare.back()[rank].span(), kCount, one.options.lanes), expected.codes);
+    EXPECT_EQ(codes_of(rounds.bare.back()[rank].span(), kCount, one.options.accumulator_bits),
+              expected.codes);
     EXPECT_TRUE(same_values(rounds.ranks[rank].residual_out(), expected.residual));
     for (std::size_t i = 0; i < kCount; ++i) sums[i] += expected.codes[i];
   }
@@ -196,7 +199,7 @@ std::vector<float> extreme_values(std::size_t count, std::uint64_t seed) {
   return values;
 }
 
-TEST(Intsum, NoSumLeavesItsLane) {
+TEST(Intsum, NoSumLeavesItsAccumulator) {
   for (const IntsumCase& one : all_cases())
     for (const std::size_t ranks : {1, 2, 7, 127})
       for (const float factor : {1.0f, 1.0f / 3, 0.7f}) {
@@ -208,15 +211,17 @@ TEST(Intsum, NoSumLeavesItsLane) {
         rounds.exchange({.encode_factor = factor});
         std::vector<long> sums(kCount);
         for (const GuardedValues& bare : rounds.bare.back()) {
-          const std::vector<long> codes = codes_of(bare.span(), kCount, one.options.lanes);
+          const std::vector<long> codes =
+              codes_of(bare.span(), kCount, one.options.accumulator_bits);
           for (std::size_t i = 0; i < kCount; ++i) {
             ASSERT_LE(std::abs(codes[i]), levels) << one.spec << " of " << ranks;
             sums[i] += codes[i];
           }
         }
         ASSERT_LE(static_cast<long>(ranks) * levels,
-                  static_cast<long>(intsum_most(one.options.lanes)));
-        EXPECT_EQ(codes_of(rounds.combined.back().span(), kCount, one.options.lanes), sums);
+                  static_cast<long>(intsum_most(one.options.accumulator_bits)));
+        EXPECT_EQ(codes_of(rounds.combined.back().span(), kCount, one.options.accumulator_bits),
+                  sums);
       }
 }
 
@@ -226,7 +231,7 @@ TEST(Intsum, TheLargestValueIsTheLargestCode) {
     const auto levels = static_cast<long>(intsum_levels(one.options, 2));
     for (CodecHarness& rank : rounds.ranks) rank.set_gradient(std::vector<float>(kBlock, -300.7f));
     rounds.exchange();
-    EXPECT_EQ(codes_of(rounds.combined.back().span(), kBlock, one.options.lanes),
+    EXPECT_EQ(codes_of(rounds.combined.back().span(), kBlock, one.options.accumulator_bits),
               std::vector<long>(kBlock, -2 * levels));
   }
 }

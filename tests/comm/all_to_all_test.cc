@@ -56,7 +56,7 @@ Values wanted(const Deal& deal, int to, std::size_t columns,
 }
 
 /// Length in rows, at least 1.
-std::size_t longest_lane(const Deal& deal, int rank) {
+std::size_t longest_shard(const Deal& deal, int rank) {
   return std::max({std::size_t{1}, std::ranges::max(deal[index(rank)]),
                    std::ranges::max(received(deal, rank))});
 }
@@ -139,7 +139,7 @@ TEST_P(AllToAll, RowsComeInPiecesAsTheyComeAtOnce) {
           EXPECT_EQ(found, dealt(transport, deal, columns, {.codec = codec}))
               << codec << ", columns " << columns;
           if (columns == 768 && transport.ranks() > 1)
-            EXPECT_EQ(statistics.chunks, longest_lane(deal, transport.rank()));
+            EXPECT_EQ(statistics.chunks, longest_shard(deal, transport.rank()));
         });
 }
 

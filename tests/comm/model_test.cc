@@ -150,7 +150,7 @@ TEST(CostModel, ManyRanksGainAsFewDo) {
 }
 
 // 512 units on 1,024 ranks: half of the shards are empty.
-TEST(CostModel, LanesThatHoldNothingCostNothing) {
+TEST(CostModel, ShardsThatHoldNothingCostNothing) {
   const auto int8 = make_codec("int8");
   const CostQuestion question{
       .codec = int8.get(), .count = 1 << 18, .ranks = 1024, .dims = {32, 32}};

@@ -25,12 +25,12 @@ TEST(Parts, CoverEveryValueOnce) {
       }
 }
 
-TEST(Parts, LanesAreWholeUnits) {
-  EXPECT_EQ(lane_length(10'000, 4), 2560u);
-  EXPECT_EQ(lane_length(10'000, 4, 4096), 4096u);
-  EXPECT_EQ(lane_length(1 << 20, 4, 4096), std::size_t{1} << 18);
-  EXPECT_EQ(lane_length(1 << 20, 64, 512, 64, 32 * 512), 16u * 512);  // two chunks on a grid
-  EXPECT_EQ(lane_length(1 << 20, 64, 512, 64, 31 * 512), 32u * 512);
+TEST(Parts, ShardsAreWholeUnits) {
+  EXPECT_EQ(shard_length(10'000, 4), 2560u);
+  EXPECT_EQ(shard_length(10'000, 4, 4096), 4096u);
+  EXPECT_EQ(shard_length(1 << 20, 4, 4096), std::size_t{1} << 18);
+  EXPECT_EQ(shard_length(1 << 20, 64, 512, 64, 32 * 512), 16u * 512);  // two chunks on a grid
+  EXPECT_EQ(shard_length(1 << 20, 64, 512, 64, 31 * 512), 32u * 512);
 }
 
 TEST(Parts, WhatARankOwnsDependsOnTheUnit) {

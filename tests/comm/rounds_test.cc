@@ -170,7 +170,7 @@ TEST(Rounds, WhatHasNoFramesIsRefusedBeforeAnythingIsSent) {
   });
 }
 
-TEST(Rounds, MoreRanksThanALaneHoldsAreRefusedByName) {
+TEST(Rounds, MoreRanksThanAnAccumulatorHoldsAreRefusedByName) {
   run_ranks(130, {}, [](Transport& transport) {
     Values gradient(10);
     try {

@@ -71,12 +71,12 @@ void read_records(TcpProtection protection, Input& input) {
   }
 }
 
-void read_messages(std::size_t lanes, Input& input) {
+void read_messages(std::size_t connections, Input& input) {
   host::BlockPool pool;
   std::size_t whole = 0;
   bool dropping = false;
   Inbox inbox(
-      1, lanes,
+      1, connections,
       [&](std::size_t bytes) {
         if (bytes > kMostBytes) throw OutOfMemory("too long for here");
         return pool.take(bytes);
@@ -90,16 +90,16 @@ void read_messages(std::size_t lanes, Input& input) {
         ++whole;
       });
   std::size_t idle = 0;
-  while (!input.empty() && idle < 3 * lanes) {
-    const std::size_t lane = input.next() % lanes, most = 64 * (1 + input.next());
+  while (!input.empty() && idle < 3 * connections) {
+    const std::size_t connection = input.next() % connections, most = 64 * (1 + input.next());
     std::size_t bytes = 0;
-    for (const ByteSpan room : inbox.rooms(lane)) {
+    for (const ByteSpan room : inbox.rooms(connection)) {
       const std::size_t now = input.fill(room, most - std::min(most, bytes));
       bytes += now;
       if (now < room.size()) break;
     }
     idle = bytes == 0 ? idle + 1 : 0;
-    if (bytes != 0) inbox.came(lane, bytes);
+    if (bytes != 0) inbox.came(connection, bytes);
     if (whole >= kMostKept && !std::exchange(dropping, true)) inbox.drop_payloads();
   }
 }
@@ -115,7 +115,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     shake_hands(answerer, input);
     require(!answerer.caller().has_value());
   } else if (kind == 1) {
-    Caller caller(secret, {.from = 1, .to = 2, .ranks = 3, .lanes = 1});
+    Caller caller(secret, {.from = 1, .to = 2, .ranks = 3, .connections = 1});
     shake_hands(caller, input);
     require(!caller.proven() && !caller.verdict().has_value());
   } else if (kind >= 5) {

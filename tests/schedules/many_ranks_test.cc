@@ -1,5 +1,5 @@
 // Grids of hundreds and thousands of ranks, compared with the table of docs/algorithms.md.
-#include "tests/schedules/lane_walk.h"
+#include "tests/schedules/shard_walk.h"
 
 #include <gtest/gtest.h>
 
@@ -21,13 +21,13 @@ std::vector<Schedule> schedules_of(const Grid& grid) {
 /// encodings is the number of dimensions plus one.
 void expect_allreduce(const Grid& grid) {
   SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.places()));
-  const auto lanes = static_cast<std::size_t>(grid.owners());
+  const auto shards = static_cast<std::size_t>(grid.owners());
   const std::vector<Schedule> schedules = schedules_of(grid);
-  LaneWalk walk(schedules, lanes);
+  ShardWalk walk(schedules, shards);
   ASSERT_EQ(walk.run(), "");
-  for (std::size_t lane = 0; lane < lanes; ++lane) {
-    ASSERT_EQ(walk.result(lane).from.count(), static_cast<std::size_t>(grid.places()));
-    ASSERT_EQ(walk.result(lane).encodings, 1 + grid.dimensions());
+  for (std::size_t shard = 0; shard < shards; ++shard) {
+    ASSERT_EQ(walk.result(shard).from.count(), static_cast<std::size_t>(grid.places()));
+    ASSERT_EQ(walk.result(shard).encodings, 1 + grid.dimensions());
   }
   for (int rank = 0; rank < grid.places(); ++rank) {
     ASSERT_EQ(walk.sent(rank).messages, messages_of(grid, rank)) << rank;
@@ -60,53 +60,53 @@ TEST(ManyRanks, MessagesAreTheSumOfTheDigits) {
 }
 
 // Checks that the walk detects errors, with six ranks on a grid of 3 x 2.
-class LaneWalkFinds : public ::testing::Test {
+class ShardWalkFinds : public ::testing::Test {
  protected:
-  std::string said() const { return LaneWalk(schedules_, 6).run(); }
+  std::string said() const { return ShardWalk(schedules_, 6).run(); }
 
   static constexpr int kDigits[] = {3, 2};
   std::vector<Schedule> schedules_ = schedules_of(Grid(kDigits, 6));
 };
 
-TEST_F(LaneWalkFinds, Nothing) { EXPECT_EQ(said(), ""); }
+TEST_F(ShardWalkFinds, Nothing) { EXPECT_EQ(said(), ""); }
 
-TEST_F(LaneWalkFinds, AMessageThatNobodyTakes) {
+TEST_F(ShardWalkFinds, AMessageThatNobodyTakes) {
   schedules_[2][1].receives.pop_back();
   EXPECT_EQ(said(), "step 1, rank 2: is sent more");
 }
 
-TEST_F(LaneWalkFinds, AMessageThatNobodySends) {
+TEST_F(ShardWalkFinds, AMessageThatNobodySends) {
   std::erase_if(schedules_[1][0].sends, [](const Parcel& parcel) { return parcel.peer == 2; });
   EXPECT_EQ(said(), "step 0, rank 2: waits in vain for rank 1");
 }
 
-TEST_F(LaneWalkFinds, LanesThatAreMixedUp) {
-  std::swap(schedules_[1][0].sends[0].lane, schedules_[1][0].sends[1].lane);
-  EXPECT_EQ(said(), "step 0, rank 0: gets other lanes from rank 1");
+TEST_F(ShardWalkFinds, ShardsThatAreMixedUp) {
+  std::swap(schedules_[1][0].sends[0].shard, schedules_[1][0].sends[1].shard);
+  EXPECT_EQ(said(), "step 0, rank 0: gets other shards from rank 1");
 }
 
-TEST_F(LaneWalkFinds, AContributionThatComesTwice) {
+TEST_F(ShardWalkFinds, AContributionThatComesTwice) {
   Parcel once_more = schedules_[3][0].receives.front();
   once_more.peer = 1;  // in rank 0's group
   schedules_[3][0].receives.push_back(once_more);
-  schedules_[1][0].sends.push_back({3, once_more.lane, once_more.lanes});
+  schedules_[1][0].sends.push_back({3, once_more.shard, once_more.shards});
   EXPECT_EQ(said(), "step 2, rank 0: adds a gradient twice");
 }
 
-TEST_F(LaneWalkFinds, AContributionThatIsNotAdded) {
+TEST_F(ShardWalkFinds, AContributionThatIsNotAdded) {
   std::erase_if(schedules_[1][0].sends, [](const Parcel& parcel) { return parcel.peer == 2; });
   std::erase_if(schedules_[2][0].receives, [](const Parcel& parcel) { return parcel.peer == 1; });
-  LaneWalk walk(schedules_, 6);
+  ShardWalk walk(schedules_, 6);
   EXPECT_EQ(walk.run(), "");
   EXPECT_EQ(walk.result(4).from.count(), 5u);
 }
 
-TEST_F(LaneWalkFinds, LanesThatAreNotDecoded) {
+TEST_F(ShardWalkFinds, ShardsThatAreNotDecoded) {
   for (Schedule& schedule : schedules_) {
-    std::erase_if(schedule[3].sends, [](const Parcel& parcel) { return parcel.lane == 0; });
-    std::erase_if(schedule[3].receives, [](const Parcel& parcel) { return parcel.lane == 0; });
+    std::erase_if(schedule[3].sends, [](const Parcel& parcel) { return parcel.shard == 0; });
+    std::erase_if(schedule[3].receives, [](const Parcel& parcel) { return parcel.shard == 0; });
   }
-  EXPECT_EQ(said(), "step 3, rank 0: decodes a lane twice, or not at all");
+  EXPECT_EQ(said(), "step 3, rank 0: decodes a shard twice, or not at all");
 }
 
 }  // namespace

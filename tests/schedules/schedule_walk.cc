@@ -40,10 +40,11 @@ std::string Expressions::text(Expression value) const {
   return text + ")";
 }
 
-Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes) {
-  Layout layout{.schedules = {}, .parts = {}, .part_count = lanes};
+Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks,
+                   std::size_t shards) {
+  Layout layout{.schedules = {}, .parts = {}, .part_count = shards};
   std::vector<std::vector<std::size_t>> parts;
-  for (std::size_t lane = 0; lane < lanes; ++lane) parts.push_back({lane});
+  for (std::size_t shard = 0; shard < shards; ++shard) parts.push_back({shard});
   for (int rank = 0; rank < ranks; ++rank) {
     layout.schedules.push_back(way(everybody(rank, ranks)));
     layout.parts.push_back(parts);
@@ -52,34 +53,36 @@ Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, 
 }
 
 Layout grid_layout(const Grid& grid) {
-  const auto lanes = static_cast<std::size_t>(grid.owners());
+  const auto shards = static_cast<std::size_t>(grid.owners());
   const auto on_grid = [&](const Party& party) { return two_shot(everybody(party.place, grid)); };
-  return flat_layout(on_grid, grid.places(), lanes);
+  return flat_layout(on_grid, grid.places(), shards);
 }
 
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
   const auto ranks = static_cast<int>(hosts.size());
   const HostGroups groups(hosts, ranks);
-  const auto shards = static_cast<std::size_t>(groups.shards());
-  const auto each = static_cast<std::size_t>(lanes_of(between, groups.hosts(), groups.grid()));
-  Layout layout{.schedules = {}, .parts = {}, .part_count = shards * each};
-  const auto parts_of = [&](std::size_t shard) {
+  const auto host_shards = static_cast<std::size_t>(groups.host_shards());
+  const auto each = static_cast<std::size_t>(shards_of(between, groups.hosts(), groups.grid()));
+  Layout layout{.schedules = {}, .parts = {}, .part_count = host_shards * each};
+  const auto parts_of = [&](std::size_t host_shard) {
     std::vector<std::size_t> parts;
-    for (std::size_t i = 0; i < each; ++i) parts.push_back(shard * each + i);
+    for (std::size_t i = 0; i < each; ++i) parts.push_back(host_shard * each + i);
     return parts;
   };
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::vector<std::size_t>> lanes;
-    for (std::size_t shard = 0; shard < shards; ++shard) lanes.push_back(parts_of(shard));
+    std::vector<std::vector<std::size_t>> shards;
+    for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard)
+      shards.push_back(parts_of(host_shard));
     for (std::size_t i = 0; i < each; ++i)
-      lanes.push_back({static_cast<std::size_t>(groups.place(rank)) * each + i});
-    for (std::size_t shard = 0; shard < shards; ++shard) lanes.push_back(parts_of(shard));
+      shards.push_back({static_cast<std::size_t>(groups.place(rank)) * each + i});
+    for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard)
+      shards.push_back(parts_of(host_shard));
     layout.schedules.push_back(hierarchical(groups, rank, {&between, 1}));
-    layout.parts.push_back(lanes);
+    layout.parts.push_back(shards);
   }
-  for (std::size_t shard = 0; shard < shards; ++shard) {
-    layout.bare_lanes.insert(shard);
-    layout.bare_lanes.insert(shards + each + shard);
+  for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard) {
+    layout.bare_shards.insert(host_shard);
+    layout.bare_shards.insert(host_shards + each + host_shard);
   }
   return layout;
 }
@@ -90,7 +93,7 @@ Layout owned_layout(const std::function<Schedule(const Party&)>& way,
   for (const Party& party : parties) {
     layout.schedules.push_back(way(party));
     layout.parts.emplace_back();
-    for (const int owner : lane_owners(party))
+    for (const int owner : shard_owners(party))
       layout.parts.back().push_back({static_cast<std::size_t>(owner)});
   }
   return layout;
@@ -110,17 +113,17 @@ Layout hierarchical_scatter_layout(const std::vector<int>& hosts) {
   Layout layout{.schedules = {}, .parts = {}, .part_count = hosts.size(), .hosts = hosts};
   for (int rank = 0; rank < groups.ranks(); ++rank) {
     layout.schedules.push_back(hierarchical_reduce_scatter(groups, rank));
-    std::vector<std::vector<std::size_t>> lanes;
-    for (int place = 0; place < groups.shards(); ++place) {
+    std::vector<std::vector<std::size_t>> shards;
+    for (int place = 0; place < groups.host_shards(); ++place) {
       const std::vector<int> owners = groups.owners(place);
-      lanes.emplace_back(owners.begin(), owners.end());
+      shards.emplace_back(owners.begin(), owners.end());
     }
     for (const int owner : groups.owners(groups.place(rank)))
-      lanes.push_back({static_cast<std::size_t>(owner)});
-    layout.parts.push_back(std::move(lanes));
+      shards.push_back({static_cast<std::size_t>(owner)});
+    layout.parts.push_back(std::move(shards));
   }
-  for (int place = 0; place < groups.shards(); ++place)
-    layout.bare_lanes.insert(static_cast<std::size_t>(place));
+  for (int place = 0; place < groups.host_shards(); ++place)
+    layout.bare_shards.insert(static_cast<std::size_t>(place));
   return layout;
 }
 
@@ -152,20 +155,20 @@ std::string ScheduleWalk::fault(int rank, const std::string& what) const {
 
 // The expressions a rank makes for a shard: from the values before the step, or from received
 // contents.
-std::vector<Expression> ScheduleWalk::made(int rank, std::size_t lane) {
+std::vector<Expression> ScheduleWalk::made(int rank, std::size_t shard) {
   std::vector<Expression> made;
-  const std::vector<std::size_t>& lane_parts = parts(rank, lane);
-  for (std::size_t i = 0; i < lane_parts.size(); ++i) {
-    Expression value = values_[size(rank)][lane_parts[i]];
+  const std::vector<std::size_t>& shard_parts = parts(rank, shard);
+  for (std::size_t i = 0; i < shard_parts.size(); ++i) {
+    Expression value = values_[size(rank)][shard_parts[i]];
     if (step(rank).make != Make::kEncode) {
       std::vector<Expression> kept;
       for (const Content& content : kept_[size(rank)])
-        if (content.lane == lane) kept.push_back(content.values[i]);
+        if (content.shard == shard) kept.push_back(content.values[i]);
       value = expressions_.sum(kept);
     }
     if (step(rank).make != Make::kForward)
-      value = layout_.bare_lanes.contains(lane) ? expressions_.bare(value)
-                                                : expressions_.encoded(value);
+      value = layout_.bare_shards.contains(shard) ? expressions_.bare(value)
+                                                  : expressions_.encoded(value);
     made.push_back(value);
   }
   return made;
@@ -174,23 +177,23 @@ std::vector<Expression> ScheduleWalk::made(int rank, std::size_t lane) {
 void ScheduleWalk::count(int rank, const Parcel& parcel) {
   Sent& sent = sent_[size(rank)];
   sent.messages += 1;
-  for (std::size_t lane = parcel.lane; lane < parcel.lane + parcel.lanes; ++lane) {
+  for (std::size_t shard = parcel.shard; shard < parcel.shard + parcel.shards; ++shard) {
     const double share =
-        static_cast<double>(parts(rank, lane).size()) / static_cast<double>(layout_.part_count);
-    (layout_.bare_lanes.contains(lane) ? sent.bare : sent.encoded) += share;
+        static_cast<double>(parts(rank, shard).size()) / static_cast<double>(layout_.part_count);
+    (layout_.bare_shards.contains(shard) ? sent.bare : sent.encoded) += share;
     const auto& hosts = layout_.hosts;
     if (!hosts.empty() && hosts[size(rank)] != hosts[size(parcel.peer)]) sent.abroad += share;
   }
 }
 
 std::string ScheduleWalk::open(int rank, const Parcel& parcel, Message message) {
-  if (message.size() != parcel.lanes)
-    return fault(rank, "gets other lanes from rank " + std::to_string(parcel.peer));
+  if (message.size() != parcel.shards)
+    return fault(rank, "gets other shards from rank " + std::to_string(parcel.peer));
   for (std::size_t i = 0; i < message.size(); ++i) {
-    const std::size_t lane = parcel.lane + i * parcel.apart;
-    if (parts(rank, lane) != parts(parcel.peer, message[i].lane))
-      return fault(rank, "gets another lane from rank " + std::to_string(parcel.peer));
-    message[i].lane = lane;
+    const std::size_t shard = parcel.shard + i * parcel.apart;
+    if (parts(rank, shard) != parts(parcel.peer, message[i].shard))
+      return fault(rank, "gets another shard from rank " + std::to_string(parcel.peer));
+    message[i].shard = shard;
     inbox_[size(rank)].push_back(std::move(message[i]));
   }
   return "";
@@ -212,10 +215,10 @@ std::string ScheduleWalk::deliver(int rank) {
                  "does not take what rank " + std::to_string(outbox.begin()->first) + " sends");
   const bool ordered =
       std::ranges::is_sorted(step(rank).receives, [](const Parcel& a, const Parcel& b) {
-        return std::pair(a.lane, a.peer) < std::pair(b.lane, b.peer);
+        return std::pair(a.shard, a.peer) < std::pair(b.shard, b.peer);
       });
-  std::ranges::stable_sort(inbox_[size(rank)], {}, &Content::lane);
-  return ordered ? "" : fault(rank, "adds in another order than that of lanes and ranks");
+  std::ranges::stable_sort(inbox_[size(rank)], {}, &Content::shard);
+  return ordered ? "" : fault(rank, "adds in another order than that of shards and ranks");
 }
 
 void ScheduleWalk::take(int rank) {
@@ -227,7 +230,7 @@ void ScheduleWalk::take(int rank) {
   std::map<std::size_t, std::vector<Expression>> sums;  // by part
   for (const Content& content : inbox_[size(rank)])
     for (std::size_t i = 0; i < content.values.size(); ++i)
-      sums[parts(rank, content.lane)[i]].push_back(content.values[i]);
+      sums[parts(rank, content.shard)[i]].push_back(content.values[i]);
   for (const auto& [part, values] : sums) values_[size(rank)][part] = expressions_.sum(values);
 }
 
@@ -235,8 +238,8 @@ void ScheduleWalk::take(int rank) {
 void ScheduleWalk::add_bare() {
   std::map<std::size_t, std::vector<int>> adders;  // by part
   for (int rank = 0; rank < ranks(); ++rank)
-    for (std::size_t i = 0; step(rank).is_native() && i < step(rank).lane_count; ++i)
-      for (const std::size_t part : parts(rank, step(rank).first_lane + i))
+    for (std::size_t i = 0; step(rank).is_native() && i < step(rank).shard_count; ++i)
+      for (const std::size_t part : parts(rank, step(rank).first_shard + i))
         adders[part].push_back(rank);
   for (const auto& [part, group] : adders) {
     std::vector<Expression> values;
@@ -255,8 +258,8 @@ std::string ScheduleWalk::run() {
     for (int rank = 0; rank < ranks(); ++rank)
       for (const Parcel& parcel : step(rank).sends) {
         Message message;
-        for (std::size_t lane = parcel.lane; lane < parcel.lane + parcel.lanes; ++lane)
-          message.push_back({lane, rank, made(rank, lane)});
+        for (std::size_t shard = parcel.shard; shard < parcel.shard + parcel.shards; ++shard)
+          message.push_back({shard, rank, made(rank, shard)});
         if (!outbox_[size(parcel.peer)].emplace(rank, std::move(message)).second)
           return fault(rank, "sends twice to rank " + std::to_string(parcel.peer));
         if (parcel.peer != rank) count(rank, parcel);

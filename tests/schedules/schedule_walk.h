@@ -48,13 +48,13 @@ class Expressions {
 /// The contents of a collective's shards, in parts of the gradient never divided further.
 struct Layout {
   std::vector<Schedule> schedules;                           ///< of each rank
-  std::vector<std::vector<std::vector<std::size_t>>> parts;  ///< [rank][lane]: parts of a shard
-  std::set<std::size_t> bare_lanes = {};                     ///< sent raw within a host
+  std::vector<std::vector<std::vector<std::size_t>>> parts;  ///< [rank][shard]: parts of a shard
+  std::set<std::size_t> bare_shards = {};                    ///< sent raw within a host
   std::size_t part_count = 0;
   std::vector<int> hosts = {};  ///< of each rank; empty: no two ranks share a host
 };
 
-Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t lanes);
+Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks, std::size_t shards);
 Layout grid_layout(const Grid& grid);
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between);
 /// A part per rank, for hosts with equal numbers of ranks, and on a grid.
@@ -90,7 +90,7 @@ class ScheduleWalk {
  private:
   /// The message contents of one shard.
   struct Content {
-    std::size_t lane;
+    std::size_t shard;
     int from;
     std::vector<Expression> values;
   };
@@ -99,11 +99,11 @@ class ScheduleWalk {
   static std::size_t size(int rank) { return static_cast<std::size_t>(rank); }
   int ranks() const { return static_cast<int>(layout_.schedules.size()); }
   const Step& step(int rank) const { return layout_.schedules[size(rank)][step_]; }
-  const std::vector<std::size_t>& parts(int rank, std::size_t lane) const {
-    return layout_.parts[size(rank)][lane];
+  const std::vector<std::size_t>& parts(int rank, std::size_t shard) const {
+    return layout_.parts[size(rank)][shard];
   }
   std::string fault(int rank, const std::string& what) const;
-  std::vector<Expression> made(int rank, std::size_t lane);
+  std::vector<Expression> made(int rank, std::size_t shard);
   std::string deliver(int rank);
   std::string open(int rank, const Parcel& parcel, Message message);
   void take(int rank);

@@ -149,8 +149,8 @@ TEST(Schedules, AllGather) {
 
 using WayTo = Schedule (*)(const Party&, int);
 
-Layout rooted_layout(WayTo way, int ranks, int root, std::size_t lanes) {
-  return flat_layout([&](const Party& party) { return way(party, root); }, ranks, lanes);
+Layout rooted_layout(WayTo way, int ranks, int root, std::size_t shards) {
+  return flat_layout([&](const Party& party) { return way(party, root); }, ranks, shards);
 }
 
 // Every rank gets the root's value, encoded once. A rank sends at most as many messages as the tree
@@ -177,18 +177,18 @@ TEST(Schedules, Broadcasts) {
 }
 
 void expect_sums_at_root(const Grid& grid, int root) {
-  const auto lanes = static_cast<std::size_t>(grid.owners());
+  const auto shards = static_cast<std::size_t>(grid.owners());
   const auto way = [&](const Party& party) {
     return reduce_to(everybody(party.place, grid), root);
   };
-  const Layout layout = flat_layout(way, grid.places(), lanes), all = grid_layout(grid);
+  const Layout layout = flat_layout(way, grid.places(), shards), all = grid_layout(grid);
   ScheduleWalk walk(layout), wanted(all);
   ASSERT_EQ(walk.run() + wanted.run(), "");
-  for (std::size_t part = 0; part < lanes; ++part)
+  for (std::size_t part = 0; part < shards; ++part)
     ASSERT_EQ(walk.expressions().text(walk.value(root, part)),
               wanted.expressions().text(wanted.value(root, part)));
   for (int rank = 0; grid.is_direct() && rank < grid.places(); ++rank) {
-    EXPECT_EQ(walk.sent(rank).messages, lanes - (rank == root ? 1 : 0));
+    EXPECT_EQ(walk.sent(rank).messages, shards - (rank == root ? 1 : 0));
     EXPECT_NEAR(walk.sent(rank).encoded, 1 - (rank == root ? 1.0 / grid.places() : 0.0), 1e-9);
   }
 }
@@ -225,9 +225,9 @@ TEST(Schedules, GatherAndScatter) {
   for (const int n : world_sizes())
     for (const int root : {0, n - 1}) {
       SCOPED_TRACE(n);
-      const auto lanes = static_cast<std::size_t>(n);
-      const Layout gathers = rooted_layout(gather_to, n, root, lanes);
-      const Layout scatters = rooted_layout(scatter_from, n, root, lanes);
+      const auto shards = static_cast<std::size_t>(n);
+      const Layout gathers = rooted_layout(gather_to, n, root, shards);
+      const Layout scatters = rooted_layout(scatter_from, n, root, shards);
       ScheduleWalk gathered(gathers), scattered(scatters);
       ASSERT_EQ(gathered.run() + scattered.run(), "");
       for (int rank = 0; rank < n; ++rank) {
@@ -237,7 +237,7 @@ TEST(Schedules, GatherAndScatter) {
         Expressions& own = scattered.expressions();
         EXPECT_EQ(scattered.value(rank, part), own.encoded(own.gradient(root)));
       }
-      EXPECT_EQ(scattered.sent(root).messages, lanes - 1);
+      EXPECT_EQ(scattered.sent(root).messages, shards - 1);
       EXPECT_EQ(gathered.sent(root).messages, 0u);
     }
 }
@@ -327,16 +327,16 @@ TEST(ScheduleWalk, AMessageThatNobodySends) {
   EXPECT_EQ(said_of(layout), "step 0, rank 2: waits in vain for rank 1");
 }
 
-TEST(ScheduleWalk, LanesThatAreMixedUp) {
+TEST(ScheduleWalk, ShardsThatAreMixedUp) {
   Layout layout = flat_layout(two_shot, 4, 4);
-  std::swap(layout.schedules[1][0].sends[2].lane, layout.schedules[1][0].sends[3].lane);
-  EXPECT_EQ(said_of(layout), "step 0, rank 0: gets another lane from rank 1");
+  std::swap(layout.schedules[1][0].sends[2].shard, layout.schedules[1][0].sends[3].shard);
+  EXPECT_EQ(said_of(layout), "step 0, rank 0: gets another shard from rank 1");
 }
 
 TEST(ScheduleWalk, RanksThatAddInAnotherOrder) {
   Layout layout = flat_layout(one_shot, 4, 1);
   std::swap(layout.schedules[3][0].receives[0], layout.schedules[3][0].receives[1]);
-  EXPECT_EQ(said_of(layout), "step 0, rank 3: adds in another order than that of lanes and ranks");
+  EXPECT_EQ(said_of(layout), "step 0, rank 3: adds in another order than that of shards and ranks");
 }
 
 TEST(ScheduleWalk, ARankWithFewerSteps) {

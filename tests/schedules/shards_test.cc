@@ -80,12 +80,12 @@ void expect_dealt(const std::vector<Party>& parties, std::size_t messages) {
     auto& parts = layout.parts.emplace_back(n * (layout.schedules.back().size() + 1));
     for (int place = 0; place < static_cast<int>(n); ++place) {
       const auto peer = static_cast<std::size_t>(party.rank_at(place));
-      parts[lane_to(party, place)] = {own * n + peer};
-      parts[lane_from(party, place)] = {peer * n + own};
+      parts[shard_to(party, place)] = {own * n + peer};
+      parts[shard_from(party, place)] = {peer * n + own};
     }
     for (const Parcel& parcel : layout.schedules.back().front().receives)
-      for (std::size_t i = 0; parcel.apart > 1 && i < parcel.lanes; ++i)
-        parts[parcel.lane + i * parcel.apart] = {
+      for (std::size_t i = 0; parcel.apart > 1 && i < parcel.shards; ++i)
+        parts[parcel.shard + i * parcel.apart] = {
             static_cast<std::size_t>(parcel.peer) * n +
             static_cast<std::size_t>(party.rank_at(party.grid.group(party.place, 1)[i]))};
   }

@@ -29,10 +29,10 @@ MessageHead head_of(std::size_t bytes, std::uint32_t number,
 /// Both ends of the connections between two ranks. The test moves the bytes.
 class Pair {
  public:
-  explicit Pair(std::size_t lanes)
-      : out_(lanes),
+  explicit Pair(std::size_t connections)
+      : out_(connections),
         in_(
-            1, lanes,
+            1, connections,
             [this](std::size_t bytes) {
               taken_ += bytes;
               return pool_.take(bytes);
@@ -42,21 +42,22 @@ class Pair {
   void send(const MessageHead& head, ConstByteSpan payload, std::shared_ptr<Job> job = {}) {
     const std::size_t parts = payload.size() < kLeastShared ? 1 : out_.size();
     if (job != nullptr) job->open = parts;
-    for (std::size_t lane = 0; lane < parts; ++lane) {
-      const Share share = share_of(payload.size(), lane, out_.size());
+    for (std::size_t connection = 0; connection < parts; ++connection) {
+      const Share share = share_of(payload.size(), connection, out_.size());
       Parcel parcel{.head = head,
-                    .headed = lane == 0,
+                    .headed = connection == 0,
                     .payload = payload.subspan(share.first, share.bytes),
                     .job = job};
-      head.is_fault() ? out_[lane].add_first(std::move(parcel)) : out_[lane].add(std::move(parcel));
+      head.is_fault() ? out_[connection].add_first(std::move(parcel))
+                      : out_[connection].add(std::move(parcel));
     }
   }
 
   /// Moves at most `most` bytes on a connection with one write and one read. Returns the number of
   /// bytes.
-  std::size_t move(std::size_t lane, std::size_t most) {
-    const Rooms rooms = in_.rooms(lane);
-    const Pieces pieces = out_[lane].next();
+  std::size_t move(std::size_t connection, std::size_t most) {
+    const Rooms rooms = in_.rooms(connection);
+    const Pieces pieces = out_[connection].next();
     std::size_t room = 0, bytes = 0;
     std::vector<std::byte> flat;
     for (const ConstByteSpan piece : pieces) flat.insert(flat.end(), piece.begin(), piece.end());
@@ -67,14 +68,15 @@ class Pair {
       if (part != 0) std::memcpy(place.data(), flat.data() + bytes, part);
       bytes += part;
     }
-    out_[lane].left(bytes, done_);
-    if (bytes != 0) in_.came(lane, bytes);
+    out_[connection].left(bytes, done_);
+    if (bytes != 0) in_.came(connection, bytes);
     return bytes;
   }
 
   void move_all() {
-    for (std::size_t lane = 0, idle = 0; idle < out_.size(); lane = (lane + 1) % out_.size())
-      idle = move(lane, 1 << 20) == 0 ? idle + 1 : 0;
+    for (std::size_t connection = 0, idle = 0; idle < out_.size();
+         connection = (connection + 1) % out_.size())
+      idle = move(connection, 1 << 20) == 0 ? idle + 1 : 0;
   }
 
   bool all_left() const {
@@ -96,25 +98,25 @@ class Pair {
 };
 
 TEST(TcpBoxes, SharesCoverAPayload) {
-  for (const std::size_t lanes : {1u, 2u, 3u, 16u})
+  for (const std::size_t connections : {1u, 2u, 3u, 16u})
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kLeastShared - 1, kLeastShared,
                                     kLeastShared + 1, std::size_t{10'000'001}}) {
       std::size_t next = 0;
-      for (std::size_t lane = 0; lane < lanes; ++lane) {
-        const Share share = share_of(bytes, lane, lanes);
+      for (std::size_t connection = 0; connection < connections; ++connection) {
+        const Share share = share_of(bytes, connection, connections);
         if (share.bytes != 0) EXPECT_EQ(share.first, next);
         next += share.bytes;
       }
-      EXPECT_EQ(next, bytes) << lanes << " lanes";
+      EXPECT_EQ(next, bytes) << connections << " connections";
     }
 }
 
 // Bytes are split at random, and connections progress in random order.
 TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
-  for (const std::size_t lanes : {1u, 2u, 5u})
+  for (const std::size_t connections : {1u, 2u, 5u})
     for (unsigned seed = 1; seed <= 10; ++seed) {
       std::mt19937 random(seed);
-      Pair pair(lanes);
+      Pair pair(connections);
       const std::vector<std::size_t> lengths = {0,     1,     100,    8'127,        8'128,
                                                 8'129, 9'000, 70'000, kLeastShared, 1'000'003};
       std::vector<std::vector<std::byte>> sent;
@@ -126,7 +128,7 @@ TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
         pair.send(head_of(sent[number].size(), static_cast<std::uint32_t>(number)), sent[number],
                   jobs.back());
         for (int move = 0; move < 3; ++move)
-          pair.move(random() % lanes, std::size_t{1} << (random() % 20));
+          pair.move(random() % connections, std::size_t{1} << (random() % 20));
       }
       pair.move_all();
       EXPECT_TRUE(pair.all_left());
@@ -137,7 +139,7 @@ TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
         const Wire::Arrival& arrival = pair.came()[number];
         EXPECT_EQ(host::head_of(arrival.head).tag, number);
         EXPECT_TRUE(test::equal_bytes(arrival.payload.bytes(), sent[number]))
-            << "message " << number << ", seed " << seed << ", " << lanes << " lanes";
+            << "message " << number << ", seed " << seed << ", " << connections << " connections";
       }
     }
 }
@@ -159,7 +161,7 @@ TEST(TcpBoxes, AFaultOvertakes) {
   pair.send(head_of(why.size(), 4, host::Kind::kFault), why);
   while (pair.move(0, 1 << 20) != 0) {
   }
-  ASSERT_EQ(pair.came().size(), 3u) << "the second message waits for the other lane";
+  ASSERT_EQ(pair.came().size(), 3u) << "the second message waits for the other connection";
   EXPECT_EQ(host::head_of(pair.came()[2].head).tag, 4u);
   pair.move_all();
   EXPECT_TRUE(test::equal_bytes(pair.came().back().payload.bytes(), second));
@@ -182,8 +184,8 @@ TEST(TcpBoxes, LongPayloadsHaveTheirPlaceAtOnce) {
 
 // A message already in transmission gets memory. Later messages occupy memory only for headers.
 TEST(TcpBoxes, WhatNobodyWantsTakesNoMemory) {
-  for (const std::size_t lanes : {1u, 3u}) {
-    Pair pair(lanes);
+  for (const std::size_t connections : {1u, 3u}) {
+    Pair pair(connections);
     const auto begun = test::pattern(1 << 20, 1, 1), late = test::pattern(3 << 20, 2, 2);
     pair.send(head_of(begun.size(), 0), begun);
     pair.move(0, 1000);

@@ -70,12 +70,12 @@ Talk talk(const Secret& of_caller, const Secret& of_answerer, const Hello& hello
 TEST(TcpHandshake, TwoThatKnowTheSecretBelieveEachOther) {
   const Secret secret(kSharedSecret);
   for (const std::size_t step : {1u, 7u, 1000u}) {
-    const Talk said =
-        talk(secret, secret, {.from = 3, .to = 5, .ranks = 8, .lanes = 2, .lane = 1}, step);
+    const Talk said = talk(
+        secret, secret, {.from = 3, .to = 5, .ranks = 8, .connections = 2, .connection = 1}, step);
     ASSERT_TRUE(said.caller.has_value());
     EXPECT_EQ(said.caller->from, 3u);
     EXPECT_EQ(said.caller->to, 5u);
-    EXPECT_EQ(said.caller->lane, 1u);
+    EXPECT_EQ(said.caller->connection, 1u);
     EXPECT_EQ(said.verdict, Verdict::kWelcome);
   }
 }
@@ -151,7 +151,7 @@ TEST(TcpHandshake, AMirrorIsNotBelieved) {
 // An attacker at a rank's address lets other ranks answer.
 TEST(TcpHandshake, NoRankAnswersForAnother) {
   const Secret secret(kSharedSecret);
-  Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
+  Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .connections = 1});
   Answerer caller_itself(secret, 0), other(secret, 2);
   EXPECT_FALSE(feed(caller_itself, caller.opening())) << "vouches for rank 1";
   EXPECT_TRUE(caller_itself.reply().empty());
@@ -165,7 +165,7 @@ TEST(TcpHandshake, NoRankAnswersForAnother) {
 // A changed rank in the challenge changes the proof.
 TEST(TcpHandshake, TheAnswerersRankIsProven) {
   const Secret secret(kSharedSecret);
-  Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .lanes = 1});
+  Caller caller(secret, {.from = 0, .to = 1, .ranks = 3, .connections = 1});
   Answerer other(secret, 2);
   EXPECT_TRUE(feed(other, caller.opening()));
   Bytes challenge = copy_of(other.reply());
@@ -180,7 +180,7 @@ TEST(TcpHandshake, AnyChangedBitIsNoticed) {
   const Secret secret(kSharedSecret);
   std::mt19937 random(7);
   for (std::size_t round = 0; round < 400; ++round) {
-    Caller caller(secret, {.from = 1, .to = 2, .ranks = 4, .lanes = 1});
+    Caller caller(secret, {.from = 1, .to = 2, .ranks = 4, .connections = 1});
     Answerer answerer(secret, 2);
     const auto sent = [&](std::size_t message, ConstByteSpan bytes) {
       Bytes changed = copy_of(bytes);

@@ -215,7 +215,7 @@ TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
   table >> std::ws;
   std::getline(table, title);
   table >> drawn >> address;
-  const tcp::Hello hello{.from = 1, .to = 0, .ranks = 2, .lanes = 1};
+  const tcp::Hello hello{.from = 1, .to = 0, .ranks = 2, .connections = 1};
   EXPECT_FALSE(FakePeer(address).call(tcp::Secret(drawn), hello).has_value());
   EXPECT_EQ(FakePeer(address).call(tcp::Secret(drawn).completed_by(options.secret), hello),
             tcp::Verdict::kWelcome);

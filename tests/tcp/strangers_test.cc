@@ -36,8 +36,8 @@ class TcpStrangers : public ::testing::Test {
     return {.from = static_cast<std::uint32_t>(from),
             .to = static_cast<std::uint32_t>(to),
             .ranks = static_cast<std::uint32_t>(addresses_.size()),
-            .lanes = 1,
-            .lane = 0};
+            .connections = 1,
+            .connection = 0};
   }
 
   /// Runs `before` after rank 0 listens, then expects an exchange between all ranks.
@@ -160,11 +160,11 @@ TEST_F(TcpStrangers, WhatACallerClaimsIsHeldAgainstTheWorld) {
   other.ranks = 4;
   EXPECT_EQ(answer(other), tcp::Verdict::kOtherRanks);
   other = hello(1, 0);
-  other.lanes = 2;
-  EXPECT_EQ(answer(other), tcp::Verdict::kOtherLanes);
-  other.lanes = 1;
-  other.lane = 1;
-  EXPECT_EQ(answer(other), tcp::Verdict::kOtherLanes);
+  other.connections = 2;
+  EXPECT_EQ(answer(other), tcp::Verdict::kOtherConnections);
+  other.connections = 1;
+  other.connection = 1;
+  EXPECT_EQ(answer(other), tcp::Verdict::kOtherConnections);
   other = hello(1, 0);
   other.protection = 1;
   EXPECT_EQ(answer(other), tcp::Verdict::kOtherProtection);

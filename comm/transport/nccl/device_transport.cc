@@ -60,7 +60,7 @@ bool alike(const CallRecord& one, const CallRecord& other) {
 
 }  // namespace
 
-std::shared_ptr<Queue> make_lane(const std::shared_ptr<Fabric>& fabric) {
+std::shared_ptr<Queue> make_queue(const std::shared_ptr<Fabric>& fabric) {
   auto queue = std::make_unique<Queue>(fabric->fault());
   fabric->add(*queue);
   return {queue.release(), [fabric](Queue* made) {
@@ -82,7 +82,7 @@ DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric, std::shared_ptr
 DeviceTransport::DeviceTransport(std::shared_ptr<Fabric> fabric,
                                  std::unique_ptr<Communicator> communicator,
                                  std::chrono::milliseconds timeout)
-    : DeviceTransport(fabric, make_lane(fabric), std::move(communicator), timeout) {
+    : DeviceTransport(fabric, make_queue(fabric), std::move(communicator), timeout) {
   fabric_->watch(name(rank()));
   gather_hosts();
 }
@@ -218,7 +218,7 @@ std::vector<Difference> DeviceTransport::compare_options(const Operation& operat
 }
 
 std::unique_ptr<Transport> DeviceTransport::channel() {
-  return join(all_ranks(ranks()), make_lane(fabric_), "channel");
+  return join(all_ranks(ranks()), make_queue(fabric_), "channel");
 }
 
 std::unique_ptr<Transport> DeviceTransport::split(std::span<const int> members) {

@@ -26,7 +26,7 @@ struct CallRecord {
 };
 
 /// Creates a queue watched by the fabric during its lifetime.
-std::shared_ptr<Queue> make_lane(const std::shared_ptr<Fabric>& fabric);
+std::shared_ptr<Queue> make_queue(const std::shared_ptr<Fabric>& fabric);
 
 inline cudaStream_t stream_of(StreamView stream) {
   return static_cast<cudaStream_t>(stream.handle);

@@ -28,12 +28,12 @@ namespace tersor::tcp {
 
 struct Hello {
   std::uint64_t magic = kMagic;
-  std::uint32_t from = 0;        ///< rank
-  std::uint32_t to = 0;          ///< rank
-  std::uint32_t ranks = 0;       ///< of the world
-  std::uint16_t lanes = 0;       ///< number of connections per pair
-  std::uint16_t lane = 0;        ///< number of this connection
-  std::uint64_t protection = 0;  ///< TcpOptions::protect
+  std::uint32_t from = 0;         ///< rank
+  std::uint32_t to = 0;           ///< rank
+  std::uint32_t ranks = 0;        ///< of the world
+  std::uint16_t connections = 0;  ///< number of connections per pair
+  std::uint16_t connection = 0;   ///< number of this connection
+  std::uint64_t protection = 0;   ///< TcpOptions::protect
   Nonce nonce{};
 
   static constexpr std::uint64_t kMagic = 0x0032'5043'5453'5254;  // "TRSTCP2\0" read as bytes
@@ -49,12 +49,12 @@ static_assert(sizeof(Challenge) == 40 && std::is_trivially_copyable_v<Challenge>
 /// The answerer's decision about a caller with the secret.
 enum class Verdict : std::uint64_t {
   kWelcome = 1,
-  kCrossed,          ///< both ranks connected at once; the answerer's connection is used
-  kTaken,            ///< another process has the caller's rank and a connection
-  kOtherRank,        ///< the answerer is not the called rank
-  kOtherRanks,       ///< different numbers of ranks
-  kOtherLanes,       ///< different numbers of connections per pair
-  kOtherProtection,  ///< different TcpOptions::protect
+  kCrossed,           ///< both ranks connected at once; the answerer's connection is used
+  kTaken,             ///< another process has the caller's rank and a connection
+  kOtherRank,         ///< the answerer is not the called rank
+  kOtherRanks,        ///< different numbers of ranks
+  kOtherConnections,  ///< different numbers of connections per pair
+  kOtherProtection,   ///< different TcpOptions::protect
 };
 inline constexpr std::uint64_t kLastVerdict = static_cast<std::uint64_t>(Verdict::kOtherProtection);
 

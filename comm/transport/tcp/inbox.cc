@@ -16,31 +16,32 @@ constexpr std::uint64_t kMostPayloadBytes = std::uint64_t{1} << 40;
 
 }  // namespace
 
-Share share_of(std::size_t payload_bytes, std::size_t lane, std::size_t lanes) {
-  if (payload_bytes < kLeastShared) return {0, lane == 0 ? payload_bytes : 0};
-  const std::size_t even = (payload_bytes + lanes - 1) / lanes;
+Share share_of(std::size_t payload_bytes, std::size_t connection, std::size_t connections) {
+  if (payload_bytes < kLeastShared) return {0, connection == 0 ? payload_bytes : 0};
+  const std::size_t even = (payload_bytes + connections - 1) / connections;
   const std::size_t step = (even + kShareAlignment - 1) / kShareAlignment * kShareAlignment;
-  const std::size_t first = std::min(lane * step, payload_bytes);
+  const std::size_t first = std::min(connection * step, payload_bytes);
   return {first, std::min(step, payload_bytes - first)};
 }
 
-Inbox::Inbox(int peer, std::size_t lanes, MakeBlock make_block, Take take)
+Inbox::Inbox(int peer, std::size_t connections, MakeBlock make_block, Take take)
     : peer_(peer),
       make_block_(std::move(make_block)),
       take_(std::move(take)),
-      due_(lanes),
+      due_(connections),
       stage_(kStageBytes) {}
 
 // The memory after a payload holds the next header, to save a separate system call. Long payloads
 // leave only this space, to copy no byte of the next payload.
-Rooms Inbox::rooms(std::size_t lane) {
-  if (!due_[lane].empty()) {
-    const Due& due = due_[lane].front();
+Rooms Inbox::rooms(std::size_t connection) {
+  if (!due_[connection].empty()) {
+    const Due& due = due_[connection].front();
     const ByteSpan room = room_of(due);
     const bool last = room.size() == due.bytes;
-    return {room, lane == 0 && last ? ByteSpan(stage_).first(sizeof(MessageHead)) : ByteSpan()};
+    return {room,
+            connection == 0 && last ? ByteSpan(stage_).first(sizeof(MessageHead)) : ByteSpan()};
   }
-  return {lane == 0 ? free_stage() : ByteSpan(), ByteSpan()};
+  return {connection == 0 ? free_stage() : ByteSpan(), ByteSpan()};
 }
 
 ByteSpan Inbox::room_of(const Due& due) {
@@ -54,23 +55,23 @@ ByteSpan Inbox::free_stage() {
   return ByteSpan(stage_).subspan(staged_, limit - staged_);
 }
 
-void Inbox::came(std::size_t lane, std::size_t bytes) {
-  const std::size_t wanted = due_[lane].empty() ? 0 : due_[lane].front().bytes;
+void Inbox::came(std::size_t connection, std::size_t bytes) {
+  const std::size_t wanted = due_[connection].empty() ? 0 : due_[connection].front().bytes;
   const std::size_t filled = std::min(bytes, wanted);
-  if (filled != 0) fill(lane, filled);
-  if (lane == 0) {
+  if (filled != 0) fill(connection, filled);
+  if (connection == 0) {
     staged_ += bytes - filled;
     read_stage();
   }
   deliver();
 }
 
-void Inbox::fill(std::size_t lane, std::size_t bytes) {
-  Due& due = due_[lane].front();
+void Inbox::fill(std::size_t connection, std::size_t bytes) {
+  Due& due = due_[connection].front();
   due.bytes -= bytes;
   if (due.place != nullptr) due.place += bytes;
   due.letter->missing -= bytes;
-  if (due.bytes == 0) due_[lane].pop_front();
+  if (due.bytes == 0) due_[connection].pop_front();
 }
 
 // Moves an incomplete header to the front.
@@ -105,10 +106,10 @@ void Inbox::expect(Letter& letter) {
   if (!dropping_) letter.arrival.payload = make_block_(letter.missing);
   std::byte* const place = letter.arrival.payload.writable().data();
   const std::size_t bytes = letter.missing;
-  for (std::size_t lane = 0; lane < due_.size(); ++lane) {
-    const Share share = share_of(bytes, lane, due_.size());
+  for (std::size_t connection = 0; connection < due_.size(); ++connection) {
+    const Share share = share_of(bytes, connection, due_.size());
     if (share.bytes != 0)
-      due_[lane].push_back({share.bytes, dropping_ ? nullptr : place + share.first, &letter});
+      due_[connection].push_back({share.bytes, dropping_ ? nullptr : place + share.first, &letter});
   }
 }
 

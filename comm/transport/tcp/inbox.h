@@ -25,7 +25,7 @@ struct Share {
   std::size_t first = 0;
   std::size_t bytes = 0;
 };
-Share share_of(std::size_t payload_bytes, std::size_t lane, std::size_t lanes);
+Share share_of(std::size_t payload_bytes, std::size_t connection, std::size_t connections);
 
 /// The memory for the next bytes of a connection, in this order. Unused spans are empty and come
 /// last.
@@ -37,13 +37,13 @@ class Inbox {
   using MakeBlock = std::function<Block(std::size_t bytes)>;
 
   /// `take` receives each complete message.
-  Inbox(int peer, std::size_t lanes, MakeBlock make_block, Take take);
+  Inbox(int peer, std::size_t connections, MakeBlock make_block, Take take);
 
   /// Empty if the connection must not be read now.
-  Rooms rooms(std::size_t lane);
+  Rooms rooms(std::size_t connection);
   /// Accepts bytes received from the connection into the memory from `rooms`. Throws TransportError
   /// if the bytes are no valid message.
-  void came(std::size_t lane, std::size_t bytes);
+  void came(std::size_t connection, std::size_t bytes);
   /// Discards all payloads without a received byte, after a fault: the payloads are read, but not
   /// stored.
   void drop_payloads() { dropping_ = true; }
@@ -70,7 +70,7 @@ class Inbox {
   void expect(Letter& letter);
   void read_stage();
   void open_letter(const MessageHead& head);
-  void fill(std::size_t lane, std::size_t bytes);
+  void fill(std::size_t connection, std::size_t bytes);
   void fill_from_stage();
   void deliver();
 

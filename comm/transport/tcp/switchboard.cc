@@ -35,7 +35,7 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
              " has another TcpOptions::protect (TERSOR_TCP_PROTECT in Python): set the same "
              "on all ranks";
     default:
-      return peer + " has not " + std::to_string(own.lanes) +
+      return peer + " has not " + std::to_string(own.connections) +
              " connections with each rank: TcpOptions::connections is to be the same on all";
   }
 }
@@ -45,8 +45,8 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
 Switchboard::Switchboard(Place& place, Reactor& wire)
     : place_(place),
       listener_(std::move(place.listener)),
-      links_(place_.endpoints.size() * place_.lanes),
-      missing_(links_.size() - place_.lanes),
+      links_(place_.endpoints.size() * place_.connections),
+      missing_(links_.size() - place_.connections),
       wire_(wire) {
   reactor_.watch(listener_->number(), *this);
   const kernels::SignalsKeptOut quiet;
@@ -74,12 +74,12 @@ void Switchboard::serve() {
   serving_ = false;
   strangers_.clear();
   strangers_count_ = 0;
-  for (ConnectionState& each : links_) each.call.reset();
+  for (ConnectionProgress& each : links_) each.call.reset();
   reactor_.forget(listener_->number(), *this);
   listener_.reset();
 }
 
-void Switchboard::want(LaneName name) {
+void Switchboard::want(ConnectionId name) {
   {
     const std::lock_guard lock(mutex_);
     wishes_.push_back(name);
@@ -88,16 +88,16 @@ void Switchboard::want(LaneName name) {
 }
 
 void Switchboard::take_wishes() {
-  std::vector<LaneName> wishes;
+  std::vector<ConnectionId> wishes;
   {
     const std::lock_guard lock(mutex_);
     wishes.swap(wishes_);
   }
-  for (const LaneName name : wishes) begin_call(name);
+  for (const ConnectionId name : wishes) begin_call(name);
 }
 
-void Switchboard::begin_call(LaneName name) {
-  ConnectionState& to = link(name);
+void Switchboard::begin_call(ConnectionId name) {
+  ConnectionProgress& to = link(name);
   if (to.connected || to.call != nullptr) return;
   const Endpoint& endpoint = place_.endpoints[static_cast<std::size_t>(name.peer)];
   if (endpoint.port() == 0) return tell({.name = name, .failure = "nobody calls this rank"});
@@ -107,19 +107,19 @@ void Switchboard::begin_call(LaneName name) {
   to.call->dial();
 }
 
-Hello Switchboard::hello_to(LaneName name) const {
+Hello Switchboard::hello_to(ConnectionId name) const {
   return {.from = rank(),
           .to = static_cast<std::uint32_t>(name.peer),
           .ranks = static_cast<std::uint32_t>(place_.endpoints.size()),
-          .lanes = static_cast<std::uint16_t>(place_.lanes),
-          .lane = static_cast<std::uint16_t>(name.lane),
+          .connections = static_cast<std::uint16_t>(place_.connections),
+          .connection = static_cast<std::uint16_t>(name.connection),
           .protection = static_cast<std::uint64_t>(place_.protect)};
 }
 
 Clock::time_point Switchboard::next_deadline() const {
   Clock::time_point next = Clock::now() + (crowded_ ? Clock::duration(kCrowdedPause) : 1h);
   if (!strangers_.empty()) next = std::min(next, strangers_.front()->deadline());
-  for (const ConnectionState& each : links_)
+  for (const ConnectionProgress& each : links_)
     if (each.call != nullptr) next = std::min(next, each.call->again());
   return next;
 }
@@ -128,7 +128,7 @@ void Switchboard::look_at_clock() {
   const auto now = Clock::now();
   while (!strangers_.empty() && strangers_.front()->deadline() < now) drop_first();
   strangers_count_ = strangers_.size();
-  for (ConnectionState& each : links_)
+  for (ConnectionProgress& each : links_)
     if (each.call != nullptr && each.call->again() <= now) each.call->dial();
   finished_.clear();
   if (std::exchange(crowded_, false)) {
@@ -164,37 +164,38 @@ void Switchboard::admit(IncomingCall& call) {
   const Hello caller = call.caller();
   const Verdict verdict = judge(caller);
   if (!call.answer(verdict) || verdict != Verdict::kWelcome) return;
-  finish({static_cast<int>(caller.from), caller.lane}, call.release());
+  finish({static_cast<int>(caller.from), caller.connection}, call.release());
 }
 
 Verdict Switchboard::judge(const Hello& caller) {
   const std::uint32_t self = rank();
   if (caller.ranks != place_.endpoints.size()) return Verdict::kOtherRanks;
-  if (caller.lanes != place_.lanes || caller.lane >= place_.lanes) return Verdict::kOtherLanes;
+  if (caller.connections != place_.connections || caller.connection >= place_.connections)
+    return Verdict::kOtherConnections;
   if (caller.protection != static_cast<std::uint64_t>(place_.protect))
     return Verdict::kOtherProtection;
   if (caller.to != self) return Verdict::kOtherRank;
   if (caller.from >= caller.ranks) return Verdict::kTaken;
-  const ConnectionState& from = link({static_cast<int>(caller.from), caller.lane});
+  const ConnectionProgress& from = link({static_cast<int>(caller.from), caller.connection});
   if (from.connected) return Verdict::kTaken;
   return from.call != nullptr && self < caller.from ? Verdict::kCrossed : Verdict::kWelcome;
 }
 
 // If both ranks connected at once, the peer's connection is used.
 void Switchboard::answered(OutgoingCall& call, Verdict verdict) {
-  const LaneName name{static_cast<int>(call.hello().to), call.hello().lane};
+  const ConnectionId name{static_cast<int>(call.hello().to), call.hello().connection};
   if (verdict == Verdict::kWelcome) return finish(name, call.release());
   if (verdict != Verdict::kCrossed) return failed(call, refusal(call, verdict));
   put_away(name);
 }
 
 void Switchboard::failed(OutgoingCall& call, const std::string& why) {
-  const LaneName name{static_cast<int>(call.hello().to), call.hello().lane};
+  const ConnectionId name{static_cast<int>(call.hello().to), call.hello().connection};
   put_away(name);
   tell({.name = name, .failure = why});
 }
 
-void Switchboard::put_away(LaneName name) {
+void Switchboard::put_away(ConnectionId name) {
   auto call = std::exchange(link(name).call, nullptr);
   if (call == nullptr) return;
   call->hang_up();
@@ -202,14 +203,14 @@ void Switchboard::put_away(LaneName name) {
 }
 
 // Ends this rank's own attempt if the peer's connection is used.
-void Switchboard::finish(LaneName name, Socket socket) {
+void Switchboard::finish(ConnectionId name, Socket socket) {
   put_away(name);
   link(name).connected = true;
   --missing_;
   tell({.name = name, .socket = std::move(socket)});
 }
 
-void Switchboard::tell(Connection connection) {
+void Switchboard::tell(ConnectionResult connection) {
   {
     const std::lock_guard lock(mutex_);
     made_.push_back(std::move(connection));
@@ -218,7 +219,7 @@ void Switchboard::tell(Connection connection) {
   wire_.interrupt();
 }
 
-std::vector<Connection> Switchboard::made() {
+std::vector<ConnectionResult> Switchboard::made() {
   if (!any_made_) return {};
   const std::lock_guard lock(mutex_);
   any_made_ = false;

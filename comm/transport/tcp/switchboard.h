@@ -28,7 +28,7 @@ struct Place {
   std::vector<Endpoint> endpoints;  ///< listening address of each rank
   std::vector<int> host_names;      ///< see Wire::host_names
   Secret secret;
-  std::size_t lanes = 1;  ///< number of connections per pair
+  std::size_t connections = 1;  ///< number of connections per pair
   TcpProtection protect = TcpProtection::kNone;
   Clock::time_point patience = {};     ///< time limit for a rank to begin listening
   Clock::duration timeout = {};        ///< time limit for the network during a first connection
@@ -36,14 +36,14 @@ struct Place {
 };
 
 /// Identifies a connection by peer and number.
-struct LaneName {
+struct ConnectionId {
   int peer = 0;
-  std::size_t lane = 0;
+  std::size_t connection = 0;
 };
 
 /// A connection authenticated by both ends; without a socket, the reason for a failure.
-struct Connection {
-  LaneName name;
+struct ConnectionResult {
+  ConnectionId name;
   std::optional<Socket> socket = {};
   std::string failure = {};
 };
@@ -57,8 +57,8 @@ class Switchboard final : public Watched {
 
   /// Requests a connection. `made` returns finished connections, including those requested by other
   /// ranks.
-  void want(LaneName name);
-  std::vector<Connection> made();
+  void want(ConnectionId name);
+  std::vector<ConnectionResult> made();
 
   std::size_t strangers() const { return strangers_count_.load(); }
   /// True if other ranks may connect.
@@ -82,34 +82,34 @@ class Switchboard final : public Watched {
 
  private:
   /// The state of a connection to be made.
-  struct ConnectionState {
+  struct ConnectionProgress {
     std::unique_ptr<OutgoingCall> call = {};
     bool connected = false;
   };
 
   void serve();
   void take_wishes();
-  void begin_call(LaneName name);
+  void begin_call(ConnectionId name);
   Clock::time_point next_deadline() const;
   void look_at_clock();
   void drop_first() {
     if (!strangers_.empty()) strangers_.pop_front();
   }
   bool accept();
-  ConnectionState& link(LaneName name) {
-    return links_[static_cast<std::size_t>(name.peer) * place_.lanes + name.lane];
+  ConnectionProgress& link(ConnectionId name) {
+    return links_[static_cast<std::size_t>(name.peer) * place_.connections + name.connection];
   }
-  Hello hello_to(LaneName name) const;
+  Hello hello_to(ConnectionId name) const;
   Verdict judge(const Hello& caller);
-  void put_away(LaneName name);
-  void finish(LaneName name, Socket socket);
-  void tell(Connection connection);
+  void put_away(ConnectionId name);
+  void finish(ConnectionId name, Socket socket);
+  void tell(ConnectionResult connection);
 
   // Used by the thread only.
   const Place& place_;
   Reactor reactor_;
   std::unique_ptr<Listener> listener_;
-  std::vector<ConnectionState> links_;                   // by peer and connection
+  std::vector<ConnectionProgress> links_;                // by peer and connection
   std::size_t missing_;                                  // number of missing connections
   std::list<std::unique_ptr<IncomingCall>> strangers_;   // in order of arrival
   std::vector<std::unique_ptr<OutgoingCall>> finished_;  // finished calls that may still be running
@@ -122,8 +122,8 @@ class Switchboard final : public Watched {
   std::atomic<bool> serving_{true};
   std::atomic<bool> any_made_{false};
   std::mutex mutex_;
-  std::vector<LaneName> wishes_;
-  std::vector<Connection> made_;
+  std::vector<ConnectionId> wishes_;
+  std::vector<ConnectionResult> made_;
 
   std::jthread thread_;
 };

@@ -133,7 +133,7 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
 Place place_by(const Table& table, int rank, const TcpOptions& options) {
   Place place{.rank = rank,
               .secret = Secret(table.secret).completed_by(options.secret),
-              .lanes = static_cast<std::size_t>(options.connections),
+              .connections = static_cast<std::size_t>(options.connections),
               .protect = options.protect,
               .timeout = timeout_of(options)};
   std::vector<std::string> hosts;

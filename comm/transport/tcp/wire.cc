@@ -34,7 +34,7 @@ struct TcpWire::Peer {
   const int rank;
   Inbox inbox;
   std::string lost = {};  ///< reason of the loss, if lost
-  std::vector<std::unique_ptr<Lane>> lanes = {};
+  std::vector<std::unique_ptr<Connection>> connections = {};
 
   bool over() const { return !lost.empty(); }
 };
@@ -52,33 +52,35 @@ void TcpWire::start(Events events) {
 }
 
 std::unique_ptr<TcpWire::Peer> TcpWire::make_peer(int rank) {
-  auto made = std::make_unique<Peer>(
-      Peer{rank, Inbox(
-                     rank, place_.lanes, [this](std::size_t bytes) { return take_block(bytes); },
-                     [this](Arrival arrival) { news_.push_back(std::move(arrival)); })});
-  for (std::size_t lane = 0; lane < place_.lanes; ++lane)
-    made->lanes.push_back(std::make_unique<Lane>(lane, made->inbox, owner_of(*made, lane)));
+  auto made = std::make_unique<Peer>(Peer{
+      rank, Inbox(
+                rank, place_.connections, [this](std::size_t bytes) { return take_block(bytes); },
+                [this](Arrival arrival) { news_.push_back(std::move(arrival)); })});
+  for (std::size_t connection = 0; connection < place_.connections; ++connection)
+    made->connections.push_back(
+        std::make_unique<Connection>(connection, made->inbox, owner_of(*made, connection)));
   return made;
 }
 
-Lane::Owner TcpWire::owner_of(Peer& peer, std::size_t lane) {
-  return {.reactor = reactor_,
-          .done = done_,
-          .make_block = [this](std::size_t bytes) { return take_block(bytes); },
-          .connect = [this, name = LaneName{peer.rank, lane}] { switchboard_->want(name); },
-          .read =
-              [&peer] {
-                for (const auto& other : peer.lanes) other->look_again();
-              },
-          .read_rest = [&peer] { read_rest(peer); },
-          .lose = [this, &peer](const std::string& cause) { lose(peer, cause); }};
+Connection::Owner TcpWire::owner_of(Peer& peer, std::size_t connection) {
+  return {
+      .reactor = reactor_,
+      .done = done_,
+      .make_block = [this](std::size_t bytes) { return take_block(bytes); },
+      .connect = [this, name = ConnectionId{peer.rank, connection}] { switchboard_->want(name); },
+      .read =
+          [&peer] {
+            for (const auto& other : peer.connections) other->look_again();
+          },
+      .read_rest = [&peer] { read_rest(peer); },
+      .lose = [this, &peer](const std::string& cause) { lose(peer, cause); }};
 }
 
 template <typename Visitor>
-void TcpWire::for_each_lane(Visitor&& visit) const {
+void TcpWire::for_each_connection(Visitor&& visit) const {
   for (const auto& peer : peers_)
     if (peer != nullptr)
-      for (const auto& lane : peer->lanes) visit(*lane);
+      for (const auto& connection : peer->connections) visit(*connection);
 }
 
 // Connections end one after another: the end of the first does not mean the others are empty.
@@ -87,7 +89,7 @@ void TcpWire::read_rest(Peer& peer) {
   bool any = true;
   for (int round = 0; any && round < kMostRounds; ++round) {
     any = false;
-    for (const auto& lane : peer.lanes) any = lane->read_rest() || any;
+    for (const auto& connection : peer.connections) any = connection->read_rest() || any;
   }
 }
 
@@ -96,7 +98,7 @@ void TcpWire::lose(Peer& peer, const std::string& cause) {
   if (peer.over()) return;
   peer.lost = "the connection to rank " + std::to_string(peer.rank) + " broke: " + cause;
   std::vector<std::shared_ptr<Job>> dropped;
-  for (auto& lane : peer.lanes) lane->close(dropped);
+  for (auto& connection : peer.connections) connection->close(dropped);
   if (peer.inbox.ended())
     done_.insert(done_.end(), dropped.begin(), dropped.end());
   else
@@ -114,15 +116,15 @@ void TcpWire::send(int to, MessageHead head, Payload payload) {
 
 void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
   const std::size_t bytes = payload.bytes.size();
-  const std::size_t parts = bytes < kLeastShared ? 1 : place_.lanes;
+  const std::size_t parts = bytes < kLeastShared ? 1 : place_.connections;
   if (payload.job != nullptr) payload.job->open = parts;
-  for (std::size_t lane = 0; lane < parts; ++lane) {
-    const Share share = share_of(bytes, lane, place_.lanes);
-    peer.lanes[lane]->send({.head = head,
-                            .headed = lane == 0,
-                            .payload = payload.bytes.subspan(share.first, share.bytes),
-                            .block = payload.block,
-                            .job = payload.job});
+  for (std::size_t connection = 0; connection < parts; ++connection) {
+    const Share share = share_of(bytes, connection, place_.connections);
+    peer.connections[connection]->send({.head = head,
+                                        .headed = connection == 0,
+                                        .payload = payload.bytes.subspan(share.first, share.bytes),
+                                        .block = payload.block,
+                                        .job = payload.job});
   }
 }
 
@@ -143,12 +145,12 @@ bool TcpWire::move() {
 
 bool TcpWire::take_connections() {
   auto connections = switchboard_->made();
-  for (Connection& made : connections) {
+  for (ConnectionResult& made : connections) {
     Peer& with = peer(made.name.peer);
     if (!made.socket)
       lose(with, made.failure);
     else if (!with.over())
-      with.lanes[made.name.lane]->open(std::move(*made.socket));
+      with.connections[made.name.connection]->open(std::move(*made.socket));
   }
   return !connections.empty();
 }
@@ -177,13 +179,13 @@ void TcpWire::rest(int alarm, Clock::time_point until) const { reactor_.sleep(un
 
 bool TcpWire::quiet() const {
   bool empty = true;
-  for_each_lane([&](const Lane& lane) { empty = empty && lane.quiet(); });
+  for_each_connection([&](const Connection& connection) { empty = empty && connection.quiet(); });
   return empty;
 }
 
 std::size_t TcpWire::connections() const {
   std::size_t count = 0;
-  for_each_lane([&](Lane& lane) { count += lane.socket() != nullptr; });
+  for_each_connection([&](Connection& connection) { count += connection.socket() != nullptr; });
   return count;
 }
 
@@ -195,8 +197,9 @@ void TcpWire::check_thread() {
 }
 
 bool TcpWire::shows_its_end_to(int peer) const {
-  return std::ranges::any_of(this->peer(peer).lanes,
-                             [](const auto& lane) { return lane->socket() != nullptr; });
+  return std::ranges::any_of(this->peer(peer).connections, [](const auto& connection) {
+    return connection->socket() != nullptr;
+  });
 }
 
 // Discards messages of peers: the operations are finished.
@@ -217,7 +220,7 @@ bool TcpWire::end(Parting parting) {
     news_.clear();
   }
   std::vector<std::shared_ptr<Job>> dropped;
-  for_each_lane([&](Lane& lane) { lane.close(dropped); });
+  for_each_connection([&](Connection& connection) { connection.close(dropped); });
   switchboard_.reset();
   news_.clear();
   done_.clear();
@@ -226,9 +229,10 @@ bool TcpWire::end(Parting parting) {
 
 bool TcpWire::flushed() const {
   bool left = true;
-  for_each_lane([&](Lane& lane) {
-    const bool arrived = lane.socket() == nullptr || lane.socket()->unacknowledged() == 0;
-    left = left && arrived && lane.quiet();
+  for_each_connection([&](Connection& connection) {
+    const bool arrived =
+        connection.socket() == nullptr || connection.socket()->unacknowledged() == 0;
+    left = left && arrived && connection.quiet();
   });
   return left;
 }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/tcp/lane.h"
+#include "comm/transport/tcp/connection.h"
 #include "comm/transport/tcp/switchboard.h"
 
 namespace tersor::tcp {
@@ -70,7 +70,7 @@ class TcpWire final : public Wire {
   };
 
   std::unique_ptr<Peer> make_peer(int rank);
-  Lane::Owner owner_of(Peer& peer, std::size_t lane);
+  Connection::Owner owner_of(Peer& peer, std::size_t connection);
   Peer& peer(int rank) const { return *peers_[static_cast<std::size_t>(rank)]; }
   static void read_rest(Peer& peer);
   void lose(Peer& peer, const std::string& cause);
@@ -81,7 +81,7 @@ class TcpWire final : public Wire {
   bool tell_news();
   bool flushed() const;
   template <typename Visitor>
-  void for_each_lane(Visitor&& visit) const;
+  void for_each_connection(Visitor&& visit) const;
 
   const Process process_;
   Place place_;

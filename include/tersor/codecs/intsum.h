@@ -6,15 +6,15 @@
 ///                  as 0x7fc00000; native maximum.
 /// Between  scale = maximum / levels, stored in the round state; 0 below 2^-100, NaN if the maximum
 ///          is not finite.
-/// Round 1  codes   native sum: lanes=8   i8[count]
-///                              lanes=16  u32[ceil(count / 2)]: code 2i + 65,536 * code 2i + 1,
+/// Round 1  codes   native sum: bits=8   i8[count]
+///                              bits=16  u32[ceil(count / 2)]: code 2i + 65,536 * code 2i + 1,
 ///                                        modulo 2^32; a missing code counts as 0
-///                              lanes=32  i32[count].
+///                              bits=32  i32[count].
 /// Value    scale * sum of the ranks' codes.
 /// Error    at most scale / 2 per value and rank (nearest), scale (stochastic); "+ef" keeps the
 ///          error in the residual.
 ///
-/// Codes are clipped to [-levels, levels] with levels = (2^(lanes - 1) - 1) / contributions, so the
+/// Codes are clipped to [-levels, levels] with levels = (2^(bits - 1) - 1) / contributions, so the
 /// sum always fits its accumulator. Levels are at most 2^20 - 1 (nearest) or 2^13 - 1 (stochastic);
 /// the formulas are exact in f32 up to these limits. A block with a NaN or an infinity on any rank
 /// decodes to NaN on all ranks.
@@ -38,46 +38,46 @@ namespace tersor {
 inline constexpr std::uint16_t kIntsumCodecId = 7;
 
 /// Accumulator bits of one value, for the sum of all ranks' codes.
-enum class IntsumLanes : std::uint8_t { k8 = 8, k16 = 16, k32 = 32 };
+enum class AccumulatorBits : std::uint8_t { k8 = 8, k16 = 16, k32 = 32 };
 
-/// Options of the spec intsum[:lanes=8|16|32,rounding=nearest|stochastic,scale=VALUE].
+/// Options of the spec intsum[:bits=8|16|32,rounding=nearest|stochastic,scale=VALUE].
 struct IntsumOptions {
-  IntsumLanes lanes = IntsumLanes::k8;
+  AccumulatorBits accumulator_bits = AccumulatorBits::k8;
   Rounding rounding = Rounding::kNearest;
   float scale = 0;  ///< the value of code 1 in all blocks, factor included; 0: scales per block
 };
 
 /// Returns the largest sum of codes.
-constexpr std::size_t intsum_most(IntsumLanes lanes) {
-  return (std::size_t{1} << (static_cast<unsigned>(lanes) - 1)) - 1;
+constexpr std::size_t intsum_most(AccumulatorBits accumulator_bits) {
+  return (std::size_t{1} << (static_cast<unsigned>(accumulator_bits) - 1)) - 1;
 }
 
 /// Returns the largest code if `contributions` ranks' codes are added; 0 for too many ranks.
 constexpr std::size_t intsum_levels(const IntsumOptions& options, std::size_t contributions) {
   const std::size_t exact = options.rounding == Rounding::kNearest ? (1 << 20) - 1 : (1 << 13) - 1;
-  return std::min(intsum_most(options.lanes) / contributions, exact);
+  return std::min(intsum_most(options.accumulator_bits) / contributions, exact);
 }
 static_assert(intsum_levels({}, 8) == 15 && intsum_levels({}, 128) == 0);
 
 /// Returns the type in which codes are added.
-constexpr Dtype intsum_dtype(IntsumLanes lanes) {
-  return lanes == IntsumLanes::k8    ? Dtype::kI8
-         : lanes == IntsumLanes::k16 ? Dtype::kU32
-                                     : Dtype::kI32;
+constexpr Dtype intsum_dtype(AccumulatorBits accumulator_bits) {
+  return accumulator_bits == AccumulatorBits::k8    ? Dtype::kI8
+         : accumulator_bits == AccumulatorBits::k16 ? Dtype::kU32
+                                                    : Dtype::kI32;
 }
 
 /// The number of raw values of one segment in each round. Segments follow each other without gaps.
 struct IntsumLayout {
   static constexpr std::size_t kBlock = 256;  ///< values per scale
   std::size_t count;
-  IntsumLanes lanes;
+  AccumulatorBits accumulator_bits;
 
   constexpr std::size_t maxima() const { return ceil_div(count, kBlock); }
   constexpr std::size_t codes() const {
-    return lanes == IntsumLanes::k16 ? ceil_div(count, std::size_t{2}) : count;
+    return accumulator_bits == AccumulatorBits::k16 ? ceil_div(count, std::size_t{2}) : count;
   }
 };
-static_assert(IntsumLayout{257, IntsumLanes::k16}.maxima() == 2);
-static_assert(IntsumLayout{257, IntsumLanes::k16}.codes() == 129);
+static_assert(IntsumLayout{257, AccumulatorBits::k16}.maxima() == 2);
+static_assert(IntsumLayout{257, AccumulatorBits::k16}.codes() == 129);
 
 }  // namespace tersor

@@ -1,4 +1,4 @@
-#include "comm/transport/tcp/lane.h"
+#include "comm/transport/tcp/connection.h"
 
 #include <tersor/error.h>
 
@@ -13,7 +13,7 @@ constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;
 
 }  // namespace
 
-void Lane::send(Parcel parcel) {
+void Connection::send(Parcel parcel) {
   const bool fault = parcel.headed && parcel.head.is_fault();
   fault ? outbox_.add_first(std::move(parcel)) : outbox_.add(std::move(parcel));
   if (socket_ && writable_) write();
@@ -21,7 +21,7 @@ void Lane::send(Parcel parcel) {
   if (!std::exchange(wanted_, true)) owner_.connect();
 }
 
-void Lane::open(Socket socket) {
+void Connection::open(Socket socket) {
   wanted_ = true;
   socket_.emplace(std::move(socket));
   owner_.reactor.watch(socket_->number(), *this);
@@ -29,33 +29,33 @@ void Lane::open(Socket socket) {
   owner_.reactor.activate(*this);
 }
 
-void Lane::look_again() {
+void Connection::look_again() {
   if (busy()) owner_.reactor.activate(*this);
 }
 
-void Lane::drop_socket() {
+void Connection::drop_socket() {
   if (!socket_) return;
   owner_.reactor.forget(socket_->number(), *this);
   socket_.reset();
 }
 
-void Lane::close(std::vector<std::shared_ptr<Job>>& dropped) {
+void Connection::close(std::vector<std::shared_ptr<Job>>& dropped) {
   drop_socket();
   outbox_.drop(dropped);
 }
 
-bool Lane::busy() const {
+bool Connection::busy() const {
   if (!socket_) return false;
   return (readable_ && !inbox_.rooms(number_)[0].empty()) || (writable_ && waits());
 }
 
-bool Lane::act() {
+bool Connection::act() {
   const bool written = socket_ && writable_ && waits() && write();
   return (socket_ && readable_ && read()) || written;
 }
 
 // Reads bytes received before an error first: the bytes may contain the reason.
-bool Lane::read() {
+bool Connection::read() {
   std::size_t bytes = 0;
   while (socket_ && readable_ && bytes < kMostBytesATurn) {
     const Rooms rooms = inbox_.rooms(number_);
@@ -68,7 +68,7 @@ bool Lane::read() {
   return bytes != 0;
 }
 
-bool Lane::read_rest() {
+bool Connection::read_rest() {
   std::size_t bytes = 0;
   try {
     while (socket_ && bytes < kMostRest) {
@@ -85,7 +85,7 @@ bool Lane::read_rest() {
 }
 
 // Returns false if the connection has ended.
-bool Lane::take(const Moved& moved) {
+bool Connection::take(const Moved& moved) {
   std::string error = moved.error;
   bool sound = true;
   try {
@@ -103,7 +103,7 @@ bool Lane::take(const Moved& moved) {
   return error.empty();
 }
 
-bool Lane::write() {
+bool Connection::write() {
   std::size_t bytes = 0;
   while (writable_ && waits()) {
     const Moved moved = socket_->write(outbox_.next());

@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // All connections end before the receiver reads from any connection.
-TEST(TcpLanes, WhatWasSentBeforeTheSenderLeftIsRead) {
+TEST(TcpConnections, WhatWasSentBeforeTheSenderLeftIsRead) {
   constexpr std::size_t kBytes = std::size_t{1} << 20;
   auto transports = tcp_transports(2, {.connections = 3});
   const auto sent = pattern(kBytes, 1, 0);

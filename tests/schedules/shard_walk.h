@@ -13,7 +13,7 @@
 
 namespace tersor::testing {
 
-class LaneWalk {
+class ShardWalk {
  public:
   static constexpr std::size_t kMostRanks = 4096;
 
@@ -23,14 +23,14 @@ class LaneWalk {
     int encodings = 0;
   };
 
-  /// schedules[rank], for an exchange of `lanes` shards.
-  LaneWalk(const std::vector<Schedule>& schedules, std::size_t lanes);
+  /// schedules[rank], for an exchange of `shards` shards.
+  ShardWalk(const std::vector<Schedule>& schedules, std::size_t shards);
 
   /// Returns a sentence about the first error, or "" if all ranks decoded the same frames.
   std::string run();
 
   /// The frame of a shard decoded by all ranks.
-  const Frame& result(std::size_t lane) const { return frames_[result_[lane]]; }
+  const Frame& result(std::size_t shard) const { return frames_[result_[shard]]; }
   const Sent& sent(int rank) const { return sent_[static_cast<std::size_t>(rank)]; }
 
  private:
@@ -38,7 +38,7 @@ class LaneWalk {
 
   /// Shards with a common origin, each with one frame.
   struct Content {
-    LaneRange lanes;
+    ShardRange shards;
     std::size_t frame;
   };
   using Contents = std::vector<Content>;

@@ -1,8 +1,8 @@
 // Codes in integer accumulators, the summands of a secure sum.
 #include <gtest/gtest.h>
+#include <tersor/accumulators.h>
 #include <tersor/error.h>
 #include <tersor/isa.h>
-#include <tersor/lanes.h>
 
 #include <algorithm>
 #include <cmath>
@@ -27,26 +27,29 @@ std::vector<float> normal(std::size_t count, unsigned seed) {
   return values;
 }
 
-Bytes encoded(const std::vector<float>& values, const LaneFormat& format, std::uint64_t secret) {
-  Bytes lanes(format.bytes(values.size()));
-  encode_lanes(values, format, secret, lanes);
-  return lanes;
+Bytes encoded(const std::vector<float>& values, const AccumulatorFormat& format,
+              std::uint64_t secret) {
+  Bytes accumulators(format.bytes(values.size()));
+  encode_accumulators(values, format, secret, accumulators);
+  return accumulators;
 }
 
-std::vector<float> decoded(const Bytes& lanes, const LaneFormat& format) {
-  std::vector<float> values(lanes.size() * 8 / format.lanes);
-  decode_lanes(lanes, format, values);
+std::vector<float> decoded(const Bytes& accumulators, const AccumulatorFormat& format) {
+  std::vector<float> values(accumulators.size() * 8 / format.accumulator_bits);
+  decode_accumulators(accumulators, format, values);
   return values;
 }
 
-class Lanes : public ::testing::TestWithParam<unsigned> {};
+class Accumulators : public ::testing::TestWithParam<unsigned> {};
 
-INSTANTIATE_TEST_SUITE_P(Widths, Lanes, ::testing::Values(8u, 16u, 32u),
-                         [](const auto& lanes) { return std::to_string(lanes.param); });
+INSTANTIATE_TEST_SUITE_P(Widths, Accumulators, ::testing::Values(8u, 16u, 32u),
+                         [](const auto& accumulators) {
+                           return std::to_string(accumulators.param);
+                         });
 
-TEST_P(Lanes, ACodeIsOneOfTheTwoNeighbours) {
+TEST_P(Accumulators, ACodeIsOneOfTheTwoNeighbours) {
   for (const std::size_t count : {0u, 1u, 255u, 256u, 257u, 5'000u}) {
-    const LaneFormat format{.bits = 8, .lanes = GetParam(), .scale = 0.03f};
+    const AccumulatorFormat format{.bits = 8, .accumulator_bits = GetParam(), .scale = 0.03f};
     const auto values = normal(count, 1);
     const auto found = decoded(encoded(values, format, 5), format);
     for (std::size_t i = 0; i < count; ++i) {
@@ -58,8 +61,8 @@ TEST_P(Lanes, ACodeIsOneOfTheTwoNeighbours) {
   }
 }
 
-TEST_P(Lanes, TheMeanIsRightAndEachSecretRoundsAnew) {
-  const LaneFormat format{.bits = 5, .lanes = GetParam(), .scale = 0.5f};
+TEST_P(Accumulators, TheMeanIsRightAndEachSecretRoundsAnew) {
+  const AccumulatorFormat format{.bits = 5, .accumulator_bits = GetParam(), .scale = 0.5f};
   const std::vector<float> values(4'096, 0.8125f);  // 1.625 units
   double sum = 0;
   for (std::uint64_t secret = 1; secret <= 64; ++secret) {
@@ -72,19 +75,19 @@ TEST_P(Lanes, TheMeanIsRightAndEachSecretRoundsAnew) {
   EXPECT_EQ(encoded(values, format, 1), encoded(values, format, 1));
 }
 
-TEST_P(Lanes, WhatDoesNotFitIsCutAndCounted) {
-  const LaneFormat format{.bits = 4, .lanes = GetParam(), .scale = 1};
+TEST_P(Accumulators, WhatDoesNotFitIsCutAndCounted) {
+  const AccumulatorFormat format{.bits = 4, .accumulator_bits = GetParam(), .scale = 1};
   const std::vector<float> values{7, -7, 7.5f, -8, 1e30f, -1e30f, 0};
-  Bytes lanes(format.bytes(values.size()));
-  EXPECT_EQ(encode_lanes(values, format, 9, lanes), 4u);
-  EXPECT_EQ(decoded(lanes, format), (std::vector<float>{7, -7, 7, -7, 7, -7, 0}));
+  Bytes accumulators(format.bytes(values.size()));
+  EXPECT_EQ(encode_accumulators(values, format, 9, accumulators), 4u);
+  EXPECT_EQ(decoded(accumulators, format), (std::vector<float>{7, -7, 7, -7, 7, -7, 0}));
 }
 
 /// The sum of a code of at least 9 bits and a random number of 16 bits is inexact in f32.
-TEST_P(Lanes, NoCodeExceedsTheLevels) {
+TEST_P(Accumulators, NoCodeExceedsTheLevels) {
   constexpr std::size_t kCount = 1 << 17;
   for (unsigned bits = 2; bits <= std::min(14u, GetParam()); ++bits) {
-    const LaneFormat format{.bits = bits, .lanes = GetParam(), .scale = 1};
+    const AccumulatorFormat format{.bits = bits, .accumulator_bits = GetParam(), .scale = 1};
     const auto most = static_cast<float>(format.levels());
     std::vector<float> values(kCount, most);
     for (std::size_t i = 1; i < kCount; i += 4) values[i] = -most;
@@ -101,8 +104,9 @@ TEST_P(Lanes, NoCodeExceedsTheLevels) {
   }
 }
 
-TEST_P(Lanes, WholeValuesKeepTheirCodes) {
-  const LaneFormat format{.bits = std::min(14u, GetParam()), .lanes = GetParam(), .scale = 0.5f};
+TEST_P(Accumulators, WholeValuesKeepTheirCodes) {
+  const AccumulatorFormat format{
+      .bits = std::min(14u, GetParam()), .accumulator_bits = GetParam(), .scale = 0.5f};
   std::vector<float> values(1 << 16);
   const int levels = static_cast<int>(format.levels());
   for (std::size_t i = 0; i < values.size(); ++i)
@@ -110,25 +114,25 @@ TEST_P(Lanes, WholeValuesKeepTheirCodes) {
   EXPECT_EQ(decoded(encoded(values, format, 7), format), values);
 }
 
-TEST_P(Lanes, MasksComeOffASum) {
-  const LaneFormat format{.bits = 6, .lanes = GetParam(), .scale = 0.125f};
+TEST_P(Accumulators, MasksComeOffASum) {
+  const AccumulatorFormat format{.bits = 6, .accumulator_bits = GetParam(), .scale = 0.125f};
   std::mt19937 random(3);
   Bytes plain, masked;
   for (unsigned rank = 0; rank < 4; ++rank) {
     Bytes codes = encoded(normal(1'000, rank), format, rank);
     if (rank == 0) plain.assign(codes.size(), std::byte{}), masked = plain;
-    add_lanes(plain, codes, format.lanes);
+    add_accumulators(plain, codes, format.accumulator_bits);
     Bytes mask(codes.size());
     for (std::byte& byte : mask) byte = static_cast<std::byte>(random());
-    add_lanes(codes, mask, format.lanes);
-    add_lanes(masked, codes, format.lanes);
-    subtract_lanes(masked, mask, format.lanes);
+    add_accumulators(codes, mask, format.accumulator_bits);
+    add_accumulators(masked, codes, format.accumulator_bits);
+    subtract_accumulators(masked, mask, format.accumulator_bits);
   }
   EXPECT_EQ(masked, plain);
 }
 
-TEST_P(Lanes, AllInstructionSetsWriteTheSame) {
-  const LaneFormat format{.bits = 8, .lanes = GetParam(), .scale = 0.02f};
+TEST_P(Accumulators, AllInstructionSetsWriteTheSame) {
+  const AccumulatorFormat format{.bits = 8, .accumulator_bits = GetParam(), .scale = 0.02f};
   const auto values = normal(3'333, 7);
   const Bytes best = encoded(values, format, 77);
   const auto sums = decoded(best, format);
@@ -140,33 +144,33 @@ TEST_P(Lanes, AllInstructionSetsWriteTheSame) {
   force_isa({});
 }
 
-TEST(LanesErrors, AreNamedAndNothingIsSent) {
-  Bytes lanes(16, std::byte{1});
+TEST(AccumulatorsErrors, AreNamedAndNothingIsSent) {
+  Bytes accumulators(16, std::byte{1});
   std::vector<float> values(8);
-  const auto complaint = [&](const LaneFormat& format) -> std::string {
+  const auto complaint = [&](const AccumulatorFormat& format) -> std::string {
     try {
-      encode_lanes(values, format, 1, lanes);
+      encode_accumulators(values, format, 1, accumulators);
     } catch (const InvalidArgument& error) {
       return error.what();
     }
     return "none";
   };
   EXPECT_EQ(complaint({}), "none");
-  EXPECT_NE(complaint({.lanes = 12}).find("give 8, 16 or 32"), std::string::npos);
-  EXPECT_NE(complaint({.bits = 9, .lanes = 8}).find("give 2 to 8"), std::string::npos);
+  EXPECT_NE(complaint({.accumulator_bits = 12}).find("give 8, 16 or 32"), std::string::npos);
+  EXPECT_NE(complaint({.bits = 9, .accumulator_bits = 8}).find("give 2 to 8"), std::string::npos);
   EXPECT_NE(complaint({.bits = 15}).find("give 2 to 14"), std::string::npos);
   EXPECT_NE(complaint({.bits = 1}).find("give 2 to 14"), std::string::npos);
   for (const float scale : {0.0f, -1.0f, std::numeric_limits<float>::quiet_NaN(),
                             std::numeric_limits<float>::infinity()})
     EXPECT_NE(complaint({.scale = scale}).find("the scale is"), std::string::npos) << scale;
-  EXPECT_NE(complaint({.lanes = 32}).find("8 values, which take 32"), std::string::npos);
+  EXPECT_NE(complaint({.accumulator_bits = 32}).find("8 values, which take 32"), std::string::npos);
   values[7] = std::numeric_limits<float>::infinity();
   values[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_NE(complaint({}).find("2 values are not finite"), std::string::npos);
-  EXPECT_EQ(lanes, Bytes(16));
-  EXPECT_THROW(add_lanes(lanes, Bytes(8), 16), InvalidArgument);
+  EXPECT_EQ(accumulators, Bytes(16));
+  EXPECT_THROW(add_accumulators(accumulators, Bytes(8), 16), InvalidArgument);
   Bytes odd(5);
-  EXPECT_THROW(add_lanes(odd, odd, 16), InvalidArgument);
+  EXPECT_THROW(add_accumulators(odd, odd, 16), InvalidArgument);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// See lane_walk.h.
-#include "tests/schedules/lane_walk.h"
+// See shard_walk.h.
+#include "tests/schedules/shard_walk.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,16 +7,16 @@
 namespace tersor::testing {
 namespace {
 
-LaneRange lanes_of(const Parcel& parcel) { return {parcel.lane, parcel.lanes}; }
+ShardRange shards_of(const Parcel& parcel) { return {parcel.shard, parcel.shards}; }
 
 }  // namespace
 
-LaneWalk::LaneWalk(const std::vector<Schedule>& schedules, std::size_t lanes)
+ShardWalk::ShardWalk(const std::vector<Schedule>& schedules, std::size_t shards)
     : schedules_(schedules),
       reduced_(schedules.size()),
       kept_(schedules.size()),
       letters_(schedules.size()),
-      result_(lanes, kNone),
+      result_(shards, kNone),
       decodings_(schedules.size()),
       sent_(schedules.size()) {
   for (std::size_t rank = 0; rank < schedules.size(); ++rank) {
@@ -25,17 +25,17 @@ LaneWalk::LaneWalk(const std::vector<Schedule>& schedules, std::size_t lanes)
   }
 }
 
-std::string LaneWalk::fault(std::size_t rank, const std::string& what) const {
+std::string ShardWalk::fault(std::size_t rank, const std::string& what) const {
   return "step " + std::to_string(step_) + ", rank " + std::to_string(rank) + ": " + what;
 }
 
 // Sums the received contents of the rank's shards.
-std::string LaneWalk::make(std::size_t rank) {
+std::string ShardWalk::make(std::size_t rank) {
   if (step(rank).make != Make::kReduce || step(rank).idle()) return "";
   Frame sum;
   for (const Content& content : kept_[rank]) {
-    if (content.lanes != LaneRange{step(rank).first_lane, step(rank).lane_count})
-      return fault(rank, "adds other lanes than its own");
+    if (content.shards != ShardRange{step(rank).first_shard, step(rank).shard_count})
+      return fault(rank, "adds other shards than its own");
     const Frame& frame = frames_[content.frame];
     if ((sum.from & frame.from).any()) return fault(rank, "adds a gradient twice");
     sum.from |= frame.from;
@@ -46,41 +46,41 @@ std::string LaneWalk::make(std::size_t rank) {
   return "";
 }
 
-void LaneWalk::post(std::size_t rank) {
+void ShardWalk::post(std::size_t rank) {
   for (const Parcel& parcel : step(rank).sends) {
     const auto peer = static_cast<std::size_t>(parcel.peer);
     letters_[peer].push_back({rank, parcel});
     if (peer == rank) continue;
     sent_[rank].messages += 1;
-    sent_[rank].encoded += static_cast<double>(parcel.lanes) / static_cast<double>(result_.size());
+    sent_[rank].encoded += static_cast<double>(parcel.shards) / static_cast<double>(result_.size());
   }
 }
 
 // The contents of a message: from the received contents if forwarded, otherwise the sender's own
 // shards.
-std::string LaneWalk::contents_of(const Letter& letter, Contents& all) const {
+std::string ShardWalk::contents_of(const Letter& letter, Contents& all) const {
   const Make made = step(letter.from).make;
-  const std::size_t end = letter.parcel.lane + letter.parcel.lanes;
+  const std::size_t end = letter.parcel.shard + letter.parcel.shards;
   if (made != Make::kForward) {
     const Step& own = step(letter.from);
-    if (letter.parcel.lane < own.first_lane || end > own.first_lane + own.lane_count)
+    if (letter.parcel.shard < own.first_shard || end > own.first_shard + own.shard_count)
       return fault(letter.from, "sends what it does not make");
     all.push_back(
-        {lanes_of(letter.parcel), made == Make::kEncode ? letter.from : reduced_[letter.from]});
+        {shards_of(letter.parcel), made == Make::kEncode ? letter.from : reduced_[letter.from]});
     return "";
   }
   const Contents& kept = kept_[letter.from];
-  std::size_t lane = letter.parcel.lane;
-  const auto first_lane = [](const Content& content) { return content.lanes.first; };
-  auto next = std::ranges::lower_bound(kept, lane, {}, first_lane);
-  for (; next != kept.end() && next->lanes.first == lane && lane < end; ++next) {
+  std::size_t shard = letter.parcel.shard;
+  const auto first_shard = [](const Content& content) { return content.shards.first; };
+  auto next = std::ranges::lower_bound(kept, shard, {}, first_shard);
+  for (; next != kept.end() && next->shards.first == shard && shard < end; ++next) {
     all.push_back(*next);
-    lane += next->lanes.count;
+    shard += next->shards.count;
   }
-  return lane == end ? "" : fault(letter.from, "sends on what it does not hold");
+  return shard == end ? "" : fault(letter.from, "sends on what it does not hold");
 }
 
-std::string LaneWalk::receive(std::size_t rank, Contents& all) const {
+std::string ShardWalk::receive(std::size_t rank, Contents& all) const {
   const std::vector<Letter>& letters = letters_[rank];
   for (const Parcel& parcel : step(rank).receives) {
     const auto from = static_cast<std::size_t>(parcel.peer);
@@ -88,28 +88,28 @@ std::string LaneWalk::receive(std::size_t rank, Contents& all) const {
     const std::string peer = "rank " + std::to_string(from);
     if (letter == letters.end() || letter->from != from)
       return fault(rank, "waits in vain for " + peer);
-    if (lanes_of(letter->parcel) != lanes_of(parcel))
-      return fault(rank, "gets other lanes from " + peer);
+    if (shards_of(letter->parcel) != shards_of(parcel))
+      return fault(rank, "gets other shards from " + peer);
     if (std::string what = contents_of(*letter, all); !what.empty()) return what;
   }
-  std::ranges::stable_sort(all, {}, [](const Content& content) { return content.lanes.first; });
+  std::ranges::stable_sort(all, {}, [](const Content& content) { return content.shards.first; });
   return letters.size() == step(rank).receives.size() ? "" : fault(rank, "is sent more");
 }
 
-std::string LaneWalk::decode(std::size_t rank, const Contents& all) {
-  std::size_t lane = 0;
+std::string ShardWalk::decode(std::size_t rank, const Contents& all) {
+  std::size_t shard = 0;
   ++decodings_[rank];
   for (const Content& content : all) {
-    if (content.lanes.first != lane) return fault(rank, "decodes a lane twice, or not at all");
-    for (const std::size_t end = lane + content.lanes.count; lane < end; ++lane) {
-      if (result_[lane] == kNone) result_[lane] = content.frame;
-      if (result_[lane] != content.frame) return fault(rank, "decodes another frame");
+    if (content.shards.first != shard) return fault(rank, "decodes a shard twice, or not at all");
+    for (const std::size_t end = shard + content.shards.count; shard < end; ++shard) {
+      if (result_[shard] == kNone) result_[shard] = content.frame;
+      if (result_[shard] != content.frame) return fault(rank, "decodes another frame");
     }
   }
-  return lane == result_.size() ? "" : fault(rank, "does not decode all lanes");
+  return shard == result_.size() ? "" : fault(rank, "does not decode all shards");
 }
 
-std::string LaneWalk::run_step() {
+std::string ShardWalk::run_step() {
   const std::size_t ranks = schedules_.size();
   for (auto& letters : letters_) letters.clear();
   for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -130,7 +130,7 @@ std::string LaneWalk::run_step() {
   return "";
 }
 
-std::string LaneWalk::run() {
+std::string ShardWalk::run() {
   for (std::size_t rank = 0; rank < schedules_.size(); ++rank)
     if (schedules_[rank].size() != schedules_[0].size()) return fault(rank, "has other steps");
   for (step_ = 0; step_ < schedules_[0].size(); ++step_)

@@ -14,7 +14,7 @@
 
 namespace tersor::tcp {
 
-class Lane final : public Watched {
+class Connection final : public Watched {
  public:
   struct Owner {
     Reactor& reactor;
@@ -26,9 +26,9 @@ class Lane final : public Watched {
     std::function<void(const std::string& cause)> lose;  ///< called after a broken connection
   };
 
-  Lane(std::size_t number, Inbox& inbox, Owner owner)
+  Connection(std::size_t number, Inbox& inbox, Owner owner)
       : number_(number), inbox_(inbox), owner_(std::move(owner)) {}
-  ~Lane() override { drop_socket(); }
+  ~Connection() override { drop_socket(); }
 
   /// Queues an item in order; faults go before all items not yet begun. Copies payloads without an
   /// owner, unless sent at once.
