@@ -16,8 +16,8 @@ constexpr std::uint64_t kResidualSeed = 2;
 /// The `count` values of a longer gradient for call number `index`.
 ConstValueSpan values_of_step(ConstValueSpan gradient, std::size_t count, std::size_t index) {
   constexpr std::size_t kStride = 512;  // values; keeps the alignment
-  const std::size_t places = (gradient.count() - count) / kStride + 1;
-  return gradient.subspan(turn(index * 2654435761u, places) * kStride, count);
+  const std::size_t positions = (gradient.count() - count) / kStride + 1;
+  return gradient.subspan(turn(index * 2654435761u, positions) * kStride, count);
 }
 
 ConstByteSpan bytes_of(ConstValueSpan values) { return {values.pointer(), values.bytes()}; }

@@ -24,12 +24,12 @@ ConstValueSpan shard_of(const RankGradients& gradients, ConstValueSpan whole, in
 }
 
 /// The error relative to the values of rank `from`: the whole or, if the output has the size of a
-/// shard, the shard number `place`.
-double error_of(const RankGradients& gradients, int from, int place, ConstValueSpan output) {
+/// shard, the shard number `to`.
+double error_of(const RankGradients& gradients, int from, int to, ConstValueSpan output) {
   const Buffer sample = gradients.sample(from);
   const ConstValueSpan whole = sample.values(gradients.count(), gradients.dtype());
   const bool all = output.count() == whole.count();
-  return relative_error(all ? whole : shard_of(gradients, whole, place), output);
+  return relative_error(all ? whole : shard_of(gradients, whole, to), output);
 }
 
 double error_of_first(const RankGradients& gradients, int rank, ConstValueSpan output) {
@@ -40,11 +40,11 @@ double reduce_error(const RankGradients& gradients, int rank, ConstValueSpan out
   return rank == 0 ? relative_error(gradients.sum(), output) : 0;
 }
 
-/// The maximum error over the shards of all ranks for rank `place`.
-double error_of_shards_for(const RankGradients& gradients, int place, ConstValueSpan output) {
+/// The maximum error over the shards of all ranks for rank `to`.
+double error_of_shards_for(const RankGradients& gradients, int to, ConstValueSpan output) {
   double error = 0;
   for (int from = 0; from < gradients.ranks(); ++from)
-    error = std::max(error, error_of(gradients, from, place, shard_of(gradients, output, from)));
+    error = std::max(error, error_of(gradients, from, to, shard_of(gradients, output, from)));
   return error;
 }
 

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "bench/commands.h"
-#include "bench/processes/rank_place.h"
+#include "bench/processes/rank_identity.h"
 
 namespace tersor::bench {
 namespace {

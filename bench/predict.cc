@@ -264,7 +264,7 @@ void run_predict(const PredictOptions& options) {
   print_losers(losers);
 }
 
-void add_place_options(Command& command, PredictOptions& options) {
+void add_placement_options(Command& command, PredictOptions& options) {
   const auto check = [](const std::string& text) {
     parse_rank_range(text);
     return text;
@@ -296,7 +296,7 @@ void add_cost_options(Command& command, PredictOptions& options) {
 
 void add_options(Command& command, PredictOptions& options) {
   add_codecs(command, options.codecs);
-  add_place_options(command, options);
+  add_placement_options(command, options);
   command.add_option("--bytes", options.bytes, "Sizes of the gradient; K, M and G are 1024s")
       .takes("BYTES", size_suffix(above_zero()));
   command.add_option("--chunk", options.chunk_count, "Values of a chunk; K, M and G are 1024s")

@@ -46,10 +46,10 @@ RankGradients::RankGradients(std::size_t count, Dtype dtype, int ranks,
   for (int rank = 0; rank < ranks; ++rank) {
     const bool here = only_rank.value_or(rank) == rank;
     if (!here && !knows_sum) continue;
-    Buffer& place = storage_[static_cast<std::size_t>(rank)];
-    place = sample(rank);
+    Buffer& buffer = storage_[static_cast<std::size_t>(rank)];
+    buffer = sample(rank);
     if (knows_sum) add_to_sum(of(rank));
-    if (!here) place = {};
+    if (!here) buffer = {};
   }
 }
 

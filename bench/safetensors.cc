@@ -85,7 +85,7 @@ std::vector<Entry> entries_of(std::string_view header) {
   return entries;
 }
 
-void check_place(const Entry& entry, std::size_t expected_begin, std::size_t most) {
+void check_offsets(const Entry& entry, std::size_t expected_begin, std::size_t most) {
   const auto fail = [&](const std::string& what) {
     throw InvalidArgument(fmt::format("tensor \"{}\" {}", entry.name, what));
   };
@@ -103,7 +103,7 @@ std::vector<Tensor> parse_safetensors(std::string_view bytes) {
   std::vector<Tensor> tensors;
   std::size_t end = 0;
   for (const Entry& entry : entries_of(header)) {
-    check_place(entry, end, rest.size());
+    check_offsets(entry, end, rest.size());
     end = entry.end;
     tensors.push_back(make_tensor(entry.name, entry.type, entry.shape,
                                   rest.substr(entry.begin, end - entry.begin)));

@@ -32,7 +32,7 @@ class FirstFault {
 
   /// Throws WireError if a fault was added.
   void check(std::size_t frames) const {
-    if (text_ != nullptr) throw_wrong_places(frame_, frames, segment_, text_);
+    if (text_ != nullptr) throw_wrong_indices(frame_, frames, segment_, text_);
   }
 
  private:
@@ -95,7 +95,7 @@ class BlocktopkCodec final : public SlicedCodec<BlocktopkCodec, kernels::Blockto
 
   /// Lists come from other ranks. Every index must lie inside its block.
   template <typename Call>
-  void check_places_of(const Call& call) const {
+  void check_indices_of(const Call& call) const {
     FirstFault fault;
     for_each_slice_of(call, [&](const Slice& slice) {
       const Parts parts = parts_of(call, slice);

@@ -232,11 +232,11 @@ class MemoryCheck {
   template <typename Span>
   void same_memory(const char* what, std::size_t segment, const Span& span) const {
     if (span.memory() != memory_)
-      fail(codec_, std::string("the call is ") + place(memory_) + ", but " + what + " of " +
-                       segment_text(segment) + " lies " + place(span.memory()));
+      fail(codec_, std::string("the call is ") + location_name(memory_) + ", but " + what + " of " +
+                       segment_text(segment) + " lies " + location_name(span.memory()));
   }
 
-  static const char* place(Memory memory) {
+  static const char* location_name(Memory memory) {
     return memory == Memory::kHost ? "on the host" : "on a device";
   }
 

@@ -262,8 +262,8 @@ void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> fr
   if (has_checksum(expected)) check_checksums(frames, threads);
 }
 
-void throw_wrong_places(std::size_t frame, std::size_t frames, std::size_t segment,
-                        std::string_view what) {
+void throw_wrong_indices(std::size_t frame, std::size_t frames, std::size_t segment,
+                         std::string_view what) {
   throw WireError("frame " + std::to_string(frame) + " of " + std::to_string(frames) +
                   ", segment " + std::to_string(segment) + ": " + std::string(what));
 }
@@ -304,9 +304,9 @@ std::size_t frame_bytes(ConstByteSpan frame) {
 
 void throw_if_faulty(const FrameFault& fault) {
   if (fault.kind == FrameFault::kNone) return;
-  if (fault.kind == FrameFault::kPlaces)
-    encoding::throw_wrong_places(fault.frame, fault.frames, fault.detail,
-                                 "the places of its kept values are damaged");
+  if (fault.kind == FrameFault::kIndices)
+    encoding::throw_wrong_indices(fault.frame, fault.frames, fault.detail,
+                                  "the places of its kept values are damaged");
   encoding::name_frame(fault.frame, fault.frames, [&] { encoding::throw_fault(fault); });
 }
 

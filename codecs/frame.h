@@ -93,8 +93,8 @@ void check_checksums(std::span<const ConstByteSpan> frames, Threads* threads);
 void check_checksums(std::span<const ConstByteSpan> frames, std::span<const PayloadSum> sums);
 
 /// Throws WireError that names the frame of a list and its segment.
-[[noreturn]] void throw_wrong_places(std::size_t frame, std::size_t frames, std::size_t segment,
-                                     std::string_view what);
+[[noreturn]] void throw_wrong_indices(std::size_t frame, std::size_t frames, std::size_t segment,
+                                      std::string_view what);
 
 /// Zeroes the bytes [begin, end) of a payload, the padding of a section.
 void pad_section(ByteSpan payload, std::size_t begin, std::size_t end);

@@ -5,7 +5,7 @@
 #include "codecs/registry.h"
 #include "kernels/intsum/cpu.h"
 #include "kernels/intsum/device.h"
-#include "kernels/intsum/places.h"
+#include "kernels/intsum/offsets.h"
 
 #include <tersor/codecs/intsum.h>
 
@@ -16,8 +16,8 @@
 namespace tersor::encoding {
 namespace {
 
-using kernels::IntsumPlace;
-using IntsumSlice = SliceAt<IntsumPlace>;
+using kernels::IntsumOffset;
+using IntsumSlice = SliceAt<IntsumOffset>;
 
 constexpr Choice<AccumulatorBits, 3> kAccumulatorChoice = {
     "lanes",
@@ -45,11 +45,11 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   PlanSizes sizes(const PlanRequest& request) const {
     check_contributions(request.contributions);
-    return {.kept_bytes = places_of(request.segments).maxima * sizeof(float)};
+    return {.kept_bytes = end_of(request.segments).maxima * sizeof(float)};
   }
 
   BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
-    const IntsumPlace end = places_of(segments);
+    const IntsumOffset end = end_of(segments);
     if (is_of_maxima(round)) return {Dtype::kU32, end.maxima};
     return {intsum_dtype(options_.accumulator_bits), end.codes + (knows_scale() ? end.maxima : 0)};
   }
@@ -68,7 +68,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
     const StateWords words = words_of(call);
-    const IntsumPlace end = places_of(call.segments);
+    const IntsumOffset end = end_of(call.segments);
     for_each(call, [&](const IntsumSlice& slice) {
       if (is_of_maxima(call.identity.round))
         return write_maxima(call, words, factor, slice, values.as<std::uint32_t>().data());
@@ -84,7 +84,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   }
   void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
-    const IntsumPlace end = places_of(call.segments);
+    const IntsumOffset end = end_of(call.segments);
     if (knows_scale())
       kernels::intsum_flagged_scales(values.subspan(end.codes, end.maxima).pointer(),
                                      options_.accumulator_bits, options_.scale,
@@ -104,20 +104,20 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     return static_cast<float>(intsum_levels(options_, contributions));
   }
 
-  IntsumPlace place_of(std::size_t count) const {
-    return IntsumPlace::of(count, options_.accumulator_bits);
+  IntsumOffset offset_of(std::size_t count) const {
+    return IntsumOffset::of(count, options_.accumulator_bits);
   }
 
-  IntsumPlace places_of(std::span<const Segment> segments) const {
-    IntsumPlace end;
-    for (const Segment& segment : segments) end += place_of(segment.count);
+  IntsumOffset end_of(std::span<const Segment> segments) const {
+    IntsumOffset end;
+    for (const Segment& segment : segments) end += offset_of(segment.count);
     return end;
   }
 
   /// Returns the offset of a slice's raw values.
-  IntsumPlace begin_of(const IntsumSlice& slice) const {
-    IntsumPlace begin = slice.offset;
-    return begin += place_of(slice.first);
+  IntsumOffset begin_of(const IntsumSlice& slice) const {
+    IntsumOffset begin = slice.offset;
+    return begin += offset_of(slice.first);
   }
 
   /// Returns the byte offset of a slice's codes.
@@ -129,7 +129,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   void for_each(const Call& call, const Visitor& visit) const {
     for_each_slice(
         call.segments, call.execution.threads,
-        [this](const Segment& segment) { return place_of(segment.count); }, visit);
+        [this](const Segment& segment) { return offset_of(segment.count); }, visit);
   }
 
   void write_maxima(const EncodeCall& call, const StateWords& words, float factor,
@@ -138,7 +138,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     if (is_active(call.segments[slice.segment]))
       kernels::intsum_maxima(sent_of(call, slice, words, kernels::Store::kCached), factor, maxima);
     else
-      std::fill_n(maxima, place_of(slice.count).maxima, 0u);
+      std::fill_n(maxima, offset_of(slice.count).maxima, 0u);
   }
 
   void write_codes(const EncodeCall& call, const StateWords& words, float factor,
@@ -148,7 +148,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     const kernels::Sent sent = sent_of(call, slice, words, store);
     std::byte* codes = values.pointer() + codes_offset(slice);
     if (!is_active(segment)) {
-      std::memset(codes, 0, place_of(slice.count).codes * dtype_bytes(values.dtype()));
+      std::memset(codes, 0, offset_of(slice.count).codes * dtype_bytes(values.dtype()));
       return keep_residual(sent.feedback, slice.count);
     }
     kernels::intsum_encode(
@@ -167,7 +167,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
                    const IntsumSlice& slice, ValueSpan flags) const {
     float* scales = scales_of(call.execution);
     write_maxima(call, words, factor, slice, reinterpret_cast<std::uint32_t*>(scales));
-    const std::size_t first = begin_of(slice).maxima, count = place_of(slice.count).maxima;
+    const std::size_t first = begin_of(slice).maxima, count = offset_of(slice.count).maxima;
     kernels::intsum_flag_blocks({scales + first, count}, options_.scale, options_.accumulator_bits,
                                 flags.subspan(first, count).pointer());
   }

@@ -5,7 +5,7 @@
 #include "codecs/registry.h"
 #include "kernels/lowrank/cpu.h"
 #include "kernels/lowrank/device.h"
-#include "kernels/lowrank/places.h"
+#include "kernels/lowrank/offsets.h"
 #include "kernels/scalar/convert.h"
 
 #include <tersor/codecs/lowrank.h>
@@ -18,7 +18,7 @@ namespace {
 
 using kernels::lowrank_stride;
 using kernels::LowrankShape;
-using Place = kernels::LowrankPlace;
+using Offset = kernels::LowrankOffset;
 
 constexpr Choice<std::size_t, 6> kRankChoice = {
     "rank", {{{"1", 1}, {"2", 2}, {"4", 4}, {"8", 8}, {"16", 16}, {"32", 32}}}, 2};
@@ -74,13 +74,13 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
       check_segment(segment);
       widest = std::max(widest, layout_of(segment).rank() * lowrank_stride(segment.columns));
     }
-    const Place end = end_of(request.segments);
+    const Offset end = end_of(request.segments);
     const std::size_t workspace = request.memory == Memory::kDevice ? end.workspace : widest;
     return {.workspace_bytes = workspace * sizeof(float), .kept_bytes = end.basis * sizeof(float)};
   }
 
   BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
-    const Place end = end_of(segments);
+    const Offset end = end_of(segments);
     if (round == 0) return {Dtype::kF32, end.left};
     return {options_.values, end.right};
   }
@@ -99,11 +99,11 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
 
   std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
     const StateWords words = words_of(call);
-    for_each(call.segments, [&](std::size_t i, const Place& place) {
+    for_each(call.segments, [&](std::size_t i, const Offset& offset) {
       if (call.identity.round == 0)
-        write_left(call, words, i, values.as<float>().data() + place.left);
+        write_left(call, words, i, values.as<float>().data() + offset.left);
       else
-        write_right(call, words, i, place, factor, values);
+        write_right(call, words, i, offset, factor, values);
     });
     return 0;
   }
@@ -111,18 +111,18 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   void host_absorb(const DecodeCall& call, ConstValueSpan values) const {
     const float* projected = values.as<float>().data();
     for_each_run(call.segments.size(), 1, call.execution.threads, [&](kernels::LowrankRange run) {
-      for_each(call.segments, [&](std::size_t i, const Place& place) {
+      for_each(call.segments, [&](std::size_t i, const Offset& offset) {
         if (i - run.first < run.count)
-          take_basis(shape_of(call.segments[i]), projected + place.left,
-                     basis_of(call.execution, place));
+          take_basis(shape_of(call.segments[i]), projected + offset.left,
+                     basis_of(call.execution, offset));
       });
     });
   }
 
   void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
-    for_each(call.segments, [&](std::size_t i, const Place& place) {
+    for_each(call.segments, [&](std::size_t i, const Offset& offset) {
       const std::size_t count = layout_of(call.segments[i]).right();
-      decode_segment(call, i, place, values.subspan(place.right, count));
+      decode_segment(call, i, offset, values.subspan(offset.right, count));
     });
   }
 
@@ -135,24 +135,24 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     return {segment.rows, segment.columns, layout_of(segment).rank()};
   }
 
-  Place end_of(std::span<const Segment> segments) const {
-    Place end;
-    for (const Segment& segment : segments) end += Place::of(layout_of(segment));
+  Offset end_of(std::span<const Segment> segments) const {
+    Offset end;
+    for (const Segment& segment : segments) end += Offset::of(layout_of(segment));
     return end;
   }
 
   /// Calls visit(i, offsets of segment i).
   template <typename Visitor>
   void for_each(std::span<const Segment> segments, const Visitor& visit) const {
-    Place place;
+    Offset offset;
     for (std::size_t i = 0; i < segments.size(); ++i) {
-      visit(i, place);
-      place += Place::of(layout_of(segments[i]));
+      visit(i, offset);
+      offset += Offset::of(layout_of(segments[i]));
     }
   }
 
-  static float* basis_of(const Execution& execution, const Place& place) {
-    return reinterpret_cast<float*>(execution.kept.data()) + place.basis;
+  static float* basis_of(const Execution& execution, const Offset& offset) {
+    return reinterpret_cast<float*>(execution.kept.data()) + offset.basis;
   }
 
   static float* workspace_of(const Execution& execution) {
@@ -194,11 +194,11 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   }
 
   void write_right(const EncodeCall& call, const StateWords& words, std::size_t index,
-                   const Place& place, float factor, ValueSpan values) const {
+                   const Offset& offset, float factor, ValueSpan values) const {
     const Segment& segment = call.segments[index];
     const kernels::Sent sent = sent_of(call, whole(call, index), words, kernels::Store::kCached);
-    const ValueSpan own = values.subspan(place.right, layout_of(segment).right());
-    const float* basis = basis_of(call.execution, place);
+    const ValueSpan own = values.subspan(offset.right, layout_of(segment).right());
+    const float* basis = basis_of(call.execution, offset);
     if (!is_active(segment) || !kernels::is_finite(*basis)) {
       fill(own, is_active(segment) ? *basis : 0.0f);
       return keep_residual(sent.feedback, segment.count);
@@ -214,7 +214,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
         [&](kernels::LowrankRange columns) { kernels::lowrank_coefficients(arguments, columns); });
   }
 
-  void decode_segment(const DecodeCall& call, std::size_t index, const Place& place,
+  void decode_segment(const DecodeCall& call, std::size_t index, const Offset& offset,
                       ConstValueSpan values) const {
     const LowrankShape shape = shape_of(call.segments[index]);
     float* coefficients = workspace_of(call.execution);
@@ -222,7 +222,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     if (!call.memories.empty()) remember(call.memories[index], shape, coefficients);
     const kernels::LowrankDecode arguments{
         .shape = shape,
-        .basis = basis_of(call.execution, place),
+        .basis = basis_of(call.execution, offset),
         .coefficients = coefficients,
         .to = decoded_of(call, whole(call, index), kernels::Store::kCached)};
     for_each_run(shape.rows, kernels::kLowrankRows, call.execution.threads,

@@ -108,7 +108,7 @@ class SlicedCodec : public FormatCodec<Own> {
   void host_decode(const DecodeCall& call, const FrameHeader& expected) const {
     const FrameHeader header = checked_header(call, expected);
     FrameSums sums(call, kSummed);
-    check_places(call);
+    check_indices(call);
     const kernels::Store store = store_for(bytes_of(call.frames) + bytes_of(call.outputs));
     for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
       Views views(call.frames.size(), views_workspace(call), piece.task);
@@ -121,7 +121,7 @@ class SlicedCodec : public FormatCodec<Own> {
   void host_reduce(const ReduceCall& call, const FrameHeader& expected, ByteSpan frame) const {
     const FrameHeader header = checked_header(call, expected);
     FrameSums sums(call, kSummed);
-    check_places(call);
+    check_indices(call);
     FrameWriter output(call, frame, bytes_of(call.frames), Own::kLarge);
     for_each_piece_of(call, sums.is_on(), [&](const Slice& piece) {
       Views views(call.frames.size(), views_workspace(call), piece.task);
@@ -178,13 +178,13 @@ class SlicedCodec : public FormatCodec<Own> {
   using Views = ViewList<View>;
 
   /// Codecs with lists of indices check the lists before use, and the checksums before the lists.
-  static constexpr bool kHasPlaces = requires(const Own& own, const DecodeCall& call) {
-    own.check_places_of(call);
+  static constexpr bool kHasIndices = requires(const Own& own, const DecodeCall& call) {
+    own.check_indices_of(call);
   };
-  static constexpr Summed kSummed = kHasPlaces ? Summed::kFirst : Summed::kMeanwhile;
+  static constexpr Summed kSummed = kHasIndices ? Summed::kFirst : Summed::kMeanwhile;
 
   static std::size_t sums_bytes(std::size_t frames) {
-    return kHasPlaces ? 0 : FrameSums::workspace_bytes(frames);
+    return kHasIndices ? 0 : FrameSums::workspace_bytes(frames);
   }
 
   /// Views follow the sums in the workspace.
@@ -194,8 +194,8 @@ class SlicedCodec : public FormatCodec<Own> {
   }
 
   template <typename Call>
-  void check_places(const Call& call) const {
-    if constexpr (kHasPlaces) this->own().check_places_of(call);
+  void check_indices(const Call& call) const {
+    if constexpr (kHasIndices) this->own().check_indices_of(call);
   }
 
   /// Returns the header of a call's frames, including carried data.

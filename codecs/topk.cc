@@ -171,7 +171,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
         const auto view = sections<kernels::TopkPayloadView>(
             payload_of(call.frames[frame]).subspan(offset), layout);
         const char* wrong = kernels::topk_validate(view, layout.count, layout.kept);
-        if (wrong != nullptr) throw_wrong_places(frame, call.frames.size(), i, wrong);
+        if (wrong != nullptr) throw_wrong_indices(frame, call.frames.size(), i, wrong);
       }
       offset += layout.bytes();
     }

@@ -115,8 +115,8 @@ void check(const AllreduceOptions& options) {
   refuse(std::ranges::find(options.codecs, kAutoCodec) != options.codecs.end(), "codec auto");
 }
 
-void run_as_rank(const AllreduceOptions& options, const RankPlace& place) {
-  const auto fleet = make_gpu_fleet(options.fleet, place);
+void run_as_rank(const AllreduceOptions& options, const RankIdentity& identity) {
+  const auto fleet = make_gpu_fleet(options.fleet, identity);
   const std::vector<SweepRow> rows = rows_of(options);
   RecordFile records(fleet->leads() ? options.json : "");
   fmt::print("{}; {}; {}time = median of the slowest rank\n\n", machine_name(), fleet->text(),
@@ -136,7 +136,7 @@ void run_as_rank(const AllreduceOptions& options, const RankPlace& place) {
 
 void run_nccl_allreduce(const AllreduceOptions& options) {
   check(options);
-  if (const auto place = place_of_process()) return run_as_rank(options, *place);
+  if (const auto identity = identity_of_process()) return run_as_rank(options, *identity);
   const int devices = device_count();
   byte_counts(options);  // reports invalid arguments once instead of on each rank
   if (!options.json.empty()) RecordFile(options.json);

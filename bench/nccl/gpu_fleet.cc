@@ -58,14 +58,14 @@ ncclDataType_t nccl_type(Dtype dtype) {
   return dtype == Dtype::kBf16 ? ncclBfloat16 : ncclFloat16;
 }
 
-NcclCommunicator communicator(const RankPlace& place, const char* suffix) {
-  return NcclCommunicator::from_file(place.file.string() + suffix, place.rank, place.ranks,
+NcclCommunicator communicator(const RankIdentity& identity, const char* suffix) {
+  return NcclCommunicator::from_file(identity.file.string() + suffix, identity.rank, identity.ranks,
                                      kToMeet);
 }
 
 /// NCCL's sums, with a separate communicator.
-Library library_of(const RankPlace& place) {
-  const auto own = std::make_shared<NcclCommunicator>(communicator(place, ".library"));
+Library library_of(const RankIdentity& identity) {
+  const auto own = std::make_shared<NcclCommunicator>(communicator(identity, ".library"));
   const auto functions = std::make_shared<NcclFunctions>();
   return {.name = std::string(kNcclSum),
           .sum = [own, functions](ValueSpan values, StreamView stream) {
@@ -73,25 +73,25 @@ Library library_of(const RankPlace& place) {
           }};
 }
 
-std::string text_of(const RankPlace& place) {
+std::string text_of(const RankIdentity& identity) {
   const int devices = device_count();
-  const std::string where = fmt::format("{} processes, {} of {}, {}", place.ranks, devices,
+  const std::string where = fmt::format("{} processes, {} of {}, {}", identity.ranks, devices,
                                         current_gpu().name, nccl_library());
-  const std::string note = sharing_note(place.ranks, devices, sharing_of_device());
+  const std::string note = sharing_note(identity.ranks, devices, sharing_of_device());
   return note.empty() ? where : where + "; " + note;
 }
 
 }  // namespace
 
-std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankPlace& place) {
-  if (options.ranks.value_or(place.ranks) != place.ranks)
+std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankIdentity& identity) {
+  if (options.ranks.value_or(identity.ranks) != identity.ranks)
     throw InvalidArgument(fmt::format("--ranks {}, but {}={}: leave one of them out",
-                                      *options.ranks, kRanksVariable, place.ranks));
-  check_cuda(cudaSetDevice(device_of(place.rank, device_count())), "choosing a device");
-  auto transport = std::make_unique<NcclTransport>(communicator(place, ""));
+                                      *options.ranks, kRanksVariable, identity.ranks));
+  check_cuda(cudaSetDevice(device_of(identity.rank, device_count())), "choosing a device");
+  auto transport = std::make_unique<NcclTransport>(communicator(identity, ""));
   return make_process_fleet({.transport = std::move(transport),
-                             .library = library_of(place),
-                             .text = text_of(place),
+                             .library = library_of(identity),
+                             .text = text_of(identity),
                              .barriers = 1});
 }
 

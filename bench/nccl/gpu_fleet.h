@@ -5,15 +5,15 @@
 #include <string>
 
 #include "bench/fleet.h"
-#include "bench/processes/rank_place.h"
+#include "bench/processes/rank_identity.h"
 
 namespace tersor::bench {
 
 inline constexpr std::string_view kNcclSum = "ncclAllReduce";
 
-/// Makes this process's part of a fleet, on the device of `place`. Throws InvalidArgument if
-/// `options.ranks` differs from `place`, and the exceptions of NcclCommunicator.
-std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankPlace& place);
+/// Makes this process's part of a fleet, on the device of `identity`. Throws InvalidArgument if
+/// `options.ranks` differs from `identity`, and the exceptions of NcclCommunicator.
+std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankIdentity& identity);
 
 /// The sharing of a device between processes: time slices of some milliseconds each, or concurrent
 /// computation under NVIDIA's MPS.

@@ -107,7 +107,7 @@ std::filesystem::path RankProcesses::output_file(int rank) const {
 }
 
 void RankProcesses::start(const RankCommand& command, int rank) {
-  Variables variables = RankPlace{rank, command.ranks, file()}.variables(command.file_variable);
+  Variables variables = RankIdentity{rank, command.ranks, file()}.variables(command.file_variable);
   const Variables shared = shared_device_variables(rank, command.ranks, command.devices);
   variables.insert(variables.end(), shared.begin(), shared.end());
   variables.insert(variables.end(), command.variables.begin(), command.variables.end());

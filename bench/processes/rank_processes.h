@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/processes/rank_place.h"
+#include "bench/processes/rank_identity.h"
 
 namespace tersor::bench {
 
@@ -26,7 +26,7 @@ struct RankCommand {
   int first = 0;    ///< first rank to start; lower ranks are started elsewhere
   const char* file_variable = kIdFileVariable;  ///< variable with the rendezvous file
   RankOutput output = RankOutput::kOfFirst;
-  Variables variables = {};  ///< in addition to the variables of RankPlace
+  Variables variables = {};  ///< in addition to the variables of RankIdentity
 };
 
 /// The end of a rank's process.

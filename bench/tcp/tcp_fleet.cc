@@ -30,11 +30,11 @@ constexpr std::array kLaunchers = {
 
 /// Reads this process's rank from TERSOR_RANK and TERSOR_RANKS, or from a launcher's variables.
 /// Returns nullopt if TERSOR_TCP_FILE is not set.
-std::optional<RankPlace> tcp_place_of_process() {
+std::optional<RankIdentity> tcp_identity_of_process() {
   const char* file = std::getenv(kTcpFileVariable);
   if (file == nullptr || *file == '\0') return std::nullopt;
   for (const Names& names : kLaunchers)
-    if (std::getenv(names.rank) != nullptr) return place_by(names.rank, names.ranks, file);
+    if (std::getenv(names.rank) != nullptr) return identity_by(names.rank, names.ranks, file);
   throw InvalidArgument(
       fmt::format("{} is set, but neither {} nor a launcher's variable: which rank "
                   "is this process?",
@@ -44,26 +44,26 @@ std::optional<RankPlace> tcp_place_of_process() {
 }  // namespace
 
 std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options) {
-  auto place = tcp_place_of_process();
-  if (place && options.ranks.value_or(place->ranks) != place->ranks)
+  auto identity = tcp_identity_of_process();
+  if (identity && options.ranks.value_or(identity->ranks) != identity->ranks)
     throw InvalidArgument(
-        fmt::format("--ranks {}, but there are {}", *options.ranks, place->ranks));
+        fmt::format("--ranks {}, but there are {}", *options.ranks, identity->ranks));
   std::string address = options.address;
   std::shared_ptr<RankProcesses> others;
-  if (!place) {
+  if (!identity) {
     const int ranks = options.ranks.value_or(kDefaultProcesses);
     others = std::make_shared<RankProcesses>(RankCommand{
         .words = own_command(), .ranks = ranks, .first = 1, .file_variable = kTcpFileVariable});
-    place = {0, ranks, others->file()};
+    identity = {0, ranks, others->file()};
     if (address.empty()) address = "127.0.0.1";
   }
   auto transport = std::make_unique<TcpTransport>(
-      place->file, place->rank, place->ranks,
+      identity->file, identity->rank, identity->ranks,
       TcpOptions{.address = address, .connections = options.connections});
   return make_process_fleet(
       {.keeper = std::move(others),
        .transport = std::move(transport),
-       .text = fmt::format("{} processes over TCP, link {}", place->ranks, options.link)});
+       .text = fmt::format("{} processes over TCP, link {}", identity->ranks, options.link)});
 }
 
 }  // namespace tersor::bench

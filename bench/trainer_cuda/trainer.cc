@@ -22,7 +22,7 @@
 namespace trainer {
 namespace {
 
-using tersor::bench::RankPlace;
+using tersor::bench::RankIdentity;
 
 constexpr std::size_t kInputs = 256, kClasses = 10, kBatch = 128;
 constexpr float kRate = 0.1f;
@@ -99,13 +99,13 @@ void check_same(tersor::Transport& transport, const std::vector<std::byte>& own)
           fmt::format("ranks {} and {} learnt different bits", transport.rank(), rank));
 }
 
-void run_rank(const RankPlace& place, const Options& options) {
+void run_rank(const RankIdentity& identity, const Options& options) {
   int devices = 0;
   cudaGetDeviceCount(&devices);
   if (devices == 0) throw tersor::CudaError("this machine has no GPU that can be used");
-  cudaSetDevice(tersor::bench::device_of(place.rank, devices));
-  const auto id_file = place.file;
-  const int rank = place.rank, ranks = place.ranks;
+  cudaSetDevice(tersor::bench::device_of(identity.rank, devices));
+  const auto id_file = identity.file;
+  const int rank = identity.rank, ranks = identity.ranks;
   tersor::NcclTransport transport(
       tersor::NcclCommunicator::from_file(id_file, rank, ranks, kToMeet));
   if (rank == 0) fmt::print("{} ranks, {}\n", ranks, tersor::nccl_library());
@@ -146,9 +146,9 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 14));
   program.add_option("--codec", options.codecs, "One training for each");
   CLI11_PARSE(program, argc, argv);
-  const auto place = tersor::bench::place_of_process();
-  if (!place) return start_ranks(options);
-  run_rank(*place, options);
+  const auto identity = tersor::bench::identity_of_process();
+  if (!identity) return start_ranks(options);
+  run_rank(*identity, options);
   return 0;
 }
 

@@ -53,9 +53,9 @@ void check_apart(const Call& call, const CollectiveOptions& options) {
   ConstValueSpan input = call.input, output = call.output;
   if (!call.has_whole()) (whole_input ? input : output) = {};
   const ConstValueSpan &whole = whole_input ? input : output, &shard = whole_input ? output : input;
-  const std::size_t place = shard.count() == whole.count() ? 0 : call.transport.rank();
+  const std::size_t shard_index = shard.count() == whole.count() ? 0 : call.transport.rank();
   const bool in_place =
-      !whole.empty() && shard.pointer() == whole.pointer() + place * shard.bytes();
+      !whole.empty() && shard.pointer() == whole.pointer() + shard_index * shard.bytes();
   if (in_place) (whole_input ? output : input) = {};
   encoding::CallMemory memory;
   memory.read("the input", input.pointer(), input.bytes());

@@ -38,7 +38,7 @@ bool encodes(const Prepared& prepared, int slot) {
   if (!prepared.is(kAdds)) return slot == rank;
   if (!prepared.by_hosts) return true;
   const HostGroups& groups = prepared.hierarchy->groups();
-  return groups.place(slot) == groups.place(rank);
+  return groups.local_rank(slot) == groups.local_rank(rank);
 }
 
 /// Binds the state of a collective with a single slot of all values.
@@ -116,7 +116,7 @@ void bind_host_sums(Prepared& prepared, const ValueSpan& shard) {
   const HostGroups& groups = prepared.hierarchy->groups();
   const int rank = prepared.context.rank;
   std::size_t offset = 0;
-  for (const int owner : groups.owners(groups.place(rank))) {
+  for (const int owner : groups.owners(groups.local_rank(rank))) {
     Slot& slot = prepared.slots[static_cast<std::size_t>(owner)];
     slot.host_sum = shard;
     if (owner == rank) continue;

@@ -18,43 +18,44 @@ double product(std::span<const int> digits) {
   return std::accumulate(digits.begin(), digits.end(), 1.0, std::multiplies<>());
 }
 
-bool fits(std::span<const int> digits, int places) {
+bool fits(std::span<const int> digits, int group_size) {
   const double owners = product(digits);
-  return owners <= places && owners >= kLeastOwners * places;
+  return owners <= group_size && owners >= kLeastOwners * group_size;
 }
 
-void check_digits(std::span<const int> digits, int places) {
+void check_digits(std::span<const int> digits, int group_size) {
   const std::string grid = "a grid of " + text_of(digits);
   if (digits.empty() || digits.size() > OwnedRanges::kMostStages)
     throw InvalidArgument("a grid has 1 to " + std::to_string(OwnedRanges::kMostStages) +
                           " dimensions, not " + std::to_string(digits.size()));
   const int least = digits.size() == 1 ? 1 : 2;
   for (const int digit : digits)
-    if (digit < least || digit > places)
+    if (digit < least || digit > group_size)
       throw InvalidArgument(grid + " has a dimension of " + std::to_string(digit) + ": of " +
-                            std::to_string(places) + " ranks it may have " + std::to_string(least) +
-                            " to all");
-  if (fits(digits, places)) return;
-  throw InvalidArgument(grid + " does not fit " + std::to_string(places) +
+                            std::to_string(group_size) + " ranks it may have " +
+                            std::to_string(least) + " to all");
+  if (fits(digits, group_size)) return;
+  throw InvalidArgument(grid + " does not fit " + std::to_string(group_size) +
                         " ranks: at most all of them, and at least 9 in 10");
 }
 
 /// The number of a rank's messages, plus the cost of sending results to group members without a
 /// shard. Each of these members receives 1 / width of a chunk from an owner.
-double effort(std::span<const int> digits, int places) {
+double effort(std::span<const int> digits, int group_size) {
   const double width = std::ranges::max(digits), groups = product(digits) / width;
-  const double extras = std::ceil((places - product(digits)) / groups);
+  const double extras = std::ceil((group_size - product(digits)) / groups);
   return std::accumulate(digits.begin(), digits.end(), 0.0) + kChunkInMessages * extras / width;
 }
 
 /// The digits with the least effort, descending. Empty if none fit.
-std::vector<int> even_digits(int places, int dimensions, int most_digit) {
-  if (dimensions == 1) return {std::min(places, most_digit)};
+std::vector<int> even_digits(int group_size, int dimensions, int most_digit) {
+  if (dimensions == 1) return {std::min(group_size, most_digit)};
   std::vector<int> best;
-  for (int width = 2; width <= std::min(places / 2, most_digit); ++width) {
-    std::vector<int> digits = even_digits(places / width, dimensions - 1, most_digit);
+  for (int width = 2; width <= std::min(group_size / 2, most_digit); ++width) {
+    std::vector<int> digits = even_digits(group_size / width, dimensions - 1, most_digit);
     digits.push_back(width);
-    if (fits(digits, places) && (best.empty() || effort(digits, places) < effort(best, places)))
+    if (fits(digits, group_size) &&
+        (best.empty() || effort(digits, group_size) < effort(best, group_size)))
       best = std::move(digits);
   }
   std::ranges::sort(best, std::greater<>());
@@ -75,22 +76,22 @@ std::size_t OwnedRanges::offset(std::size_t stage) const {
   return before;
 }
 
-Grid::Grid(std::span<const int> digits, int places)
+Grid::Grid(std::span<const int> digits, int group_size)
     : digits_(digits.begin(), digits.end()),
-      places_(places),
-      owners_(static_cast<int>(std::min<double>(product(digits), places))) {
-  check_digits(digits, places);
+      group_size_(group_size),
+      owners_(static_cast<int>(std::min<double>(product(digits), group_size))) {
+  check_digits(digits, group_size);
 }
 
-Grid Grid::owned_by_first(int owners, int places) {
+Grid Grid::owned_by_first(int owners, int group_size) {
   Grid grid(owners);
-  grid.places_ = places;
+  grid.group_size_ = group_size;
   return grid;
 }
 
-Grid Grid::of(std::span<const int> digits, int places, double error_growth) {
-  if (digits.empty()) return standard(places, error_growth);
-  Grid grid(digits, places);
+Grid Grid::of(std::span<const int> digits, int group_size, double error_growth) {
+  if (digits.empty()) return standard(group_size, error_growth);
+  Grid grid(digits, group_size);
   if (grid.dimensions() <= most_dimensions(error_growth)) return grid;
   throw InvalidArgument("a grid of " + text_of(digits) + " has " +
                         std::to_string(1 + grid.dimensions()) +
@@ -98,20 +99,20 @@ Grid Grid::of(std::span<const int> digits, int places, double error_growth) {
                         std::to_string(error_growth) + " allows");
 }
 
-Grid Grid::standard(int places, double error_growth) {
+Grid Grid::standard(int group_size, double error_growth) {
   const int most = most_dimensions(error_growth);
   for (int dimensions = 1; dimensions <= most; ++dimensions) {
-    const std::vector<int> digits = even_digits(places, dimensions, kMostDigit);
-    if (!digits.empty() && fits(digits, places)) return {digits, places};
+    const std::vector<int> digits = even_digits(group_size, dimensions, kMostDigit);
+    if (!digits.empty() && fits(digits, group_size)) return {digits, group_size};
   }
-  return {even_digits(places, most, places), places};
+  return {even_digits(group_size, most, group_size), group_size};
 }
 
-std::vector<Grid> Grid::worth_trying(int places, double error_growth) {
-  const int most = places <= kMostDigit ? 1 : most_dimensions(error_growth);
+std::vector<Grid> Grid::worth_trying(int group_size, double error_growth) {
+  const int most = group_size <= kMostDigit ? 1 : most_dimensions(error_growth);
   std::vector<Grid> grids;
   for (int dimensions = 1; dimensions <= most; ++dimensions)
-    grids.emplace_back(even_digits(places, dimensions, places), places);
+    grids.emplace_back(even_digits(group_size, dimensions, group_size), group_size);
   return grids;
 }
 
@@ -126,25 +127,25 @@ int Grid::stride(int dimension) const {
   return static_cast<int>(product(std::span(digits_).first(d(dimension))));
 }
 
-std::vector<int> Grid::group(int place, int dimension) const {
+std::vector<int> Grid::group(int group_rank, int dimension) const {
   std::vector<int> members;
-  if (!owns(place) && dimension > 0) return members;
+  if (!owns(group_rank) && dimension > 0) return members;
   const int width = digits_[d(dimension)], step = stride(dimension);
   const int groups = owners_ / width;
-  const int first =
-      owns(place) ? place - digit(place, dimension) * step : (place - owners_) % groups * width;
+  const int first = owns(group_rank) ? group_rank - digit(group_rank, dimension) * step
+                                     : (group_rank - owners_) % groups * width;
   for (int i = 0; i < width; ++i) members.push_back(first + i * step);
   if (dimension == 0)
-    for (int extra = owners_ + first / width; extra < places_; extra += groups)
+    for (int extra = owners_ + first / width; extra < group_size_; extra += groups)
       members.push_back(extra);
   return members;
 }
 
-ShardRange Grid::shards_after(int place, int dimensions) const {
+ShardRange Grid::shards_after(int group_rank, int dimensions) const {
   ShardRange shards{0, static_cast<std::size_t>(owners_)};
   for (int i = 0; i < dimensions; ++i) {
     shards.count /= d(digits_[d(i)]);
-    shards.first += d(digit(place, i)) * shards.count;
+    shards.first += d(digit(group_rank, i)) * shards.count;
   }
   return shards;
 }
@@ -154,7 +155,7 @@ int Grid::largest_group(int dimension) const {
   const int width = digits_[d(dimension)];
   if (dimension != 0) return width;
   const int groups = owners_ / width;
-  return (places_ + groups - 1) / groups;
+  return (group_size_ + groups - 1) / groups;
 }
 
 Shares Grid::shares(float ranks) const {
@@ -188,10 +189,11 @@ Range Grid::range_of_shard(Range whole, std::size_t shard, std::uint32_t paramet
   return {whole.first + range.first, range.count};
 }
 
-OwnedRanges Grid::owned(Range whole, int place, std::uint32_t parameter, std::size_t unit) const {
+OwnedRanges Grid::owned(Range whole, int group_rank, std::uint32_t parameter,
+                        std::size_t unit) const {
   OwnedRanges owned;
-  for (int i = 0; owns(place) && i < dimensions(); ++i) {
-    const ShardRange shards = shards_after(place, i + 1);
+  for (int i = 0; owns(group_rank) && i < dimensions(); ++i) {
+    const ShardRange shards = shards_after(group_rank, i + 1);
     const auto parts = static_cast<int>(shards.count);
     const int first = part(shards.first, parameter) / parts * parts;
     const Range begin = part_range(whole.count, first, owners_, unit);

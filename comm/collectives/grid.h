@@ -50,32 +50,32 @@ class Grid {
 
   /// An empty grid, and a single dimension of all ranks.
   Grid() = default;
-  explicit Grid(int places) : Grid({&places, 1}, places) {}
+  explicit Grid(int group_size) : Grid({&group_size, 1}, group_size) {}
   /// Throws InvalidArgument for more than three digits, for a digit below 2 (in a single dimension:
   /// below 1), and for a product above the number of ranks or below 9/10 of the number.
-  Grid(std::span<const int> digits, int places);
+  Grid(std::span<const int> digits, int group_size);
   /// A single dimension of the first `owners` ranks, for any number of other ranks.
-  static Grid owned_by_first(int owners, int places);
+  static Grid owned_by_first(int owners, int group_size);
   /// A grid of the given digits, by default the standard grid. Throws InvalidArgument if there are
   /// more dimensions than the error bound allows (see most_dimensions).
-  static Grid of(std::span<const int> digits, int places,
+  static Grid of(std::span<const int> digits, int group_size,
                  double error_growth = kDefaultErrorGrowth);
   /// The fewest dimensions with digits up to 32, as equal as possible. If the error bound prevents
   /// this, uses the allowed dimensions with larger digits.
-  static Grid standard(int places, double error_growth = kDefaultErrorGrowth);
+  static Grid standard(int group_size, double error_growth = kDefaultErrorGrowth);
   /// Possibly faster grids with any number of dimensions. Up to 32 ranks, only a single dimension.
-  static std::vector<Grid> worth_trying(int places, double error_growth = kDefaultErrorGrowth);
+  static std::vector<Grid> worth_trying(int group_size, double error_growth = kDefaultErrorGrowth);
   /// The largest number of dimensions d with (1 + d) / 2 within the bound. Throws InvalidArgument
   /// for a bound below 1.
   static int most_dimensions(double error_growth);
 
-  int places() const { return places_; }
+  int group_size() const { return group_size_; }
   int owners() const { return owners_; }
   int dimensions() const { return static_cast<int>(digits_.size()); }
   std::span<const int> digits() const { return digits_; }
-  bool owns(int place) const { return place < owners_; }
+  bool owns(int group_rank) const { return group_rank < owners_; }
   /// True if all ranks exchange with all ranks.
-  bool is_direct() const { return dimensions() == 1 && owners_ == places_; }
+  bool is_direct() const { return dimensions() == 1 && owners_ == group_size_; }
 
   std::size_t most_shards_of_chunk() const {
     return dimensions() == 1 ? kShardsOfChunk
@@ -84,9 +84,9 @@ class Grid {
 
   /// The ranks a rank exchanges with in a dimension, ascending, including itself. The first
   /// digits()[d] of them own values. Empty if the rank does not take part.
-  std::vector<int> group(int place, int dimension) const;
+  std::vector<int> group(int group_rank, int dimension) const;
   /// The shards whose sums a rank holds after `dimensions` dimensions: first all, finally its own.
-  ShardRange shards_after(int place, int dimensions) const;
+  ShardRange shards_after(int group_rank, int dimensions) const;
 
   /// The divisors of a mean over `ranks` ranks, for values added on this grid. Each dimension
   /// divides by the largest number of addends, so no sum exceeds its largest addend. The last
@@ -99,20 +99,20 @@ class Grid {
   Range range_of_shard(Range whole, std::size_t shard, std::uint32_t parameter,
                        std::size_t unit) const;
   /// The values a rank owns after each dimension.
-  OwnedRanges owned(Range whole, int place, std::uint32_t parameter, std::size_t unit) const;
+  OwnedRanges owned(Range whole, int group_rank, std::uint32_t parameter, std::size_t unit) const;
 
  private:
   /// Product of the digits before a dimension.
   int stride(int dimension) const;
   /// Size of the largest group of a dimension.
   int largest_group(int dimension) const;
-  int digit(int place, int dimension) const {
-    return place / stride(dimension) % digits_[d(dimension)];
+  int digit(int group_rank, int dimension) const {
+    return group_rank / stride(dimension) % digits_[d(dimension)];
   }
   static std::size_t d(int dimension) { return static_cast<std::size_t>(dimension); }
 
   std::vector<int> digits_ = {};
-  int places_ = 0;
+  int group_size_ = 0;
   int owners_ = 0;
 };
 

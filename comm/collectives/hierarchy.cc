@@ -9,7 +9,7 @@ namespace {
 std::unique_ptr<Transport> split_owners(Transport& transport, const HostGroups& groups,
                                         Between between) {
   if (between == Between::kFrames || !groups.encodes(transport.rank())) return nullptr;
-  return transport.split(groups.owners(groups.place(transport.rank())));
+  return transport.split(groups.owners(groups.local_rank(transport.rank())));
 }
 
 std::shared_ptr<const Codec> make_host_codec(std::string_view spec) {

@@ -55,7 +55,7 @@ const std::vector<int>& HostGroups::neighbours(int rank) const {
   return members_[static_cast<std::size_t>(host_of_[static_cast<std::size_t>(rank)])];
 }
 
-int HostGroups::place(int rank) const { return index_in(neighbours(rank), rank); }
+int HostGroups::local_rank(int rank) const { return index_in(neighbours(rank), rank); }
 
 std::vector<int> HostGroups::owners(int host_shard) const {
   std::vector<int> ranks;
@@ -68,13 +68,13 @@ std::vector<int> HostGroups::owners(int host_shard) const {
 StateRanges HostGroups::state_ranges(std::size_t count, int rank, std::uint32_t parameter,
                                      std::size_t unit) const {
   if (!encodes(rank)) return {};
-  const Range host_shard = owned_range(count, place(rank), host_shards_, parameter, unit);
-  const int among_owners = index_in(owners(place(rank)), rank);
+  const Range host_shard = owned_range(count, local_rank(rank), host_shards_, parameter, unit);
+  const int among_owners = index_in(owners(local_rank(rank)), rank);
   return {host_shard, grid().owned(host_shard, among_owners, parameter, unit)};
 }
 
 Range HostGroups::scattered(std::size_t count, int rank) const {
-  const Range first = shard_range(count, owners(place(rank)).front(), ranks());
+  const Range first = shard_range(count, owners(local_rank(rank)).front(), ranks());
   return {first.first, first.count * static_cast<std::size_t>(hosts())};
 }
 

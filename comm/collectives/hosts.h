@@ -41,11 +41,11 @@ class HostGroups {
   std::vector<int> by_host() const;
   /// The ranks of a rank's host, ascending, including the rank.
   const std::vector<int>& neighbours(int rank) const;
-  int place(int rank) const;
+  int local_rank(int rank) const;
   /// The owners of a host shard, ascending, one per host.
   std::vector<int> owners(int host_shard) const;
   /// True if a rank owns a host shard exchanged with other hosts.
-  bool encodes(int rank) const { return hosts() > 1 && place(rank) < host_shards_; }
+  bool encodes(int rank) const { return hosts() > 1 && local_rank(rank) < host_shards_; }
 
   /// The grid for exchanging a host shard among its owners.
   const Grid& grid() const { return grid_; }

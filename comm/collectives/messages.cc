@@ -123,8 +123,8 @@ void Messages::read_frames(std::span<const Received> messages, const Read& read)
 
 // Distinct for the sender and for the owner after each reduction.
 RandomSource Messages::random(const Shard& shard, std::size_t stage) const {
-  const auto place = static_cast<std::uint32_t>(shard.place);
-  return {.key = kernels::noise_key(context_->seed, place, static_cast<std::uint32_t>(stage)),
+  const auto group_rank = static_cast<std::uint32_t>(shard.group_rank);
+  return {.key = kernels::noise_key(context_->seed, group_rank, static_cast<std::uint32_t>(stage)),
           .step = context_->step};
 }
 

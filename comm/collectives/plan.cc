@@ -61,7 +61,7 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
 /// `shares`: the divisors for the ranks exchanging the shards.
 Shards empty_shards(const PlanContext& context, std::size_t count, const Shares& shares) {
   return Shards(count, Shard{.contributions = static_cast<std::size_t>(context.ranks),
-                             .place = context.place,
+                             .group_rank = context.group_rank,
                              .carried = context.carried,
                              .shares = shares});
 }

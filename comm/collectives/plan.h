@@ -94,7 +94,7 @@ struct Shard {
   std::vector<FramePlan> frames = {};
   std::size_t message_bytes = 0;  ///< total capacity of the frames
   std::size_t contributions = 1;  ///< number of ranks exchanging the shard
-  int place = 0;                  ///< group rank in this exchange; seeds the random numbers
+  int group_rank = 0;             ///< group rank in this exchange; seeds the random numbers
   Carried carried = Carried::kOwn;
   Shares shares = {1, 1, 1, 1};   ///< divisors of a mean, by number of earlier reductions
   std::uint64_t signature = 0;    ///< of the frames; 0: the collective's
@@ -130,9 +130,9 @@ struct Sharding {
 /// The common properties of all chunks of an exchange.
 struct PlanContext {
   std::span<const Slot> slots;
-  int ranks = 1;   ///< number of ranks exchanging with each other
-  Grid grid = {};  ///< of these ranks
-  int place = 0;   ///< group rank of this rank
+  int ranks = 1;       ///< number of ranks exchanging with each other
+  Grid grid = {};      ///< of these ranks
+  int group_rank = 0;  ///< group rank of this rank
   unsigned threads = 1;
   Sharding sharding = {};
   Carried carried = Carried::kOwn;

@@ -52,7 +52,7 @@ PlanContext Planner::context(const Slot& slot) const {
   return {.slots = context_.slots,
           .ranks = context_.ranks,
           .grid = grid(slot),
-          .place = context_.rank,
+          .group_rank = context_.rank,
           .threads = context_.thread_count(),
           .memory = context_.memory,
           .adds = static_cast<float>(context_.ranks)};
@@ -62,7 +62,7 @@ PlanContext Planner::encoded_context(int host_shard, const Slot& slot) const {
   PlanContext context = this->context(slot);
   if (!climbs(slot)) return context;
   context.ranks = encoding_ranks(slot);
-  context.place = index_in(groups().owners(host_shard), context_.rank);
+  context.group_rank = index_in(groups().owners(host_shard), context_.rank);
   context.sharding = {host_shard, groups().host_shards()};
   context.carried = Carried::kOfHost;
   context.adds /= host_share();
@@ -78,7 +78,7 @@ Owed Planner::owed(const Slot& slot) const {
 PlanContext Planner::host_context(Carried carried) const {
   return {.slots = context_.slots,
           .ranks = static_cast<int>(groups().neighbours(context_.rank).size()),
-          .place = groups().place(context_.rank),
+          .group_rank = groups().local_rank(context_.rank),
           .threads = context_.thread_count(),
           .carried = carried,
           .codec = &context_.hierarchy->codec(),
@@ -115,7 +115,7 @@ std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Sha
 Shards Planner::with_hosts(std::vector<Shards> host_shards) const {
   std::vector<std::vector<Piece>> pieces;
   for (const Shards& host_shard : host_shards) pieces.push_back(pieces_of(host_shard));
-  const auto own = static_cast<std::size_t>(groups().place(context_.rank));
+  const auto own = static_cast<std::size_t>(groups().local_rank(context_.rank));
   Shards shards = plan_pieces(host_context(Carried::kToHost), pieces);
   append(shards, own < host_shards.size() ? std::move(host_shards[own])
                                           : Shards(host_shards.front().size()));
@@ -204,16 +204,16 @@ std::vector<ChunkPlan> Planner::by_rank(const Party& party, const Schedule& sche
 }
 
 Shards Planner::scattered_shards(std::span<const std::vector<Piece>> shares) const {
-  const int place = groups().place(context_.rank);
+  const int group_rank = groups().local_rank(context_.rank);
   std::vector<std::vector<Piece>> within(static_cast<std::size_t>(groups().host_shards())), between;
   for (std::size_t i = 0; i < within.size(); ++i)
     for (const int owner : groups().owners(static_cast<int>(i)))
       std::ranges::copy(shares[static_cast<std::size_t>(owner)], std::back_inserter(within[i]));
-  for (const int owner : groups().owners(place))
+  for (const int owner : groups().owners(group_rank))
     between.push_back(shares[static_cast<std::size_t>(owner)]);
   Shards shards = plan_pieces(host_context(Carried::kToHost), within);
   const Slot& slot = slots()[shares.front().front().slot];
-  append(shards, plan_pieces(encoded_context(place, slot), between));
+  append(shards, plan_pieces(encoded_context(group_rank, slot), between));
   return shards;
 }
 
@@ -244,10 +244,10 @@ std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
 }
 
 void Planner::name_rows(const Party& party, std::size_t columns, Shards& shards) const {
-  for (int place = 0; place < context_.ranks; ++place) {
-    const std::size_t to = shard_to(party, place), from = shard_from(party, place);
-    const int peer = party.rank_at(place);
-    shards[to].place = context_.rank + context_.ranks * peer;
+  for (int group_rank = 0; group_rank < context_.ranks; ++group_rank) {
+    const std::size_t to = shard_to(party, group_rank), from = shard_from(party, group_rank);
+    const int peer = party.rank_at(group_rank);
+    shards[to].group_rank = context_.rank + context_.ranks * peer;
     shards[to].signature = shards[from].signature = signature_with(
         static_cast<std::size_t>(peer), slots()[to].count / columns, slots()[from].count / columns);
     shards[from].maker = peer;

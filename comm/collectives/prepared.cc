@@ -65,9 +65,9 @@ void check_grid(const Prepared& prepared) {
   const Grid& grid = prepared.context.grid;
   if (!prepared.is(kShares) || prepared.by_hosts || grid.is_direct()) return;
   const std::string name(prepared.context.name);
-  if (grid.owners() != grid.places())
+  if (grid.owners() != grid.group_size())
     throw InvalidArgument("every rank owns a shard: " + name + " needs a grid of all " +
-                          std::to_string(grid.places()) + " ranks, not of " +
+                          std::to_string(grid.group_size()) + " ranks, not of " +
                           std::to_string(grid.owners()));
   if (prepared.key.kind == Kind::kAllToAll && grid.dimensions() > 2)
     throw InvalidArgument(name + " goes on grids of two dimensions at most, not of " +

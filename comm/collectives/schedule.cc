@@ -15,25 +15,26 @@ void append(Schedule& schedule, Schedule steps) {
 
 /// The order in which a member sends to the others: starts with the next member and ends with
 /// itself, to spread the load over the members.
-std::vector<int> in_turn(std::vector<int> places, int own) {
-  const auto self = std::ranges::find(places, own);
-  if (self != places.end()) std::rotate(places.begin(), std::next(self), places.end());
-  return places;
+std::vector<int> in_turn(std::vector<int> group_ranks, int own) {
+  const auto self = std::ranges::find(group_ranks, own);
+  if (self != group_ranks.end())
+    std::rotate(group_ranks.begin(), std::next(self), group_ranks.end());
+  return group_ranks;
 }
 
 /// The ranks exchanging with this rank in a dimension.
 std::vector<int> group_of(const Party& party, int dimension) {
-  return party.members.empty() ? std::vector<int>{} : party.grid.group(party.place, dimension);
+  return party.members.empty() ? std::vector<int>{} : party.grid.group(party.rank, dimension);
 }
 
 std::vector<int> owners_of(const Party& party, std::vector<int> group) {
-  std::erase_if(group, [&](int place) { return !party.grid.owns(place); });
+  std::erase_if(group, [&](int group_rank) { return !party.grid.owns(group_rank); });
   return group;
 }
 
 /// The message with the shards of a group rank after `dimensions` dimensions, to or from a peer.
-Parcel parcel(const Party& party, int peer, int place, int dimensions) {
-  const ShardRange shards = party.grid.shards_after(place, dimensions);
+Parcel parcel(const Party& party, int peer, int group_rank, int dimensions) {
+  const ShardRange shards = party.grid.shards_after(group_rank, dimensions);
   return {party.rank_at(peer), party.first_shard + shards.first, shards.count};
 }
 
@@ -49,11 +50,11 @@ Step to_owners(const Party& party, int dimension) {
             .take = Take::kKeep,
             .stage = static_cast<std::uint8_t>(dimension)};
   const std::vector<int> group = group_of(party, dimension);
-  for (const int place : owners_of(party, in_turn(group, party.place)))
-    step.sends.push_back(parcel(party, place, place, dimension + 1));
-  for (const int place : group)
-    if (party.owns()) step.receives.push_back(parcel(party, place, party.place, dimension + 1));
-  if (!group.empty()) make_shards(step, party, party.grid.shards_after(party.place, dimension));
+  for (const int group_rank : owners_of(party, in_turn(group, party.rank)))
+    step.sends.push_back(parcel(party, group_rank, group_rank, dimension + 1));
+  for (const int group_rank : group)
+    if (party.owns()) step.receives.push_back(parcel(party, group_rank, party.rank, dimension + 1));
+  if (!group.empty()) make_shards(step, party, party.grid.shards_after(party.rank, dimension));
   return step;
 }
 
@@ -65,11 +66,11 @@ Step to_everybody(const Party& party, int dimension) {
             .gathers = party.whole && party.grid.is_direct(),
             .stage = static_cast<std::uint8_t>(party.grid.dimensions())};
   const std::vector<int> group = group_of(party, dimension);
-  for (const int place : in_turn(group, party.place))
-    if (party.owns()) step.sends.push_back(parcel(party, place, party.place, dimension + 1));
-  for (const int place : owners_of(party, group))
-    step.receives.push_back(parcel(party, place, place, dimension + 1));
-  if (party.owns()) make_shards(step, party, party.grid.shards_after(party.place, dimension + 1));
+  for (const int group_rank : in_turn(group, party.rank))
+    if (party.owns()) step.sends.push_back(parcel(party, group_rank, party.rank, dimension + 1));
+  for (const int group_rank : owners_of(party, group))
+    step.receives.push_back(parcel(party, group_rank, group_rank, dimension + 1));
+  if (party.owns()) make_shards(step, party, party.grid.shards_after(party.rank, dimension + 1));
   return step;
 }
 
@@ -78,16 +79,17 @@ Step to_everybody(const Party& party, int dimension) {
 /// shards for a rank of the next dimension are contiguous.
 Step deal_out(const Party& party, int dimension) {
   const std::size_t n = party.members.size();
-  const std::vector<int> group = party.grid.group(party.place, dimension);
+  const std::vector<int> group = party.grid.group(party.rank, dimension);
   const std::size_t shards = n / group.size();
   const bool last = dimension + 1 == party.grid.dimensions();
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kForward,
             .first_shard = party.first_shard + static_cast<std::size_t>(dimension) * n,
             .shard_count = n,
             .take = Take::kKeep};
-  for (const int place : in_turn(group, party.place)) {
-    const auto index = static_cast<std::size_t>(std::ranges::find(group, place) - group.begin());
-    step.sends.push_back({party.rank_at(place), step.first_shard + index * shards, shards});
+  for (const int group_rank : in_turn(group, party.rank)) {
+    const auto index =
+        static_cast<std::size_t>(std::ranges::find(group, group_rank) - group.begin());
+    step.sends.push_back({party.rank_at(group_rank), step.first_shard + index * shards, shards});
   }
   for (std::size_t i = 0; i < group.size(); ++i)
     step.receives.push_back({party.rank_at(group[i]),
@@ -110,8 +112,8 @@ Schedule relay(const Party& party, int root, int steps, Hop came, const std::vec
   const auto with = [&](int peer) { return Parcel{peer, party.first_shard}; };
   Schedule schedule(static_cast<std::size_t>(steps),
                     Step{.first_shard = party.first_shard, .relays = true});
-  const int own = party.rank_at(party.place);
-  if (party.place != root) {
+  const int own = party.rank_at(party.rank);
+  if (party.rank != root) {
     Step& step = schedule[static_cast<std::size_t>(came.step)];
     step.receives = {with(rank(came.peer))};
     step.take = sends.empty() ? Take::kDecode : Take::kKeep;
@@ -152,7 +154,7 @@ Schedule by(Exchange exchange, const Party& party) {
 Party neighbours(const HostGroups& groups, int rank) {
   const std::vector<int>& members = groups.neighbours(rank);
   return {.members = members,
-          .place = groups.place(rank),
+          .rank = groups.local_rank(rank),
           .grid = Grid::owned_by_first(groups.host_shards(), static_cast<int>(members.size()))};
 }
 
@@ -160,28 +162,29 @@ Party neighbours(const HostGroups& groups, int rank) {
 Party host_shard_owners(const HostGroups& groups, int rank) {
   Party party{.grid = groups.grid(), .first_shard = static_cast<std::size_t>(groups.host_shards())};
   if (!groups.encodes(rank)) return party;
-  party.members = groups.owners(groups.place(rank));
-  party.place = index_in(party.members, rank);
+  party.members = groups.owners(groups.local_rank(rank));
+  party.rank = index_in(party.members, rank);
   return party;
 }
 
 }  // namespace
 
 Party everybody(int rank, const Grid& grid) {
-  return {.members = all_ranks(grid.places()), .place = rank, .grid = grid, .whole = true};
+  return {.members = all_ranks(grid.group_size()), .rank = rank, .grid = grid, .whole = true};
 }
 
 Party by_hosts(const HostGroups& groups, int rank) {
   const int digits[] = {groups.host_shards(), groups.hosts()};
   Party party{.members = groups.by_host(), .grid = Grid(digits, groups.ranks()), .whole = true};
-  party.place = static_cast<int>(std::ranges::find(party.members, rank) - party.members.begin());
+  party.rank = static_cast<int>(std::ranges::find(party.members, rank) - party.members.begin());
   return party;
 }
 
 std::vector<int> shard_owners(const Party& party) {
   std::vector<int> owners(party.members.size());
-  for (int place = 0; place < party.grid.owners(); ++place)
-    owners[party.grid.shards_after(place, party.grid.dimensions()).first] = party.rank_at(place);
+  for (int group_rank = 0; group_rank < party.grid.owners(); ++group_rank)
+    owners[party.grid.shards_after(group_rank, party.grid.dimensions()).first] =
+        party.rank_at(group_rank);
   return owners;
 }
 
@@ -190,12 +193,12 @@ Schedule native_sum(const Party& party) { return native(party, Native::kSum); }
 Schedule native_maximum(const Party& party) { return native(party, Native::kMaximum); }
 
 Schedule one_shot(const Party& party) {
-  const auto places = static_cast<int>(party.members.size());
+  const auto group_size = static_cast<int>(party.members.size());
   Step step{.first_shard = party.first_shard,
             .shard_count = party.members.empty() ? std::size_t{0} : 1,
             .gathers = party.whole};
-  for (const int place : in_turn(all_ranks(places), party.place))
-    step.sends.push_back({party.rank_at(place), party.first_shard});
+  for (const int group_rank : in_turn(all_ranks(group_size), party.rank))
+    step.sends.push_back({party.rank_at(group_rank), party.first_shard});
   for (const int member : party.members) step.receives.push_back({member, party.first_shard});
   return {step};
 }
@@ -226,14 +229,14 @@ Schedule two_shot(const Party& party) {
 }
 
 Schedule chain_broadcast(const Party& party, int root) {
-  const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
+  const int n = static_cast<int>(party.members.size()), own = (party.rank - root + n) % n;
   std::vector<Hop> sends;
   if (own + 1 < n) sends.push_back({own, own + 1});
   return relay(party, root, n - 1, {own - 1, own - 1}, sends);
 }
 
 Schedule tree_broadcast(const Party& party, int root) {
-  const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
+  const int n = static_cast<int>(party.members.size()), own = (party.rank - root + n) % n;
   const auto bits = [](int value) { return std::bit_width(static_cast<unsigned>(value)); };
   std::vector<Hop> sends;
   for (int step = bits(own); own + (1 << step) < n; ++step)
@@ -254,7 +257,7 @@ Schedule reduce_to(const Party& party, int root) {
 // The last rank begins. Each other rank creates its own message while the sum arrives, and adds
 // both in the next step.
 Schedule chain_reduce(const Party& party, int root) {
-  const int n = static_cast<int>(party.members.size()), own = (party.place - root + n) % n;
+  const int n = static_cast<int>(party.members.size()), own = (party.rank - root + n) % n;
   const auto with = [&](int peer) {
     return Parcel{party.rank_at((peer + root) % n), party.first_shard};
   };
@@ -283,35 +286,36 @@ Schedule gather_to(const Party& party, int root) {
   Step step{.first_shard = party.first_shard};
   const int dimensions = party.grid.dimensions();
   if (party.owns()) {
-    step.sends.push_back(parcel(party, root, party.place, dimensions));
-    make_shards(step, party, party.grid.shards_after(party.place, dimensions));
+    step.sends.push_back(parcel(party, root, party.rank, dimensions));
+    make_shards(step, party, party.grid.shards_after(party.rank, dimensions));
   }
-  for (int place = 0; party.place == root && place < party.grid.owners(); ++place)
-    step.receives.push_back(parcel(party, place, place, dimensions));
+  for (int group_rank = 0; party.rank == root && group_rank < party.grid.owners(); ++group_rank)
+    step.receives.push_back(parcel(party, group_rank, group_rank, dimensions));
   std::ranges::sort(step.receives, {}, &Parcel::shard);
   return {step};
 }
 
 Schedule scatter_from(const Party& party, int root) {
   Step step{.first_shard = party.first_shard};
-  if (party.place == root) {
-    const auto places = static_cast<int>(party.members.size());
-    for (const int place : in_turn(all_ranks(places), root))
-      step.sends.push_back(parcel(party, place, place, party.grid.dimensions()));
+  if (party.rank == root) {
+    const auto group_size = static_cast<int>(party.members.size());
+    for (const int group_rank : in_turn(all_ranks(group_size), root))
+      step.sends.push_back(parcel(party, group_rank, group_rank, party.grid.dimensions()));
     step.shard_count = step.sends.size();
   }
-  step.receives.push_back(parcel(party, root, party.place, party.grid.dimensions()));
+  step.receives.push_back(parcel(party, root, party.rank, party.grid.dimensions()));
   return {step};
 }
 
-std::size_t shard_to(const Party& party, int place) {
+std::size_t shard_to(const Party& party, int group_rank) {
   const int first = party.grid.digits().front(), groups = party.grid.owners() / first;
-  return party.first_shard + static_cast<std::size_t>(place % first * groups + place / first);
+  return party.first_shard +
+         static_cast<std::size_t>(group_rank % first * groups + group_rank / first);
 }
 
-std::size_t shard_from(const Party& party, int place) {
+std::size_t shard_from(const Party& party, int group_rank) {
   const std::size_t before = party.grid.digits().size() * party.members.size();
-  return party.first_shard + before + static_cast<std::size_t>(place);
+  return party.first_shard + before + static_cast<std::size_t>(group_rank);
 }
 
 Schedule all_to_all(const Party& party) {
@@ -322,10 +326,12 @@ Schedule all_to_all(const Party& party) {
 }
 
 Schedule send_to(const Party& party, int from, int to) {
-  const auto with = [&](int place) { return Parcel{party.rank_at(place), party.first_shard}; };
+  const auto with = [&](int group_rank) {
+    return Parcel{party.rank_at(group_rank), party.first_shard};
+  };
   Step step{.first_shard = party.first_shard};
-  if (party.place == from) step.sends = {with(to)};
-  if (party.place == to) step.receives = {with(from)};
+  if (party.rank == from) step.sends = {with(to)};
+  if (party.rank == to) step.receives = {with(from)};
   step.shard_count = step.sends.size();
   return {step};
 }

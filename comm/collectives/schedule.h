@@ -71,13 +71,13 @@ using Schedule = std::vector<Step>;
 /// A group of ranks exchanging values.
 struct Party {
   std::vector<int> members = {};  ///< by group rank, ascending if they add; empty on non-members
-  int place = 0;                  ///< group rank of this rank
+  int rank = 0;                   ///< group rank of this rank
   Grid grid = {};                 ///< for reducing and gathering the owned shards
   std::size_t first_shard = 0;    ///< in the schedule
   bool whole = false;             ///< True if all ranks are members
 
-  bool owns() const { return !members.empty() && grid.owns(place); }
-  int rank_at(int of_place) const { return members[static_cast<std::size_t>(of_place)]; }
+  bool owns() const { return !members.empty() && grid.owns(rank); }
+  int rank_at(int of_group_rank) const { return members[static_cast<std::size_t>(of_group_rank)]; }
 };
 
 /// All ranks on a grid; by default, each rank owns a shard.
@@ -121,8 +121,8 @@ Schedule scatter_from(const Party& party, int root);
 /// destination, then by source. The last n shards are received. shard_to and shard_from return the
 /// shards to and from a group rank.
 Schedule all_to_all(const Party& party);
-std::size_t shard_to(const Party& party, int place);
-std::size_t shard_from(const Party& party, int place);
+std::size_t shard_to(const Party& party, int group_rank);
+std::size_t shard_from(const Party& party, int group_rank);
 /// Sends the only shard from a group rank to another.
 Schedule send_to(const Party& party, int from, int to);
 /// Runs the rounds of a codec in sequence, with an exchange each. The codec absorbs the results of

@@ -66,10 +66,10 @@ std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
   std::ranges::transform(prepared.slots, counts.begin(), &Slot::count);
   const std::size_t columns = prepared.key.count, n = party.members.size();
   for (std::size_t i = 0; i < rows.passing.size(); ++i) counts[n + i] = rows.passing[i] * columns;
-  for (int place = 0; place < static_cast<int>(n); ++place) {
-    const auto rank = static_cast<std::size_t>(party.rank_at(place));
-    counts[shard_to(party, place)] = rows.sent[rank] * columns;
-    counts[shard_from(party, place)] = rows.received[rank] * columns;
+  for (int group_rank = 0; group_rank < static_cast<int>(n); ++group_rank) {
+    const auto rank = static_cast<std::size_t>(party.rank_at(group_rank));
+    counts[shard_to(party, group_rank)] = rows.sent[rank] * columns;
+    counts[shard_from(party, group_rank)] = rows.received[rank] * columns;
   }
   return counts;
 }
@@ -83,8 +83,9 @@ std::uint64_t checksum_of(const std::uint64_t* counts, std::size_t count) {
 /// The rows of all shards for the members of a rank's group, in shard order.
 Counts announced(const Party& party, const Rows& rows) {
   Counts counts(party.members.size());
-  for (int place = 0; place < static_cast<int>(counts.size()); ++place)
-    counts[shard_to(party, place)] = rows.sent[static_cast<std::size_t>(party.rank_at(place))];
+  for (int group_rank = 0; group_rank < static_cast<int>(counts.size()); ++group_rank)
+    counts[shard_to(party, group_rank)] =
+        rows.sent[static_cast<std::size_t>(party.rank_at(group_rank))];
   return counts;
 }
 
@@ -159,7 +160,7 @@ Rows rows_of(const Transport& transport, const ConstValueSpan& input, const Cons
 void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows) {
   const Party party = prepared.party();
   if (party.grid.dimensions() == 1) return;
-  std::vector<int> group = party.grid.group(party.place, 0);
+  std::vector<int> group = party.grid.group(party.rank, 0);
   for (int& member : group) member = party.rank_at(member);
   const std::vector<Counts> all = told(prepared.context, transport, group, announced(party, rows));
   rows.passing.resize(party.members.size());
@@ -189,13 +190,13 @@ void plan(Prepared& prepared, const Rows& rows) {
 void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output) {
   const Party party = prepared.party();
   std::vector<int> by_rank = all_ranks(prepared.context.ranks);
-  std::ranges::sort(by_rank, {}, [&](int place) { return party.rank_at(place); });
+  std::ranges::sort(by_rank, {}, [&](int group_rank) { return party.rank_at(group_rank); });
   std::size_t sent = 0, received = 0;
-  for (const int place : by_rank) {
-    Slot& from = prepared.slots[shard_to(party, place)];
+  for (const int group_rank : by_rank) {
+    Slot& from = prepared.slots[shard_to(party, group_rank)];
     from.input = input.subspan(sent, from.count);
     sent += from.count;
-    Slot& to = prepared.slots[shard_from(party, place)];
+    Slot& to = prepared.slots[shard_from(party, group_rank)];
     to.output = output.subspan(received, to.count);
     received += to.count;
   }

@@ -42,7 +42,7 @@ double relative_error(const Slot& slot, std::uint32_t parameter, const ExchangeC
 
 }  // namespace
 
-void Gradients::place(Residence& residence) {
+void Gradients::use_memory(Residence& residence) {
   residence_ = &residence;
   nowhere_.resize(parameters_.slots.size(), false);
 }

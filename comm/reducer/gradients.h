@@ -27,7 +27,7 @@ class Gradients {
       : parameters_(parameters), weights_(weights) {}
 
   /// Call before the first step and after adding parameters.
-  void place(Residence& residence);
+  void use_memory(Residence& residence);
 
   bool has(std::uint32_t parameter) const {
     const Slot& slot = parameters_.slots[parameter];

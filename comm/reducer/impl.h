@@ -112,7 +112,7 @@ struct GradientReducer::Impl {
   void finalize(LockedStep& step);
   void begin(LockedStep& step);
   void take_in_added(LockedStep& step);
-  void place_added(LockedStep& step);
+  void prepare_added(LockedStep& step);
   void make_sender();
 
   // Parts of a step (steps.cc).

@@ -30,7 +30,7 @@ void check_values(const std::string& name, std::string_view what, std::span<cons
                             std::to_string(values[i]) + ": a state holds finite values only");
 }
 
-void check_place(const ReducerState::Parameter& found, const Slot& slot) {
+void check_first_index(const ReducerState::Parameter& found, const Slot& slot) {
   if (found.residual.empty() || found.residual_first == slot.residual_first) return;
   throw InvalidArgument("the state's residual of \"" + found.name + "\" begins at value " +
                         std::to_string(found.residual_first) + ", this rank's at " +
@@ -87,7 +87,7 @@ void check_lists(const ReducerState& state, const Parameters& parameters, std::s
                exact ? residuals.current_owner(parameter).count() : 0, largest);
   check_values(found.name, "codec's memory", found.memory,
                same_codec ? memory_count(slot) : found.memory.size(), kLargest);
-  if (exact) check_place(found, slot);
+  if (exact) check_first_index(found, slot);
 }
 
 void check_run(const ReducerState& state, const Parameters& parameters) {

@@ -87,7 +87,7 @@ void Parameters::shape_shards(const std::string& name, const GradientShape& shap
   slot.count = ranks * shard;
   slot.output_first = shard_range(slot.count, context_.rank, context_.ranks).first;
   if (const Hierarchy* hierarchy = hierarchy_of(context_, slot))
-    slot.encoded_shards = hierarchy->groups().owners(hierarchy->groups().place(context_.rank));
+    slot.encoded_shards = hierarchy->groups().owners(hierarchy->groups().local_rank(context_.rank));
 }
 
 Slot Parameters::make_slot(const std::string& name, const GradientShape& shape,
@@ -122,7 +122,7 @@ void Parameters::add(ReducerParameter own, Slot slot) {
   slots.push_back(std::move(slot));
 }
 
-void Parameters::place(const Residence& residence) {
+void Parameters::use_memory(const Residence& residence) {
   placed_ = true;
   for (std::size_t i = residuals.parameters(); i < slots.size(); ++i) {
     Slot& slot = slots[i];

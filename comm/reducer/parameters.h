@@ -80,7 +80,7 @@ class Parameters {
   void add(ReducerParameter own, Slot slot);
   /// Allocates residuals of the parameters added since the last call, and binds the flags of all
   /// parameters.
-  void place(const Residence& residence);
+  void use_memory(const Residence& residence);
 
   /// Points the slots to the current residuals for the next step.
   void bind();

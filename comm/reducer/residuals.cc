@@ -11,7 +11,7 @@ std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
 
 }  // namespace
 
-void Residuals::place(const Residence& residence) {
+void Residuals::use_memory(const Residence& residence) {
   residence_ = &residence;
   entries_.clear();
 }

@@ -24,7 +24,7 @@ class Residuals {
 
   /// Sets the memory, and the stream for queued work. Call before the first `add`. Drops all
   /// residuals, including residuals in another memory.
-  void place(const Residence& residence);
+  void use_memory(const Residence& residence);
 
   /// Allocates zeroed memory for another parameter. A count of 0 allocates nothing.
   void add(std::size_t count, std::size_t owned_count, std::size_t memory_count = 0);

@@ -36,8 +36,8 @@ void GradientReducer::Impl::begin(LockedStep& step) {
   take_ways(step);
   residence_ = make_residence(parameters_.memory(), options_.stream);
   residence_->bind(context_);
-  parameters_.residuals.place(*residence_);
-  place_added(step);
+  parameters_.residuals.use_memory(*residence_);
+  prepare_added(step);
   context_.set_agreement(parameters_.agreement(ways_.learns()));
   context_.adder = adder_of(context_);
   make_sender();
@@ -49,19 +49,19 @@ void GradientReducer::Impl::take_in_added(LockedStep& step) {
   const auto is_new = std::span(parameters_.all).subspan(taken_in_);
   const bool learns =
       std::ranges::any_of(is_new, [](const ReducerParameter& one) { return !one.ways.empty(); });
-  place_added(step);
+  prepare_added(step);
   if (learns) ways_.begin();
   change_ways(step);
 }
 
-void GradientReducer::Impl::place_added(LockedStep& step) {
+void GradientReducer::Impl::prepare_added(LockedStep& step) {
   step->set_parameters(parameters_.count(), options_.order);
   residence_->set_parameters(parameters_.count());
-  gradients_.place(*residence_);
+  gradients_.use_memory(*residence_);
   totals_.set_parameters(parameters_.count());
   context_.slots = parameters_.slots;
   context_.counters.resize(parameters_.count());
-  parameters_.place(*residence_);
+  parameters_.use_memory(*residence_);
 }
 
 void GradientReducer::Impl::make_sender() {

@@ -64,15 +64,15 @@ CodecCosts take(std::span<const float>& figures) {
 
 /// The local rank of each rank on its host. Nothing if each rank has a separate host, if all ranks
 /// share a host, or if hosts have unequal numbers of ranks.
-std::optional<std::vector<int>> places_on_hosts(const std::vector<int>& hosts) {
+std::optional<std::vector<int>> local_ranks_on_hosts(const std::vector<int>& hosts) {
   std::map<int, int> ranks_of;
-  std::vector<int> places;
-  for (const int host : hosts) places.push_back(ranks_of[host]++);
+  std::vector<int> local_ranks;
+  for (const int host : hosts) local_ranks.push_back(ranks_of[host]++);
   const int least = ranks_of.begin()->second;
   const bool even = std::all_of(ranks_of.begin(), ranks_of.end(),
                                 [&](const auto& entry) { return entry.second == least; });
   if (ranks_of.size() == 1 || least == 1 || !even) return std::nullopt;
-  return places;
+  return local_ranks;
 }
 
 std::vector<int> ranks_with(const std::vector<int>& of_ranks, int value) {
@@ -177,14 +177,14 @@ void Tuner::Impl::learn(Dtype dtype) {
 // are alike.
 void Tuner::Impl::find_network() {
   const std::vector<int> hosts = channel_->hosts();
-  const auto places = places_on_hosts(hosts);
-  if (options_.link.has_value() || !places.has_value()) {
+  const auto local_ranks = local_ranks_on_hosts(hosts);
+  if (options_.link.has_value() || !local_ranks.has_value()) {
     network_.link = options_.link ? *options_.link : probe(all_ranks(channel_->ranks()));
     return;
   }
-  network_.ranks_per_host = 1 + *std::max_element(places->begin(), places->end());
+  network_.ranks_per_host = 1 + *std::max_element(local_ranks->begin(), local_ranks->end());
   network_.local = probe(ranks_with(hosts, hosts[static_cast<std::size_t>(channel_->rank())]));
-  network_.link = probe(ranks_with(*places, 0));
+  network_.link = probe(ranks_with(*local_ranks, 0));
 }
 
 // Measures the link between the members. All ranks get the maximum over all groups.

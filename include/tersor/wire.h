@@ -59,7 +59,7 @@ std::size_t frame_bytes(ConstByteSpan frame);
 /// struct lies in device memory. The caller zeroes, reads and clears the struct; see
 /// Execution::fault.
 struct FrameFault {
-  enum Kind : std::uint32_t { kNone, kHeader, kChecksum, kPlaces, kStep };
+  enum Kind : std::uint32_t { kNone, kHeader, kChecksum, kIndices, kStep };
 
   /// Number of thread blocks that found a fault; all other fields describe the first fault.
   std::uint32_t times = 0;

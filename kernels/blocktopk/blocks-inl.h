@@ -49,9 +49,9 @@ HWY_INLINE void add_payloads(const BlocktopkInput& input, std::size_t index, flo
       const BlocktopkView lists = payload.from(index, block);
       const float scale = block.scale_words() == 0 ? 0.0f : float_of(*lists.scales);
       BitReader codes(lists.values, block.value_bits());
-      for_each_place(lists.high, lists.low, block, [&](std::uint32_t place) HWY_ATTR {
+      for_each_index(lists.high, lists.low, block, [&](std::uint32_t value_index) HWY_ATTR {
         const float value = blocktopk_value<kKind>(codes.next(), scale) * factor;
-        sum[place] += value;
+        sum[value_index] += value;
       });
     }
   });
@@ -120,12 +120,12 @@ class BlocktopkWriter {
   /// Selects from p, codes the selected values, and stores the remainder as residual.
   template <BlocktopkValues kKind, typename Ask>
   HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual, const Ask& ask) {
-    kept_.count = selector_.select(p_, absmax, places_, ask);
-    std::copy_n(places_, kept_.count, kept_.place);
+    kept_.count = selector_.select(p_, absmax, indices_, ask);
+    std::copy_n(indices_, kept_.count, kept_.index);
     const BlocktopkScale scale = scale_of<kKind>(absmax);
     write_scale(bits_of(scale.scale));
     for (std::size_t j = 0; j < kept_.count; ++j) {
-      float& p = p_[kept_.place[j]];
+      float& p = p_[kept_.index[j]];
       kept_.code[j] = static_cast<std::uint16_t>(blocktopk_code<kKind>(p, scale));
       if constexpr (kHasResidual) p -= blocktopk_value<kKind>(kept_.code[j], scale.scale);
     }
@@ -137,7 +137,7 @@ class BlocktopkWriter {
     if (kKind == BlocktopkValues::kInt4) return blocktopk_int4_scale(absmax);
     if (kKind == BlocktopkValues::kBf16 || kept_.count == 0) return {};
     for (std::size_t j = 0; j < kept_.count; ++j)
-      magnitudes_[j] = float_of(magnitude_bits(p_[kept_.place[j]]));
+      magnitudes_[j] = float_of(magnitude_bits(p_[kept_.index[j]]));
     return blocktopk_sign_scale(tree_sum(magnitudes_, kept_.count),
                                 static_cast<std::uint32_t>(kept_.count));
   }
@@ -146,7 +146,7 @@ class BlocktopkWriter {
   template <BlocktopkValues kKind>
   HWY_NOINLINE void poison(std::size_t first, std::size_t count, Pointer<E> residual) {
     kept_.count = std::min(block_.kept, count);
-    std::iota(kept_.place, kept_.place + kept_.count, std::uint16_t{0});
+    std::iota(kept_.index, kept_.index + kept_.count, std::uint16_t{0});
     std::fill_n(kept_.code, kept_.count, blocktopk_poison_code<kKind>());
     write_scale(kNanBits);
     overflows_ += static_cast<std::size_t>(std::count_if(p_, p_ + count, is_finite));
@@ -170,7 +170,7 @@ class BlocktopkWriter {
   BlocktopkKept kept_;
   alignas(kLine) float p_[kValues];
   alignas(kLine) float magnitudes_[BlocktopkBlock::kMostKept];
-  std::uint16_t places_[kValues + Selector::kAtOnce];
+  std::uint16_t indices_[kValues + Selector::kAtOnce];
 };
 
 }  // namespace tersor::kernels::HWY_NAMESPACE

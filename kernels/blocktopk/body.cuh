@@ -30,8 +30,9 @@ struct BlocktopkSum {
   using Shared = SharedArray<float, kBlocktopkValues>;
 
   /// Rows are transposed, so neighbouring threads access neighbouring words.
-  TERSOR_DEVICE static unsigned slot(unsigned place) {
-    return place % kBlocktopkRow * (kBlocktopkValues / kBlocktopkRow) + place / kBlocktopkRow;
+  TERSOR_DEVICE static unsigned slot(unsigned value_index) {
+    return value_index % kBlocktopkRow * (kBlocktopkValues / kBlocktopkRow) +
+           value_index / kBlocktopkRow;
   }
 
   template <class Block>
@@ -40,7 +41,7 @@ struct BlocktopkSum {
     for (unsigned row = 0; row < kBlocktopkRows; ++row) {
       TERSOR_UNROLL
       for (unsigned i = 0; i < kBlocktopkRow; ++i)
-        sum.set(slot(blocktopk_place(block.thread_rank(), row, i)), rows[row][i]);
+        sum.set(slot(blocktopk_position(block.thread_rank(), row, i)), rows[row][i]);
     }
   }
 
@@ -48,20 +49,20 @@ struct BlocktopkSum {
   template <class Block, class List>
   TERSOR_DEVICE static bool add(const Block& block, Shared& sum, const List& list,
                                 const BlocktopkShape& shape, const BlocktopkAdded& added) {
-    const BlocktopkPlaces places(shape, added.unit.blocks, added.unit.index);
+    const BlocktopkOffsets offsets(shape, added.unit.blocks, added.unit.index);
     TERSOR_KEEP_LOOP
     for (unsigned index = 0; index < list.frames; ++index) {
       const auto* sections =
           reinterpret_cast<const std::uint32_t*>(list.payload(index) + added.offset);
-      const BlocktopkRead read(block, shape, sections, places, added.unit.count);
+      const BlocktopkRead read(block, shape, sections, offsets, added.unit.count);
       if (block.any(!read.is_sound())) {
-        if (block.thread_rank() == 0) list.report(index, FrameFault::kPlaces, added.segment);
+        if (block.thread_rank() == 0) list.report(index, FrameFault::kIndices, added.segment);
         return false;
       }
       visit_kind(shape.value_bits, [&]<BlocktopkValues kValues>(BlocktopkKind<kValues>) {
-        read.template for_each<kValues>([&](unsigned place, float value) {
+        read.template for_each<kValues>([&](unsigned value_index, float value) {
           const float product = value * added.factor;
-          sum.set(slot(place), sum.get(slot(place)) + product);
+          sum.set(slot(value_index), sum.get(slot(value_index)) + product);
         });
       });
     }
@@ -75,7 +76,7 @@ struct BlocktopkSum {
     for (unsigned row = 0; row < kBlocktopkRows; ++row) {
       TERSOR_UNROLL
       for (unsigned i = 0; i < kBlocktopkRow; ++i)
-        rows[row][i] = sum.get(slot(blocktopk_place(block.thread_rank(), row, i)));
+        rows[row][i] = sum.get(slot(blocktopk_position(block.thread_rank(), row, i)));
     }
   }
 };

@@ -28,27 +28,29 @@ struct BlocktopkUnit {
         index(unit - segment.first_unit),
         blocks((segment.count + kBlocktopkValues - 1) / kBlocktopkValues) {}
 
-  /// Calls visit(row, place) for each row of a thread. The segment's values have type T and start
-  /// at `values`. The position `place` is relative to `values`.
+  /// Calls visit(row, position) for each row of a thread. The segment's values have type T and
+  /// start at `values`. The position `position` is relative to `values`.
   template <typename T, class Visit>
   TERSOR_DEVICE void for_each_row(unsigned thread, const T* values, const Visit& visit) const {
     const bool aligned = is_aligned_for<T, kBlocktopkRow>(values);
     TERSOR_UNROLL
     for (unsigned row = 0; row < kBlocktopkRows; ++row) {
-      const unsigned at = blocktopk_place(thread, row, 0);
-      visit(row, RowPlace{first + at, at < count ? count - at : 0u, aligned});
+      const unsigned at = blocktopk_position(thread, row, 0);
+      visit(row, RowPosition{first + at, at < count ? count - at : 0u, aligned});
     }
   }
 
   template <Load kLoad, typename T>
   TERSOR_DEVICE void load_from(unsigned thread, const T* values, BlocktopkRows& rows) const {
-    for_each_row(thread, values,
-                 [&](unsigned row, RowPlace place) { load_row<kLoad>(values, place, rows[row]); });
+    for_each_row(thread, values, [&](unsigned row, RowPosition position) {
+      load_row<kLoad>(values, position, rows[row]);
+    });
   }
   template <typename T>
   TERSOR_DEVICE void store_to(unsigned thread, const BlocktopkRows& rows, T* values) const {
-    for_each_row(thread, values,
-                 [&](unsigned row, RowPlace place) { store_row(rows[row], values, place); });
+    for_each_row(thread, values, [&](unsigned row, RowPosition position) {
+      store_row(rows[row], values, position);
+    });
   }
 };
 
@@ -176,7 +178,7 @@ class BlocktopkCoder {
         if ((chosen[row] >> i & 1u) == 0) continue;
         const std::uint32_t code = blocktopk_code<kValues>(p[row][i], scale);
         shared_.lists.put(target_.shape, number[row][i],
-                          blocktopk_place(block.thread_rank(), row, i), code);
+                          blocktopk_position(block.thread_rank(), row, i), code);
         p[row][i] -= blocktopk_value<kValues>(code, scale.scale);
       }
     }
@@ -230,7 +232,8 @@ class BlocktopkCoder {
     for (unsigned row = 0; row < kBlocktopkRows; ++row) {
       TERSOR_UNROLL
       for (unsigned i = 0; i < kBlocktopkRow; ++i)
-        count += blocktopk_place(block.thread_rank(), row, i) < unit_.count && is_finite(p[row][i]);
+        count +=
+            blocktopk_position(block.thread_rank(), row, i) < unit_.count && is_finite(p[row][i]);
     }
     add_counts(block.warp(), count, target_.overflows);
   }
@@ -239,8 +242,8 @@ class BlocktopkCoder {
   TERSOR_DEVICE void keep_residual(const Block& block) const {
     if constexpr (kFeedback) {
       if (residual_in_ == residual_out_) return;
-      unit_.for_each_row(block.thread_rank(), residual_in_, [&](unsigned, RowPlace place) {
-        copy_row<E, kBlocktopkRow>(residual_in_, residual_out_, place);
+      unit_.for_each_row(block.thread_rank(), residual_in_, [&](unsigned, RowPosition position) {
+        copy_row<E, kBlocktopkRow>(residual_in_, residual_out_, position);
       });
     }
   }
@@ -249,7 +252,7 @@ class BlocktopkCoder {
   template <class Block>
   TERSOR_DEVICE void store_lists(const Block& block, std::uint32_t scale_bits) const {
     shared_.lists.store_to(block, target_.shape, scale_bits, sections_,
-                           BlocktopkPlaces(target_.shape, unit_.blocks, unit_.index));
+                           BlocktopkOffsets(target_.shape, unit_.blocks, unit_.index));
     block.sync();
   }
 

@@ -100,7 +100,7 @@ const char* blocktopk_validate_on(const BlocktopkView& payload, const BlocktopkB
   for (std::size_t first = 0; first < count; first += kValues) {
     const BlocktopkView lists = payload.from(first / kValues, block);
     const char* wrong =
-        wrong_places(lists.high, lists.low, block, std::min(kValues, count - first));
+        wrong_indices(lists.high, lists.low, block, std::min(kValues, count - first));
     if (wrong != nullptr) return wrong;
   }
   return nullptr;

@@ -47,12 +47,13 @@ void launch_blocks(Queue& queue, Kernel& kernel, const Call& call, const Blockto
                    .shape = BlocktopkShape::of(block)};
   kernel.words = words_of_call(call);
   prepare_next_words(queue, call);
-  for_each_table(kernel.table, call.segments, sizes_of(block), entry_of, [&](LaunchPlace place) {
-    kernel.seal = seal_of(frame, place);
-    kernel.seal.clears_sums = true;
-    kernel.next = place.is_last ? next_words_of_call(call) : NextWords{};
-    launch(queue, kernel);
-  });
+  for_each_table(kernel.table, call.segments, sizes_of(block), entry_of,
+                 [&](LaunchPosition position) {
+                   kernel.seal = seal_of(frame, position);
+                   kernel.seal.clears_sums = true;
+                   kernel.next = position.is_last ? next_words_of_call(call) : NextWords{};
+                   launch(queue, kernel);
+                 });
   add_checksum(queue, frame);
 }
 
@@ -89,7 +90,7 @@ void blocktopk_device_decode(const DecodeCall& call, const BlocktopkBlock& block
         return entry;
       };
       for_each_table(kernel.table, call.segments, sizes_of(block), numbered,
-                     [&](LaunchPlace) { launch(queue, kernel); });
+                     [&](LaunchPosition) { launch(queue, kernel); });
     });
   });
 }

@@ -42,12 +42,12 @@ struct BlocktopkShape {
 
 /// The positions of block `index`'s part of each section, in words from the start of the segment's
 /// sections. A segment with `blocks` blocks has fewer than 2^32 words.
-struct BlocktopkPlaces {
+struct BlocktopkOffsets {
   std::uint32_t begin[4];
   unsigned padding[4];  // words after a segment's last block
 
-  TERSOR_DEVICE BlocktopkPlaces(const BlocktopkShape& shape, std::size_t blocks,
-                                std::size_t index) {
+  TERSOR_DEVICE BlocktopkOffsets(const BlocktopkShape& shape, std::size_t blocks,
+                                 std::size_t index) {
     std::size_t section = 0;
     TERSOR_UNROLL
     for (unsigned i = 0; i < 4; ++i) {
@@ -86,11 +86,11 @@ struct BlocktopkWritten {
   }
 
   /// Adds selected value number `index`. Any thread may call, once per number.
-  TERSOR_DEVICE void put(const BlocktopkShape& shape, unsigned index, unsigned place,
+  TERSOR_DEVICE void put(const BlocktopkShape& shape, unsigned index, unsigned value_index,
                          std::uint32_t code) {
-    const unsigned bit = (place >> shape.low_bits) + index;
+    const unsigned bit = (value_index >> shape.low_bits) + index;
     high.add(bit / 32, 1u << bit % 32);
-    put_bits(low, index * shape.low_bits, place & ((1u << shape.low_bits) - 1));
+    put_bits(low, index * shape.low_bits, value_index & ((1u << shape.low_bits) - 1));
     put_bits(codes, index * shape.value_bits, code);
   }
 
@@ -98,11 +98,11 @@ struct BlocktopkWritten {
   template <class Block>
   TERSOR_DEVICE void store_to(const Block& block, const BlocktopkShape& shape,
                               std::uint32_t scale_bits, std::uint32_t* sections,
-                              const BlocktopkPlaces& places) const {
+                              const BlocktopkOffsets& offsets) const {
     const auto store_section = [&](unsigned section, const auto& word_of) {
-      const unsigned words = shape.words[section], end = words + places.padding[section];
+      const unsigned words = shape.words[section], end = words + offsets.padding[section];
       for (unsigned i = block.thread_rank(); i < end; i += block.threads())
-        store(sections + places.begin[section] + i, i < words ? word_of(i) : std::uint32_t{0});
+        store(sections + offsets.begin[section] + i, i < words ? word_of(i) : std::uint32_t{0});
     };
     store_section(0, [&](unsigned) { return scale_bits; });
     store_section(1, [&](unsigned i) { return high.get(i); });
@@ -129,13 +129,13 @@ class BlocktopkRead {
   /// `count` is the number of values of the block. All lanes of a warp must call the constructor.
   template <class Block>
   TERSOR_DEVICE BlocktopkRead(const Block& block, const BlocktopkShape& shape,
-                              const std::uint32_t* sections, const BlocktopkPlaces& places,
+                              const std::uint32_t* sections, const BlocktopkOffsets& offsets,
                               unsigned count)
-      : shape_(shape), low_(sections + places.begin[2]), codes_(sections + places.begin[3]) {
-    if (shape.words[0] != 0) scale_ = float_of(load_input(sections + places.begin[0]));
+      : shape_(shape), low_(sections + offsets.begin[2]), codes_(sections + offsets.begin[3]) {
+    if (shape.words[0] != 0) scale_ = float_of(load_input(sections + offsets.begin[0]));
     const auto warp = block.warp();
     const unsigned lane = warp.thread_rank();
-    const std::uint32_t* high = sections + places.begin[1];
+    const std::uint32_t* high = sections + offsets.begin[1];
     const std::uint32_t first = lane < shape.words[1] ? load_input(high + lane) : 0;
     const std::uint32_t second = lane + 32 < shape.words[1] ? load_input(high + lane + 32) : 0;
     is_sound_ = warp.add(count_bits(first) + count_bits(second)) <= shape.kept;
@@ -164,7 +164,7 @@ class BlocktopkRead {
     TERSOR_UNROLL
     for (unsigned i = 0; i < kMost; ++i)
       if (index_[i] != kNone)
-        visit(place_[i],
+        visit(value_index_[i],
               blocktopk_value<kValues>(
                   bits_at(codes_, index_[i] * shape_.value_bits, shape_.value_bits), scale_));
   }
@@ -178,8 +178,8 @@ class BlocktopkRead {
                              unsigned count) {
     const std::uint32_t low = low_of(index);
     index_[i] = index;
-    place_[i] = (bit - index) << shape_.low_bits | low;
-    is_sound_ &= place_[i] < count && (!follows || low_of(index - 1) < low);
+    value_index_[i] = (bit - index) << shape_.low_bits | low;
+    is_sound_ &= value_index_[i] < count && (!follows || low_of(index - 1) < low);
   }
 
   TERSOR_DEVICE std::uint32_t low_of(unsigned index) const {
@@ -199,7 +199,7 @@ class BlocktopkRead {
   float scale_ = 0;
   bool is_sound_;
   std::uint32_t index_[kMost] = {kNone, kNone, kNone, kNone, kNone, kNone, kNone, kNone};
-  std::uint32_t place_[kMost] = {};
+  std::uint32_t value_index_[kMost] = {};
 };
 static_assert(BlocktopkRead::kMost == 8);
 

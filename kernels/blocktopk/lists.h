@@ -15,7 +15,7 @@ namespace tersor::kernels {
 /// The sent values of a block, in ascending order of index.
 struct BlocktopkKept {
   std::size_t count = 0;
-  std::uint16_t place[BlocktopkBlock::kMostKept];
+  std::uint16_t index[BlocktopkBlock::kMostKept];
   std::uint16_t code[BlocktopkBlock::kMostKept];
 };
 
@@ -75,7 +75,7 @@ class BitReader {
 /// Calls visit(index) for each selected index of a block, in order. Invalid lists may give any
 /// index.
 template <typename Visitor>
-HWY_INLINE void for_each_place(const std::uint32_t* high, const std::uint32_t* low,
+HWY_INLINE void for_each_index(const std::uint32_t* high, const std::uint32_t* low,
                                const BlocktopkBlock& block, const Visitor& visit) {
   const std::size_t words = block.high_words();
   const unsigned low_bits = block.low_bits();
@@ -90,17 +90,17 @@ HWY_INLINE void for_each_place(const std::uint32_t* high, const std::uint32_t* l
 }
 
 /// Returns a sentence about the first invalid index in a block of `count` values, or null.
-HWY_INLINE const char* wrong_places(const std::uint32_t* high, const std::uint32_t* low,
-                                    const BlocktopkBlock& block, std::size_t count) {
+HWY_INLINE const char* wrong_indices(const std::uint32_t* high, const std::uint32_t* low,
+                                     const BlocktopkBlock& block, std::size_t count) {
   std::size_t ones = 0;
   for (std::size_t word = 0; word < block.high_words(); ++word)
     ones += static_cast<std::size_t>(std::popcount(high[word]));
   if (ones > block.kept) return "a block keeps more values than its density allows";
   std::uint64_t next = 0;
   bool ascends = true;
-  for_each_place(high, low, block, [&](std::uint32_t place) {
-    ascends &= place >= next;
-    next = std::uint64_t{place} + 1;
+  for_each_index(high, low, block, [&](std::uint32_t index) {
+    ascends &= index >= next;
+    next = std::uint64_t{index} + 1;
   });
   if (!ascends) return "a block's places do not ascend";
   return next > count ? "a place lies behind the end of its block" : nullptr;
@@ -114,12 +114,12 @@ HWY_INLINE void write_lists(const BlocktopkKept& kept, const BlocktopkBlock& blo
   std::fill_n(high, block.high_words(), 0u);
   std::uint32_t word = 0, ones = 0;
   for (std::uint32_t j = 0; j < kept.count; ++j) {
-    const std::uint32_t bit = (kept.place[j] >> low_bits) + j;
+    const std::uint32_t bit = (kept.index[j] >> low_bits) + j;
     if (bit / 32 != word) ones = 0;
     word = bit / 32;
     ones |= 1u << bit % 32;
     high[word] = ones;
-    lows.put(kept.place[j] & ((1u << low_bits) - 1));
+    lows.put(kept.index[j] & ((1u << low_bits) - 1));
     codes.put(kept.code[j]);
   }
   lows.finish(low + block.low_words());

@@ -112,10 +112,10 @@ class Selector {
 
   /// Writes the indices of the k largest values of a block in ascending order, without zeros, and
   /// returns their number. The whole block must have been passed to show(). `absmax` is the largest
-  /// key. `places` must have space for a block and kAtOnce more. Calls meanwhile(i) for each kWord
+  /// key. `indices` must have space for a block and kAtOnce more. Calls meanwhile(i) for each kWord
   /// values from i on.
   template <typename Meanwhile>
-  HWY_INLINE std::size_t select(const float* p, std::uint32_t absmax, std::uint16_t* places,
+  HWY_INLINE std::size_t select(const float* p, std::uint32_t absmax, std::uint16_t* indices,
                                 const Meanwhile& meanwhile) {
     const Keys all{p, BlocktopkBlock::kValues};
     Bracket bracket{1, absmax + 1, all.count, 0};
@@ -127,8 +127,8 @@ class Selector {
       for (std::size_t i = 0; i < all.count; i += kGroup * kLanes)
         mark(i, before, [&](std::size_t k) HWY_ATTR { return load_values(p + i + k * kLanes); });
     }
-    std::size_t found = places_of_marks(places, meanwhile);
-    if (found > k_) found = choose(p, bracket, found, places);
+    std::size_t found = indices_of_marks(indices, meanwhile);
+    if (found > k_) found = choose(p, bracket, found, indices);
     if (found == k_) guess_ = std::max(bracket.low, kFirstStep + 1) - kFirstStep;
     return found;
   }
@@ -157,11 +157,12 @@ class Selector {
   /// Writes the indices of the marks in ascending order and returns their number. kAtOnce indices
   /// are always written at once, which makes the branch predictable for most words.
   template <typename Meanwhile>
-  HWY_INLINE std::size_t places_of_marks(std::uint16_t* places, const Meanwhile& meanwhile) const {
+  HWY_INLINE std::size_t indices_of_marks(std::uint16_t* indices,
+                                          const Meanwhile& meanwhile) const {
     std::size_t found = 0;
     for (std::size_t i = 0; i < BlocktopkBlock::kValues; i += kWord) {
       std::uint64_t word = marks_[i / kWord];
-      std::uint16_t* next = places + found;
+      std::uint16_t* next = indices + found;
       found += static_cast<std::size_t>(std::popcount(word));
       do {
         for (std::size_t k = 0; k < kAtOnce; ++k, word &= word - 1)
@@ -175,9 +176,9 @@ class Selector {
 
   /// Reduces `found` candidates, more than k, to the selected values.
   HWY_INLINE std::size_t choose(const float* p, Bracket& bracket, std::size_t found,
-                                std::uint16_t* places) {
+                                std::uint16_t* indices) {
     const std::size_t whole = (found + kLanes - 1) / kLanes * kLanes;
-    for (std::size_t i = 0; i < found; ++i) candidates_[i] = p[places[i]];
+    for (std::size_t i = 0; i < found; ++i) candidates_[i] = p[indices[i]];
     std::fill(candidates_ + found, candidates_ + whole, 0.0f);
     bracket.count = found;
     narrow({candidates_, whole}, {k_, k_, (bracket.high - bracket.low) / 2, true}, bracket);
@@ -187,7 +188,7 @@ class Selector {
       const std::size_t is_above = key >= bracket.high;
       const std::size_t is_tie = (key >= bracket.low) & (is_above ^ 1) & (ties > 0);
       ties -= is_tie;
-      places[kept] = places[i];
+      indices[kept] = indices[i];
       kept += is_above + is_tie;
     }
     return kept;

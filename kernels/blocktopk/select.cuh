@@ -18,7 +18,7 @@ static_assert(kBlocktopkRows * kBlocktopkStride == kBlocktopkValues);
 /// A thread's values of a block: row r begins at index r · kBlocktopkStride + 4 · thread.
 using BlocktopkRows = float[kBlocktopkRows][kBlocktopkRow];
 
-TERSOR_DEVICE unsigned blocktopk_place(unsigned thread, unsigned row, unsigned i) {
+TERSOR_DEVICE unsigned blocktopk_position(unsigned thread, unsigned row, unsigned i) {
   return row * kBlocktopkStride + thread * kBlocktopkRow + i;
 }
 

@@ -44,7 +44,7 @@ struct CastUnit {
   using Noise = WideRowNoise<kKind, kRow>;
   using Stored = CastStored<Wire, Wire>;
 
-  UnitPlace<kRow> place;
+  UnitPosition<kRow> position;
   Wire* values;  // of the segment
   const E* residual_in;
   E* residual_out;
@@ -54,14 +54,14 @@ struct CastUnit {
 
   /// Creates a CastUnit from an EncodeEntry or a ReduceEntry.
   template <class Entry>
-  TERSOR_DEVICE static CastUnit of(const Entry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE static CastUnit of(const Entry& segment, const UnitPosition<kRow>& position,
                                    std::byte* payload, Padding padding, bool inactive) {
     bool residual_aligned = false;
     if constexpr (kFeedback)
       residual_aligned = is_aligned_for<E, kRow>(segment.residual_in) &&
                          is_aligned_for<E, kRow>(segment.residual_out);
     auto* values = reinterpret_cast<Wire*>(payload + segment.offset);
-    return {place,
+    return {position,
             values,
             static_cast<const E*>(segment.residual_in),
             static_cast<E*>(segment.residual_out),
@@ -72,7 +72,8 @@ struct CastUnit {
   }
 
   TERSOR_DEVICE void load_residual(Rows<kRow>& residual) const {
-    if constexpr (kFeedback) load_rows<Load::kAny>(residual_in, place, residual_aligned, residual);
+    if constexpr (kFeedback)
+      load_rows<Load::kAny>(residual_in, position, residual_aligned, residual);
   }
 
   /// Returns the number of finite values that overflowed the wire type. With noise, `p` becomes the
@@ -81,7 +82,7 @@ struct CastUnit {
     unsigned overflows = 0;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      const std::size_t left = place.row(chunk, false).left;
+      const std::size_t left = position.row(chunk, false).left;
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
         p[chunk][i] = i < left && !inactive ? wire_value<Wire>(p[chunk][i]) : 0.0f;
@@ -103,15 +104,15 @@ struct CastUnit {
   /// Stores p as wire values. The last unit of a segment may end in padding.
   TERSOR_DEVICE void store_values(const Rows<kRow>& p) const {
     auto* stored = reinterpret_cast<Stored*>(values);
-    if (place.is_whole()) return store_rows(p, stored, place, values_aligned);
+    if (position.is_whole()) return store_rows(p, stored, position, values_aligned);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-      store_row(p[chunk], stored, padded(place.row(chunk, false)));
+      store_row(p[chunk], stored, padded(position.row(chunk, false)));
   }
 
-  TERSOR_DEVICE RowPlace padded(RowPlace row) const {
+  TERSOR_DEVICE RowPosition padded(RowPosition row) const {
     if (padding == Padding::kNone) return row;
-    const std::size_t end = align_up(place.count, 16 / sizeof(Wire));
+    const std::size_t end = align_up(position.count, 16 / sizeof(Wire));
     return {row.first, row.first < end ? end - row.first : 0, row.aligned};
   }
 
@@ -125,7 +126,7 @@ struct CastUnit {
         left[i] = !kRandom && !inactive && is_finite(decoded) ? p[chunk][i] - decoded
                                                               : residual[chunk][i];
       }
-      store_row(left, residual_out, place.row(chunk, residual_aligned));
+      store_row(left, residual_out, position.row(chunk, residual_aligned));
     }
   }
 };
@@ -135,8 +136,8 @@ struct CastUnit {
 template <class Unit, class Block, class Key>
 TERSOR_DEVICE auto unit_noise(const Block& block, const Key& key, const CallWords& words) {
   const std::uint32_t step = Unit::kRandom ? words.step_of() : 0;
-  return [&block, &key, step](const auto& segment, const auto& place) {
-    return typename Unit::Noise(block.warp(), segment.first_index + place.first, key, step,
+  return [&block, &key, step](const auto& segment, const auto& position) {
+    return typename Unit::Noise(block.warp(), segment.first_index + position.first, key, step,
                                 segment.parameter);
   };
 }
@@ -182,10 +183,10 @@ struct CastEncodeKernel : UnitKernel {
     const auto noise = unit_noise<Unit>(block, key, words);
     unsigned overflows = 0;
     const WrittenSum sum(block, seal, shared.written);
-    for_each_place<kRow>(
+    for_each_position<kRow>(
         block, table, DoNothing{},
-        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
-          overflows += encode_unit(segment, place, a, b, noise);
+        [&](const EncodeEntry& segment, const UnitPosition<kRow>& position) {
+          overflows += encode_unit(segment, position, a, b, noise);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
           sum_written_values<Wire>(sum, segment, first, end);
@@ -200,12 +201,13 @@ struct CastEncodeKernel : UnitKernel {
   /// Encodes one unit. Gradient and values may be the same span (raw values in place), so loads use
   /// Load::kAny.
   template <class NoiseOf>
-  TERSOR_DEVICE unsigned encode_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE unsigned encode_unit(const EncodeEntry& segment, const UnitPosition<kRow>& position,
                                      float a, float b, const NoiseOf& noise) const {
-    const Unit out = Unit::of(segment, place, target.values, target.padding, is_inactive(segment));
+    const Unit out =
+        Unit::of(segment, position, target.values, target.padding, is_inactive(segment));
     const auto* gradient = static_cast<const G*>(segment.gradient);
     Rows<kRow> p, residual;
-    load_rows<Load::kAny>(gradient, place, is_aligned_for<G, kRow>(gradient), p);
+    load_rows<Load::kAny>(gradient, position, is_aligned_for<G, kRow>(gradient), p);
     out.load_residual(residual);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
@@ -217,7 +219,7 @@ struct CastEncodeKernel : UnitKernel {
           p[chunk][i] = p[chunk][i] * factor;
       }
     }
-    return out.write(p, residual, noise(segment, place));
+    return out.write(p, residual, noise(segment, position));
   }
 };
 
@@ -239,10 +241,10 @@ struct CopyKernel : UnitKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     seal.write(block);
     const WrittenSum sum(block, seal, shared.written);
-    for_each_place<kRow>(
+    for_each_position<kRow>(
         block, table, DoNothing{},
-        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
-          copy_unit(segment, place);
+        [&](const EncodeEntry& segment, const UnitPosition<kRow>& position) {
+          copy_unit(segment, position);
         },
         [&](const EncodeEntry& segment, std::size_t first, std::size_t end) {
           sum_written_values<T>(sum, segment, first, end);
@@ -253,41 +255,42 @@ struct CopyKernel : UnitKernel {
   }
 
  private:
-  TERSOR_DEVICE void copy_unit(const EncodeEntry& segment, const UnitPlace<kRow>& place) const {
+  TERSOR_DEVICE void copy_unit(const EncodeEntry& segment,
+                               const UnitPosition<kRow>& position) const {
     const auto* from = static_cast<const T*>(segment.gradient);
     auto* to = reinterpret_cast<T*>(target.values + segment.offset);
     const bool aligned = is_aligned_for<T, kRow>(from) && is_aligned_for<T, kRow>(to);
     const bool inactive = is_inactive(segment);
-    if (aligned && place.is_whole()) return copy_whole(from, to, place, inactive);
+    if (aligned && position.is_whole()) return copy_whole(from, to, position, inactive);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-      copy_row(from, to, place.row(chunk, false), inactive);
-    if (place.count - place.first <= kUnitValues) pad(to, place);
+      copy_row(from, to, position.row(chunk, false), inactive);
+    if (position.count - position.first <= kUnitValues) pad(to, position);
   }
 
   /// Issues all loads before the first store.
-  TERSOR_DEVICE static void copy_whole(const T* from, T* to, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE static void copy_whole(const T* from, T* to, const UnitPosition<kRow>& position,
                                        bool inactive) {
     using Bytes = RowBytes<kRow * sizeof(T)>;
     Bytes rows[kUnitChunks<kRow>];
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-      rows[chunk] = Bytes::template load_from<Load::kAny>(from + place.position(chunk));
+      rows[chunk] = Bytes::template load_from<Load::kAny>(from + position.offset(chunk));
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-      (inactive ? Bytes{} : rows[chunk]).store_to(to + place.position(chunk));
+      (inactive ? Bytes{} : rows[chunk]).store_to(to + position.offset(chunk));
   }
 
-  TERSOR_DEVICE static void copy_row(const T* from, T* to, RowPlace row, bool inactive) {
+  TERSOR_DEVICE static void copy_row(const T* from, T* to, RowPosition row, bool inactive) {
     for (unsigned i = 0; i < kRow && i < row.left; ++i)
       store(to + row.first + i, inactive ? T{} : load(from + row.first + i));
   }
 
   /// Writes zeros up to the end of the section, in the segment's last unit.
-  TERSOR_DEVICE void pad(T* to, const UnitPlace<kRow>& place) const {
+  TERSOR_DEVICE void pad(T* to, const UnitPosition<kRow>& position) const {
     if (target.padding == Padding::kNone) return;
-    const std::size_t at = place.count + place.thread;
-    if (at < align_up(place.count, 16 / sizeof(T))) store(to + at, T{});
+    const std::size_t at = position.count + position.thread;
+    if (at < align_up(position.count, 16 / sizeof(T))) store(to + at, T{});
   }
 };
 
@@ -321,10 +324,10 @@ struct CastReduceKernel : UnitKernel {
     unsigned overflows = 0;
     const ReadSums sums(block, list, sound, shared.read);
     const WrittenSum written(block, seal, shared.written);
-    for_each_place<kRow>(
+    for_each_position<kRow>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
-        [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
-          overflows += reduce_unit(segment, place, b, sound, noise);
+        [&](const ReduceEntry& segment, const UnitPosition<kRow>& position) {
+          overflows += reduce_unit(segment, position, b, sound, noise);
         },
         [&](const ReduceEntry& segment, std::size_t first, std::size_t end) {
           sum_written_values<Wire>(written, segment, first, end);
@@ -337,11 +340,11 @@ struct CastReduceKernel : UnitKernel {
 
  private:
   template <class NoiseOf>
-  TERSOR_DEVICE unsigned reduce_unit(const ReduceEntry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE unsigned reduce_unit(const ReduceEntry& segment, const UnitPosition<kRow>& position,
                                      float b, bool sound, const NoiseOf& noise) const {
     Rows<kRow> p = {}, residual;
-    if (sound) add_frames(segment, place, p);
-    const Unit out = Unit::of(segment, place, target.values, target.padding, false);
+    if (sound) add_frames(segment, position, p);
+    const Unit out = Unit::of(segment, position, target.values, target.padding, false);
     out.load_residual(residual);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
@@ -351,16 +354,16 @@ struct CastReduceKernel : UnitKernel {
         p[chunk][i] = sound ? p[chunk][i] : float_of(kNanBits);
       }
     }
-    return out.write(p, residual, noise(segment, place));
+    return out.write(p, residual, noise(segment, position));
   }
 
-  TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE void add_frames(const ReduceEntry& segment, const UnitPosition<kRow>& position,
                                 Rows<kRow>& sum) const {
     TERSOR_UNROLL_4
     for (unsigned index = 0; index < list.frames; ++index) {
       const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
       Rows<kRow> row;
-      load_rows<Load::kInput>(values, place, true, row);
+      load_rows<Load::kInput>(values, position, true, row);
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
         TERSOR_UNROLL

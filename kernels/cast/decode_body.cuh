@@ -49,36 +49,36 @@ struct CastDecodeKernel : UnitKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const bool sound = list.check(block);
     const ReadSums sums(block, list, sound, shared.read);
-    for_each_place<kRow>(
+    for_each_position<kRow>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
-        [&](const DecodeEntry& segment, const UnitPlace<kRow>& place) {
-          decode_unit(segment, place, sound);
+        [&](const DecodeEntry& segment, const UnitPosition<kRow>& position) {
+          decode_unit(segment, position, sound);
         },
         DoNothing{});
     close_decoded<T>(block, table, sums, list);
   }
 
  private:
-  TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE void decode_unit(const DecodeEntry& segment, const UnitPosition<kRow>& position,
                                  bool sound) const {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
     Rows<kRow> sum = {};
-    if constexpr (kMode == DecodeMode::kAdd) load_rows<Load::kAny>(output, place, aligned, sum);
+    if constexpr (kMode == DecodeMode::kAdd) load_rows<Load::kAny>(output, position, aligned, sum);
     if (!sound) fill_rows<kRow>(sum, float_of(kNanBits));
     for (unsigned index = 0; sound && index < list.frames; ++index)
-      add_frame(index, segment, place, sum);
-    store_rows(sum, reinterpret_cast<CastStored<Wire, T>*>(output), place, aligned);
+      add_frame(index, segment, position, sum);
+    store_rows(sum, reinterpret_cast<CastStored<Wire, T>*>(output), position, aligned);
   }
 
   /// Adds a frame. The first frame is assigned as a product. Raw values may be stored in the output
   /// itself.
   TERSOR_DEVICE void add_frame(unsigned index, const DecodeEntry& segment,
-                               const UnitPlace<kRow>& place, Rows<kRow>& sum) const {
+                               const UnitPosition<kRow>& position, Rows<kRow>& sum) const {
     const auto* values = reinterpret_cast<const Wire*>(list.payload(index) + segment.offset);
     const bool assigns = kMode == DecodeMode::kAssign && index == 0;
     Rows<kRow> rows;
-    load_rows<Load::kAny>(values, place, is_aligned_for<Wire, kRow>(values), rows);
+    load_rows<Load::kAny>(values, position, is_aligned_for<Wire, kRow>(values), rows);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       TERSOR_UNROLL

@@ -75,11 +75,11 @@ void visit_decode(const DecodeCall& call, Visitor&& visitor) {
 }
 
 /// The position of a launch within its call.
-struct LaunchPlace {
+struct LaunchPosition {
   bool is_first, is_last;
 };
 
-/// Fills `table` from a list of segments and calls launch(place) whenever the table is full, and
+/// Fills `table` from a list of segments and calls launch(position) whenever the table is full, and
 /// once at the end. The callback entry_of(i, offset) returns the entry of segment i with sections
 /// at `offset`. The callback sizes_of(segment) returns a SegmentSizes, or another type with a
 /// summable `bytes` member. Segments without values have no entry.
@@ -96,14 +96,14 @@ void for_each_table(Table& table, std::span<const Segment> segments, const Sizes
   for (std::size_t i = 0; i < segments.size(); ++i) {
     const auto sizes = sizes_of(segments[i]);
     if (sizes.units != 0 && !table.add(entry_of(i, offset), sizes.units)) {
-      launch(LaunchPlace{is_first, false});
+      launch(LaunchPosition{is_first, false});
       is_first = false;
       table.clear();
       table.add(entry_of(i, offset), sizes.units);
     }
     offset += sizes.bytes;
   }
-  launch(LaunchPlace{is_first, true});
+  launch(LaunchPosition{is_first, true});
 }
 
 /// kOne: the call is a single launch, and its kernel sums the frames while reading.
@@ -148,9 +148,9 @@ inline std::uint64_t header_part(FrameHeader header) {
   return checksum(&header, sizeof header / sizeof(std::uint32_t), 0);
 }
 
-/// Returns the seal of a frame for the launch in `place`.
-inline FrameSeal seal_of(const DeviceFrame& frame, LaunchPlace place) {
-  FrameSeal seal{frame.frame, frame.header, place.is_first, place.is_last};
+/// Returns the seal of a frame for the launch in `position`.
+inline FrameSeal seal_of(const DeviceFrame& frame, LaunchPosition position) {
+  FrameSeal seal{frame.frame, frame.header, position.is_first, position.is_last};
   seal.header.checksum = seal.has_checksum() ? header_part(frame.header) : 0;
   return seal;
 }
@@ -292,11 +292,11 @@ void launch_writer(Queue& queue, Kernel& kernel, const Call& call, const DeviceF
   prepare_next_words(queue, call);
   if (frame != nullptr) prepare_seal(queue, *frame);
   const auto entry = [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); };
-  for_each_table(kernel.table, call.segments, sizes_of, entry, [&](LaunchPlace place) {
-    kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, place);
+  for_each_table(kernel.table, call.segments, sizes_of, entry, [&](LaunchPosition position) {
+    kernel.seal = frame == nullptr ? FrameSeal{} : seal_of(*frame, position);
     if constexpr (requires { kernel.next; })
       kernel.next =
-          kAdvance == Advance::kInLast && place.is_last ? next_words_of_call(call) : NextWords{};
+          kAdvance == Advance::kInLast && position.is_last ? next_words_of_call(call) : NextWords{};
     launch_units(queue, kernel);
   });
   if constexpr (kAdvance == Advance::kBehind)
@@ -309,7 +309,7 @@ void launch_reader(Queue& queue, Kernel& kernel, const DecodeCall& call, const S
   kernel.factor = call.factor;
   const auto entry = [&](std::size_t i, std::uint64_t offset) { return entry_of(call, i, offset); };
   for_each_table(kernel.table, call.segments, sizes_of, entry,
-                 [&](LaunchPlace) { launch_units(queue, kernel); });
+                 [&](LaunchPosition) { launch_units(queue, kernel); });
 }
 
 }  // namespace tersor::kernels

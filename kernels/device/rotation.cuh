@@ -33,13 +33,13 @@ using RotatedValues = float[kRotationValues];
 enum class RowShare : std::uint8_t { kNeighbours, kFourths };
 
 template <RowShare kShare>
-constexpr unsigned place_in_row(unsigned thread, unsigned q) {
+constexpr unsigned position_in_row(unsigned thread, unsigned q) {
   return kShare == RowShare::kNeighbours ? kRotationRow * thread + q
                                          : kRotationRow * q + thread % 2 * 16 + thread / 2;
 }
 
 /// The positions of a thread's rows of a block within the segment.
-struct RotationPlace {
+struct RotationPosition {
   std::size_t first;  // of the block
   std::size_t count;  // of the segment
   unsigned thread;    // within the group of eight
@@ -49,46 +49,48 @@ struct RotationPlace {
   TERSOR_DEVICE bool is_there() const { return first < count; }
   /// The block's index, or 0, which is safe to read, after the segment's end.
   TERSOR_DEVICE std::size_t block() const { return is_there() ? first / kRotationBlock : 0; }
-  TERSOR_DEVICE std::size_t position() const { return first + thread * kRotationRow; }
-  TERSOR_DEVICE RowPlace row(unsigned r) const {
-    const std::size_t at = position() + r * kRotationThreads * kRotationRow;
+  TERSOR_DEVICE std::size_t offset() const { return first + thread * kRotationRow; }
+  TERSOR_DEVICE RowPosition row(unsigned r) const {
+    const std::size_t at = offset() + r * kRotationThreads * kRotationRow;
     return {at, at < count ? count - at : 0, false};
   }
 };
 
 /// Loads all rows of a thread: at once for whole and aligned blocks, otherwise value by value.
 template <Load kLoad, typename T>
-TERSOR_DEVICE void load_rotated(const T* values, const RotationPlace& place, RotatedValues& x) {
+TERSOR_DEVICE void load_rotated(const T* values, const RotationPosition& position,
+                                RotatedValues& x) {
   using Bytes = RowBytes<kRotationRow * sizeof(T)>;
-  const bool at_once = place.is_whole && is_aligned_for<T, kRotationRow>(values);
+  const bool at_once = position.is_whole && is_aligned_for<T, kRotationRow>(values);
   float row[kRotationRows][kRotationRow];
   if (at_once) {
-    const T* from = values + place.position();
+    const T* from = values + position.offset();
     TERSOR_UNROLL
     for (unsigned r = 0; r < kRotationRows; ++r)
       unpack_row<T>(Bytes::template load_from<kLoad>(from + r * kRotationValues), row[r]);
   } else {
     TERSOR_UNROLL
-    for (unsigned r = 0; r < kRotationRows; ++r) load_row<kLoad>(values, place.row(r), row[r]);
+    for (unsigned r = 0; r < kRotationRows; ++r) load_row<kLoad>(values, position.row(r), row[r]);
   }
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRotationValues; ++i) x[i] = row[i / kRotationRow][i % kRotationRow];
 }
 
 template <typename T>
-TERSOR_DEVICE void store_rotated(const RotatedValues& x, T* values, const RotationPlace& place) {
+TERSOR_DEVICE void store_rotated(const RotatedValues& x, T* values,
+                                 const RotationPosition& position) {
   float row[kRotationRows][kRotationRow];
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRotationValues; ++i) row[i / kRotationRow][i % kRotationRow] = x[i];
-  if (place.is_whole && is_aligned_for<T, kRotationRow>(values)) {
-    T* to = values + place.position();
+  if (position.is_whole && is_aligned_for<T, kRotationRow>(values)) {
+    T* to = values + position.offset();
     TERSOR_UNROLL
     for (unsigned r = 0; r < kRotationRows; ++r)
       pack_row<T>(row[r]).store_to(to + r * kRotationValues);
     return;
   }
   TERSOR_UNROLL
-  for (unsigned r = 0; r < kRotationRows; ++r) store_row(row[r], values, place.row(r));
+  for (unsigned r = 0; r < kRotationRows; ++r) store_row(row[r], values, position.row(r));
 }
 
 /// (x_i, x_{i + h}) ← (x_i + x_{i + h}, x_i − x_{i + h}) among the values of a thread.
@@ -157,8 +159,9 @@ class Rotation {
     return signs;
   }
 
-  /// Calls visit(block, place) for this thread's blocks of the unit, which starts at value `first`
-  /// of `count`. The whole warp makes the same calls, even for blocks after the segment's end.
+  /// Calls visit(block, position) for this thread's blocks of the unit, which starts at value
+  /// `first` of `count`. The whole warp makes the same calls, even for blocks after the segment's
+  /// end.
   template <class Visit>
   TERSOR_DEVICE void for_each_block(std::size_t first, std::size_t count,
                                     const Visit& visit) const {
@@ -168,7 +171,7 @@ class Rotation {
       const std::size_t at = first + round * kAtOnce;
       if (at >= count) return;  // the whole warp returns
       visit(round * kRotatedAtOnce + group,
-            RotationPlace{at + group * kRotationBlock, count, thread_, count - at >= kAtOnce});
+            RotationPosition{at + group * kRotationBlock, count, thread_, count - at >= kAtOnce});
     }
   }
 
@@ -243,7 +246,7 @@ class Rotation {
       const Words128 four = load(block_ + thread_ * RotationRoom::kRow + thread);
       TERSOR_UNROLL
       for (unsigned q = 0; q < kRotationRow; ++q)
-        x[place_in_row<kShare>(thread, q)] = float_of(four.word[q]);
+        x[position_in_row<kShare>(thread, q)] = float_of(four.word[q]);
     }
   }
 
@@ -255,7 +258,7 @@ class Rotation {
       Words128 four;
       TERSOR_UNROLL
       for (unsigned q = 0; q < kRotationRow; ++q)
-        four.word[q] = bits_of(x[place_in_row<kShare>(thread, q)]);
+        four.word[q] = bits_of(x[position_in_row<kShare>(thread, q)]);
       store(block_ + thread_ * RotationRoom::kRow + thread, four);
     }
     warp_.sync();

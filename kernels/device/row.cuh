@@ -107,37 +107,37 @@ TERSOR_DEVICE RowBytes<kValues * sizeof(T)> pack_row(const float (&values)[kValu
 
 /// The position of a row. The row has `left` existing values, and further values count as 0. The
 /// member `aligned` is true if rows of this span move as a whole.
-struct RowPlace {
+struct RowPosition {
   std::size_t first;
   std::size_t left;
   bool aligned;
 };
 
 template <Load kLoad, typename T, unsigned kValues>
-TERSOR_DEVICE void load_row(const T* values, RowPlace place, float (&row)[kValues]) {
-  const T* from = values + place.first;
-  if (place.aligned && place.left >= kValues)
+TERSOR_DEVICE void load_row(const T* values, RowPosition position, float (&row)[kValues]) {
+  const T* from = values + position.first;
+  if (position.aligned && position.left >= kValues)
     return unpack_row<T>(RowBytes<kValues * sizeof(T)>::template load_from<kLoad>(from), row);
   TERSOR_UNROLL
-  for (unsigned i = 0; i < kValues; ++i) row[i] = i < place.left ? to_f32(load(from + i)) : 0.0f;
+  for (unsigned i = 0; i < kValues; ++i) row[i] = i < position.left ? to_f32(load(from + i)) : 0.0f;
 }
 
 template <typename T, unsigned kValues>
-TERSOR_DEVICE void store_row(const float (&row)[kValues], T* values, RowPlace place) {
-  T* to = values + place.first;
-  if (place.aligned && place.left >= kValues) return pack_row<T>(row).store_to(to);
+TERSOR_DEVICE void store_row(const float (&row)[kValues], T* values, RowPosition position) {
+  T* to = values + position.first;
+  if (position.aligned && position.left >= kValues) return pack_row<T>(row).store_to(to);
   TERSOR_UNROLL
   for (unsigned i = 0; i < kValues; ++i) {
-    if (i < place.left) store(to + i, from_f32<T>(row[i]));
+    if (i < position.left) store(to + i, from_f32<T>(row[i]));
   }
 }
 
 /// Copies a row bit by bit.
 template <typename T, unsigned kValues>
-TERSOR_DEVICE void copy_row(const T* from, T* to, RowPlace place) {
+TERSOR_DEVICE void copy_row(const T* from, T* to, RowPosition position) {
   TERSOR_UNROLL
   for (unsigned i = 0; i < kValues; ++i) {
-    if (i < place.left) store(to + place.first + i, load(from + place.first + i));
+    if (i < position.left) store(to + position.first + i, load(from + position.first + i));
   }
 }
 

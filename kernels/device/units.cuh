@@ -35,7 +35,7 @@ TERSOR_DEVICE void fill_rows(Rows<kRow>& rows, float value) {
 
 /// The positions of a thread's rows of a unit within the segment.
 template <unsigned kRow>
-struct UnitPlace {
+struct UnitPosition {
   std::size_t first;  // of the unit
   std::size_t count;  // of the segment
   unsigned thread;
@@ -44,7 +44,7 @@ struct UnitPlace {
   TERSOR_DEVICE unsigned index(unsigned chunk) const {
     return chunk * kChunkValues<kRow> + thread * kRow;
   }
-  TERSOR_DEVICE std::size_t position(unsigned chunk) const { return first + index(chunk); }
+  TERSOR_DEVICE std::size_t offset(unsigned chunk) const { return first + index(chunk); }
 
   /// Number of values in the unit. Only the last unit of a segment may be partial.
   TERSOR_DEVICE unsigned values() const {
@@ -52,7 +52,7 @@ struct UnitPlace {
   }
   TERSOR_DEVICE bool is_whole() const { return count - first >= kUnitValues; }
 
-  TERSOR_DEVICE RowPlace row(unsigned chunk, bool aligned) const {
+  TERSOR_DEVICE RowPosition row(unsigned chunk, bool aligned) const {
     const unsigned at = index(chunk), end = values();
     return {first + at, at < end ? end - at : 0u, aligned};
   }
@@ -61,11 +61,11 @@ struct UnitPlace {
 /// Loads all rows of a thread: row by row in whole and aligned units, otherwise value by value. A
 /// single branch per unit decides, so the loads of the unit are issued together.
 template <Load kLoad, typename T, unsigned kRow>
-TERSOR_DEVICE void load_rows(const T* values, const UnitPlace<kRow>& place, bool aligned,
+TERSOR_DEVICE void load_rows(const T* values, const UnitPosition<kRow>& position, bool aligned,
                              Rows<kRow>& rows) {
   using Bytes = RowBytes<kRow * sizeof(T)>;
-  if (aligned && place.is_whole()) {
-    const T* from = values + place.position(0);
+  if (aligned && position.is_whole()) {
+    const T* from = values + position.offset(0);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
       unpack_row<T>(Bytes::template load_from<kLoad>(from + chunk * kChunkValues<kRow>),
@@ -74,14 +74,14 @@ TERSOR_DEVICE void load_rows(const T* values, const UnitPlace<kRow>& place, bool
   }
   TERSOR_UNROLL
   for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-    load_row<kLoad>(values, place.row(chunk, false), rows[chunk]);
+    load_row<kLoad>(values, position.row(chunk, false), rows[chunk]);
 }
 
 template <typename T, unsigned kRow>
-TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPlace<kRow>& place,
+TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPosition<kRow>& position,
                               bool aligned) {
-  if (aligned && place.is_whole()) {
-    T* to = values + place.position(0);
+  if (aligned && position.is_whole()) {
+    T* to = values + position.offset(0);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
       pack_row<T>(rows[chunk]).store_to(to + chunk * kChunkValues<kRow>);
@@ -89,7 +89,7 @@ TERSOR_DEVICE void store_rows(const Rows<kRow>& rows, T* values, const UnitPlace
   }
   TERSOR_UNROLL
   for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
-    store_row(rows[chunk], values, place.row(chunk, false));
+    store_row(rows[chunk], values, position.row(chunk, false));
 }
 
 /// A callback of for_each_run that does nothing.
@@ -183,22 +183,22 @@ TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Re
   }
 }
 
-/// Like for_each_run, for units of 512 values, with visit(segment, place).
+/// Like for_each_run, for units of 512 values, with visit(segment, position).
 template <unsigned kRow, class Block, class Table, class Read, class Visit, class Written>
-TERSOR_DEVICE void for_each_place(const Block& block, const Table& table, const Read& read,
-                                  const Visit& visit, const Written& written) {
+TERSOR_DEVICE void for_each_position(const Block& block, const Table& table, const Read& read,
+                                     const Visit& visit, const Written& written) {
   for_each_run<kUnitValues>(
       block, table, read,
       [&](const auto& segment, std::size_t first) {
-        visit(segment, UnitPlace<kRow>{first, segment.count, block.warp().thread_rank()});
+        visit(segment, UnitPosition<kRow>{first, segment.count, block.warp().thread_rank()});
       },
       written);
 }
 
-/// Calls visit(segment, place) for each unit of this warp.
+/// Calls visit(segment, position) for each unit of this warp.
 template <unsigned kRow, class Block, class Table, class Visit>
 TERSOR_DEVICE void for_each_unit(const Block& block, const Table& table, const Visit& visit) {
-  for_each_place<kRow>(block, table, DoNothing{}, visit, DoNothing{});
+  for_each_position<kRow>(block, table, DoNothing{}, visit, DoNothing{});
 }
 
 /// Common members of kernels that process one unit per warp.

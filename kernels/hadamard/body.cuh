@@ -41,7 +41,7 @@ template <typename E>
 struct HadamardBlock {
   static constexpr bool kFeedback = !std::is_same_v<E, NoResidual>;
 
-  RotationPlace place;
+  RotationPosition position;
   std::byte* sections;  // of the segment
   const E* residual_in;
   E* residual_out;
@@ -49,9 +49,9 @@ struct HadamardBlock {
 
   /// Creates a HadamardBlock from an EncodeEntry or a ReduceEntry.
   template <class Entry>
-  TERSOR_DEVICE static HadamardBlock of(const Entry& segment, const RotationPlace& place,
+  TERSOR_DEVICE static HadamardBlock of(const Entry& segment, const RotationPosition& position,
                                         std::byte* payload, bool keeps) {
-    return {place, payload + segment.offset, static_cast<const E*>(segment.residual_in),
+    return {position, payload + segment.offset, static_cast<const E*>(segment.residual_in),
             static_cast<E*>(segment.residual_out), keeps};
   }
 
@@ -59,7 +59,7 @@ struct HadamardBlock {
   TERSOR_DEVICE void add_residual(float a, float b, RotatedValues& p) const {
     if constexpr (kFeedback) {
       RotatedValues residual;
-      load_rotated<Load::kAny>(residual_in, place, residual);
+      load_rotated<Load::kAny>(residual_in, position, residual);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRotationValues; ++i) p[i] = a * p[i] + b * residual[i];
     }
@@ -90,13 +90,13 @@ struct HadamardBlock {
 
  private:
   TERSOR_DEVICE void clear_missing(RotatedValues& p) const {
-    if (place.is_whole) return;
+    if (position.is_whole) return;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i) p[i] = is_real(i) ? p[i] : 0.0f;
   }
 
   TERSOR_DEVICE bool is_real(unsigned i) const {
-    return i % kRotationRow < place.row(i / kRotationRow).left;
+    return i % kRotationRow < position.row(i / kRotationRow).left;
   }
 
   TERSOR_DEVICE unsigned finite_values(const RotatedValues& p) const {
@@ -116,10 +116,10 @@ struct HadamardBlock {
       terms[i] = kBits == 1 ? fabsf(y[i]) : y[i] * y[i];
     const HadamardScale scale = hadamard_scale<kBits>(range, rotation.tree_sum(terms));
     const HadamardCodes<kBits> codes(y, scale.inverse, hadamard_unit(scale.sent, 1.0f));
-    codes.store_to(rotation, sections, place, !keeps && !range.is_odd());
+    codes.store_to(rotation, sections, position, !keeps && !range.is_odd());
     const std::uint16_t sent = range.is_odd() ? range.odd_scale() : scale.sent;
-    if (place.is_there() && place.thread == 0)
-      store(reinterpret_cast<std::uint16_t*>(sections + scale_offset(place)),
+    if (position.is_there() && position.thread == 0)
+      store(reinterpret_cast<std::uint16_t*>(sections + scale_offset(position)),
             keeps ? std::uint16_t{0} : sent);
   }
 
@@ -130,13 +130,13 @@ struct HadamardBlock {
       if (residual_in == residual_out) return;
       TERSOR_UNROLL
       for (unsigned r = 0; r < kRotationRows; ++r)
-        copy_row<E, kRotationRow>(residual_in, residual_out, place.row(r));
+        copy_row<E, kRotationRow>(residual_in, residual_out, position.row(r));
       return;
     }
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i)
       decoded[i] = range.vanishes() ? p[i] : p[i] - decoded[i];
-    store_rotated(decoded, residual_out, place);
+    store_rotated(decoded, residual_out, position);
   }
 };
 
@@ -213,14 +213,15 @@ struct HadamardEncodeKernel {
     // Loaded for each unit, to save registers between units.
     const float a = words.gradient_factor(), b = words.residual_factor();
     unsigned count = 0;
-    rotation.for_each_block(first, segment.count, [&](unsigned index, const RotationPlace& place) {
-      const RotationSigns signs = rotation.signs(index);
-      const auto out = HadamardBlock<E>::of(segment, place, payload, inactive);
-      RotatedValues p;
-      load_rotated<Load::kInput>(static_cast<const G*>(segment.gradient), place, p);
-      out.add_residual(a, b, p);
-      count += out.write(rotation, bits, signs, p);
-    });
+    rotation.for_each_block(
+        first, segment.count, [&](unsigned index, const RotationPosition& position) {
+          const RotationSigns signs = rotation.signs(index);
+          const auto out = HadamardBlock<E>::of(segment, position, payload, inactive);
+          RotatedValues p;
+          load_rotated<Load::kInput>(static_cast<const G*>(segment.gradient), position, p);
+          out.add_residual(a, b, p);
+          count += out.write(rotation, bits, signs, p);
+        });
     return count;
   }
 };
@@ -274,20 +275,22 @@ struct HadamardDecodeKernel {
   TERSOR_DEVICE void decode_unit(const Rotation<Warp>& rotation, const HadamardEntry& segment,
                                  std::size_t first, bool sound) const {
     auto* output = static_cast<T*>(segment.output);
-    rotation.for_each_block(first, segment.count, [&](unsigned index, const RotationPlace& place) {
-      const RotationSigns signs = rotation.signs(index);
-      RotatedValues w;
-      sum_frames(rotation, list, {segment.offset, bits, factor}, place, w);
-      signs.flip(w);
-      if (mode == DecodeMode::kAdd) add_old(output, place, w);
-      if (!sound) fill_nan(w);
-      store_rotated(w, output, place);
-    });
+    rotation.for_each_block(
+        first, segment.count, [&](unsigned index, const RotationPosition& position) {
+          const RotationSigns signs = rotation.signs(index);
+          RotatedValues w;
+          sum_frames(rotation, list, {segment.offset, bits, factor}, position, w);
+          signs.flip(w);
+          if (mode == DecodeMode::kAdd) add_old(output, position, w);
+          if (!sound) fill_nan(w);
+          store_rotated(w, output, position);
+        });
   }
 
-  TERSOR_DEVICE static void add_old(const T* output, const RotationPlace& place, RotatedValues& w) {
+  TERSOR_DEVICE static void add_old(const T* output, const RotationPosition& position,
+                                    RotatedValues& w) {
     RotatedValues old;
-    load_rotated<Load::kAny>(output, place, old);
+    load_rotated<Load::kAny>(output, position, old);
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRotationValues; ++i) w[i] = old[i] + w[i];
   }
@@ -351,16 +354,17 @@ struct HadamardReduceKernel {
   TERSOR_DEVICE unsigned reduce_unit(const Rotation<Warp>& rotation, const ReduceEntry& segment,
                                      std::size_t first, float b, bool sound) const {
     unsigned count = 0;
-    rotation.for_each_block(first, segment.count, [&](unsigned index, const RotationPlace& place) {
-      const RotationSigns signs = rotation.signs(index);
-      const auto out = HadamardBlock<E>::of(segment, place, payload, false);
-      RotatedValues p;
-      sum_frames(rotation, list, {segment.offset, bits, factor}, place, p);
-      signs.flip(p);
-      out.add_residual(1.0f, b, p);
-      if (!sound) p[0] = float_of(kNanBits);
-      count += out.write(rotation, bits, signs, p);
-    });
+    rotation.for_each_block(
+        first, segment.count, [&](unsigned index, const RotationPosition& position) {
+          const RotationSigns signs = rotation.signs(index);
+          const auto out = HadamardBlock<E>::of(segment, position, payload, false);
+          RotatedValues p;
+          sum_frames(rotation, list, {segment.offset, bits, factor}, position, p);
+          signs.flip(p);
+          out.add_residual(1.0f, b, p);
+          if (!sound) p[0] = float_of(kNanBits);
+          count += out.write(rotation, bits, signs, p);
+        });
     return sound ? count : 0;
   }
 };

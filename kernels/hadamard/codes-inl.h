@@ -28,8 +28,8 @@ using BlockCodes = Codes[kRotationVectors / kCodeVectors];
 
 /// Converts between code order and value order.
 HWY_INLINE __m512i reordered(__m512i bytes) {
-  const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_epi32(places, bytes);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, bytes);
 }
 
 HWY_INLINE __m512i plane_bit(std::size_t plane) {
@@ -70,9 +70,9 @@ class CodeNumbers {
   }
 
   HWY_INLINE void of(Codes codes, VF32 (&numbers)[kCodeVectors]) const {
-    const __m512i places =
+    const __m512i order =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    const __m512i lanes = _mm512_shuffle_epi8(codes.bytes, places);
+    const __m512i lanes = _mm512_shuffle_epi8(codes.bytes, order);
     TERSOR_UNROLL
     for (unsigned i = 0; i < kCodeVectors; ++i)
       numbers[i] = VF32{_mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 8 * i), table_.raw)};
@@ -112,7 +112,7 @@ HWY_INLINE Codes codes_of(const float* y, VF32 inverse) {
 template <unsigned kBits>
 HWY_INLINE void rotate_numbers(const BlockCodes& codes, RotationVectors& to) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  const __m512i places =
+  const __m512i order =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
   constexpr std::size_t kCount = 2 * kRotationVectors / kCodeVectors;
   __m512i x[kCount];
@@ -123,7 +123,7 @@ HWY_INLINE void rotate_numbers(const BlockCodes& codes, RotationVectors& to) {
   TERSOR_UNROLL
   for (std::size_t i = 0; i < kCount; i += 2) {
     const __m512i ordered = _mm512_permutexvar_epi32(lanes, codes[i / 2].bytes);
-    const __m512i bytes = _mm512_shuffle_epi8(ordered, places);
+    const __m512i bytes = _mm512_shuffle_epi8(ordered, order);
     x[i] = _mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x0101));
     x[i + 1] = _mm512_maddubs_epi16(bytes, _mm512_set1_epi16(-0x00ff));  // 1, −1
   }

@@ -32,12 +32,13 @@ TERSOR_DEVICE void visit_code_bits(unsigned bits, const Visit& visit) {
 }
 
 /// Return the offsets of one block's scale and planes within the segment's sections.
-TERSOR_DEVICE std::size_t scale_offset(const RotationPlace& place) {
-  return place.block() * sizeof(std::uint16_t);
+TERSOR_DEVICE std::size_t scale_offset(const RotationPosition& position) {
+  return position.block() * sizeof(std::uint16_t);
 }
-TERSOR_DEVICE std::size_t plane_offset(const RotationPlace& place, unsigned bits) {
-  return HadamardLayout{place.count, bits}.planes_offset() +
-         place.block() * bits * HadamardLayout::kPlaneBytes + place.thread * sizeof(std::uint32_t);
+TERSOR_DEVICE std::size_t plane_offset(const RotationPosition& position, unsigned bits) {
+  return HadamardLayout{position.count, bits}.planes_offset() +
+         position.block() * bits * HadamardLayout::kPlaneBytes +
+         position.thread * sizeof(std::uint32_t);
 }
 
 /// Transposes codes to planes and back. Bit j of the four bits at position n of word w becomes bit
@@ -74,14 +75,14 @@ struct HadamardCodes {
   /// end.
   template <class Warp>
   TERSOR_DEVICE void store_to(const Rotation<Warp>& rotation, std::byte* sections,
-                              const RotationPlace& place, bool coded) const {
+                              const RotationPosition& position, bool coded) const {
     Words128 row = rotation.codes_of_row(share);
     transpose_codes(row.word);
     if constexpr (kBits == 1) row.word[0] = ~row.word[3];
-    auto* to = reinterpret_cast<std::uint32_t*>(sections + plane_offset(place, kBits));
+    auto* to = reinterpret_cast<std::uint32_t*>(sections + plane_offset(position, kBits));
     TERSOR_UNROLL
     for (unsigned j = 0; j < kBits; ++j) row.word[j] = coded ? row.word[j] : 0u;
-    if (!place.is_there()) return;
+    if (!position.is_there()) return;
     TERSOR_UNROLL
     for (unsigned j = 0; j < kBits; ++j) store(to + j * kRotationThreads, row.word[j]);
   }
@@ -139,14 +140,14 @@ struct FrameCodes {
     const std::uint32_t straight = chosen_bytes(word, kMagic, 0x7210);
     const std::uint32_t turned = chosen_bytes(word, kMagic, 0x7032);
     TERSOR_UNROLL
-    for (unsigned place = 0; place < 8; ++place) {
-      const bool turns = place == 0 || place > 4;
-      const unsigned at = (turns ? 4 * place + 16 : 4 * place) % 32;
+    for (unsigned position = 0; position < 8; ++position) {
+      const bool turns = position == 0 || position > 4;
+      const unsigned at = (turns ? 4 * position + 16 : 4 * position) % 32;
       const float sum = float_of((turns ? turned : straight) & (0xff000000u | kCode << at));
       const float scaled = 1.0f / static_cast<float>(1u << at);
       const float k = fused_multiply_add(
           sum, scaled, -(kHadamardMagic * scaled + HadamardSteps<kBits>::kMiddle));
-      w[4 * place] = fused_multiply_add(k, unit, w[4 * place]);
+      w[4 * position] = fused_multiply_add(k, unit, w[4 * position]);
     }
   }
 };
@@ -155,13 +156,13 @@ struct FrameCodes {
 /// the first frame's products unchanged. Each frame is loaded while the previous frame is added.
 template <unsigned kMost, class Warp>
 TERSOR_DEVICE void sum_frames(const Rotation<Warp>& rotation, const FrameList<kMost>& list,
-                              const HadamardSource& source, const RotationPlace& place,
+                              const HadamardSource& source, const RotationPosition& position,
                               RotatedValues& w) {
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRotationValues; ++i) w[i] = -0.0f;
   visit_code_bits(source.bits, [&]<unsigned kBits>(CodeBits<kBits>) {
-    const std::size_t scale_at = source.offset + scale_offset(place);
-    const std::size_t planes_at = source.offset + plane_offset(place, kBits);
+    const std::size_t scale_at = source.offset + scale_offset(position);
+    const std::size_t planes_at = source.offset + plane_offset(position, kBits);
     FrameCodes<kBits> next(list.payload(0), scale_at, planes_at);
     TERSOR_KEEP_LOOP
     for (unsigned index = 0; index < list.frames;) {

@@ -71,7 +71,7 @@ void hadamard_device_decode(const DecodeCall& call, unsigned bits, const FrameHe
       for_each_table(
           kernel.table, call.segments, sizes_of(bits),
           [&](std::size_t i, std::uint64_t offset) { return hadamard_entry(call, i, offset); },
-          [&](LaunchPlace) { launch_units(queue, kernel); });
+          [&](LaunchPosition) { launch_units(queue, kernel); });
     });
   });
 }

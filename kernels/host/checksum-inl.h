@@ -173,38 +173,38 @@ class WordSum {
  public:
   /// `first_word`: index of the first word in the frame.
   explicit HWY_INLINE WordSum(std::uint64_t first_word)
-      : place_(first_word % kChecksumGroup), group_(first_word / kChecksumGroup) {}
+      : position_(first_word % kChecksumGroup), group_(first_word / kChecksumGroup) {}
 
   /// Adds the next `count` words, at any address.
   HWY_INLINE void add(const std::byte* words, std::size_t count) {
     if (count == 0) return;         // `words` may be null
     ColumnSums columns = columns_;  // in registers
     std::size_t here;
-    while (HWY_UNLIKELY((here = kChecksumGroup - place_) <= count)) {
-      add(columns, words, here, place_);
+    while (HWY_UNLIKELY((here = kChecksumGroup - position_) <= count)) {
+      add(columns, words, here, position_);
       groups_ = add_checksums(groups_, of_group(columns, group_++));
       columns = ColumnSums();
-      place_ = 0;
+      position_ = 0;
       words += here * kWordBytes;
       count -= here;
     }
-    add(columns, words, count, place_);
-    place_ += count;
+    add(columns, words, count, position_);
+    position_ += count;
     columns_ = columns;
   }
 
   /// Returns the checksum of all words so far.
   std::uint64_t value() const {
-    return place_ == 0 ? groups_ : add_checksums(groups_, of_group(columns_, group_));
+    return position_ == 0 ? groups_ : add_checksums(groups_, of_group(columns_, group_));
   }
 
  private:
-  /// Adds words of one group. `place` is the index of the first word in the group.
+  /// Adds words of one group. `position` is the index of the first word in the group.
   static HWY_INLINE void add(ColumnSums& columns, const std::byte* words, std::size_t count,
-                             std::size_t place) {
-    const std::int32_t* weights = kChecksumNumbers.weight + place / kChecksumColumns;
+                             std::size_t position) {
+    const std::int32_t* weights = kChecksumNumbers.weight + position / kChecksumColumns;
     const std::byte* const end = words + count * kWordBytes;
-    if (const std::size_t column = place % kChecksumColumns; column != 0) {
+    if (const std::size_t column = position % kChecksumColumns; column != 0) {
       const std::byte* const row = words - column * kWordBytes;
       columns.add_part(row, column, std::min(column + count, kChecksumColumns), *weights++);
       words = row + kRowBytes;
@@ -230,7 +230,7 @@ class WordSum {
     return multiply_checksums(all, kChecksumNumbers.power_of(group * kChecksumColumns));
   }
 
-  std::size_t place_;  // index of the next word in its group
+  std::size_t position_;  // index of the next word in its group
   std::uint64_t group_;
   std::uint64_t groups_ = 0;  // sum of all earlier groups
   ColumnSums columns_;

@@ -193,11 +193,11 @@ class BlockSigns {
 
   HWY_NOINLINE void fill(std::size_t group) {
     group_ = group;
-    const VU64 places = hn::ShiftLeft<8>(hn::Iota(U64(), 0));
+    const VU64 offsets = hn::ShiftLeft<8>(hn::Iota(U64(), 0));
     constexpr std::size_t kCounters = hn::MaxLanes(U64());
     for (std::size_t block = 0; block < kGroup; block += kCounters) {
       const std::uint64_t first = signs_.first_index + (group * kGroup + block) * kRotationBlock;
-      const VU64 index = hn::Add(hn::Set(U64(), first), places);
+      const VU64 index = hn::Add(hn::Set(U64(), first), offsets);
       const VectorWords counter = {{index, hn::ShiftRight<32>(index), hn::Set(U64(), signs_.step),
                                     hn::Set(U64(), signs_.parameter)}};
       const VectorWords low = philox(counter, keys_[0]), high = philox(counter, keys_[1]);

@@ -21,15 +21,15 @@ struct IntsumDecodeEntry : DecodeEntry {
 
 /// Returns the index within the call of the block that contains a row of chunk `chunk`.
 template <class Entry, unsigned kRow>
-TERSOR_DEVICE std::uint64_t block_of(const Entry& segment, const UnitPlace<kRow>& place,
+TERSOR_DEVICE std::uint64_t block_of(const Entry& segment, const UnitPosition<kRow>& position,
                                      unsigned chunk) {
-  return segment.first_block + (place.first + chunk * kChunkValues<kRow>) / kIntsumBlock;
+  return segment.first_block + (position.first + chunk * kChunkValues<kRow>) / kIntsumBlock;
 }
 
 /// True if a block of the segment starts or continues in a chunk.
 template <unsigned kRow>
-TERSOR_DEVICE bool has_block(const UnitPlace<kRow>& place, unsigned chunk) {
-  return chunk * kChunkValues<kRow> / kIntsumBlock * kIntsumBlock < place.values();
+TERSOR_DEVICE bool has_block(const UnitPosition<kRow>& position, unsigned chunk) {
+  return chunk * kChunkValues<kRow> / kIntsumBlock * kIntsumBlock < position.values();
 }
 
 template <typename G, typename E>
@@ -46,26 +46,26 @@ struct IntsumMaximaKernel : UnitKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     const float a = words.gradient_factor(), b = words.residual_factor();
     for_each_unit<kRow>(block, table,
-                        [&](const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place) {
-                          write_unit(block.warp(), segment, place, a, b);
+                        [&](const IntsumEncodeEntry& segment, const UnitPosition<kRow>& position) {
+                          write_unit(block.warp(), segment, position, a, b);
                         });
   }
 
  private:
   template <class Warp>
   TERSOR_DEVICE void write_unit(const Warp& warp, const IntsumEncodeEntry& segment,
-                                const UnitPlace<kRow>& place, float a, float b) const {
+                                const UnitPosition<kRow>& position, float a, float b) const {
     Rows<kRow> p;
-    load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), place, a, b, p);
+    load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), position, a, b, p);
     std::uint32_t largest[kUnitChunks<kRow>];
     block_maxima<IntsumBytes, kRow>(warp, p, largest);
-    if (place.thread != 0) return;
+    if (position.thread != 0) return;
     const bool inactive = is_inactive(segment);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const bool begins = chunk * kChunkValues<kRow> % kIntsumBlock == 0;
-      if (begins && has_block(place, chunk))
-        store(maxima + block_of(segment, place, chunk),
+      if (begins && has_block(position, chunk))
+        store(maxima + block_of(segment, position, chunk),
               inactive ? 0u : sent_maximum(largest[chunk], factor));
     }
   }
@@ -162,12 +162,12 @@ struct IntsumEncodeKernel : UnitKernel {
     const float a = words.gradient_factor(), b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
     for_each_unit<kRow>(
-        block, table, [&](const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place) {
+        block, table, [&](const IntsumEncodeEntry& segment, const UnitPosition<kRow>& position) {
           Rows<kRow> p;
-          load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), place, a, b, p);
-          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
+          load_sent<G>(segment, ResidualRows<E, kRow>::of(segment), position, a, b, p);
+          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + position.first, key,
                                             step, segment.parameter);
-          write_unit(segment, place, noise, p);
+          write_unit(segment, position, noise, p);
         });
     next.write(block);
   }
@@ -175,32 +175,33 @@ struct IntsumEncodeKernel : UnitKernel {
  private:
   using Scales = BlockScale[kUnitChunks<kRow>];
 
-  TERSOR_DEVICE void load_scales(const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place,
-                                 Scales& own) const {
+  TERSOR_DEVICE void load_scales(const IntsumEncodeEntry& segment,
+                                 const UnitPosition<kRow>& position, Scales& own) const {
     const bool inactive = is_inactive(segment);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const bool goes_on = chunk * kChunkValues<kRow> % kIntsumBlock != 0;
       own[chunk] = goes_on ? own[chunk - 1] : BlockScale{0.0f, 0.0f, false};
-      if (goes_on || !has_block(place, chunk)) continue;
-      own[chunk] = own_scale(load_input(scales + block_of(segment, place, chunk)), factor);
+      if (goes_on || !has_block(position, chunk)) continue;
+      own[chunk] = own_scale(load_input(scales + block_of(segment, position, chunk)), factor);
       own[chunk].poisoned |= inactive;
     }
   }
 
-  TERSOR_DEVICE void write_unit(const IntsumEncodeEntry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE void write_unit(const IntsumEncodeEntry& segment,
+                                const UnitPosition<kRow>& position,
                                 const RowNoise<kKind, kRow>& noise, const Rows<kRow>& p) const {
     Scales own;
-    load_scales(segment, place, own);
+    load_scales(segment, position, own);
     Rows<kRow> left;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       std::uint32_t row[kRow];
       code_row(p[chunk], own[chunk], levels, noise, chunk, row, left[chunk]);
       store_codes<kRow>(row, accumulator_bits,
-                        {codes + segment.offset * code_bytes, place.row(chunk, false)});
+                        {codes + segment.offset * code_bytes, position.row(chunk, false)});
     }
-    ResidualRows<E, kRow>::of(segment).store_left(place, own, left);
+    ResidualRows<E, kRow>::of(segment).store_left(position, own, left);
   }
 };
 
@@ -220,33 +221,33 @@ struct IntsumDecodeKernel : UnitKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     for_each_unit<kRow>(block, table,
-                        [&](const IntsumDecodeEntry& segment, const UnitPlace<kRow>& place) {
-                          decode_unit(segment, place);
+                        [&](const IntsumDecodeEntry& segment, const UnitPosition<kRow>& position) {
+                          decode_unit(segment, position);
                         });
   }
 
  private:
   TERSOR_DEVICE void decode_unit(const IntsumDecodeEntry& segment,
-                                 const UnitPlace<kRow>& place) const {
+                                 const UnitPosition<kRow>& position) const {
     auto* output = static_cast<T*>(segment.output);
     const bool aligned = is_aligned_for<T, kRow>(output);
     Rows<kRow> sum;
     if (mode == DecodeMode::kAdd)
-      load_rows<Load::kAny>(output, place, aligned, sum);
+      load_rows<Load::kAny>(output, position, aligned, sum);
     else  // adding to -0 keeps products and their signs
       fill_rows<kRow>(sum, -0.0f);
     auto* base = const_cast<std::byte*>(codes) + segment.offset * code_bytes;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      if (!has_block(place, chunk)) continue;
-      const float scale = load_input(scales + block_of(segment, place, chunk)) * factor;
+      if (!has_block(position, chunk)) continue;
+      const float scale = load_input(scales + block_of(segment, position, chunk)) * factor;
       float row[kRow];
-      load_sums<kRow>({base, place.row(chunk, false)}, accumulator_bits, row);
+      load_sums<kRow>({base, position.row(chunk, false)}, accumulator_bits, row);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i)
         sum[chunk][i] = fused_multiply_add(row[i], scale, sum[chunk][i]);
     }
-    store_rows(sum, output, place, aligned);
+    store_rows(sum, output, position, aligned);
   }
 };
 

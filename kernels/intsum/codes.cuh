@@ -15,12 +15,12 @@ namespace tersor::kernels {
 template <unsigned kRow>
 struct CodeRow {
   void* codes;  // of the segment
-  RowPlace place;
+  RowPosition position;
 
   /// True if a row of `Accumulator`s can be moved as a whole.
   template <typename Accumulator>
   TERSOR_DEVICE bool is_whole() const {
-    return place.left >= kRow && is_aligned_for<Accumulator, kRow>(codes);
+    return position.left >= kRow && is_aligned_for<Accumulator, kRow>(codes);
   }
   template <typename T>
   TERSOR_DEVICE T* at(std::size_t index) const {
@@ -31,18 +31,18 @@ struct CodeRow {
 /// Stores 8-bit codes from the low bytes of words.
 template <unsigned kRow>
 TERSOR_DEVICE void store_bytes(const std::uint32_t (&codes)[kRow], const CodeRow<kRow>& row) {
-  auto* to = row.template at<std::uint8_t>(row.place.first);
+  auto* to = row.template at<std::uint8_t>(row.position.first);
   if (row.template is_whole<std::int8_t>()) return pack_bytes<0>(codes).store_to(to);
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i)
-    if (i < row.place.left) store(to + i, static_cast<std::uint8_t>(codes[i]));
+    if (i < row.position.left) store(to + i, static_cast<std::uint8_t>(codes[i]));
 }
 
 /// Stores words with the codes of `kOf` values each.
 template <unsigned kOf, unsigned kWords, unsigned kRow>
 TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_whole,
                                const CodeRow<kRow>& row) {
-  auto* to = row.template at<std::uint32_t>(row.place.first / kOf);
+  auto* to = row.template at<std::uint32_t>(row.position.first / kOf);
   if (is_whole) {
     RowBytes<sizeof words> bytes;
     std::memcpy(&bytes, words, sizeof words);
@@ -50,7 +50,7 @@ TERSOR_DEVICE void store_words(const std::uint32_t (&words)[kWords], bool is_who
   }
   TERSOR_UNROLL
   for (unsigned i = 0; i < kWords; ++i)
-    if (i * kOf < row.place.left) store(to + i, words[i]);
+    if (i * kOf < row.position.left) store(to + i, words[i]);
 }
 
 /// Stores a row of codes. Codes after the segment's end are 0.
@@ -69,27 +69,27 @@ TERSOR_DEVICE void store_codes(const std::uint32_t (&codes)[kRow], AccumulatorBi
 /// Loads sums of 8-bit codes. Values after the segment's end are 0.
 template <unsigned kRow>
 TERSOR_DEVICE void load_bytes(const CodeRow<kRow>& row, float (&sums)[kRow]) {
-  const auto* from = row.template at<const std::int8_t>(row.place.first);
+  const auto* from = row.template at<const std::int8_t>(row.position.first);
   if (row.template is_whole<std::int8_t>())
     return RowCodes<Int8Format>::values<kRow>(
         RowBytes<kRow>::template load_from<Load::kInput>(from), sums);
   TERSOR_UNROLL
   for (unsigned i = 0; i < kRow; ++i)
-    sums[i] = i < row.place.left ? float_of_small(load(from + i)) : 0.0f;
+    sums[i] = i < row.position.left ? float_of_small(load(from + i)) : 0.0f;
 }
 
 /// Loads words with the codes of `kOf` values each. Words after the segment's end are 0.
 template <unsigned kOf, unsigned kWords, unsigned kRow>
 TERSOR_DEVICE void load_words(const CodeRow<kRow>& row, bool is_whole,
                               std::uint32_t (&words)[kWords]) {
-  const auto* from = row.template at<const std::uint32_t>(row.place.first / kOf);
+  const auto* from = row.template at<const std::uint32_t>(row.position.first / kOf);
   if (is_whole) {
     const auto bytes = RowBytes<sizeof words>::template load_from<Load::kInput>(from);
     std::memcpy(words, &bytes, sizeof words);
     return;
   }
   TERSOR_UNROLL
-  for (unsigned i = 0; i < kWords; ++i) words[i] = i * kOf < row.place.left ? load(from + i) : 0;
+  for (unsigned i = 0; i < kWords; ++i) words[i] = i * kOf < row.position.left ? load(from + i) : 0;
 }
 
 template <unsigned kRow>

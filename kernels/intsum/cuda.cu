@@ -4,20 +4,21 @@
 #include "kernels/device/device_call.cuh"
 #include "kernels/intsum/body.cuh"
 #include "kernels/intsum/device.h"
-#include "kernels/intsum/places.h"
+#include "kernels/intsum/offsets.h"
 
 namespace tersor::kernels {
 namespace {
 
 /// The sizes summed by for_each_table.
 struct IntsumSizes {
-  IntsumPlace bytes;
+  IntsumOffset bytes;
   std::size_t units;
 };
 
 auto sizes_of(AccumulatorBits accumulator_bits) {
   return [=](const Segment& segment) -> IntsumSizes {
-    return {IntsumPlace::of(segment.count, accumulator_bits), ceil_div(segment.count, kUnitValues)};
+    return {IntsumOffset::of(segment.count, accumulator_bits),
+            ceil_div(segment.count, kUnitValues)};
   };
 }
 
@@ -25,18 +26,18 @@ unsigned code_bytes(AccumulatorBits accumulator_bits) {
   return static_cast<unsigned>(dtype_bytes(intsum_dtype(accumulator_bits)));
 }
 
-/// Queues the launches of an encode. The callback `before(place)` runs before each launch.
+/// Queues the launches of an encode. The callback `before(position)` runs before each launch.
 template <class Kernel, class Before>
 void launch_encode(Queue& queue, Kernel& kernel, const EncodeCall& call,
                    AccumulatorBits accumulator_bits, const Before& before) {
   kernel.words = words_of_call(call);
   for_each_table(
       kernel.table, call.segments, sizes_of(accumulator_bits),
-      [&](std::size_t i, const IntsumPlace& place) {
-        return IntsumEncodeEntry{entry_of(call, i, place.codes), place.maxima};
+      [&](std::size_t i, const IntsumOffset& offset) {
+        return IntsumEncodeEntry{entry_of(call, i, offset.codes), offset.maxima};
       },
-      [&](LaunchPlace place) {
-        before(place);
+      [&](LaunchPosition position) {
+        before(position);
         launch_units(queue, kernel);
       });
 }
@@ -46,8 +47,8 @@ void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call,
                   AccumulatorBits accumulator_bits) {
   constexpr bool kAdvances = kKind == NoiseKind::kNone;  // no kernel reads the step
   prepare_next_words(queue, call);
-  launch_encode(queue, kernel, call, accumulator_bits, [&](LaunchPlace place) {
-    kernel.next = kAdvances && place.is_last ? next_words_of_call(call) : NextWords{};
+  launch_encode(queue, kernel, call, accumulator_bits, [&](LaunchPosition position) {
+    kernel.next = kAdvances && position.is_last ? next_words_of_call(call) : NextWords{};
   });
   if (!kAdvances && call.words_out != nullptr)
     queue.launch(AdvanceWordsKernel{next_words_of_call(call)}, 1);
@@ -57,9 +58,9 @@ void launch_codes(Queue& queue, Kernel& kernel, const EncodeCall& call,
 template <typename Flag>
 void launch_flags(Queue& queue, const Execution& execution, std::span<const Segment> segments,
                   const IntsumOptions& options, std::byte* codes, bool encodes) {
-  IntsumPlace end;
+  IntsumOffset end;
   for (const Segment& segment : segments)
-    end += IntsumPlace::of(segment.count, options.accumulator_bits);
+    end += IntsumOffset::of(segment.count, options.accumulator_bits);
   const IntsumFlagKernel<Flag> kernel{{end.maxima},
                                       reinterpret_cast<float*>(execution.kept.data()),
                                       reinterpret_cast<Flag*>(codes) + end.codes,
@@ -81,7 +82,7 @@ void launch_maxima(Queue& queue, const EncodeCall& call, float factor, std::byte
     IntsumMaximaKernel<G, E> kernel;
     kernel.maxima = reinterpret_cast<std::uint32_t*>(maxima);
     kernel.factor = factor;
-    launch_encode(queue, kernel, call, AccumulatorBits::k8, [](LaunchPlace) {});
+    launch_encode(queue, kernel, call, AccumulatorBits::k8, [](LaunchPosition) {});
   });
 }
 
@@ -139,10 +140,10 @@ void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
     kernel.code_bytes = code_bytes(accumulator_bits);
     for_each_table(
         kernel.table, call.segments, sizes_of(accumulator_bits),
-        [&](std::size_t i, const IntsumPlace& place) {
-          return IntsumDecodeEntry{entry_of(call, i, place.codes), place.maxima};
+        [&](std::size_t i, const IntsumOffset& offset) {
+          return IntsumDecodeEntry{entry_of(call, i, offset.codes), offset.maxima};
         },
-        [&](LaunchPlace) { launch_units(queue, kernel); });
+        [&](LaunchPosition) { launch_units(queue, kernel); });
   });
 }
 

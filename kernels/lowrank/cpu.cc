@@ -210,7 +210,7 @@ class Strip {
 
  private:
   SentValues<G, E> row_values(std::size_t row) const {
-    return {arguments_.sent, place_of(row), columns_.count};
+    return {arguments_.sent, offset_of(row), columns_.count};
   }
 
   void add_tile(std::size_t first, std::size_t rows) {
@@ -240,17 +240,17 @@ class Strip {
         values[i] = canonical(values[i]);
   }
 
-  std::size_t place_of(std::size_t row) const { return row * shape_.columns + columns_.first; }
+  std::size_t offset_of(std::size_t row) const { return row * shape_.columns + columns_.first; }
 
   void keep_row(std::size_t row) {
     const ErrorFeedback& feedback = arguments_.sent.feedback;
     if (feedback.residual_in == feedback.residual_out) return;
-    std::copy_n(static_cast<const E*>(feedback.residual_in) + place_of(row), columns_.count,
-                static_cast<E*>(feedback.residual_out) + place_of(row));
+    std::copy_n(static_cast<const E*>(feedback.residual_in) + offset_of(row), columns_.count,
+                static_cast<E*>(feedback.residual_out) + offset_of(row));
   }
 
   void leave_row(std::size_t row) {
-    E* residual = static_cast<E*>(arguments_.sent.feedback.residual_out) + place_of(row);
+    E* residual = static_cast<E*>(arguments_.sent.feedback.residual_out) + offset_of(row);
     SentValues<G, E> values = row_values(row);
     for (std::size_t i = 0; i < columns_.count; i += kLowrankChains) {
       values.load(i, p_[0]);

@@ -7,27 +7,28 @@
 #include "kernels/lowrank/decode_body.cuh"
 #include "kernels/lowrank/device.h"
 #include "kernels/lowrank/encode_body.cuh"
-#include "kernels/lowrank/places.h"
+#include "kernels/lowrank/offsets.h"
 
 namespace tersor::kernels {
 namespace {
 
 /// The sizes summed by for_each_table.
 struct LowrankSizes {
-  LowrankPlace bytes;
+  LowrankOffset bytes;
   std::size_t units;
 };
 
-LowrankMatrix matrix_of(const Segment& segment, std::size_t rank, const LowrankPlace& place = {}) {
+LowrankMatrix matrix_of(const Segment& segment, std::size_t rank,
+                        const LowrankOffset& offset = {}) {
   const LowrankLayout layout{segment.rows, segment.columns, rank};
   return {.rows = segment.rows,
           .columns = segment.columns,
           .rank = static_cast<std::uint32_t>(layout.rank()),
-          .basis = static_cast<std::uint32_t>(place.basis / kLowrankChains),
-          .workspace = static_cast<std::uint32_t>(place.workspace / kLowrankChains)};
+          .basis = static_cast<std::uint32_t>(offset.basis / kLowrankChains),
+          .workspace = static_cast<std::uint32_t>(offset.workspace / kLowrankChains)};
 }
 
-/// Queues the launches of one kernel. The callback entry_of(i, matrix, place) returns the table
+/// Queues the launches of one kernel. The callback entry_of(i, matrix, position) returns the table
 /// entries.
 template <class Kernel, class EntryOf>
 void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments, std::size_t rank,
@@ -35,14 +36,15 @@ void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments,
   for_each_table(
       kernel.table, segments,
       [&](const Segment& segment) -> LowrankSizes {
-        return {LowrankPlace::of({segment.rows, segment.columns, rank}),
+        return {LowrankOffset::of({segment.rows, segment.columns, rank}),
                 Kernel::units(matrix_of(segment, rank))};
       },
-      [&](std::size_t i, const LowrankPlace& place) {
-        return entry_of(i, matrix_of(segments[i], rank, place), place);
+      [&](std::size_t i, const LowrankOffset& offset) {
+        return entry_of(i, matrix_of(segments[i], rank, offset), offset);
       },
-      [&](LaunchPlace place) {
-        if constexpr (requires { kernel.next; }) kernel.next = place.is_last ? next : NextWords{};
+      [&](LaunchPosition position) {
+        if constexpr (requires { kernel.next; })
+          kernel.next = position.is_last ? next : NextWords{};
         if constexpr (requires { Kernel::kTasks; })
           queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, Kernel::kTasks));
         else
@@ -50,21 +52,21 @@ void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments,
       });
 }
 
-template <std::size_t LowrankPlace::*kBare>
+template <std::size_t LowrankOffset::*kBare>
 auto encode_entry_of(const EncodeCall& call) {
-  return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
-    return LowrankEncodeEntry{entry_of(call, i, place.*kBare), matrix};
+  return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankOffset& offset) {
+    return LowrankEncodeEntry{entry_of(call, i, offset.*kBare), matrix};
   };
 }
 
-template <std::size_t LowrankPlace::*kBare, class Call>
+template <std::size_t LowrankOffset::*kBare, class Call>
 auto column_entry_of(const Call& call) {
-  return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
+  return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankOffset& offset) {
     const SegmentMemory memory = call.memories.empty() ? SegmentMemory{} : call.memories[i];
     return LowrankColumnEntry{.memory_in = reinterpret_cast<const float*>(memory.in.pointer()),
                               .memory_out = reinterpret_cast<float*>(memory.out.pointer()),
                               .matrix = matrix,
-                              .offset = place.*kBare,
+                              .offset = offset.*kBare,
                               .parameter = call.segments[i].parameter,
                               .first_unit = 0};
   };
@@ -90,7 +92,7 @@ void launch_partial(Queue& queue, const EncodeCall& call, std::size_t rank) {
   kernel.kept = kept_of(call.execution);
   kernel.workspace = workspace_of(call.execution);
   kernel.words = words_of_call(call);
-  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::right>(call));
+  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call));
 }
 
 template <typename T>
@@ -102,7 +104,7 @@ void launch_send(Queue& queue, const EncodeCall& call, std::size_t rank, float f
   kernel.values = reinterpret_cast<T*>(values.pointer());
   kernel.factor = factor;
   prepare_next_words(queue, call);
-  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::right>(call),
+  launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call),
              next_words_of_call(call));
 }
 
@@ -113,7 +115,7 @@ void launch_residual(Queue& queue, const EncodeCall& call, std::size_t rank) {
     kernel.kept = kept_of(call.execution);
     kernel.workspace = workspace_of(call.execution);
     kernel.words = words_of_call(call);
-    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::right>(call));
+    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call));
   }
 }
 
@@ -123,13 +125,13 @@ void lowrank_device_project(const EncodeCall& call, std::size_t rank, ValueSpan 
   Queue queue(call.execution.stream);
   LowrankDirectionsKernel directions;
   directions.workspace = workspace_of(call.execution);
-  launch_all(queue, directions, call.segments, rank, column_entry_of<&LowrankPlace::left>(call));
+  launch_all(queue, directions, call.segments, rank, column_entry_of<&LowrankOffset::left>(call));
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     LowrankProjectKernel<G, E> kernel;
     kernel.workspace = workspace_of(call.execution);
     kernel.projected = reinterpret_cast<float*>(projected.pointer());
     kernel.words = words_of_call(call);
-    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankPlace::left>(call));
+    launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::left>(call));
   });
 }
 
@@ -138,7 +140,7 @@ void lowrank_device_basis(const DecodeCall& call, std::size_t rank, ConstValueSp
   LowrankBasisKernel kernel;
   kernel.projected = reinterpret_cast<const float*>(projected.pointer());
   kernel.kept = kept_of(call.execution);
-  launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankPlace::left>(call));
+  launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankOffset::left>(call));
 }
 
 void lowrank_device_coefficients(const EncodeCall& call, std::size_t rank, float factor,
@@ -158,7 +160,7 @@ void lowrank_device_decode(const DecodeCall& call, std::size_t rank, ConstValueS
     LowrankRememberKernel<T> kernel;
     kernel.values = reinterpret_cast<const T*>(values.pointer());
     kernel.workspace = workspace_of(call.execution);
-    launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankPlace::right>(call));
+    launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankOffset::right>(call));
   });
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     LowrankDecodeKernel<T> kernel;
@@ -167,8 +169,8 @@ void lowrank_device_decode(const DecodeCall& call, std::size_t rank, ConstValueS
     kernel.factor = call.factor;
     kernel.mode = call.mode;
     launch_all(queue, kernel, call.segments, rank,
-               [&](std::size_t i, const LowrankMatrix& matrix, const LowrankPlace& place) {
-                 return LowrankDecodeEntry{entry_of(call, i, place.right), matrix};
+               [&](std::size_t i, const LowrankMatrix& matrix, const LowrankOffset& offset) {
+                 return LowrankDecodeEntry{entry_of(call, i, offset.right), matrix};
                });
   });
 }

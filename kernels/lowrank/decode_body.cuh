@@ -31,20 +31,21 @@ struct LowrankDecodeKernel : UnitKernel {
                         matrix.workspace_of(workspace) + column, values);
             TERSOR_UNROLL
             for (unsigned i = 0; i < kLowrankAtOnce; ++i)
-              write(values[i], output, matrix.place(row + i, column, aligned));
+              write(values[i], output, matrix.position(row + i, column, aligned));
           });
     });
   }
 
  private:
-  TERSOR_DEVICE void write(float (&values)[kLowrankRow], T* output, const RowPlace& place) const {
+  TERSOR_DEVICE void write(float (&values)[kLowrankRow], T* output,
+                           const RowPosition& position) const {
     float old[kLowrankRow];
-    if (mode == DecodeMode::kAdd) load_row<Load::kAny>(output, place, old);
+    if (mode == DecodeMode::kAdd) load_row<Load::kAny>(output, position, old);
     TERSOR_UNROLL
     for (unsigned q = 0; q < kLowrankRow; ++q)
       values[q] = mode == DecodeMode::kAdd ? fused_multiply_add(values[q], factor, old[q])
                                            : values[q] * factor;
-    store_row(values, output, place);
+    store_row(values, output, position);
   }
 };
 

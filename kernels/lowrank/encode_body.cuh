@@ -266,7 +266,7 @@ struct LowrankResidualKernel : UnitKernel {
     if (in == out) return;
     area.for_each_block(warp, segment.matrix, [&](std::size_t row, std::size_t column) {
       for (unsigned i = 0; i < kLowrankAtOnce; ++i)
-        copy_row<E, kLowrankRow>(in, out, segment.matrix.place(row + i, column, false));
+        copy_row<E, kLowrankRow>(in, out, segment.matrix.position(row + i, column, false));
     });
   }
 
@@ -286,7 +286,7 @@ struct LowrankResidualKernel : UnitKernel {
       for (unsigned i = 0; i < kLowrankAtOnce; ++i) {
         TERSOR_UNROLL
         for (unsigned q = 0; q < kLowrankRow; ++q) p[i][q] = p[i][q] - decoded[i][q];
-        store_row(p[i], out, matrix.place(row + i, column, aligned));
+        store_row(p[i], out, matrix.position(row + i, column, aligned));
       }
     });
   }

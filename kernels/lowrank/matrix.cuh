@@ -70,7 +70,7 @@ struct LowrankMatrix {
   }
 
   /// Returns the position of one thread's values in a row. Values outside the matrix count as 0.
-  TERSOR_DEVICE RowPlace place(std::size_t row, std::size_t column, bool aligned) const {
+  TERSOR_DEVICE RowPosition position(std::size_t row, std::size_t column, bool aligned) const {
     const bool is_there = row < rows && column < columns;
     return {row * columns + column, is_there ? columns - column : 0, aligned};
   }
@@ -110,11 +110,11 @@ class LowrankSentRows {
   /// Loads four values of row `row`. Values outside the matrix are computed from zeros.
   TERSOR_DEVICE void load(std::size_t row, std::size_t column, float (&p)[kLowrankRow]) const {
     load_row<Load::kAny>(static_cast<const G*>(segment_.gradient),
-                         segment_.matrix.place(row, column, aligned_), p);
+                         segment_.matrix.position(row, column, aligned_), p);
     if constexpr (kFeedback) {
       float residual[kLowrankRow];
       load_row<Load::kAny>(static_cast<const E*>(segment_.residual_in),
-                           segment_.matrix.place(row, column, residual_aligned_), residual);
+                           segment_.matrix.position(row, column, residual_aligned_), residual);
       TERSOR_UNROLL
       for (unsigned q = 0; q < kLowrankRow; ++q) p[q] = a_ * p[q] + b_ * residual[q];
     }

@@ -90,10 +90,11 @@ struct ResidualRows {
   }
 
   /// p = a · p + b · residual.
-  TERSOR_DEVICE void add_to(const UnitPlace<kRow>& place, float a, float b, Rows<kRow>& p) const {
+  TERSOR_DEVICE void add_to(const UnitPosition<kRow>& position, float a, float b,
+                            Rows<kRow>& p) const {
     if constexpr (kFeedback) {
       Rows<kRow> residual;
-      load_rows<Load::kAny>(in, place, aligned, residual);
+      load_rows<Load::kAny>(in, position, aligned, residual);
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
         TERSOR_UNROLL
@@ -103,7 +104,7 @@ struct ResidualRows {
   }
 
   /// Stores the remainder of p as the new residual. Poisoned blocks keep the old residual.
-  TERSOR_DEVICE void store_left(const UnitPlace<kRow>& place,
+  TERSOR_DEVICE void store_left(const UnitPosition<kRow>& position,
                                 const BlockScale (&scales)[kUnitChunks<kRow>],
                                 const Rows<kRow>& left) const {
     if constexpr (kFeedback) {
@@ -111,10 +112,10 @@ struct ResidualRows {
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk)
         poisoned |= scales[chunk].poisoned;
-      if (!poisoned) return store_rows(left, out, place, aligned);
+      if (!poisoned) return store_rows(left, out, position, aligned);
       TERSOR_UNROLL
       for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-        const RowPlace row = place.row(chunk, aligned);
+        const RowPosition row = position.row(chunk, aligned);
         if (!scales[chunk].poisoned)
           store_row(left[chunk], out, row);
         else if (in != out)
@@ -129,16 +130,16 @@ template <class Format, typename E, NoiseKind kKind, unsigned kRow>
 struct QuantizeUnit {
   using Layout = typename Format::Layout;
 
-  UnitPlace<kRow> place;
+  UnitPosition<kRow> position;
   std::byte* sections;  // of the segment
   ResidualRows<E, kRow> residual;
   bool keeps;  // True if all codes and scales are 0 and the residual is kept
 
   /// Creates a QuantizeUnit from an EncodeEntry or a ReduceEntry.
   template <class Entry>
-  TERSOR_DEVICE static QuantizeUnit of(const Entry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE static QuantizeUnit of(const Entry& segment, const UnitPosition<kRow>& position,
                                        std::byte* payload, bool keeps) {
-    return {place, payload + segment.offset, ResidualRows<E, kRow>::of(segment), keeps};
+    return {position, payload + segment.offset, ResidualRows<E, kRow>::of(segment), keeps};
   }
 
   template <class Warp>
@@ -156,28 +157,28 @@ struct QuantizeUnit {
     store_scales(scales);
     Rows<kRow> left;
     quantize(p, scales, noise, left);
-    residual.store_left(place, scales, left);
+    residual.store_left(position, scales, left);
     pad_scales();
   }
 
  private:
   TERSOR_DEVICE void store_scales(const BlockScale (&scales)[kUnitChunks<kRow>]) const {
     constexpr unsigned kChunk = kChunkValues<kRow>;
-    const unsigned row = place.thread * kRow, end = place.values();
+    const unsigned row = position.thread * kRow, end = position.values();
     if (row % Format::kBlock != 0) return;
-    float* to = reinterpret_cast<float*>(sections) + (place.first + row) / Format::kBlock;
+    float* to = reinterpret_cast<float*>(sections) + (position.first + row) / Format::kBlock;
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      if (chunk * kChunk % Format::kBlock == 0 && place.index(chunk) < end)
+      if (chunk * kChunk % Format::kBlock == 0 && position.index(chunk) < end)
         store(to + chunk * kChunk / Format::kBlock, keeps ? 0.0f : scales[chunk].scale);
     }
   }
 
   /// Writes the padding after the scales, together with the segment's last unit.
   TERSOR_DEVICE void pad_scales() const {
-    if (place.count - place.first > kUnitValues) return;
-    const std::size_t block = Layout{place.count}.blocks() + place.thread;
-    if (block * sizeof(float) < Layout{place.count}.codes_offset())
+    if (position.count - position.first > kUnitValues) return;
+    const std::size_t block = Layout{position.count}.blocks() + position.thread;
+    if (block * sizeof(float) < Layout{position.count}.codes_offset())
       store(reinterpret_cast<float*>(sections) + block, 0.0f);
   }
 
@@ -185,14 +186,14 @@ struct QuantizeUnit {
   TERSOR_DEVICE void quantize(const Rows<kRow>& p, const BlockScale (&scales)[kUnitChunks<kRow>],
                               const RowNoise<kKind, kRow>& noise, Rows<kRow>& left) const {
     std::byte* to =
-        sections + Layout{place.count}.codes_offset() + place.position(0) * Format::kBits / 8;
-    const unsigned end = (place.values() * Format::kBits + 127) / 128 * 16;  // bytes of the unit
+        sections + Layout{position.count}.codes_offset() + position.offset(0) * Format::kBits / 8;
+    const unsigned end = (position.values() * Format::kBits + 127) / 128 * 16;  // bytes of the unit
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       float decoded[kRow];
       auto codes = RowCodes<Format>::code(p[chunk], scales[chunk], noise, chunk, decoded);
       if (scales[chunk].poisoned) codes = {};
-      if (place.index(chunk) * Format::kBits / 8 < end)
+      if (position.index(chunk) * Format::kBits / 8 < end)
         codes.store_to(to + chunk * kChunkValues<kRow> * Format::kBits / 8);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) left[chunk][i] = p[chunk][i] - decoded[i];
@@ -203,10 +204,10 @@ struct QuantizeUnit {
 /// Loads p of a unit of one segment.
 template <typename G, typename E, unsigned kRow>
 TERSOR_DEVICE void load_sent(const EncodeEntry& segment, const ResidualRows<E, kRow>& residual,
-                             const UnitPlace<kRow>& place, float a, float b, Rows<kRow>& p) {
+                             const UnitPosition<kRow>& position, float a, float b, Rows<kRow>& p) {
   const auto* gradient = static_cast<const G*>(segment.gradient);
-  load_rows<Load::kInput>(gradient, place, is_aligned_for<G, kRow>(gradient), p);
-  residual.add_to(place, a, b, p);
+  load_rows<Load::kInput>(gradient, position, is_aligned_for<G, kRow>(gradient), p);
+  residual.add_to(position, a, b, p);
 }
 
 /// Adds the bytes written by a warp for a segment's values [first, end) to the frame's sum.
@@ -242,14 +243,14 @@ struct QuantizeEncodeKernel : UnitKernel {
     const float a = words.gradient_factor(), b = words.residual_factor();
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
     const WrittenSum < Block, kResident<5 ? 2 : 1> sum(block, seal, shared.written);
-    for_each_place<kRow>(
+    for_each_position<kRow>(
         block, table, DoNothing{},
-        [&](const EncodeEntry& segment, const UnitPlace<kRow>& place) {
-          const auto out = QuantizeUnit<Format, E, kKind, kRow>::of(segment, place, payload,
+        [&](const EncodeEntry& segment, const UnitPosition<kRow>& position) {
+          const auto out = QuantizeUnit<Format, E, kKind, kRow>::of(segment, position, payload,
                                                                     is_inactive(segment));
           Rows<kRow> p;
-          load_sent<G>(segment, out.residual, place, a, b, p);
-          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
+          load_sent<G>(segment, out.residual, position, a, b, p);
+          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + position.first, key,
                                             step, segment.parameter);
           out.write(block.warp(), p, noise);
         },
@@ -288,15 +289,16 @@ struct QuantizeReduceKernel : UnitKernel {
     const std::uint32_t step = kKind == NoiseKind::kNone ? 0 : words.step_of();
     const ReadSums sums(block, list, sound, shared.read);
     const WrittenSum written(block, seal, shared.written);
-    for_each_place<kRow>(
+    for_each_position<kRow>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
-        [&](const ReduceEntry& segment, const UnitPlace<kRow>& place) {
-          const auto out = QuantizeUnit<Format, E, kKind, kRow>::of(segment, place, payload, false);
+        [&](const ReduceEntry& segment, const UnitPosition<kRow>& position) {
+          const auto out =
+              QuantizeUnit<Format, E, kKind, kRow>::of(segment, position, payload, false);
           Rows<kRow> p = {};
-          if (sound) add_all_frames(segment, place, p);
-          out.residual.add_to(place, 1.0f, b, p);
+          if (sound) add_all_frames(segment, position, p);
+          out.residual.add_to(position, 1.0f, b, p);
           if (!sound) poison(p);
-          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + place.first, key,
+          const RowNoise<kKind, kRow> noise(block.warp(), segment.first_index + position.first, key,
                                             step, segment.parameter);
           out.write(block.warp(), p, noise);
         },
@@ -310,14 +312,14 @@ struct QuantizeReduceKernel : UnitKernel {
 
  private:
   /// Adds all frames of a unit. Codes after the segment's end may be arbitrary in a received frame.
-  TERSOR_DEVICE void add_all_frames(const ReduceEntry& segment, const UnitPlace<kRow>& place,
+  TERSOR_DEVICE void add_all_frames(const ReduceEntry& segment, const UnitPosition<kRow>& position,
                                     Rows<kRow>& sum) const {
-    const QuantizedRows<Format, kRow> rows(place, segment.offset);
-    if (place.is_whole()) return add_frames<UnitKind::kWhole>(rows, sum);
+    const QuantizedRows<Format, kRow> rows(position, segment.offset);
+    if (position.is_whole()) return add_frames<UnitKind::kWhole>(rows, sum);
     add_frames<UnitKind::kPart>(rows, sum);
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
-      const std::size_t left = place.row(chunk, false).left;
+      const std::size_t left = position.row(chunk, false).left;
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) sum[chunk][i] = i < left ? sum[chunk][i] : 0.0f;
     }

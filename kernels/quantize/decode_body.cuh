@@ -19,11 +19,11 @@ enum class UnitKind : std::uint8_t { kWhole, kPart };
 template <class Format, unsigned kRow>
 class QuantizedRows {
  public:
-  TERSOR_DEVICE QuantizedRows(const UnitPlace<kRow>& place, std::size_t offset)
-      : place_(place),
-        scales_(offset + (place.first / Format::kBlock + scale_of_thread()) * sizeof(float)),
-        codes_(offset + typename Format::Layout{place.count}.codes_offset() +
-               place.position(0) * Format::kBits / 8) {}
+  TERSOR_DEVICE QuantizedRows(const UnitPosition<kRow>& position, std::size_t offset)
+      : position_(position),
+        scales_(offset + (position.first / Format::kBlock + scale_of_thread()) * sizeof(float)),
+        codes_(offset + typename Format::Layout{position.count}.codes_offset() +
+               position.offset(0) * Format::kBits / 8) {}
 
   /// Adds one frame's values times `factor` to `sum`.
   template <UnitKind kUnit>
@@ -50,13 +50,13 @@ class QuantizedRows {
                           float (&scales)[kUnitChunks<kRow>]) const {
     const auto* scale = reinterpret_cast<const float*>(payload + scales_);
     const std::byte* from = payload + codes_;
-    const unsigned end = place_.values();
+    const unsigned end = position_.values();
     TERSOR_UNROLL
     for (unsigned chunk = 0; chunk < kUnitChunks<kRow>; ++chunk) {
       const bool shares = Format::kBlock > kChunk && chunk % 2 == 1;
       RowBytes<kRowCodeBytes<Format, kRow>> row = {};
       scales[chunk] = shares ? scales[chunk - 1] : 0.0f;
-      if (kUnit == UnitKind::kWhole || place_.index(chunk) < end) {
+      if (kUnit == UnitKind::kWhole || position_.index(chunk) < end) {
         row = decltype(row)::template load_from<Load::kInput>(from +
                                                               chunk * kChunk * Format::kBits / 8);
         if (!shares) scales[chunk] = load_input(scale + chunk * kChunk / Format::kBlock);
@@ -66,10 +66,10 @@ class QuantizedRows {
   }
 
   TERSOR_DEVICE unsigned scale_of_thread() const {
-    return Format::kBlock < kChunk ? place_.thread * kRow / Format::kBlock : 0;
+    return Format::kBlock < kChunk ? position_.thread * kRow / Format::kBlock : 0;
   }
 
-  UnitPlace<kRow> place_;
+  UnitPosition<kRow> position_;
   std::size_t scales_, codes_;  // in bytes from the start of the payload
 };
 
@@ -89,24 +89,24 @@ struct QuantizeDecodeKernel : UnitKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const bool sound = list.check(block);
     const ReadSums sums(block, list, sound, shared.read);
-    for_each_place<kRow>(
+    for_each_position<kRow>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
-        [&](const DecodeEntry& segment, const UnitPlace<kRow>& place) {
+        [&](const DecodeEntry& segment, const UnitPosition<kRow>& position) {
           auto* output = static_cast<T*>(segment.output);
           const bool aligned = is_aligned_for<T, kRow>(output);
           Rows<kRow> sum;
           if constexpr (kMode == DecodeMode::kAdd)
-            load_rows<Load::kAny>(output, place, aligned, sum);
+            load_rows<Load::kAny>(output, position, aligned, sum);
           else  // adding to -0 keeps the first frame's products and their signs
             fill_rows<kRow>(sum, list.frames == 0 ? 0.0f : -0.0f);
-          const QuantizedRows<Format, kRow> rows(place, segment.offset);
+          const QuantizedRows<Format, kRow> rows(position, segment.offset);
           if (!sound)
             fill_rows<kRow>(sum, float_of(kNanBits));
-          else if (place.is_whole())
+          else if (position.is_whole())
             add_frames<UnitKind::kWhole>(rows, sum);
           else
             add_frames<UnitKind::kPart>(rows, sum);
-          store_rows(sum, output, place, aligned);
+          store_rows(sum, output, position, aligned);
         },
         DoNothing{});
     close_decoded<T>(block, table, sums, list);

@@ -94,8 +94,9 @@ struct VectorCodes<Int4Format> : WholeVectorCodes {
     const __m512 value = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
     const __m512i words = _mm512_loadu_si512(block + index / 2);
     for (int k = 0; k < static_cast<int>(kVectors); ++k) {
-      const __m512i place = _mm512_add_epi32(word, _mm512_set1_epi32(2 * k));
-      const __m512i nibble = _mm512_srlv_epi32(_mm512_permutexvar_epi32(place, words), shift);
+      const __m512i nibble_index = _mm512_add_epi32(word, _mm512_set1_epi32(2 * k));
+      const __m512i nibble =
+          _mm512_srlv_epi32(_mm512_permutexvar_epi32(nibble_index, words), shift);
       values[k] = VF32{_mm512_permutexvar_ps(nibble, value)};
     }
   }

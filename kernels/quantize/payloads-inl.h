@@ -38,14 +38,14 @@ class Payloads {
   /// state is kept from block to block.
   template <bool kOne = false, class Start, class Visit>
   HWY_INLINE auto visit(std::size_t first, float factor, const Start& start, const Visit& visit) {
-    Place place{0, first, factor};
-    if constexpr (kOne) return visit(sum<1>(place, start));
-    for (; place.rank + kMost < ranks(); place.rank += kMost) add(place, start);
-    if (ranks() == 0) return visit(sum<0>(place, start));
-    if (ranks() - place.rank == 1) return visit(sum<1>(place, start));
-    if (ranks() - place.rank == 2) return visit(sum<2>(place, start));
-    if (ranks() - place.rank == 3) return visit(sum<3>(place, start));
-    return visit(sum<kMost>(place, start));
+    Position position{0, first, factor};
+    if constexpr (kOne) return visit(sum<1>(position, start));
+    for (; position.rank + kMost < ranks(); position.rank += kMost) add(position, start);
+    if (ranks() == 0) return visit(sum<0>(position, start));
+    if (ranks() - position.rank == 1) return visit(sum<1>(position, start));
+    if (ranks() - position.rank == 2) return visit(sum<2>(position, start));
+    if (ranks() - position.rank == 3) return visit(sum<3>(position, start));
+    return visit(sum<kMost>(position, start));
   }
 
  private:
@@ -53,7 +53,7 @@ class Payloads {
   static constexpr std::size_t kMost = 4;  // ranks whose scales fit into registers next to the sum
 
   /// A block and the first rank to add.
-  struct Place {
+  struct Position {
     std::size_t rank, first;
     float factor;
   };
@@ -85,23 +85,23 @@ class Payloads {
   };
 
   template <std::size_t kRanks, class Start>
-  HWY_INLINE Sum<kRanks, Start> sum(const Place& place, const Start& start) {
-    Sum<kRanks, Start> sum{start, place.rank == 0 ? nullptr : sums_, {}, {}};
+  HWY_INLINE Sum<kRanks, Start> sum(const Position& position, const Start& start) {
+    Sum<kRanks, Start> sum{start, position.rank == 0 ? nullptr : sums_, {}, {}};
     TERSOR_UNROLL
     for (std::size_t i = 0; i < kRanks; ++i) {
-      const QuantizedView& view = views_[place.rank + i];
-      const std::byte* codes = view.codes + code_bytes<Format>(place.first);
-      sum.codes[i] = HWY_LIKELY(place.first + kBlock <= count_)
+      const QuantizedView& view = views_[position.rank + i];
+      const std::byte* codes = view.codes + code_bytes<Format>(position.first);
+      sum.codes[i] = HWY_LIKELY(position.first + kBlock <= count_)
                          ? codes
-                         : padded(codes, count_ - place.first, padded_[i]);
-      sum.scale[i] = hn::Set(F32(), view.scales[place.first / kBlock] * place.factor);
+                         : padded(codes, count_ - position.first, padded_[i]);
+      sum.scale[i] = hn::Set(F32(), view.scales[position.first / kBlock] * position.factor);
     }
     return sum;
   }
 
   template <class Start>
-  HWY_NOINLINE void add(const Place& place, const Start& start) {
-    const auto sum_of = sum<kMost>(place, start);
+  HWY_NOINLINE void add(const Position& position, const Start& start) {
+    const auto sum_of = sum<kMost>(position, start);
     for (std::size_t i = 0; i < kBlock; i += kGroup) {
       VF32 sum[kVectors];
       sum_of(i, sum);

@@ -11,12 +11,12 @@ namespace tersor::kernels {
 
 /// Shared memory for find_bin.
 struct TopkBinShared {
-  SharedArray<std::uint64_t, 3> place;
+  SharedArray<std::uint64_t, 3> position;
 };
 
 /// The bin that contains a given rank. `total` counts the values of all bins. The other members are
 /// valid if `total` reaches the rank.
-struct TopkBinPlace {
+struct TopkBinPosition {
   std::uint32_t bin;
   std::uint64_t above;   // values in higher bins
   std::uint64_t inside;  // values in this bin
@@ -42,8 +42,8 @@ TERSOR_DEVICE void add_bins(const Block& block, const Bins& bins, std::uint64_t*
 /// Finds the bin of a rank, in a block of kTopkThreads threads. Each thread owns a few neighbouring
 /// bins, and thread 0 owns the highest bins. `count_of(bin)` is read twice.
 template <unsigned kBins, class Block, class CountOf>
-TERSOR_DEVICE TopkBinPlace find_bin(const Block& block, TopkBinShared& shared, std::uint64_t rank,
-                                    const CountOf& count_of) {
+TERSOR_DEVICE TopkBinPosition find_bin(const Block& block, TopkBinShared& shared,
+                                       std::uint64_t rank, const CountOf& count_of) {
   constexpr unsigned kMine = (kBins + kTopkThreads - 1) / kTopkThreads;
   const unsigned first = block.thread_rank() * kMine;  // counted from the highest bin
   std::uint64_t mine = 0;
@@ -57,14 +57,14 @@ TERSOR_DEVICE TopkBinPlace find_bin(const Block& block, TopkBinShared& shared, s
     unsigned bin = kBins - 1 - first;
     std::uint64_t inside = count_of(bin);
     for (; above + inside < rank; inside = count_of(--bin)) above += inside;
-    shared.place.set(0, bin);
-    shared.place.set(1, above);
-    shared.place.set(2, inside);
+    shared.position.set(0, bin);
+    shared.position.set(1, above);
+    shared.position.set(2, inside);
   }
   block.sync();
   if (total < rank) return {0, 0, 0, total};
-  return {static_cast<std::uint32_t>(shared.place.get(0)), shared.place.get(1), shared.place.get(2),
-          total};
+  return {static_cast<std::uint32_t>(shared.position.get(0)), shared.position.get(1),
+          shared.position.get(2), total};
 }
 
 }  // namespace tersor::kernels

@@ -40,7 +40,7 @@ TERSOR_DEVICE void for_each_warp_row(const Warp& warp, const Reader& reader, std
   for (unsigned first = 0; first < kTopkPart; first += 32 * kRow) {
     const unsigned index = first + warp.thread_rank() * kRow;
     float row[kRow];
-    reader.load_sum_again(reader.place(part * kTopkPart + index), row);
+    reader.load_sum_again(reader.position(part * kTopkPart + index), row);
     visit(row, index);
   }
 }
@@ -51,10 +51,10 @@ template <class Warp, class Visit>
 TERSOR_DEVICE void for_each_warp_candidate(const Warp& warp, const TopkDeviceMemory& memory,
                                            const TopkPartRun& run, const Visit& visit) {
   for (unsigned first = 0; first < run.count; first += 32) {
-    const unsigned place = first + warp.thread_rank();
+    const unsigned position = first + warp.thread_rank();
     Words64 words = {{0, 0}};
-    if (place < run.count)
-      words = load_input(reinterpret_cast<const Words64*>(memory.candidates + run.base + place));
+    if (position < run.count)
+      words = load_input(reinterpret_cast<const Words64*>(memory.candidates + run.base + position));
     const float row[1] = {float_of(words.word[0])};
     visit(row, words.word[1]);
   }

@@ -51,19 +51,19 @@ struct TopkSections {
   TERSOR_DEVICE std::uint32_t first(std::size_t tile) const {
     return load_input(reinterpret_cast<const std::uint32_t*>(payload) + tile);
   }
-  TERSOR_DEVICE std::uint32_t index_in_tile(std::size_t place) const {
+  TERSOR_DEVICE std::uint32_t index_in_tile(std::size_t position) const {
     return load_input(reinterpret_cast<const std::uint16_t*>(payload + layout.index_offset()) +
-                      place);
+                      position);
   }
-  TERSOR_DEVICE float value(std::size_t place) const {
+  TERSOR_DEVICE float value(std::size_t position) const {
     const std::byte* values = payload + layout.values_offset();
     if (layout.values == TopkValues::kF32)
-      return load_input(reinterpret_cast<const float*>(values) + place);
+      return load_input(reinterpret_cast<const float*>(values) + position);
     if (layout.values == TopkValues::kBf16)
-      return bf16_to_f32(load_input(reinterpret_cast<const std::uint16_t*>(values) + place));
+      return bf16_to_f32(load_input(reinterpret_cast<const std::uint16_t*>(values) + position));
     const auto* scales = reinterpret_cast<const float*>(payload + layout.scales_offset());
-    return code_value(load_input(reinterpret_cast<const std::int8_t*>(values) + place),
-                      load_input(scales + place / TopkLayout::kBlock));
+    return code_value(load_input(reinterpret_cast<const std::int8_t*>(values) + position),
+                      load_input(scales + position / TopkLayout::kBlock));
   }
 
   /// Returns the first position in [low, high) whose index is at least `index`. A warp probes 32
@@ -139,7 +139,7 @@ struct TopkDecodeKernel {
   /// A range of a payload's indices, at most as long as a unit.
   struct Slice {
     std::uint32_t first;
-    unsigned places;
+    unsigned selected_count;
     bool sound;
   };
 
@@ -160,7 +160,7 @@ struct TopkDecodeKernel {
       if (sound)
         add(block, shared, frame, unit, slice);
       else if (block.thread_rank() == 0)
-        list.report(index, FrameFault::kPlaces, unit.segment.segment);
+        list.report(index, FrameFault::kIndices, unit.segment.segment);
     }
     block.sync();
     store_outputs(block, shared, unit, sound);
@@ -171,7 +171,7 @@ struct TopkDecodeKernel {
                                          const Visit& visit) {
     const bool aligned = is_aligned_for<T, kRow>(output_of(unit));
     for (unsigned i = block.thread_rank() * kRow; i < unit.values; i += block.threads() * kRow)
-      visit(i, RowPlace{i, unit.values - i, aligned});
+      visit(i, RowPosition{i, unit.values - i, aligned});
   }
   TERSOR_DEVICE static T* output_of(const TopkDecodeUnit& unit) {
     return static_cast<T*>(unit.segment.output) + unit.first();
@@ -180,10 +180,10 @@ struct TopkDecodeKernel {
   template <class Block>
   TERSOR_DEVICE static void load_outputs(const Block& block, Shared& shared,
                                          const TopkDecodeUnit& unit) {
-    for_each_row(block, unit, [&](unsigned first, RowPlace place) {
+    for_each_row(block, unit, [&](unsigned first, RowPosition position) {
       float row[kRow] = {};
       if constexpr (kMode == DecodeMode::kAdd)
-        load_row<Load::kAny>(static_cast<const T*>(output_of(unit)), place, row);
+        load_row<Load::kAny>(static_cast<const T*>(output_of(unit)), position, row);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) shared.sum.set(slot(first + i), row[i]);
     });
@@ -192,14 +192,14 @@ struct TopkDecodeKernel {
   template <class Block>
   TERSOR_DEVICE static void store_outputs(const Block& block, const Shared& shared,
                                           const TopkDecodeUnit& unit, bool sound) {
-    for_each_row(block, unit, [&](unsigned first, RowPlace place) {
+    for_each_row(block, unit, [&](unsigned first, RowPosition position) {
       float row[kRow];
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
         const float sum = shared.sum.get(slot(first + i));
         row[i] = sound ? sum : float_of(kNanBits);
       }
-      store_row(row, output_of(unit), place);
+      store_row(row, output_of(unit), position);
     });
   }
 
@@ -219,13 +219,13 @@ struct TopkDecodeKernel {
     return {first, last - first, last - first <= kTopkDecodeUnit};
   }
 
-  /// Calls visit(place, index in the unit) for the slice's positions, in parallel. An index outside
-  /// the unit appears larger than all indices of the unit.
+  /// Calls visit(position, index in the unit) for the slice's positions, in parallel. An index
+  /// outside the unit appears larger than all indices of the unit.
   template <class Block, class Visit>
-  TERSOR_DEVICE static void for_each_place(const Block& block, const TopkSections& frame,
-                                           const TopkDecodeUnit& unit, Slice slice,
-                                           const Visit& visit) {
-    for (unsigned i = block.thread_rank(); i < slice.places; i += block.threads())
+  TERSOR_DEVICE static void for_each_selected(const Block& block, const TopkSections& frame,
+                                              const TopkDecodeUnit& unit, Slice slice,
+                                              const Visit& visit) {
+    for (unsigned i = block.thread_rank(); i < slice.selected_count; i += block.threads())
       visit(slice.first + i, frame.index_in_tile(slice.first + i) - unit.index_in_tile());
   }
 
@@ -236,10 +236,10 @@ struct TopkDecodeKernel {
                                      const TopkDecodeUnit& unit, Slice slice) {
     if (!slice.sound) return false;
     bool sound = true;
-    for_each_place(block, frame, unit, slice, [&](std::uint32_t place, unsigned index) {
+    for_each_selected(block, frame, unit, slice, [&](std::uint32_t position, unsigned index) {
       sound &= index < unit.up_to(unit.segment.count);
-      if (place != slice.first)
-        sound &= frame.index_in_tile(place - 1) - unit.index_in_tile() < index;
+      if (position != slice.first)
+        sound &= frame.index_in_tile(position - 1) - unit.index_in_tile() < index;
     });
     return sound;
   }
@@ -247,11 +247,11 @@ struct TopkDecodeKernel {
   template <class Block>
   TERSOR_DEVICE void add(const Block& block, Shared& shared, const TopkSections& frame,
                          const TopkDecodeUnit& unit, Slice slice) const {
-    for_each_place(block, frame, unit, slice, [&](std::uint32_t place, unsigned index) {
+    for_each_selected(block, frame, unit, slice, [&](std::uint32_t position, unsigned index) {
       const unsigned value = index - unit.skipped;
       if (value >= unit.values) return;  // outside the window
       const unsigned at = slot(value);
-      shared.sum.set(at, shared.sum.get(at) + topk_contribution(frame.value(place), factor));
+      shared.sum.set(at, shared.sum.get(at) + topk_contribution(frame.value(position), factor));
     });
   }
 };

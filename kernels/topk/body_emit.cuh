@@ -56,7 +56,7 @@ struct TopkEmitKernel {
   /// The selection within a part: the payload position of the first sent value, and the remaining
   /// ties.
   struct PartCut {
-    std::uint32_t place;
+    std::uint32_t position;
     TopkCut cut;
   };
 
@@ -69,25 +69,25 @@ struct TopkEmitKernel {
     const TopkBlockBase* base = task.memory.bases + part / block_parts;
     const std::uint64_t larger = load_input(&base->larger) + load_input(&run->larger);
     const std::uint64_t equal = load_input(&base->equal) + load_input(&run->equal);
-    const auto place = static_cast<std::uint32_t>(cut.sent(larger, equal));
+    const auto position = static_cast<std::uint32_t>(cut.sent(larger, equal));
     cut.ties -= equal < cut.ties ? static_cast<std::uint32_t>(equal) : cut.ties;
     Before before{0, 0};
-    if (warp.thread_rank() == 0) write_first(part, place);
+    if (warp.thread_rank() == 0) write_first(part, position);
     if (reads_all)
       for_each_warp_row(warp, reader, part, [&](const auto& row, unsigned index) {
-        send_row(warp, reader, row, part * kTopkPart + index, {place, cut}, before);
+        send_row(warp, reader, row, part * kTopkPart + index, {position, cut}, before);
       });
     else
       for_each_warp_candidate(
           warp, task.memory, {load_input(&run->base), load_input(&run->count), 0, 0, 0},
           [&](const auto& row, unsigned index) {
-            send_row(warp, reader, row, part * kTopkPart + index, {place, cut}, before);
+            send_row(warp, reader, row, part * kTopkPart + index, {position, cut}, before);
           });
   }
 
-  TERSOR_DEVICE void write_first(std::size_t part, std::uint32_t place) const {
+  TERSOR_DEVICE void write_first(std::size_t part, std::uint32_t position) const {
     constexpr std::size_t kParts = kTopkTile / kTopkPart;
-    if (part % kParts == 0) store(target.first() + part / kParts, place);
+    if (part % kParts == 0) store(target.first() + part / kParts, position);
     if (part == 0)
       store(target.first() + target.layout.tiles(), load_input(&task.memory.control->kept));
   }
@@ -113,7 +113,7 @@ struct TopkEmitKernel {
         const bool larger = part.cut.larger(row[i]), equal = part.cut.equal(row[i]);
         if (larger || (equal && mine.equal < part.cut.ties)) {
           const auto sent = static_cast<unsigned>(part.cut.sent(mine.larger, mine.equal));
-          left[i] = send(part.place + sent, first + i, row[i]);
+          left[i] = send(part.position + sent, first + i, row[i]);
           if (writes_one) reader.store_residual_at(first + i, left[i]);
         }
         mine.larger += larger;
@@ -121,7 +121,7 @@ struct TopkEmitKernel {
       }
     }
     if constexpr (kRow == Reader::kRow)
-      if (writes_row) reader.store_residual(reader.place(first), left);
+      if (writes_row) reader.store_residual(reader.position(first), left);
   }
 
   /// Returns the counts before this thread's row, and advances `before` past the warp's rows.
@@ -144,21 +144,21 @@ struct TopkEmitKernel {
 
   /// Writes a sent value and returns the remainder. The remainder of an int8 value is all of p
   /// until the block's scale is known.
-  TERSOR_DEVICE float send(std::uint32_t place, std::size_t index, float p) const {
-    store(target.index_in_tile() + place, static_cast<std::uint16_t>(index % kTopkTile));
-    write_value(place, p);
+  TERSOR_DEVICE float send(std::uint32_t position, std::size_t index, float p) const {
+    store(target.index_in_tile() + position, static_cast<std::uint16_t>(index % kTopkTile));
+    write_value(position, p);
     if (target.layout.values == TopkValues::kF32) return 0;
     return target.layout.values == TopkValues::kBf16 ? topk_bf16_remainder(p) : p;
   }
 
-  TERSOR_DEVICE void write_value(std::uint64_t place, float p) const {
+  TERSOR_DEVICE void write_value(std::uint64_t position, float p) const {
     switch (target.layout.values) {
       case TopkValues::kF32:
-        return store(target.template values<float>() + place, p);
+        return store(target.template values<float>() + position, p);
       case TopkValues::kBf16:
-        return store(target.template values<std::uint16_t>() + place, f32_to_bf16(p));
+        return store(target.template values<std::uint16_t>() + position, f32_to_bf16(p));
       case TopkValues::kInt8:
-        return store(task.memory.chosen + place, p);
+        return store(task.memory.chosen + position, p);
     }
   }
 
@@ -207,7 +207,7 @@ struct TopkEmitKernel {
   template <class Block>
   TERSOR_DEVICE void copy_residual(const Block& block, const Reader& reader) const {
     for_each_row<Reader>(block, task.tensor.count,
-                         [&](std::size_t first) { reader.copy_residual(reader.place(first)); });
+                         [&](std::size_t first) { reader.copy_residual(reader.position(first)); });
   }
 
   /// Writes k NaNs at the indices 0 … k - 1, and restores the old residual.
@@ -227,8 +227,8 @@ struct TopkEmitKernel {
     for_each_row<Reader>(block, task.tensor.count, [&](std::size_t first) {
       if (load_input(&task.memory.runs[first / kTopkPart].undone) != 0) return;
       float sum[Reader::kRow];
-      reader.load_sum_again(reader.place(first), sum);
-      reader.undo(reader.place(first), sum);
+      reader.load_sum_again(reader.position(first), sum);
+      reader.undo(reader.position(first), sum);
     });
   }
 };

@@ -30,7 +30,7 @@ struct TopkNarrowKernel {
   struct Shared {
     SharedArray<std::uint32_t, kBins> bins;
     typename TopkList<Reader>::Shared list;
-    TopkBinShared place;
+    TopkBinShared position;
   };
 
   /// Keys [base, base + (kBins << shift)), divided into bins.
@@ -57,9 +57,9 @@ struct TopkNarrowKernel {
     add_bins<kBins>(block, shared.bins, sums());
     if (!block.is_last(&control->ticket[TopkControl::kNarrowed + kDigit])) return;
     const std::uint64_t rank = load(&control->rank);
-    const TopkBinPlace place = find_bin<kBins>(
-        block, shared.place, rank, [&](unsigned bin) { return load_fresh(sums() + bin); });
-    if (block.thread_rank() == 0) narrow(range, rank, place);
+    const TopkBinPosition position = find_bin<kBins>(
+        block, shared.position, rank, [&](unsigned bin) { return load_fresh(sums() + bin); });
+    if (block.thread_rank() == 0) narrow(range, rank, position);
   }
 
  private:
@@ -112,12 +112,13 @@ struct TopkNarrowKernel {
 
   /// Stores the digit found by this launch. Only the first launch can find fewer than k keys. All
   /// nonzero values are sent in this case.
-  TERSOR_DEVICE void narrow(Range range, std::uint64_t rank, const TopkBinPlace& place) const {
+  TERSOR_DEVICE void narrow(Range range, std::uint64_t rank,
+                            const TopkBinPosition& position) const {
     TopkControl* control = task.memory.control;
-    const bool takes_all = place.total < rank;
+    const bool takes_all = position.total < rank;
     const std::uint32_t key =
-        takes_all ? kTopkSmallestKey : range.base + (place.bin << range.shift);
-    const std::uint64_t left = takes_all ? kTopkAllTies : rank - place.above;
+        takes_all ? kTopkSmallestKey : range.base + (position.bin << range.shift);
+    const std::uint64_t left = takes_all ? kTopkAllTies : rank - position.above;
     const bool is_done = takes_all || range.shift == 0;
     store(&control->base, key);
     store(&control->rank, left);

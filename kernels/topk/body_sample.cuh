@@ -25,7 +25,7 @@ struct TopkSampleKernel {
 
   struct Shared {
     SharedArray<std::uint32_t, kTopkFineBins> bins;
-    TopkBinShared place;
+    TopkBinShared position;
   };
   static_assert(kTopkCoarseBins <= kTopkFineBins);
 
@@ -71,7 +71,7 @@ struct TopkSampleKernel {
     for (std::size_t row = std::size_t{block.rank()} * block.threads() + block.thread_rank();
          row < rows(); row += stride) {
       float p[kRow];
-      reader.load_sum(reader.place(first_of(row)), p);
+      reader.load_sum(reader.position(first_of(row)), p);
       store_row(p, task.memory.samples, {row * kRow, kRow, true});
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i)
@@ -84,15 +84,15 @@ struct TopkSampleKernel {
   template <class Block>
   TERSOR_DEVICE std::uint32_t find_threshold(const Block& block, Shared& shared) const {
     const std::uint64_t* coarse = task.memory.control->coarse;
-    const TopkBinPlace octant =
-        find_bin<kTopkCoarseBins>(block, shared.place, task.plan.rank,
+    const TopkBinPosition octant =
+        find_bin<kTopkCoarseBins>(block, shared.position, task.plan.rank,
                                   [&](unsigned bin) { return load_fresh(coarse + bin); });
     if (octant.total < task.plan.rank) return kTopkSmallestKey;
     clear_bins<kTopkFineBins>(block, shared.bins);
     count_fine(block, shared, octant.bin);
     block.sync();
-    const TopkBinPlace fine =
-        find_bin<kTopkFineBins>(block, shared.place, task.plan.rank - octant.above,
+    const TopkBinPosition fine =
+        find_bin<kTopkFineBins>(block, shared.position, task.plan.rank - octant.above,
                                 [&](unsigned bin) { return shared.bins.get(bin); });
     const std::uint32_t key = (octant.bin << kTopkCoarseShift) + (fine.bin << kTopkFineShift);
     return key < kTopkSmallestKey ? kTopkSmallestKey : key;

@@ -80,13 +80,14 @@ struct TopkList {
                            unsigned thread) const {
     TERSOR_UNROLL
     for (unsigned row = 0; row < kRows; ++row) {
-      std::uint32_t place = base + field(before, row);
+      std::uint32_t position = base + field(before, row);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
         const float p = rows.value[row][i];
         if (topk_key(p) < threshold) continue;
         const auto index = static_cast<std::uint32_t>(rows.first_of(0, row, thread) + i);
-        store(reinterpret_cast<Words64*>(memory.candidates + place++), Words64{bits_of(p), index});
+        store(reinterpret_cast<Words64*>(memory.candidates + position++),
+              Words64{bits_of(p), index});
       }
       base += field(total, row);
     }
@@ -106,7 +107,7 @@ struct TopkScanKernel {
   struct Shared {
     SharedArray<std::uint32_t, kTopkWindowBins> window;
     typename TopkList<Reader>::Shared list;
-    TopkBinShared place;
+    TopkBinShared position;
   };
 
   TopkTask<G, E> task;
@@ -120,10 +121,10 @@ struct TopkScanKernel {
     scan_parts(block, shared);
     add_bins<kTopkWindowBins>(block, shared.window, control->window);
     if (!block.is_last(&control->ticket[TopkControl::kScanned])) return;
-    const TopkBinPlace place =
-        find_bin<kTopkWindowBins>(block, shared.place, task.plan.k,
+    const TopkBinPosition position =
+        find_bin<kTopkWindowBins>(block, shared.position, task.plan.k,
                                   [&](unsigned bin) { return load_fresh(control->window + bin); });
-    if (block.thread_rank() == 0) choose(place);
+    if (block.thread_rank() == 0) choose(position);
   }
 
  private:
@@ -151,32 +152,32 @@ struct TopkScanKernel {
   TERSOR_DEVICE std::uint32_t read_part(const Reader& reader, std::size_t part, unsigned thread,
                                         Rows& rows) const {
     std::uint32_t poisonous = 0;
-    Rows::with_places(reader, part, thread, [&](const auto& place_of) {
+    Rows::with_positions(reader, part, thread, [&](const auto& position_of) {
       float residual[kRows][kRow];
       TERSOR_UNROLL
       for (unsigned row = 0; row < kRows; ++row) {
-        reader.load_gradient(place_of(row), rows.value[row]);
-        reader.load_residual(place_of(row), residual[row]);
+        reader.load_gradient(position_of(row), rows.value[row]);
+        reader.load_residual(position_of(row), residual[row]);
       }
       TERSOR_UNROLL
       for (unsigned row = 0; row < kRows; ++row)
-        poisonous += combine(reader, place_of(row), rows.value[row], residual[row]);
+        poisonous += combine(reader, position_of(row), rows.value[row], residual[row]);
     });
     return poisonous;
   }
 
   /// Replaces a row by p, and the row's residual by p.
-  TERSOR_DEVICE std::uint32_t combine(const Reader& reader, RowPlace place, float (&row)[kRow],
-                                      float (&residual)[kRow]) const {
+  TERSOR_DEVICE std::uint32_t combine(const Reader& reader, RowPosition position,
+                                      float (&row)[kRow], float (&residual)[kRow]) const {
     std::uint32_t poisonous = 0;
     reader.add_feedback(row, residual);
     TERSOR_UNROLL
     for (unsigned i = 0; i < kRow; ++i) {
-      const bool is_poison = topk_key(row[i]) >= task.tensor.limit && i < place.left;
+      const bool is_poison = topk_key(row[i]) >= task.tensor.limit && i < position.left;
       poisonous += is_poison;
       if constexpr (Reader::kHasResidual) residual[i] = is_poison ? residual[i] : row[i];
     }
-    if (reader.writes_in_scan()) reader.store_residual(place, residual);
+    if (reader.writes_in_scan()) reader.store_residual(position, residual);
     return poisonous;
   }
 
@@ -197,21 +198,22 @@ struct TopkScanKernel {
                                  const Rows& rows) {
     TERSOR_UNROLL
     for (unsigned row = 0; row < kRows; ++row)
-      reader.undo(reader.place(Rows::first_of(part, row, thread)), rows.value[row]);
+      reader.undo(reader.position(Rows::first_of(part, row, thread)), rows.value[row]);
   }
 
-  /// Chooses the path. `place` is the window bin of the k-th key, if the window contains the k-th
-  /// key.
-  TERSOR_DEVICE void choose(const TopkBinPlace& place) const {
+  /// Chooses the path. `position` is the window bin of the k-th key, if the window contains the
+  /// k-th key.
+  TERSOR_DEVICE void choose(const TopkBinPosition& position) const {
     TopkControl* control = task.memory.control;
     const std::uint32_t threshold = load(&control->threshold), low = load(&control->low);
     const std::uint64_t found = load_fresh(&control->found);
     // True if fewer than k values are nonzero, so all of them are sent.
-    const bool takes_all = place.total < task.plan.k && low == kTopkSmallestKey;
+    const bool takes_all = position.total < task.plan.k && low == kTopkSmallestKey;
     // True if the bin of the k-th key is known. The last bin has no upper end.
-    const bool is_known = place.total >= task.plan.k && place.bin != kTopkWindowBins - 1;
-    const std::uint32_t edge = takes_all ? kTopkSmallestKey : low + (place.bin << kTopkWindowShift);
-    const std::uint64_t reached = takes_all ? place.total : place.above + place.inside;
+    const bool is_known = position.total >= task.plan.k && position.bin != kTopkWindowBins - 1;
+    const std::uint32_t edge =
+        takes_all ? kTopkSmallestKey : low + (position.bin << kTopkWindowShift);
+    const std::uint64_t reached = takes_all ? position.total : position.above + position.inside;
 
     const bool hits =
         found <= task.plan.capacity && (found >= task.plan.k || threshold == kTopkSmallestKey);
@@ -226,7 +228,7 @@ struct TopkScanKernel {
     const bool is_within = path != TopkPath::kRadix && is_known;
     store(&control->base, is_within ? edge : std::uint32_t{kTopkSmallestKey});
     store(&control->shift, is_within ? 0u : std::uint32_t{kTopkFirstShift});
-    store(&control->rank, is_within ? task.plan.k - place.above : std::uint64_t{task.plan.k});
+    store(&control->rank, is_within ? task.plan.k - position.above : std::uint64_t{task.plan.k});
   }
 
   TERSOR_DEVICE void take_all() const {

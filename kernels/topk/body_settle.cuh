@@ -51,8 +51,8 @@ struct TopkSettleKernel {
     std::uint32_t most = 0;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kMine; ++i) {
-      const std::size_t place = begin + i * 32 + warp.thread_rank();
-      p[i] = place < k ? load_input(chosen + place) : 0.0f;
+      const std::size_t position = begin + i * 32 + warp.thread_rank();
+      p[i] = position < k ? load_input(chosen + position) : 0.0f;
       most = topk_key(p[i]) > most ? topk_key(p[i]) : most;
     }
     const BlockScale scale = block_scale<Int8Format>(warp.maximum(most));
@@ -60,11 +60,11 @@ struct TopkSettleKernel {
     const Tiles tiles = begin < kept ? tiles_of(begin, kept) : Tiles{0, 0};
     TERSOR_UNROLL
     for (unsigned i = 0; i < kMine; ++i) {
-      const std::size_t place = begin + i * 32 + warp.thread_rank();
+      const std::size_t position = begin + i * 32 + warp.thread_rank();
       const std::int32_t code = scale.poisoned ? 0 : nearest_code(nearest_sum(p[i], scale.inverse));
-      if (place < k)
-        store(target.template values<std::int8_t>() + place, static_cast<std::int8_t>(code));
-      if (place < kept) correct(tiles, place, p[i] - code_value(code, scale.scale));
+      if (position < k)
+        store(target.template values<std::int8_t>() + position, static_cast<std::int8_t>(code));
+      if (position < kept) correct(tiles, position, p[i] - code_value(code, scale.scale));
     }
   }
 
@@ -80,11 +80,11 @@ struct TopkSettleKernel {
     return {tile_of(all, begin), tile_of(all, end - 1)};
   }
 
-  /// Returns the last tile whose first value is at or before `place`.
-  TERSOR_DEVICE std::size_t tile_of(Tiles tiles, std::size_t place) const {
+  /// Returns the last tile whose first value is at or before `position`.
+  TERSOR_DEVICE std::size_t tile_of(Tiles tiles, std::size_t position) const {
     while (tiles.low < tiles.high) {
       const std::size_t middle = (tiles.low + tiles.high + 1) / 2;
-      if (load_input(target.first() + middle) <= place)
+      if (load_input(target.first() + middle) <= position)
         tiles.low = middle;
       else
         tiles.high = middle - 1;
@@ -92,10 +92,10 @@ struct TopkSettleKernel {
     return tiles.low;
   }
 
-  TERSOR_DEVICE void correct(Tiles tiles, std::size_t place, float remainder) const {
+  TERSOR_DEVICE void correct(Tiles tiles, std::size_t position, float remainder) const {
     if constexpr (!std::is_same_v<E, NoResidual>) {
-      const std::size_t first = tile_of(tiles, place) * kTopkTile;
-      store(residual_out + first + load_input(target.index_in_tile() + place),
+      const std::size_t first = tile_of(tiles, position) * kTopkTile;
+      store(residual_out + first + load_input(target.index_in_tile() + position),
             from_f32<E>(remainder));
     }
   }

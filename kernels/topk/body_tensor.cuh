@@ -90,29 +90,29 @@ class TopkReader {
            first + values <= tensor_.count;
   }
 
-  TERSOR_DEVICE RowPlace place(std::size_t first) const {
+  TERSOR_DEVICE RowPosition position(std::size_t first) const {
     return {first, first < tensor_.count ? tensor_.count - first : 0, false};
   }
-  TERSOR_DEVICE static RowPlace plain_place(std::size_t first) { return {first, kRow, true}; }
+  TERSOR_DEVICE static RowPosition plain_position(std::size_t first) { return {first, kRow, true}; }
 
-  TERSOR_DEVICE void load_gradient(RowPlace place, Row& row) const {
-    place.aligned |= gradient_aligned_;
-    load_row<Load::kInput>(tensor_.gradient, place, row);
+  TERSOR_DEVICE void load_gradient(RowPosition position, Row& row) const {
+    position.aligned |= gradient_aligned_;
+    load_row<Load::kInput>(tensor_.gradient, position, row);
   }
-  TERSOR_DEVICE void load_residual(RowPlace place, Row& row) const {
+  TERSOR_DEVICE void load_residual(RowPosition position, Row& row) const {
     if constexpr (kHasResidual) {
-      place.aligned |= residual_aligned_;
-      load_row<Load::kAny>(tensor_.residual_in, place, row);
+      position.aligned |= residual_aligned_;
+      load_row<Load::kAny>(tensor_.residual_in, position, row);
     }
   }
-  TERSOR_DEVICE void store_residual(RowPlace place, const Row& row) const {
+  TERSOR_DEVICE void store_residual(RowPosition position, const Row& row) const {
     if constexpr (kHasResidual) {
-      place.aligned |= residual_aligned_;
-      store_row(row, tensor_.residual_out, place);
+      position.aligned |= residual_aligned_;
+      store_row(row, tensor_.residual_out, position);
     }
   }
-  TERSOR_DEVICE void store_residual_at(std::size_t place, float value) const {
-    if constexpr (kHasResidual) store(tensor_.residual_out + place, from_f32<E>(value));
+  TERSOR_DEVICE void store_residual_at(std::size_t position, float value) const {
+    if constexpr (kHasResidual) store(tensor_.residual_out + position, from_f32<E>(value));
   }
 
   /// Computes p of a row of the gradient.
@@ -123,42 +123,43 @@ class TopkReader {
     }
   }
 
-  TERSOR_DEVICE void load_sum(RowPlace place, Row& row) const {
-    load_gradient(place, row);
+  TERSOR_DEVICE void load_sum(RowPosition position, Row& row) const {
+    load_gradient(position, row);
     if constexpr (kHasResidual) {
       Row residual;
-      load_residual(place, residual);
+      load_residual(position, residual);
       add_feedback(row, residual);
     }
   }
 
   /// Loads p after the scan. Non-finite values may have changed.
-  TERSOR_DEVICE void load_sum_again(RowPlace place, Row& row) const {
+  TERSOR_DEVICE void load_sum_again(RowPosition position, Row& row) const {
     if constexpr (kKeepsSums) {
-      place.aligned |= residual_aligned_;
+      position.aligned |= residual_aligned_;
       if (writes_in_scan())
-        return load_row<Load::kAny>(static_cast<const E*>(tensor_.residual_out), place, row);
+        return load_row<Load::kAny>(static_cast<const E*>(tensor_.residual_out), position, row);
     }
-    load_sum(place, row);
+    load_sum(position, row);
   }
 
   /// Restores the old residual of a row, within one rounding, if the residual is in place and holds
   /// p.
-  TERSOR_DEVICE void undo(RowPlace place, const Row& row) const {
+  TERSOR_DEVICE void undo(RowPosition position, const Row& row) const {
     if constexpr (kKeepsSums) {
       Row gradient;
-      load_gradient(place, gradient);
+      load_gradient(position, gradient);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kRow; ++i) {
-        if (i < place.left && topk_key(row[i]) < tensor_.limit)
-          store_residual_at(place.first + i, topk_undo(row[i], gradient[i], a_, b_));
+        if (i < position.left && topk_key(row[i]) < tensor_.limit)
+          store_residual_at(position.first + i, topk_undo(row[i], gradient[i], a_, b_));
       }
     }
   }
 
   /// Copies the old residual bit by bit, if the residual is not in place.
-  TERSOR_DEVICE void copy_residual(RowPlace place) const {
-    if constexpr (kHasResidual) copy_row<E, kRow>(tensor_.residual_in, tensor_.residual_out, place);
+  TERSOR_DEVICE void copy_residual(RowPosition position) const {
+    if constexpr (kHasResidual)
+      copy_row<E, kRow>(tensor_.residual_in, tensor_.residual_out, position);
   }
 
  private:
@@ -191,22 +192,23 @@ struct TopkPartRows {
     return part * kTopkPart + row * kRowStep + thread * kRow;
   }
 
-  /// Calls visit(place_of), where place_of returns the position of each row. All rows of a plain
-  /// part are known to be whole, and therefore no branch separates the loads of one row from the
-  /// loads of the next.
+  /// Calls visit(position_of), where position_of returns the position of each row. All rows of a
+  /// plain part are known to be whole, and therefore no branch separates the loads of one row from
+  /// the loads of the next.
   template <class Visit>
-  TERSOR_DEVICE static void with_places(const Reader& reader, std::size_t part, unsigned thread,
-                                        const Visit& visit) {
+  TERSOR_DEVICE static void with_positions(const Reader& reader, std::size_t part, unsigned thread,
+                                           const Visit& visit) {
     if (reader.is_plain(part * kTopkPart, kTopkPart))
-      visit([&](unsigned row) { return Reader::plain_place(first_of(part, row, thread)); });
+      visit([&](unsigned row) { return Reader::plain_position(first_of(part, row, thread)); });
     else
-      visit([&](unsigned row) { return reader.place(first_of(part, row, thread)); });
+      visit([&](unsigned row) { return reader.position(first_of(part, row, thread)); });
   }
 
   TERSOR_DEVICE void load_again(const Reader& reader, std::size_t part, unsigned thread) {
-    with_places(reader, part, thread, [&](const auto& place_of) {
+    with_positions(reader, part, thread, [&](const auto& position_of) {
       TERSOR_UNROLL
-      for (unsigned row = 0; row < kRows; ++row) reader.load_sum_again(place_of(row), value[row]);
+      for (unsigned row = 0; row < kRows; ++row)
+        reader.load_sum_again(position_of(row), value[row]);
     });
   }
 };

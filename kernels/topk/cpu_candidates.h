@@ -39,8 +39,8 @@ class CandidateList {
     return true;
   }
 
-  TopkCandidates at(std::size_t place) const {
-    return {workspace_.candidates.value + place, workspace_.candidates.index + place};
+  TopkCandidates at(std::size_t index) const {
+    return {workspace_.candidates.value + index, workspace_.candidates.index + index};
   }
 
   /// True if a strip found no space, so the list is incomplete.

@@ -46,9 +46,9 @@ class Carver {
 
   template <typename T>
   T* take(std::size_t elements) {
-    std::byte* place = memory_ == nullptr ? nullptr : memory_ + bytes_;
+    std::byte* start = memory_ == nullptr ? nullptr : memory_ + bytes_;
     bytes_ += align_up(elements * sizeof(T), kAlignment);
-    return reinterpret_cast<T*>(place);
+    return reinterpret_cast<T*>(start);
   }
 
   std::size_t bytes() const { return bytes_; }

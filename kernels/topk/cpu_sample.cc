@@ -46,9 +46,9 @@ std::size_t TopkSample::begin_of(std::size_t group) const {
 void TopkSample::prefetch(std::size_t group) const {
   const std::size_t begin = begin_of(group);
   const auto prefetch_values = [&](const void* values, std::size_t bytes) {
-    const auto* place = static_cast<const std::byte*>(values) + begin * bytes;
-    __builtin_prefetch(place);
-    __builtin_prefetch(place + kGroup * bytes - 1);
+    const auto* position = static_cast<const std::byte*>(values) + begin * bytes;
+    __builtin_prefetch(position);
+    __builtin_prefetch(position + kGroup * bytes - 1);
   };
   prefetch_values(source_.gradient, dtype_bytes(source_.dtype));
   if (source_.feedback.residual_in != nullptr)
@@ -93,11 +93,11 @@ void TopkSample::collect_top(double rank) {
 /// samples were collected.
 std::uint32_t TopkSample::key_at(double rank) {
   if (rank < 1) return source_.limit;
-  const auto place = static_cast<std::size_t>(rank) - 1;
+  const auto position = static_cast<std::size_t>(rank) - 1;
   std::uint32_t key = top_key_;
-  if (place < top_count_) {
+  if (position < top_count_) {
     const std::span top(workspace_.top_samples, top_count_);
-    const auto at = top.begin() + static_cast<std::ptrdiff_t>(place);
+    const auto at = top.begin() + static_cast<std::ptrdiff_t>(position);
     std::nth_element(top.begin(), at, top.end(),
                      [](float a, float b) { return topk_key(a) > topk_key(b); });
     key = topk_key(*at);

@@ -148,15 +148,16 @@ struct TopkRunRange {
 /// Records candidate indices, in order. A 64-bit word usually has few bits set, so `add` always
 /// extracts four bits, and only further bits cost a branch. Up to kTopkSlack entries after the last
 /// index are overwritten.
-class Places {
+class Indices {
  public:
-  Places(std::uint16_t* places, std::size_t first_index) : places_(places), base_(first_index) {}
+  Indices(std::uint16_t* indices, std::size_t first_index)
+      : indices_(indices), base_(first_index) {}
 
   HWY_INLINE void add(std::uint64_t word) {
     const auto many = static_cast<std::size_t>(std::popcount(word));
-    std::uint16_t* places = places_ + count_;
-    for (std::size_t j = 0; j < 4; ++j) places[j] = next(word);
-    for (std::size_t j = 4; j < many; ++j) places[j] = next(word);
+    std::uint16_t* indices = indices_ + count_;
+    for (std::size_t j = 0; j < 4; ++j) indices[j] = next(word);
+    for (std::size_t j = 4; j < many; ++j) indices[j] = next(word);
     count_ += many;
     base_ += kWord;
   }
@@ -171,7 +172,7 @@ class Places {
     return static_cast<std::uint16_t>(base_ + bit);
   }
 
-  std::uint16_t* places_;
+  std::uint16_t* indices_;
   std::size_t base_;
   std::size_t count_ = 0;
 };
@@ -211,7 +212,7 @@ class VectorScan {
   /// Scans the values [begin, end), a whole number of vectors. Writes p to the residual and records
   /// candidate indices.
   template <bool kWrites>
-  HWY_INLINE void run(std::size_t begin, std::size_t end, Places& found, float* kept) const {
+  HWY_INLINE void run(std::size_t begin, std::size_t end, Indices& found, float* kept) const {
     for (; begin + kWord <= end; begin += kWord) found.add(word<kWrites>(begin, kWord, kept));
     if (begin < end) found.add(word<kWrites>(begin, end - begin, kept));
   }
@@ -270,16 +271,16 @@ std::size_t scan_vectors(const Strip<G, E>& strip, std::size_t count, TopkCandid
                          TopkTally& tally) {
   alignas(64) float kept[kWrites && std::is_same_v<E, float> ? kTopkStrip : 1];
   const VectorScan<G, E> vectors(strip);
-  Places places(out.index, strip.first_index);
+  Indices indices(out.index, strip.first_index);
   std::size_t finished = 0;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t ready = places.count();
-    vectors.template run<kWrites>(begin, std::min(begin + kBlock, count), places, kept);
+    const std::size_t ready = indices.count();
+    vectors.template run<kWrites>(begin, std::min(begin + kBlock, count), indices, kept);
     finish_candidates<kWrites>(strip, {finished, ready}, kept, out, tally);
     finished = ready;
   }
-  finish_candidates<kWrites>(strip, {finished, places.count()}, kept, out, tally);
-  return places.count();
+  finish_candidates<kWrites>(strip, {finished, indices.count()}, kept, out, tally);
+  return indices.count();
 }
 
 /// Stores the masked lanes contiguously. Entries after the stored lanes are overwritten.
@@ -316,12 +317,12 @@ std::size_t select_vectors(const TopkRunView& run, TopkKeys keys, TopkCandidates
     VI32 index = hn::Zero(I32());
     if (run.index != nullptr) index = hn::PromoteTo(I32(), hn::LoadU(narrow, run.index + i));
     const auto mask = hn::RebindMask(F32(), chosen);
-    const TopkCandidates place{out.value + found,
-                               run.index == nullptr ? nullptr : out.index + found};
+    const TopkCandidates target{out.value + found,
+                                run.index == nullptr ? nullptr : out.index + found};
     if (HWY_LIKELY(found + kLanes <= room))
-      store_lanes(p, index, mask, place);
+      store_lanes(p, index, mask, target);
     else
-      store_lanes_only(p, index, mask, place);
+      store_lanes_only(p, index, mask, target);
     found += hn::CountTrue(I32(), chosen);
   }
   return found;

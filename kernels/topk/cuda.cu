@@ -180,7 +180,7 @@ void decode_segments(Queue& queue, const DecodeCall& call, const TopkOptions& op
     const auto index = static_cast<std::size_t>(&segment - call.segments.data());
     return {layout_of(segment.count, options).bytes(), units_of(entry_of(index, 0))};
   };
-  for_each_table(kernel.table, call.segments, sizes_of, entry_of, [&](LaunchPlace) {
+  for_each_table(kernel.table, call.segments, sizes_of, entry_of, [&](LaunchPosition) {
     queue.launch(kernel, queue.blocks_for<Kernel>(kernel.table.units, 1));
   });
 }

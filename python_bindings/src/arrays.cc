@@ -84,8 +84,8 @@ bool is_ml_bfloat16(nb::handle array) {
 bool needs_stream(nb::handle array, const ArrayRequest& request) {
   if (!nb::hasattr(array, "__dlpack_device__")) return false;
   try {
-    const nb::object place = array.attr("__dlpack_device__")();
-    return !is_on_host(nb::cast<int>(place[0].attr("__index__")()));
+    const nb::object device = array.attr("__dlpack_device__")();
+    return !is_on_host(nb::cast<int>(device[0].attr("__index__")()));
   } catch (const nb::python_error& error) {  // e.g. PyTorch's "meta" device, unknown to DLPack
     refuse(request, nb::cast<std::string>(nb::str(error.value())));
   }

@@ -133,22 +133,22 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
   check_factor(*codec_, options.factor, front.memory);
 
   const DeviceScope scope(front);
-  const Place place{front.memory, front.device, to_stream(stream, first, front.memory)};
+  const Location location{front.memory, front.device, to_stream(stream, first, front.memory)};
   const StateWords words{.step = options.step, .gradient_factor = options.factor};
   const std::vector<Segment> segments = segments_of(values, options);
   const std::vector<SegmentState> states = states_of(kept);
   return without_gil([&] {
-    const ScratchPool::Loan scratch(scratches_, place);
-    const Plan sizes = plan(segments, front.span.dtype(), place.memory, 1, scratch->threads());
+    const ScratchPool::Loan scratch(scratches_, location);
+    const Plan sizes = plan(segments, front.span.dtype(), location.memory, 1, scratch->threads());
     codec_->encode({.segments = segments,
                     .gradients = values.spans,
                     .states = states,
                     .words = options.factor == 1 ? nullptr : &words,
                     .random = {.key = options.seed, .step = options.step},
                     .identity = identity_of(options),
-                    .execution = scratch->execution(sizes, place)},
+                    .execution = scratch->execution(sizes, location)},
                    output.span);
-    return place.memory == Memory::kHost ? frame_bytes(output.span) : sizes.frame_bytes;
+    return location.memory == Memory::kHost ? frame_bytes(output.span) : sizes.frame_bytes;
   });
 }
 
@@ -176,20 +176,20 @@ void ArrayCodec::decode(Arrays frames, Arrays outputs, const DecodeOptions& deco
   check_same_device(front, received, "payload");
 
   const DeviceScope scope(front);
-  const Place place{front.memory, front.device, to_stream(stream, first, front.memory)};
+  const Location location{front.memory, front.device, to_stream(stream, first, front.memory)};
   const std::vector<Segment> segments = segments_of(values, options);
   without_gil([&] {
-    const std::vector<Buffer> copies = align_frames(received.spans, place.memory);
-    const ScratchPool::Loan scratch(scratches_, place);
-    const Plan sizes =
-        plan(segments, front.span.dtype(), place.memory, received.spans.size(), scratch->threads());
+    const std::vector<Buffer> copies = align_frames(received.spans, location.memory);
+    const ScratchPool::Loan scratch(scratches_, location);
+    const Plan sizes = plan(segments, front.span.dtype(), location.memory, received.spans.size(),
+                            scratch->threads());
     codec_->decode({.segments = segments,
                     .frames = received.spans,
                     .outputs = values.spans,
                     .mode = decoding.add ? DecodeMode::kAdd : DecodeMode::kAssign,
                     .factor = decoding.factor,
                     .identity = identity_of(options),
-                    .execution = scratch->execution(sizes, place)});
+                    .execution = scratch->execution(sizes, location)});
   });
 }
 

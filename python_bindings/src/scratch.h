@@ -17,7 +17,7 @@ namespace tersor::python {
 
 /// The memory, device and stream of a call. Calls on the same device stream may share scratch
 /// memory, because the stream serialises the calls.
-struct Place {
+struct Location {
   Memory memory = Memory::kHost;
   int device = 0;
   StreamView stream = {};
@@ -29,12 +29,12 @@ class Scratch {
   explicit Scratch(unsigned threads) : threads_(threads) {}
 
   /// Returns an execution with memory for a plan of these sizes.
-  Execution execution(const PlanSizes& sizes, const Place& place) {
+  Execution execution(const PlanSizes& sizes, const Location& location) {
     return {.threads = &threads_,
-            .stream = place.stream,
-            .workspace = room_in(workspace_, sizes.workspace_bytes, place.memory),
-            .kept = room_in(kept_, sizes.kept_bytes, place.memory),
-            .memory = place.memory};
+            .stream = location.stream,
+            .workspace = room_in(workspace_, sizes.workspace_bytes, location.memory),
+            .kept = room_in(kept_, sizes.kept_bytes, location.memory),
+            .memory = location.memory};
   }
   unsigned threads() const { return threads_.count(); }
 
@@ -56,9 +56,9 @@ class ScratchPool {
   /// A borrowed scratch. The destructor returns the scratch to the pool.
   class Loan {
    public:
-    Loan(ScratchPool& pool, const Place& place)
-        : pool_(pool), place_(place), scratch_(pool.take(place)) {}
-    ~Loan() { pool_.give_back(place_, std::move(scratch_)); }
+    Loan(ScratchPool& pool, const Location& location)
+        : pool_(pool), location_(location), scratch_(pool.take(location)) {}
+    ~Loan() { pool_.give_back(location_, std::move(scratch_)); }
     Loan(const Loan&) = delete;
     Loan& operator=(const Loan&) = delete;
 
@@ -66,22 +66,23 @@ class ScratchPool {
 
    private:
     ScratchPool& pool_;
-    Place place_;
+    Location location_;
     std::unique_ptr<Scratch> scratch_;
   };
 
  private:
   using Key = std::tuple<Memory, int, void*>;
 
-  std::unique_ptr<Scratch> take(const Place& place) {
+  std::unique_ptr<Scratch> take(const Location& location) {
     const std::lock_guard lock(mutex_);
-    const auto found = idle_.find({place.memory, place.device, place.stream.handle});
+    const auto found = idle_.find({location.memory, location.device, location.stream.handle});
     if (found == idle_.end()) return std::make_unique<Scratch>(threads_);
     return std::move(idle_.extract(found).mapped());
   }
-  void give_back(const Place& place, std::unique_ptr<Scratch> scratch) {
+  void give_back(const Location& location, std::unique_ptr<Scratch> scratch) {
     const std::lock_guard lock(mutex_);
-    idle_.emplace(Key{place.memory, place.device, place.stream.handle}, std::move(scratch));
+    idle_.emplace(Key{location.memory, location.device, location.stream.handle},
+                  std::move(scratch));
   }
 
   unsigned threads_;

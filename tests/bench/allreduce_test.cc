@@ -215,7 +215,7 @@ TEST(Fleet, GathersInTheOrderOfRanks) {
   });
 }
 
-TEST(Fingerprint, TellsBitsAndTheirPlacesApart) {
+TEST(Fingerprint, TellsBitsAndTheirPositionsApart) {
   std::vector<std::byte> bytes(100);
   std::set<std::uint64_t> prints = {fingerprint(bytes)};
   for (std::size_t i = 0; i < bytes.size(); ++i) {

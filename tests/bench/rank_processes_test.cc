@@ -33,14 +33,14 @@ class Environment {
 std::string refusal(Variables variables) {
   const Environment environment(std::move(variables));
   try {
-    place_of_process();
+    identity_of_process();
   } catch (const InvalidArgument& error) {
     return error.what();
   }
   return "none";
 }
 
-TEST(RankProcesses, EachIsToldItsPlaceAndOneFile) {
+TEST(RankProcesses, EachGetsItsIdentityAndOneFile) {
   RankProcesses processes(shell("echo $TERSOR_RANK of $TERSOR_RANKS $TERSOR_NCCL_ID_FILE", 3));
   const auto endings = processes.wait();
   ASSERT_EQ(endings.size(), 3u);
@@ -90,21 +90,21 @@ TEST(RankProcesses, OwnCommandIsThisProgram) {
   EXPECT_NE(words.front().find("tersor_bench_test"), std::string::npos) << words.front();
 }
 
-TEST(RankPlace, ComesBackFromTheEnvironment) {
-  EXPECT_FALSE(place_of_process().has_value());
-  const Environment environment(RankPlace{1, 4, "/tmp/id"}.variables());
-  const auto place = place_of_process();
-  ASSERT_TRUE(place.has_value());
-  EXPECT_EQ(place->rank, 1);
-  EXPECT_EQ(place->ranks, 4);
-  EXPECT_EQ(place->file, "/tmp/id");
+TEST(RankIdentity, ComesBackFromTheEnvironment) {
+  EXPECT_FALSE(identity_of_process().has_value());
+  const Environment environment(RankIdentity{1, 4, "/tmp/id"}.variables());
+  const auto identity = identity_of_process();
+  ASSERT_TRUE(identity.has_value());
+  EXPECT_EQ(identity->rank, 1);
+  EXPECT_EQ(identity->ranks, 4);
+  EXPECT_EQ(identity->file, "/tmp/id");
 }
 
-TEST(RankPlace, WhatIsMissingOrWrongIsNamed) {
+TEST(RankIdentity, WhatIsMissingOrWrongIsNamed) {
   EXPECT_NE(refusal({{kRankVariable, "0"}}).find(kRanksVariable), std::string::npos);
   EXPECT_NE(refusal({{kRankVariable, "0"}, {kRanksVariable, "2"}}).find(kIdFileVariable),
             std::string::npos);
-  EXPECT_NE(refusal(RankPlace{2, 2, "/tmp/id"}.variables()).find("no rank"), std::string::npos);
+  EXPECT_NE(refusal(RankIdentity{2, 2, "/tmp/id"}.variables()).find("no rank"), std::string::npos);
   EXPECT_NE(refusal({{kRankVariable, "1x"}, {kRanksVariable, "2"}}).find("1x"), std::string::npos);
 }
 

@@ -68,11 +68,11 @@ void expect_blocktopk(const BlocktopkVariant& variant, const std::vector<float>&
 std::vector<float> corners_of_blocks(std::size_t count) {
   std::vector<float> values = gaussian(count, count + 1);
   for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t place = i % kSelectedValues;
+    const std::size_t index = i % kSelectedValues;
     const auto ones = static_cast<float>(i % 2 == 0 ? 1 : -1);
     switch (i / kSelectedValues % 12) {
       case 1:
-        values[i] = place == 77 ? 3.0f : 0.0f;
+        values[i] = index == 77 ? 3.0f : 0.0f;
         break;  // fewer than k
       case 2:
         values[i] = ones * 0.7f;
@@ -93,13 +93,13 @@ std::vector<float> corners_of_blocks(std::size_t count) {
         values[i] = ones * 0x1.fffffep117f;
         break;  // below the limit
       case 8:
-        values[i] = place == 5 ? 0x1p118f : values[i];
+        values[i] = index == 5 ? 0x1p118f : values[i];
         break;  // at the limit
       case 9:
-        values[i] = place == 4095 ? NAN : values[i];
+        values[i] = index == 4095 ? NAN : values[i];
         break;
       case 10:
-        values[i] = place == 9 ? -INFINITY : values[i];
+        values[i] = index == 9 ? -INFINITY : values[i];
         break;
       case 11:
         values[i] = ones * 0.0f;
@@ -265,15 +265,15 @@ TEST(Blocktopk, AnOverflowPoisonsItsOwnBlockOnly) {
     harness.decode({harness.encode(call)});
     const std::vector<float> decoded = harness.output(), after = harness.residual_out();
     for (std::size_t i = 0; i < decoded.size(); ++i) {
-      const std::size_t place = i - kSelectedValues;
-      ASSERT_EQ(std::isnan(decoded[i]), i >= kSelectedValues && place < 41) << i;
+      const std::size_t index = i - kSelectedValues;
+      ASSERT_EQ(std::isnan(decoded[i]), i >= kSelectedValues && index < 41) << i;
       ASSERT_TRUE(i / kSelectedValues != 1 || after[i] == before[i]) << i;
     }
     EXPECT_EQ(next.overflows, std::isfinite(bad) ? 4096u : 4095u) << bad;
   }
 }
 
-TEST(Blocktopk, FlippedBitsOfPlacesAreRefusedOrStayInside) {
+TEST(Blocktopk, FlippedBitsOfIndicesAreRefusedOrStayInside) {
   const std::size_t count = kSelectedValues + 1000;
   CodecHarness harness("blocktopk:density=0.005", {count});
   const BlocktopkTask task{0.005, 1};
@@ -303,7 +303,7 @@ TEST(Blocktopk, FlippedBitsOfPlacesAreRefusedOrStayInside) {
   EXPECT_GT(read, 0u);
 }
 
-TEST(Blocktopk, DamagedPlacesAreNamed) {
+TEST(Blocktopk, DamagedIndicesAreNamed) {
   CodecHarness harness("blocktopk:density=0.005", {2 * kSelectedValues + 100});
   const std::vector<std::size_t> sections =
       blocktopk_sections({0.005, 1}, 2 * kSelectedValues + 100);

@@ -16,15 +16,15 @@ constexpr std::uint16_t kNan = 0x7fff, kOtherNan = 0xffc1;  // of bf16 and f16
 constexpr std::uint32_t kWideNan = 0x7fc00000, kOtherWideNan = 0xffc00001;
 
 template <typename Bits>
-Bits bits_at(const std::byte* values, std::size_t place) {
+Bits bits_at(const std::byte* values, std::size_t index) {
   Bits bits;
-  std::memcpy(&bits, values + place * sizeof bits, sizeof bits);
+  std::memcpy(&bits, values + index * sizeof bits, sizeof bits);
   return bits;
 }
 
 template <typename Bits>
-void put_bits(ConstValueSpan values, std::size_t place, Bits bits) {
-  std::memcpy(const_cast<std::byte*>(values.pointer()) + place * sizeof bits, &bits, sizeof bits);
+void put_bits(ConstValueSpan values, std::size_t index, Bits bits) {
+  std::memcpy(const_cast<std::byte*>(values.pointer()) + index * sizeof bits, &bits, sizeof bits);
 }
 
 TEST(Format, ANanIsDecodedToOneNumberOfSixteenBits) {
@@ -106,7 +106,7 @@ void expect_nobody_looks(const Idle& idle) {
   EXPECT_TRUE(same_bytes(harness.reduce({marked}).span(), harness.reduce({clean}).span()));
 }
 
-TEST(Format, NobodyLooksAtPaddingAndUnusedPlaces) {
+TEST(Format, NobodyLooksAtPaddingAndUnusedIndices) {
   const TopkLayout f32{1000, 600, TopkValues::kF32}, int8{1000, 600, TopkValues::kInt8};
   const std::vector<Idle> idle = {
       {"none", 7, {{28, 32}}},

@@ -23,32 +23,32 @@ INSTANTIATE_TEST_SUITE_P(Topk, CodecConformance,
 
 /// The selected values of one segment, by a full sort.
 struct Chosen {
-  std::vector<std::size_t> places;  // ascending
-  std::vector<float> values;        // as sent
-  std::vector<float> scales;        // int8
+  std::vector<std::size_t> indices;  // ascending
+  std::vector<float> values;         // as sent
+  std::vector<float> scales;         // int8
   std::vector<int> codes;
 };
 
 /// Indices of the k largest magnitudes. Ties go to the lowest index; zeros are never selected. A
 /// poisoned segment selects the first k indices.
-std::vector<std::size_t> places_of(const std::vector<float>& p, std::size_t kept) {
-  std::vector<std::size_t> places(p.size());
-  std::iota(places.begin(), places.end(), 0);
+std::vector<std::size_t> indices_of(const std::vector<float>& p, std::size_t kept) {
+  std::vector<std::size_t> indices(p.size());
+  std::iota(indices.begin(), indices.end(), 0);
   const bool poisoned = std::ranges::any_of(p, [](float v) { return !std::isfinite(v); });
   if (!poisoned)
     std::ranges::stable_sort(
-        places, [&](std::size_t a, std::size_t b) { return std::fabs(p[a]) > std::fabs(p[b]); });
-  places.resize(kept);
-  if (!poisoned) std::erase_if(places, [&](std::size_t place) { return p[place] == 0; });
-  std::ranges::sort(places);
-  return places;
+        indices, [&](std::size_t a, std::size_t b) { return std::fabs(p[a]) > std::fabs(p[b]); });
+  indices.resize(kept);
+  if (!poisoned) std::erase_if(indices, [&](std::size_t index) { return p[index] == 0; });
+  std::ranges::sort(indices);
+  return indices;
 }
 
 Chosen choose(const std::vector<float>& p, std::size_t kept, TopkValues type) {
-  Chosen chosen{places_of(p, kept), {}, {}, {}};
+  Chosen chosen{indices_of(p, kept), {}, {}, {}};
   const bool poisoned = std::ranges::any_of(p, [](float v) { return !std::isfinite(v); });
-  for (const std::size_t place : chosen.places)
-    chosen.values.push_back(poisoned ? std::nanf("") : p[place]);
+  for (const std::size_t index : chosen.indices)
+    chosen.values.push_back(poisoned ? std::nanf("") : p[index]);
   if (type == TopkValues::kBf16)
     for (float& value : chosen.values) value = rounded(value, Dtype::kBf16);
   if (type != TopkValues::kInt8) return chosen;
@@ -68,12 +68,13 @@ void put(std::vector<std::byte>& bytes, std::size_t offset, T value) {
 std::vector<std::byte> topk_payload(const Chosen& chosen, const TopkLayout& layout) {
   std::vector<std::byte> bytes(layout.bytes());
   for (std::size_t tile = 0; tile <= layout.tiles(); ++tile) {
-    const auto before = std::ranges::lower_bound(chosen.places, tile * 65536);
-    put(bytes, 4 * tile, static_cast<std::uint32_t>(before - chosen.places.begin()));
+    const auto before = std::ranges::lower_bound(chosen.indices, tile * 65536);
+    put(bytes, 4 * tile, static_cast<std::uint32_t>(before - chosen.indices.begin()));
   }
-  put(bytes, 4 * layout.tiles(), static_cast<std::uint32_t>(chosen.places.size()));
-  for (std::size_t i = 0; i < chosen.places.size(); ++i) {
-    put(bytes, layout.index_offset() + 2 * i, static_cast<std::uint16_t>(chosen.places[i] % 65536));
+  put(bytes, 4 * layout.tiles(), static_cast<std::uint32_t>(chosen.indices.size()));
+  for (std::size_t i = 0; i < chosen.indices.size(); ++i) {
+    put(bytes, layout.index_offset() + 2 * i,
+        static_cast<std::uint16_t>(chosen.indices[i] % 65536));
     const std::size_t at = layout.values_offset() + i * layout.value_bytes();
     if (layout.values == TopkValues::kF32) put(bytes, at, chosen.values[i]);
     if (layout.values == TopkValues::kBf16) put(bytes, at, narrow(chosen.values[i], Dtype::kBf16));
@@ -110,9 +111,9 @@ void expect_topk(const TopkVariant& variant, const std::vector<float>& gradient)
   const Chosen chosen = choose(sent, layout.kept, variant.values);
   EXPECT_TRUE(same_bytes(frame.span().subspan(sizeof(FrameHeader)), topk_payload(chosen, layout)));
   std::vector<float> decoded(sent.size()), residual = sent;
-  for (std::size_t i = 0; i < chosen.places.size(); ++i) {
-    decoded[chosen.places[i]] = chosen.values[i];
-    residual[chosen.places[i]] = sent[chosen.places[i]] - chosen.values[i];
+  for (std::size_t i = 0; i < chosen.indices.size(); ++i) {
+    decoded[chosen.indices[i]] = chosen.values[i];
+    residual[chosen.indices[i]] = sent[chosen.indices[i]] - chosen.values[i];
   }
   EXPECT_TRUE(same_values(harness.output(), decoded));
   EXPECT_TRUE(!harness.has_states() || same_values(harness.residual_out(), residual));
@@ -196,8 +197,8 @@ TEST(Topk, SumsFollowTheFormat) {
         harness.draw(rank);
         frames.push_back(harness.encode());
         const Chosen chosen = choose(harness.sent(), topk_kept(count, 0.2), TopkValues::kF32);
-        for (std::size_t i = 0; i < chosen.places.size(); ++i)
-          expected[chosen.places[i]] += chosen.values[i] * 0.3f;
+        for (std::size_t i = 0; i < chosen.indices.size(); ++i)
+          expected[chosen.indices[i]] += chosen.values[i] * 0.3f;
       }
       for (float& value : expected) value = decoded_as(value, dtype);
       harness.decode(frames, DecodeMode::kAssign, 0.3f);
@@ -206,7 +207,7 @@ TEST(Topk, SumsFollowTheFormat) {
   });
 }
 
-TEST(Topk, PlacesOutsideTheSegmentAreRefused) {
+TEST(Topk, IndicesOutsideTheSegmentAreRefused) {
   CodecHarness harness("topk:density=0.1", {66'000});
   const GuardedBytes good = harness.encode();
   const TopkLayout layout{66'000, 6600, TopkValues::kF32};

@@ -200,7 +200,7 @@ TEST(HierarchicalCheckpoint, AParameterOfNoValuesHasAState) {
 
 // An exact state belongs to a group rank on a host. Another group rank may own as many, but
 // different values.
-TEST(HierarchicalCheckpoint, OtherPlacesAreRefused) {
+TEST(HierarchicalCheckpoint, OtherLocalRanksAreRefused) {
   std::vector<std::vector<std::byte>> states(4);
   run_ranks(4, {}, [&](Transport& transport) {
     Training run(transport, hierarchical({0, 0, 1, 1}));

@@ -186,7 +186,7 @@ TEST_P(ShardsByHostsFeedback, WhatIsNotSentIsKept) {
   const HostGroups groups(hosts, ranks_of(hosts));
   for (int rank = 0; rank < groups.ranks(); ++rank) {
     auto kept = residuals[static_cast<std::size_t>(rank)].begin();
-    for (const int owner : groups.owners(groups.place(rank)))
+    for (const int owner : groups.owners(groups.local_rank(rank)))
       for (std::size_t i = 0; i < kShard; ++i)
         found[static_cast<std::size_t>(owner) * kShard + i] += *kept++;
   }
@@ -212,7 +212,7 @@ TEST_P(ShardsByHostsFeedback, AnAllgatherKeepsWhatTheDirectWayKeeps) {
   EXPECT_EQ(residuals_of(by_hosts(codec, hosts)), residuals_of({.codec = codec}));
 }
 
-TEST(ScatteredCount, IsTheShardsOfOnePlace) {
+TEST(ScatteredCount, IsTheShardsOfOneLocalRank) {
   EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 1, 1}), 600u);
   EXPECT_EQ(scattered_count(1200, Hosts{0, 1, 2, 0, 1, 2}), 600u);
   EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 0, 1, 1, 1}), 400u);

@@ -193,16 +193,16 @@ TEST_P(HierarchicalFeedback, WhatIsNotSentIsKept) {
   }
   std::vector<std::size_t> owned_first(hosts.size(), 0);  // of each shard
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
-    std::size_t place = 0, first = 0;
+    std::size_t stage = 0, first = 0;
     for (std::size_t other = 0; other < rank; ++other) {
       if (hosts[other] != hosts[rank]) continue;
-      place += 1;
+      stage += 1;
       first += residuals[other].size();
     }
     if (residuals[rank].empty()) continue;
-    add_residuals({residuals[rank], owners[rank], nullptr}, first, first + owned_first[place],
+    add_residuals({residuals[rank], owners[rank], nullptr}, first, first + owned_first[stage],
                   sent);
-    owned_first[place] += owners[rank].size();
+    owned_first[stage] += owners[rank].size();
   }
   for (std::size_t i = 0; i < kCount; ++i)
     ASSERT_NEAR(sent[i], wanted[i], 5e-4) << codec << " at " << i;

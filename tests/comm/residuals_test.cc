@@ -13,9 +13,9 @@ namespace {
 TEST(Residuals, PlacedAnewTheyBeginAnew) {
   const auto residence = make_residence(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 1);
-  residuals.place(*residence);
+  residuals.use_memory(*residence);
   residuals.add(100, 50);  // a failure in the next call
-  residuals.place(*residence);
+  residuals.use_memory(*residence);
   residuals.add(100, 50);
   residuals.add(200, 0);
   EXPECT_EQ(residuals.parameters(), 2u);
@@ -28,7 +28,7 @@ TEST(Residuals, PlacedAnewTheyBeginAnew) {
 TEST(Residuals, JoinedStepsGoBackToTheValuesBeforeThem) {
   const auto residence = make_residence(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 2);
-  residuals.place(*residence);
+  residuals.use_memory(*residence);
   residuals.add(1, 0);
   residuals.add(1, 0);
   const auto value = [&](std::size_t i) { return residuals.current_sender(i).as<float>()[0]; };

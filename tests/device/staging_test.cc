@@ -280,7 +280,7 @@ TEST_P(DeviceRanks, FaultsOfFramesAreThrownAtTheNextBegin) {
     if (transport.rank() == 0) {
       transport.begin(operation);
       transport.end(operation);
-      *transport.fault() = {.times = 1, .kind = FrameFault::kPlaces, .frame = 1, .frames = 2};
+      *transport.fault() = {.times = 1, .kind = FrameFault::kIndices, .frame = 1, .frames = 2};
       EXPECT_THROW(transport.begin(operation), WireError);
       transport.begin(operation);
     }

@@ -101,12 +101,12 @@ std::function<void(ByteSpan)> put(std::size_t offset, std::size_t index, T value
   };
 }
 
-TEST(TopkDecodeOnADevice, PlacesThatAreNotSound) {
+TEST(TopkDecodeOnADevice, DamagedIndices) {
   const TopkLayout layout{70'001, 701, TopkValues::kF32};
   const std::size_t index = layout.index_offset();
   const auto set_first = [](std::size_t tile, std::uint32_t value) { return put(0, tile, value); };
-  const auto set_index = [&](std::size_t place, std::size_t value) {
-    return put(index, place, static_cast<std::uint16_t>(value));
+  const auto set_index = [&](std::size_t position, std::size_t value) {
+    return put(index, position, static_cast<std::uint16_t>(value));
   };
   Decoders decoders("topk", layout.count, Dtype::kF32);
   const auto poisoned = [&](const std::function<void(ByteSpan)>& damage) {

@@ -20,8 +20,8 @@ constexpr const char* kSpec = "topk:density=0.000000001";
 constexpr TopkLayout kLayout{kCount, kKept, TopkValues::kF32};
 static_assert(topk_kept(kCount, 0.000000001) == kKept);
 
-constexpr std::array<std::size_t, kKept> kPlaces = {7, kBillions - 1, kBillions,
-                                                    kBillions + 65'536 + 3, kCount - 1};
+constexpr std::array<std::size_t, kKept> kIndices = {7, kBillions - 1, kBillions,
+                                                     kBillions + 65'536 + 3, kCount - 1};
 constexpr std::array<float, kKept> kValues = {1.5f, -2.5f, 3.5f, -4.5f, 5.5f};
 
 template <typename T>
@@ -33,10 +33,10 @@ void write_payload(ByteSpan payload) {
   std::memset(payload.data(), 0, payload.size());
   auto* const first = section<std::uint32_t>(payload, 0);
   for (std::size_t i = 0; i < kKept; ++i) {
-    for (std::size_t tile = kPlaces[i] / TopkLayout::kTile + 1; tile <= kLayout.tiles(); ++tile)
+    for (std::size_t tile = kIndices[i] / TopkLayout::kTile + 1; tile <= kLayout.tiles(); ++tile)
       first[tile] = static_cast<std::uint32_t>(i + 1);
     section<std::uint16_t>(payload, kLayout.index_offset())[i] =
-        static_cast<std::uint16_t>(kPlaces[i] % TopkLayout::kTile);
+        static_cast<std::uint16_t>(kIndices[i] % TopkLayout::kTile);
     section<float>(payload, kLayout.values_offset())[i] = kValues[i];
   }
 }
@@ -58,8 +58,8 @@ GuardedBytes make_frame(Memory memory) {
 std::vector<float> expected(std::size_t begin, std::size_t count) {
   std::vector<float> values(count, kBefore);
   for (std::size_t i = 0; i < kKept; ++i)
-    if (kPlaces[i] >= begin && kPlaces[i] - begin < count)
-      values[kPlaces[i] - begin] += kFactor * kValues[i];
+    if (kIndices[i] >= begin && kIndices[i] - begin < count)
+      values[kIndices[i] - begin] += kFactor * kValues[i];
   return values;
 }
 
@@ -94,7 +94,7 @@ class Decoder {
   GuardedBytes frame_, workspace_;
 };
 
-TEST(TopkDecodeOnADevice, PlacesBeyondFourThousandMillion) {
+TEST(TopkDecodeOnADevice, IndicesBeyondFourThousandMillion) {
   constexpr std::size_t kBegins[] = {0, kBillions - 100, kBillions, kBillions + 65'536,
                                      kCount - 9'000};
   for (const Memory memory : {Memory::kHost, Memory::kDevice}) {

@@ -170,7 +170,7 @@ TEST_P(CollectivesOnDevice, RowsByHostsAndOnGridsGiveTheBitsOfHosts) {
 // Messages in both directions at once, with the results of a broadcast.
 TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {
-    const Place device{Memory::kDevice, stream};
+    const Location device{Memory::kDevice, stream};
     const int own = transport.rank(), peer = 1 - own;
     const CollectiveOptions options{.codec = "int8"};
     PlacedValues sent(5003, Dtype::kF32, device), came(5003, Dtype::kF32, device);
@@ -219,7 +219,7 @@ TEST_P(CollectivesOnDevice, ChunksChangeNoBits) {
 // Mixed memory is refused before anything is sent, and the transport still works.
 TEST_P(CollectivesOnDevice, MixedMemoryIsRefused) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {
-    const Place device{Memory::kDevice, stream};
+    const Location device{Memory::kDevice, stream};
     PlacedValues gradient(1000, Dtype::kF32, device), shard(500, Dtype::kF32, {});
     const PlacedState state({.codec = "int8+ef", .count = 1000}, transport, {});
     EXPECT_THROW(allreduce(transport, gradient.span(),

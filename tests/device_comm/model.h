@@ -22,27 +22,27 @@ inline constexpr Shape kShapes[] = {{"first.weight", 60, 70},
                                     {"second.bias", 41, 0},
                                     {"third.weight", 90, 60}};
 
-inline ReducerOptions options_of(const Place& place) {
+inline ReducerOptions options_of(const Location& location) {
   return {.rules = {{"*.bias", "bf16"}, {"second.*", "topk:density=0.05+ef"}, {"*", "int8+ef"}},
           .bucket_bytes = 8192,
           .chunk_count = 2048,
           .seed = 5,
-          .stream = place.stream};
+          .stream = location.stream};
 }
 
 /// A rank's model with the reducer.
 class Model {
  public:
-  Model(Transport& transport, const Place& place, const ReducerOptions& options)
+  Model(Transport& transport, const Location& location, const ReducerOptions& options)
       : rank_(transport.rank()), reducer_(transport, options) {
-    for (const Shape& shape : kShapes) add(shape, place);
+    for (const Shape& shape : kShapes) add(shape, location);
   }
 
   GradientReducer& reducer() { return reducer_; }
 
-  void add(const Shape& shape, const Place& place) {
+  void add(const Shape& shape, const Location& location) {
     shapes_.push_back(shape);
-    gradients_.push_back(std::make_unique<PlacedValues>(shape.count(), Dtype::kF32, place));
+    gradients_.push_back(std::make_unique<PlacedValues>(shape.count(), Dtype::kF32, location));
     reducer_.add(shape.name, gradients_.back()->span(), shape.rows, shape.columns);
   }
 

@@ -17,7 +17,7 @@ struct Outcome {
   std::vector<std::byte> state;
 };
 
-using Training = std::function<Outcome(Transport&, const Place&)>;
+using Training = std::function<Outcome(Transport&, const Location&)>;
 
 std::vector<Outcome> on_hosts(int ranks, const Training& run) {
   std::vector<Outcome> all(static_cast<std::size_t>(ranks));
@@ -27,8 +27,8 @@ std::vector<Outcome> on_hosts(int ranks, const Training& run) {
   return all;
 }
 
-Outcome train(Transport& transport, const Place& place, ReducerOptions options) {
-  Model model(transport, place, options);
+Outcome train(Transport& transport, const Location& location, ReducerOptions options) {
+  Model model(transport, location, options);
   Outcome outcome;
   for (int step = 0; step < 3; ++step) append(outcome.values, model.step(step));
   outcome.state = model.reducer().save_state();
@@ -56,17 +56,17 @@ class ReducerOnDevice : public OnDeviceFabric {
 
 TEST_P(ReducerOnDevice, TrainsAsOnHosts) {
   for (const int ranks : {2, 3})
-    expect_as_on_hosts(ranks, [](Transport& transport, const Place& place) {
-      return train(transport, place, options_of(place));
+    expect_as_on_hosts(ranks, [](Transport& transport, const Location& location) {
+      return train(transport, location, options_of(location));
     });
 }
 
 TEST_P(ReducerOnDevice, ParametersMayBeAddedBetweenSteps) {
-  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
-    Model model(transport, place, options_of(place));
+  expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
+    Model model(transport, location, options_of(location));
     Outcome outcome;
     for (int step = 0; step < 4; ++step) {
-      if (step == 2) model.add({"fourth.weight", 64, 40}, place);
+      if (step == 2) model.add({"fourth.weight", 64, 40}, location);
       append(outcome.values, model.step(step));
     }
     outcome.state = model.reducer().save_state();
@@ -75,19 +75,19 @@ TEST_P(ReducerOnDevice, ParametersMayBeAddedBetweenSteps) {
 }
 
 TEST_P(ReducerOnDevice, HierarchicallyToo) {
-  expect_as_on_hosts(3, [](Transport& transport, const Place& place) {
-    ReducerOptions options = options_of(place);
+  expect_as_on_hosts(3, [](Transport& transport, const Location& location) {
+    ReducerOptions options = options_of(location);
     options.algorithm = Algorithm::kHierarchical;
     options.hosts = {0, 0, 1};
-    return train(transport, place, options);
+    return train(transport, location, options);
   });
 }
 
 TEST_P(ReducerOnDevice, ParametersWithoutGradientKeepTheirResiduals) {
-  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
-    ReducerOptions options = options_of(place);
+  expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
+    ReducerOptions options = options_of(location);
     options.missing = MissingGradient::kInactive;
-    Model model(transport, place, options);
+    Model model(transport, location, options);
     Outcome outcome;
     append(outcome.values, model.step(0));
     append(outcome.values, model.step(1, transport.rank() == 0 ? 0 : 2));
@@ -98,10 +98,10 @@ TEST_P(ReducerOnDevice, ParametersWithoutGradientKeepTheirResiduals) {
 }
 
 TEST_P(ReducerOnDevice, DiscardedStepsAreUndone) {
-  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
-    ReducerOptions options = options_of(place);
+  expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
+    ReducerOptions options = options_of(location);
     options.transactions = Transactions::kOn;
-    Model model(transport, place, options);
+    Model model(transport, location, options);
     Outcome outcome;
     append(outcome.values, model.step(0));
     model.step(1);
@@ -114,14 +114,14 @@ TEST_P(ReducerOnDevice, DiscardedStepsAreUndone) {
 }
 
 TEST_P(ReducerOnDevice, GoesOnFromAState) {
-  expect_as_on_hosts(2, [](Transport& transport, const Place& place) {
+  expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
     std::vector<std::byte> state;
     {
-      Model first(transport, place, options_of(place));
+      Model first(transport, location, options_of(location));
       first.step(0);
       state = first.reducer().save_state();
     }
-    Model second(transport, place, options_of(place));
+    Model second(transport, location, options_of(location));
     second.reducer().load_state(state);
     return Outcome{second.step(1), second.reducer().save_state()};
   });
@@ -129,10 +129,10 @@ TEST_P(ReducerOnDevice, GoesOnFromAState) {
 
 // The gradient of a rank without samples must not be read.
 TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
-  expect_as_on_hosts(3, [](Transport& transport, const Place& place) {
-    ReducerOptions options = options_of(place);
+  expect_as_on_hosts(3, [](Transport& transport, const Location& location) {
+    ReducerOptions options = options_of(location);
     options.weights = Weights::kOn;
-    Model model(transport, place, options);
+    Model model(transport, location, options);
     Outcome outcome;
     for (int step = 0; step < 4; ++step) {
       model.reducer().weigh((transport.rank() + step) % 3);
@@ -147,32 +147,32 @@ TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
 TEST_P(ReducerOnDevice, MatricesOfLowRankGoOnFromTheirMemory) {
   if (!GetParam().own_sums) GTEST_SKIP() << "bare values are added by the library below";
   for (const bool hierarchical : {false, true})
-    expect_as_on_hosts(3, [hierarchical](Transport& transport, const Place& place) {
-      ReducerOptions options = options_of(place);
+    expect_as_on_hosts(3, [hierarchical](Transport& transport, const Location& location) {
+      ReducerOptions options = options_of(location);
       options.rules = {
           {"*.bias", "bf16"}, {"second.*", "lowrank:values=bf16+ef"}, {"*", "lowrank:rank=2+ef"}};
       if (hierarchical) {
         options.algorithm = Algorithm::kHierarchical;
         options.hosts = {0, 0, 1};
       }
-      const Outcome first = train(transport, place, options);
-      Model second(transport, place, options);
+      const Outcome first = train(transport, location, options);
+      Model second(transport, location, options);
       second.reducer().load_state(first.state);
       return Outcome{second.step(7), second.reducer().save_state()};
     });
 }
 
 /// Steps with sharded parameters. One parameter has no gradient in a step.
-Outcome scatter(Transport& transport, const Place& place, const ReducerOptions& options) {
+Outcome scatter(Transport& transport, const Location& location, const ReducerOptions& options) {
   GradientReducer reducer(transport, options);
   const auto ranks = static_cast<std::size_t>(transport.ranks());
   std::vector<std::unique_ptr<PlacedValues>> gradients, shards;
   for (const Shape& shape : kShapes) {
     const std::size_t shard = ceil_div(shape.count(), ranks) + 3;  // padding
-    gradients.push_back(std::make_unique<PlacedValues>(ranks * shard, Dtype::kF32, place));
-    shards.push_back(std::make_unique<PlacedValues>(shard, Dtype::kF32, place));
+    gradients.push_back(std::make_unique<PlacedValues>(ranks * shard, Dtype::kF32, location));
+    shards.push_back(std::make_unique<PlacedValues>(shard, Dtype::kF32, location));
     reducer.add(shape.name, {.count = shape.count(),
-                             .memory = place.memory,
+                             .memory = location.memory,
                              .rows = shape.rows,
                              .columns = shape.columns,
                              .collective = Collective::kReduceScatter,
@@ -198,29 +198,29 @@ Outcome scatter(Transport& transport, const Place& place, const ReducerOptions& 
 TEST_P(ReducerOnDevice, ScattersAsOnHosts) {
   for (const int ranks : {1, 2, 3})
     for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
-      expect_as_on_hosts(ranks, [order](Transport& transport, const Place& place) {
-        ReducerOptions options = options_of(place);
+      expect_as_on_hosts(ranks, [order](Transport& transport, const Location& location) {
+        ReducerOptions options = options_of(location);
         options.order = order;
-        return scatter(transport, place, options);
+        return scatter(transport, location, options);
       });
 }
 
 TEST_P(ReducerOnDevice, ScattersByHostsAsOnHosts) {
-  expect_as_on_hosts(4, [](Transport& transport, const Place& place) {
-    ReducerOptions options = options_of(place);
+  expect_as_on_hosts(4, [](Transport& transport, const Location& location) {
+    ReducerOptions options = options_of(location);
     options.algorithm = Algorithm::kHierarchical;
     options.hosts = {0, 1, 1, 0};
-    return scatter(transport, place, options);
+    return scatter(transport, location, options);
   });
 }
 
 // Native sums may come from the library below.
 TEST_P(ReducerOnDevice, GoesOnFromAPortableState) {
-  const auto run = [](Transport& transport, const Place& place) {
-    Model first(transport, place, options_of(place));
+  const auto run = [](Transport& transport, const Location& location) {
+    Model first(transport, location, options_of(location));
     first.step(0);
     const std::vector<std::byte> state = first.reducer().save_portable_state();
-    Model second(transport, place, options_of(place));
+    Model second(transport, location, options_of(location));
     second.reducer().load_state(state);
     return Outcome{second.step(1), {}};
   };
@@ -259,10 +259,10 @@ TEST_P(ReducerOnDevice, HandlesAndStatistics) {
 // f32 and bf16 residuals, next to parameters without residuals.
 TEST_P(ReducerOnDevice, NormsOfResidualsAreThoseOfHosts) {
   for (const Dtype residuals : {Dtype::kF32, Dtype::kBf16}) {
-    const auto norms = [&](Transport& transport, const Place& place) {
-      ReducerOptions options = options_of(place);
+    const auto norms = [&](Transport& transport, const Location& location) {
+      ReducerOptions options = options_of(location);
       options.residual_dtype = residuals;
-      Model model(transport, place, options);
+      Model model(transport, location, options);
       model.step(0);
       const std::vector<double> found = model.reducer().residual_norms();
       return Outcome{Values(found.begin(), found.end()), {}};
@@ -274,9 +274,9 @@ TEST_P(ReducerOnDevice, NormsOfResidualsAreThoseOfHosts) {
 }
 
 TEST_P(ReducerOnDevice, CountsOverflowsAsHostsDo) {
-  const auto overflows = [](Transport& transport, const Place& place) {
-    GradientReducer reducer(transport, {.codec = "f16", .stream = place.stream});
-    PlacedValues gradient(6400, Dtype::kF32, place);
+  const auto overflows = [](Transport& transport, const Location& location) {
+    GradientReducer reducer(transport, {.codec = "f16", .stream = location.stream});
+    PlacedValues gradient(6400, Dtype::kF32, location);
     reducer.add("w", gradient.span(), 64, 100);
     Outcome outcome;
     for (int step = 0; step < 4; ++step) {
@@ -298,11 +298,11 @@ TEST_P(ReducerOnDevice, CountsOverflowsAsHostsDo) {
 TEST_P(ReducerOnDevice, LearnsHowToGo) {
   std::vector<Values> all(2);
   GetParam().run(2, [&](Transport& transport, StreamView stream) {
-    const Place place{Memory::kDevice, stream};
-    ReducerOptions options = options_of(place);
+    const Location location{Memory::kDevice, stream};
+    ReducerOptions options = options_of(location);
     options.rules = {{"*.bias", "bf16"}, {"*", "auto"}};
     options.automatic = {.codecs = {"int4+ef"}, .link = LinkFigures{}, .memory = Memory::kDevice};
-    Model model(transport, place, options);
+    Model model(transport, location, options);
     Values& values = all[static_cast<std::size_t>(transport.rank())];
     for (int step = 0; step < 60 && !model.reducer().settled(); ++step) {
       const Values results = model.step(step);
@@ -320,10 +320,10 @@ TEST_P(ReducerOnDevice, LearnsHowToGo) {
 // the error.
 TEST_P(ReducerOnDevice, FramesOfAnotherKindAreToldByTheNextStep) {
   GetParam().run(2, [](Transport& transport, StreamView stream) {
-    const Place place{Memory::kDevice, stream};
-    ReducerOptions options = options_of(place);
+    const Location location{Memory::kDevice, stream};
+    ReducerOptions options = options_of(location);
     options.checksum = transport.rank() == 0 ? Checksum::kOn : Checksum::kOff;
-    Model model(transport, place, options);
+    Model model(transport, location, options);
     EXPECT_THROW(
         {
           EXPECT_TRUE(std::isnan(model.step(0).back()));  // otherwise the peer is a step ahead

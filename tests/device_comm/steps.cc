@@ -10,17 +10,17 @@
 namespace tersor::test {
 namespace {
 
-Buffer fresh_words(const Place& place) {
-  Buffer words(sizeof(StateWords), place.memory);
+Buffer fresh_words(const Location& location) {
+  Buffer words(sizeof(StateWords), location.memory);
   const StateWords fresh;
-  if (place.memory == Memory::kHost) {
+  if (location.memory == Memory::kHost) {
     std::memcpy(words.pointer(), &fresh, sizeof fresh);
     return words;
   }
   const kernels::PinnedBuffer host(sizeof fresh);
   std::memcpy(host.pointer(), &fresh, sizeof fresh);
-  kernels::copy_bytes(words.pointer(), host.pointer(), sizeof fresh, place.stream);
-  kernels::synchronize(place.stream);
+  kernels::copy_bytes(words.pointer(), host.pointer(), sizeof fresh, location.stream);
+  kernels::synchronize(location.stream);
   return words;
 }
 
@@ -60,27 +60,27 @@ Values gradient_of(int rank, int step, std::size_t count) {
 
 }  // namespace
 
-PlacedValues::PlacedValues(std::size_t count, Dtype dtype, const Place& place)
+PlacedValues::PlacedValues(std::size_t count, Dtype dtype, const Location& location)
     : count_(count),
       dtype_(dtype),
-      place_(place),
-      memory_(count * dtype_bytes(dtype), place.memory),
-      pinned_(place.memory == Memory::kDevice ? memory_.bytes() : 0) {
+      location_(location),
+      memory_(count * dtype_bytes(dtype), location.memory),
+      pinned_(location.memory == Memory::kDevice ? memory_.bytes() : 0) {
   write(Values(count, 0.0f));
 }
 
 void PlacedValues::write(const Values& values) {
-  if (place_.memory == Memory::kHost) return from_floats(values, 1.0f, span(), {});
-  kernels::synchronize(place_.stream);  // earlier writes no longer use pinned_
+  if (location_.memory == Memory::kHost) return from_floats(values, 1.0f, span(), {});
+  kernels::synchronize(location_.stream);  // earlier writes no longer use pinned_
   from_floats(values, 1.0f, {pinned_.pointer(), count_, dtype_, Memory::kHost}, {});
-  kernels::copy_bytes(memory_.pointer(), pinned_.pointer(), memory_.bytes(), place_.stream);
+  kernels::copy_bytes(memory_.pointer(), pinned_.pointer(), memory_.bytes(), location_.stream);
 }
 
-PlacedState::PlacedState(const Case& wanted, const Transport& transport, const Place& place)
-    : place_(place),
-      residual_(encoded(wanted, transport), Dtype::kF32, place),
-      owner_(owned(wanted, transport), Dtype::kF32, place),
-      words_(fresh_words(place)) {
+PlacedState::PlacedState(const Case& wanted, const Transport& transport, const Location& location)
+    : location_(location),
+      residual_(encoded(wanted, transport), Dtype::kF32, location),
+      owner_(owned(wanted, transport), Dtype::kF32, location),
+      words_(fresh_words(location)) {
   state_ = {residual_.span(), owner_.span(), reinterpret_cast<StateWords*>(words_.pointer())};
 }
 
@@ -92,27 +92,27 @@ Values PlacedState::read() const {
 
 std::uint32_t PlacedState::step() const {
   StateWords words;
-  if (place_.memory == Memory::kHost) {
+  if (location_.memory == Memory::kHost) {
     std::memcpy(&words, words_.pointer(), sizeof words);
     return words.step;
   }
   const kernels::PinnedBuffer host(sizeof words);
-  kernels::copy_bytes(host.pointer(), words_.pointer(), sizeof words, place_.stream);
-  kernels::synchronize(place_.stream);
+  kernels::copy_bytes(host.pointer(), words_.pointer(), sizeof words, location_.stream);
+  kernels::synchronize(location_.stream);
   std::memcpy(&words, host.pointer(), sizeof words);
   return words.step;
 }
 
-Values allreduce_steps(const Case& wanted, Transport& transport, const Place& place) {
-  PlacedValues gradient(wanted.count, wanted.dtype, place);
-  const PlacedState state(wanted, transport, place);
+Values allreduce_steps(const Case& wanted, Transport& transport, const Location& location) {
+  PlacedValues gradient(wanted.count, wanted.dtype, location);
+  const PlacedState state(wanted, transport, location);
   CollectiveWorkspace workspace;
   CollectiveOptions options = options_of(wanted, workspace);
   if (has_feedback(wanted)) options.state = &state.state();
   Values all;
   for (int step = 0; step < wanted.steps; ++step) {
     gradient.write(gradient_of(transport.rank(), step, wanted.count));
-    allreduce(transport, gradient.span(), options, place.stream);
+    allreduce(transport, gradient.span(), options, location.stream);
     append(all, gradient.read());
   }
   append(all, state.read());
@@ -120,34 +120,35 @@ Values allreduce_steps(const Case& wanted, Transport& transport, const Place& pl
   return all;
 }
 
-Values reduce_scatter_steps(const Case& wanted, Transport& transport, const Place& place) {
+Values reduce_scatter_steps(const Case& wanted, Transport& transport, const Location& location) {
   const std::size_t count = wanted.count * static_cast<std::size_t>(transport.ranks());
-  PlacedValues input(count, wanted.dtype, place), shard(wanted.count, wanted.dtype, place);
+  PlacedValues input(count, wanted.dtype, location), shard(wanted.count, wanted.dtype, location);
   CollectiveWorkspace workspace;
   Values all;
   for (int step = 0; step < wanted.steps; ++step) {
     input.write(gradient_of(transport.rank(), step, count));
     reduce_scatter(transport, input.span(), shard.span(), options_of(wanted, workspace),
-                   place.stream);
+                   location.stream);
     append(all, shard.read());
   }
   return all;
 }
 
-Values allgather_steps(const Case& wanted, Transport& transport, const Place& place) {
+Values allgather_steps(const Case& wanted, Transport& transport, const Location& location) {
   const std::size_t count = wanted.count * static_cast<std::size_t>(transport.ranks());
-  PlacedValues shard(wanted.count, wanted.dtype, place), output(count, wanted.dtype, place);
+  PlacedValues shard(wanted.count, wanted.dtype, location), output(count, wanted.dtype, location);
   CollectiveWorkspace workspace;
   Values all;
   for (int step = 0; step < wanted.steps; ++step) {
     shard.write(gradient_of(transport.rank(), step, wanted.count));
-    allgather(transport, shard.span(), output.span(), options_of(wanted, workspace), place.stream);
+    allgather(transport, shard.span(), output.span(), options_of(wanted, workspace),
+              location.stream);
     append(all, output.read());
   }
   return all;
 }
 
-Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& place) {
+Values all_to_all_steps(const Case& wanted, Transport& transport, const Location& location) {
   CollectiveWorkspace workspace;
   Values all;
   for (int step = 0; step < wanted.steps; ++step) {
@@ -156,35 +157,35 @@ Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& p
       rows.push_back(static_cast<std::size_t>((transport.rank() + peer + step) % 3));
     const std::size_t count =
         wanted.count * std::accumulate(rows.begin(), rows.end(), std::size_t{0});
-    PlacedValues input(count, wanted.dtype, place), output(count, wanted.dtype, place);
+    PlacedValues input(count, wanted.dtype, location), output(count, wanted.dtype, location);
     input.write(gradient_of(transport.rank(), step, count));
     all_to_all(transport, input.span(), output.span(), wanted.count,
-               {.sent = rows, .received = rows}, options_of(wanted, workspace), place.stream);
+               {.sent = rows, .received = rows}, options_of(wanted, workspace), location.stream);
     append(all, output.read());
   }
   return all;
 }
 
-Values rooted_steps(const Case& wanted, Transport& transport, const Place& place) {
+Values rooted_steps(const Case& wanted, Transport& transport, const Location& location) {
   const int root = transport.ranks() - 1;
   const std::size_t all_count = wanted.count * static_cast<std::size_t>(transport.ranks());
   const bool is_root = transport.rank() == root;
-  PlacedValues own(wanted.count, wanted.dtype, place);
-  PlacedValues sum(is_root ? wanted.count : 0, wanted.dtype, place);
-  PlacedValues whole(is_root ? all_count : 0, wanted.dtype, place);
+  PlacedValues own(wanted.count, wanted.dtype, location);
+  PlacedValues sum(is_root ? wanted.count : 0, wanted.dtype, location);
+  PlacedValues whole(is_root ? all_count : 0, wanted.dtype, location);
   CollectiveWorkspace workspaces[4];
   Values all;
   for (int step = 0; step < wanted.steps; ++step) {
     own.write(gradient_of(transport.rank(), step, wanted.count));
     reduce(transport, own.span(), sum.span(), root, options_of(wanted, workspaces[0]),
-           place.stream);
+           location.stream);
     gather(transport, own.span(), whole.span(), root, options_of(wanted, workspaces[1]),
-           place.stream);
+           location.stream);
     append(all, whole.read());
-    broadcast(transport, own.span(), root, options_of(wanted, workspaces[2]), place.stream);
+    broadcast(transport, own.span(), root, options_of(wanted, workspaces[2]), location.stream);
     append(all, own.read());
     scatter(transport, whole.span(), own.span(), root, options_of(wanted, workspaces[3]),
-            place.stream);
+            location.stream);
     for (const PlacedValues* values : {&own, &sum}) append(all, values->read());
   }
   return all;

@@ -21,7 +21,7 @@ inline void append(Values& all, const Values& more) {
 }
 
 /// The memory and stream of a rank's values.
-struct Place {
+struct Location {
   Memory memory = Memory::kHost;
   StreamView stream = {};
 };
@@ -30,16 +30,16 @@ struct Place {
 /// the stream sees older values.
 class PlacedValues {
  public:
-  PlacedValues(std::size_t count, Dtype dtype, const Place& place);
+  PlacedValues(std::size_t count, Dtype dtype, const Location& location);
 
   void write(const Values& values);
-  Values read() const { return to_floats(span(), place_.stream); }
+  Values read() const { return to_floats(span(), location_.stream); }
   ValueSpan span() const { return memory_.values(count_, dtype_); }
 
  private:
   std::size_t count_;
   Dtype dtype_;
-  Place place_;
+  Location location_;
   Buffer memory_;
   kernels::PinnedBuffer pinned_;
 };
@@ -60,33 +60,33 @@ struct Case {
 /// The state of one rank in a case with feedback.
 class PlacedState {
  public:
-  PlacedState(const Case& wanted, const Transport& transport, const Place& place);
+  PlacedState(const Case& wanted, const Transport& transport, const Location& location);
 
   const CollectiveState& state() const { return state_; }
   Values read() const;
   std::uint32_t step() const;
 
  private:
-  Place place_;
+  Location location_;
   PlacedValues residual_, owner_;
   Buffer words_;
   CollectiveState state_;
 };
 
 /// All results of a rank's allreduce steps, then its residuals.
-Values allreduce_steps(const Case& wanted, Transport& transport, const Place& place);
+Values allreduce_steps(const Case& wanted, Transport& transport, const Location& location);
 /// This rank's shards of the steps, or all shards.
-Values reduce_scatter_steps(const Case& wanted, Transport& transport, const Place& place);
-Values allgather_steps(const Case& wanted, Transport& transport, const Place& place);
+Values reduce_scatter_steps(const Case& wanted, Transport& transport, const Location& location);
+Values allgather_steps(const Case& wanted, Transport& transport, const Location& location);
 /// The received rows of `count` values. The splits change in each step, and some ranks exchange no
 /// rows.
-Values all_to_all_steps(const Case& wanted, Transport& transport, const Place& place);
+Values all_to_all_steps(const Case& wanted, Transport& transport, const Location& location);
 
 /// This rank's results of a broadcast, a reduce, a gather and a scatter. The last rank is the root.
-Values rooted_steps(const Case& wanted, Transport& transport, const Place& place);
+Values rooted_steps(const Case& wanted, Transport& transport, const Location& location);
 
 /// The results of `ranks` ranks in this process on the host.
-using Steps = Values (*)(const Case&, Transport&, const Place&);
+using Steps = Values (*)(const Case&, Transport&, const Location&);
 std::vector<Values> on_hosts(Steps steps, const Case& wanted, int ranks);
 
 }  // namespace tersor::test

@@ -18,11 +18,11 @@ constexpr int kDeviceRanks = 4, kLostRank = 2;
 constexpr std::size_t kLeftCount = 9'000;
 
 /// One rank: two steps, the loss of another rank, then two more steps with the remaining ranks.
-Values train_through_a_loss(Transport& transport, const Place& place) {
+Values train_through_a_loss(Transport& transport, const Location& location) {
   const auto rank = static_cast<std::uint64_t>(transport.rank());
-  PlacedValues gradient(kLeftCount, Dtype::kF32, place);
+  PlacedValues gradient(kLeftCount, Dtype::kF32, location);
   GradientReducer reducer(transport,
-                          {.codec = "int8+ef", .elastic = Elastic::kOn, .stream = place.stream});
+                          {.codec = "int8+ef", .elastic = Elastic::kOn, .stream = location.stream});
   reducer.add("w", gradient.span(), 90, 100);
   const auto step = [&](std::uint64_t index) {
     gradient.write(testing::gaussian(kLeftCount, index * 100 + rank));

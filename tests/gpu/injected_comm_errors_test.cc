@@ -9,7 +9,7 @@ namespace tersor::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-using OnRank = std::function<Values(Transport&, const Place&)>;
+using OnRank = std::function<Values(Transport&, const Location&)>;
 
 constexpr cudaError_t kErrors[] = {cudaErrorMemoryAllocation, cudaErrorIllegalAddress,
                                    cudaErrorDevicesUnavailable};
@@ -46,20 +46,21 @@ Scene scene_of(const std::string& name, const OnRank& body, std::size_t ranks = 
 }
 
 Scene scene_of(const std::string& name, Steps steps, const Case& wanted) {
-  const auto body = [=](Transport& transport, const Place& place) {
-    return steps(wanted, transport, place);
+  const auto body = [=](Transport& transport, const Location& location) {
+    return steps(wanted, transport, location);
   };
   const std::size_t ranks = wanted.hosts.empty() ? 2 : wanted.hosts.size();
   return scene_of(name + " of " + wanted.codec, body, ranks);
 }
 
-Values train(Transport& transport, const Place& place, Transactions transactions,
+Values train(Transport& transport, const Location& location, Transactions transactions,
              const std::vector<ReducerRule>& rules = {{"*.bias", "bf16"}, {"*", "int8+ef"}}) {
   constexpr std::size_t kCount = 600;
-  PlacedValues weight(kCount, Dtype::kF32, place), bias(70, Dtype::kF32, place);
-  GradientReducer reducer(
-      transport,
-      {.rules = rules, .chunk_count = 512, .transactions = transactions, .stream = place.stream});
+  PlacedValues weight(kCount, Dtype::kF32, location), bias(70, Dtype::kF32, location);
+  GradientReducer reducer(transport, {.rules = rules,
+                                      .chunk_count = 512,
+                                      .transactions = transactions,
+                                      .stream = location.stream});
   reducer.add("a.weight", weight.span(), 20, 30);
   reducer.add("a.bias", bias.span());
   Values all;
@@ -104,8 +105,8 @@ TEST_F(InjectedErrors, Reducer) {
   for (const Transactions transactions : {Transactions::kOff, Transactions::kOn})
     for (const cudaError_t error : kErrors)
       expect_errors(scene_of("reducer",
-                             [=](Transport& transport, const Place& place) {
-                               return train(transport, place, transactions);
+                             [=](Transport& transport, const Location& location) {
+                               return train(transport, location, transactions);
                              }),
                     error);
 }
@@ -115,8 +116,8 @@ TEST_F(InjectedErrors, ReducerThatChangesItsCodec) {
   const std::vector<ReducerRule> rules{{"*", "bf16"}, {"*", "lowrank:rank=2+ef", 1}};
   for (const cudaError_t error : kErrors)
     expect_errors(scene_of("reducer with a schedule",
-                           [=](Transport& transport, const Place& place) {
-                             return train(transport, place, Transactions::kOff, rules);
+                           [=](Transport& transport, const Location& location) {
+                             return train(transport, location, Transactions::kOff, rules);
                            }),
                   error);
 }

@@ -44,10 +44,10 @@ TEST(Philox, GivesThePublishedVectors) {
 }
 
 TEST(Philox, EachElementHasAByteOfItsOwn) {
-  std::set<std::tuple<std::uint64_t, unsigned, unsigned>> places;
+  std::set<std::tuple<std::uint64_t, unsigned, unsigned>> positions;
   for (std::uint64_t element = 0; element < 4096; ++element)
-    places.emplace(noise_counter(element), noise_word(element), noise_byte(element));
-  EXPECT_EQ(places.size(), 4096u);
+    positions.emplace(noise_counter(element), noise_word(element), noise_byte(element));
+  EXPECT_EQ(positions.size(), 4096u);
   EXPECT_EQ(noise_counter(4095), 4096u / 16 - 1) << "sixteen elements share a counter";
 }
 

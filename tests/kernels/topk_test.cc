@@ -104,7 +104,7 @@ struct Case {
   float a = 1;
   float b = 1;
   std::size_t shift = 0;
-  enum class Place { kIn, kOut } place = Place::kIn;
+  enum class Placement { kIn, kOut } placement = Placement::kIn;
 };
 
 /// The results of an encode.
@@ -120,7 +120,7 @@ Outcome encode(const Case& test, unsigned thread_count, TopkForce force = TopkFo
   const Values gradient(test.dtype, test.gradient, test.shift);
   Values residual(test.residual_dtype, test.residual, test.shift);
   Values other(test.residual_dtype, std::vector<float>(test.residual.size(), -55.0f), 1);
-  Values& out = test.place == Case::Place::kIn ? residual : other;
+  Values& out = test.placement == Case::Placement::kIn ? residual : other;
   Outcome outcome{{}, Payload(count, test.k, test.value_dtype), {}};
   std::vector<std::byte> workspace(topk_workspace_bytes(count, test.k, thread_count) + 8,
                                    std::byte{0xcc});
@@ -322,11 +322,11 @@ TEST_F(TopkExact, EveryTypeOfGradientResidualAndValue) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     for (const Dtype residual : {Dtype::kF32, Dtype::kBf16})
       for (const Dtype value : {Dtype::kF32, Dtype::kBf16, Dtype::kI8})
-        for (const auto place : {Case::Place::kIn, Case::Place::kOut}) {
+        for (const auto placement : {Case::Placement::kIn, Case::Placement::kOut}) {
           SCOPED_TRACE(std::string(dtype_name(dtype)) + " gradient, " +
                        std::string(dtype_name(residual)) + " residual, " +
                        std::string(dtype_name(value)) + " values, " +
-                       (place == Case::Place::kIn ? "in place" : "out of place"));
+                       (placement == Case::Placement::kIn ? "in place" : "out of place"));
           expect_exact_everywhere({.gradient = gaussian(kCount, 5),
                                    .residual = gaussian(kCount, 6),
                                    .k = 701,
@@ -336,7 +336,7 @@ TEST_F(TopkExact, EveryTypeOfGradientResidualAndValue) {
                                    .a = 0.7f,
                                    .b = 1.3f,
                                    .shift = 3,
-                                   .place = place});
+                                   .placement = placement});
           if (HasFatalFailure()) return;
         }
 }
@@ -466,7 +466,7 @@ TEST_F(TopkPoison, SendsNansAndKeepsTheOldResidual) {
   for (const Poisons& poison : poisons)
     for (const Dtype value : {Dtype::kF32, Dtype::kBf16, Dtype::kI8})
       for (const Dtype residual : {Dtype::kF32, Dtype::kBf16})
-        for (const auto place : {Case::Place::kIn, Case::Place::kOut})
+        for (const auto placement : {Case::Placement::kIn, Case::Placement::kOut})
           for (const std::size_t k : {1u, 1401u, 140001u}) {
             if (test::grid_is_small() && k != 1401 && value != Dtype::kF32) continue;
             SCOPED_TRACE(std::string(poison.name) + ", " + std::string(dtype_name(value)) + ", " +
@@ -478,11 +478,11 @@ TEST_F(TopkPoison, SendsNansAndKeepsTheOldResidual) {
                       .value_dtype = value,
                       .a = 1.0f,
                       .b = 0.9f,
-                      .place = place};
+                      .placement = placement};
             for (const auto& [i, bad] : poison.gradient) test.gradient[i] = bad;
             for (const auto& [i, bad] : poison.residual) test.residual[i] = bad;
             if (std::string(poison.name) == "an overflow") test.b = 1;
-            const bool exact = residual == Dtype::kBf16 || place == Case::Place::kOut;
+            const bool exact = residual == Dtype::kBf16 || placement == Case::Placement::kOut;
             for (const Isa isa : available_isas()) {
               force_isa(isa);
               for (const unsigned threads : {1u, 2u})

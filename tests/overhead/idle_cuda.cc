@@ -39,8 +39,8 @@ cudaError_t count(std::uint64_t tersor::idle::Counts::*kind) {
 cudaError_t ask() { return count(&tersor::idle::Counts::questions); }
 
 template <class Value>
-cudaError_t answer(Value* place, Value value) {
-  *place = value;
+cudaError_t answer(Value* target, Value value) {
+  *target = value;
   return ask();
 }
 

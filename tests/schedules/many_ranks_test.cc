@@ -12,7 +12,7 @@ namespace {
 
 std::vector<Schedule> schedules_of(const Grid& grid) {
   std::vector<Schedule> schedules;
-  for (int rank = 0; rank < grid.places(); ++rank)
+  for (int rank = 0; rank < grid.group_size(); ++rank)
     schedules.push_back(two_shot(everybody(rank, grid)));
   return schedules;
 }
@@ -20,18 +20,18 @@ std::vector<Schedule> schedules_of(const Grid& grid) {
 /// All ranks get the same frames. The frames contain every gradient once, and the number of
 /// encodings is the number of dimensions plus one.
 void expect_allreduce(const Grid& grid) {
-  SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.places()));
+  SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.group_size()));
   const auto shards = static_cast<std::size_t>(grid.owners());
   const std::vector<Schedule> schedules = schedules_of(grid);
   ShardWalk walk(schedules, shards);
   ASSERT_EQ(walk.run(), "");
   for (std::size_t shard = 0; shard < shards; ++shard) {
-    ASSERT_EQ(walk.result(shard).from.count(), static_cast<std::size_t>(grid.places()));
+    ASSERT_EQ(walk.result(shard).from.count(), static_cast<std::size_t>(grid.group_size()));
     ASSERT_EQ(walk.result(shard).encodings, 1 + grid.dimensions());
   }
-  for (int rank = 0; rank < grid.places(); ++rank) {
+  for (int rank = 0; rank < grid.group_size(); ++rank) {
     ASSERT_EQ(walk.sent(rank).messages, messages_of(grid, rank)) << rank;
-    if (grid.places() == grid.owners())
+    if (grid.group_size() == grid.owners())
       ASSERT_NEAR(walk.sent(rank).encoded, 2.0 * (grid.owners() - 1) / grid.owners(), 1e-9);
   }
 }

@@ -6,9 +6,9 @@
 namespace tersor::testing {
 
 Expression Expressions::find(Node node) {
-  const auto [place, is_new] = known_.try_emplace(node, nodes_.size());
+  const auto [group_rank, is_new] = known_.try_emplace(node, nodes_.size());
   if (is_new) nodes_.push_back(std::move(node));
-  return place->second;
+  return group_rank->second;
 }
 
 Expression Expressions::sum(const std::vector<Expression>& values) {
@@ -54,8 +54,8 @@ Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks,
 
 Layout grid_layout(const Grid& grid) {
   const auto shards = static_cast<std::size_t>(grid.owners());
-  const auto on_grid = [&](const Party& party) { return two_shot(everybody(party.place, grid)); };
-  return flat_layout(on_grid, grid.places(), shards);
+  const auto on_grid = [&](const Party& party) { return two_shot(everybody(party.rank, grid)); };
+  return flat_layout(on_grid, grid.group_size(), shards);
 }
 
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
@@ -74,7 +74,7 @@ Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
     for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard)
       shards.push_back(parts_of(host_shard));
     for (std::size_t i = 0; i < each; ++i)
-      shards.push_back({static_cast<std::size_t>(groups.place(rank)) * each + i});
+      shards.push_back({static_cast<std::size_t>(groups.local_rank(rank)) * each + i});
     for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard)
       shards.push_back(parts_of(host_shard));
     layout.schedules.push_back(hierarchical(groups, rank, {&between, 1}));
@@ -114,16 +114,16 @@ Layout hierarchical_scatter_layout(const std::vector<int>& hosts) {
   for (int rank = 0; rank < groups.ranks(); ++rank) {
     layout.schedules.push_back(hierarchical_reduce_scatter(groups, rank));
     std::vector<std::vector<std::size_t>> shards;
-    for (int place = 0; place < groups.host_shards(); ++place) {
-      const std::vector<int> owners = groups.owners(place);
+    for (int group_rank = 0; group_rank < groups.host_shards(); ++group_rank) {
+      const std::vector<int> owners = groups.owners(group_rank);
       shards.emplace_back(owners.begin(), owners.end());
     }
-    for (const int owner : groups.owners(groups.place(rank)))
+    for (const int owner : groups.owners(groups.local_rank(rank)))
       shards.push_back({static_cast<std::size_t>(owner)});
     layout.parts.push_back(std::move(shards));
   }
-  for (int place = 0; place < groups.host_shards(); ++place)
-    layout.bare_shards.insert(static_cast<std::size_t>(place));
+  for (int group_rank = 0; group_rank < groups.host_shards(); ++group_rank)
+    layout.bare_shards.insert(static_cast<std::size_t>(group_rank));
   return layout;
 }
 

@@ -67,14 +67,14 @@ TEST(Schedules, Grids) {
   std::vector<int> sizes(128);
   std::iota(sizes.begin(), sizes.end(), 1);
   for (const Grid& grid : grids(sizes)) {
-    SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.places()));
+    SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.group_size()));
     const Layout layout = grid_layout(grid);
     ScheduleWalk walk(layout);
     expect_allreduce(layout, walk, 1 + grid.dimensions());
     const double all = 2.0 * (grid.owners() - 1) / grid.owners();
-    for (int rank = 0; rank < grid.places(); ++rank) {
+    for (int rank = 0; rank < grid.group_size(); ++rank) {
       EXPECT_EQ(walk.sent(rank).messages, messages_of(grid, rank));
-      if (grid.places() == grid.owners()) EXPECT_NEAR(walk.sent(rank).encoded, all, 1e-9);
+      if (grid.group_size() == grid.owners()) EXPECT_NEAR(walk.sent(rank).encoded, all, 1e-9);
     }
   }
 }
@@ -178,25 +178,23 @@ TEST(Schedules, Broadcasts) {
 
 void expect_sums_at_root(const Grid& grid, int root) {
   const auto shards = static_cast<std::size_t>(grid.owners());
-  const auto way = [&](const Party& party) {
-    return reduce_to(everybody(party.place, grid), root);
-  };
-  const Layout layout = flat_layout(way, grid.places(), shards), all = grid_layout(grid);
+  const auto way = [&](const Party& party) { return reduce_to(everybody(party.rank, grid), root); };
+  const Layout layout = flat_layout(way, grid.group_size(), shards), all = grid_layout(grid);
   ScheduleWalk walk(layout), wanted(all);
   ASSERT_EQ(walk.run() + wanted.run(), "");
   for (std::size_t part = 0; part < shards; ++part)
     ASSERT_EQ(walk.expressions().text(walk.value(root, part)),
               wanted.expressions().text(wanted.value(root, part)));
-  for (int rank = 0; grid.is_direct() && rank < grid.places(); ++rank) {
+  for (int rank = 0; grid.is_direct() && rank < grid.group_size(); ++rank) {
     EXPECT_EQ(walk.sent(rank).messages, shards - (rank == root ? 1 : 0));
-    EXPECT_NEAR(walk.sent(rank).encoded, 1 - (rank == root ? 1.0 / grid.places() : 0.0), 1e-9);
+    EXPECT_NEAR(walk.sent(rank).encoded, 1 - (rank == root ? 1.0 / grid.group_size() : 0.0), 1e-9);
   }
 }
 
 TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
   for (const Grid& grid : grids(world_sizes()))
-    for (const int root : {0, grid.places() - 1}) {
-      SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.places()));
+    for (const int root : {0, grid.group_size() - 1}) {
+      SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.group_size()));
       expect_sums_at_root(grid, root);
     }
 }

@@ -75,19 +75,19 @@ void expect_dealt(const std::vector<Party>& parties, std::size_t messages) {
   const std::size_t n = parties.size();
   Layout layout{.schedules = {}, .parts = {}, .part_count = n * n};
   for (const Party& party : parties) {
-    const auto own = static_cast<std::size_t>(party.rank_at(party.place));
+    const auto own = static_cast<std::size_t>(party.rank_at(party.rank));
     layout.schedules.push_back(all_to_all(party));
     auto& parts = layout.parts.emplace_back(n * (layout.schedules.back().size() + 1));
-    for (int place = 0; place < static_cast<int>(n); ++place) {
-      const auto peer = static_cast<std::size_t>(party.rank_at(place));
-      parts[shard_to(party, place)] = {own * n + peer};
-      parts[shard_from(party, place)] = {peer * n + own};
+    for (int group_rank = 0; group_rank < static_cast<int>(n); ++group_rank) {
+      const auto peer = static_cast<std::size_t>(party.rank_at(group_rank));
+      parts[shard_to(party, group_rank)] = {own * n + peer};
+      parts[shard_from(party, group_rank)] = {peer * n + own};
     }
     for (const Parcel& parcel : layout.schedules.back().front().receives)
       for (std::size_t i = 0; parcel.apart > 1 && i < parcel.shards; ++i)
         parts[parcel.shard + i * parcel.apart] = {
             static_cast<std::size_t>(parcel.peer) * n +
-            static_cast<std::size_t>(party.rank_at(party.grid.group(party.place, 1)[i]))};
+            static_cast<std::size_t>(party.rank_at(party.grid.group(party.rank, 1)[i]))};
   }
   ScheduleWalk walk(layout);
   ASSERT_EQ(walk.run(), "");

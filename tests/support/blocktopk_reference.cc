@@ -15,7 +15,7 @@ namespace tersor::test {
 namespace {
 
 using Bits = std::vector<bool>;
-using Places = std::vector<std::size_t>;
+using Indices = std::vector<std::size_t>;
 
 void put(Bits& bits, std::size_t first, std::uint32_t number, unsigned count) {
   for (unsigned i = 0; i < count; ++i) bits[first + i] = (number >> i & 1) != 0;
@@ -33,15 +33,15 @@ void append(std::vector<std::byte>& bytes, const Bits& bits) {
 
 /// Indices of the k largest magnitudes in ascending order. Ties go to the lowest index; zeros are
 /// never selected.
-Places largest_places(const std::vector<float>& p, std::size_t kept) {
-  Places places(p.size());
-  std::iota(places.begin(), places.end(), std::size_t{0});
+Indices indices_of_largest(const std::vector<float>& p, std::size_t kept) {
+  Indices indices(p.size());
+  std::iota(indices.begin(), indices.end(), std::size_t{0});
   std::ranges::stable_sort(
-      places, [&](std::size_t a, std::size_t b) { return std::fabs(p[a]) > std::fabs(p[b]); });
-  places.resize(std::min(kept, places.size()));
-  std::erase_if(places, [&](std::size_t place) { return p[place] == 0; });
-  std::ranges::sort(places);
-  return places;
+      indices, [&](std::size_t a, std::size_t b) { return std::fabs(p[a]) > std::fabs(p[b]); });
+  indices.resize(std::min(kept, indices.size()));
+  std::erase_if(indices, [&](std::size_t index) { return p[index] == 0; });
+  std::ranges::sort(indices);
+  return indices;
 }
 
 float mean_magnitude(std::vector<float> values) {
@@ -57,7 +57,7 @@ float mean_magnitude(std::vector<float> values) {
 
 /// The selected values of one block.
 struct Sent {
-  Places places;
+  Indices indices;
   std::vector<std::uint32_t> codes;
   std::vector<float> values;
   float scale = 0;
@@ -89,9 +89,9 @@ void send_bf16(Sent& sent, const std::vector<float>& kept) {
 }
 
 Sent send(const BlocktopkTask& task, const std::vector<float>& p) {
-  Sent sent{.places = largest_places(p, task.kept()), .codes = {}, .values = {}};
+  Sent sent{.indices = indices_of_largest(p, task.kept()), .codes = {}, .values = {}};
   std::vector<float> kept;
-  for (const std::size_t place : sent.places) kept.push_back(p[place]);
+  for (const std::size_t index : sent.indices) kept.push_back(p[index]);
   if (kept.empty()) return sent;
   if (task.value_bits == 1) send_signs(sent, kept);
   if (task.value_bits == 4) send_int4(sent, kept);
@@ -101,11 +101,11 @@ Sent send(const BlocktopkTask& task, const std::vector<float>& p) {
 
 Sent send_poison(const BlocktopkTask& task, std::size_t count) {
   const std::size_t kept = std::min(task.kept(), count);
-  Sent sent{.places = Places(kept),
+  Sent sent{.indices = Indices(kept),
             .codes = std::vector<std::uint32_t>(kept, task.value_bits == 16 ? 0x7fff : 0),
             .values = std::vector<float>(kept, std::nanf("")),
             .scale = from_bits(0x7fc00000)};
-  std::iota(sent.places.begin(), sent.places.end(), std::size_t{0});
+  std::iota(sent.indices.begin(), sent.indices.end(), std::size_t{0});
   return sent;
 }
 
@@ -119,9 +119,9 @@ void write(const BlocktopkTask& task, const Sent& sent, SectionBytes& sections) 
   Bits scale(task.value_bits == 16 ? 0 : 32), high = empty_words(k + (kSelectedValues >> l));
   Bits low = empty_words(k * l), values = empty_words(k * task.value_bits);
   if (!scale.empty()) put(scale, 0, bits(sent.scale), 32);
-  for (std::size_t j = 0; j < sent.places.size(); ++j) {
-    high[(sent.places[j] >> l) + j] = true;
-    put(low, j * l, static_cast<std::uint32_t>(sent.places[j]), l);
+  for (std::size_t j = 0; j < sent.indices.size(); ++j) {
+    high[(sent.indices[j] >> l) + j] = true;
+    put(low, j * l, static_cast<std::uint32_t>(sent.indices[j]), l);
     put(values, j * task.value_bits, sent.codes[j], task.value_bits);
   }
   append(sections.scales, scale);
@@ -166,10 +166,10 @@ BlocktopkCoded blocktopk_coded(const BlocktopkTask& task, const std::vector<floa
     const bool poisoned =
         std::ranges::any_of(block, [](float v) { return !(std::fabs(v) < 0x1p118f); });
     const Sent sent = poisoned ? send_poison(task, block.size()) : send(task, block);
-    for (std::size_t j = 0; j < sent.places.size(); ++j) {
-      const std::size_t place = first + sent.places[j];
-      coded.decoded[place] = 0.0f + sent.values[j];
-      if (!poisoned) coded.residual[place] = p[place] - sent.values[j];
+    for (std::size_t j = 0; j < sent.indices.size(); ++j) {
+      const std::size_t index = first + sent.indices[j];
+      coded.decoded[index] = 0.0f + sent.values[j];
+      if (!poisoned) coded.residual[index] = p[index] - sent.values[j];
     }
     if (poisoned) {
       coded.overflows += static_cast<std::size_t>(

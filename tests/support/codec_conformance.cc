@@ -168,20 +168,20 @@ TEST_P(CodecConformance, WhatIsNotFiniteIsNeverHidden) {
   for_each_isa([&] {
     for (const Dtype dtype : kGradientDtypes)
       for (const float bad : {std::nanf(""), INFINITY, -INFINITY})
-        for (const std::size_t place : {0, 300, 999}) {
+        for (const std::size_t position : {0, 300, 999}) {
           CodecHarness harness(spec(), {1000}, {.dtype = dtype});
           std::vector<float> gradient = harness.gradient();
-          gradient[place] = bad;
+          gradient[position] = bad;
           harness.set_gradient(gradient);
           const std::vector<float> before = harness.residual_in();
           harness.decode({harness.encode()});
           const std::vector<float> decoded = harness.output();
           const bool shown =
               is_sparse() ? std::ranges::any_of(decoded, [](float v) { return std::isnan(v); })
-                          : !std::isfinite(decoded[place]);
-          EXPECT_TRUE(shown) << bad << " at " << place;
+                          : !std::isfinite(decoded[position]);
+          EXPECT_TRUE(shown) << bad << " at " << position;
           if (!has_feedback()) continue;
-          EXPECT_EQ(harness.residual_out()[place], before[place]);
+          EXPECT_EQ(harness.residual_out()[position], before[position]);
           EXPECT_TRUE(std::ranges::all_of(harness.residual_out(),
                                           [](float value) { return std::isfinite(value); }));
         }

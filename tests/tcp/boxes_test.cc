@@ -61,11 +61,11 @@ class Pair {
     std::size_t room = 0, bytes = 0;
     std::vector<std::byte> flat;
     for (const ConstByteSpan piece : pieces) flat.insert(flat.end(), piece.begin(), piece.end());
-    for (const ByteSpan place : rooms) room += place.size();
+    for (const ByteSpan target : rooms) room += target.size();
     flat.resize(std::min({most, room, flat.size()}));
-    for (const ByteSpan place : rooms) {
-      const std::size_t part = std::min(place.size(), flat.size() - bytes);
-      if (part != 0) std::memcpy(place.data(), flat.data() + bytes, part);
+    for (const ByteSpan target : rooms) {
+      const std::size_t part = std::min(target.size(), flat.size() - bytes);
+      if (part != 0) std::memcpy(target.data(), flat.data() + bytes, part);
       bytes += part;
     }
     out_[connection].left(bytes, done_);
@@ -168,7 +168,7 @@ TEST(TcpBoxes, AFaultOvertakes) {
 }
 
 // A long payload is not copied if the final memory is available at once.
-TEST(TcpBoxes, LongPayloadsHaveTheirPlaceAtOnce) {
+TEST(TcpBoxes, LongPayloadsHaveTheirBlockAtOnce) {
   Pair pair(1);
   const auto payload = test::pattern(1 << 20, 1, 1);
   for (std::uint32_t number = 0; number < 3; ++number) pair.send(head_of(1 << 20, number), payload);

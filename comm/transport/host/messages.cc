@@ -18,7 +18,7 @@ Block part_of(const Block& block, ConstByteSpan bytes) {
   return block.part(static_cast<std::size_t>(bytes.data() - all.data()), bytes.size());
 }
 
-bool same_place(ConstByteSpan one, ConstByteSpan other) {
+bool same_memory(ConstByteSpan one, ConstByteSpan other) {
   return one.data() == other.data() && one.size() == other.size();
 }
 
@@ -39,7 +39,7 @@ void World::pack(Batch& batch) {
     if (outgoing.block || outgoing.payload.size() <= traits_.copied_bytes) continue;
     outgoing.block = part_of(batch.block, outgoing.payload);
     if (outgoing.block) continue;
-    const bool again = before != nullptr && same_place(before->payload, outgoing.payload);
+    const bool again = before != nullptr && same_memory(before->payload, outgoing.payload);
     outgoing.block = again ? before->block : in_block(outgoing.payload);
     before = &outgoing;
   }
@@ -230,8 +230,8 @@ void World::take_message(const Head& head, Wire::Arrival arrival) {
 // If the channel is not joined yet, `paired` checks the sender later.
 bool World::is_sender(const Box& box, int from, int peer) const {
   if (box.members.empty()) return true;
-  const auto place = static_cast<std::size_t>(from);
-  return place < box.members.size() && box.members[place] == peer;
+  const auto index = static_cast<std::size_t>(from);
+  return index < box.members.size() && box.members[index] == peer;
 }
 
 void World::refuse(int peer) {

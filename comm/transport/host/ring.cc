@@ -201,8 +201,8 @@ class SmallSum final : public Stepwise {
     if (row == nullptr) {
       block_ = pool().take(envelope().count * dtype_bytes(dtype_));
       row = block_.writable().data();
-      for_each_part([](ValueSpan part, std::byte* place) {
-        std::memcpy(place, part.pointer(), part.bytes());
+      for_each_part([](ValueSpan part, std::byte* target) {
+        std::memcpy(target, part.pointer(), part.bytes());
       });
     }
     lie_at(row);
@@ -222,8 +222,9 @@ class SmallSum final : public Stepwise {
 
   void finish() override {
     if (!block_) return;
-    for_each_part(
-        [](ValueSpan part, std::byte* place) { std::memcpy(part.pointer(), place, part.bytes()); });
+    for_each_part([](ValueSpan part, std::byte* target) {
+      std::memcpy(part.pointer(), target, part.bytes());
+    });
   }
 
   /// Calls `copy(values of a part, address in the block)`.

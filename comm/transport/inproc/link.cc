@@ -88,8 +88,8 @@ class LinkWords {
 
 /// Stores a parsed field. Returns false without a value.
 template <typename T>
-bool put(T& place, const std::optional<T>& value) {
-  if (value) place = *value;
+bool put(T& target, const std::optional<T>& value) {
+  if (value) target = *value;
   return value.has_value();
 }
 

@@ -108,11 +108,11 @@ void Communicator::finish_call(ncclResult_t result, const Operation& operation, 
 void Communicator::enrol(ByteSpan memory) {
   const Lock lock(mutex_);
   if (stopped_ || api().comm_register == nullptr || api().comm_deregister == nullptr) return;
-  const auto [place, is_new] = enrolled_.try_emplace(memory.data(), nullptr);
+  const auto [entry, is_new] = enrolled_.try_emplace(memory.data(), nullptr);
   if (!is_new) return;
   void* registration = nullptr;
   if (api().comm_register(handle_, memory.data(), memory.size(), &registration) == ncclSuccess)
-    place->second = registration;
+    entry->second = registration;
 }
 
 void Communicator::leave_memory() {

@@ -234,12 +234,12 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
   const Operation operation{.name = name, .timeout = timeout_};
   fabric_->check(name);
   const auto until = Clock::now() + timeout_;
-  const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
+  const auto group_rank = std::find(members.begin(), members.end(), rank()) - members.begin();
   const ncclUniqueId id = spread_id(members, operation);
   NcclCommunicator made;
   try {
-    made = NcclCommunicator(
-        make_communicator(id, static_cast<int>(place), static_cast<int>(members.size()), until));
+    made = NcclCommunicator(make_communicator(id, static_cast<int>(group_rank),
+                                              static_cast<int>(members.size()), until));
   } catch (const TransportError& error) {
     fail(operation, error.what());
   }

@@ -45,7 +45,7 @@ Rooms Inbox::rooms(std::size_t connection) {
 }
 
 ByteSpan Inbox::room_of(const Due& due) {
-  if (due.place != nullptr) return {due.place, due.bytes};
+  if (due.target != nullptr) return {due.target, due.bytes};
   waste_.resize(kWasteBytes);
   return ByteSpan(waste_).first(std::min(due.bytes, kWasteBytes));
 }
@@ -69,7 +69,7 @@ void Inbox::came(std::size_t connection, std::size_t bytes) {
 void Inbox::fill(std::size_t connection, std::size_t bytes) {
   Due& due = due_[connection].front();
   due.bytes -= bytes;
-  if (due.place != nullptr) due.place += bytes;
+  if (due.target != nullptr) due.target += bytes;
   due.letter->missing -= bytes;
   if (due.bytes == 0) due_[connection].pop_front();
 }
@@ -104,12 +104,13 @@ void Inbox::open_letter(const MessageHead& head) {
 
 void Inbox::expect(Letter& letter) {
   if (!dropping_) letter.arrival.payload = make_block_(letter.missing);
-  std::byte* const place = letter.arrival.payload.writable().data();
+  std::byte* const target = letter.arrival.payload.writable().data();
   const std::size_t bytes = letter.missing;
   for (std::size_t connection = 0; connection < due_.size(); ++connection) {
     const Share share = share_of(bytes, connection, due_.size());
     if (share.bytes != 0)
-      due_[connection].push_back({share.bytes, dropping_ ? nullptr : place + share.first, &letter});
+      due_[connection].push_back(
+          {share.bytes, dropping_ ? nullptr : target + share.first, &letter});
   }
 }
 
@@ -117,7 +118,7 @@ void Inbox::fill_from_stage() {
   if (due_[0].empty() || staged_ == read_) return;
   const Due& due = due_[0].front();
   const std::size_t bytes = std::min(due.bytes, staged_ - read_);
-  if (due.place != nullptr) std::memcpy(due.place, stage_.data() + read_, bytes);
+  if (due.target != nullptr) std::memcpy(due.target, stage_.data() + read_, bytes);
   read_ += bytes;
   fill(0, bytes);
 }

@@ -61,7 +61,7 @@ class Inbox {
   };
   struct Due {  // expected from a connection for a payload
     std::size_t bytes = 0;
-    std::byte* place = nullptr;  // null for discarded bytes
+    std::byte* target = nullptr;  // null for discarded bytes
     Letter* letter = nullptr;
   };
 

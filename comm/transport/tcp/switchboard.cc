@@ -42,11 +42,11 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
 
 }  // namespace
 
-Switchboard::Switchboard(Place& place, Reactor& wire)
-    : place_(place),
-      listener_(std::move(place.listener)),
-      links_(place_.endpoints.size() * place_.connections),
-      missing_(links_.size() - place_.connections),
+Switchboard::Switchboard(RankAddress& address, Reactor& wire)
+    : address_(address),
+      listener_(std::move(address.listener)),
+      links_(address_.endpoints.size() * address_.connections),
+      missing_(links_.size() - address_.connections),
       wire_(wire) {
   reactor_.watch(listener_->number(), *this);
   const kernels::SignalsKeptOut quiet;
@@ -99,10 +99,10 @@ void Switchboard::take_wishes() {
 void Switchboard::begin_call(ConnectionId name) {
   ConnectionProgress& to = link(name);
   if (to.connected || to.call != nullptr) return;
-  const Endpoint& endpoint = place_.endpoints[static_cast<std::size_t>(name.peer)];
+  const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(name.peer)];
   if (endpoint.port() == 0) return tell({.name = name, .failure = "nobody calls this rank"});
-  const CallPatience patience{.refused = place_.patience,
-                              .away = std::max(place_.patience, Clock::now() + place_.timeout)};
+  const CallPatience patience{.refused = address_.patience,
+                              .away = std::max(address_.patience, Clock::now() + address_.timeout)};
   to.call = std::make_unique<OutgoingCall>(*this, hello_to(name), endpoint, patience);
   to.call->dial();
 }
@@ -110,10 +110,10 @@ void Switchboard::begin_call(ConnectionId name) {
 Hello Switchboard::hello_to(ConnectionId name) const {
   return {.from = rank(),
           .to = static_cast<std::uint32_t>(name.peer),
-          .ranks = static_cast<std::uint32_t>(place_.endpoints.size()),
-          .connections = static_cast<std::uint16_t>(place_.connections),
+          .ranks = static_cast<std::uint32_t>(address_.endpoints.size()),
+          .connections = static_cast<std::uint16_t>(address_.connections),
           .connection = static_cast<std::uint16_t>(name.connection),
-          .protection = static_cast<std::uint64_t>(place_.protect)};
+          .protection = static_cast<std::uint64_t>(address_.protect)};
 }
 
 Clock::time_point Switchboard::next_deadline() const {
@@ -169,10 +169,10 @@ void Switchboard::admit(IncomingCall& call) {
 
 Verdict Switchboard::judge(const Hello& caller) {
   const std::uint32_t self = rank();
-  if (caller.ranks != place_.endpoints.size()) return Verdict::kOtherRanks;
-  if (caller.connections != place_.connections || caller.connection >= place_.connections)
+  if (caller.ranks != address_.endpoints.size()) return Verdict::kOtherRanks;
+  if (caller.connections != address_.connections || caller.connection >= address_.connections)
     return Verdict::kOtherConnections;
-  if (caller.protection != static_cast<std::uint64_t>(place_.protect))
+  if (caller.protection != static_cast<std::uint64_t>(address_.protect))
     return Verdict::kOtherProtection;
   if (caller.to != self) return Verdict::kOtherRank;
   if (caller.from >= caller.ranks) return Verdict::kTaken;

@@ -23,7 +23,7 @@
 namespace tersor::tcp {
 
 /// A rank with the addresses of all ranks.
-struct Place {
+struct RankAddress {
   int rank = 0;
   std::vector<Endpoint> endpoints;  ///< listening address of each rank
   std::vector<int> host_names;      ///< see Wire::host_names
@@ -50,9 +50,9 @@ struct ConnectionResult {
 
 class Switchboard final : public Watched {
  public:
-  /// `place` must outlive this object; takes over its listener. Interrupts `wire` after adding to
+  /// `address` must outlive this object; takes over its listener. Interrupts `wire` after adding to
   /// `made`. Throws TransportError if the system has no free descriptors or threads.
-  Switchboard(Place& place, Reactor& wire);
+  Switchboard(RankAddress& address, Reactor& wire);
   ~Switchboard() override;
 
   /// Requests a connection. `made` returns finished connections, including those requested by other
@@ -76,9 +76,9 @@ class Switchboard final : public Watched {
   void failed(OutgoingCall& call, const std::string& why);
   // Used by the calls.
   Reactor& reactor() { return reactor_; }
-  const Secret& secret() const { return place_.secret; }
-  TcpProtection protection() const { return place_.protect; }
-  std::uint32_t rank() const { return static_cast<std::uint32_t>(place_.rank); }
+  const Secret& secret() const { return address_.secret; }
+  TcpProtection protection() const { return address_.protect; }
+  std::uint32_t rank() const { return static_cast<std::uint32_t>(address_.rank); }
 
  private:
   /// The state of a connection to be made.
@@ -97,7 +97,7 @@ class Switchboard final : public Watched {
   }
   bool accept();
   ConnectionProgress& link(ConnectionId name) {
-    return links_[static_cast<std::size_t>(name.peer) * place_.connections + name.connection];
+    return links_[static_cast<std::size_t>(name.peer) * address_.connections + name.connection];
   }
   Hello hello_to(ConnectionId name) const;
   Verdict judge(const Hello& caller);
@@ -106,7 +106,7 @@ class Switchboard final : public Watched {
   void tell(ConnectionResult connection);
 
   // Used by the thread only.
-  const Place& place_;
+  const RankAddress& address_;
   Reactor reactor_;
   std::unique_ptr<Listener> listener_;
   std::vector<ConnectionProgress> links_;                // by peer and connection

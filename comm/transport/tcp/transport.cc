@@ -130,20 +130,20 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
   return table;
 }
 
-Place place_by(const Table& table, int rank, const TcpOptions& options) {
-  Place place{.rank = rank,
-              .secret = Secret(table.secret).completed_by(options.secret),
-              .connections = static_cast<std::size_t>(options.connections),
-              .protect = options.protect,
-              .timeout = timeout_of(options)};
+RankAddress address_by(const Table& table, int rank, const TcpOptions& options) {
+  RankAddress address{.rank = rank,
+                      .secret = Secret(table.secret).completed_by(options.secret),
+                      .connections = static_cast<std::size_t>(options.connections),
+                      .protect = options.protect,
+                      .timeout = timeout_of(options)};
   std::vector<std::string> hosts;
   for (const Entry& entry : table.entries) {
-    const std::string whose = "the address of rank " + std::to_string(place.endpoints.size());
-    place.endpoints.push_back(resolve(parse_address(entry.endpoint), whose));
+    const std::string whose = "the address of rank " + std::to_string(address.endpoints.size());
+    address.endpoints.push_back(resolve(parse_address(entry.endpoint), whose));
     hosts.push_back(entry.host);
   }
-  place.host_names = host::number_hosts(hosts);
-  return place;
+  address.host_names = host::number_hosts(hosts);
+  return address;
 }
 
 std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wish) try {
@@ -154,20 +154,20 @@ std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wi
   throw AddressError("this rank's address, \"" + wish + "\": " + error.what());
 }
 
-Place meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
+RankAddress meet_in_store(KeyValueStore& store, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   Endpoint own = own_endpoint(options.address);
   auto listener = listener_at(own, options.address);
   own.port(listener->port());
   const Table table =
       exchange(store, rank, ranks, {text_of(own), host_identity()}, deadline_of(options));
-  Place place = place_by(table, rank, options);
-  place.listener = std::move(listener);
-  return place;
+  RankAddress address = address_by(table, rank, options);
+  address.listener = std::move(listener);
+  return address;
 }
 
 // Rank 0 removes the entries after reading them. The table stays for late ranks.
-Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& options) {
+RankAddress meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& options) {
   check(rank, static_cast<std::size_t>(std::max(ranks, 0)), options);
   FileStore store(file.string() + ".");
   const fs::path table = store.file(std::string(kTableKey));
@@ -177,30 +177,30 @@ Place meet_in_file(const fs::path& file, int rank, int ranks, const TcpOptions& 
   // Written only after all ranks have come.
   if (rank == 0) store.check_writable(std::string(kTableKey));
   try {
-    Place place = meet_in_store(store, rank, ranks, options);
+    RankAddress address = meet_in_store(store, rank, ranks, options);
     for (int other = 1; rank == 0 && other < ranks; ++other)
       fs::remove(store.file(key_of(other)), ignored);
-    return place;
+    return address;
   } catch (...) {
     store.take_back();
     throw;
   }
 }
 
-Place meet_at_addresses(std::span<const std::string> addresses, std::string_view secret, int rank,
-                        const TcpOptions& options) {
+RankAddress meet_at_addresses(std::span<const std::string> addresses, std::string_view secret,
+                              int rank, const TcpOptions& options) {
   check(rank, addresses.size(), options);
   Table table{.secret = std::string(secret)};
   for (const std::string& address : addresses)
     table.entries.push_back({address, parse_address(address).host});
-  Place place = place_by(table, rank, options);
-  place.patience = deadline_of(options);
-  place.listener = std::make_unique<Listener>(place.endpoints[static_cast<std::size_t>(rank)]);
-  return place;
+  RankAddress address = address_by(table, rank, options);
+  address.patience = deadline_of(options);
+  address.listener = std::make_unique<Listener>(address.endpoints[static_cast<std::size_t>(rank)]);
+  return address;
 }
 
-std::shared_ptr<host::World> world_at(Place place) {
-  return std::make_shared<host::World>(std::make_unique<TcpWire>(std::move(place)));
+std::shared_ptr<host::World> world_at(RankAddress address) {
+  return std::make_shared<host::World>(std::make_unique<TcpWire>(std::move(address)));
 }
 
 }  // namespace
@@ -210,16 +210,16 @@ std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks
                                  const TcpOptions& options) {
   const auto count = static_cast<std::size_t>(std::max(ranks, 0));
   check(rank, count, options);
-  Place place{.rank = rank,
-              .endpoints = {count, Endpoint(asio::ip::address_v4::loopback(), 0)},
-              .host_names = std::vector<int>(count),
-              .secret = Secret(options.secret),
-              .protect = TcpProtection::kEncrypt,
-              .patience = deadline_of(options),
-              .timeout = timeout_of(options)};
-  place.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
-  place.listener = std::make_unique<Listener>(place.endpoints[static_cast<std::size_t>(rank)]);
-  return std::make_unique<host::HostTransport>(world_at(std::move(place)));
+  RankAddress address{.rank = rank,
+                      .endpoints = {count, Endpoint(asio::ip::address_v4::loopback(), 0)},
+                      .host_names = std::vector<int>(count),
+                      .secret = Secret(options.secret),
+                      .protect = TcpProtection::kEncrypt,
+                      .patience = deadline_of(options),
+                      .timeout = timeout_of(options)};
+  address.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
+  address.listener = std::make_unique<Listener>(address.endpoints[static_cast<std::size_t>(rank)]);
+  return std::make_unique<host::HostTransport>(world_at(std::move(address)));
 }
 
 }  // namespace tersor::tcp

@@ -39,7 +39,7 @@ struct TcpWire::Peer {
   bool over() const { return !lost.empty(); }
 };
 
-TcpWire::TcpWire(Place place) : place_(std::move(place)) {}
+TcpWire::TcpWire(RankAddress address) : address_(std::move(address)) {}
 
 TcpWire::~TcpWire() = default;
 
@@ -47,16 +47,16 @@ void TcpWire::start(Events events) {
   events_ = std::move(events);
   if (ranks() == 1) return;
   for (int rank = 0; rank < ranks(); ++rank)
-    peers_.push_back(rank == place_.rank ? nullptr : make_peer(rank));
-  switchboard_ = std::make_unique<Switchboard>(place_, reactor_);
+    peers_.push_back(rank == address_.rank ? nullptr : make_peer(rank));
+  switchboard_ = std::make_unique<Switchboard>(address_, reactor_);
 }
 
 std::unique_ptr<TcpWire::Peer> TcpWire::make_peer(int rank) {
   auto made = std::make_unique<Peer>(Peer{
       rank, Inbox(
-                rank, place_.connections, [this](std::size_t bytes) { return take_block(bytes); },
+                rank, address_.connections, [this](std::size_t bytes) { return take_block(bytes); },
                 [this](Arrival arrival) { news_.push_back(std::move(arrival)); })});
-  for (std::size_t connection = 0; connection < place_.connections; ++connection)
+  for (std::size_t connection = 0; connection < address_.connections; ++connection)
     made->connections.push_back(
         std::make_unique<Connection>(connection, made->inbox, owner_of(*made, connection)));
   return made;
@@ -116,10 +116,10 @@ void TcpWire::send(int to, MessageHead head, Payload payload) {
 
 void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
   const std::size_t bytes = payload.bytes.size();
-  const std::size_t parts = bytes < kLeastShared ? 1 : place_.connections;
+  const std::size_t parts = bytes < kLeastShared ? 1 : address_.connections;
   if (payload.job != nullptr) payload.job->open = parts;
   for (std::size_t connection = 0; connection < parts; ++connection) {
-    const Share share = share_of(bytes, connection, place_.connections);
+    const Share share = share_of(bytes, connection, address_.connections);
     peer.connections[connection]->send({.head = head,
                                         .headed = connection == 0,
                                         .payload = payload.bytes.subspan(share.first, share.bytes),

@@ -33,15 +33,15 @@ class TcpWire final : public Wire {
   /// Payloads up to this size are copied unless sent at once.
   static constexpr std::size_t kCopiedBytes = 64 * 1024 - sizeof(MessageHead);
 
-  explicit TcpWire(Place place);
+  explicit TcpWire(RankAddress address);
   ~TcpWire() override;
 
   Traits traits() const override {
     return {.waiting = Waiting::kRest, .tells_losses = true, .copied_bytes = kCopiedBytes};
   }
-  int rank() const override { return place_.rank; }
-  int ranks() const override { return static_cast<int>(place_.endpoints.size()); }
-  std::vector<int> host_names() const override { return place_.host_names; }
+  int rank() const override { return address_.rank; }
+  int ranks() const override { return static_cast<int>(address_.endpoints.size()); }
+  std::vector<int> host_names() const override { return address_.host_names; }
 
   void start(Events events) override;
   bool end(Parting parting) override;
@@ -84,7 +84,7 @@ class TcpWire final : public Wire {
   void for_each_connection(Visitor&& visit) const;
 
   const Process process_;
-  Place place_;
+  RankAddress address_;
   Events events_;
   Reactor reactor_;
   std::unique_ptr<Switchboard> switchboard_;

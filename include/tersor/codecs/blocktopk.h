@@ -42,7 +42,7 @@ struct BlocktopkOptions {
 /// The size of one block in each section, in 32-bit words.
 struct BlocktopkBlock {
   static constexpr std::size_t kValues = 4096;    ///< values per block
-  static constexpr unsigned kPlaceBits = 12;      ///< bits of an index in a block
+  static constexpr unsigned kIndexBits = 12;      ///< bits of an index in a block
   static constexpr std::size_t kMostKept = 1024;  ///< k at the largest density
   std::size_t kept;                               ///< k, the capacity
   BlocktopkValues values;
@@ -52,7 +52,7 @@ struct BlocktopkBlock {
 
   /// Returns l = floor(log2(4096 / k)).
   constexpr unsigned low_bits() const {
-    return kPlaceBits - static_cast<unsigned>(std::bit_width(kept - 1));
+    return kIndexBits - static_cast<unsigned>(std::bit_width(kept - 1));
   }
   constexpr unsigned value_bits() const {
     return values == BlocktopkValues::kSign ? 1 : values == BlocktopkValues::kInt4 ? 4 : 16;

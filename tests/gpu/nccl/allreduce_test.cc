@@ -14,9 +14,9 @@ constexpr std::string_view kDense[] = {"none", "bf16", "int8:rounding=stochastic
 constexpr std::string_view kSparse[] = {"topk:density=0.01"};  // without two-shot
 
 /// Tests codecs with both dtypes and all counts for one algorithm.
-void check_all(const RankPlace& place, Algorithm algorithm,
+void check_all(const RankIdentity& identity, Algorithm algorithm,
                std::span<const std::string_view> codecs, const std::vector<int>& hosts = {}) {
-  NcclTransport transport(meet(place));
+  NcclTransport transport(meet(identity));
   const Stream stream;
   for (const std::string_view codec : codecs)
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
@@ -24,36 +24,36 @@ void check_all(const RankPlace& place, Algorithm algorithm,
         const Reduction reduction{std::string(codec), algorithm, dtype, count, hosts};
         DeviceReduction on_device(reduction, transport, stream);
         on_device.call();
-        on_device.require_bits(reduced_on_cpu(reduction, place.ranks).front());
+        on_device.require_bits(reduced_on_cpu(reduction, identity.ranks).front());
       }
 }
 
-const Registered kTwoShot("two_shot", [](const RankPlace& place) {
-  check_all(place, Algorithm::kTwoShot, kDense);
+const Registered kTwoShot("two_shot", [](const RankIdentity& identity) {
+  check_all(identity, Algorithm::kTwoShot, kDense);
 });
-const Registered kOneShot("one_shot", [](const RankPlace& place) {
-  check_all(place, Algorithm::kOneShot, kDense);
-  check_all({place.rank, place.ranks, place.file.string() + "-top-k"}, Algorithm::kOneShot,
+const Registered kOneShot("one_shot", [](const RankIdentity& identity) {
+  check_all(identity, Algorithm::kOneShot, kDense);
+  check_all({identity.rank, identity.ranks, identity.file.string() + "-top-k"}, Algorithm::kOneShot,
             kSparse);
 });
 
 /// At most two ranks per host, so the order of NCCL's sum within a host is irrelevant. Few codecs,
 /// because each call creates communicators.
-const Registered kHierarchical("hierarchical", [](const RankPlace& place) {
+const Registered kHierarchical("hierarchical", [](const RankIdentity& identity) {
   std::vector<int> hosts;
-  for (int rank = 0; rank < place.ranks; ++rank) hosts.push_back(rank * 2 / place.ranks);
-  check_all(place, Algorithm::kHierarchical, std::span(kDense).last(1), hosts);
+  for (int rank = 0; rank < identity.ranks; ++rank) hosts.push_back(rank * 2 / identity.ranks);
+  check_all(identity, Algorithm::kHierarchical, std::span(kDense).last(1), hosts);
 });
 
 /// NCCL's own sum of two f32 values is independent of the order.
-const Registered kNative("native", [](const RankPlace& place) {
-  NcclTransport transport(meet(place));
+const Registered kNative("native", [](const RankIdentity& identity) {
+  NcclTransport transport(meet(identity));
   const Stream stream;
   for (const std::size_t count : kCounts) {
     const Reduction reduction{"none", Algorithm::kNative, Dtype::kF32, count};
     DeviceReduction on_device(reduction, transport, stream);
     on_device.call();
-    on_device.require_bits(reduced_on_cpu(reduction, place.ranks).front());
+    on_device.require_bits(reduced_on_cpu(reduction, identity.ranks).front());
   }
 });
 

@@ -25,24 +25,24 @@ enum class Steps { kCalled, kReplayed };
 enum class Death { kBetweenSteps, kInTheMiddle };
 
 /// A file left by the last rank before the kill.
-fs::path mark_of(const RankPlace& place) { return place.file.string() + ".dead"; }
+fs::path mark_of(const RankIdentity& identity) { return identity.file.string() + ".dead"; }
 
-void die(const RankPlace& place) {
-  std::ofstream{mark_of(place)};
+void die(const RankIdentity& identity) {
+  std::ofstream{mark_of(identity)};
   std::raise(SIGKILL);
 }
 
 /// The last rank dies during its next step. Rank 0 starts the step later, and no rank can complete
 /// the step before.
-void before_the_last_step(const RankPlace& place, Death death) {
-  if (place.rank == place.ranks - 1) {
-    if (death == Death::kBetweenSteps) die(place);
-    std::thread([place] {
+void before_the_last_step(const RankIdentity& identity, Death death) {
+  if (identity.rank == identity.ranks - 1) {
+    if (death == Death::kBetweenSteps) die(identity);
+    std::thread([identity] {
       std::this_thread::sleep_for(300ms);
-      die(place);
+      die(identity);
     }).detach();
   }
-  while (place.rank == 0 && !fs::exists(mark_of(place))) std::this_thread::sleep_for(1ms);
+  while (identity.rank == 0 && !fs::exists(mark_of(identity))) std::this_thread::sleep_for(1ms);
 }
 
 void require_error(const std::function<void()>& step) {
@@ -57,11 +57,11 @@ void require_error(const std::function<void()>& step) {
   throw Error("a rank was killed, and nobody noticed");
 }
 
-void lose_the_last(const RankPlace& place, Steps steps, Death death) {
-  const Bytes expected = reduced_on_cpu(kWanted, place.ranks).front();
-  const Bytes expected_next = reduced_on_cpu(kStopped, place.ranks).front();
+void lose_the_last(const RankIdentity& identity, Steps steps, Death death) {
+  const Bytes expected = reduced_on_cpu(kWanted, identity.ranks).front();
+  const Bytes expected_next = reduced_on_cpu(kStopped, identity.ranks).front();
   const Stream stream;
-  NcclTransport transport(meet(place));
+  NcclTransport transport(meet(identity));
   DeviceReduction on_device(kWanted, transport, stream);
   on_device.options().timeout = kDeadline;
   on_device.call();
@@ -75,23 +75,23 @@ void lose_the_last(const RankPlace& place, Steps steps, Death death) {
   step();
   on_device.require_bits(expected);
   on_device.draw(kStopped.seed);
-  before_the_last_step(place, death);
+  before_the_last_step(identity, death);
   require_error(step);
   on_device.require_bits_or_nan(expected_next);
 }
 
-void go_on(const RankPlace& place) {
+void go_on(const RankIdentity& identity) {
   const Stream stream;
-  NcclTransport transport(meet(place, ".after"));
+  NcclTransport transport(meet(identity, ".after"));
   DeviceReduction on_device(kWanted, transport, stream);
   on_device.call();
-  on_device.require_bits(reduced_on_cpu(kWanted, place.ranks).front());
+  on_device.require_bits(reduced_on_cpu(kWanted, identity.ranks).front());
 }
 
 template <Steps steps, Death death>
-void survive(const RankPlace& place) {
-  lose_the_last(place, steps, death);
-  go_on({place.rank, place.ranks - 1, place.file});
+void survive(const RankIdentity& identity) {
+  lose_the_last(identity, steps, death);
+  go_on({identity.rank, identity.ranks - 1, identity.file});
 }
 
 const Registered kBetweenCalls("dead_between_calls", survive<Steps::kCalled, Death::kBetweenSteps>);

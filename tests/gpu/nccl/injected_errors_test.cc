@@ -16,8 +16,8 @@ const Reduction kWanted{"int8+ef", Algorithm::kTwoShot, Dtype::kF32, 3001};
 /// A communicator on this rank. The first call prepares resources reused by the second call.
 class Run {
  public:
-  Run(const RankPlace& place, std::size_t number)
-      : transport_(meet(place, "." + std::to_string(number))),
+  Run(const RankIdentity& identity, std::size_t number)
+      : transport_(meet(identity, "." + std::to_string(number))),
         on_device_(kWanted, transport_, stream_) {
     on_device_.options().timeout = kDeadline;
   }
@@ -72,35 +72,36 @@ bool may_be_swallowed(const std::string& function) {
 }
 
 /// Returns true if the run threw an exception.
-bool fail_on_first_rank(const RankPlace& place, std::size_t call, cudaError_t error, Run& run) {
-  if (place.rank == 0) hooks().fail_call(call, error);
+bool fail_on_first_rank(const RankIdentity& identity, std::size_t call, cudaError_t error,
+                        Run& run) {
+  if (identity.rank == 0) hooks().fail_call(call, error);
   const bool has_thrown = throws(run);
   const std::string function = hooks().last_injected();
   hooks().fail_none();
   hooks().repair();
-  require(place.rank != 0 || has_thrown || may_be_swallowed(function),
+  require(identity.rank != 0 || has_thrown || may_be_swallowed(function),
           "error " + std::to_string(error) + " of " + function + ", call " + std::to_string(call) +
               ", was swallowed");
   return has_thrown;
 }
 
-const Registered kInjected("injected", [](const RankPlace& place) {
-  const std::vector<Bytes> expected = reduced_on_cpu(kWanted, place.ranks, kCalls);
+const Registered kInjected("injected", [](const RankIdentity& identity) {
+  const std::vector<Bytes> expected = reduced_on_cpu(kWanted, identity.ranks, kCalls);
   std::size_t calls = 0, number = 0;
   {
-    Run run(place, number++);
+    Run run(identity, number++);
     calls = calls_of_good_run(run);
   }
   for (std::size_t i = 0; i < kTries; ++i) {
-    Run run(place, number++);
+    Run run(identity, number++);
     const cudaError_t error = i % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorIllegalAddress;
-    if (fail_on_first_rank(place, 1 + i * calls / kTries, error, run)) continue;
-    if (place.rank == 0)
+    if (fail_on_first_rank(identity, 1 + i * calls / kTries, error, run)) continue;
+    if (identity.rank == 0)
       run.require_bits(expected.back());
     else
       run.require_bits_or_nan(expected);
   }
-  Run last(place, number);
+  Run last(identity, number);
   last.call();
   last.require_bits(expected.back());
 });

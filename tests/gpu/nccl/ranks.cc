@@ -34,10 +34,10 @@ int device_count() {
 
 void run_body(const std::string& name) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // an aborted test must not leave ranks behind
-  const RankPlace place = bench::place_of_process().value();
+  const RankIdentity identity = bench::identity_of_process().value();
   require(device_count() > 0, "there is no GPU that can be used");
-  cudaSetDevice(bench::device_of(place.rank, device_count()));
-  bodies().at(name)(place);
+  cudaSetDevice(bench::device_of(identity.rank, device_count()));
+  bodies().at(name)(identity);
 }
 
 std::vector<RankEnding> endings_of(const Registered& body, int ranks,
@@ -59,7 +59,7 @@ std::string text_of(const std::vector<RankEnding>& endings) {
   return text;
 }
 
-const Registered kMeet("meet", [](const RankPlace& place) { meet(place); });
+const Registered kMeet("meet", [](const RankIdentity& identity) { meet(identity); });
 
 std::string missing_library() {
   try {
@@ -108,8 +108,9 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw Error(what);
 }
 
-NcclCommunicator meet(const RankPlace& place, const std::string& name) {
-  return NcclCommunicator::from_file(place.file.string() + name, place.rank, place.ranks, kToMeet);
+NcclCommunicator meet(const RankIdentity& identity, const std::string& name) {
+  return NcclCommunicator::from_file(identity.file.string() + name, identity.rank, identity.ranks,
+                                     kToMeet);
 }
 
 void OverNccl::SetUp() {

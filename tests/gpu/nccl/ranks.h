@@ -2,7 +2,7 @@
 // function in the environment.
 #pragma once
 
-#include "bench/processes/rank_place.h"
+#include "bench/processes/rank_identity.h"
 
 #include <gtest/gtest.h>
 #include <tersor/nccl.h>
@@ -13,14 +13,14 @@
 
 namespace tersor::test {
 
-using bench::RankPlace;
+using bench::RankIdentity;
 
 /// Timeout of the rendezvous. Starting a process and a device takes seconds.
 inline constexpr std::chrono::seconds kToMeet{60};
 
 /// The function of a rank. The rank passes if the function returns, and fails with the text of a
 /// thrown exception.
-using RankBody = void (*)(const RankPlace&);
+using RankBody = void (*)(const RankIdentity&);
 
 /// Registers a body by name. Use static objects only.
 class Registered {
@@ -40,7 +40,7 @@ std::optional<int> run_named_body();
 void require(bool holds, const std::string& what);
 
 /// Creates a communicator. The ranks meet through a file with this name next to the place's file.
-NcclCommunicator meet(const RankPlace& place, const std::string& name = "");
+NcclCommunicator meet(const RankIdentity& identity, const std::string& name = "");
 
 /// Skips the tests by name without a GPU or NCCL, or if NCCL refuses several ranks on one GPU.
 /// Prints NCCL's message in the last case.

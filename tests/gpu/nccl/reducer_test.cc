@@ -118,9 +118,9 @@ class DeviceTraining {
   std::unique_ptr<GradientReducer> reducer_;
 };
 
-const Registered kReducer("reducer", [](const RankPlace& place) {
-  const Steps expected = steps_on_cpu(place.ranks);
-  NcclTransport transport(meet(place));
+const Registered kReducer("reducer", [](const RankIdentity& identity) {
+  const Steps expected = steps_on_cpu(identity.ranks);
+  NcclTransport transport(meet(identity));
   const Stream stream;
   DeviceTraining training(transport, stream);
   for (int step = 0; step < kSteps; ++step) {

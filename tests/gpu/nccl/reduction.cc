@@ -108,8 +108,8 @@ void DeviceReduction::require_bits(const Bytes& expected) {
   stream_.synchronize();
   const Bytes found = to_host(values_);
   if (found == expected) return;
-  const auto place = std::ranges::mismatch(found, expected).in1 - found.begin();
-  throw Error(reduction_.text() + ": differs from the CPU's at byte " + std::to_string(place));
+  const auto position = std::ranges::mismatch(found, expected).in1 - found.begin();
+  throw Error(reduction_.text() + ": differs from the CPU's at byte " + std::to_string(position));
 }
 
 void DeviceReduction::require_bits_or_nan(const Bytes& expected) {

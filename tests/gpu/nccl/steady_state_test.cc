@@ -18,11 +18,11 @@ std::vector<Reduction> reductions(int ranks) {
           {"int8", Algorithm::kHierarchical, Dtype::kF32, kCount, hosts}};
 }
 
-const Registered kGraphs("graphs", [](const RankPlace& place) {
-  NcclTransport transport(meet(place));
+const Registered kGraphs("graphs", [](const RankIdentity& identity) {
+  NcclTransport transport(meet(identity));
   const Stream stream;
-  for (const Reduction& reduction : reductions(place.ranks)) {
-    const std::vector<Bytes> expected = reduced_on_cpu(reduction, place.ranks, 1 + kReplays);
+  for (const Reduction& reduction : reductions(identity.ranks)) {
+    const std::vector<Bytes> expected = reduced_on_cpu(reduction, identity.ranks, 1 + kReplays);
     DeviceReduction on_device(reduction, transport, stream);
     on_device.call();
     on_device.require_bits(expected.front());
@@ -47,11 +47,11 @@ std::size_t free_bytes(Transport& transport) {
   return free;
 }
 
-const Registered kAllocations("allocations", [](const RankPlace& place) {
+const Registered kAllocations("allocations", [](const RankIdentity& identity) {
   constexpr int kCalls = 5;
-  NcclTransport transport(meet(place));
+  NcclTransport transport(meet(identity));
   const Stream stream;
-  for (const Reduction& reduction : reductions(place.ranks)) {
+  for (const Reduction& reduction : reductions(identity.ranks)) {
     DeviceReduction on_device(reduction, transport, stream);
     for (int call = 0; call < 2; ++call) on_device.call();
     stream.synchronize();

@@ -18,10 +18,10 @@ class Gradient {
  public:
   Gradient(NcclRank& rank, CollectiveOptions options)
       : rank_(rank),
-        place_{Memory::kDevice, rank.stream},
+        location_{Memory::kDevice, rank.stream},
         wanted_{.codec = options.codec, .count = kCount},
-        gradient_(kCount, Dtype::kF32, place_),
-        state_(wanted_, rank.transport, place_),
+        gradient_(kCount, Dtype::kF32, location_),
+        state_(wanted_, rank.transport, location_),
         options_(std::move(options)) {
     options_.workspace = &workspace_;
     if (make_codec(options_.codec)->has_feedback()) options_.state = &state_.state();
@@ -38,7 +38,7 @@ class Gradient {
 
  private:
   NcclRank& rank_;
-  Place place_;
+  Location location_;
   Case wanted_;
   PlacedValues gradient_;
   PlacedState state_;
@@ -143,9 +143,9 @@ class Trainer {
  public:
   explicit Trainer(NcclRank& rank)
       : rank_(rank),
-        place_{Memory::kDevice, rank.stream},
-        weight_(kCount, Dtype::kF32, place_),
-        bias_(300, Dtype::kF32, place_),
+        location_{Memory::kDevice, rank.stream},
+        weight_(kCount, Dtype::kF32, location_),
+        bias_(300, Dtype::kF32, location_),
         reducer_(rank.transport,
                  {.codec = "int8+ef", .chunk_count = 2048, .seed = 1, .stream = rank.stream}) {
     reducer_.add("weight", weight_.span(), kCount, 1);
@@ -172,7 +172,7 @@ class Trainer {
 
  private:
   NcclRank& rank_;
-  Place place_;
+  Location location_;
   PlacedValues weight_, bias_;
   GradientReducer reducer_;
 };
@@ -211,8 +211,8 @@ TEST(NcclReducer, AStepIsCapturedAndReplayed) {
 
 TEST(NcclReducer, NothingIsAddedOnceAStepWasCaptured) {
   on_nccl(2, [](NcclRank& rank) {
-    const Place place{Memory::kDevice, rank.stream};
-    PlacedValues first(kCount, Dtype::kF32, place), second(kCount, Dtype::kF32, place);
+    const Location location{Memory::kDevice, rank.stream};
+    PlacedValues first(kCount, Dtype::kF32, location), second(kCount, Dtype::kF32, location);
     GradientReducer reducer(rank.transport, {.codec = "int8+ef", .stream = rank.stream});
     reducer.add("first", first.span(), kCount, 1);
     const auto step = [&] {
@@ -228,8 +228,8 @@ TEST(NcclReducer, NothingIsAddedOnceAStepWasCaptured) {
 
 TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
   on_nccl(2, [](NcclRank& rank) {
-    const Place place{Memory::kDevice, rank.stream};
-    PlacedValues gradient(kCount, Dtype::kF32, place);
+    const Location location{Memory::kDevice, rank.stream};
+    PlacedValues gradient(kCount, Dtype::kF32, location);
     GradientReducer reducer(
         rank.transport,
         {.codec = "int8+ef", .transactions = Transactions::kOn, .stream = rank.stream});
@@ -245,8 +245,8 @@ TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
 /// The progress of ticks differs between ranks, so a wait there would change the order of sends.
 TEST(NcclReducer, HandlesAreWaitedForAfterTheFlush) {
   on_nccl(2, [](NcclRank& rank) {
-    const Place place{Memory::kDevice, rank.stream};
-    PlacedValues first(kCount, Dtype::kF32, place), second(kCount, Dtype::kF32, place);
+    const Location location{Memory::kDevice, rank.stream};
+    PlacedValues first(kCount, Dtype::kF32, location), second(kCount, Dtype::kF32, location);
     GradientReducer reducer(rank.transport, {.bucket_bytes = 4096, .stream = rank.stream});
     reducer.add("first", first.span(), kCount, 1);
     reducer.add("second", second.span(), kCount, 1);
@@ -282,9 +282,9 @@ TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
 TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
   for_each_order(10, [] {
     on_nccl(2, [](NcclRank& rank) {
-      const Place place{Memory::kDevice, rank.stream};
-      PlacedValues input(kCount, Dtype::kF32, place), output(kCount, Dtype::kF32, place);
-      PlacedValues gradient(kCount, Dtype::kF32, place);
+      const Location location{Memory::kDevice, rank.stream};
+      PlacedValues input(kCount, Dtype::kF32, location), output(kCount, Dtype::kF32, location);
+      PlacedValues gradient(kCount, Dtype::kF32, location);
       input.write(Values(kCount, static_cast<float>(1 + rank.rank())));
       GradientReducer reducer(rank.transport, {.codec = "none", .stream = rank.stream});
       reducer.add("w", gradient.span(), kCount, 1);
@@ -304,8 +304,8 @@ TEST(NcclReducer, KeepsItsOrderWithTheTrainersStream) {
 TEST(NcclReducer, AGradientThatIsMissingIsTold) {
   WatchedNccl nccl;
   const NcclRun run = run_nccl(nccl, 2, [](NcclRank& rank) {
-    const Place place{Memory::kDevice, rank.stream};
-    PlacedValues first(kCount, Dtype::kF32, place), second(kCount, Dtype::kF32, place);
+    const Location location{Memory::kDevice, rank.stream};
+    PlacedValues first(kCount, Dtype::kF32, location), second(kCount, Dtype::kF32, location);
     GradientReducer reducer(rank.transport, {.codec = "int8+ef", .stream = rank.stream});
     reducer.add("first", first.span(), kCount, 1);
     reducer.add("second", second.span(), kCount, 1);

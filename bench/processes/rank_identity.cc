@@ -1,5 +1,5 @@
 
-#include "bench/processes/rank_place.h"
+#include "bench/processes/rank_identity.h"
 
 #include <fmt/format.h>
 #include <tersor/error.h>
@@ -27,32 +27,33 @@ int number_of(const char* variable) {
 
 }  // namespace
 
-Variables RankPlace::variables(const char* file_variable) const {
+Variables RankIdentity::variables(const char* file_variable) const {
   return {{kRankVariable, std::to_string(rank)},
           {kRanksVariable, std::to_string(ranks)},
           {file_variable, file.string()}};
 }
 
-RankPlace place_by(const char* rank_variable, const char* ranks_variable,
-                   std::filesystem::path file) {
-  RankPlace place{number_of(rank_variable), number_of(ranks_variable), std::move(file)};
-  if (place.rank < 0 || place.rank >= place.ranks)
-    throw InvalidArgument(fmt::format("{}={} is no rank of {}={}", rank_variable, place.rank,
-                                      ranks_variable, place.ranks));
-  return place;
+RankIdentity identity_by(const char* rank_variable, const char* ranks_variable,
+                         std::filesystem::path file) {
+  RankIdentity identity{number_of(rank_variable), number_of(ranks_variable), std::move(file)};
+  if (identity.rank < 0 || identity.rank >= identity.ranks)
+    throw InvalidArgument(fmt::format("{}={} is no rank of {}={}", rank_variable, identity.rank,
+                                      ranks_variable, identity.ranks));
+  return identity;
 }
 
-std::optional<RankPlace> place_of_process() {
+std::optional<RankIdentity> identity_of_process() {
   const bool none = value_of(kRankVariable).empty() && value_of(kRanksVariable).empty() &&
                     value_of(kIdFileVariable).empty();
   if (none) return std::nullopt;
-  const RankPlace place = place_by(kRankVariable, kRanksVariable, value_of(kIdFileVariable));
-  if (place.file.empty())
+  const RankIdentity identity =
+      identity_by(kRankVariable, kRanksVariable, value_of(kIdFileVariable));
+  if (identity.file.empty())
     throw InvalidArgument(
         fmt::format("{} is not set: name a file that all ranks reach, and that "
                     "is not there yet",
                     kIdFileVariable));
-  return place;
+  return identity;
 }
 
 Variables shared_device_variables(int rank, int ranks, int devices) {

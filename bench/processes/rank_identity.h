@@ -17,7 +17,7 @@ inline constexpr const char* kIdFileVariable = "TERSOR_NCCL_ID_FILE";
 /// Names and values of environment variables.
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
-struct RankPlace {
+struct RankIdentity {
   int rank = 0;
   int ranks = 1;
   /// The file for the rendezvous of all ranks, new for each run. Over NCCL, rank 0 writes the
@@ -30,12 +30,12 @@ struct RankPlace {
 
 /// Reads rank and number of ranks from variables. Throws InvalidArgument unless both are numbers
 /// and the rank is below the number of ranks.
-RankPlace place_by(const char* rank_variable, const char* ranks_variable,
-                   std::filesystem::path file);
+RankIdentity identity_by(const char* rank_variable, const char* ranks_variable,
+                         std::filesystem::path file);
 
 /// Reads the three variables above. Returns nullopt if no variable is set: this process was not
 /// started as a rank. Throws InvalidArgument if some variables are missing or invalid.
-std::optional<RankPlace> place_of_process();
+std::optional<RankIdentity> identity_of_process();
 
 /// NCCL rejects two ranks on one device of one host. If there are fewer devices than ranks, each
 /// rank therefore claims to be a separate host, and NCCL uses sockets over loopback. Each rank also

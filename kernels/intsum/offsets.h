@@ -8,15 +8,15 @@
 namespace tersor::kernels {
 
 /// The number of values in both rounds, for all earlier segments or for a single segment.
-struct IntsumPlace {
+struct IntsumOffset {
   std::size_t maxima = 0;
   std::size_t codes = 0;
 
-  static IntsumPlace of(std::size_t count, AccumulatorBits accumulator_bits) {
+  static IntsumOffset of(std::size_t count, AccumulatorBits accumulator_bits) {
     const IntsumLayout layout{count, accumulator_bits};
     return {layout.maxima(), layout.codes()};
   }
-  IntsumPlace& operator+=(const IntsumPlace& other) {
+  IntsumOffset& operator+=(const IntsumOffset& other) {
     maxima += other.maxima;
     codes += other.codes;
     return *this;
