@@ -15,7 +15,7 @@ ShardWalk::ShardWalk(const std::vector<Schedule>& schedules, std::size_t shards)
     : schedules_(schedules),
       reduced_(schedules.size()),
       kept_(schedules.size()),
-      letters_(schedules.size()),
+      sent_messages_(schedules.size()),
       result_(shards, kNone),
       decodings_(schedules.size()),
       sent_(schedules.size()) {
@@ -49,7 +49,7 @@ std::string ShardWalk::make(std::size_t rank) {
 void ShardWalk::post(std::size_t rank) {
   for (const Parcel& parcel : step(rank).sends) {
     const auto peer = static_cast<std::size_t>(parcel.peer);
-    letters_[peer].push_back({rank, parcel});
+    sent_messages_[peer].push_back({rank, parcel});
     if (peer == rank) continue;
     sent_[rank].messages += 1;
     sent_[rank].encoded += static_cast<double>(parcel.shards) / static_cast<double>(result_.size());
@@ -58,42 +58,42 @@ void ShardWalk::post(std::size_t rank) {
 
 // The contents of a message: from the received contents if forwarded, otherwise the sender's own
 // shards.
-std::string ShardWalk::contents_of(const Letter& letter, Contents& all) const {
-  const Make made = step(letter.from).make;
-  const std::size_t end = letter.parcel.shard + letter.parcel.shards;
+std::string ShardWalk::contents_of(const SentMessage& sent, Contents& all) const {
+  const Make made = step(sent.from).make;
+  const std::size_t end = sent.parcel.shard + sent.parcel.shards;
   if (made != Make::kForward) {
-    const Step& own = step(letter.from);
-    if (letter.parcel.shard < own.first_shard || end > own.first_shard + own.shard_count)
-      return fault(letter.from, "sends what it does not make");
+    const Step& own = step(sent.from);
+    if (sent.parcel.shard < own.first_shard || end > own.first_shard + own.shard_count)
+      return fault(sent.from, "sends what it does not make");
     all.push_back(
-        {shards_of(letter.parcel), made == Make::kEncode ? letter.from : reduced_[letter.from]});
+        {shards_of(sent.parcel), made == Make::kEncode ? sent.from : reduced_[sent.from]});
     return "";
   }
-  const Contents& kept = kept_[letter.from];
-  std::size_t shard = letter.parcel.shard;
+  const Contents& kept = kept_[sent.from];
+  std::size_t shard = sent.parcel.shard;
   const auto first_shard = [](const Content& content) { return content.shards.first; };
   auto next = std::ranges::lower_bound(kept, shard, {}, first_shard);
   for (; next != kept.end() && next->shards.first == shard && shard < end; ++next) {
     all.push_back(*next);
     shard += next->shards.count;
   }
-  return shard == end ? "" : fault(letter.from, "sends on what it does not hold");
+  return shard == end ? "" : fault(sent.from, "sends on what it does not hold");
 }
 
 std::string ShardWalk::receive(std::size_t rank, Contents& all) const {
-  const std::vector<Letter>& letters = letters_[rank];
+  const std::vector<SentMessage>& all_sent = sent_messages_[rank];
   for (const Parcel& parcel : step(rank).receives) {
     const auto from = static_cast<std::size_t>(parcel.peer);
-    const auto letter = std::ranges::lower_bound(letters, from, {}, &Letter::from);
+    const auto sent = std::ranges::lower_bound(all_sent, from, {}, &SentMessage::from);
     const std::string peer = "rank " + std::to_string(from);
-    if (letter == letters.end() || letter->from != from)
+    if (sent == all_sent.end() || sent->from != from)
       return fault(rank, "waits in vain for " + peer);
-    if (shards_of(letter->parcel) != shards_of(parcel))
+    if (shards_of(sent->parcel) != shards_of(parcel))
       return fault(rank, "gets other shards from " + peer);
-    if (std::string what = contents_of(*letter, all); !what.empty()) return what;
+    if (std::string what = contents_of(*sent, all); !what.empty()) return what;
   }
   std::ranges::stable_sort(all, {}, [](const Content& content) { return content.shards.first; });
-  return letters.size() == step(rank).receives.size() ? "" : fault(rank, "is sent more");
+  return all_sent.size() == step(rank).receives.size() ? "" : fault(rank, "is sent more");
 }
 
 std::string ShardWalk::decode(std::size_t rank, const Contents& all) {
@@ -111,7 +111,7 @@ std::string ShardWalk::decode(std::size_t rank, const Contents& all) {
 
 std::string ShardWalk::run_step() {
   const std::size_t ranks = schedules_.size();
-  for (auto& letters : letters_) letters.clear();
+  for (auto& all_sent : sent_messages_) all_sent.clear();
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     if (std::string what = make(rank); !what.empty()) return what;
     post(rank);

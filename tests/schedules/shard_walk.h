@@ -42,7 +42,7 @@ class ShardWalk {
     std::size_t frame;
   };
   using Contents = std::vector<Content>;
-  struct Letter {
+  struct SentMessage {
     std::size_t from;
     Parcel parcel;
   };
@@ -51,18 +51,18 @@ class ShardWalk {
   std::string fault(std::size_t rank, const std::string& what) const;
   std::string make(std::size_t rank);
   void post(std::size_t rank);
-  std::string contents_of(const Letter& letter, Contents& all) const;
+  std::string contents_of(const SentMessage& sent, Contents& all) const;
   std::string receive(std::size_t rank, Contents& all) const;
   std::string decode(std::size_t rank, const Contents& all);
   std::string run_step();
 
   const std::vector<Schedule>& schedules_;
   std::size_t step_ = 0;
-  std::vector<Frame> frames_;                 ///< the ranks' own gradients come first
-  std::vector<std::size_t> reduced_;          ///< by rank: the sum made in this step
-  std::vector<Contents> kept_;                ///< by rank, in the order of shards
-  std::vector<std::vector<Letter>> letters_;  ///< to each rank, ascending
-  std::vector<std::size_t> result_;           ///< by shard: the frame decoded by all ranks
+  std::vector<Frame> frames_;                            ///< the ranks' own gradients come first
+  std::vector<std::size_t> reduced_;                     ///< by rank: the sum made in this step
+  std::vector<Contents> kept_;                           ///< by rank, in the order of shards
+  std::vector<std::vector<SentMessage>> sent_messages_;  ///< to each rank, ascending
+  std::vector<std::size_t> result_;  ///< by shard: the frame decoded by all ranks
   std::vector<int> decodings_;
   std::vector<Sent> sent_;
 };

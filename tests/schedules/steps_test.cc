@@ -37,8 +37,8 @@ class StepsWalk {
     }
     for (std::size_t rank = 0; rank < steps_.size(); ++rank)
       if (at_[rank] != steps_[rank].size()) return "rank " + std::to_string(rank) + " waits";
-    for (const auto& [key, letters] : letters_)
-      if (!letters.empty()) return "a message is never taken";
+    for (const auto& [key, queue] : queues_)
+      if (!queue.empty()) return "a message is never taken";
     return "";
   }
 
@@ -64,7 +64,7 @@ class StepsWalk {
 
   void send(std::size_t rank, const HostStep& step) {
     const auto first = items_[rank].begin() + static_cast<std::ptrdiff_t>(step.sent.first);
-    letters_[{rank, static_cast<std::size_t>(step.to)}].emplace_back(
+    queues_[{rank, static_cast<std::size_t>(step.to)}].emplace_back(
         first, first + static_cast<std::ptrdiff_t>(step.sent.count));
     ++sent_[rank].first;
     sent_[rank].second += step.sent.count;
@@ -72,10 +72,10 @@ class StepsWalk {
 
   bool take(std::size_t rank, const HostStep& step) {
     const auto from = static_cast<std::size_t>(step.from);
-    auto& letters = letters_[{from, rank}];
-    if (letters.empty()) return false;
-    const Items came = letters.front();
-    letters.pop_front();
+    auto& queue = queues_[{from, rank}];
+    if (queue.empty()) return false;
+    const Items came = queue.front();
+    queue.pop_front();
     EXPECT_EQ(came.size(), step.taken.count);
     for (std::size_t i = 0; i < came.size(); ++i) {
       std::string& item = items_[rank][step.taken.first + i];
@@ -92,7 +92,7 @@ class StepsWalk {
   std::vector<Items> items_;
   std::vector<std::size_t> at_;  // index of the next step, by rank
   std::set<std::pair<std::size_t, std::size_t>> posted_;
-  std::map<Key, std::deque<Items>> letters_;
+  std::map<Key, std::deque<Items>> queues_;
   std::vector<std::pair<std::size_t, std::size_t>> sent_;  // messages and items, by rank
 };
 

@@ -22,8 +22,8 @@ constexpr std::size_t kMostUnasked = Wire::Traits().most_unasked_bytes;
 void meet(Transport& transport) { transport.barrier(operation_of(transport)).wait_synchronize(); }
 
 /// Messages from rank 0 to rank 1, each with a separate tag.
-struct Letters {
-  Letters(Transport& transport, std::size_t count, std::size_t bytes)
+struct Messages {
+  Messages(Transport& transport, std::size_t count, std::size_t bytes)
       : contents(std::make_shared<std::vector<std::byte>>(pattern(bytes, 0, 1))) {
     for (std::size_t i = 0; i < count; ++i) {
       operations.push_back(operation_of(transport));
@@ -37,10 +37,10 @@ struct Letters {
 };
 
 /// Starts all sends, waits for the other rank, and counts completed sends.
-std::size_t sent_ahead(Transport& transport, Transport& other, const Letters& letters,
+std::size_t sent_ahead(Transport& transport, Transport& other, const Messages& messages,
                        std::vector<Handle>& handles) {
-  for (const Operation& operation : letters.operations)
-    handles.push_back(transport.send(operation, 1, letters.bytes()));
+  for (const Operation& operation : messages.operations)
+    handles.push_back(transport.send(operation, 1, messages.bytes()));
   meet(other);
   std::size_t done = 0;
   for (Handle& handle : handles) done += handle.test() ? 1 : 0;
@@ -49,25 +49,25 @@ std::size_t sent_ahead(Transport& transport, Transport& other, const Letters& le
 }
 
 /// Receives in reverse order.
-void take_all(Transport& transport, const Letters& letters) {
-  for (std::size_t i = letters.operations.size(); i-- > 0;) {
-    Handle handle = transport.receive(letters.operations[i], 0, letters.bytes().size());
+void take_all(Transport& transport, const Messages& messages) {
+  for (std::size_t i = messages.operations.size(); i-- > 0;) {
+    Handle handle = transport.receive(messages.operations[i], 0, messages.bytes().size());
     handle.wait_synchronize();
-    ASSERT_TRUE(equal_bytes(handle.received(0), letters.bytes())) << i;
+    ASSERT_TRUE(equal_bytes(handle.received(0), messages.bytes())) << i;
   }
 }
 
 void run_ahead(Transport& transport, std::size_t count, std::size_t bytes) {
   const auto other = transport.channel();
-  const Letters letters(transport, count, bytes);
+  const Messages messages(transport, count, bytes);
   if (transport.rank() == 0) {
     std::vector<Handle> handles;
-    EXPECT_LE(sent_ahead(transport, *other, letters, handles) * bytes, kMostUnasked);
+    EXPECT_LE(sent_ahead(transport, *other, messages, handles) * bytes, kMostUnasked);
     for (Handle& handle : handles) handle.wait_synchronize();
   } else {
     meet(*other);
     meet(*other);
-    if (transport.rank() == 1) take_all(transport, letters);
+    if (transport.rank() == 1) take_all(transport, messages);
   }
   meet(transport);
 }

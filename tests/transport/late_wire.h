@@ -23,7 +23,7 @@ namespace tersor::test {
 /// State shared by all ranks.
 class LateNetwork {
  public:
-  struct Letter {
+  struct SentMessage {
     int from;
     int to;
     MessageHead head;
@@ -35,23 +35,23 @@ class LateNetwork {
   };
   static constexpr std::size_t kShortBytes = 250;
 
-  void post(Letter letter) {
+  void post(SentMessage message) {
     const std::lock_guard lock(mutex_);
-    if (gone_.contains(letter.to) || killed_.contains(letter.from)) return;
-    if (letter.payload.job != nullptr) letter.payload.job->open = 1;
-    letters_.push_back(std::move(letter));
+    if (gone_.contains(message.to) || killed_.contains(message.from)) return;
+    if (message.payload.job != nullptr) message.payload.job->open = 1;
+    messages_.push_back(std::move(message));
   }
 
-  /// Kills a rank. At most `letters` unread messages of the rank are still delivered to each rank.
+  /// Kills a rank. At most `messages` unread messages of the rank are still delivered to each rank.
   /// Then each rank detects the loss.
-  void kill(int rank, std::size_t letters) {
+  void kill(int rank, std::size_t messages) {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
     killed_.insert(rank);
     std::map<int, std::size_t> come;
-    letters_.remove_if([&](const Letter& letter) {
-      if (letter.read) return false;
-      return letter.to == rank || (letter.from == rank && ++come[letter.to] > letters);
+    messages_.remove_if([&](const SentMessage& message) {
+      if (message.read) return false;
+      return message.to == rank || (message.from == rank && ++come[message.to] > messages);
     });
   }
 
@@ -66,21 +66,21 @@ class LateNetwork {
   }
 
   /// Reads some messages to a rank, in order per sender.
-  std::vector<Letter> read_some(int rank) {
+  std::vector<SentMessage> read_some(int rank) {
     const std::lock_guard lock(mutex_);
-    std::vector<Letter> taken;
+    std::vector<SentMessage> taken;
     if (killed_.contains(rank)) return taken;
     std::set<int> late;
-    for (Letter& letter : letters_) {
-      if (letter.read || letter.to != rank || late.contains(letter.from)) continue;
-      if (letter.is_long() && random_() % 4 != 0) {
-        late.insert(letter.from);
+    for (SentMessage& message : messages_) {
+      if (message.read || message.to != rank || late.contains(message.from)) continue;
+      if (message.is_long() && random_() % 4 != 0) {
+        late.insert(message.from);
         continue;
       }
-      letter.read = true;
-      if (letter.is_long())
-        letter.came.assign(letter.payload.bytes.begin(), letter.payload.bytes.end());
-      taken.push_back({letter.from, rank, letter.head, {}, letter.came});
+      message.read = true;
+      if (message.is_long())
+        message.came.assign(message.payload.bytes.begin(), message.payload.bytes.end());
+      taken.push_back({message.from, rank, message.head, {}, message.came});
     }
     return taken;
   }
@@ -89,12 +89,12 @@ class LateNetwork {
   std::vector<std::shared_ptr<Wire::Job>> acknowledge_some(int rank) {
     const std::lock_guard lock(mutex_);
     std::vector<std::shared_ptr<Wire::Job>> jobs;
-    letters_.remove_if([&](const Letter& letter) {
-      if (!letter.read || letter.from != rank) return false;
-      if (letter.is_long() && random_() % 16 != 0) return false;
-      EXPECT_TRUE(equal_bytes(letter.payload.bytes, letter.came))
+    messages_.remove_if([&](const SentMessage& message) {
+      if (!message.read || message.from != rank) return false;
+      if (message.is_long() && random_() % 16 != 0) return false;
+      EXPECT_TRUE(equal_bytes(message.payload.bytes, message.came))
           << "rank " << rank << " wrote to what it was sending";
-      if (letter.payload.job != nullptr) jobs.push_back(letter.payload.job);
+      if (message.payload.job != nullptr) jobs.push_back(message.payload.job);
       return true;
     });
     return jobs;
@@ -102,8 +102,8 @@ class LateNetwork {
 
   bool all_left(int rank) const {
     const std::lock_guard lock(mutex_);
-    return std::none_of(letters_.begin(), letters_.end(), [&](const Letter& letter) {
-      return letter.from == rank && letter.is_long();
+    return std::none_of(messages_.begin(), messages_.end(), [&](const SentMessage& message) {
+      return message.from == rank && message.is_long();
     });
   }
 
@@ -111,22 +111,22 @@ class LateNetwork {
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     gone_.insert(rank);
-    letters_.remove_if([&](const Letter& letter) {
-      const bool lost = letter.to == rank && !letter.read;
-      return lost || (letter.from == rank && letter.is_long());
+    messages_.remove_if([&](const SentMessage& message) {
+      const bool lost = message.to == rank && !message.read;
+      return lost || (message.from == rank && message.is_long());
     });
   }
 
  private:
   bool has_unread(int from, int to) const {
-    return std::ranges::any_of(letters_, [&](const Letter& letter) {
-      return !letter.read && letter.from == from && letter.to == to;
+    return std::ranges::any_of(messages_, [&](const SentMessage& message) {
+      return !message.read && message.from == from && message.to == to;
     });
   }
 
   mutable std::mutex mutex_;
   std::mt19937 random_{12345};
-  std::list<Letter> letters_;
+  std::list<SentMessage> messages_;
   std::set<int> gone_;
   std::set<int> killed_;
   std::set<std::pair<int, int>> told_;  // (rank, lost rank) pairs already reported
@@ -156,20 +156,20 @@ class LateWire final : public Wire {
   }
 
   void send(int peer, MessageHead head, Payload payload) override {
-    LateNetwork::Letter letter{rank_, peer, head, std::move(payload)};
-    if (!letter.is_long()) {
-      letter.came.assign(letter.payload.bytes.begin(), letter.payload.bytes.end());
-      letter.payload = {.bytes = letter.came, .job = std::move(letter.payload.job)};
+    LateNetwork::SentMessage message{rank_, peer, head, std::move(payload)};
+    if (!message.is_long()) {
+      message.came.assign(message.payload.bytes.begin(), message.payload.bytes.end());
+      message.payload = {.bytes = message.came, .job = std::move(message.payload.job)};
     }
-    network_->post(std::move(letter));
+    network_->post(std::move(message));
   }
 
   bool poll() override {
-    const auto letters = network_->read_some(rank_);
-    for (const LateNetwork::Letter& letter : letters) {
-      const Block block = take_block(letter.came.size());
-      if (block) std::memcpy(block.writable().data(), letter.came.data(), letter.came.size());
-      events_.take({.head = letter.head, .payload = block, .peer = letter.from});
+    const auto messages = network_->read_some(rank_);
+    for (const LateNetwork::SentMessage& message : messages) {
+      const Block block = take_block(message.came.size());
+      if (block) std::memcpy(block.writable().data(), message.came.data(), message.came.size());
+      events_.take({.head = message.head, .payload = block, .peer = message.from});
     }
     const auto jobs = network_->acknowledge_some(rank_);
     for (const auto& job : jobs) {
@@ -178,7 +178,7 @@ class LateWire final : public Wire {
     }
     const auto lost = network_->find_lost(rank_);
     for (const int peer : lost) events_.lost(peer, "the queues say so");
-    return !letters.empty() || !jobs.empty() || !lost.empty();
+    return !messages.empty() || !jobs.empty() || !lost.empty();
   }
   bool quiet() const override { return network_->all_left(rank_); }
 

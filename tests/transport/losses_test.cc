@@ -40,8 +40,8 @@ struct Watched {
 
 /// The order of a run: progress before rank 0 is killed, and messages delivered afterwards.
 struct Order {
-  int polls;            ///< of all ranks, between sends and loss
-  std::size_t letters;  ///< still delivered
+  int polls;             ///< of all ranks, between sends and loss
+  std::size_t messages;  ///< still delivered
   bool waits;  ///< True if rank 1 waits before the messages arrive, false if after the loss
 };
 
@@ -76,7 +76,7 @@ class LateRanks {
     return false;
   }
 
-  void kill(std::size_t letters) { network_->kill(0, letters); }
+  void kill(std::size_t messages) { network_->kill(0, messages); }
 
  private:
   std::shared_ptr<LateNetwork> network_ = std::make_shared<LateNetwork>();
@@ -97,7 +97,7 @@ class OneLoss : public LateRanks {
     send();
     if (order_.waits) receive();
     for (int i = 0; i < order_.polls; ++i) poll();
-    kill(order_.letters);
+    kill(order_.messages);
     if (!order_.waits) {
       for (int i = 0; i < 50; ++i) poll(1);
       receive();
@@ -163,11 +163,11 @@ class OneLoss : public LateRanks {
 
 TEST(LossesInEveryOrder, EndWhatWaitsForThemAlone) {
   for (const int polls : {0, 1, 2, 5, 30})
-    for (std::size_t letters = 0; letters < 7; ++letters)
+    for (std::size_t messages = 0; messages < 7; ++messages)
       for (const bool waits : {true, false}) {
-        SCOPED_TRACE(::testing::Message() << polls << " polls, then " << letters << " letters, "
+        SCOPED_TRACE(::testing::Message() << polls << " polls, then " << messages << " messages, "
                                           << (waits ? "waited for" : "not waited for"));
-        OneLoss({polls, letters, waits}).run();
+        OneLoss({polls, messages, waits}).run();
       }
 }
 

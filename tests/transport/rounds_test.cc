@@ -91,7 +91,7 @@ TEST_P(GatherInRounds, BringsEverybodysBytes) {
         handle.wait_synchronize();
         expect_lengths_and_patterns(handle, *channel, most);
         const auto rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
-        EXPECT_EQ(channel->world().counters(channel->box()).sent_messages,
+        EXPECT_EQ(channel->world().counters(channel->state()).sent_messages,
                   static_cast<unsigned>(rounds));
       });
       for (const std::string& error : errors) EXPECT_EQ(error, "");

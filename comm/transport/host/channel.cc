@@ -55,12 +55,12 @@ std::string HostTransfer::cause(std::string_view why) const {
 
 std::string HostTransfer::raise(std::string_view why) const {
   std::string text = cause(why);
-  channel_->world().raise(channel_->box(), text);
+  channel_->world().raise(channel_->state(), text);
   return text;
 }
 
 void HostTransfer::settle(const Mismatch& mismatch, std::string_view why) const {
-  channel_->world().settle(channel_->box(), mismatch, cause(why));
+  channel_->world().settle(channel_->state(), mismatch, cause(why));
 }
 
 void HostTransfer::require_done() const {
@@ -77,21 +77,21 @@ void HostTransfer::address(Batch& batch, std::uint32_t part) const {
 }
 
 void HostTransfer::cancel(Batch& batch) const {
-  if (!batch.closed()) channel_->world().cancel(channel_->box(), batch);
+  if (!batch.closed()) channel_->world().cancel(channel_->state(), batch);
 }
 
-Channel::Channel(std::shared_ptr<World> world, Box& box)
+Channel::Channel(std::shared_ptr<World> world, ChannelState& state)
     : world_(std::move(world)),
-      box_(box),
-      one_host_(std::ranges::all_of(world_->hosts(box), [](int host) { return host == 0; })) {}
+      state_(state),
+      one_host_(std::ranges::all_of(world_->hosts(state), [](int host) { return host == 0; })) {}
 
 void Channel::poll() {
-  seen_ = box_.bell.rings();
-  world_->progress(box_);
+  seen_ = state_.bell.rings();
+  world_->progress(state_);
 }
 
 void Channel::check(std::string_view name) {
-  if (!box_.faulty()) return;
+  if (!state_.faulty()) return;
   poll();  // announces the fault, if other ranks do not know the fault yet
   const Fault fault = this->fault();
   throw TransportError(std::string(name) + ": the transport is poisoned: " + fault.text,
@@ -187,7 +187,7 @@ void Channel::wait_activity(Clock::time_point until) {
 
 void Channel::wake() {
   woken_.store(true);
-  box_.bell.ring();
+  state_.bell.ring();
 }
 
 HostTransfer* Channel::most_urgent() const {
@@ -211,7 +211,7 @@ Culprits Channel::why_late(const HostTransfer& transfer) {
   const Question question{.name = operation.name,
                           .tag = operation.tag,
                           .patience = std::min(operation.timeout / 2, kLongestQuestion)};
-  Culprits culprits = world_->culprits(box_, question, transfer.missing());
+  Culprits culprits = world_->culprits(state_, question, transfer.missing());
   if (culprits.difference.empty())
     culprits.difference = "no message from " + names(*this, culprits.ranks) + within(transfer);
   return culprits;
@@ -220,7 +220,7 @@ Culprits Channel::why_late(const HostTransfer& transfer) {
 // On an isolated channel, the operation fails alone and asks no rank, because a late rank may be
 // lost.
 void Channel::end_late(HostTransfer& transfer) {
-  if (box_.is_lifeline()) {
+  if (state_.is_lifeline()) {
     const std::vector<int> late = transfer.missing();
     const int who = late.size() == 1 ? late.front() : kAnyRank;
     return transfer.end(std::make_exception_ptr(

@@ -23,10 +23,10 @@ std::vector<std::byte> options_message(const std::string& text, const Agreement*
   return pack(strings);
 }
 
-std::string explained(const std::vector<Difference>& differences, const Box& box) {
+std::string explained(const std::vector<Difference>& differences, const ChannelState& channel) {
   if (differences.empty())
     return ": all options are equal, but the messages hold other parameters or rows";
-  return ": " + text_of(differences, [&](int rank) { return box.name(rank); });
+  return ": " + text_of(differences, [&](int rank) { return channel.name(rank); });
 }
 
 /// The rank number in a message. Throws WireError.
@@ -69,21 +69,21 @@ bool World::in_dispute(const Family& family) const {
                              [&](const Dispute& one) { return one.family.get() == &family; });
 }
 
-void World::dispute(Box& box, const Mismatch& mismatch, const std::string& cause) {
-  Family& family = *box.family;
+void World::dispute(ChannelState& channel, const Mismatch& mismatch, const std::string& cause) {
+  Family& family = *channel.family;
   if (family.faulty || in_dispute(family)) return;
-  const bool own = mismatch.rank == box.rank;
-  const Agreement* agreement = own ? box.agreements.find(mismatch.signature) : nullptr;
-  const int peer = box.member(own ? mismatch.other_rank : mismatch.rank);
+  const bool own = mismatch.rank == channel.rank;
+  const Agreement* agreement = own ? channel.agreements.find(mismatch.signature) : nullptr;
+  const int peer = channel.member(own ? mismatch.other_rank : mismatch.rank);
   const bool is_gone = gone_.contains(peer) || lost_.contains(peer);
   if (is_gone || (own && agreement == nullptr)) return raise_locked(family, cause);
-  Head head = head_in(box, own ? Kind::kOptions : Kind::kCompare);
+  Head head = head_in(channel, own ? Kind::kOptions : Kind::kCompare);
   head.envelope.signature = mismatch.other_signature;
   head.envelope.count = mismatch.signature;
   head.part = static_cast<std::uint32_t>(mismatch.other_rank);
   const Block block = in_block(options_message(cause, agreement));
   const Clock::time_point until = Clock::now() + kExplainedWithin;
-  disputes_.push_back({box.family, peer, cause, until});
+  disputes_.push_back({channel.family, peer, cause, until});
   next_loss_ = std::min(next_loss_.load(), until);
   ring_all();  // a sleeping thread must wake up at `until`
   try {
@@ -95,31 +95,31 @@ void World::dispute(Box& box, const Mismatch& mismatch, const std::string& cause
 
 // A third rank reports a mismatch between this rank and rank `part`.
 void World::take_comparison(const Head& head, const Wire::Arrival& arrival) {
-  Box& box = box_of(head.channel);
-  if (box.members.empty() || box.faulty() || box.is_lifeline()) return;
-  if (!is_sender(box, head.from, arrival.peer)) return refuse(arrival.peer);
+  ChannelState& channel = channel_of(head.channel);
+  if (channel.members.empty() || channel.faulty() || channel.is_lifeline()) return;
+  if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
   const auto other = static_cast<int>(head.part);
-  if (head.part >= box.members.size() || other == box.rank) return refuse(arrival.peer);
-  dispute(box, {box.rank, head.envelope.count, other, head.envelope.signature},
+  if (head.part >= channel.members.size() || other == channel.rank) return refuse(arrival.peer);
+  dispute(channel, {channel.rank, head.envelope.count, other, head.envelope.signature},
           strings_of(arrival).front());
 }
 
 void World::take_options(const Head& head, const Wire::Arrival& arrival) {
-  Box& box = box_of(head.channel);
-  if (box.members.empty() || box.faulty() || box.is_lifeline()) return;
-  if (!is_sender(box, head.from, arrival.peer)) return refuse(arrival.peer);
-  std::erase_if(disputes_, [&](const Dispute& one) { return one.family == box.family; });
+  ChannelState& channel = channel_of(head.channel);
+  if (channel.members.empty() || channel.faulty() || channel.is_lifeline()) return;
+  if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
+  std::erase_if(disputes_, [&](const Dispute& one) { return one.family == channel.family; });
   try {
     const std::vector<std::string> strings = strings_of(arrival);
     const Agreement other = Agreement::parse(std::span(strings).subspan(1));
-    const Agreement* own = box.agreements.find(head.envelope.signature);
-    if (own == nullptr) return raise_locked(*box.family, strings.front());
-    auto differences = own->differences(other, box.rank, head.from);
-    const std::string cause = strings.front() + explained(differences, box);
-    raise_locked(*box.family, {cause, std::move(differences)});
+    const Agreement* own = channel.agreements.find(head.envelope.signature);
+    if (own == nullptr) return raise_locked(*channel.family, strings.front());
+    auto differences = own->differences(other, channel.rank, head.from);
+    const std::string cause = strings.front() + explained(differences, channel);
+    raise_locked(*channel.family, {cause, std::move(differences)});
   } catch (const WireError& error) {
-    raise_locked(*box.family,
-                 box.name(head.from) + " sends options that cannot be read: " + error.what());
+    raise_locked(*channel.family,
+                 channel.name(head.from) + " sends options that cannot be read: " + error.what());
   }
 }
 
@@ -141,11 +141,11 @@ void World::end_disputes_with(int peer) {
 }
 
 // Called by the thread of the operation with the mismatch. Returns after the fault was raised.
-void World::settle(Box& box, const Mismatch& mismatch, const std::string& cause) {
+void World::settle(ChannelState& channel, const Mismatch& mismatch, const std::string& cause) {
   std::unique_lock lock(gate_);
-  dispute(box, mismatch, cause);
+  dispute(channel, mismatch, cause);
   const Waiting here(waiting_);
-  while (!box.faulty() && in_dispute(*box.family)) {
+  while (!channel.faulty() && in_dispute(*channel.family)) {
     if (poll()) continue;
     lock.unlock();
     pause();

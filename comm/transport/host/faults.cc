@@ -19,35 +19,36 @@ constexpr std::size_t kMostDifferences = 4096;
 
 }  // namespace
 
-void World::check_abandoned(Box& box) {
-  while (!box.members.empty() && !box.faulty()) {  // no members: not joined yet
-    const auto found = box.letters.in_vain([&](int peer) { return gone(box, peer); });
+void World::check_abandoned(ChannelState& channel) {
+  while (!channel.members.empty() && !channel.faulty()) {  // no members: not joined yet
+    const auto found = channel.match_queue.in_vain([&](int peer) { return gone(channel, peer); });
     if (!found.has_value()) return;
-    abandon(box, *found->batch, found->peer);
+    abandon(channel, *found->batch, found->peer);
   }
 }
 
 // An operation waiting for a departed rank fails alone on an isolated channel. Otherwise, the whole
 // fault domain fails.
-void World::abandon(Box& box, Batch& batch, int who) {
-  std::string why = who == kAnyRank ? "every other rank" : box.name(who);
-  const auto loss = who == kAnyRank ? lost_.end() : lost_.find(box.member(who));
+void World::abandon(ChannelState& channel, Batch& batch, int who) {
+  std::string why = who == kAnyRank ? "every other rank" : channel.name(who);
+  const auto loss = who == kAnyRank ? lost_.end() : lost_.find(channel.member(who));
   why += loss == lost_.end() ? " left" : " is lost: " + loss->second.cause;
-  const std::string cause = std::string(batch.name) + " on " + box.name(box.rank) + ": " + why;
-  if (!box.is_lifeline()) return raise_locked(*box.family, cause);
-  end(box, batch, std::make_exception_ptr(PeerLost(cause, who)));
+  const std::string cause =
+      std::string(batch.name) + " on " + channel.name(channel.rank) + ": " + why;
+  if (!channel.is_lifeline()) return raise_locked(*channel.family, cause);
+  end(channel, batch, std::make_exception_ptr(PeerLost(cause, who)));
 }
 
-void World::end(Box& box, Batch& batch, std::exception_ptr error) {
-  take_back(box, batch);
+void World::end(ChannelState& channel, Batch& batch, std::exception_ptr error) {
+  take_back(channel, batch);
   batch.error = std::move(error);
   batch.open.store(0, std::memory_order_release);
-  gate_.ring(box.bell);
+  gate_.ring(channel.bell);
 }
 
-void World::end_late(Box& box, Batch& batch, std::exception_ptr error) {
+void World::end_late(ChannelState& channel, Batch& batch, std::exception_ptr error) {
   const std::lock_guard lock(gate_);
-  if (!batch.closed()) end(box, batch, std::move(error));
+  if (!batch.closed()) end(channel, batch, std::move(error));
 }
 
 // Isolated channels learn at once of a rank lost without a goodbye. A rank often leaves because of
@@ -67,13 +68,13 @@ void World::lose(int peer, const std::string& cause) {
 void World::end_sends(int peer) {
   const auto is_vain = [peer](const auto& send) {
     const Outstanding& each = send.second;
-    return each.box->is_lifeline() && each.box->member(each.peer) == peer;
+    return each.channel->is_lifeline() && each.channel->member(each.peer) == peer;
   };
   for (;;) {
     const auto vain = std::ranges::find_if(sends_, is_vain);
     if (vain == sends_.end()) return;
     const Outstanding each = vain->second;
-    abandon(*each.box, *each.batch, each.peer);
+    abandon(*each.channel, *each.batch, each.peer);
   }
 }
 
@@ -100,9 +101,9 @@ bool World::tell_losses() {
 
 std::vector<std::shared_ptr<Family>> World::families() const {
   std::vector<std::shared_ptr<Family>> all;
-  for (const auto& [id, box] : state_->boxes)
-    if (box->family != nullptr && std::ranges::find(all, box->family) == all.end())
-      all.push_back(box->family);
+  for (const auto& [id, channel] : state_->channels)
+    if (channel->family != nullptr && std::ranges::find(all, channel->family) == all.end())
+      all.push_back(channel->family);
   return all;
 }
 
@@ -110,14 +111,14 @@ std::vector<std::shared_ptr<Family>> World::families() const {
 Family& World::family_of(std::uint64_t id) {
   for (const auto& family : families())
     if (family->id == id) return *family;
-  Box& first = box_of(id);
+  ChannelState& first = channel_of(id);
   if (first.family == nullptr) first.family = std::make_shared<Family>(id, Family::Kind::kOrdinary);
   return *first.family;
 }
 
-void World::raise(Box& box, const std::string& cause) {
+void World::raise(ChannelState& channel, const std::string& cause) {
   const std::lock_guard lock(gate_);
-  raise_locked(*box.family, cause);
+  raise_locked(*channel.family, cause);
 }
 
 // A fault may follow from a dispute: then the text of the dispute is the cause.
@@ -143,15 +144,15 @@ void World::poison(Family& family, const Fault& fault) {
     family.fault.disagreement.resize(kMostDifferences);
   std::erase_if(disputes_, [&](const Dispute& one) { return one.family.get() == &family; });
   family.faulty.store(true, std::memory_order_release);
-  deaf_ = std::ranges::none_of(state_->boxes, [](const auto& entry) {
-    const Box& box = *entry.second;
-    return box.family != nullptr && !box.released && !box.faulty();
+  deaf_ = std::ranges::none_of(state_->channels, [](const auto& entry) {
+    const ChannelState& channel = *entry.second;
+    return channel.family != nullptr && !channel.released && !channel.faulty();
   });
   if (deaf_) wire_->note_poisoned();
-  for (const auto& [id, box] : state_->boxes) {
-    if (box->family.get() != &family) continue;
-    drop_unclaimed(*box);
-    std::erase_if(held_, [&, own = box->id](const auto& held) {
+  for (const auto& [id, channel] : state_->channels) {
+    if (channel->family.get() != &family) continue;
+    drop_unclaimed(*channel);
+    std::erase_if(held_, [&, own = channel->id](const auto& held) {
       if (held.second.channel != own) return false;
       --flow(held.first.first).waiting;
       return true;
@@ -161,12 +162,12 @@ void World::poison(Family& family, const Fault& fault) {
 }
 
 void World::ring_all() {
-  for (auto& [id, box] : state_->boxes) gate_.ring(box->bell);
+  for (auto& [id, channel] : state_->channels) gate_.ring(channel->bell);
 }
 
-Fault World::fault(const Box& box) const {
+Fault World::fault(const ChannelState& channel) const {
   const std::lock_guard lock(gate_);
-  return box.family->fault;
+  return channel.family->fault;
 }
 
 // Announces a fault to all ranks of a domain, on a thread with network access. Departed ranks delay

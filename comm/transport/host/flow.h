@@ -14,8 +14,8 @@ namespace tersor::host {
 /// Credits of an eager message: the memory used at the peer until the receive is posted. Blocks may
 /// be twice as long.
 inline std::size_t unasked_cost(std::size_t payload_bytes) {
-  constexpr std::size_t kLetter = 512, kCopied = 8 * 1024, kShared = 64 * 1024;
-  if (payload_bytes <= kCopied) return kLetter + payload_bytes;
+  constexpr std::size_t kMessage = 512, kCopied = 8 * 1024, kShared = 64 * 1024;
+  if (payload_bytes <= kCopied) return kMessage + payload_bytes;
   // Over MPI, eager payloads share receive blocks of up to 63 KiB.
   return std::max(kShared, payload_bytes);
 }

@@ -7,13 +7,13 @@
 namespace tersor::host {
 
 // Announcements use memory of the peer, too.
-void World::check_room(const Box& box, const Batch& batch) const {
+void World::check_room(const ChannelState& channel, const Batch& batch) const {
   for (const Outgoing& outgoing : batch.outgoing) {
-    const int peer = box.member(outgoing.peer);
+    const int peer = channel.member(outgoing.peer);
     if (flow(peer).waiting < Flow::kMostWaiting) continue;
-    throw InvalidArgument(std::string(batch.name) + " on " + box.name(box.rank) + ": " +
+    throw InvalidArgument(std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
                           std::to_string(Flow::kMostWaiting) + " messages to " +
-                          box.name(outgoing.peer) +
+                          channel.name(outgoing.peer) +
                           " wait until it takes them: wait for their handles first");
   }
 }
@@ -38,12 +38,12 @@ void World::take_request(const Head& head, int peer) {
   send(peer, {.part = head.part, .kind = Kind::kBody}, std::move(found.mapped().payload));
 }
 
-// Drops messages announced to world rank `peer`. The peer left the channel `box` or, if null, all
-// channels. The operation may have failed and be gone.
-void World::drop_held(int peer, const Box* box) {
+// Drops messages announced to world rank `peer`. The peer left the channel `channel` or, if null,
+// all channels. The operation may have failed and be gone.
+void World::drop_held(int peer, const ChannelState* channel) {
   for (auto held = held_.lower_bound({peer, 0});
        held != held_.end() && held->first.first == peer;) {
-    if (box != nullptr && held->second.channel != box->id) {
+    if (channel != nullptr && held->second.channel != channel->id) {
       ++held;
       continue;
     }
@@ -53,7 +53,7 @@ void World::drop_held(int peer, const Box* box) {
     const auto sending = sends_.find(dropped.payload.job.get());
     if (sending == sends_.end()) continue;
     const Outstanding late = sending->second;
-    if (gone_from(*late.box, late.peer)) abandon(*late.box, *late.batch, late.peer);
+    if (gone_from(*late.channel, late.peer)) abandon(*late.channel, *late.batch, late.peer);
     held = held_.upper_bound(number);
   }
 }
@@ -61,46 +61,46 @@ void World::drop_held(int peer, const Box* box) {
 // Drops the announcements of a lost rank. A receive matched with a dropped message waits for
 // another message or fails.
 void World::drop_announced(int peer) {
-  std::vector<Letter*> letters;
-  for (const auto& [number, letter] : coming_)
-    if (number.first == peer) letters.push_back(letter);
-  for (Letter* letter : letters) {
-    Box* const box = letter->box;
-    Batch* const batch = letter->batch;
-    Incoming* const incoming = letter->incoming;
-    if (box != nullptr) box->letters.reject(*letter);
-    letter->asked = false;  // the payload never arrives
-    drop(*letter);
-    if (batch != nullptr) seek_letter(*box, *batch, *incoming);
+  std::vector<IncomingMessage*> messages;
+  for (const auto& [number, message] : coming_)
+    if (number.first == peer) messages.push_back(message);
+  for (IncomingMessage* message : messages) {
+    ChannelState* const channel = message->channel;
+    Batch* const batch = message->batch;
+    Incoming* const incoming = message->incoming;
+    if (channel != nullptr) channel->match_queue.reject(*message);
+    message->asked = false;  // the payload never arrives
+    drop(*message);
+    if (batch != nullptr) match_receive(*channel, *batch, *incoming);
   }
 }
 
 // The caller must not access the message afterwards: the payload may arrive and be delivered at
 // once.
-void World::ask_for(Letter& letter) {
-  if (std::exchange(letter.asked, true)) return;
-  send(letter.arrival.peer, {.part = letter.number, .kind = Kind::kRequest});
+void World::ask_for(IncomingMessage& message) {
+  if (std::exchange(message.asked, true)) return;
+  send(message.arrival.peer, {.part = message.number, .kind = Kind::kRequest});
 }
 
 void World::take_body(const Head& head, Wire::Arrival arrival) {
   const auto found = coming_.extract({arrival.peer, head.part});
   if (!found || found.mapped()->envelope.bytes != head.envelope.bytes)
     return raise_all("rank " + std::to_string(arrival.peer) + " sends what it has not announced");
-  Letter& letter = *found.mapped();
-  letter.announced = false;
-  letter.there = arrival.whole;
-  letter.payload = std::move(arrival.payload);
-  letter.arrival = std::move(arrival);
-  if (letter.there) return came(letter);
-  receive_rest(letter);
-  if (letter.batch != nullptr) wake_for(*letter.box, *letter.batch);
+  IncomingMessage& message = *found.mapped();
+  message.announced = false;
+  message.there = arrival.whole;
+  message.payload = std::move(arrival.payload);
+  message.arrival = std::move(arrival);
+  if (message.there) return came(message);
+  receive_rest(message);
+  if (message.batch != nullptr) wake_for(*message.channel, *message.batch);
 }
 
 // Returns the credits of a message to the sender. A departed rank sends nothing and needs no
 // credits.
-void World::make_room(Letter& letter) {
-  const int peer = letter.arrival.peer;
-  const std::size_t room = flow(peer).asked_for(std::exchange(letter.cost, 0));
+void World::make_room(IncomingMessage& message) {
+  const int peer = message.arrival.peer;
+  const std::size_t room = flow(peer).asked_for(std::exchange(message.cost, 0));
   if (room == 0 || deaf_ || gone_.contains(peer) || !wire_->right_thread()) return;
   send(peer, {.envelope = {.count = room}, .kind = Kind::kRoom});
 }

@@ -42,12 +42,12 @@ std::size_t count_of(std::span<const ValueSpan> parts) {
 
 HostTransport::HostTransport(std::shared_ptr<Channel> channel)
     : traits_{.any_thread = channel->world().traits().any_thread,
-              .device = kernels::has_cuda() && !channel->box().is_lifeline()},
+              .device = kernels::has_cuda() && !channel->state().is_lifeline()},
       channel_(std::move(channel)) {}
 
 // If a hung or broken device may still write to memory, the memory is leaked.
 HostTransport::~HostTransport() {
-  world().leave(channel_->box());
+  world().leave(channel_->state());
   if (staging_ != nullptr && !staging_->settle(Clock::now() + kSettlesWithin))
     static_cast<void>(staging_.release());
 }
@@ -142,7 +142,7 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
 }
 
 std::unique_ptr<Transport> HostTransport::channel() {
-  return join(all_ranks(ranks()), channel_->box().family->kind);
+  return join(all_ranks(ranks()), channel_->state().family->kind);
 }
 
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
@@ -161,13 +161,13 @@ std::unique_ptr<Transport> HostTransport::join(std::span<const int> members, Fam
 }
 
 void HostTransport::refuse_on_lifeline(const Operation& operation, std::string_view what) const {
-  if (!channel_->box().is_lifeline()) return;
+  if (!channel_->state().is_lifeline()) return;
   refuse(operation, "a lifeline has no " + std::string(what) + ": take a split of it");
 }
 
 void HostTransport::poison(std::string_view cause) {
   refuse_on_lifeline({.name = "poison"}, "fault that all share");
-  world().raise(channel_->box(), channel_->name(rank()) + " gave up: " + std::string(cause));
+  world().raise(channel_->state(), channel_->name(rank()) + " gave up: " + std::string(cause));
 }
 
 }  // namespace tersor::host

@@ -24,9 +24,9 @@ class HostTransport final : public Transport {
 
   int rank() const override { return channel_->rank(); }
   int ranks() const override { return channel_->ranks(); }
-  std::vector<int> hosts() const override { return world().hosts(channel_->box()); }
+  std::vector<int> hosts() const override { return world().hosts(channel_->state()); }
   TransportTraits traits() const override { return traits_; }
-  TransferCounters counters() const override { return world().counters(channel_->box()); }
+  TransferCounters counters() const override { return world().counters(channel_->state()); }
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
   Block block(std::size_t bytes) override;

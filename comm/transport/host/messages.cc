@@ -45,47 +45,51 @@ void World::pack(Batch& batch) {
   }
 }
 
-void World::post(Box& box, Batch& batch) {
+void World::post(ChannelState& channel, Batch& batch) {
   wire_->check_thread();
   batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
   pack(batch);
   const std::lock_guard lock(gate_);
   if (batch.incoming.empty()) poll();  // a send-only batch learns of departed ranks only here
-  if (box.faulty()) return;
-  if (batch.agreement != nullptr) box.agreements.note(batch.envelope.signature, *batch.agreement);
-  check_room(box, batch);
-  if (!batch.incoming.empty()) box.letters.open(batch);
+  if (channel.faulty()) return;
+  if (batch.agreement != nullptr)
+    channel.agreements.note(batch.envelope.signature, *batch.agreement);
+  check_room(channel, batch);
+  if (!batch.incoming.empty()) channel.match_queue.open(batch);
   try {
-    for (Outgoing& outgoing : batch.outgoing) send(box, batch, outgoing);
+    for (Outgoing& outgoing : batch.outgoing) send(channel, batch, outgoing);
     for (const Outgoing& outgoing : batch.outgoing)
-      if (!is_over(box, batch) && gone_from(box, outgoing.peer)) abandon(box, batch, outgoing.peer);
-    for (Incoming& incoming : batch.incoming) seek_letter(box, batch, incoming);
-    if (batch.takes_all) take_last(box, batch);
+      if (!is_over(channel, batch) && gone_from(channel, outgoing.peer))
+        abandon(channel, batch, outgoing.peer);
+    for (Incoming& incoming : batch.incoming) match_receive(channel, batch, incoming);
+    if (batch.takes_all) take_last(channel, batch);
   } catch (const std::exception& error) {
     raise_all(error.what());
   }
 }
 
-bool World::is_over(const Box& box, const Batch& batch) {
-  return box.faulty() || batch.error != nullptr;
+bool World::is_over(const ChannelState& channel, const Batch& batch) {
+  return channel.faulty() || batch.error != nullptr;
 }
 
-void World::take_last(Box& box, const Batch& batch) {
-  box.letters.note_last(batch);
-  if (const Letter* letter = box.letters.unclaimed(batch.key)) check_stray(box, *letter);
+void World::take_last(ChannelState& channel, const Batch& batch) {
+  channel.match_queue.note_last(batch);
+  if (const IncomingMessage* message = channel.match_queue.unclaimed(batch.key))
+    check_stray(channel, *message);
 }
 
 // No later batch can receive this message: the sender calls something else. On isolated channels, a
 // stray message ends nothing.
-void World::check_stray(Box& box, const Letter& letter) {
-  if (box.members.empty() || box.faulty()) return;  // not joined yet
-  if (box.is_lifeline()) return;
-  if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
-  const std::string what = box.letters.stray(letter, box.name(box.rank), box.name(letter.from));
+void World::check_stray(ChannelState& channel, const IncomingMessage& message) {
+  if (channel.members.empty() || channel.faulty()) return;  // not joined yet
+  if (channel.is_lifeline()) return;
+  if (!is_sender(channel, message.from, message.arrival.peer)) return refuse(message.arrival.peer);
+  const std::string what =
+      channel.match_queue.stray(message, channel.name(channel.rank), channel.name(message.from));
   if (what.empty()) return;
-  const std::uint64_t own = box.letters.last_signature(letter.key);
-  if (own == letter.envelope.signature) return raise_locked(*box.family, what);
-  dispute(box, {box.rank, own, letter.from, letter.envelope.signature}, what);
+  const std::uint64_t own = channel.match_queue.last_signature(message.key);
+  if (own == message.envelope.signature) return raise_locked(*channel.family, what);
+  dispute(channel, {channel.rank, own, message.from, message.envelope.signature}, what);
 }
 
 void World::send(int peer, Head head, Wire::Payload payload) {
@@ -94,20 +98,20 @@ void World::send(int peer, Head head, Wire::Payload payload) {
 }
 
 // Sends to each reachable rank, even if other ranks are gone.
-void World::send(Box& box, Batch& batch, Outgoing& outgoing) {
-  if (is_over(box, batch) || gone_from(box, outgoing.peer)) return;
-  Head head = head_in(box, Kind::kMessage);
+void World::send(ChannelState& channel, Batch& batch, Outgoing& outgoing) {
+  if (is_over(channel, batch) || gone_from(channel, outgoing.peer)) return;
+  Head head = head_in(channel, Kind::kMessage);
   head.envelope = batch.envelope;
   head.tag = batch.key.tag;
   head.part = batch.key.part;
-  box.counters.sent_bytes += wire_->wire_bytes(outgoing.payload.size());
-  ++box.counters.sent_messages;
+  channel.counters.sent_bytes += wire_->wire_bytes(outgoing.payload.size());
+  ++channel.counters.sent_messages;
   Wire::Payload payload{.bytes = outgoing.payload, .block = std::move(outgoing.block)};
   if (payload.block) payload.bytes = payload.block.bytes();
   const bool lent = !payload.block && payload.bytes.size() > traits_.copied_bytes;
-  const int peer = box.member(outgoing.peer);
+  const int peer = channel.member(outgoing.peer);
   const bool goes = flow(peer).run_ahead(unasked_cost(payload.bytes.size()));
-  if (lent || must_leave(batch) || !goes) payload.job = count_send(box, batch, outgoing.peer);
+  if (lent || must_leave(batch) || !goes) payload.job = count_send(channel, batch, outgoing.peer);
   goes ? send(peer, head, std::move(payload)) : hold(peer, head, std::move(payload));
 }
 
@@ -120,37 +124,37 @@ bool World::must_leave(const Batch& batch) const {
 
 // Keeps the batch open until the payload has left. The network may read the owner's memory even
 // after an error.
-std::shared_ptr<Wire::Job> World::count_send(Box& box, Batch& batch, int peer) {
+std::shared_ptr<Wire::Job> World::count_send(ChannelState& channel, Batch& batch, int peer) {
   auto job = std::make_shared<Wire::Job>();
   job->keep_alive = batch.keep_alive;
-  job->done = [this, &box](const Wire::Job& done) {
+  job->done = [this, &channel](const Wire::Job& done) {
     const auto send = sends_.extract(&done);
-    if (send && box.letters.close_one(*send.mapped().batch)) gate_.ring(box.bell);
+    if (send && channel.match_queue.close_one(*send.mapped().batch)) gate_.ring(channel.bell);
   };
-  sends_[job.get()] = {&batch, &box, peer};
+  sends_[job.get()] = {&batch, &channel, peer};
   batch.open.fetch_add(1, std::memory_order_relaxed);
   return job;
 }
 
-void World::seek_letter(Box& box, Batch& batch, Incoming& incoming) {
-  if (is_over(box, batch)) return;
-  if (Letter* letter = box.letters.seek(batch, incoming))
-    paired(box, *letter);
-  else if (gone(box, incoming.peer))
-    check_abandoned(box);
+void World::match_receive(ChannelState& channel, Batch& batch, Incoming& incoming) {
+  if (is_over(channel, batch)) return;
+  if (IncomingMessage* message = channel.match_queue.seek(batch, incoming))
+    paired(channel, *message);
+  else if (gone(channel, incoming.peer))
+    check_abandoned(channel);
 }
 
-void World::cancel(Box& box, Batch& batch) {
+void World::cancel(ChannelState& channel, Batch& batch) {
   const std::lock_guard lock(gate_);
-  take_back(box, batch);
+  take_back(channel, batch);
 }
 
 // Messages of the batch become available to other batches.
-void World::take_back(Box& box, Batch& batch) {
+void World::take_back(ChannelState& channel, Batch& batch) {
   std::erase_if(sends_, [&](const auto& send) { return send.second.batch == &batch; });
-  const std::vector<Letter*> taken = box.letters.cancel(batch);
-  if (box.faulty()) return drop_unclaimed(box);
-  for (Letter* letter : taken) paired(box, *letter);
+  const std::vector<IncomingMessage*> taken = channel.match_queue.cancel(batch);
+  if (channel.faulty()) return drop_unclaimed(channel);
+  for (IncomingMessage* message : taken) paired(channel, *message);
 }
 
 std::vector<int> World::unsent(const Batch& batch) const {
@@ -205,33 +209,33 @@ void World::take_later(Wire::Arrival arrival) {
 }
 
 void World::take_message(const Head& head, Wire::Arrival arrival) {
-  Box& box = box_of(head.channel);
-  if (!is_sender(box, head.from, arrival.peer)) return refuse(arrival.peer);
-  Letter& letter = new_letter();
-  letter.envelope = head.envelope;
-  letter.key = {.tag = head.tag, .part = head.part};
-  letter.from = head.from;
-  letter.box = &box;
-  letter.announced = head.kind == Kind::kAnnounced;
-  letter.there = arrival.whole && !letter.announced;
-  letter.payload = std::move(arrival.payload);
-  letter.arrival.peer = arrival.peer;
-  if (!arrival.whole) letter.arrival = std::move(arrival);
-  if (letter.announced) {
-    letter.number = flow(letter.arrival.peer).heard_of++;
-    coming_[{letter.arrival.peer, letter.number}] = &letter;
+  ChannelState& channel = channel_of(head.channel);
+  if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
+  IncomingMessage& message = new_message();
+  message.envelope = head.envelope;
+  message.key = {.tag = head.tag, .part = head.part};
+  message.from = head.from;
+  message.channel = &channel;
+  message.announced = head.kind == Kind::kAnnounced;
+  message.there = arrival.whole && !message.announced;
+  message.payload = std::move(arrival.payload);
+  message.arrival.peer = arrival.peer;
+  if (!arrival.whole) message.arrival = std::move(arrival);
+  if (message.announced) {
+    message.number = flow(message.arrival.peer).heard_of++;
+    coming_[{message.arrival.peer, message.number}] = &message;
   } else {
-    letter.cost = unasked_cost(head.envelope.bytes);
+    message.cost = unasked_cost(head.envelope.bytes);
   }
-  if (box.faulty()) return drop(letter);
-  box.letters.claim(letter) ? paired(box, letter) : check_stray(box, letter);
+  if (channel.faulty()) return drop(message);
+  channel.match_queue.claim(message) ? paired(channel, message) : check_stray(channel, message);
 }
 
 // If the channel is not joined yet, `paired` checks the sender later.
-bool World::is_sender(const Box& box, int from, int peer) const {
-  if (box.members.empty()) return true;
+bool World::is_sender(const ChannelState& channel, int from, int peer) const {
+  if (channel.members.empty()) return true;
   const auto index = static_cast<std::size_t>(from);
-  return index < box.members.size() && box.members[index] == peer;
+  return index < channel.members.size() && channel.members[index] == peer;
 }
 
 void World::refuse(int peer) {
@@ -239,114 +243,114 @@ void World::refuse(int peer) {
 }
 
 // A mismatched message is never received.
-void World::fail_misfit(Box& box, Letter& letter) {
-  Batch& batch = *letter.batch;
-  const std::string cause = std::string(batch.name) + " on " + box.name(box.rank) + ": " +
-                            Letterbox::misfit(letter, box.name(letter.from));
-  const std::uint64_t own = batch.envelope.signature, other = letter.envelope.signature;
-  if (!box.is_lifeline() && own != other)
-    return dispute(box, {box.rank, own, letter.from, other}, cause);
-  if (!box.is_lifeline()) return raise_locked(*box.family, cause);
-  box.letters.reject(letter);
-  drop(letter);
-  end(box, batch, std::make_exception_ptr(TransportError(cause)));
+void World::fail_misfit(ChannelState& channel, IncomingMessage& message) {
+  Batch& batch = *message.batch;
+  const std::string cause = std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
+                            MatchQueue::misfit(message, channel.name(message.from));
+  const std::uint64_t own = batch.envelope.signature, other = message.envelope.signature;
+  if (!channel.is_lifeline() && own != other)
+    return dispute(channel, {channel.rank, own, message.from, other}, cause);
+  if (!channel.is_lifeline()) return raise_locked(*channel.family, cause);
+  channel.match_queue.reject(message);
+  drop(message);
+  end(channel, batch, std::make_exception_ptr(TransportError(cause)));
 }
 
-void World::paired(Box& box, Letter& letter) {
-  if (!is_sender(box, letter.from, letter.arrival.peer)) return refuse(letter.arrival.peer);
-  const Batch& batch = *letter.batch;
-  if (!Letterbox::fits(letter)) return fail_misfit(box, letter);
-  make_room(letter);
-  if (letter.there) return deliver(box, letter);
-  if (letter.announced) return ask_for(letter);
-  if (!letter.receiving) receive_rest(letter);
-  wake_for(box, batch);
+void World::paired(ChannelState& channel, IncomingMessage& message) {
+  if (!is_sender(channel, message.from, message.arrival.peer)) return refuse(message.arrival.peer);
+  const Batch& batch = *message.batch;
+  if (!MatchQueue::fits(message)) return fail_misfit(channel, message);
+  make_room(message);
+  if (message.there) return deliver(channel, message);
+  if (message.announced) return ask_for(message);
+  if (!message.receiving) receive_rest(message);
+  wake_for(channel, batch);
 }
 
-void World::receive_rest(Letter& letter) {
-  letter.receiving = true;
-  BlockPool* wish = letter.batch == nullptr ? nullptr : letter.batch->pool;
-  if (!letter.payload)
-    letter.payload = (wish == nullptr ? pools().host() : *wish).take(letter.envelope.bytes);
+void World::receive_rest(IncomingMessage& message) {
+  message.receiving = true;
+  BlockPool* wish = message.batch == nullptr ? nullptr : message.batch->pool;
+  if (!message.payload)
+    message.payload = (wish == nullptr ? pools().host() : *wish).take(message.envelope.bytes);
   auto job = std::make_shared<Wire::Job>();
-  job->memory = letter.payload;
-  job->done = [this, &letter](const Wire::Job&) {
-    letter.there = true;
-    came(letter);
+  job->memory = message.payload;
+  job->done = [this, &message](const Wire::Job&) {
+    message.there = true;
+    came(message);
   };
-  wire_->receive_rest(letter.arrival, letter.payload.writable(), job);
+  wire_->receive_rest(message.arrival, message.payload.writable(), job);
 }
 
-void World::came(Letter& letter) {
-  if (letter.box == nullptr) return drop(letter);
-  if (letter.incoming != nullptr) deliver(*letter.box, letter);
+void World::came(IncomingMessage& message) {
+  if (message.channel == nullptr) return drop(message);
+  if (message.incoming != nullptr) deliver(*message.channel, message);
 }
 
-void World::deliver(Box& box, Letter& letter) {
-  box.counters.received_bytes += wire_->wire_bytes(letter.envelope.bytes);
-  const Batch& batch = *letter.batch;
-  const bool foreseen = letter.receiving;
-  if (box.letters.deliver(letter))
-    gate_.ring(box.bell);
+void World::deliver(ChannelState& channel, IncomingMessage& message) {
+  channel.counters.received_bytes += wire_->wire_bytes(message.envelope.bytes);
+  const Batch& batch = *message.batch;
+  const bool foreseen = message.receiving;
+  if (channel.match_queue.deliver(message))
+    gate_.ring(channel.bell);
   else if (!foreseen)
-    wake_for(box, batch);
-  state_->free_letters.push_back(&letter);
+    wake_for(channel, batch);
+  state_->free_messages.push_back(&message);
 }
 
-Letter& World::new_letter() {
-  if (state_->free_letters.empty()) return state_->letters.emplace_back();
-  Letter& letter = *state_->free_letters.back();
-  state_->free_letters.pop_back();
-  letter.receiving = letter.asked = false;
-  return letter;
+IncomingMessage& World::new_message() {
+  if (state_->free_messages.empty()) return state_->messages.emplace_back();
+  IncomingMessage& message = *state_->free_messages.back();
+  state_->free_messages.pop_back();
+  message.receiving = message.asked = false;
+  return message;
 }
 
 // A payload being received is dropped after its arrival.
-void World::drop(Letter& letter) {
-  letter.payload = {};
-  letter.box = nullptr;
-  make_room(letter);
-  if (!letter.there && (letter.receiving || letter.asked)) return;
-  if (letter.announced) coming_.erase({letter.arrival.peer, letter.number});
-  state_->free_letters.push_back(&letter);
+void World::drop(IncomingMessage& message) {
+  message.payload = {};
+  message.channel = nullptr;
+  make_room(message);
+  if (!message.there && (message.receiving || message.asked)) return;
+  if (message.announced) coming_.erase({message.arrival.peer, message.number});
+  state_->free_messages.push_back(&message);
 }
 
-void World::drop_unclaimed(Box& box) {
-  while (!box.letters.unclaimed().empty()) {
-    Letter& letter = *box.letters.unclaimed().back();
-    box.letters.reject(letter);
-    drop(letter);
+void World::drop_unclaimed(ChannelState& channel) {
+  while (!channel.match_queue.unclaimed().empty()) {
+    IncomingMessage& message = *channel.match_queue.unclaimed().back();
+    channel.match_queue.reject(message);
+    drop(message);
   }
 }
 
 // Wakes a sleeping thread if a batch closes before the thread's next poll.
-void World::wake_for(Box& box, const Batch& batch) {
-  if (box.asleep_until == Box::kAwake) return;
+void World::wake_for(ChannelState& channel, const Batch& batch) {
+  if (channel.asleep_until == ChannelState::kAwake) return;
   const Clock::time_point closed = completion(batch);
-  if (closed >= box.asleep_until) return;
-  box.asleep_until = closed;
-  gate_.ring(box.bell);
+  if (closed >= channel.asleep_until) return;
+  channel.asleep_until = closed;
+  gate_.ring(channel.bell);
 }
 
 Clock::time_point World::completion(const Batch& batch) const {
-  Clock::time_point last = Box::kAwake;
+  Clock::time_point last = ChannelState::kAwake;
   for (const Incoming& incoming : batch.incoming) {
     if (incoming.arrived.load(std::memory_order_relaxed)) continue;
     if (incoming.ticket == nullptr) return Clock::time_point::max();
-    const auto& letter = *static_cast<const Letter*>(incoming.ticket);
-    if (!letter.receiving) return Clock::time_point::max();  // mismatched: never delivered
-    last = std::max(last, wire_->earliest(letter.arrival));
+    const auto& message = *static_cast<const IncomingMessage*>(incoming.ticket);
+    if (!message.receiving) return Clock::time_point::max();  // mismatched: never delivered
+    last = std::max(last, wire_->earliest(message.arrival));
   }
   return last;
 }
 
-Clock::time_point World::fall_asleep(Box& box) {
+Clock::time_point World::fall_asleep(ChannelState& channel) {
   const std::lock_guard lock(gate_);
   poll();
-  box.asleep_until = Clock::time_point::max();
-  for (const Batch* batch : box.letters.batches())
-    box.asleep_until = std::min(box.asleep_until, completion(*batch));
-  return box.asleep_until;
+  channel.asleep_until = Clock::time_point::max();
+  for (const Batch* batch : channel.match_queue.batches())
+    channel.asleep_until = std::min(channel.asleep_until, completion(*batch));
+  return channel.asleep_until;
 }
 
 }  // namespace tersor::host

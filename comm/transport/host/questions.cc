@@ -36,9 +36,10 @@ void World::answer_questions() {
   if (questions_.empty()) return;
   questioned_.store(false, std::memory_order_relaxed);
   for (const auto& [question, peer] : std::exchange(questions_, {})) try {
-      const auto box = state_->boxes.find(question.channel);
-      const Awaited awaited =
-          box == state_->boxes.end() ? Awaited{} : this->awaited(*box->second, question.tag);
+      const auto channel = state_->channels.find(question.channel);
+      const Awaited awaited = channel == state_->channels.end()
+                                  ? Awaited{}
+                                  : this->awaited(*channel->second, question.tag);
       const Head head{.envelope = awaited.envelope,
                       .channel = question.channel,
                       .tag = awaited.tag,
@@ -58,11 +59,12 @@ void World::take_answer(const Head& head, ConstByteSpan ranks) {
 }
 
 // The ranks awaited by receives and by sends, in the earliest call.
-Awaited World::awaited(const Box& box, std::uint32_t tag) const {
-  Awaited first = box.letters.awaited(tag);
+Awaited World::awaited(const ChannelState& channel, std::uint32_t tag) const {
+  Awaited first = channel.match_queue.awaited(tag);
   for (const auto& [job, sending] : sends_) {
     const Batch& batch = *sending.batch;
-    if (sending.box != &box || (batch.key.tag > tag && batch.key.tag != kUnorderedTag)) continue;
+    if (sending.channel != &channel || (batch.key.tag > tag && batch.key.tag != kUnorderedTag))
+      continue;
     first.add(sending.peer, batch.key.tag, batch.envelope);
   }
   return first;
@@ -72,15 +74,15 @@ Awaited World::awaited(const Box& box, std::uint32_t tag) const {
 /// rank, the two calls differ.
 class World::Inquiry {
  public:
-  Inquiry(World& world, Box& box, const Question& question)
-      : world_(world), box_(box), question_(question) {}
+  Inquiry(World& world, ChannelState& channel, const Question& question)
+      : world_(world), channel_(channel), question_(question) {}
 
   Culprits find(std::span<const int> late) {
     const Awaited own = [&] {
       const std::lock_guard lock(world_.gate_);
-      return world_.awaited(box_, question_.tag);
+      return world_.awaited(channel_, question_.tag);
     }();
-    for (const int rank : late) waits_.push_back({{rank, question_.tag}, box_.rank, own});
+    for (const int rank : late) waits_.push_back({{rank, question_.tag}, channel_.rank, own});
     while (!waits_.empty()) {
       ask();
       std::vector<Wait> next;
@@ -112,7 +114,7 @@ class World::Inquiry {
     for (const Wait& wait : waits_)
       if (!answers_.contains(wait.asked)) put(wait.asked);
     const auto start = Clock::now();
-    while (!box_.faulty()) {
+    while (!channel_.faulty()) {
       take_answers();
       const auto until = start + question_.patience * (open_.size() > 1 ? kMorePatience : 1);
       if (open_.empty() || Clock::now() >= until) break;
@@ -128,10 +130,10 @@ class World::Inquiry {
   void put(const Asked& asked) {
     const auto [rank, tag] = asked;
     Awaited& answer = answers_[asked];
-    if (rank == box_.rank)
-      answer = world_.awaited(box_, tag);
+    if (rank == channel_.rank)
+      answer = world_.awaited(channel_, tag);
     else if (const auto number =
-                 silent_.contains(rank) ? std::nullopt : world_.put(box_, rank, tag))
+                 silent_.contains(rank) ? std::nullopt : world_.put(channel_, rank, tag))
       open_[*number] = asked;
   }
 
@@ -141,7 +143,7 @@ class World::Inquiry {
       if (!found) return false;
       Awaited& answer = answers_[question.second] = std::move(found.mapped());
       std::erase_if(answer.ranks, [&](int rank) {
-        return rank < 0 || rank >= static_cast<int>(box_.members.size());
+        return rank < 0 || rank >= static_cast<int>(channel_.members.size());
       });
       return true;
     });
@@ -152,16 +154,17 @@ class World::Inquiry {
   void follow(const Wait& wait, std::vector<Wait>& next) {
     const int rank = wait.asked.first;
     const Awaited& answer = answers_.at(wait.asked);
-    if (answer.ranks.empty()) silent_.insert(rank == box_.rank ? wait.by : rank);
+    if (answer.ranks.empty()) silent_.insert(rank == channel_.rank ? wait.by : rank);
     if (!followed_.insert(wait.asked).second) return;
     for (const int other : answer.ranks) next.push_back({{other, answer.tag}, rank, answer});
   }
 
   std::string difference(const Wait& wait) const {
-    const bool own = wait.by == box_.rank;
-    const std::string seen = own ? "" : ", seen from " + box_.name(wait.by);
+    const bool own = wait.by == channel_.rank;
+    const std::string seen = own ? "" : ", seen from " + channel_.name(wait.by);
     return host::difference(wait.before.envelope, answers_.at(wait.asked).envelope,
-                            box_.name(wait.asked.first), own ? question_.name : "an operation") +
+                            channel_.name(wait.asked.first),
+                            own ? question_.name : "an operation") +
            seen;
   }
 
@@ -171,7 +174,7 @@ class World::Inquiry {
   }
 
   World& world_;
-  Box& box_;
+  ChannelState& channel_;
   const Question& question_;
   std::vector<Wait> waits_;
   std::map<Asked, Awaited> answers_;
@@ -180,17 +183,18 @@ class World::Inquiry {
   std::set<int> silent_;
 };
 
-Culprits World::culprits(Box& box, const Question& question, std::span<const int> late) {
-  return Inquiry(*this, box, question).find(late);
+Culprits World::culprits(ChannelState& channel, const Question& question,
+                         std::span<const int> late) {
+  return Inquiry(*this, channel, question).find(late);
 }
 
 // Returns the question's number, or nothing if no question can be sent now.
-std::optional<std::uint32_t> World::put(Box& box, int rank, std::uint32_t tag) try {
-  if (box.faulty() || !wire_->right_thread() || !wire_->running()) return std::nullopt;
-  Head head = head_in(box, Kind::kQuestion);
+std::optional<std::uint32_t> World::put(ChannelState& channel, int rank, std::uint32_t tag) try {
+  if (channel.faulty() || !wire_->right_thread() || !wire_->running()) return std::nullopt;
+  Head head = head_in(channel, Kind::kQuestion);
   head.tag = tag;
   head.part = ++asked_;
-  send(box.member(rank), head);
+  send(channel.member(rank), head);
   return head.part;
 } catch (const std::exception&) {
   return std::nullopt;  // treated as silent

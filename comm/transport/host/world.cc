@@ -20,7 +20,7 @@ constexpr auto kGoodbyeWithin = 1s;  // to receive the goodbyes of the others
 constexpr auto kLeavesWithin = 10s;  // to deliver all sent messages
 
 /// The channel id. All ranks making the same channel compute the same id.
-std::uint64_t channel_id(const Box& parent, std::span<const int> members, int ordinal) {
+std::uint64_t channel_id(const ChannelState& parent, std::span<const int> members, int ordinal) {
   Signature signature;
   signature.add(parent.id).add(ordinal);
   for (const int member : members) signature.add(member);
@@ -39,7 +39,7 @@ World::World(std::unique_ptr<Wire> wire)
              Flow(unasked_window(traits_.most_unasked_bytes, wire_->ranks()))) {
   {
     const std::lock_guard lock(gate_);
-    everybody_ = &box_of(Signature().value());
+    everybody_ = &channel_of(Signature().value());
   }
   everybody_->members = all_ranks(wire_->ranks());
   everybody_->rank = wire_->rank();
@@ -97,26 +97,26 @@ bool World::said_goodbye() {
   return !faulty() && over();
 }
 
-Box& World::box_of(std::uint64_t id) {
-  auto& box = state_->boxes[id];
-  if (box == nullptr) box = std::make_unique<Box>(id, gate_.take_bell());
-  return *box;
+ChannelState& World::channel_of(std::uint64_t id) {
+  auto& channel = state_->channels[id];
+  if (channel == nullptr) channel = std::make_unique<ChannelState>(id, gate_.take_bell());
+  return *channel;
 }
 
-Head World::head_in(const Box& box, Kind kind) const {
-  return {.channel = box.id, .from = box.rank, .kind = kind};
+Head World::head_in(const ChannelState& channel, Kind kind) const {
+  return {.channel = channel.id, .from = channel.rank, .kind = kind};
 }
 
-Box& World::join(Box& box, std::span<const int> members, Family::Kind kind) {
+ChannelState& World::join(ChannelState& channel, std::span<const int> members, Family::Kind kind) {
   const std::lock_guard lock(gate_);
   std::vector<int> of_all;
-  for (const int member : members) of_all.push_back(box.member(member));
-  Box& joined = box_of(channel_id(box, of_all, box.joined[of_all]++));
-  joined.whole = box.whole && members.size() == box.members.size();
+  for (const int member : members) of_all.push_back(channel.member(member));
+  ChannelState& joined = channel_of(channel_id(channel, of_all, channel.joined[of_all]++));
+  joined.whole = channel.whole && members.size() == channel.members.size();
   joined.rank =
-      static_cast<int>(std::find(members.begin(), members.end(), box.rank) - members.begin());
-  if (kind == box.family->kind) {
-    joined.family = box.family;
+      static_cast<int>(std::find(members.begin(), members.end(), channel.rank) - members.begin());
+  if (kind == channel.family->kind) {
+    joined.family = channel.family;
   } else {
     if (joined.family == nullptr) joined.family = std::make_shared<Family>(joined.id, kind);
     joined.family->members = of_all;
@@ -130,19 +130,19 @@ Box& World::join(Box& box, std::span<const int> members, Family::Kind kind) {
 // Without a running network, no peer can be notified. After a fault, no peer needs a notification,
 // except with isolated channels. Then the network stays in use, and channel states are freed after
 // the last member left.
-void World::leave(Box& box) {
+void World::leave(ChannelState& channel) {
   if (!wire_->running()) return;
   wire_->note_use();
   const std::lock_guard lock(gate_);
   --present_;
   if (present_ == 0) held_.clear();
   if (!wire_->right_thread()) return;
-  Head head = head_in(box, Kind::kLeave);
+  Head head = head_in(channel, Kind::kLeave);
   head.part = present_ == 0 ? 1 : 0;
-  if (ended_ || (box.faulty() && !lifelines_)) return tell_more();
+  if (ended_ || (channel.faulty() && !lifelines_)) return tell_more();
   try {
     for (int peer = 0; peer < wire_->ranks(); ++peer) {
-      const bool member = std::binary_search(box.members.begin(), box.members.end(), peer);
+      const bool member = std::binary_search(channel.members.begin(), channel.members.end(), peer);
       if (peer != wire_->rank() && (member || head.part == 1)) send(peer, head);
     }
     poll();
@@ -152,15 +152,15 @@ void World::leave(Box& box) {
 }
 
 void World::take_leave(const Head& head, int peer) {
-  Box& box = box_of(head.channel);
-  box.left.insert(peer);
+  ChannelState& channel = channel_of(head.channel);
+  channel.left.insert(peer);
   if (head.part == 1) {
     gone_.insert(peer);
     return part_with(peer);
   }
-  drop_held(peer, &box);
-  check_abandoned(box);
-  drop_if_over(box);
+  drop_held(peer, &channel);
+  check_abandoned(channel);
+  drop_if_over(channel);
 }
 
 // Ends everything waiting for a departed rank. Abandoning an operation sends messages and may free
@@ -170,48 +170,48 @@ void World::part_with(int peer) {
   drop_announced(peer);
   drop_held(peer, nullptr);
   std::vector<std::uint64_t> channels;
-  for (const auto& [id, box] : state_->boxes) channels.push_back(id);
+  for (const auto& [id, channel] : state_->channels) channels.push_back(id);
   for (const std::uint64_t id : channels) {
-    const auto found = state_->boxes.find(id);
-    if (found == state_->boxes.end()) continue;
+    const auto found = state_->channels.find(id);
+    if (found == state_->channels.end()) continue;
     check_abandoned(*found->second);
     drop_if_over(*found->second);
   }
 }
 
 // After a fork, a nonexistent thread may hold the lock.
-void World::release(Box& box) {
-  if (&box == everybody_ || !wire_->running()) return;
+void World::release(ChannelState& channel) {
+  if (&channel == everybody_ || !wire_->running()) return;
   const std::lock_guard lock(gate_);
-  box.released = true;
+  channel.released = true;
   try {
-    drop_if_over(box);
+    drop_if_over(channel);
   } catch (const std::exception& error) {
     raise_all(error.what());
   }
 }
 
 // After all members left or after a fault, the channel receives no more messages.
-void World::drop_if_over(Box& box) {
-  const bool over = gone(box, kAnyRank) || (box.faulty() && !lifelines_);
-  if (!box.released || !over) return;
-  drop_unclaimed(box);
-  gate_.give_back(box.bell);
-  state_->boxes.erase(box.id);
+void World::drop_if_over(ChannelState& channel) {
+  const bool over = gone(channel, kAnyRank) || (channel.faulty() && !lifelines_);
+  if (!channel.released || !over) return;
+  drop_unclaimed(channel);
+  gate_.give_back(channel.bell);
+  state_->channels.erase(channel.id);
 }
 
 // True if a rank left the channel, left all channels, or is lost.
-bool World::gone_from(const Box& box, int rank) const {
-  const int peer = box.member(rank);
-  if (box.left.contains(peer) || gone_.contains(peer)) return true;
+bool World::gone_from(const ChannelState& channel, int rank) const {
+  const int peer = channel.member(rank);
+  if (channel.left.contains(peer) || gone_.contains(peer)) return true;
   const auto loss = lost_.find(peer);
-  return loss != lost_.end() && (loss->second.told || box.is_lifeline());
+  return loss != lost_.end() && (loss->second.told || channel.is_lifeline());
 }
 
-bool World::gone(const Box& box, int peer) const {
-  if (peer != kAnyRank) return gone_from(box, peer);
-  for (int rank = 0; rank < static_cast<int>(box.members.size()); ++rank)
-    if (rank != box.rank && !gone_from(box, rank)) return false;
+bool World::gone(const ChannelState& channel, int peer) const {
+  if (peer != kAnyRank) return gone_from(channel, peer);
+  for (int rank = 0; rank < static_cast<int>(channel.members.size()); ++rank)
+    if (rank != channel.rank && !gone_from(channel, rank)) return false;
   return true;
 }
 
@@ -222,16 +222,16 @@ void World::pause() const {
     wire_->pause();
 }
 
-std::vector<int> World::hosts(const Box& box) const {
+std::vector<int> World::hosts(const ChannelState& channel) const {
   std::vector<int> names;
-  for (const int member : box.members)
+  for (const int member : channel.members)
     names.push_back(host_names_[static_cast<std::size_t>(member)]);
   return number_hosts(names);
 }
 
-TransferCounters World::counters(const Box& box) const {
+TransferCounters World::counters(const ChannelState& channel) const {
   const std::lock_guard lock(gate_);
-  return box.counters;
+  return channel.counters;
 }
 
 // Like `poll_wire`, for a working thread: also answers questions of other ranks.
@@ -256,44 +256,45 @@ bool World::poll_wire() {
 }
 
 // Stops as soon as a batch is closed, because a further poll may yield the core.
-void World::progress(Box& box) {
+void World::progress(ChannelState& channel) {
   wire_->check_thread();
   const bool is_due = next_loss_.load(std::memory_order_relaxed) != Clock::time_point::max();
   if (traits_.waiting == Wire::Waiting::kSleep && !questioned_.load(std::memory_order_relaxed) &&
       !is_due)
     return;
   const std::lock_guard lock(gate_);
-  box.asleep_until = Box::kAwake;
-  while (poll() && !gate_.will_ring(box.bell)) {
+  channel.asleep_until = ChannelState::kAwake;
+  while (poll() && !gate_.will_ring(channel.bell)) {
   }
 }
 
-void World::wait(Box& box, std::uint32_t seen, Clock::time_point until) {
+void World::wait(ChannelState& channel, std::uint32_t seen, Clock::time_point until) {
   wire_->check_thread();
   const Waiting here(waiting_);
   until = std::min(until, next_loss_.load());
-  if (!moves_alone()) return poll_until(box, seen, until);
+  if (!moves_alone()) return poll_until(channel, seen, until);
   const bool polls = traits_.waiting == Wire::Waiting::kSleepAndPoll;
-  if (polls) until = std::min(until, fall_asleep(box));
-  box.bell.wait(seen, until, polls ? Bell::Patience::kLong : Bell::Patience::kShort);
+  if (polls) until = std::min(until, fall_asleep(channel));
+  channel.bell.wait(seen, until, polls ? Bell::Patience::kLong : Bell::Patience::kShort);
 }
 
-void World::poll_until(Box& box, std::uint32_t seen, Clock::time_point until) {
-  box.patience.renew();
-  for (Clock::time_point now{}; box.bell.rings() == seen && now < until;) {
+void World::poll_until(ChannelState& channel, std::uint32_t seen, Clock::time_point until) {
+  channel.patience.renew();
+  for (Clock::time_point now{}; channel.bell.rings() == seen && now < until;) {
     bool moved = false;
     {
       const std::lock_guard lock(gate_);
       moved = poll();
     }
     if (moved)
-      box.patience.renew();
+      channel.patience.renew();
     else if (traits_.waiting != Wire::Waiting::kRest)
-      now =
-          box.patience.wait(box.bell, seen, until, traits_.waiting == Wire::Waiting::kPollYielding);
+      now = channel.patience.wait(channel.bell, seen, until,
+                                  traits_.waiting == Wire::Waiting::kPollYielding);
     else
-      now = box.patience.wait_for_news(
-          [&] { box.bell.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); }); });
+      now = channel.patience.wait_for_news([&] {
+        channel.bell.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); });
+      });
   }
 }
 

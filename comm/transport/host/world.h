@@ -24,7 +24,7 @@
 #include "comm/transport/host/flow.h"
 #include "comm/transport/host/gate.h"
 #include "comm/transport/host/head.h"
-#include "comm/transport/host/letterbox.h"
+#include "comm/transport/host/match_queue.h"
 #include "comm/transport/host/patience.h"
 
 namespace tersor::host {
@@ -60,7 +60,7 @@ struct Family {
 };
 
 /// The state of a channel on this rank. Created by `join` or by the first message for the channel.
-struct Box {
+struct ChannelState {
   static constexpr Clock::time_point kAwake = Clock::time_point::min();
 
   const std::uint64_t id;          ///< of the channel, equal on all ranks
@@ -69,7 +69,7 @@ struct Box {
   int rank = 0;
   bool whole = true;
   bool released = false;  ///< True if this rank no longer uses the channel
-  Letterbox letters;
+  MatchQueue match_queue;
   std::set<int> left;  ///< world ranks gone from the channel
   /// Number of channels made from this channel, by members.
   std::map<std::vector<int>, int> joined;
@@ -81,7 +81,7 @@ struct Box {
   /// Signaled when a batch is closed, on faults and questions, and by `wake`.
   Bell& bell;
 
-  Box(std::uint64_t number, Bell& own) : id(number), bell(own) {}
+  ChannelState(std::uint64_t number, Bell& own) : id(number), bell(own) {}
   std::string name(int of) const { return rank_name(of, member(of), whole); }
   int member(int of) const { return members[static_cast<std::size_t>(of)]; }
   bool faulty() const {
@@ -130,48 +130,48 @@ class World {
   void close();
 
   const Wire::Traits& traits() const { return traits_; }
-  Box& everybody() { return *everybody_; }
+  ChannelState& everybody() { return *everybody_; }
   BlockPools& pools() { return wire_->shared().pools; }
 
-  /// Joins the channel of `members`. If `kind` differs from the kind of `box`, the new channel
+  /// Joins the channel of `members`. If `kind` differs from the kind of `channel`, the new channel
   /// starts a new fault domain.
-  Box& join(Box& box, std::span<const int> members, Family::Kind kind);
-  void leave(Box& box);
+  ChannelState& join(ChannelState& channel, std::span<const int> members, Family::Kind kind);
+  void leave(ChannelState& channel);
   /// Marks a channel as no longer used by this rank, after `leave`. The state is freed when all
   /// ranks have left the channel.
-  void release(Box& box);
-  void post(Box& box, Batch& batch);
-  void cancel(Box& box, Batch& batch);
+  void release(ChannelState& channel);
+  void post(ChannelState& channel, Batch& batch);
+  void cancel(ChannelState& channel, Batch& batch);
   /// On an isolated channel: ends a batch alone with `error`, unless the batch is closed.
-  void end_late(Box& box, Batch& batch, std::exception_ptr error);
-  void progress(Box& box);
-  void wait(Box& box, std::uint32_t seen, Clock::time_point until);
+  void end_late(ChannelState& channel, Batch& batch, std::exception_ptr error);
+  void progress(ChannelState& channel);
+  void wait(ChannelState& channel, std::uint32_t seen, Clock::time_point until);
 
   /// Raises a fault of the channel's fault domain. Not for isolated channels.
-  void raise(Box& box, const std::string& cause);
-  Fault fault(const Box& box) const;
+  void raise(ChannelState& channel, const std::string& cause);
+  Fault fault(const ChannelState& channel) const;
   /// Ends a mismatch with a fault that names the options that differ, if the ranks send the options
   /// in time.
-  void settle(Box& box, const Mismatch& mismatch, const std::string& cause);
+  void settle(ChannelState& channel, const Mismatch& mismatch, const std::string& cause);
   /// Finds the ranks to blame. Asks the late ranks, then follows the answers along the awaited
   /// ranks. Ends at the ranks without an answer, at the ranks waiting for no rank, or at a
   /// differing call. Returns the late ranks if all ranks wait for each other.
-  Culprits culprits(Box& box, const Question& question, std::span<const int> late);
+  Culprits culprits(ChannelState& channel, const Question& question, std::span<const int> late);
   std::vector<int> unsent(const Batch& batch) const;
-  TransferCounters counters(const Box& box) const;
-  std::vector<int> hosts(const Box& box) const;
+  TransferCounters counters(const ChannelState& channel) const;
+  std::vector<int> hosts(const ChannelState& channel) const;
 
  private:
   /// State to keep beyond the engine while the network may still access its memory.
   struct State {
     std::unique_ptr<Wire> wire;  // destroyed last: the wire owns the pools
-    std::deque<Letter> letters;
-    std::vector<Letter*> free_letters;
-    std::map<std::uint64_t, std::unique_ptr<Box>> boxes;
+    std::deque<IncomingMessage> messages;
+    std::vector<IncomingMessage*> free_messages;
+    std::map<std::uint64_t, std::unique_ptr<ChannelState>> channels;
   };
   struct Outstanding {
     Batch* batch;
-    Box* box;
+    ChannelState* channel;
     int peer;  // group rank in the channel
   };
   struct Held {
@@ -205,14 +205,14 @@ class World {
   void pack(Batch& batch);
   Block in_block(ConstByteSpan bytes);
   void pause() const;
-  void poll_until(Box& box, std::uint32_t seen, Clock::time_point until);
-  Clock::time_point fall_asleep(Box& box);
+  void poll_until(ChannelState& channel, std::uint32_t seen, Clock::time_point until);
+  Clock::time_point fall_asleep(ChannelState& channel);
 
   // The functions from here to `put` require the lock.
-  Box& box_of(std::uint64_t id);
-  Awaited awaited(const Box& box, std::uint32_t tag) const;
-  void drop_if_over(Box& box);
-  Head head_in(const Box& box, Kind kind) const;
+  ChannelState& channel_of(std::uint64_t id);
+  Awaited awaited(const ChannelState& channel, std::uint32_t tag) const;
+  void drop_if_over(ChannelState& channel);
+  Head head_in(const ChannelState& channel, Kind kind) const;
   bool poll();
   bool poll_wire();
   void take(Wire::Arrival arrival);
@@ -223,49 +223,49 @@ class World {
   void take_question(const Head& head, int peer);
   void take_answer(const Head& head, ConstByteSpan ranks);
   void answer_questions();
-  void take_last(Box& box, const Batch& batch);
-  void check_stray(Box& box, const Letter& letter);
+  void take_last(ChannelState& channel, const Batch& batch);
+  void check_stray(ChannelState& channel, const IncomingMessage& message);
   void send(int peer, Head head, Wire::Payload payload = {});
-  void send(Box& box, Batch& batch, Outgoing& outgoing);
+  void send(ChannelState& channel, Batch& batch, Outgoing& outgoing);
   bool must_leave(const Batch& batch) const;
-  std::shared_ptr<Wire::Job> count_send(Box& box, Batch& batch, int peer);
+  std::shared_ptr<Wire::Job> count_send(ChannelState& channel, Batch& batch, int peer);
   Flow& flow(int peer) { return flows_[static_cast<std::size_t>(peer)]; }
   const Flow& flow(int peer) const { return flows_[static_cast<std::size_t>(peer)]; }
-  void check_room(const Box& box, const Batch& batch) const;
+  void check_room(const ChannelState& channel, const Batch& batch) const;
   void hold(int peer, Head head, Wire::Payload payload);
   void take_request(const Head& head, int peer);
-  void drop_held(int peer, const Box* box);
+  void drop_held(int peer, const ChannelState* channel);
   void drop_announced(int peer);
-  void ask_for(Letter& letter);
+  void ask_for(IncomingMessage& message);
   void take_body(const Head& head, Wire::Arrival arrival);
-  void make_room(Letter& letter);
-  void seek_letter(Box& box, Batch& batch, Incoming& incoming);
-  bool is_sender(const Box& box, int from, int peer) const;
+  void make_room(IncomingMessage& message);
+  void match_receive(ChannelState& channel, Batch& batch, Incoming& incoming);
+  bool is_sender(const ChannelState& channel, int from, int peer) const;
   void refuse(int peer);
-  void paired(Box& box, Letter& letter);
-  void fail_misfit(Box& box, Letter& letter);
-  void take_back(Box& box, Batch& batch);
-  static bool is_over(const Box& box, const Batch& batch);
-  void end(Box& box, Batch& batch, std::exception_ptr error);
-  void receive_rest(Letter& letter);
-  void came(Letter& letter);
-  void deliver(Box& box, Letter& letter);
-  Letter& new_letter();
-  void drop(Letter& letter);
-  void drop_unclaimed(Box& box);
-  void wake_for(Box& box, const Batch& batch);
+  void paired(ChannelState& channel, IncomingMessage& message);
+  void fail_misfit(ChannelState& channel, IncomingMessage& message);
+  void take_back(ChannelState& channel, Batch& batch);
+  static bool is_over(const ChannelState& channel, const Batch& batch);
+  void end(ChannelState& channel, Batch& batch, std::exception_ptr error);
+  void receive_rest(IncomingMessage& message);
+  void came(IncomingMessage& message);
+  void deliver(ChannelState& channel, IncomingMessage& message);
+  IncomingMessage& new_message();
+  void drop(IncomingMessage& message);
+  void drop_unclaimed(ChannelState& channel);
+  void wake_for(ChannelState& channel, const Batch& batch);
   Clock::time_point completion(const Batch& batch) const;
-  bool gone(const Box& box, int peer) const;
-  bool gone_from(const Box& box, int rank) const;
-  void check_abandoned(Box& box);
-  void abandon(Box& box, Batch& batch, int who);
+  bool gone(const ChannelState& channel, int peer) const;
+  bool gone_from(const ChannelState& channel, int rank) const;
+  void check_abandoned(ChannelState& channel);
+  void abandon(ChannelState& channel, Batch& batch, int who);
   std::vector<std::shared_ptr<Family>> families() const;
   Family& family_of(std::uint64_t id);
   void raise_locked(Family& family, const Fault& fault);
   void raise_all(const std::string& cause);
   void poison(Family& family, const Fault& fault);
   bool in_dispute(const Family& family) const;
-  void dispute(Box& box, const Mismatch& mismatch, const std::string& cause);
+  void dispute(ChannelState& channel, const Mismatch& mismatch, const std::string& cause);
   void take_comparison(const Head& head, const Wire::Arrival& arrival);
   void take_options(const Head& head, const Wire::Arrival& arrival);
   void end_disputes(Clock::time_point now);
@@ -281,13 +281,13 @@ class World {
   void tell_more();
   void tell_until(Clock::time_point until);
   class Inquiry;
-  std::optional<std::uint32_t> put(Box& box, int rank, std::uint32_t tag);
+  std::optional<std::uint32_t> put(ChannelState& channel, int rank, std::uint32_t tag);
 
   std::unique_ptr<State> state_;
   Wire* wire_;  // owned by the state
   Gate& gate_;  // owned by the wire
   const Wire::Traits traits_;
-  Box* everybody_ = nullptr;
+  ChannelState* everybody_ = nullptr;
   std::vector<int> host_names_;  // by world rank
   int present_ = 1;              // channels not left
   std::set<int> gone_;           // world ranks that left all channels
@@ -296,10 +296,10 @@ class World {
   std::atomic<Clock::time_point> next_loss_{Clock::time_point::max()};
   std::map<const Wire::Job*, Outstanding> sends_;  // counted sends of batches that are under way
   std::vector<Flow> flows_;                        // by world rank
-  std::map<Number, Held> held_;               // announced messages, until the peer requests them
-  std::map<Number, Letter*> coming_;          // announced messages whose body is missing
-  std::uint32_t asked_ = 0;                   // number of questions sent by this rank
-  std::map<std::uint32_t, Awaited> answers_;  // received answers, by question number
+  std::map<Number, Held> held_;                // announced messages, until the peer requests them
+  std::map<Number, IncomingMessage*> coming_;  // announced messages whose body is missing
+  std::uint32_t asked_ = 0;                    // number of questions sent by this rank
+  std::map<std::uint32_t, Awaited> answers_;   // received answers, by question number
   // Received questions, with the world rank that asked.
   std::vector<std::pair<Head, int>> questions_;
   std::atomic<bool> questioned_{false};  // True if questions arrived while no thread was waiting

@@ -70,7 +70,7 @@ void Inbox::fill(std::size_t connection, std::size_t bytes) {
   Due& due = due_[connection].front();
   due.bytes -= bytes;
   if (due.target != nullptr) due.target += bytes;
-  due.letter->missing -= bytes;
+  due.message->missing -= bytes;
   if (due.bytes == 0) due_[connection].pop_front();
 }
 
@@ -80,37 +80,37 @@ void Inbox::read_stage() {
     MessageHead head;
     std::memcpy(&head, stage_.data() + read_, sizeof head);
     read_ += sizeof head;
-    open_letter(head);
+    open_message(head);
     fill_from_stage();
   }
   std::memmove(stage_.data(), stage_.data() + read_, staged_ - read_);
   staged_ -= std::exchange(read_, 0);
 }
 
-void Inbox::open_letter(const MessageHead& head) {
+void Inbox::open_message(const MessageHead& head) {
   head.check(peer_);
   const std::size_t bytes = head.payload_bytes();
   if (bytes > kMostPayloadBytes)
     throw TransportError("rank " + std::to_string(peer_) + " announces a message of " +
                          std::to_string(bytes) + " bytes");
-  Letter& letter = letters_.emplace_back();
-  letter.arrival.head = head;
-  letter.arrival.peer = peer_;
-  letter.missing = bytes;
+  PartialMessage& message = partial_.emplace_back();
+  message.arrival.head = head;
+  message.arrival.peer = peer_;
+  message.missing = bytes;
   heads_alone_ = bytes > kStageBytes;
   ended_ = ended_ || head.is_goodbye();
-  if (bytes != 0) expect(letter);
+  if (bytes != 0) expect(message);
 }
 
-void Inbox::expect(Letter& letter) {
-  if (!dropping_) letter.arrival.payload = make_block_(letter.missing);
-  std::byte* const target = letter.arrival.payload.writable().data();
-  const std::size_t bytes = letter.missing;
+void Inbox::expect(PartialMessage& message) {
+  if (!dropping_) message.arrival.payload = make_block_(message.missing);
+  std::byte* const target = message.arrival.payload.writable().data();
+  const std::size_t bytes = message.missing;
   for (std::size_t connection = 0; connection < due_.size(); ++connection) {
     const Share share = share_of(bytes, connection, due_.size());
     if (share.bytes != 0)
       due_[connection].push_back(
-          {share.bytes, dropping_ ? nullptr : target + share.first, &letter});
+          {share.bytes, dropping_ ? nullptr : target + share.first, &message});
   }
 }
 
@@ -126,14 +126,14 @@ void Inbox::fill_from_stage() {
 // Delivers in the order of headers, except for a fault: the sender may not live to send the earlier
 // messages.
 void Inbox::deliver() {
-  if (!letters_.empty() && letters_.back().missing == 0 &&
-      letters_.back().arrival.head.is_fault()) {
-    take_(std::move(letters_.back().arrival));
-    letters_.pop_back();
+  if (!partial_.empty() && partial_.back().missing == 0 &&
+      partial_.back().arrival.head.is_fault()) {
+    take_(std::move(partial_.back().arrival));
+    partial_.pop_back();
   }
-  while (!letters_.empty() && letters_.front().missing == 0) {
-    take_(std::move(letters_.front().arrival));
-    letters_.pop_front();
+  while (!partial_.empty() && partial_.front().missing == 0) {
+    take_(std::move(partial_.front().arrival));
+    partial_.pop_front();
   }
 }
 

@@ -50,26 +50,26 @@ class Inbox {
   /// True if the peer said goodbye.
   bool ended() const { return ended_; }
   /// True if a message has been received in part.
-  bool within_message() const { return !letters_.empty() || staged_ != 0; }
+  bool within_message() const { return !partial_.empty() || staged_ != 0; }
 
  private:
   static constexpr std::size_t kStageBytes = 8 * 1024;
 
-  struct Letter {
+  struct PartialMessage {
     Wire::Arrival arrival;
     std::size_t missing = 0;  // bytes
   };
   struct Due {  // expected from a connection for a payload
     std::size_t bytes = 0;
     std::byte* target = nullptr;  // null for discarded bytes
-    Letter* letter = nullptr;
+    PartialMessage* message = nullptr;
   };
 
   ByteSpan room_of(const Due& due);
   ByteSpan free_stage();
-  void expect(Letter& letter);
+  void expect(PartialMessage& message);
   void read_stage();
-  void open_letter(const MessageHead& head);
+  void open_message(const MessageHead& head);
   void fill(std::size_t connection, std::size_t bytes);
   void fill_from_stage();
   void deliver();
@@ -77,12 +77,12 @@ class Inbox {
   const int peer_;
   const MakeBlock make_block_;
   const Take take_;
-  std::vector<std::deque<Due>> due_;  // by connection
-  std::list<Letter> letters_;         // in the order of the headers
-  std::vector<std::byte> stage_;      // bytes after the last payload
-  std::size_t staged_ = 0;            // number of bytes in the stage
-  std::size_t read_ = 0;              // number of parsed bytes in the stage
-  bool heads_alone_ = false;          // True if the last payload was longer than the stage
+  std::vector<std::deque<Due>> due_;   // by connection
+  std::list<PartialMessage> partial_;  // in the order of the headers
+  std::vector<std::byte> stage_;       // bytes after the last payload
+  std::size_t staged_ = 0;             // number of bytes in the stage
+  std::size_t read_ = 0;               // number of parsed bytes in the stage
+  bool heads_alone_ = false;           // True if the last payload was longer than the stage
   bool ended_ = false;
   bool dropping_ = false;
   std::vector<std::byte> waste_;  // target for discarded bytes

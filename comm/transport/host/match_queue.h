@@ -15,10 +15,10 @@
 
 namespace tersor::host {
 
-struct Box;
+struct ChannelState;
 
 /// An incoming message, from header to delivery.
-struct Letter {
+struct IncomingMessage {
   Envelope envelope;
   MessageKey key;
   int from = 0;                  // group rank in the channel
@@ -28,13 +28,13 @@ struct Letter {
   Incoming* incoming = nullptr;  // the matching receive, or null
 
   // Used by the progress engine only:
-  Wire::Arrival arrival;     // if the payload has arrived, only `peer` is set
-  Box* box = nullptr;        // null once the channel is gone
-  std::size_t cost = 0;      // credits used while unexpected
-  bool announced = false;    // True if the message waits at its sender (rendezvous)
-  std::uint32_t number = 0;  // number of the announcement
-  bool asked = false;        // True if the announced payload was requested
-  bool receiving = false;    // True if the payload is being received
+  Wire::Arrival arrival;            // if the payload has arrived, only `peer` is set
+  ChannelState* channel = nullptr;  // null once the channel is gone
+  std::size_t cost = 0;             // credits used while unexpected
+  bool announced = false;           // True if the message waits at its sender (rendezvous)
+  std::uint32_t number = 0;         // number of the announcement
+  bool asked = false;               // True if the announced payload was requested
+  bool receiving = false;           // True if the payload is being received
 };
 
 /// The ranks a rank waits for, and the waiting call.
@@ -48,44 +48,45 @@ struct Awaited {
 };
 
 /// Matches incoming messages with batches by sender and key, each in order of arrival.
-class Letterbox {
+class MatchQueue {
  public:
   /// Matches a message with the first posted receive. Without a match, the message becomes
   /// unexpected. Returns true on a match.
-  bool claim(Letter& letter);
+  bool claim(IncomingMessage& message);
   /// Adds a batch to the posted batches. Does not search the unexpected messages: `seek` does.
   void open(Batch& batch) { open_.push_back(&batch); }
   /// Records that no later batch receives messages with this batch's key.
   void note_last(const Batch& batch);
   /// How an unexpected message differs from the call of the last batch with its key. Empty if a
   /// later batch may still receive the message. `rank` and `sender` are names.
-  std::string stray(const Letter& letter, std::string_view rank, std::string_view sender) const;
+  std::string stray(const IncomingMessage& message, std::string_view rank,
+                    std::string_view sender) const;
   /// The signature of the last batch that `note_last` noted for the key.
   std::uint64_t last_signature(const MessageKey& key) const {
     return begun_[key.tag % kRemembered].envelope.signature;
   }
   /// The first unexpected message with a key, or null.
-  const Letter* unclaimed(const MessageKey& key) const;
+  const IncomingMessage* unclaimed(const MessageKey& key) const;
   /// Pairs a receive with the first matching unexpected message. Returns the message, or null
   /// without a match.
-  Letter* seek(Batch& batch, Incoming& incoming);
+  IncomingMessage* seek(Batch& batch, Incoming& incoming);
   /// Removes a batch and makes the batch's messages available to other batches. Returns the
   /// messages matched with another batch at once.
-  std::vector<Letter*> cancel(Batch& batch);
+  std::vector<IncomingMessage*> cancel(Batch& batch);
   /// Removes a message from the queue, matched or not.
-  void reject(Letter& letter);
+  void reject(IncomingMessage& message);
 
   /// True if a matched message meets the expectation of the receive.
-  static bool fits(const Letter& letter);
+  static bool fits(const IncomingMessage& message);
   /// How a matched message differs from the expectation. `sender` is the sending rank's name.
-  static std::string misfit(const Letter& letter, std::string_view sender);
+  static std::string misfit(const IncomingMessage& message, std::string_view sender);
   /// Completes the receive of a complete message. Returns true if the batch is now closed.
-  bool deliver(Letter& letter);
+  bool deliver(IncomingMessage& message);
   /// Decrements the open messages of a batch. Returns true if the batch is now closed.
   bool close_one(Batch& batch);
 
   std::span<Batch* const> batches() const { return open_; }
-  std::span<Letter* const> unclaimed() const { return unclaimed_; }
+  std::span<IncomingMessage* const> unclaimed() const { return unclaimed_; }
 
   /// A receive waiting for a peer (a rank or kAnyRank) with `gone(peer)` true.
   struct InVain {
@@ -105,7 +106,7 @@ class Letterbox {
   Awaited awaited(std::uint32_t tag) const;
 
  private:
-  bool find_batch(Letter& letter);
+  bool find_batch(IncomingMessage& message);
 
   /// The record of a call, kept beyond the batch.
   struct Begun {
@@ -123,9 +124,9 @@ class Letterbox {
     return waits(incoming) && (incoming.peer == from || incoming.peer == kAnyRank);
   }
 
-  std::vector<Batch*> open_;              // posted batches with open messages, in posting order
-  std::vector<Letter*> unclaimed_;        // unexpected messages, in sending order
-  std::array<Begun, kRemembered> begun_;  // the last calls, by tag
+  std::vector<Batch*> open_;                 // posted batches with open messages, in posting order
+  std::vector<IncomingMessage*> unclaimed_;  // unexpected messages, in sending order
+  std::array<Begun, kRemembered> begun_;     // the last calls, by tag
 };
 
 /// "rank 2"; on a split followed by the world rank.

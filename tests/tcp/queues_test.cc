@@ -80,7 +80,7 @@ class Pair {
   }
 
   bool all_left() const {
-    return std::ranges::all_of(out_, [](const Outbox& box) { return box.empty(); });
+    return std::ranges::all_of(out_, [](const Outbox& queue) { return queue.empty(); });
   }
   std::vector<Wire::Arrival>& came() { return came_; }
   std::vector<std::shared_ptr<Job>>& done() { return done_; }
@@ -97,7 +97,7 @@ class Pair {
   std::vector<std::shared_ptr<Job>> done_;
 };
 
-TEST(TcpBoxes, SharesCoverAPayload) {
+TEST(TcpQueues, SharesCoverAPayload) {
   for (const std::size_t connections : {1u, 2u, 3u, 16u})
     for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, kLeastShared - 1, kLeastShared,
                                     kLeastShared + 1, std::size_t{10'000'001}}) {
@@ -112,7 +112,7 @@ TEST(TcpBoxes, SharesCoverAPayload) {
 }
 
 // Bytes are split at random, and connections progress in random order.
-TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
+TEST(TcpQueues, MessagesComeWholeAndInOrder) {
   for (const std::size_t connections : {1u, 2u, 5u})
     for (unsigned seed = 1; seed <= 10; ++seed) {
       std::mt19937 random(seed);
@@ -146,7 +146,7 @@ TEST(TcpBoxes, MessagesComeWholeAndInOrder) {
 
 // A fault follows the message in transmission and precedes all other messages. The receiver need
 // not wait for payloads of other connections, because other payloads may never arrive.
-TEST(TcpBoxes, AFaultOvertakes) {
+TEST(TcpQueues, AFaultOvertakes) {
   Pair pair(2);
   const auto first = test::pattern(1000, 1, 1), second = test::pattern(2 * kLeastShared, 2, 2),
              why = test::pattern(50, 3, 3);
@@ -168,7 +168,7 @@ TEST(TcpBoxes, AFaultOvertakes) {
 }
 
 // A long payload is not copied if the final memory is available at once.
-TEST(TcpBoxes, LongPayloadsHaveTheirBlockAtOnce) {
+TEST(TcpQueues, LongPayloadsHaveTheirBlockAtOnce) {
   Pair pair(1);
   const auto payload = test::pattern(1 << 20, 1, 1);
   for (std::uint32_t number = 0; number < 3; ++number) pair.send(head_of(1 << 20, number), payload);
@@ -183,7 +183,7 @@ TEST(TcpBoxes, LongPayloadsHaveTheirBlockAtOnce) {
 }
 
 // A message already in transmission gets memory. Later messages occupy memory only for headers.
-TEST(TcpBoxes, WhatNobodyWantsTakesNoMemory) {
+TEST(TcpQueues, WhatNobodyWantsTakesNoMemory) {
   for (const std::size_t connections : {1u, 3u}) {
     Pair pair(connections);
     const auto begun = test::pattern(1 << 20, 1, 1), late = test::pattern(3 << 20, 2, 2);
@@ -216,14 +216,14 @@ void expect_refused(const MessageHead& head, const std::string& words) {
   }
 }
 
-TEST(TcpBoxes, WhatIsNoMessageIsRefused) {
+TEST(TcpQueues, WhatIsNoMessageIsRefused) {
   MessageHead noise;
   noise.content.fill(0x0123456789abcdef);
   expect_refused(noise, "rank 1 speaks another version");
   expect_refused(head_of(std::size_t{1} << 50, 1), "rank 1 announces a message of");
 }
 
-TEST(TcpBoxes, AGoodbyeIsTheLastWord) {
+TEST(TcpQueues, AGoodbyeIsTheLastWord) {
   Pair pair(1);
   host::Head head;
   head.kind = host::Kind::kLeave;
