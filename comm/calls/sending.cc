@@ -94,7 +94,7 @@ std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValue
   auto prepared =
       prepare(transport, make_key({transport, Kind::kSend, values, {}}, options), options, none);
   if (to == transport.rank()) prepared->context.name = "receive";
-  const Party all = everybody(transport.rank(), transport.ranks());
+  const Group all = everybody(transport.rank(), transport.ranks());
   prepared->chunks =
       Planner(prepared->context)
           .cut_by(send_to(all, from, to), Exchange::kGather, count_of_chunk(*prepared));

@@ -127,7 +127,7 @@ int Grid::stride(int dimension) const {
   return static_cast<int>(product(std::span(digits_).first(d(dimension))));
 }
 
-std::vector<int> Grid::group(int group_rank, int dimension) const {
+std::vector<int> Grid::subgroup(int group_rank, int dimension) const {
   std::vector<int> members;
   if (!owns(group_rank) && dimension > 0) return members;
   const int width = digits_[d(dimension)], step = stride(dimension);
@@ -151,7 +151,7 @@ ShardRange Grid::shards_after(int group_rank, int dimensions) const {
 }
 
 // Ranks without a shard join the groups of the first dimension in turn.
-int Grid::largest_group(int dimension) const {
+int Grid::largest_subgroup(int dimension) const {
   const int width = digits_[d(dimension)];
   if (dimension != 0) return width;
   const int groups = owners_ / width;
@@ -163,7 +163,7 @@ Shares Grid::shares(float ranks) const {
   shares.fill(1.0f);
   const int last = dimensions() - 1;
   for (int i = 0; i < last; ++i) {
-    shares[d(i)] = static_cast<float>(largest_group(i));
+    shares[d(i)] = static_cast<float>(largest_subgroup(i));
     ranks /= shares[d(i)];
   }
   shares[d(last)] = ranks;

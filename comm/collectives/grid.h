@@ -84,7 +84,7 @@ class Grid {
 
   /// The ranks a rank exchanges with in a dimension, ascending, including itself. The first
   /// digits()[d] of them own values. Empty if the rank does not take part.
-  std::vector<int> group(int group_rank, int dimension) const;
+  std::vector<int> subgroup(int group_rank, int dimension) const;
   /// The shards whose sums a rank holds after `dimensions` dimensions: first all, finally its own.
   ShardRange shards_after(int group_rank, int dimensions) const;
 
@@ -105,7 +105,7 @@ class Grid {
   /// Product of the digits before a dimension.
   int stride(int dimension) const;
   /// Size of the largest group of a dimension.
-  int largest_group(int dimension) const;
+  int largest_subgroup(int dimension) const;
   int digit(int group_rank, int dimension) const {
     return group_rank / stride(dimension) % digits_[d(dimension)];
   }

@@ -98,7 +98,7 @@ std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) 
 
 Schedule Planner::schedule(const Slot& slot, std::span<const Exchange> rounds) const {
   if (climbs(slot)) return hierarchical(groups(), context_.rank, rounds);
-  const Party all = everybody(context_.rank, grid(slot));
+  const Group all = everybody(context_.rank, grid(slot));
   return slot.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
                                                        : allreduce_by(rounds, all);
 }
@@ -196,11 +196,11 @@ std::vector<ChunkPlan> Planner::cut_by(const Schedule& schedule, Exchange last,
   return chunks(schedule, plan_cut(encoded_context(0, slots().front()), 0, last, chunk_count));
 }
 
-std::vector<ChunkPlan> Planner::by_rank(const Party& party, const Schedule& schedule,
+std::vector<ChunkPlan> Planner::by_rank(const Group& group, const Schedule& schedule,
                                         std::size_t chunk_count) const {
   PlanContext context = this->context(slots().front());
-  context.grid = party.grid;
-  return chunks(schedule, plan_slots(context, shard_owners(party), chunk_count));
+  context.grid = group.grid;
+  return chunks(schedule, plan_slots(context, shard_owners(group), chunk_count));
 }
 
 Shards Planner::scattered_shards(std::span<const std::vector<Piece>> shares) const {
@@ -243,10 +243,10 @@ std::uint64_t Planner::signature_with(std::size_t peer, std::size_t sent,
       .value();
 }
 
-void Planner::name_rows(const Party& party, std::size_t columns, Shards& shards) const {
+void Planner::name_rows(const Group& group, std::size_t columns, Shards& shards) const {
   for (int group_rank = 0; group_rank < context_.ranks; ++group_rank) {
-    const std::size_t to = shard_to(party, group_rank), from = shard_from(party, group_rank);
-    const int peer = party.rank_at(group_rank);
+    const std::size_t to = shard_to(group, group_rank), from = shard_from(group, group_rank);
+    const int peer = group.rank_at(group_rank);
     shards[to].group_rank = context_.rank + context_.ranks * peer;
     shards[to].signature = shards[from].signature = signature_with(
         static_cast<std::size_t>(peer), slots()[to].count / columns, slots()[from].count / columns);
@@ -255,27 +255,27 @@ void Planner::name_rows(const Party& party, std::size_t columns, Shards& shards)
 }
 
 // Sends all rows at once on a grid, because ranks forward rows of other ranks, and on devices.
-std::size_t Planner::rows_at_once(const Party& party, std::size_t columns,
+std::size_t Planner::rows_at_once(const Group& group, std::size_t columns,
                                   std::size_t chunk_count) const {
-  if (party.grid.dimensions() > 1 || context_.on_device())
+  if (group.grid.dimensions() > 1 || context_.on_device())
     return std::numeric_limits<std::size_t>::max() / columns;
-  const std::size_t rows = ceil_div(shard_length(chunk_count, party.members.size()), columns);
+  const std::size_t rows = ceil_div(shard_length(chunk_count, group.members.size()), columns);
   return align_up(rows, std::max<std::size_t>(1, joined_rows(slots().front(), columns)));
 }
 
-std::vector<ChunkPlan> Planner::by_rows(const Party& party, std::size_t columns,
+std::vector<ChunkPlan> Planner::by_rows(const Group& group, std::size_t columns,
                                         std::size_t chunk_count) const {
   PlanContext context = this->context(slots().front());
   context.grid = context_.grid;
   context.ranks = 1;  // a receiver decodes one rank's message at a time
   const std::size_t longest = std::ranges::max(slots(), {}, &Slot::count).count / columns;
-  const std::size_t step = rows_at_once(party, columns, chunk_count);
+  const std::size_t step = rows_at_once(group, columns, chunk_count);
   std::vector<ChunkPlan> plans;
   for (std::size_t first = 0; first == 0 || first < longest; first += step) {
     Shards shards = plan_rows(context, columns, {first, step});
-    name_rows(party, columns, shards);
+    name_rows(group, columns, shards);
     const auto schedule =
-        std::make_shared<const Schedule>(without_empty(all_to_all(party), shards));
+        std::make_shared<const Schedule>(without_empty(all_to_all(group), shards));
     plans.push_back(make_chunk(schedule, std::move(shards), context_.memory));
     plans.back().followed = longest - first > step;
   }

@@ -42,14 +42,14 @@ class Planner {
   std::vector<ChunkPlan> cut_by(const Schedule& schedule, Exchange last,
                                 std::size_t chunk_count) const;
   /// Plans the chunks of a collective of all ranks, with the owners' slots as shards.
-  std::vector<ChunkPlan> by_rank(const Party& party, const Schedule& schedule,
+  std::vector<ChunkPlan> by_rank(const Group& group, const Schedule& schedule,
                                  std::size_t chunk_count) const;
   /// Plans the chunks of a hierarchical reduce-scatter with shares[r] for rank r.
   std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
   /// Plans the chunks of an all_to_all with rows of `columns` values and slots as shards. The
   /// number of chunks follows from this rank's longest slot. Two ranks cut the rows between them
   /// equally.
-  std::vector<ChunkPlan> by_rows(const Party& party, std::size_t columns,
+  std::vector<ChunkPlan> by_rows(const Group& group, std::size_t columns,
                                  std::size_t chunk_count) const;
 
  private:
@@ -75,8 +75,8 @@ class Planner {
   Shards scattered_shards(std::span<const std::vector<Piece>> shares) const;
   ChunkPlan whole_scattered(std::span<const std::uint32_t> slots) const;
   std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
-  std::size_t rows_at_once(const Party& party, std::size_t columns, std::size_t chunk_count) const;
-  void name_rows(const Party& party, std::size_t columns, Shards& shards) const;
+  std::size_t rows_at_once(const Group& group, std::size_t columns, std::size_t chunk_count) const;
+  void name_rows(const Group& group, std::size_t columns, Shards& shards) const;
 
   const ExchangeContext& context_;
 };

@@ -156,7 +156,7 @@ void make_host_sums(Prepared& prepared) {
 
 // Short values use a tree.
 std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& planner,
-                                      const Party& all) {
+                                      const Group& all) {
   const Key& key = prepared.key;
   const std::size_t bytes = key.count * dtype_bytes(key.dtype);
   if (bytes <= kOneShotBytes)
@@ -165,18 +165,18 @@ std::vector<ChunkPlan> plan_broadcast(const Prepared& prepared, const Planner& p
 }
 
 std::vector<ChunkPlan> plan_reduce(const Prepared& prepared, const Planner& planner,
-                                   const Party& all) {
+                                   const Group& all) {
   const Key& key = prepared.key;
   if (prepared.algorithm == Algorithm::kOneShot)
     return planner.cut_by(chain_reduce(all, key.root), Exchange::kGather, relayed_count(prepared));
-  return planner.cut_by(reduce_to(prepared.party(), key.root), Exchange::kTwoShot, key.chunk_count);
+  return planner.cut_by(reduce_to(prepared.group(), key.root), Exchange::kTwoShot, key.chunk_count);
 }
 
 std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Planner& planner) {
   const Key& key = prepared.key;
   if (prepared.gathers_whole()) return planner.cut(0, prepared.encoded, key.chunk_count);
   if (!prepared.by_hosts) {
-    const Party all = everybody(prepared.context.rank, prepared.context.grid);
+    const Group all = everybody(prepared.context.rank, prepared.context.grid);
     return planner.by_rank(all, reduce_scatter(all), key.chunk_count);
   }
   std::vector<Piece> shares;
@@ -188,14 +188,14 @@ std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Plann
 std::vector<ChunkPlan> plans_of(const Prepared& prepared) {
   const Key& key = prepared.key;
   const Planner planner(prepared.context);
-  const Party all = everybody(prepared.context.rank, prepared.context.ranks);
+  const Group all = everybody(prepared.context.rank, prepared.context.ranks);
   switch (key.kind) {
     case Kind::kAllreduce:
       return planner.cut(0, prepared.encoded, key.chunk_count);
     case Kind::kReduceScatter:
       return plan_reduce_scatter(prepared, planner);
     case Kind::kAllgather:
-      return planner.by_rank(prepared.party(), all_gather(prepared.party()), key.chunk_count);
+      return planner.by_rank(prepared.group(), all_gather(prepared.group()), key.chunk_count);
     case Kind::kBroadcast:
       return plan_broadcast(prepared, planner, all);
     case Kind::kReduce:

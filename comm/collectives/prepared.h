@@ -109,7 +109,7 @@ struct Prepared {
     return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks : own_slot_count();
   }
   /// All ranks, each an owner: hierarchical, or on the grid of the context.
-  Party party() const {
+  Group group() const {
     return by_hosts ? tersor::by_hosts(hierarchy->groups(), context.rank)
                     : everybody(context.rank, context.grid);
   }

@@ -23,78 +23,78 @@ std::vector<int> in_turn(std::vector<int> group_ranks, int own) {
 }
 
 /// The ranks exchanging with this rank in a dimension.
-std::vector<int> group_of(const Party& party, int dimension) {
-  return party.members.empty() ? std::vector<int>{} : party.grid.group(party.rank, dimension);
+std::vector<int> subgroup_of(const Group& group, int dimension) {
+  return group.members.empty() ? std::vector<int>{} : group.grid.subgroup(group.rank, dimension);
 }
 
-std::vector<int> owners_of(const Party& party, std::vector<int> group) {
-  std::erase_if(group, [&](int group_rank) { return !party.grid.owns(group_rank); });
-  return group;
+std::vector<int> owners_of(const Group& group, std::vector<int> subgroup) {
+  std::erase_if(subgroup, [&](int group_rank) { return !group.grid.owns(group_rank); });
+  return subgroup;
 }
 
 /// The message with the shards of a group rank after `dimensions` dimensions, to or from a peer.
-Parcel parcel(const Party& party, int peer, int group_rank, int dimensions) {
-  const ShardRange shards = party.grid.shards_after(group_rank, dimensions);
-  return {party.rank_at(peer), party.first_shard + shards.first, shards.count};
+Parcel parcel(const Group& group, int peer, int group_rank, int dimensions) {
+  const ShardRange shards = group.grid.shards_after(group_rank, dimensions);
+  return {group.rank_at(peer), group.first_shard + shards.first, shards.count};
 }
 
-void make_shards(Step& step, const Party& party, ShardRange shards) {
-  step.first_shard = party.first_shard + shards.first;
+void make_shards(Step& step, const Group& group, ShardRange shards) {
+  step.first_shard = group.first_shard + shards.first;
   step.shard_count = shards.count;
 }
 
 /// Sends the results of the earlier dimensions to the owners in this dimension.
-Step to_owners(const Party& party, int dimension) {
+Step to_owners(const Group& group, int dimension) {
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kReduce,
-            .first_shard = party.first_shard,
+            .first_shard = group.first_shard,
             .take = Take::kKeep,
             .stage = static_cast<std::uint8_t>(dimension)};
-  const std::vector<int> group = group_of(party, dimension);
-  for (const int group_rank : owners_of(party, in_turn(group, party.rank)))
-    step.sends.push_back(parcel(party, group_rank, group_rank, dimension + 1));
-  for (const int group_rank : group)
-    if (party.owns()) step.receives.push_back(parcel(party, group_rank, party.rank, dimension + 1));
-  if (!group.empty()) make_shards(step, party, party.grid.shards_after(party.rank, dimension));
+  const std::vector<int> subgroup = subgroup_of(group, dimension);
+  for (const int group_rank : owners_of(group, in_turn(subgroup, group.rank)))
+    step.sends.push_back(parcel(group, group_rank, group_rank, dimension + 1));
+  for (const int group_rank : subgroup)
+    if (group.owns()) step.receives.push_back(parcel(group, group_rank, group.rank, dimension + 1));
+  if (!subgroup.empty()) make_shards(step, group, group.grid.shards_after(group.rank, dimension));
   return step;
 }
 
 /// Sends each owner's results of the later dimensions to the whole group.
-Step to_everybody(const Party& party, int dimension) {
+Step to_everybody(const Group& group, int dimension) {
   Step step{.make = Make::kForward,
-            .first_shard = party.first_shard,
+            .first_shard = group.first_shard,
             .take = dimension == 0 ? Take::kDecode : Take::kKeep,
-            .gathers = party.whole && party.grid.is_direct(),
-            .stage = static_cast<std::uint8_t>(party.grid.dimensions())};
-  const std::vector<int> group = group_of(party, dimension);
-  for (const int group_rank : in_turn(group, party.rank))
-    if (party.owns()) step.sends.push_back(parcel(party, group_rank, party.rank, dimension + 1));
-  for (const int group_rank : owners_of(party, group))
-    step.receives.push_back(parcel(party, group_rank, group_rank, dimension + 1));
-  if (party.owns()) make_shards(step, party, party.grid.shards_after(party.rank, dimension + 1));
+            .gathers = group.whole && group.grid.is_direct(),
+            .stage = static_cast<std::uint8_t>(group.grid.dimensions())};
+  const std::vector<int> subgroup = subgroup_of(group, dimension);
+  for (const int group_rank : in_turn(subgroup, group.rank))
+    if (group.owns()) step.sends.push_back(parcel(group, group_rank, group.rank, dimension + 1));
+  for (const int group_rank : owners_of(group, subgroup))
+    step.receives.push_back(parcel(group, group_rank, group_rank, dimension + 1));
+  if (group.owns()) make_shards(step, group, group.grid.shards_after(group.rank, dimension + 1));
   return step;
 }
 
 /// A step of an all_to_all: each rank of the group receives the shards routed through it. Shards
 /// received in an earlier step are forwarded unchanged. Received shards are stored with gaps, so
 /// shards for a rank of the next dimension are contiguous.
-Step deal_out(const Party& party, int dimension) {
-  const std::size_t n = party.members.size();
-  const std::vector<int> group = party.grid.group(party.rank, dimension);
-  const std::size_t shards = n / group.size();
-  const bool last = dimension + 1 == party.grid.dimensions();
+Step deal_out(const Group& group, int dimension) {
+  const std::size_t n = group.members.size();
+  const std::vector<int> subgroup = group.grid.subgroup(group.rank, dimension);
+  const std::size_t shards = n / subgroup.size();
+  const bool last = dimension + 1 == group.grid.dimensions();
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kForward,
-            .first_shard = party.first_shard + static_cast<std::size_t>(dimension) * n,
+            .first_shard = group.first_shard + static_cast<std::size_t>(dimension) * n,
             .shard_count = n,
             .take = Take::kKeep};
-  for (const int group_rank : in_turn(group, party.rank)) {
+  for (const int group_rank : in_turn(subgroup, group.rank)) {
     const auto index =
-        static_cast<std::size_t>(std::ranges::find(group, group_rank) - group.begin());
-    step.sends.push_back({party.rank_at(group_rank), step.first_shard + index * shards, shards});
+        static_cast<std::size_t>(std::ranges::find(subgroup, group_rank) - subgroup.begin());
+    step.sends.push_back({group.rank_at(group_rank), step.first_shard + index * shards, shards});
   }
-  for (std::size_t i = 0; i < group.size(); ++i)
-    step.receives.push_back({party.rank_at(group[i]),
+  for (std::size_t i = 0; i < subgroup.size(); ++i)
+    step.receives.push_back({group.rank_at(subgroup[i]),
                              step.first_shard + n + i * (last ? shards : 1), shards,
-                             last ? 1 : group.size()});
+                             last ? 1 : subgroup.size()});
   return step;
 }
 
@@ -106,14 +106,14 @@ struct Hop {
 
 // Forwards each message in consecutive steps. Each step also hands the message to the rank itself,
 // and the last step decodes the message.
-Schedule relay(const Party& party, int root, int steps, Hop came, const std::vector<Hop>& sends) {
-  const int n = static_cast<int>(party.members.size());
-  const auto rank = [&](int peer) { return party.rank_at((peer + root) % n); };
-  const auto with = [&](int peer) { return Parcel{peer, party.first_shard}; };
+Schedule relay(const Group& group, int root, int steps, Hop came, const std::vector<Hop>& sends) {
+  const int n = static_cast<int>(group.members.size());
+  const auto rank = [&](int peer) { return group.rank_at((peer + root) % n); };
+  const auto with = [&](int peer) { return Parcel{peer, group.first_shard}; };
   Schedule schedule(static_cast<std::size_t>(steps),
-                    Step{.first_shard = party.first_shard, .relays = true});
-  const int own = party.rank_at(party.rank);
-  if (party.rank != root) {
+                    Step{.first_shard = group.first_shard, .relays = true});
+  const int own = group.rank_at(group.rank);
+  if (group.rank != root) {
     Step& step = schedule[static_cast<std::size_t>(came.step)];
     step.receives = {with(rank(came.peer))};
     step.take = sends.empty() ? Take::kDecode : Take::kKeep;
@@ -130,28 +130,28 @@ Schedule relay(const Party& party, int root, int steps, Hop came, const std::vec
   return schedule;
 }
 
-Schedule native(const Party& party, Native native) {
-  if (party.members.empty()) return {Step{}};
+Schedule native(const Group& group, Native native) {
+  if (group.members.empty()) return {Step{}};
   return {
-      {.first_shard = party.first_shard, .shard_count = party.members.size(), .native = native}};
+      {.first_shard = group.first_shard, .shard_count = group.members.size(), .native = native}};
 }
 
-Schedule by(Exchange exchange, const Party& party) {
+Schedule by(Exchange exchange, const Group& group) {
   switch (exchange) {
     case Exchange::kNativeSum:
-      return native_sum(party);
+      return native_sum(group);
     case Exchange::kNativeMaximum:
-      return native_maximum(party);
+      return native_maximum(group);
     case Exchange::kTwoShot:
-      return two_shot(party);
+      return two_shot(group);
     case Exchange::kGather:
-      return one_shot(party);
+      return one_shot(group);
   }
   return {};
 }
 
 // The ranks of a host. The number of owners is the number of ranks on the smallest host.
-Party neighbours(const HostGroups& groups, int rank) {
+Group neighbours(const HostGroups& groups, int rank) {
   const std::vector<int>& members = groups.neighbours(rank);
   return {.members = members,
           .rank = groups.local_rank(rank),
@@ -159,60 +159,60 @@ Party neighbours(const HostGroups& groups, int rank) {
 }
 
 // The owners of this rank's host shard, if any.
-Party host_shard_owners(const HostGroups& groups, int rank) {
-  Party party{.grid = groups.grid(), .first_shard = static_cast<std::size_t>(groups.host_shards())};
-  if (!groups.encodes(rank)) return party;
-  party.members = groups.owners(groups.local_rank(rank));
-  party.rank = index_in(party.members, rank);
-  return party;
+Group host_shard_owners(const HostGroups& groups, int rank) {
+  Group group{.grid = groups.grid(), .first_shard = static_cast<std::size_t>(groups.host_shards())};
+  if (!groups.encodes(rank)) return group;
+  group.members = groups.owners(groups.local_rank(rank));
+  group.rank = index_in(group.members, rank);
+  return group;
 }
 
 }  // namespace
 
-Party everybody(int rank, const Grid& grid) {
+Group everybody(int rank, const Grid& grid) {
   return {.members = all_ranks(grid.group_size()), .rank = rank, .grid = grid, .whole = true};
 }
 
-Party by_hosts(const HostGroups& groups, int rank) {
+Group by_hosts(const HostGroups& groups, int rank) {
   const int digits[] = {groups.host_shards(), groups.hosts()};
-  Party party{.members = groups.by_host(), .grid = Grid(digits, groups.ranks()), .whole = true};
-  party.rank = static_cast<int>(std::ranges::find(party.members, rank) - party.members.begin());
-  return party;
+  Group group{.members = groups.by_host(), .grid = Grid(digits, groups.ranks()), .whole = true};
+  group.rank = static_cast<int>(std::ranges::find(group.members, rank) - group.members.begin());
+  return group;
 }
 
-std::vector<int> shard_owners(const Party& party) {
-  std::vector<int> owners(party.members.size());
-  for (int group_rank = 0; group_rank < party.grid.owners(); ++group_rank)
-    owners[party.grid.shards_after(group_rank, party.grid.dimensions()).first] =
-        party.rank_at(group_rank);
+std::vector<int> shard_owners(const Group& group) {
+  std::vector<int> owners(group.members.size());
+  for (int group_rank = 0; group_rank < group.grid.owners(); ++group_rank)
+    owners[group.grid.shards_after(group_rank, group.grid.dimensions()).first] =
+        group.rank_at(group_rank);
   return owners;
 }
 
-Schedule native_sum(const Party& party) { return native(party, Native::kSum); }
+Schedule native_sum(const Group& group) { return native(group, Native::kSum); }
 
-Schedule native_maximum(const Party& party) { return native(party, Native::kMaximum); }
+Schedule native_maximum(const Group& group) { return native(group, Native::kMaximum); }
 
-Schedule one_shot(const Party& party) {
-  const auto group_size = static_cast<int>(party.members.size());
-  Step step{.first_shard = party.first_shard,
-            .shard_count = party.members.empty() ? std::size_t{0} : 1,
-            .gathers = party.whole};
-  for (const int group_rank : in_turn(all_ranks(group_size), party.rank))
-    step.sends.push_back({party.rank_at(group_rank), party.first_shard});
-  for (const int member : party.members) step.receives.push_back({member, party.first_shard});
+Schedule one_shot(const Group& group) {
+  const auto group_size = static_cast<int>(group.members.size());
+  Step step{.first_shard = group.first_shard,
+            .shard_count = group.members.empty() ? std::size_t{0} : 1,
+            .gathers = group.whole};
+  for (const int group_rank : in_turn(all_ranks(group_size), group.rank))
+    step.sends.push_back({group.rank_at(group_rank), group.first_shard});
+  for (const int member : group.members) step.receives.push_back({member, group.first_shard});
   return {step};
 }
 
-Schedule reduce_scatter(const Party& party) {
+Schedule reduce_scatter(const Group& group) {
   Schedule schedule;
-  for (int i = 0; i < party.grid.dimensions(); ++i) schedule.push_back(to_owners(party, i));
+  for (int i = 0; i < group.grid.dimensions(); ++i) schedule.push_back(to_owners(group, i));
   schedule.back().take = Take::kDecode;
   return schedule;
 }
 
-Schedule all_gather(const Party& party) {
+Schedule all_gather(const Group& group) {
   Schedule schedule;
-  for (int i = party.grid.dimensions(); i-- > 0;) schedule.push_back(to_everybody(party, i));
+  for (int i = group.grid.dimensions(); i-- > 0;) schedule.push_back(to_everybody(group, i));
   schedule.front().make = Make::kEncode;
   return schedule;
 }
@@ -220,49 +220,49 @@ Schedule all_gather(const Party& party) {
 // Each value is quantized once more than the grid has dimensions, for any number of ranks: by the
 // sender, and by the owners in each dimension. Sums return unchanged, and owners decode their own
 // messages like all ranks, so all ranks get the same bits.
-Schedule two_shot(const Party& party) {
-  Schedule schedule = reduce_scatter(party);
+Schedule two_shot(const Group& group) {
+  Schedule schedule = reduce_scatter(group);
   schedule.back().take = Take::kKeep;
-  append(schedule, all_gather(party));
-  schedule[static_cast<std::size_t>(party.grid.dimensions())].make = Make::kReduce;
+  append(schedule, all_gather(group));
+  schedule[static_cast<std::size_t>(group.grid.dimensions())].make = Make::kReduce;
   return schedule;
 }
 
-Schedule chain_broadcast(const Party& party, int root) {
-  const int n = static_cast<int>(party.members.size()), own = (party.rank - root + n) % n;
+Schedule chain_broadcast(const Group& group, int root) {
+  const int n = static_cast<int>(group.members.size()), own = (group.rank - root + n) % n;
   std::vector<Hop> sends;
   if (own + 1 < n) sends.push_back({own, own + 1});
-  return relay(party, root, n - 1, {own - 1, own - 1}, sends);
+  return relay(group, root, n - 1, {own - 1, own - 1}, sends);
 }
 
-Schedule tree_broadcast(const Party& party, int root) {
-  const int n = static_cast<int>(party.members.size()), own = (party.rank - root + n) % n;
+Schedule tree_broadcast(const Group& group, int root) {
+  const int n = static_cast<int>(group.members.size()), own = (group.rank - root + n) % n;
   const auto bits = [](int value) { return std::bit_width(static_cast<unsigned>(value)); };
   std::vector<Hop> sends;
   for (int step = bits(own); own + (1 << step) < n; ++step)
     sends.push_back({step, own + (1 << step)});
   const int came = bits(own) - 1;
-  return relay(party, root, bits(n - 1), {came, own == 0 ? 0 : own - (1 << came)}, sends);
+  return relay(group, root, bits(n - 1), {came, own == 0 ? 0 : own - (1 << came)}, sends);
 }
 
-Schedule reduce_to(const Party& party, int root) {
-  Schedule schedule = reduce_scatter(party);
+Schedule reduce_to(const Group& group, int root) {
+  Schedule schedule = reduce_scatter(group);
   schedule.back().take = Take::kKeep;
-  append(schedule, gather_to(party, root));
+  append(schedule, gather_to(group, root));
   schedule.back().make = Make::kReduce;
-  schedule.back().stage = static_cast<std::uint8_t>(party.grid.dimensions());
+  schedule.back().stage = static_cast<std::uint8_t>(group.grid.dimensions());
   return schedule;
 }
 
 // The last rank begins. Each other rank creates its own message while the sum arrives, and adds
 // both in the next step.
-Schedule chain_reduce(const Party& party, int root) {
-  const int n = static_cast<int>(party.members.size()), own = (party.rank - root + n) % n;
+Schedule chain_reduce(const Group& group, int root) {
+  const int n = static_cast<int>(group.members.size()), own = (group.rank - root + n) % n;
   const auto with = [&](int peer) {
-    return Parcel{party.rank_at((peer + root) % n), party.first_shard};
+    return Parcel{group.rank_at((peer + root) % n), group.first_shard};
   };
   Schedule schedule(static_cast<std::size_t>(n - 1),
-                    Step{.first_shard = party.first_shard, .relays = true});
+                    Step{.first_shard = group.first_shard, .relays = true});
   const auto begin = schedule.begin() + std::max(n - 2 - own, 0);
   begin->shard_count = 1;
   if (own == n - 1) {
@@ -282,64 +282,64 @@ Schedule chain_reduce(const Party& party, int root) {
   return schedule;
 }
 
-Schedule gather_to(const Party& party, int root) {
-  Step step{.first_shard = party.first_shard};
-  const int dimensions = party.grid.dimensions();
-  if (party.owns()) {
-    step.sends.push_back(parcel(party, root, party.rank, dimensions));
-    make_shards(step, party, party.grid.shards_after(party.rank, dimensions));
+Schedule gather_to(const Group& group, int root) {
+  Step step{.first_shard = group.first_shard};
+  const int dimensions = group.grid.dimensions();
+  if (group.owns()) {
+    step.sends.push_back(parcel(group, root, group.rank, dimensions));
+    make_shards(step, group, group.grid.shards_after(group.rank, dimensions));
   }
-  for (int group_rank = 0; party.rank == root && group_rank < party.grid.owners(); ++group_rank)
-    step.receives.push_back(parcel(party, group_rank, group_rank, dimensions));
+  for (int group_rank = 0; group.rank == root && group_rank < group.grid.owners(); ++group_rank)
+    step.receives.push_back(parcel(group, group_rank, group_rank, dimensions));
   std::ranges::sort(step.receives, {}, &Parcel::shard);
   return {step};
 }
 
-Schedule scatter_from(const Party& party, int root) {
-  Step step{.first_shard = party.first_shard};
-  if (party.rank == root) {
-    const auto group_size = static_cast<int>(party.members.size());
+Schedule scatter_from(const Group& group, int root) {
+  Step step{.first_shard = group.first_shard};
+  if (group.rank == root) {
+    const auto group_size = static_cast<int>(group.members.size());
     for (const int group_rank : in_turn(all_ranks(group_size), root))
-      step.sends.push_back(parcel(party, group_rank, group_rank, party.grid.dimensions()));
+      step.sends.push_back(parcel(group, group_rank, group_rank, group.grid.dimensions()));
     step.shard_count = step.sends.size();
   }
-  step.receives.push_back(parcel(party, root, party.rank, party.grid.dimensions()));
+  step.receives.push_back(parcel(group, root, group.rank, group.grid.dimensions()));
   return {step};
 }
 
-std::size_t shard_to(const Party& party, int group_rank) {
-  const int first = party.grid.digits().front(), groups = party.grid.owners() / first;
-  return party.first_shard +
+std::size_t shard_to(const Group& group, int group_rank) {
+  const int first = group.grid.digits().front(), groups = group.grid.owners() / first;
+  return group.first_shard +
          static_cast<std::size_t>(group_rank % first * groups + group_rank / first);
 }
 
-std::size_t shard_from(const Party& party, int group_rank) {
-  const std::size_t before = party.grid.digits().size() * party.members.size();
-  return party.first_shard + before + static_cast<std::size_t>(group_rank);
+std::size_t shard_from(const Group& group, int group_rank) {
+  const std::size_t before = group.grid.digits().size() * group.members.size();
+  return group.first_shard + before + static_cast<std::size_t>(group_rank);
 }
 
-Schedule all_to_all(const Party& party) {
+Schedule all_to_all(const Group& group) {
   Schedule schedule;
-  for (int i = 0; i < party.grid.dimensions(); ++i) schedule.push_back(deal_out(party, i));
+  for (int i = 0; i < group.grid.dimensions(); ++i) schedule.push_back(deal_out(group, i));
   schedule.back().take = Take::kDecode;
   return schedule;
 }
 
-Schedule send_to(const Party& party, int from, int to) {
+Schedule send_to(const Group& group, int from, int to) {
   const auto with = [&](int group_rank) {
-    return Parcel{party.rank_at(group_rank), party.first_shard};
+    return Parcel{group.rank_at(group_rank), group.first_shard};
   };
-  Step step{.first_shard = party.first_shard};
-  if (party.rank == from) step.sends = {with(to)};
-  if (party.rank == to) step.receives = {with(from)};
+  Step step{.first_shard = group.first_shard};
+  if (group.rank == from) step.sends = {with(to)};
+  if (group.rank == to) step.receives = {with(from)};
   step.shard_count = step.sends.size();
   return {step};
 }
 
-Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {
+Schedule allreduce_by(std::span<const Exchange> rounds, const Group& group) {
   Schedule schedule;
   for (std::size_t round = 0; round < rounds.size(); ++round) {
-    Schedule steps = by(rounds[round], party);
+    Schedule steps = by(rounds[round], group);
     for (Step& step : steps) step.round = static_cast<std::uint8_t>(round);
     if (round + 1 < rounds.size()) steps.back().take = Take::kAbsorb;
     append(schedule, std::move(steps));
@@ -347,10 +347,10 @@ Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party) {
   return schedule;
 }
 
-Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party) {
-  Schedule schedule = allreduce_by(rounds, party);
+Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Group& group) {
+  Schedule schedule = allreduce_by(rounds, group);
   if (rounds.back() != Exchange::kTwoShot) return schedule;
-  schedule.resize(schedule.size() - static_cast<std::size_t>(party.grid.dimensions()));
+  schedule.resize(schedule.size() - static_cast<std::size_t>(group.grid.dimensions()));
   schedule.back().take = Take::kDecode;
   return schedule;
 }
@@ -361,7 +361,7 @@ int shards_of(Exchange last, int ranks, const Grid& grid) {
 }
 
 Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchange> between) {
-  Party within = neighbours(groups, rank);
+  Group within = neighbours(groups, rank);
   Schedule schedule = reduce_scatter(within);
   append(schedule, allreduce_by(between, host_shard_owners(groups, rank)));
   within.first_shard = static_cast<std::size_t>(
@@ -372,7 +372,7 @@ Schedule hierarchical(const HostGroups& groups, int rank, std::span<const Exchan
 
 Schedule hierarchical_reduce_scatter(const HostGroups& groups, int rank) {
   Schedule schedule = reduce_scatter(neighbours(groups, rank));
-  Party owners = host_shard_owners(groups, rank);
+  Group owners = host_shard_owners(groups, rank);
   owners.grid = Grid(groups.hosts());
   append(schedule, reduce_scatter(owners));
   return schedule;

@@ -69,7 +69,7 @@ struct Step {
 using Schedule = std::vector<Step>;
 
 /// A group of ranks exchanging values.
-struct Party {
+struct Group {
   std::vector<int> members = {};  ///< by group rank, ascending if they add; empty on non-members
   int rank = 0;                   ///< group rank of this rank
   Grid grid = {};                 ///< for reducing and gathering the owned shards
@@ -81,56 +81,56 @@ struct Party {
 };
 
 /// All ranks on a grid; by default, each rank owns a shard.
-Party everybody(int rank, const Grid& grid);
-inline Party everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)); }
+Group everybody(int rank, const Grid& grid);
+inline Group everybody(int rank, int ranks) { return everybody(rank, Grid(ranks)); }
 
 /// All ranks, ordered by host, on a grid of two dimensions: within hosts, then between hosts. Hosts
 /// must have equally many ranks.
-Party by_hosts(const HostGroups& groups, int rank);
+Group by_hosts(const HostGroups& groups, int rank);
 /// The owner of each shard, if each member owns a shard.
-std::vector<int> shard_owners(const Party& party);
+std::vector<int> shard_owners(const Group& group);
 
 /// Sum or maximum of raw values by the transport.
-Schedule native_sum(const Party& party);
-Schedule native_maximum(const Party& party);
+Schedule native_sum(const Group& group);
+Schedule native_maximum(const Group& group);
 /// Sends the single shard of each rank to all ranks, and each rank adds all.
-Schedule one_shot(const Party& party);
+Schedule one_shot(const Group& group);
 /// Sends shards to their owners, who add them. On a grid, each dimension sends shards to the owners
 /// in this dimension, who add, encode and send the sums on.
-Schedule reduce_scatter(const Party& party);
+Schedule reduce_scatter(const Group& group);
 /// Sends each owner's shard to all ranks. On a grid, forwards unchanged messages from dimension to
 /// dimension.
-Schedule all_gather(const Party& party);
+Schedule all_gather(const Group& group);
 /// Sends shards to their owners, who add them, encode the sums and send the sums to all ranks.
-Schedule two_shot(const Party& party);
+Schedule two_shot(const Group& group);
 /// Sends the root's only shard unchanged to all ranks: along a chain, whose ranks forward a chunk
 /// while receiving the next, or down a binomial tree. `root` is a group rank, here and below.
-Schedule chain_broadcast(const Party& party, int root);
-Schedule tree_broadcast(const Party& party, int root);
+Schedule chain_broadcast(const Group& group, int root);
+Schedule tree_broadcast(const Group& group, int root);
 /// Sends shards to their owners, who add them, encode the sums and send the sums to the root only.
-Schedule reduce_to(const Party& party, int root);
+Schedule reduce_to(const Group& group, int root);
 /// Sends the only shard of all ranks to the root along a chain. Each rank adds its own values to
 /// the received sum and forwards a chunk while receiving the next. For sums with lossless codecs.
-Schedule chain_reduce(const Party& party, int root);
+Schedule chain_reduce(const Group& group, int root);
 /// Sends each owner's shard to the root, or the root's shards to the owners.
-Schedule gather_to(const Party& party, int root);
-Schedule scatter_from(const Party& party, int root);
+Schedule gather_to(const Group& group, int root);
+Schedule scatter_from(const Group& group, int root);
 /// Sends a shard to each rank and receives a shard from each rank. On a grid of two dimensions, the
 /// first dimension sends all shards for a group of the second dimension to a member, who forwards
 /// them unchanged. Shards 0 to n-1 are sent. On a grid, shards n to 2n-1 are forwarded, ordered by
 /// destination, then by source. The last n shards are received. shard_to and shard_from return the
 /// shards to and from a group rank.
-Schedule all_to_all(const Party& party);
-std::size_t shard_to(const Party& party, int group_rank);
-std::size_t shard_from(const Party& party, int group_rank);
+Schedule all_to_all(const Group& group);
+std::size_t shard_to(const Group& group, int group_rank);
+std::size_t shard_from(const Group& group, int group_rank);
 /// Sends the only shard from a group rank to another.
-Schedule send_to(const Party& party, int from, int to);
+Schedule send_to(const Group& group, int from, int to);
 /// Runs the rounds of a codec in sequence, with an exchange each. The codec absorbs the results of
 /// all rounds except the last.
-Schedule allreduce_by(std::span<const Exchange> rounds, const Party& party);
+Schedule allreduce_by(std::span<const Exchange> rounds, const Group& group);
 
 /// Like allreduce_by without the final gather: results stay with their owners, if any.
-Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Party& party);
+Schedule reduce_scatter_by(std::span<const Exchange> rounds, const Group& group);
 
 /// The number of shards in an allreduce of `ranks` ranks with the last round `last`; 1 without
 /// owners.

@@ -61,15 +61,15 @@ std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
 
 /// The count of each shard. Forwarded rows keep their current counts if unknown.
 std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
-  const Party party = prepared.party();
+  const Group group = prepared.group();
   std::vector<std::size_t> counts(prepared.slots.size());
   std::ranges::transform(prepared.slots, counts.begin(), &Slot::count);
-  const std::size_t columns = prepared.key.count, n = party.members.size();
+  const std::size_t columns = prepared.key.count, n = group.members.size();
   for (std::size_t i = 0; i < rows.passing.size(); ++i) counts[n + i] = rows.passing[i] * columns;
   for (int group_rank = 0; group_rank < static_cast<int>(n); ++group_rank) {
-    const auto rank = static_cast<std::size_t>(party.rank_at(group_rank));
-    counts[shard_to(party, group_rank)] = rows.sent[rank] * columns;
-    counts[shard_from(party, group_rank)] = rows.received[rank] * columns;
+    const auto rank = static_cast<std::size_t>(group.rank_at(group_rank));
+    counts[shard_to(group, group_rank)] = rows.sent[rank] * columns;
+    counts[shard_from(group, group_rank)] = rows.received[rank] * columns;
   }
   return counts;
 }
@@ -81,11 +81,11 @@ std::uint64_t checksum_of(const std::uint64_t* counts, std::size_t count) {
 }
 
 /// The rows of all shards for the members of a rank's group, in shard order.
-Counts announced(const Party& party, const Rows& rows) {
-  Counts counts(party.members.size());
+Counts announced(const Group& group, const Rows& rows) {
+  Counts counts(group.members.size());
   for (int group_rank = 0; group_rank < static_cast<int>(counts.size()); ++group_rank)
-    counts[shard_to(party, group_rank)] =
-        rows.sent[static_cast<std::size_t>(party.rank_at(group_rank))];
+    counts[shard_to(group, group_rank)] =
+        rows.sent[static_cast<std::size_t>(group.rank_at(group_rank))];
   return counts;
 }
 
@@ -103,17 +103,17 @@ Counts with_checksums(const Counts& counts, std::size_t each) {
 /// The counts each member of an ascending group announces for this rank. A library without other
 /// host messages sends all counts to all ranks.
 std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
-                         std::span<const int> group, const Counts& own) {
-  const auto index = static_cast<std::size_t>(index_in(group, context.rank));
-  const std::size_t each = own.size() / group.size(), bytes = (each + 1) * sizeof own.front();
+                         std::span<const int> subgroup, const Counts& own) {
+  const auto index = static_cast<std::size_t>(index_in(subgroup, context.rank));
+  const std::size_t each = own.size() / subgroup.size(), bytes = (each + 1) * sizeof own.front();
   const Counts announced = with_checksums(own, each);
   const auto all = std::as_bytes(std::span(announced));
   std::vector<SendTo> sends;
   std::vector<ReceiveFrom> receives;
-  for (std::size_t i = 0; i < group.size(); ++i) {
+  for (std::size_t i = 0; i < subgroup.size(); ++i) {
     if (i == index) continue;
-    sends.push_back({group[i], all.subspan(i * bytes, bytes)});
-    receives.push_back({group[i], bytes});
+    sends.push_back({subgroup[i], all.subspan(i * bytes, bytes)});
+    receives.push_back({subgroup[i], bytes});
   }
   const Operation operation{.name = context.name,
                             .signature = context.signature,
@@ -124,17 +124,17 @@ std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
   Handle handle = everything ? transport.all_gather(operation, all, all.size())
                              : transport.exchange(operation, sends, receives);
   handle.wait_synchronize();
-  std::vector<Counts> counts(group.size(), Counts(each + 1));
-  for (std::size_t i = 0; i < group.size(); ++i) {
-    ConstByteSpan from = i == index ? all : handle.received(group[i]);
+  std::vector<Counts> counts(subgroup.size(), Counts(each + 1));
+  for (std::size_t i = 0; i < subgroup.size(); ++i) {
+    ConstByteSpan from = i == index ? all : handle.received(subgroup[i]);
     if (from.size() < (i == index || everything ? all.size() : bytes))
-      throw TransportError(std::string(context.name) + ": rank " + std::to_string(group[i]) +
+      throw TransportError(std::string(context.name) + ": rank " + std::to_string(subgroup[i]) +
                            " told the rows of too few ranks");
     if (i == index || everything) from = from.subspan(index * bytes);
     std::memcpy(counts[i].data(), from.first(bytes).data(), bytes);
     if (counts[i].back() != checksum_of(counts[i].data(), each))
       throw WireError(std::string(context.name) + " on rank " + std::to_string(context.rank) +
-                      ": what rank " + std::to_string(group[i]) +
+                      ": what rank " + std::to_string(subgroup[i]) +
                       " told of its rows was damaged on its way");
     counts[i].pop_back();
   }
@@ -158,12 +158,13 @@ Rows rows_of(const Transport& transport, const ConstValueSpan& input, const Cons
 }
 
 void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows) {
-  const Party party = prepared.party();
-  if (party.grid.dimensions() == 1) return;
-  std::vector<int> group = party.grid.group(party.rank, 0);
-  for (int& member : group) member = party.rank_at(member);
-  const std::vector<Counts> all = told(prepared.context, transport, group, announced(party, rows));
-  rows.passing.resize(party.members.size());
+  const Group group = prepared.group();
+  if (group.grid.dimensions() == 1) return;
+  std::vector<int> subgroup = group.grid.subgroup(group.rank, 0);
+  for (int& member : subgroup) member = group.rank_at(member);
+  const std::vector<Counts> all =
+      told(prepared.context, transport, subgroup, announced(group, rows));
+  rows.passing.resize(group.members.size());
   for (std::size_t i = 0; i < all.size(); ++i)
     for (std::size_t shard = 0; shard < all[i].size(); ++shard)
       rows.passing[shard * all.size() + i] = all[i][shard];
@@ -182,21 +183,21 @@ void plan(Prepared& prepared, const Rows& rows) {
   }
   prepared.chunks.clear();
   const Key& key = prepared.key;
-  prepared.chunks = Planner(prepared.context).by_rows(prepared.party(), key.count, key.chunk_count);
+  prepared.chunks = Planner(prepared.context).by_rows(prepared.group(), key.count, key.chunk_count);
   prepared.pipeline->prepare(prepared.chunks.front(), prepared.chunks.size());
   prepared.context.in_order = prepared.context.on_device();
 }
 
 void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan& output) {
-  const Party party = prepared.party();
+  const Group group = prepared.group();
   std::vector<int> by_rank = all_ranks(prepared.context.ranks);
-  std::ranges::sort(by_rank, {}, [&](int group_rank) { return party.rank_at(group_rank); });
+  std::ranges::sort(by_rank, {}, [&](int group_rank) { return group.rank_at(group_rank); });
   std::size_t sent = 0, received = 0;
   for (const int group_rank : by_rank) {
-    Slot& from = prepared.slots[shard_to(party, group_rank)];
+    Slot& from = prepared.slots[shard_to(group, group_rank)];
     from.input = input.subspan(sent, from.count);
     sent += from.count;
-    Slot& to = prepared.slots[shard_from(party, group_rank)];
+    Slot& to = prepared.slots[shard_from(group, group_rank)];
     to.output = output.subspan(received, to.count);
     received += to.count;
   }

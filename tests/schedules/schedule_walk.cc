@@ -40,7 +40,7 @@ std::string Expressions::text(Expression value) const {
   return text + ")";
 }
 
-Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks,
+Layout flat_layout(const std::function<Schedule(const Group&)>& way, int ranks,
                    std::size_t shards) {
   Layout layout{.schedules = {}, .parts = {}, .part_count = shards};
   std::vector<std::vector<std::size_t>> parts;
@@ -54,7 +54,7 @@ Layout flat_layout(const std::function<Schedule(const Party&)>& way, int ranks,
 
 Layout grid_layout(const Grid& grid) {
   const auto shards = static_cast<std::size_t>(grid.owners());
-  const auto on_grid = [&](const Party& party) { return two_shot(everybody(party.rank, grid)); };
+  const auto on_grid = [&](const Group& group) { return two_shot(everybody(group.rank, grid)); };
   return flat_layout(on_grid, grid.group_size(), shards);
 }
 
@@ -87,13 +87,13 @@ Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
   return layout;
 }
 
-Layout owned_layout(const std::function<Schedule(const Party&)>& way,
-                    const std::vector<Party>& parties) {
-  Layout layout{.schedules = {}, .parts = {}, .part_count = parties.size()};
-  for (const Party& party : parties) {
-    layout.schedules.push_back(way(party));
+Layout owned_layout(const std::function<Schedule(const Group&)>& way,
+                    const std::vector<Group>& all_groups) {
+  Layout layout{.schedules = {}, .parts = {}, .part_count = all_groups.size()};
+  for (const Group& group : all_groups) {
+    layout.schedules.push_back(way(group));
     layout.parts.emplace_back();
-    for (const int owner : shard_owners(party))
+    for (const int owner : shard_owners(group))
       layout.parts.back().push_back({static_cast<std::size_t>(owner)});
   }
   return layout;
@@ -101,9 +101,9 @@ Layout owned_layout(const std::function<Schedule(const Party&)>& way,
 
 Layout hierarchical_gather_layout(const std::vector<int>& hosts) {
   const HostGroups groups(hosts, static_cast<int>(hosts.size()));
-  std::vector<Party> parties;
-  for (int rank = 0; rank < groups.ranks(); ++rank) parties.push_back(by_hosts(groups, rank));
-  Layout layout = owned_layout(all_gather, parties);
+  std::vector<Group> all_groups;
+  for (int rank = 0; rank < groups.ranks(); ++rank) all_groups.push_back(by_hosts(groups, rank));
+  Layout layout = owned_layout(all_gather, all_groups);
   layout.hosts = hosts;
   return layout;
 }
@@ -130,7 +130,7 @@ Layout hierarchical_scatter_layout(const std::vector<int>& hosts) {
 std::size_t messages_of(const Grid& grid, int rank) {
   std::size_t messages = 0;
   for (int i = 0; i < grid.dimensions(); ++i) {
-    const std::size_t group = grid.group(rank, i).size();
+    const std::size_t group = grid.subgroup(rank, i).size();
     const auto owners = static_cast<std::size_t>(grid.digits()[static_cast<std::size_t>(i)]);
     if (grid.owns(rank))
       messages += owners - 1 + group - 1;

@@ -10,8 +10,8 @@ namespace tersor::testing {
 namespace {
 
 // The schedules, not the collectives with the same names.
-constexpr Schedule (*kReduceScatter)(const Party&) = reduce_scatter;
-constexpr Schedule (*kAllToAll)(const Party&) = all_to_all;
+constexpr Schedule (*kReduceScatter)(const Group&) = reduce_scatter;
+constexpr Schedule (*kAllToAll)(const Group&) = all_to_all;
 
 std::vector<int> world_sizes() {
   std::vector<int> sizes(33);
@@ -109,7 +109,7 @@ TEST(Schedules, SeveralRounds) {
     for (const std::span<const Exchange> rounds :
          {std::span<const Exchange>(two_shot_last), std::span<const Exchange>(native_last)}) {
       const Layout layout =
-          flat_layout([&](const Party& party) { return allreduce_by(rounds, party); }, n,
+          flat_layout([&](const Group& group) { return allreduce_by(rounds, group); }, n,
                       static_cast<std::size_t>(n));
       ScheduleWalk walk(layout);
       expect_allreduce(layout, walk, rounds.size() == 2 ? 2 : 0);
@@ -147,10 +147,10 @@ TEST(Schedules, AllGather) {
   }
 }
 
-using WayTo = Schedule (*)(const Party&, int);
+using WayTo = Schedule (*)(const Group&, int);
 
 Layout rooted_layout(WayTo way, int ranks, int root, std::size_t shards) {
-  return flat_layout([&](const Party& party) { return way(party, root); }, ranks, shards);
+  return flat_layout([&](const Group& group) { return way(group, root); }, ranks, shards);
 }
 
 // Every rank gets the root's value, encoded once. A rank sends at most as many messages as the tree
@@ -178,7 +178,7 @@ TEST(Schedules, Broadcasts) {
 
 void expect_sums_at_root(const Grid& grid, int root) {
   const auto shards = static_cast<std::size_t>(grid.owners());
-  const auto way = [&](const Party& party) { return reduce_to(everybody(party.rank, grid), root); };
+  const auto way = [&](const Group& group) { return reduce_to(everybody(group.rank, grid), root); };
   const Layout layout = flat_layout(way, grid.group_size(), shards), all = grid_layout(grid);
   ScheduleWalk walk(layout), wanted(all);
   ASSERT_EQ(walk.run() + wanted.run(), "");

@@ -11,7 +11,7 @@ namespace tersor::testing {
 namespace {
 
 // The schedule, not the collective with the same name.
-constexpr Schedule (*kScatter)(const Party&) = reduce_scatter;
+constexpr Schedule (*kScatter)(const Group&) = reduce_scatter;
 
 /// Every rank's part is the sum of all gradients, encoded `encodings` times.
 void expect_scattered(ScheduleWalk& walk, int ranks, int encodings) {
@@ -71,23 +71,23 @@ TEST(Schedules, HierarchiesOfShards) {
 }
 
 /// Every row is made once by its sender and arrives unchanged. Each rank sends `messages` messages.
-void expect_dealt(const std::vector<Party>& parties, std::size_t messages) {
-  const std::size_t n = parties.size();
+void expect_dealt(const std::vector<Group>& all_groups, std::size_t messages) {
+  const std::size_t n = all_groups.size();
   Layout layout{.schedules = {}, .parts = {}, .part_count = n * n};
-  for (const Party& party : parties) {
-    const auto own = static_cast<std::size_t>(party.rank_at(party.rank));
-    layout.schedules.push_back(all_to_all(party));
+  for (const Group& group : all_groups) {
+    const auto own = static_cast<std::size_t>(group.rank_at(group.rank));
+    layout.schedules.push_back(all_to_all(group));
     auto& parts = layout.parts.emplace_back(n * (layout.schedules.back().size() + 1));
     for (int group_rank = 0; group_rank < static_cast<int>(n); ++group_rank) {
-      const auto peer = static_cast<std::size_t>(party.rank_at(group_rank));
-      parts[shard_to(party, group_rank)] = {own * n + peer};
-      parts[shard_from(party, group_rank)] = {peer * n + own};
+      const auto peer = static_cast<std::size_t>(group.rank_at(group_rank));
+      parts[shard_to(group, group_rank)] = {own * n + peer};
+      parts[shard_from(group, group_rank)] = {peer * n + own};
     }
     for (const Parcel& parcel : layout.schedules.back().front().receives)
       for (std::size_t i = 0; parcel.apart > 1 && i < parcel.shards; ++i)
         parts[parcel.shard + i * parcel.apart] = {
             static_cast<std::size_t>(parcel.peer) * n +
-            static_cast<std::size_t>(party.rank_at(party.grid.group(party.rank, 1)[i]))};
+            static_cast<std::size_t>(group.rank_at(group.grid.subgroup(group.rank, 1)[i]))};
   }
   ScheduleWalk walk(layout);
   ASSERT_EQ(walk.run(), "");
@@ -105,7 +105,7 @@ TEST(Schedules, RowsByHostsAndOnGrids) {
       for (const std::vector<int>& numbers : even_hosts(hosts, each)) {
         SCOPED_TRACE(::testing::PrintToString(numbers));
         const HostGroups groups(numbers, hosts * each);
-        std::vector<Party> by_host, on_grid;
+        std::vector<Group> by_host, on_grid;
         for (int rank = 0; rank < hosts * each; ++rank) {
           by_host.push_back(by_hosts(groups, rank));
           on_grid.push_back(everybody(rank, Grid(std::vector{each, hosts}, hosts * each)));
@@ -121,10 +121,10 @@ TEST(Schedules, GridsOfShards) {
   for (const std::vector<int>& given : digits) {
     SCOPED_TRACE(::testing::PrintToString(given));
     const int n = std::accumulate(given.begin(), given.end(), 1, std::multiplies<>());
-    std::vector<Party> parties;
-    for (int rank = 0; rank < n; ++rank) parties.push_back(everybody(rank, Grid(given, n)));
-    const Layout scatters = owned_layout(kScatter, parties);
-    const Layout gathers = owned_layout(all_gather, parties);
+    std::vector<Group> all_groups;
+    for (int rank = 0; rank < n; ++rank) all_groups.push_back(everybody(rank, Grid(given, n)));
+    const Layout scatters = owned_layout(kScatter, all_groups);
+    const Layout gathers = owned_layout(all_gather, all_groups);
     ScheduleWalk scattered(scatters), gathered(gathers);
     expect_scattered(scattered, n, static_cast<int>(given.size()));
     expect_gathered(gathered, n);
