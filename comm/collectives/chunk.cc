@@ -147,9 +147,9 @@ void ChunkTask::begin_native() {
 
 void ChunkTask::count_peers() {
   peers_.assign(step().shard_count, 0);
-  for (const Parcel& parcel : step().sends)
-    for (std::size_t i = 0; parcel.peer != context_->rank && i < parcel.shards; ++i)
-      peers_[parcel.shard - step().first_shard + i] += 1;
+  for (const StepMessage& message : step().sends)
+    for (std::size_t i = 0; message.peer != context_->rank && i < message.shards; ++i)
+      peers_[message.shard - step().first_shard + i] += 1;
 }
 
 /// The received messages of a shard, by rank.
@@ -178,24 +178,24 @@ void ChunkTask::make_messages() {
   }
 }
 
-ConstByteSpan ChunkTask::own_message(const Parcel& parcel) const {
-  const std::size_t first = parcel.shard - step().first_shard;
-  const ConstByteSpan last = own_[first + parcel.shards - 1];
+ConstByteSpan ChunkTask::own_message(const StepMessage& message) const {
+  const std::size_t first = message.shard - step().first_shard;
+  const ConstByteSpan last = own_[first + message.shards - 1];
   return {own_[first].data(), last.data() + last.size()};
 }
 
 /// Total capacity of a message's shards.
-std::size_t ChunkTask::capacity(const Parcel& parcel) const {
+std::size_t ChunkTask::capacity(const StepMessage& message) const {
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < parcel.shards; ++i)
-    bytes += shard(parcel.shard + i * parcel.apart).message_bytes;
+  for (std::size_t i = 0; i < message.shards; ++i)
+    bytes += shard(message.shard + i * message.apart).message_bytes;
   return bytes;
 }
 
 /// True if messages of an exchange have different capacities.
 bool ChunkTask::shards_differ() const {
-  return std::ranges::any_of(step().receives, [&](const Parcel& parcel) {
-    return capacity(parcel) != capacity(step().receives.front());
+  return std::ranges::any_of(step().receives, [&](const StepMessage& message) {
+    return capacity(message) != capacity(step().receives.front());
   });
 }
 
@@ -205,11 +205,11 @@ void ChunkTask::start_messages() {
   sends_.clear();
   receives_.clear();
   std::size_t largest = 0;
-  for (const Parcel& parcel : step().sends)
-    if (parcel.peer != context_->rank) sends_.push_back({parcel.peer, own_message(parcel)});
-  for (const Parcel& parcel : step().receives) {
-    largest = std::max(largest, capacity(parcel));
-    if (parcel.peer != context_->rank) receives_.push_back({parcel.peer, capacity(parcel)});
+  for (const StepMessage& message : step().sends)
+    if (message.peer != context_->rank) sends_.push_back({message.peer, own_message(message)});
+  for (const StepMessage& message : step().receives) {
+    largest = std::max(largest, capacity(message));
+    if (message.peer != context_->rank) receives_.push_back({message.peer, capacity(message)});
   }
   Transport& transport = *context_->transport;
   const bool gathers = step().gathers && !(context_->on_device() && shards_differ());
@@ -230,12 +230,13 @@ void ChunkTask::finish_step() {
 
 void ChunkTask::collect() {
   received_.clear();
-  for (const Parcel& parcel : step().receives) {
-    const bool own = parcel.peer == context_->rank;  // the last of the sent messages
-    ConstByteSpan rest = own ? own_message(step().sends.back()) : handle_.received(parcel.peer);
-    for (std::size_t left = parcel.shards, i = parcel.shard; left > 0; --left, i += parcel.apart) {
-      const Received message{i, shard(i).maker.value_or(parcel.peer), rest};
-      received_.push_back(left == 1 ? message : messages_.first_of(shard(i), message));
+  for (const StepMessage& message : step().receives) {
+    const bool own = message.peer == context_->rank;  // the last of the sent messages
+    ConstByteSpan rest = own ? own_message(step().sends.back()) : handle_.received(message.peer);
+    for (std::size_t left = message.shards, i = message.shard; left > 0;
+         --left, i += message.apart) {
+      const Received received{i, shard(i).maker.value_or(message.peer), rest};
+      received_.push_back(left == 1 ? received : messages_.first_of(shard(i), received));
       rest = rest.subspan(received_.back().bytes.size());
     }
   }
@@ -243,7 +244,8 @@ void ChunkTask::collect() {
 }
 
 void ChunkTask::decode_received() {
-  for (const Received& message : received_) messages_.check_splits(shard(message.shard), message);
+  for (const Received& received : received_)
+    messages_.check_splits(shard(received.shard), received);
   for (std::size_t first = 0, last = 0; first < received_.size(); first = last) {
     const std::size_t of = received_[first].shard;
     while (last < received_.size() && received_[last].shard == of) ++last;

@@ -63,8 +63,8 @@ class ChunkTask {
   ByteSpan space() const;
   std::span<const Received> received(std::size_t shard) const;
   std::size_t make_message(std::size_t shard, ByteSpan space);
-  ConstByteSpan own_message(const Parcel& parcel) const;
-  std::size_t capacity(const Parcel& parcel) const;
+  ConstByteSpan own_message(const StepMessage& message) const;
+  std::size_t capacity(const StepMessage& message) const;
   void count_peers();
   bool shards_differ() const;
   ValueSpan bare_space(const Shard& shard, std::size_t offset) const;

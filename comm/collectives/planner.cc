@@ -23,7 +23,9 @@ void append(Shards& shards, Shards more) { std::ranges::move(more, std::back_ins
 
 /// Removes the messages of shards without frames.
 Schedule without_empty(Schedule schedule, const Shards& shards) {
-  const auto empty = [&](const Parcel& parcel) { return shards[parcel.shard].frames.empty(); };
+  const auto empty = [&](const StepMessage& message) {
+    return shards[message.shard].frames.empty();
+  };
   for (Step& step : schedule) {
     std::erase_if(step.sends, empty);
     std::erase_if(step.receives, empty);

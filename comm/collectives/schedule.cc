@@ -33,7 +33,7 @@ std::vector<int> owners_of(const Group& group, std::vector<int> subgroup) {
 }
 
 /// The message with the shards of a group rank after `dimensions` dimensions, to or from a peer.
-Parcel parcel(const Group& group, int peer, int group_rank, int dimensions) {
+StepMessage message(const Group& group, int peer, int group_rank, int dimensions) {
   const ShardRange shards = group.grid.shards_after(group_rank, dimensions);
   return {group.rank_at(peer), group.first_shard + shards.first, shards.count};
 }
@@ -51,9 +51,10 @@ Step to_owners(const Group& group, int dimension) {
             .stage = static_cast<std::uint8_t>(dimension)};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
   for (const int group_rank : owners_of(group, in_turn(subgroup, group.rank)))
-    step.sends.push_back(parcel(group, group_rank, group_rank, dimension + 1));
+    step.sends.push_back(message(group, group_rank, group_rank, dimension + 1));
   for (const int group_rank : subgroup)
-    if (group.owns()) step.receives.push_back(parcel(group, group_rank, group.rank, dimension + 1));
+    if (group.owns())
+      step.receives.push_back(message(group, group_rank, group.rank, dimension + 1));
   if (!subgroup.empty()) make_shards(step, group, group.grid.shards_after(group.rank, dimension));
   return step;
 }
@@ -67,9 +68,9 @@ Step to_everybody(const Group& group, int dimension) {
             .stage = static_cast<std::uint8_t>(group.grid.dimensions())};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
   for (const int group_rank : in_turn(subgroup, group.rank))
-    if (group.owns()) step.sends.push_back(parcel(group, group_rank, group.rank, dimension + 1));
+    if (group.owns()) step.sends.push_back(message(group, group_rank, group.rank, dimension + 1));
   for (const int group_rank : owners_of(group, subgroup))
-    step.receives.push_back(parcel(group, group_rank, group_rank, dimension + 1));
+    step.receives.push_back(message(group, group_rank, group_rank, dimension + 1));
   if (group.owns()) make_shards(step, group, group.grid.shards_after(group.rank, dimension + 1));
   return step;
 }
@@ -109,7 +110,7 @@ struct Hop {
 Schedule relay(const Group& group, int root, int steps, Hop came, const std::vector<Hop>& sends) {
   const int n = static_cast<int>(group.members.size());
   const auto rank = [&](int peer) { return group.rank_at((peer + root) % n); };
-  const auto with = [&](int peer) { return Parcel{peer, group.first_shard}; };
+  const auto with = [&](int peer) { return StepMessage{peer, group.first_shard}; };
   Schedule schedule(static_cast<std::size_t>(steps),
                     Step{.first_shard = group.first_shard, .relays = true});
   const int own = group.rank_at(group.rank);
@@ -259,7 +260,7 @@ Schedule reduce_to(const Group& group, int root) {
 Schedule chain_reduce(const Group& group, int root) {
   const int n = static_cast<int>(group.members.size()), own = (group.rank - root + n) % n;
   const auto with = [&](int peer) {
-    return Parcel{group.rank_at((peer + root) % n), group.first_shard};
+    return StepMessage{group.rank_at((peer + root) % n), group.first_shard};
   };
   Schedule schedule(static_cast<std::size_t>(n - 1),
                     Step{.first_shard = group.first_shard, .relays = true});
@@ -271,7 +272,7 @@ Schedule chain_reduce(const Group& group, int root) {
   }
   begin->sends = {with(own)};
   begin->receives = {with(own), with(own + 1)};
-  std::ranges::sort(begin->receives, {}, &Parcel::peer);
+  std::ranges::sort(begin->receives, {}, &StepMessage::peer);
   if (own == 0) return schedule;
   begin->take = Take::kKeep;
   Step& sum = *std::next(begin);
@@ -286,12 +287,12 @@ Schedule gather_to(const Group& group, int root) {
   Step step{.first_shard = group.first_shard};
   const int dimensions = group.grid.dimensions();
   if (group.owns()) {
-    step.sends.push_back(parcel(group, root, group.rank, dimensions));
+    step.sends.push_back(message(group, root, group.rank, dimensions));
     make_shards(step, group, group.grid.shards_after(group.rank, dimensions));
   }
   for (int group_rank = 0; group.rank == root && group_rank < group.grid.owners(); ++group_rank)
-    step.receives.push_back(parcel(group, group_rank, group_rank, dimensions));
-  std::ranges::sort(step.receives, {}, &Parcel::shard);
+    step.receives.push_back(message(group, group_rank, group_rank, dimensions));
+  std::ranges::sort(step.receives, {}, &StepMessage::shard);
   return {step};
 }
 
@@ -300,10 +301,10 @@ Schedule scatter_from(const Group& group, int root) {
   if (group.rank == root) {
     const auto group_size = static_cast<int>(group.members.size());
     for (const int group_rank : in_turn(all_ranks(group_size), root))
-      step.sends.push_back(parcel(group, group_rank, group_rank, group.grid.dimensions()));
+      step.sends.push_back(message(group, group_rank, group_rank, group.grid.dimensions()));
     step.shard_count = step.sends.size();
   }
-  step.receives.push_back(parcel(group, root, group.rank, group.grid.dimensions()));
+  step.receives.push_back(message(group, root, group.rank, group.grid.dimensions()));
   return {step};
 }
 
@@ -327,7 +328,7 @@ Schedule all_to_all(const Group& group) {
 
 Schedule send_to(const Group& group, int from, int to) {
   const auto with = [&](int group_rank) {
-    return Parcel{group.rank_at(group_rank), group.first_shard};
+    return StepMessage{group.rank_at(group_rank), group.first_shard};
   };
   Step step{.first_shard = group.first_shard};
   if (group.rank == from) step.sends = {with(to)};

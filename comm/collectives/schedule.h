@@ -39,21 +39,21 @@ enum class Native : std::uint8_t { kNone, kSum, kMaximum };
 
 /// A message of a shard or of several contiguous shards, to or from a rank. A rank sends no message
 /// to itself.
-struct Parcel {
+struct StepMessage {
   int peer = 0;
   std::size_t shard = 0;
   std::size_t shards = 1;
   std::size_t apart = 1;  ///< received shards are first, first + apart, first + 2 * apart, …
 
-  bool operator==(const Parcel&) const = default;
+  bool operator==(const StepMessage&) const = default;
 };
 
 struct Step {
   Make make = Make::kEncode;
   std::size_t first_shard = 0;  ///< first created shard, or first shard of the raw values
   std::size_t shard_count = 0;
-  std::vector<Parcel> sends = {};     ///< in sending order, own message last
-  std::vector<Parcel> receives = {};  ///< ordered by shard, then by rank
+  std::vector<StepMessage> sends = {};     ///< in sending order, own message last
+  std::vector<StepMessage> receives = {};  ///< ordered by shard, then by rank
   Take take = Take::kDecode;
   Native native = Native::kNone;  ///< in native steps, member l owns shard l
   bool gathers = false;           ///< True if each rank sends one message to each other rank

@@ -152,8 +152,8 @@ class Walk {
     for (const host::HostStep& step : steps) {
       const bool sends = step.to != host::HostStep::kNobody;
       const std::size_t count = sends ? step.sent.count : step.taken.count;
-      const Parcel parcel{apart * (sends ? step.to : step.from)};
-      add_wire(traffic_of({parcel}, {.bytes = static_cast<double>(count) * value_bytes}), {});
+      const StepMessage message{apart * (sends ? step.to : step.from)};
+      add_wire(traffic_of({message}, {.bytes = static_cast<double>(count) * value_bytes}), {});
       if (step.combines)
         stages_.latency +=
             static_cast<double>(step.taken.count) * value_bytes * figures_.add_seconds_per_byte;
@@ -165,10 +165,10 @@ class Walk {
  private:
   void add_reduce(const Step& kept) {
     for (std::size_t i = 0; i < kept.receives.size(); ++i) {
-      const Parcel& parcel = kept.receives[i];
+      const StepMessage& message = kept.receives[i];
       const bool first = begins_shard(kept, i);
-      stages_.work += shards_[parcel.shard].seconds(
-          parcel.shards, first ? figures_.codec.reduce : figures_.codec.reduce_more);
+      stages_.work += shards_[message.shard].seconds(
+          message.shards, first ? figures_.codec.reduce : figures_.codec.reduce_more);
     }
   }
 
@@ -180,12 +180,12 @@ class Walk {
     if (step.take == Take::kDecode) add_decode(step);
   }
 
-  Traffic traffic_of(const std::vector<Parcel>& parcels, const Load& load) const {
+  Traffic traffic_of(const std::vector<StepMessage>& messages, const Load& load) const {
     Traffic traffic;
-    for (const Parcel& parcel : parcels) {
-      if (parcel.peer == 0) continue;
-      (parcel.peer < figures_.network.ranks_per_host ? traffic.near : traffic.far) += 1;
-      traffic.bytes = load.bytes_of(parcel.shards) + kEnvelope;
+    for (const StepMessage& message : messages) {
+      if (message.peer == 0) continue;
+      (message.peer < figures_.network.ranks_per_host ? traffic.near : traffic.far) += 1;
+      traffic.bytes = load.bytes_of(message.shards) + kEnvelope;
     }
     return traffic;
   }
@@ -208,8 +208,8 @@ class Walk {
     stages_.bytes += all;
   }
 
-  static bool begins_shard(const Step& step, std::size_t parcel) {
-    return parcel == 0 || step.receives[parcel - 1].shard != step.receives[parcel].shard;
+  static bool begins_shard(const Step& step, std::size_t message) {
+    return message == 0 || step.receives[message - 1].shard != step.receives[message].shard;
   }
 
   // Decodes a payload of each shard and adds the other payloads.
@@ -256,7 +256,7 @@ class Walk {
 
   // A few KiB are sent to all ranks at once, and each rank adds all values.
   void add_direct_sum(int ranks, double bytes) {
-    std::vector<Parcel> sends;
+    std::vector<StepMessage> sends;
     for (int i = 0; i < ranks; ++i) sends.push_back({i * (question_.ranks / ranks), 0});
     add_wire(traffic_of(sends, {.bytes = bytes}), {});
     stages_.latency += ranks * bytes * figures_.add_seconds_per_byte;

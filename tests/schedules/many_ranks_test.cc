@@ -76,7 +76,8 @@ TEST_F(ShardWalkFinds, AMessageThatNobodyTakes) {
 }
 
 TEST_F(ShardWalkFinds, AMessageThatNobodySends) {
-  std::erase_if(schedules_[1][0].sends, [](const Parcel& parcel) { return parcel.peer == 2; });
+  std::erase_if(schedules_[1][0].sends,
+                [](const StepMessage& message) { return message.peer == 2; });
   EXPECT_EQ(said(), "step 0, rank 2: waits in vain for rank 1");
 }
 
@@ -86,7 +87,7 @@ TEST_F(ShardWalkFinds, ShardsThatAreMixedUp) {
 }
 
 TEST_F(ShardWalkFinds, AContributionThatComesTwice) {
-  Parcel once_more = schedules_[3][0].receives.front();
+  StepMessage once_more = schedules_[3][0].receives.front();
   once_more.peer = 1;  // in rank 0's group
   schedules_[3][0].receives.push_back(once_more);
   schedules_[1][0].sends.push_back({3, once_more.shard, once_more.shards});
@@ -94,8 +95,10 @@ TEST_F(ShardWalkFinds, AContributionThatComesTwice) {
 }
 
 TEST_F(ShardWalkFinds, AContributionThatIsNotAdded) {
-  std::erase_if(schedules_[1][0].sends, [](const Parcel& parcel) { return parcel.peer == 2; });
-  std::erase_if(schedules_[2][0].receives, [](const Parcel& parcel) { return parcel.peer == 1; });
+  std::erase_if(schedules_[1][0].sends,
+                [](const StepMessage& message) { return message.peer == 2; });
+  std::erase_if(schedules_[2][0].receives,
+                [](const StepMessage& message) { return message.peer == 1; });
   ShardWalk walk(schedules_, 6);
   EXPECT_EQ(walk.run(), "");
   EXPECT_EQ(walk.result(4).from.count(), 5u);
@@ -103,8 +106,9 @@ TEST_F(ShardWalkFinds, AContributionThatIsNotAdded) {
 
 TEST_F(ShardWalkFinds, ShardsThatAreNotDecoded) {
   for (Schedule& schedule : schedules_) {
-    std::erase_if(schedule[3].sends, [](const Parcel& parcel) { return parcel.shard == 0; });
-    std::erase_if(schedule[3].receives, [](const Parcel& parcel) { return parcel.shard == 0; });
+    std::erase_if(schedule[3].sends, [](const StepMessage& message) { return message.shard == 0; });
+    std::erase_if(schedule[3].receives,
+                  [](const StepMessage& message) { return message.shard == 0; });
   }
   EXPECT_EQ(said(), "step 3, rank 0: decodes a shard twice, or not at all");
 }

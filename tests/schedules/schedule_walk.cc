@@ -174,27 +174,27 @@ std::vector<Expression> ScheduleWalk::made(int rank, std::size_t shard) {
   return made;
 }
 
-void ScheduleWalk::count(int rank, const Parcel& parcel) {
+void ScheduleWalk::count(int rank, const StepMessage& message) {
   Sent& sent = sent_[size(rank)];
   sent.messages += 1;
-  for (std::size_t shard = parcel.shard; shard < parcel.shard + parcel.shards; ++shard) {
+  for (std::size_t shard = message.shard; shard < message.shard + message.shards; ++shard) {
     const double share =
         static_cast<double>(parts(rank, shard).size()) / static_cast<double>(layout_.part_count);
     (layout_.bare_shards.contains(shard) ? sent.bare : sent.encoded) += share;
     const auto& hosts = layout_.hosts;
-    if (!hosts.empty() && hosts[size(rank)] != hosts[size(parcel.peer)]) sent.abroad += share;
+    if (!hosts.empty() && hosts[size(rank)] != hosts[size(message.peer)]) sent.abroad += share;
   }
 }
 
-std::string ScheduleWalk::open(int rank, const Parcel& parcel, Message message) {
-  if (message.size() != parcel.shards)
-    return fault(rank, "gets other shards from rank " + std::to_string(parcel.peer));
-  for (std::size_t i = 0; i < message.size(); ++i) {
-    const std::size_t shard = parcel.shard + i * parcel.apart;
-    if (parts(rank, shard) != parts(parcel.peer, message[i].shard))
-      return fault(rank, "gets another shard from rank " + std::to_string(parcel.peer));
-    message[i].shard = shard;
-    inbox_[size(rank)].push_back(std::move(message[i]));
+std::string ScheduleWalk::open(int rank, const StepMessage& message, Contents contents) {
+  if (contents.size() != message.shards)
+    return fault(rank, "gets other shards from rank " + std::to_string(message.peer));
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    const std::size_t shard = message.shard + i * message.apart;
+    if (parts(rank, shard) != parts(message.peer, contents[i].shard))
+      return fault(rank, "gets another shard from rank " + std::to_string(message.peer));
+    contents[i].shard = shard;
+    inbox_[size(rank)].push_back(std::move(contents[i]));
   }
   return "";
 }
@@ -202,19 +202,19 @@ std::string ScheduleWalk::open(int rank, const Parcel& parcel, Message message) 
 std::string ScheduleWalk::deliver(int rank) {
   auto& outbox = outbox_[size(rank)];
   inbox_[size(rank)].clear();
-  for (const Parcel& parcel : step(rank).receives) {
-    const auto message = outbox.find(parcel.peer);
-    if (message == outbox.end())
-      return fault(rank, "waits in vain for rank " + std::to_string(parcel.peer));
-    if (std::string what = open(rank, parcel, std::move(message->second)); !what.empty())
+  for (const StepMessage& message : step(rank).receives) {
+    const auto contents = outbox.find(message.peer);
+    if (contents == outbox.end())
+      return fault(rank, "waits in vain for rank " + std::to_string(message.peer));
+    if (std::string what = open(rank, message, std::move(contents->second)); !what.empty())
       return what;
-    outbox.erase(message);
+    outbox.erase(contents);
   }
   if (!outbox.empty())
     return fault(rank,
                  "does not take what rank " + std::to_string(outbox.begin()->first) + " sends");
   const bool ordered =
-      std::ranges::is_sorted(step(rank).receives, [](const Parcel& a, const Parcel& b) {
+      std::ranges::is_sorted(step(rank).receives, [](const StepMessage& a, const StepMessage& b) {
         return std::pair(a.shard, a.peer) < std::pair(b.shard, b.peer);
       });
   std::ranges::stable_sort(inbox_[size(rank)], {}, &Content::shard);
@@ -256,13 +256,13 @@ std::string ScheduleWalk::run() {
     if (layout_.schedules[size(rank)].size() != steps) return fault(rank, "has other steps");
   for (step_ = 0; step_ < steps; ++step_) {
     for (int rank = 0; rank < ranks(); ++rank)
-      for (const Parcel& parcel : step(rank).sends) {
-        Message message;
-        for (std::size_t shard = parcel.shard; shard < parcel.shard + parcel.shards; ++shard)
-          message.push_back({shard, rank, made(rank, shard)});
-        if (!outbox_[size(parcel.peer)].emplace(rank, std::move(message)).second)
-          return fault(rank, "sends twice to rank " + std::to_string(parcel.peer));
-        if (parcel.peer != rank) count(rank, parcel);
+      for (const StepMessage& message : step(rank).sends) {
+        Contents contents;
+        for (std::size_t shard = message.shard; shard < message.shard + message.shards; ++shard)
+          contents.push_back({shard, rank, made(rank, shard)});
+        if (!outbox_[size(message.peer)].emplace(rank, std::move(contents)).second)
+          return fault(rank, "sends twice to rank " + std::to_string(message.peer));
+        if (message.peer != rank) count(rank, message);
       }
     for (int rank = 0; rank < ranks(); ++rank)
       if (std::string what = deliver(rank); !what.empty()) return what;

@@ -94,7 +94,7 @@ class ScheduleWalk {
     int from;
     std::vector<Expression> values;
   };
-  using Message = std::vector<Content>;
+  using Contents = std::vector<Content>;
 
   static std::size_t size(int rank) { return static_cast<std::size_t>(rank); }
   int ranks() const { return static_cast<int>(layout_.schedules.size()); }
@@ -105,17 +105,17 @@ class ScheduleWalk {
   std::string fault(int rank, const std::string& what) const;
   std::vector<Expression> made(int rank, std::size_t shard);
   std::string deliver(int rank);
-  std::string open(int rank, const Parcel& parcel, Message message);
+  std::string open(int rank, const StepMessage& message, Contents contents);
   void take(int rank);
   void add_bare();
-  void count(int rank, const Parcel& parcel);
+  void count(int rank, const StepMessage& message);
 
   const Layout& layout_;
   Expressions expressions_;
   std::size_t step_ = 0;
   std::vector<std::vector<Expression>> values_;
-  std::vector<std::map<int, Message>> outbox_;  ///< [to][from]
-  std::vector<Message> inbox_, kept_;
+  std::vector<std::map<int, Contents>> outbox_;  ///< [to][from]
+  std::vector<Contents> inbox_, kept_;
   std::vector<Sent> sent_;
 };
 

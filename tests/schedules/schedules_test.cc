@@ -346,7 +346,7 @@ TEST(ScheduleWalk, ARankWithFewerSteps) {
 TEST(ScheduleWalk, AContributionThatIsNotAdded) {
   Layout layout = flat_layout(one_shot, 3, 1);
   for (Schedule& schedule : layout.schedules) {
-    std::erase(schedule[0].sends, Parcel{1, 0});
+    std::erase(schedule[0].sends, StepMessage{1, 0});
     if (&schedule == &layout.schedules[1]) schedule[0].receives.clear();
   }
   ScheduleWalk walk(layout);

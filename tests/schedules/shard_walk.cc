@@ -7,7 +7,7 @@
 namespace tersor::testing {
 namespace {
 
-ShardRange shards_of(const Parcel& parcel) { return {parcel.shard, parcel.shards}; }
+ShardRange shards_of(const StepMessage& message) { return {message.shard, message.shards}; }
 
 }  // namespace
 
@@ -47,12 +47,13 @@ std::string ShardWalk::make(std::size_t rank) {
 }
 
 void ShardWalk::post(std::size_t rank) {
-  for (const Parcel& parcel : step(rank).sends) {
-    const auto peer = static_cast<std::size_t>(parcel.peer);
-    sent_messages_[peer].push_back({rank, parcel});
+  for (const StepMessage& message : step(rank).sends) {
+    const auto peer = static_cast<std::size_t>(message.peer);
+    sent_messages_[peer].push_back({rank, message});
     if (peer == rank) continue;
     sent_[rank].messages += 1;
-    sent_[rank].encoded += static_cast<double>(parcel.shards) / static_cast<double>(result_.size());
+    sent_[rank].encoded +=
+        static_cast<double>(message.shards) / static_cast<double>(result_.size());
   }
 }
 
@@ -60,17 +61,17 @@ void ShardWalk::post(std::size_t rank) {
 // shards.
 std::string ShardWalk::contents_of(const SentMessage& sent, Contents& all) const {
   const Make made = step(sent.from).make;
-  const std::size_t end = sent.parcel.shard + sent.parcel.shards;
+  const std::size_t end = sent.message.shard + sent.message.shards;
   if (made != Make::kForward) {
     const Step& own = step(sent.from);
-    if (sent.parcel.shard < own.first_shard || end > own.first_shard + own.shard_count)
+    if (sent.message.shard < own.first_shard || end > own.first_shard + own.shard_count)
       return fault(sent.from, "sends what it does not make");
     all.push_back(
-        {shards_of(sent.parcel), made == Make::kEncode ? sent.from : reduced_[sent.from]});
+        {shards_of(sent.message), made == Make::kEncode ? sent.from : reduced_[sent.from]});
     return "";
   }
   const Contents& kept = kept_[sent.from];
-  std::size_t shard = sent.parcel.shard;
+  std::size_t shard = sent.message.shard;
   const auto first_shard = [](const Content& content) { return content.shards.first; };
   auto next = std::ranges::lower_bound(kept, shard, {}, first_shard);
   for (; next != kept.end() && next->shards.first == shard && shard < end; ++next) {
@@ -82,13 +83,13 @@ std::string ShardWalk::contents_of(const SentMessage& sent, Contents& all) const
 
 std::string ShardWalk::receive(std::size_t rank, Contents& all) const {
   const std::vector<SentMessage>& all_sent = sent_messages_[rank];
-  for (const Parcel& parcel : step(rank).receives) {
-    const auto from = static_cast<std::size_t>(parcel.peer);
+  for (const StepMessage& message : step(rank).receives) {
+    const auto from = static_cast<std::size_t>(message.peer);
     const auto sent = std::ranges::lower_bound(all_sent, from, {}, &SentMessage::from);
     const std::string peer = "rank " + std::to_string(from);
     if (sent == all_sent.end() || sent->from != from)
       return fault(rank, "waits in vain for " + peer);
-    if (shards_of(sent->parcel) != shards_of(parcel))
+    if (shards_of(sent->message) != shards_of(message))
       return fault(rank, "gets other shards from " + peer);
     if (std::string what = contents_of(*sent, all); !what.empty()) return what;
   }

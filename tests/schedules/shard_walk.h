@@ -44,7 +44,7 @@ class ShardWalk {
   using Contents = std::vector<Content>;
   struct SentMessage {
     std::size_t from;
-    Parcel parcel;
+    StepMessage message;
   };
 
   const Step& step(std::size_t rank) const { return schedules_[rank][step_]; }

@@ -83,10 +83,10 @@ void expect_dealt(const std::vector<Group>& all_groups, std::size_t messages) {
       parts[shard_to(group, group_rank)] = {own * n + peer};
       parts[shard_from(group, group_rank)] = {peer * n + own};
     }
-    for (const Parcel& parcel : layout.schedules.back().front().receives)
-      for (std::size_t i = 0; parcel.apart > 1 && i < parcel.shards; ++i)
-        parts[parcel.shard + i * parcel.apart] = {
-            static_cast<std::size_t>(parcel.peer) * n +
+    for (const StepMessage& message : layout.schedules.back().front().receives)
+      for (std::size_t i = 0; message.apart > 1 && i < message.shards; ++i)
+        parts[message.shard + i * message.apart] = {
+            static_cast<std::size_t>(message.peer) * n +
             static_cast<std::size_t>(group.rank_at(group.grid.subgroup(group.rank, 1)[i]))};
   }
   ScheduleWalk walk(layout);

@@ -44,12 +44,12 @@ class Pair {
     if (job != nullptr) job->open = parts;
     for (std::size_t connection = 0; connection < parts; ++connection) {
       const Share share = share_of(payload.size(), connection, out_.size());
-      Parcel parcel{.head = head,
+      SendItem item{.head = head,
                     .headed = connection == 0,
                     .payload = payload.subspan(share.first, share.bytes),
                     .job = job};
-      head.is_fault() ? out_[connection].add_first(std::move(parcel))
-                      : out_[connection].add(std::move(parcel));
+      head.is_fault() ? out_[connection].add_first(std::move(item))
+                      : out_[connection].add(std::move(item));
     }
   }
 

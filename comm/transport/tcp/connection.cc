@@ -13,9 +13,9 @@ constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;
 
 }  // namespace
 
-void Connection::send(Parcel parcel) {
-  const bool fault = parcel.headed && parcel.head.is_fault();
-  fault ? outbox_.add_first(std::move(parcel)) : outbox_.add(std::move(parcel));
+void Connection::send(SendItem item) {
+  const bool fault = item.headed && item.head.is_fault();
+  fault ? outbox_.add_first(std::move(item)) : outbox_.add(std::move(item));
   if (socket_ && writable_) write();
   if (!fault) outbox_.keep_last(owner_.make_block);
   if (!std::exchange(wanted_, true)) owner_.connect();

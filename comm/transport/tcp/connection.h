@@ -32,7 +32,7 @@ class Connection final : public Watched {
 
   /// Queues an item in order; faults go before all items not yet begun. Copies payloads without an
   /// owner, unless sent at once.
-  void send(Parcel parcel);
+  void send(SendItem item);
   /// True if everything has left, except goodbyes to a peer without a connection.
   bool quiet() const { return !waits() || (!socket_ && outbox_.only_goodbyes()); }
   /// Continues with an established connection.

@@ -15,7 +15,7 @@ namespace tersor::tcp {
 using Job = Wire::Job;
 
 /// A message, or a part of a message without a header.
-struct Parcel {
+struct SendItem {
   MessageHead head = {};
   bool headed = true;
   ConstByteSpan payload = {};
@@ -34,12 +34,12 @@ using Pieces = std::array<ConstByteSpan, kMostPieces>;
 
 class Outbox {
  public:
-  bool empty() const { return parcels_.empty(); }
+  bool empty() const { return items_.empty(); }
   /// True if only goodbyes are queued.
   bool only_goodbyes() const;
-  void add(Parcel parcel) { parcels_.push_back(std::move(parcel)); }
+  void add(SendItem item) { items_.push_back(std::move(item)); }
   /// Queues an item before all items not yet begun.
-  void add_first(Parcel parcel);
+  void add_first(SendItem item);
   /// Copies the last item's payload into a block if the payload has no owner, because the caller
   /// may free the payload.
   void keep_last(const std::function<Block(std::size_t bytes)>& make_block);
@@ -51,7 +51,7 @@ class Outbox {
   void drop(std::vector<std::shared_ptr<Job>>& done);
 
  private:
-  std::deque<Parcel> parcels_;
+  std::deque<SendItem> items_;
 };
 
 /// Decrements the open parts of a job. Adds the job to `done` after the last part.
