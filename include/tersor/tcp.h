@@ -15,7 +15,7 @@
 namespace tersor {
 
 namespace host {
-class World;
+class ProgressEngine;
 }
 
 /// A store in which ranks exchange addresses during the rendezvous, e.g. PyTorch's store or etcd.
@@ -99,9 +99,9 @@ class TcpTransport final : public ForwardingTransport {
   void close();
 
  private:
-  explicit TcpTransport(std::shared_ptr<host::World> world);
+  explicit TcpTransport(std::shared_ptr<host::ProgressEngine> engine);
 
-  std::shared_ptr<host::World> world_;
+  std::shared_ptr<host::ProgressEngine> engine_;
 };
 
 }  // namespace tersor

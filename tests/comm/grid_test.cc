@@ -17,17 +17,17 @@
 namespace tersor::testing {
 namespace {
 
-struct GridWorld {
+struct GridCase {
   std::vector<int> dims;
   int ranks;
 };
 
 // As many ranks as grid positions, and more.
-const GridWorld kGridWorlds[] = {
+const GridCase kGridCases[] = {
     {{2, 2}, 4}, {{3, 2}, 6}, {{3, 3}, 10}, {{2, 3, 2}, 12}, {{3, 3, 2}, 20}};
 
-std::string name_of(const GridWorld& world) {
-  return ::testing::PrintToString(world.dims) + " for " + std::to_string(world.ranks);
+std::string name_of(const GridCase& one) {
+  return ::testing::PrintToString(one.dims) + " for " + std::to_string(one.ranks);
 }
 
 std::vector<Values> reduce(const std::vector<Values>& inputs, const CollectiveOptions& options) {
@@ -44,12 +44,12 @@ TEST(Grid, EndsWithTheSameBitsNearTheSum) {
   const std::pair<std::string, double> ways[] = {
       {"none", 1e-12}, {"bf16", 2e-5},           {"int8:rounding=stochastic", 1.2e-3},
       {"int4", 0.1},   {"hadamard:bits=4", 0.2}, {"blocktopk:density=0.2,values=bf16", 1.0}};
-  for (const GridWorld& world : kGridWorlds)
+  for (const GridCase& one : kGridCases)
     for (const auto& [codec, allowed] : ways)
       for (const std::size_t count : {0ul, 1ul, 513ul, 4099ul, 70'003ul}) {
-        SCOPED_TRACE(codec + " " + name_of(world) + ", " + std::to_string(count));
-        const auto inputs = gradients(world.ranks, count);
-        CollectiveOptions options = two_shot(codec, world.dims);
+        SCOPED_TRACE(codec + " " + name_of(one) + ", " + std::to_string(count));
+        const auto inputs = gradients(one.ranks, count);
+        CollectiveOptions options = two_shot(codec, one.dims);
         options.parameter = 7;
         const auto outputs = reduce(inputs, options);
         for (const Values& output : outputs) ASSERT_EQ(output, outputs.front());
@@ -88,23 +88,23 @@ void add_residuals(std::vector<double>& sum, const Values& sender, const Values&
   EXPECT_EQ(next, owner.end());
 }
 
-void expect_nothing_lost(const std::string& codec, const GridWorld& world, std::size_t count) {
+void expect_nothing_lost(const std::string& codec, const GridCase& one, std::size_t count) {
   constexpr int kSteps = 5;
   constexpr std::uint32_t kParameter = 3;
-  const auto all = static_cast<std::size_t>(world.ranks);
+  const auto all = static_cast<std::size_t>(one.ranks);
   const std::size_t unit = make_codec(codec)->traits().unit;
   std::vector<double> found(count, 0.0), wanted(count, 0.0);
   std::vector<Values> senders(all, Values(count)), owners(all);
   std::vector<StateWords> words(all);
-  for (int rank = 0; rank < world.ranks; ++rank)
+  for (int rank = 0; rank < one.ranks; ++rank)
     owners[static_cast<std::size_t>(rank)].resize(
-        owned_count(count, rank, world.ranks, kParameter, unit, world.dims));
+        owned_count(count, rank, one.ranks, kParameter, unit, one.dims));
   for (int step = 0; step < kSteps; ++step) {
-    const auto inputs = gradients(world.ranks, count, 50 + static_cast<std::uint64_t>(step));
+    const auto inputs = gradients(one.ranks, count, 50 + static_cast<std::uint64_t>(step));
     const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& gradient) {
       const auto rank = static_cast<std::size_t>(transport.rank());
       const CollectiveState state{senders[rank], owners[rank], &words[rank]};
-      CollectiveOptions options = two_shot(codec, world.dims);
+      CollectiveOptions options = two_shot(codec, one.dims);
       options.state = &state;
       options.parameter = kParameter;
       allreduce(transport, gradient, options);
@@ -115,19 +115,19 @@ void expect_nothing_lost(const std::string& codec, const GridWorld& world, std::
       found[i] += outputs.front()[i];
     }
   }
-  const Grid grid(world.dims, world.ranks);
-  for (int rank = 0; rank < world.ranks; ++rank) {
+  const Grid grid(one.dims, one.ranks);
+  for (int rank = 0; rank < one.ranks; ++rank) {
     const auto i = static_cast<std::size_t>(rank);
     add_residuals(found, senders[i], owners[i], grid.owned({0, count}, rank, kParameter, unit));
   }
-  for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(found[i], wanted[i], 5e-5 * world.ranks) << i;
+  for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(found[i], wanted[i], 5e-5 * one.ranks) << i;
 }
 
 TEST(GridFeedback, WhatIsNotSentIsKeptInSomeStage) {
-  for (const GridWorld& world : kGridWorlds)
+  for (const GridCase& one : kGridCases)
     for (const std::string codec : {"int4+ef", "hadamard:bits=1+ef", "blocktopk:density=0.02+ef"}) {
-      SCOPED_TRACE(codec + " " + name_of(world));
-      expect_nothing_lost(codec, world, 20'001);
+      SCOPED_TRACE(codec + " " + name_of(one));
+      expect_nothing_lost(codec, one, 20'001);
     }
 }
 

@@ -80,19 +80,19 @@ class Model {
 };
 
 /// Ranks, either without hosts or assigned to hosts.
-struct World {
+struct RanksOnHosts {
   int ranks;
   std::vector<int> hosts = {};
 };
 
-inline std::ostream& operator<<(std::ostream& out, const World& world) {
-  return out << world.ranks << " ranks, hosts " << ::testing::PrintToString(world.hosts);
+inline std::ostream& operator<<(std::ostream& out, const RanksOnHosts& setup) {
+  return out << setup.ranks << " ranks, hosts " << ::testing::PrintToString(setup.hosts);
 }
 
-inline ReducerOptions options_of(const std::string& codec, const World& world) {
+inline ReducerOptions options_of(const std::string& codec, const RanksOnHosts& setup) {
   return {.rules = {{"bias", "bf16"}, {"scale", "bf16"}, {"*", codec}},
-          .algorithm = world.hosts.empty() ? Algorithm::kAuto : Algorithm::kHierarchical,
-          .hosts = world.hosts,
+          .algorithm = setup.hosts.empty() ? Algorithm::kAuto : Algorithm::kHierarchical,
+          .hosts = setup.hosts,
           .chunk_count = 2048,
           .seed = 3};
 }

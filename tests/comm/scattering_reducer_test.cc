@@ -57,13 +57,13 @@ Values by_collective(Transport& transport, const Model& model, const ReducerOpti
   return all;
 }
 
-class Scattering : public ::testing::TestWithParam<std::tuple<std::string, World>> {};
+class Scattering : public ::testing::TestWithParam<std::tuple<std::string, RanksOnHosts>> {};
 
 TEST_P(Scattering, GivesTheBitsOfTheCollective) {
-  const auto& [codec, world] = GetParam();
-  const ReducerOptions options = options_of(codec, world);
-  const auto found = train(world.ranks, options);
-  run_ranks(world.ranks, {}, [&](Transport& transport) {
+  const auto& [codec, setup] = GetParam();
+  const ReducerOptions options = options_of(codec, setup);
+  const auto found = train(setup.ranks, options);
+  run_ranks(setup.ranks, {}, [&](Transport& transport) {
     const Model model(transport, options);
     EXPECT_EQ(by_collective(transport, model, options),
               found[static_cast<std::size_t>(transport.rank())]);
@@ -71,23 +71,23 @@ TEST_P(Scattering, GivesTheBitsOfTheCollective) {
 }
 
 TEST_P(Scattering, DependsNeitherOnWhoSendsNorOnMessages) {
-  const auto& [codec, world] = GetParam();
-  const auto wanted = train(world.ranks, options_of(codec, world));
-  ReducerOptions other = options_of(codec, world);
+  const auto& [codec, setup] = GetParam();
+  const auto wanted = train(setup.ranks, options_of(codec, setup));
+  ReducerOptions other = options_of(codec, setup);
   other.progress = ProgressBy::kCaller;
-  EXPECT_EQ(train(world.ranks, other), wanted);
+  EXPECT_EQ(train(setup.ranks, other), wanted);
   other.bucket_bytes = 16;
   other.chunk_count = 1 << 20;
-  EXPECT_EQ(train(world.ranks, other), wanted);
+  EXPECT_EQ(train(setup.ranks, other), wanted);
 }
 
 // A host sends the residual with the sum even if a rank has no gradient. Therefore the test skips
 // hosts.
 TEST_P(Scattering, ParametersThatBringNothingKeepTheirResiduals) {
-  const auto& [codec, world] = GetParam();
-  if (!world.hosts.empty()) return;
-  run_ranks(world.ranks, {}, [&, &codec = codec, &world = world](Transport& transport) {
-    Model model(transport, options_of(codec, world));
+  const auto& [codec, setup] = GetParam();
+  if (!setup.hosts.empty()) return;
+  run_ranks(setup.ranks, {}, [&, &codec = codec, &setup = setup](Transport& transport) {
+    Model model(transport, options_of(codec, setup));
     model.step(0);
     const double before = model.reducer.residual_norms()[2];
     model.step(1, 2);
@@ -100,9 +100,9 @@ TEST_P(Scattering, ParametersThatBringNothingKeepTheirResiduals) {
 }
 
 TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
-  const auto& [codec, world] = GetParam();
-  run_ranks(world.ranks, {}, [&, &codec = codec, &world = world](Transport& transport) {
-    ReducerOptions options = options_of(codec, world);
+  const auto& [codec, setup] = GetParam();
+  run_ranks(setup.ranks, {}, [&, &codec = codec, &setup = setup](Transport& transport) {
+    ReducerOptions options = options_of(codec, setup);
     options.transactions = Transactions::kOn;
     Model model(transport, options), plain(transport, options);
     model.step(0);
@@ -114,9 +114,9 @@ TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
 }
 
 TEST_P(Scattering, GoesOnFromAnExactState) {
-  const auto& [codec, world] = GetParam();
-  run_ranks(world.ranks, {}, [&, &codec = codec, &world = world](Transport& transport) {
-    const ReducerOptions options = options_of(codec, world);
+  const auto& [codec, setup] = GetParam();
+  run_ranks(setup.ranks, {}, [&, &codec = codec, &setup = setup](Transport& transport) {
+    const ReducerOptions options = options_of(codec, setup);
     Model first(transport, options), second(transport, options);
     first.step(0);
     second.reducer.load_state(first.reducer.save_state());
@@ -129,9 +129,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("none", "int8", "int8+ef", "int4:rounding=stochastic+ef",
                                          "hadamard:bits=2+ef", "blocktopk:density=0.05+ef",
                                          "topk:density=0.05+ef"),
-                       ::testing::Values(World{1}, World{2}, World{3}, World{5},
-                                         World{4, {0, 1, 1, 0}}, World{6, {0, 1, 0, 1, 0, 1}},
-                                         World{6, {0, 0, 1, 1, 2, 2}})));
+                       ::testing::Values(RanksOnHosts{1}, RanksOnHosts{2}, RanksOnHosts{3},
+                                         RanksOnHosts{5}, RanksOnHosts{4, {0, 1, 1, 0}},
+                                         RanksOnHosts{6, {0, 1, 0, 1, 0, 1}},
+                                         RanksOnHosts{6, {0, 0, 1, 1, 2, 2}})));
 
 TEST(ScatteringReducer, SharesMessagesButNotWithWhatIsAllreduced) {
   run_ranks(2, {}, [](Transport& transport) {

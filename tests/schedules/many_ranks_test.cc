@@ -42,12 +42,12 @@ TEST(ManyRanks, StandardGrids) {
 }
 
 TEST(ManyRanks, GridsOfOneToThreeDimensions) {
-  const std::pair<int, std::vector<std::vector<int>>> worlds[] = {
+  const std::pair<int, std::vector<std::vector<int>>> cases[] = {
       {256, {{256}, {16, 16}, {8, 8, 4}}},
       {1000, {{1000}, {40, 25}, {10, 10, 10}}},
       {1024, {{32, 32}, {16, 8, 8}, {8, 8, 16}}},
       {4096, {{64, 64}, {16, 16, 16}, {16, 16, 15}}}};
-  for (const auto& [ranks, all] : worlds)
+  for (const auto& [ranks, all] : cases)
     for (const std::vector<int>& digits : all) expect_allreduce(Grid(digits, ranks));
 }
 

@@ -13,7 +13,7 @@ namespace {
 constexpr Schedule (*kReduceScatter)(const Group&) = reduce_scatter;
 constexpr Schedule (*kAllToAll)(const Group&) = all_to_all;
 
-std::vector<int> world_sizes() {
+std::vector<int> rank_counts() {
   std::vector<int> sizes(33);
   std::iota(sizes.begin(), sizes.end(), 1);
   sizes.insert(sizes.end(), {48, 64, 100});
@@ -43,7 +43,7 @@ void expect_sent(const ScheduleWalk& walk, int ranks, std::size_t messages, doub
 }
 
 TEST(Schedules, TwoShot) {
-  for (const int n : world_sizes()) {
+  for (const int n : rank_counts()) {
     SCOPED_TRACE(n);
     const Layout layout = flat_layout(two_shot, n, static_cast<std::size_t>(n));
     ScheduleWalk walk(layout);
@@ -80,7 +80,7 @@ TEST(Schedules, Grids) {
 }
 
 TEST(Schedules, OneShot) {
-  for (const int n : world_sizes()) {
+  for (const int n : rank_counts()) {
     SCOPED_TRACE(n);
     const Layout layout = flat_layout(one_shot, n, 1);
     ScheduleWalk walk(layout);
@@ -90,7 +90,7 @@ TEST(Schedules, OneShot) {
 }
 
 TEST(Schedules, NativeSum) {
-  for (const int n : world_sizes()) {
+  for (const int n : rank_counts()) {
     SCOPED_TRACE(n);
     const Layout layout = flat_layout(native_sum, n, static_cast<std::size_t>(n));
     ScheduleWalk walk(layout);
@@ -104,7 +104,7 @@ TEST(Schedules, SeveralRounds) {
   const Exchange two_shot_last[] = {Exchange::kNativeMaximum, Exchange::kTwoShot};
   const Exchange native_last[] = {Exchange::kNativeMaximum, Exchange::kTwoShot,
                                   Exchange::kNativeSum};
-  for (const int n : world_sizes()) {
+  for (const int n : rank_counts()) {
     SCOPED_TRACE(n);
     for (const std::span<const Exchange> rounds :
          {std::span<const Exchange>(two_shot_last), std::span<const Exchange>(native_last)}) {
@@ -119,7 +119,7 @@ TEST(Schedules, SeveralRounds) {
 }
 
 TEST(Schedules, ReduceScatter) {
-  for (const int n : world_sizes()) {
+  for (const int n : rank_counts()) {
     SCOPED_TRACE(n);
     const Layout layout = flat_layout(kReduceScatter, n, static_cast<std::size_t>(n));
     ScheduleWalk walk(layout);
@@ -134,7 +134,7 @@ TEST(Schedules, ReduceScatter) {
 }
 
 TEST(Schedules, AllGather) {
-  for (const int n : world_sizes()) {
+  for (const int n : rank_counts()) {
     SCOPED_TRACE(n);
     const Layout layout = flat_layout(all_gather, n, static_cast<std::size_t>(n));
     ScheduleWalk walk(layout);
@@ -156,7 +156,7 @@ Layout rooted_layout(WayTo way, int ranks, int root, std::size_t shards) {
 // Every rank gets the root's value, encoded once. A rank sends at most as many messages as the tree
 // has levels, or one in a chain.
 TEST(Schedules, Broadcasts) {
-  for (const int n : world_sizes())
+  for (const int n : rank_counts())
     for (const int root : {0, n / 2, n - 1})
       for (const WayTo way : {chain_broadcast, tree_broadcast}) {
         if (n == 1) continue;
@@ -192,7 +192,7 @@ void expect_sums_at_root(const Grid& grid, int root) {
 }
 
 TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
-  for (const Grid& grid : grids(world_sizes()))
+  for (const Grid& grid : grids(rank_counts()))
     for (const int root : {0, grid.group_size() - 1}) {
       SCOPED_TRACE(::testing::PrintToString(grid.digits()) + std::to_string(grid.group_size()));
       expect_sums_at_root(grid, root);
@@ -202,7 +202,7 @@ TEST(Schedules, TheRootOfAReduceHasTheBitsOfTwoShot) {
 // Each rank sends one message with the sum of its gradient and the received sum. The root adds
 // last.
 TEST(Schedules, AChainAddsOneRankAfterTheOther) {
-  for (const int n : world_sizes())
+  for (const int n : rank_counts())
     for (const int root : {0, n / 2, n - 1}) {
       if (n == 1) continue;
       SCOPED_TRACE(n);
@@ -220,7 +220,7 @@ TEST(Schedules, AChainAddsOneRankAfterTheOther) {
 }
 
 TEST(Schedules, GatherAndScatter) {
-  for (const int n : world_sizes())
+  for (const int n : rank_counts())
     for (const int root : {0, n - 1}) {
       SCOPED_TRACE(n);
       const auto shards = static_cast<std::size_t>(n);
@@ -242,7 +242,7 @@ TEST(Schedules, GatherAndScatter) {
 
 // Part from · n + to is sent between two ranks.
 TEST(Schedules, AllToAll) {
-  for (const int n : world_sizes()) {
+  for (const int n : rank_counts()) {
     SCOPED_TRACE(n);
     const auto ranks = static_cast<std::size_t>(n);
     Layout layout = flat_layout(kAllToAll, n, 2 * ranks);

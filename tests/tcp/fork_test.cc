@@ -96,7 +96,7 @@ TEST_P(TcpFork, HasNoRank) {
 }
 
 // A forked process may create its own ranks.
-TEST(TcpForkedProcess, MakesAWorldOfItsOwn) {
+TEST(TcpForkedProcess, MakesATransportOfItsOwn) {
   auto transports = tcp_transports(2);
   EXPECT_EQ(in_a_child([] {
               TcpTransport alone(free_addresses(1), "a secret of the tests", 0);

@@ -94,7 +94,7 @@ int wanted_ranks() {
   return wish == nullptr ? 64 : std::stoi(wish);
 }
 
-TEST(TcpManyRanks, FormAWorldAndReduce) {
+TEST(TcpManyRanks, ConnectAndReduce) {
   const int ranks = wanted_ranks();
   std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
   ASSERT_NE(mkdtemp(name.data()), nullptr);

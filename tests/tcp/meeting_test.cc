@@ -46,7 +46,7 @@ class Folder {
 using Make = std::function<std::unique_ptr<Transport>(int rank)>;
 
 /// Every rank creates its transport on a thread, then all ranks exchange data.
-void expect_world(int ranks, const Make& make) {
+void expect_connected(int ranks, const Make& make) {
   std::vector<std::unique_ptr<Transport>> transports(static_cast<std::size_t>(ranks));
   {
     std::vector<std::jthread> threads;
@@ -81,7 +81,7 @@ TEST(TcpMeeting, InAFile) {
   const auto make = [&](int rank) {
     return std::make_unique<TcpTransport>(file, rank, 4, kLoopback);
   };
-  expect_world(4, make);
+  expect_connected(4, make);
   const fs::path table = file.string() + ".table";
   struct stat status {};
   ASSERT_EQ(stat(table.c_str(), &status), 0);
@@ -126,7 +126,7 @@ TEST(TcpMeeting, TheSecretGoesIntoNoFileThatIsThere) {
   const auto make = [&](int rank) {
     return std::make_unique<TcpTransport>(file, rank, 2, kLoopback);
   };
-  expect_world(2, make);
+  expect_connected(2, make);
   EXPECT_EQ(fs::file_size(trap), 4u);
   EXPECT_FALSE(fs::is_symlink(file.string() + ".table"));
 }
@@ -174,7 +174,7 @@ TEST(TcpMeeting, WhoGivesUpLeavesNothing) {
 
 TEST(TcpMeeting, TheLongestTimeoutIsNotOver) {
   MemoryStore store;
-  expect_world(2, [&](int rank) {
+  expect_connected(2, [&](int rank) {
     return std::make_unique<TcpTransport>(
         store, rank, 2,
         TcpOptions{.address = "127.0.0.1", .timeout = std::chrono::milliseconds::max()});
@@ -194,7 +194,7 @@ TEST(TcpMeeting, WhoDoesNotComeIsNamed) {
 
 TEST(TcpMeeting, ByAddresses) {
   const auto addresses = free_addresses(3);
-  expect_world(3, [&](int rank) {
+  expect_connected(3, [&](int rank) {
     std::this_thread::sleep_for(100ms * rank);  // other ranks connect before this rank listens
     return std::make_unique<TcpTransport>(addresses, kMeetingSecret, rank);
   });
@@ -221,7 +221,7 @@ TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
             tcp::Verdict::kWelcome);
 }
 
-TEST(TcpMeeting, AWorldOfOneLeavesNoSecret) {
+TEST(TcpMeeting, ATransportOfOneRankLeavesNoSecret) {
   MemoryStore store;
   const TcpTransport alone(store, 0, 1, kLoopback);
   EXPECT_THROW(store.get("table", Clock::now()), TransportError);
@@ -231,14 +231,14 @@ TEST(TcpMeeting, ByNamesAndSixGroups) {
   auto addresses = free_addresses(2);
   addresses[0].replace(0, addresses[0].find(':'), "localhost");
   addresses[1].replace(0, addresses[1].find(':'), "localhost");
-  expect_world(
+  expect_connected(
       2, [&](int rank) { return std::make_unique<TcpTransport>(addresses, kMeetingSecret, rank); });
   if (!fs::exists("/proc/net/if_inet6") || fs::file_size("/proc/net/if_inet6") == 0) {
     std::ifstream interfaces("/proc/net/if_inet6");
     if (interfaces.peek() == std::ifstream::traits_type::eof()) GTEST_SKIP() << "no IPv6 here";
   }
   MemoryStore store;
-  expect_world(2, [&](int rank) {
+  expect_connected(2, [&](int rank) {
     return std::make_unique<TcpTransport>(store, rank, 2,
                                           TcpOptions{.address = "::1", .timeout = 20s});
   });
@@ -246,7 +246,7 @@ TEST(TcpMeeting, ByNamesAndSixGroups) {
 
 TEST(TcpMeeting, ByAnInterface) {
   MemoryStore store;
-  expect_world(2, [&](int rank) {
+  expect_connected(2, [&](int rank) {
     return std::make_unique<TcpTransport>(store, rank, 2,
                                           TcpOptions{.address = "lo", .timeout = 20s});
   });
@@ -254,7 +254,7 @@ TEST(TcpMeeting, ByAnInterface) {
 
 TEST(TcpMeeting, ByWhatTheHostIsCalled) {
   MemoryStore store;
-  expect_world(2, [&](int rank) {
+  expect_connected(2, [&](int rank) {
     return std::make_unique<TcpTransport>(store, rank, 2, TcpOptions{.timeout = 20s});
   });
 }
@@ -263,7 +263,7 @@ TEST(TcpMeeting, ByWhatTheHostIsCalled) {
 TEST(TcpMeeting, ANameThatStandsForAnotherHostsAddressIsPassedOver) {
   const HostNamed named("192.0.2.77");
   MemoryStore store;
-  expect_world(2, [&](int rank) {
+  expect_connected(2, [&](int rank) {
     return std::make_unique<TcpTransport>(store, rank, 2, TcpOptions{.timeout = 20s});
   });
 }

@@ -19,18 +19,18 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::string kWorldSecret(64, '5');  // 64 digits avoid the slow stretching of a phrase
+const std::string kSecret(64, '5');  // 64 digits avoid the slow stretching of a phrase
 const std::string kOldSecret(64, '6');
-constexpr std::size_t kWorldBytes = 100'000;
+constexpr std::size_t kGatheredBytes = 100'000;
 
 /// Ranks given by addresses. Some ranks are threads of the test, others are simulated.
 class TcpStrangers : public ::testing::Test {
  protected:
-  void world(int ranks) { addresses_ = free_addresses(ranks); }
+  void use_addresses(int ranks) { addresses_ = free_addresses(ranks); }
   const std::string& address(int rank) const { return addresses_[static_cast<std::size_t>(rank)]; }
 
   std::unique_ptr<TcpTransport> rank(int number, TcpOptions options = {}) const {
-    return std::make_unique<TcpTransport>(addresses_, kWorldSecret, number, options);
+    return std::make_unique<TcpTransport>(addresses_, kSecret, number, options);
   }
   tcp::Hello hello(int from, int to) const {
     return {.from = static_cast<std::uint32_t>(from),
@@ -47,10 +47,10 @@ class TcpStrangers : public ::testing::Test {
       transports.push_back(rank(static_cast<int>(number)));
     before();
     run_ranks(std::move(transports), [](Transport& transport) {
-      const auto own = pattern(kWorldBytes, transport.rank(), 0);
-      Handle handle = transport.all_gather({.name = "gather", .timeout = 20s}, own, kWorldBytes);
+      const auto own = pattern(kGatheredBytes, transport.rank(), 0);
+      Handle handle = transport.all_gather({.name = "gather", .timeout = 20s}, own, kGatheredBytes);
       handle.wait_synchronize();
-      expect_patterns(handle, transport, kWorldBytes, 0);
+      expect_patterns(handle, transport, kGatheredBytes, 0);
     });
   }
 
@@ -65,7 +65,7 @@ class TcpStrangers : public ::testing::Test {
   }
 
   std::vector<std::string> addresses_;
-  const tcp::Secret secret_{kWorldSecret};
+  const tcp::Secret secret_{kSecret};
 };
 
 constexpr std::size_t kManySilent = 300;  // more than the simultaneous handshakes of a rank
@@ -79,7 +79,7 @@ std::size_t allowed_files(std::size_t wanted) {
 }
 
 TEST_F(TcpStrangers, TenThousandThatSayNothingHoldNobodyUp) {
-  world(3);
+  use_addresses(3);
   const std::size_t count = allowed_files(10'000);
   if (count < kManySilent) GTEST_SKIP() << "too few descriptors are allowed here";
   std::vector<std::unique_ptr<FakePeer>> silent;
@@ -92,7 +92,7 @@ TEST_F(TcpStrangers, TenThousandThatSayNothingHoldNobodyUp) {
 }
 
 TEST_F(TcpStrangers, WhoSpeaksSomethingElseIsDropped) {
-  world(2);
+  use_addresses(2);
   expect_exchange([&] {
     FakePeer browser(address(0));
     browser.say("GET /index.html HTTP/1.1\r\nHost: localhost\r\nUser-Agent: a browser\r\n\r\n");
@@ -101,7 +101,7 @@ TEST_F(TcpStrangers, WhoSpeaksSomethingElseIsDropped) {
 }
 
 TEST_F(TcpStrangers, HalfAHelloHoldsNobodyUp) {
-  world(2);
+  use_addresses(2);
   std::vector<std::unique_ptr<FakePeer>> halves;
   expect_exchange([&] {
     const tcp::Caller caller(secret_, hello(1, 0));
@@ -113,7 +113,7 @@ TEST_F(TcpStrangers, HalfAHelloHoldsNobodyUp) {
 }
 
 TEST_F(TcpStrangers, AnOldSecretIsDropped) {
-  world(2);
+  use_addresses(2);
   expect_exchange([&] {
     FakePeer old(address(0));
     EXPECT_FALSE(old.call(tcp::Secret(kOldSecret), hello(1, 0)).has_value());
@@ -121,7 +121,7 @@ TEST_F(TcpStrangers, AnOldSecretIsDropped) {
 }
 
 TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
-  world(2);
+  use_addresses(2);
   const auto transport = rank(0);
   const TcpTransport other(addresses_, kOldSecret, 1);
   const std::string error = error_of(*transport);
@@ -131,7 +131,7 @@ TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
 }
 
 TEST_F(TcpStrangers, AnotherProgramAtARanksPortIsNamed) {
-  world(2);
+  use_addresses(2);
   const auto transport = rank(0);
   const auto colon = address(1).rfind(':');
   asio::ip::tcp::acceptor program(
@@ -147,8 +147,8 @@ TEST_F(TcpStrangers, AnotherProgramAtARanksPortIsNamed) {
   EXPECT_TRUE(contains(error, "rank 1") && contains(error, address(1))) << error;
 }
 
-TEST_F(TcpStrangers, WhatACallerClaimsIsHeldAgainstTheWorld) {
-  world(3);
+TEST_F(TcpStrangers, ClaimsOfACallerAreChecked) {
+  use_addresses(3);
   const auto transport = rank(0);
   const auto answer = [&](const tcp::Hello& hello) {
     return FakePeer(address(0)).call(secret_, hello);
@@ -174,7 +174,7 @@ TEST_F(TcpStrangers, WhatACallerClaimsIsHeldAgainstTheWorld) {
 }
 
 TEST_F(TcpStrangers, ASecondProcessOfARankIsTold) {
-  world(3);
+  use_addresses(3);
   const auto transport = rank(0);
   FakePeer first(address(0));
   ASSERT_EQ(first.call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
@@ -189,14 +189,14 @@ TEST_F(TcpStrangers, ASecondProcessOfARankIsTold) {
 }
 
 TEST_F(TcpStrangers, ARankWithAnotherProtectionIsNamed) {
-  world(2);
+  use_addresses(2);
   const auto transport = rank(0), other = rank(1, {.protect = TcpProtection::kAuthenticate});
   const std::string error = error_of(*transport);
   EXPECT_TRUE(contains(error, "rank 1 has another TcpOptions::protect")) << error;
 }
 
 TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
-  world(2);
+  use_addresses(2);
   const auto transport = rank(0, {.secret = kOldSecret}), other = rank(1);
   const std::string error = error_of(*transport);
   EXPECT_TRUE(contains(error, "rank 1") && contains(error, "or another TcpOptions::secret"))
@@ -205,7 +205,7 @@ TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
 
 // A stranger receives the challenge, and zeros after a wrong proof.
 TEST_F(TcpStrangers, AStrangerReceivesNoMac) {
-  world(2);
+  use_addresses(2);
   const auto transport = rank(0);
   FakePeer stranger(address(0));
   const tcp::Caller caller(tcp::Secret(kOldSecret), hello(1, 0));
@@ -219,11 +219,11 @@ TEST_F(TcpStrangers, AStrangerReceivesNoMac) {
 }
 
 TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
-  world(2);
+  use_addresses(2);
   const auto transport = rank(0);
   std::vector<std::string> more = addresses_;
   more.push_back(free_addresses(1).front());
-  TcpTransport other(more, kWorldSecret, 1);
+  TcpTransport other(more, kSecret, 1);
   try {
     other.receive({.name = "receive", .timeout = 20s}, 0, 10);
     other.send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();
@@ -239,7 +239,7 @@ TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
 class TcpPlayedPeer : public TcpStrangers {
  protected:
   void SetUp() override {
-    world(2);
+    use_addresses(2);
     transport_ = rank(0);
     peer_.emplace(address(0));
     ASSERT_EQ(peer_->call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);

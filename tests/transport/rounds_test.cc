@@ -23,16 +23,16 @@ using RankBody = std::function<void(const std::shared_ptr<Channel>&)>;
 /// channels live until the last rank has ended.
 std::vector<std::string> on_channels(int ranks, const Link& link, const RankBody& body) {
   const auto network = std::make_shared<inproc::Network>(ranks, link);
-  std::vector<std::shared_ptr<host::World>> worlds;
+  std::vector<std::shared_ptr<host::ProgressEngine>> engines;
   for (int rank = 0; rank < ranks; ++rank)
-    worlds.push_back(
-        std::make_shared<host::World>(std::make_unique<inproc::InProcessWire>(network, rank)));
+    engines.push_back(std::make_shared<host::ProgressEngine>(
+        std::make_unique<inproc::InProcessWire>(network, rank)));
   std::vector<std::string> errors(static_cast<std::size_t>(ranks));
   std::atomic<int> running{ranks};
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      const auto channel = std::make_shared<Channel>(worlds[static_cast<std::size_t>(rank)]);
+      const auto channel = std::make_shared<Channel>(engines[static_cast<std::size_t>(rank)]);
       try {
         body(channel);
       } catch (const TransportError& error) {
@@ -91,7 +91,7 @@ TEST_P(GatherInRounds, BringsEverybodysBytes) {
         handle.wait_synchronize();
         expect_lengths_and_patterns(handle, *channel, most);
         const auto rounds = std::bit_width(static_cast<unsigned>(ranks - 1));
-        EXPECT_EQ(channel->world().counters(channel->state()).sent_messages,
+        EXPECT_EQ(channel->engine().counters(channel->state()).sent_messages,
                   static_cast<unsigned>(rounds));
       });
       for (const std::string& error : errors) EXPECT_EQ(error, "");

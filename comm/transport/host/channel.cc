@@ -55,12 +55,12 @@ std::string HostTransfer::cause(std::string_view why) const {
 
 std::string HostTransfer::raise(std::string_view why) const {
   std::string text = cause(why);
-  channel_->world().raise(channel_->state(), text);
+  channel_->engine().raise(channel_->state(), text);
   return text;
 }
 
 void HostTransfer::settle(const Mismatch& mismatch, std::string_view why) const {
-  channel_->world().settle(channel_->state(), mismatch, cause(why));
+  channel_->engine().settle(channel_->state(), mismatch, cause(why));
 }
 
 void HostTransfer::require_done() const {
@@ -77,17 +77,17 @@ void HostTransfer::address(Batch& batch, std::uint32_t part) const {
 }
 
 void HostTransfer::cancel(Batch& batch) const {
-  if (!batch.closed()) channel_->world().cancel(channel_->state(), batch);
+  if (!batch.closed()) channel_->engine().cancel(channel_->state(), batch);
 }
 
-Channel::Channel(std::shared_ptr<World> world, ChannelState& state)
-    : world_(std::move(world)),
+Channel::Channel(std::shared_ptr<ProgressEngine> engine, ChannelState& state)
+    : engine_(std::move(engine)),
       state_(state),
-      one_host_(std::ranges::all_of(world_->hosts(state), [](int host) { return host == 0; })) {}
+      one_host_(std::ranges::all_of(engine_->hosts(state), [](int host) { return host == 0; })) {}
 
 void Channel::poll() {
   seen_ = state_.bell.rings();
-  world_->progress(state_);
+  engine_->progress(state_);
 }
 
 void Channel::check(std::string_view name) {
@@ -211,7 +211,7 @@ Culprits Channel::why_late(const HostTransfer& transfer) {
   const Question question{.name = operation.name,
                           .tag = operation.tag,
                           .patience = std::min(operation.timeout / 2, kLongestQuestion)};
-  Culprits culprits = world_->culprits(state_, question, transfer.missing());
+  Culprits culprits = engine_->culprits(state_, question, transfer.missing());
   if (culprits.difference.empty())
     culprits.difference = "no message from " + names(*this, culprits.ranks) + within(transfer);
   return culprits;

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/transport/host/world.h"
+#include "comm/transport/host/progress_engine.h"
 
 namespace tersor::host {
 
@@ -85,12 +85,12 @@ class HostTransfer : public Transfer {
 class Channel {
  public:
   /// The first constructor takes the channel of all ranks. The second takes a channel made by
-  /// `World::join`, and the destructor releases the channel.
-  explicit Channel(std::shared_ptr<World> world) : Channel(world, world->everybody()) {}
-  Channel(std::shared_ptr<World> world, ChannelState& state);
-  ~Channel() { world_->release(state_); }
+  /// `ProgressEngine::join`, and the destructor releases the channel.
+  explicit Channel(std::shared_ptr<ProgressEngine> engine) : Channel(engine, engine->everybody()) {}
+  Channel(std::shared_ptr<ProgressEngine> engine, ChannelState& state);
+  ~Channel() { engine_->release(state_); }
 
-  World& world() const { return *world_; }
+  ProgressEngine& engine() const { return *engine_; }
   ChannelState& state() const { return state_; }
   int rank() const { return state_.rank; }
   int ranks() const { return static_cast<int>(state_.members.size()); }
@@ -100,16 +100,16 @@ class Channel {
 
   /// Starts the messages of a batch. If a message differs from the batch's expectation
   /// (`disagreement`), the message raises a fault and is never delivered.
-  void post(Batch& batch) { world_->post(state_, batch); }
+  void post(Batch& batch) { engine_->post(state_, batch); }
   /// Joins a channel of `members` (group ranks of this channel, ascending, this rank included),
   /// renumbered from 0.
   std::shared_ptr<Channel> join(std::span<const int> members, Family::Kind kind) {
-    return std::make_shared<Channel>(world_, world_->join(state_, members, kind));
+    return std::make_shared<Channel>(engine_, engine_->join(state_, members, kind));
   }
 
   /// Throws TransportError if the transport is aborted.
   void check(std::string_view name);
-  Fault fault() const { return world_->fault(state_); }
+  Fault fault() const { return engine_->fault(state_); }
   Handle start(std::unique_ptr<HostTransfer> transfer);
   bool test(HostTransfer& transfer);
   void wait(HostTransfer& transfer);
@@ -123,7 +123,7 @@ class Channel {
   void poll();
   /// Returns as soon as a batch was closed, a fault was raised or `wake` was called since the last
   /// `poll`, or at `until`. May return early.
-  void sleep(Clock::time_point until) { world_->wait(state_, seen_, until); }
+  void sleep(Clock::time_point until) { engine_->wait(state_, seen_, until); }
   void move();
   void step_all();
   /// Returns true if an operation ended.
@@ -136,7 +136,7 @@ class Channel {
   HostTransfer* most_urgent() const;
   Clock::time_point sleep_until(Clock::time_point until) const;
 
-  std::shared_ptr<World> world_;
+  std::shared_ptr<ProgressEngine> engine_;
   ChannelState& state_;
   std::uint32_t seen_ = 0;                // event count at the last poll
   const bool one_host_;                   // True if all ranks share one host

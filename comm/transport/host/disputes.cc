@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/host/world.h"
+#include "comm/transport/host/progress_engine.h"
 
 namespace tersor::host {
 namespace {
@@ -64,12 +64,13 @@ Fault parse_fault(const Wire::Arrival& arrival) {
   return fault;
 }
 
-bool World::in_dispute(const Family& family) const {
+bool ProgressEngine::in_dispute(const Family& family) const {
   return std::ranges::any_of(disputes_,
                              [&](const Dispute& one) { return one.family.get() == &family; });
 }
 
-void World::dispute(ChannelState& channel, const Mismatch& mismatch, const std::string& cause) {
+void ProgressEngine::dispute(ChannelState& channel, const Mismatch& mismatch,
+                             const std::string& cause) {
   Family& family = *channel.family;
   if (family.faulty || in_dispute(family)) return;
   const bool own = mismatch.rank == channel.rank;
@@ -94,7 +95,7 @@ void World::dispute(ChannelState& channel, const Mismatch& mismatch, const std::
 }
 
 // A third rank reports a mismatch between this rank and rank `part`.
-void World::take_comparison(const Head& head, const Wire::Arrival& arrival) {
+void ProgressEngine::take_comparison(const Head& head, const Wire::Arrival& arrival) {
   ChannelState& channel = channel_of(head.channel);
   if (channel.members.empty() || channel.faulty() || channel.is_lifeline()) return;
   if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
@@ -104,7 +105,7 @@ void World::take_comparison(const Head& head, const Wire::Arrival& arrival) {
           strings_of(arrival).front());
 }
 
-void World::take_options(const Head& head, const Wire::Arrival& arrival) {
+void ProgressEngine::take_options(const Head& head, const Wire::Arrival& arrival) {
   ChannelState& channel = channel_of(head.channel);
   if (channel.members.empty() || channel.faulty() || channel.is_lifeline()) return;
   if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
@@ -123,7 +124,7 @@ void World::take_options(const Head& head, const Wire::Arrival& arrival) {
   }
 }
 
-void World::end_disputes(Clock::time_point now) {
+void ProgressEngine::end_disputes(Clock::time_point now) {
   const auto is_late = [now](const Dispute& one) { return now >= one.until; };
   const auto late = std::ranges::find_if(disputes_, is_late);
   if (late != disputes_.end()) {
@@ -133,7 +134,7 @@ void World::end_disputes(Clock::time_point now) {
   for (const Dispute& one : disputes_) next_loss_ = std::min(next_loss_.load(), one.until);
 }
 
-void World::end_disputes_with(int peer) {
+void ProgressEngine::end_disputes_with(int peer) {
   const auto found = std::ranges::find(disputes_, peer, &Dispute::peer);
   if (found == disputes_.end()) return;
   const Dispute ended = *found;
@@ -141,7 +142,8 @@ void World::end_disputes_with(int peer) {
 }
 
 // Called by the thread of the operation with the mismatch. Returns after the fault was raised.
-void World::settle(ChannelState& channel, const Mismatch& mismatch, const std::string& cause) {
+void ProgressEngine::settle(ChannelState& channel, const Mismatch& mismatch,
+                            const std::string& cause) {
   std::unique_lock lock(gate_);
   dispute(channel, mismatch, cause);
   const Waiting here(waiting_);

@@ -29,7 +29,7 @@ class HostExchange : public HostTransfer {
   void begin() override;
   bool step() override { return batch_.closed(); }
   void end(std::exception_ptr error) override {
-    channel().world().end_late(channel().state(), batch_, std::move(error));
+    channel().engine().end_late(channel().state(), batch_, std::move(error));
   }
   void check() const override {
     if (batch_.error != nullptr) std::rethrow_exception(batch_.error);

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/host/world.h"
+#include "comm/transport/host/progress_engine.h"
 
 namespace tersor::host {
 namespace {
@@ -19,7 +19,7 @@ constexpr std::size_t kMostDifferences = 4096;
 
 }  // namespace
 
-void World::check_abandoned(ChannelState& channel) {
+void ProgressEngine::check_abandoned(ChannelState& channel) {
   while (!channel.members.empty() && !channel.faulty()) {  // no members: not joined yet
     const auto found = channel.match_queue.in_vain([&](int peer) { return gone(channel, peer); });
     if (!found.has_value()) return;
@@ -29,7 +29,7 @@ void World::check_abandoned(ChannelState& channel) {
 
 // An operation waiting for a departed rank fails alone on an isolated channel. Otherwise, the whole
 // fault domain fails.
-void World::abandon(ChannelState& channel, Batch& batch, int who) {
+void ProgressEngine::abandon(ChannelState& channel, Batch& batch, int who) {
   std::string why = who == kAnyRank ? "every other rank" : channel.name(who);
   const auto loss = who == kAnyRank ? lost_.end() : lost_.find(channel.member(who));
   why += loss == lost_.end() ? " left" : " is lost: " + loss->second.cause;
@@ -39,14 +39,14 @@ void World::abandon(ChannelState& channel, Batch& batch, int who) {
   end(channel, batch, std::make_exception_ptr(PeerLost(cause, who)));
 }
 
-void World::end(ChannelState& channel, Batch& batch, std::exception_ptr error) {
+void ProgressEngine::end(ChannelState& channel, Batch& batch, std::exception_ptr error) {
   take_back(channel, batch);
   batch.error = std::move(error);
   batch.open.store(0, std::memory_order_release);
   gate_.ring(channel.bell);
 }
 
-void World::end_late(ChannelState& channel, Batch& batch, std::exception_ptr error) {
+void ProgressEngine::end_late(ChannelState& channel, Batch& batch, std::exception_ptr error) {
   const std::lock_guard lock(gate_);
   if (!batch.closed()) end(channel, batch, std::move(error));
 }
@@ -54,7 +54,7 @@ void World::end_late(ChannelState& channel, Batch& batch, std::exception_ptr err
 // Isolated channels learn at once of a rank lost without a goodbye. A rank often leaves because of
 // another rank's fault, and the announcement of this fault follows. Ordinary fault domains wait for
 // the announcement, in order not to blame the first departed rank.
-void World::lose(int peer, const std::string& cause) {
+void ProgressEngine::lose(int peer, const std::string& cause) {
   if (gone_.contains(peer)) return;
   const auto [loss, is_new] = lost_.try_emplace(peer, Loss{cause, Clock::now() + kExplainedWithin});
   if (!is_new) return;
@@ -65,7 +65,7 @@ void World::lose(int peer, const std::string& cause) {
 }
 
 /// On isolated channels, ends sends to a lost rank, because the messages never leave.
-void World::end_sends(int peer) {
+void ProgressEngine::end_sends(int peer) {
   const auto is_vain = [peer](const auto& send) {
     const Outstanding& each = send.second;
     return each.channel->is_lifeline() && each.channel->member(each.peer) == peer;
@@ -79,7 +79,7 @@ void World::end_sends(int peer) {
 }
 
 // Returns true if a loss was announced.
-bool World::tell_losses() {
+bool ProgressEngine::tell_losses() {
   const Clock::time_point due = next_loss_.load(std::memory_order_relaxed);
   const Clock::time_point now = Clock::now();
   if (due == Clock::time_point::max() || now < due) return false;
@@ -99,7 +99,7 @@ bool World::tell_losses() {
   return true;
 }
 
-std::vector<std::shared_ptr<Family>> World::families() const {
+std::vector<std::shared_ptr<Family>> ProgressEngine::families() const {
   std::vector<std::shared_ptr<Family>> all;
   for (const auto& [id, channel] : state_->channels)
     if (channel->family != nullptr && std::ranges::find(all, channel->family) == all.end())
@@ -108,7 +108,7 @@ std::vector<std::shared_ptr<Family>> World::families() const {
 }
 
 // Also for a fault domain not joined by this rank yet: a later `join` finds the domain faulty.
-Family& World::family_of(std::uint64_t id) {
+Family& ProgressEngine::family_of(std::uint64_t id) {
   for (const auto& family : families())
     if (family->id == id) return *family;
   ChannelState& first = channel_of(id);
@@ -116,13 +116,13 @@ Family& World::family_of(std::uint64_t id) {
   return *first.family;
 }
 
-void World::raise(ChannelState& channel, const std::string& cause) {
+void ProgressEngine::raise(ChannelState& channel, const std::string& cause) {
   const std::lock_guard lock(gate_);
   raise_locked(*channel.family, cause);
 }
 
 // A fault may follow from a dispute: then the text of the dispute is the cause.
-void World::raise_locked(Family& family, const Fault& fault) {
+void ProgressEngine::raise_locked(Family& family, const Fault& fault) {
   if (family.faulty) return;
   const auto dispute = std::ranges::find_if(
       disputes_, [&](const Dispute& one) { return one.family.get() == &family; });
@@ -131,12 +131,12 @@ void World::raise_locked(Family& family, const Fault& fault) {
 }
 
 /// Used for errors of the wire and for misuse of the wire.
-void World::raise_all(const std::string& cause) {
+void ProgressEngine::raise_all(const std::string& cause) {
   for (const auto& family : families()) raise_locked(*family, cause);
 }
 
 // Returns the credits of unexpected messages, because other fault domains continue.
-void World::poison(Family& family, const Fault& fault) {
+void ProgressEngine::poison(Family& family, const Fault& fault) {
   if (family.faulty) return;
   family.fault = fault;
   if (family.fault.text.size() > kMostFaultBytes) family.fault.text.resize(kMostFaultBytes);
@@ -161,11 +161,11 @@ void World::poison(Family& family, const Fault& fault) {
   ring_all();
 }
 
-void World::ring_all() {
+void ProgressEngine::ring_all() {
   for (auto& [id, channel] : state_->channels) gate_.ring(channel->bell);
 }
 
-Fault World::fault(const ChannelState& channel) const {
+Fault ProgressEngine::fault(const ChannelState& channel) const {
   const std::lock_guard lock(gate_);
   return channel.family->fault;
 }
@@ -173,7 +173,7 @@ Fault World::fault(const ChannelState& channel) const {
 // Announces a fault to all ranks of a domain, on a thread with network access. Departed ranks delay
 // the announcement only briefly and never block the announcement for others. On isolated channels,
 // no other rank is concerned.
-void World::announce(const Family& family) {
+void ProgressEngine::announce(const Family& family) {
   if (family.kind == Family::Kind::kLifeline) return;
   unannounced_ = !wire_->right_thread();
   if (unannounced_ || !wire_->running()) return;
@@ -186,7 +186,7 @@ void World::announce(const Family& family) {
 
 // Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the
 // fault.
-void World::hear_fault(const Head& head, const Wire::Arrival& arrival) {
+void ProgressEngine::hear_fault(const Head& head, const Wire::Arrival& arrival) {
   Family& family = family_of(head.channel);
   if (family.faulty) return;
   try {
@@ -200,7 +200,7 @@ void World::hear_fault(const Head& head, const Wire::Arrival& arrival) {
       tell_fault(family, peer, arrival.payload);
 }
 
-void World::tell_fault(const Family& family, int peer, const Block& text) try {
+void ProgressEngine::tell_fault(const Family& family, int peer, const Block& text) try {
   auto job = std::make_shared<Wire::Job>();
   told_.push_back({.peer = peer, .job = job});
   send(peer, {.channel = family.id, .kind = Kind::kFault}, {text.bytes(), text, job});
@@ -208,14 +208,14 @@ void World::tell_fault(const Family& family, int peer, const Block& text) try {
   // This rank detects the fault at the deadline.
 }
 
-bool World::told() const {
+bool ProgressEngine::told() const {
   return std::ranges::all_of(told_, [this](const Telling& one) {
     return one.job->open == 0 || gone_.contains(one.peer) || lost_.contains(one.peer);
   });
 }
 
 // A fault may be queued behind many messages. The announcement progresses in every call.
-void World::tell_more() {
+void ProgressEngine::tell_more() {
   if (!wire_->right_thread()) return;
   if (unannounced_) return announce(*everybody_->family);
   if (told()) return;
@@ -226,7 +226,7 @@ void World::tell_more() {
   }
 }
 
-void World::tell_until(Clock::time_point until) {
+void ProgressEngine::tell_until(Clock::time_point until) {
   if (unannounced_) announce(*everybody_->family);
   while (!told() && Clock::now() < until) {
     tell_more();

@@ -2,12 +2,12 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/host/world.h"
+#include "comm/transport/host/progress_engine.h"
 
 namespace tersor::host {
 
 // Announcements use memory of the peer, too.
-void World::check_room(const ChannelState& channel, const Batch& batch) const {
+void ProgressEngine::check_room(const ChannelState& channel, const Batch& batch) const {
   for (const Outgoing& outgoing : batch.outgoing) {
     const int peer = channel.member(outgoing.peer);
     if (flow(peer).waiting < Flow::kMostWaiting) continue;
@@ -19,7 +19,7 @@ void World::check_room(const ChannelState& channel, const Batch& batch) const {
 }
 
 // Stores the message before sending the announcement, because the request may arrive immediately.
-void World::hold(int peer, Head head, Wire::Payload payload) {
+void ProgressEngine::hold(int peer, Head head, Wire::Payload payload) {
   if (!payload.block && payload.job->keep_alive == nullptr) {
     payload.block = in_block(payload.bytes);
     payload.bytes = payload.block.bytes();
@@ -31,7 +31,7 @@ void World::hold(int peer, Head head, Wire::Payload payload) {
   wire_->send(peer, to_message_head(head), {});
 }
 
-void World::take_request(const Head& head, int peer) {
+void ProgressEngine::take_request(const Head& head, int peer) {
   auto found = held_.extract({peer, head.part});
   if (!found) return;
   --flow(peer).waiting;
@@ -40,7 +40,7 @@ void World::take_request(const Head& head, int peer) {
 
 // Drops messages announced to world rank `peer`. The peer left the channel `channel` or, if null,
 // all channels. The operation may have failed and be gone.
-void World::drop_held(int peer, const ChannelState* channel) {
+void ProgressEngine::drop_held(int peer, const ChannelState* channel) {
   for (auto held = held_.lower_bound({peer, 0});
        held != held_.end() && held->first.first == peer;) {
     if (channel != nullptr && held->second.channel != channel->id) {
@@ -60,7 +60,7 @@ void World::drop_held(int peer, const ChannelState* channel) {
 
 // Drops the announcements of a lost rank. A receive matched with a dropped message waits for
 // another message or fails.
-void World::drop_announced(int peer) {
+void ProgressEngine::drop_announced(int peer) {
   std::vector<IncomingMessage*> messages;
   for (const auto& [number, message] : coming_)
     if (number.first == peer) messages.push_back(message);
@@ -77,12 +77,12 @@ void World::drop_announced(int peer) {
 
 // The caller must not access the message afterwards: the payload may arrive and be delivered at
 // once.
-void World::ask_for(IncomingMessage& message) {
+void ProgressEngine::ask_for(IncomingMessage& message) {
   if (std::exchange(message.asked, true)) return;
   send(message.arrival.peer, {.part = message.number, .kind = Kind::kRequest});
 }
 
-void World::take_body(const Head& head, Wire::Arrival arrival) {
+void ProgressEngine::take_body(const Head& head, Wire::Arrival arrival) {
   const auto found = coming_.extract({arrival.peer, head.part});
   if (!found || found.mapped()->envelope.bytes != head.envelope.bytes)
     return raise_all("rank " + std::to_string(arrival.peer) + " sends what it has not announced");
@@ -98,7 +98,7 @@ void World::take_body(const Head& head, Wire::Arrival arrival) {
 
 // Returns the credits of a message to the sender. A departed rank sends nothing and needs no
 // credits.
-void World::make_room(IncomingMessage& message) {
+void ProgressEngine::make_room(IncomingMessage& message) {
   const int peer = message.arrival.peer;
   const std::size_t room = flow(peer).asked_for(std::exchange(message.cost, 0));
   if (room == 0 || deaf_ || gone_.contains(peer) || !wire_->right_thread()) return;

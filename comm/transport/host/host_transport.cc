@@ -41,13 +41,13 @@ std::size_t count_of(std::span<const ValueSpan> parts) {
 }  // namespace
 
 HostTransport::HostTransport(std::shared_ptr<Channel> channel)
-    : traits_{.any_thread = channel->world().traits().any_thread,
+    : traits_{.any_thread = channel->engine().traits().any_thread,
               .device = kernels::has_cuda() && !channel->state().is_lifeline()},
       channel_(std::move(channel)) {}
 
 // If a hung or broken device may still write to memory, the memory is leaked.
 HostTransport::~HostTransport() {
-  world().leave(channel_->state());
+  engine().leave(channel_->state());
   if (staging_ != nullptr && !staging_->settle(Clock::now() + kSettlesWithin))
     static_cast<void>(staging_.release());
 }
@@ -59,7 +59,7 @@ std::uint32_t HostTransport::reserve_tags(std::uint32_t count) {
 }
 
 Block HostTransport::block(std::size_t bytes) {
-  return world().traits().sends_in_place ? Block() : world().pools().host().take(bytes);
+  return engine().traits().sends_in_place ? Block() : engine().pools().host().take(bytes);
 }
 
 Staging& HostTransport::staging() {
@@ -151,7 +151,7 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
 }
 
 std::unique_ptr<Transport> HostTransport::lifeline() {
-  if (!world().traits().tells_losses) return Transport::lifeline();
+  if (!engine().traits().tells_losses) return Transport::lifeline();
   return join(all_ranks(ranks()), Family::Kind::kLifeline);
 }
 
@@ -167,7 +167,7 @@ void HostTransport::refuse_on_lifeline(const Operation& operation, std::string_v
 
 void HostTransport::poison(std::string_view cause) {
   refuse_on_lifeline({.name = "poison"}, "fault that all share");
-  world().raise(channel_->state(), channel_->name(rank()) + " gave up: " + std::string(cause));
+  engine().raise(channel_->state(), channel_->name(rank()) + " gave up: " + std::string(cause));
 }
 
 }  // namespace tersor::host

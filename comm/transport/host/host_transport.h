@@ -17,16 +17,16 @@ namespace tersor::host {
 class HostTransport final : public Transport {
  public:
   explicit HostTransport(std::shared_ptr<Channel> channel);
-  explicit HostTransport(std::shared_ptr<World> world)
-      : HostTransport(std::make_shared<Channel>(std::move(world))) {}
+  explicit HostTransport(std::shared_ptr<ProgressEngine> engine)
+      : HostTransport(std::make_shared<Channel>(std::move(engine))) {}
   /// Notifies the peers still waiting for this rank.
   ~HostTransport() override;
 
   int rank() const override { return channel_->rank(); }
   int ranks() const override { return channel_->ranks(); }
-  std::vector<int> hosts() const override { return world().hosts(channel_->state()); }
+  std::vector<int> hosts() const override { return engine().hosts(channel_->state()); }
   TransportTraits traits() const override { return traits_; }
-  TransferCounters counters() const override { return world().counters(channel_->state()); }
+  TransferCounters counters() const override { return engine().counters(channel_->state()); }
   std::uint32_t reserve_tags(std::uint32_t count) override;
 
   Block block(std::size_t bytes) override;
@@ -54,7 +54,7 @@ class HostTransport final : public Transport {
   void poison(std::string_view cause) override;
 
  private:
-  World& world() const { return channel_->world(); }
+  ProgressEngine& engine() const { return channel_->engine(); }
   /// Throws CudaError in a build without CUDA.
   Staging& staging();
   Staging& staging_for(const Operation& operation);

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/host/world.h"
+#include "comm/transport/host/progress_engine.h"
 
 namespace tersor::host {
 namespace {
@@ -24,7 +24,7 @@ bool same_memory(ConstByteSpan one, ConstByteSpan other) {
 
 }  // namespace
 
-Block World::in_block(ConstByteSpan bytes) {
+Block ProgressEngine::in_block(ConstByteSpan bytes) {
   Block block = pools().host().take(bytes.size());
   if (!bytes.empty()) std::memcpy(block.writable().data(), bytes.data(), bytes.size());
   return block;
@@ -32,7 +32,7 @@ Block World::in_block(ConstByteSpan bytes) {
 
 // Copies payloads into blocks if the wire needs blocks, without the lock. Consecutive sends of the
 // same payload share a copy.
-void World::pack(Batch& batch) {
+void ProgressEngine::pack(Batch& batch) {
   if (traits_.sends_in_place && batch.keep_alive != nullptr) return;
   const Outgoing* before = nullptr;
   for (Outgoing& outgoing : batch.outgoing) {
@@ -45,7 +45,7 @@ void World::pack(Batch& batch) {
   }
 }
 
-void World::post(ChannelState& channel, Batch& batch) {
+void ProgressEngine::post(ChannelState& channel, Batch& batch) {
   wire_->check_thread();
   batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
   pack(batch);
@@ -68,11 +68,11 @@ void World::post(ChannelState& channel, Batch& batch) {
   }
 }
 
-bool World::is_over(const ChannelState& channel, const Batch& batch) {
+bool ProgressEngine::is_over(const ChannelState& channel, const Batch& batch) {
   return channel.faulty() || batch.error != nullptr;
 }
 
-void World::take_last(ChannelState& channel, const Batch& batch) {
+void ProgressEngine::take_last(ChannelState& channel, const Batch& batch) {
   channel.match_queue.note_last(batch);
   if (const IncomingMessage* message = channel.match_queue.unclaimed(batch.key))
     check_stray(channel, *message);
@@ -80,7 +80,7 @@ void World::take_last(ChannelState& channel, const Batch& batch) {
 
 // No later batch can receive this message: the sender calls something else. On isolated channels, a
 // stray message ends nothing.
-void World::check_stray(ChannelState& channel, const IncomingMessage& message) {
+void ProgressEngine::check_stray(ChannelState& channel, const IncomingMessage& message) {
   if (channel.members.empty() || channel.faulty()) return;  // not joined yet
   if (channel.is_lifeline()) return;
   if (!is_sender(channel, message.from, message.arrival.peer)) return refuse(message.arrival.peer);
@@ -92,13 +92,13 @@ void World::check_stray(ChannelState& channel, const IncomingMessage& message) {
   dispute(channel, {channel.rank, own, message.from, message.envelope.signature}, what);
 }
 
-void World::send(int peer, Head head, Wire::Payload payload) {
+void ProgressEngine::send(int peer, Head head, Wire::Payload payload) {
   head.envelope.bytes = payload.bytes.size();
   wire_->send(peer, to_message_head(head), std::move(payload));
 }
 
 // Sends to each reachable rank, even if other ranks are gone.
-void World::send(ChannelState& channel, Batch& batch, Outgoing& outgoing) {
+void ProgressEngine::send(ChannelState& channel, Batch& batch, Outgoing& outgoing) {
   if (is_over(channel, batch) || gone_from(channel, outgoing.peer)) return;
   Head head = head_in(channel, Kind::kMessage);
   head.envelope = batch.envelope;
@@ -118,13 +118,14 @@ void World::send(ChannelState& channel, Batch& batch, Outgoing& outgoing) {
 // A batch without receives must wait until its messages left, on wires without background progress.
 // The caller may next wait for something else and never poll: copied messages to a peer that is
 // still connecting, for example, would never leave.
-bool World::must_leave(const Batch& batch) const {
+bool ProgressEngine::must_leave(const Batch& batch) const {
   return batch.incoming.empty() && !moves_alone();
 }
 
 // Keeps the batch open until the payload has left. The network may read the owner's memory even
 // after an error.
-std::shared_ptr<Wire::Job> World::count_send(ChannelState& channel, Batch& batch, int peer) {
+std::shared_ptr<Wire::Job> ProgressEngine::count_send(ChannelState& channel, Batch& batch,
+                                                      int peer) {
   auto job = std::make_shared<Wire::Job>();
   job->keep_alive = batch.keep_alive;
   job->done = [this, &channel](const Wire::Job& done) {
@@ -136,7 +137,7 @@ std::shared_ptr<Wire::Job> World::count_send(ChannelState& channel, Batch& batch
   return job;
 }
 
-void World::match_receive(ChannelState& channel, Batch& batch, Incoming& incoming) {
+void ProgressEngine::match_receive(ChannelState& channel, Batch& batch, Incoming& incoming) {
   if (is_over(channel, batch)) return;
   if (IncomingMessage* message = channel.match_queue.seek(batch, incoming))
     paired(channel, *message);
@@ -144,20 +145,20 @@ void World::match_receive(ChannelState& channel, Batch& batch, Incoming& incomin
     check_abandoned(channel);
 }
 
-void World::cancel(ChannelState& channel, Batch& batch) {
+void ProgressEngine::cancel(ChannelState& channel, Batch& batch) {
   const std::lock_guard lock(gate_);
   take_back(channel, batch);
 }
 
 // Messages of the batch become available to other batches.
-void World::take_back(ChannelState& channel, Batch& batch) {
+void ProgressEngine::take_back(ChannelState& channel, Batch& batch) {
   std::erase_if(sends_, [&](const auto& send) { return send.second.batch == &batch; });
   const std::vector<IncomingMessage*> taken = channel.match_queue.cancel(batch);
   if (channel.faulty()) return drop_unclaimed(channel);
   for (IncomingMessage* message : taken) paired(channel, *message);
 }
 
-std::vector<int> World::unsent(const Batch& batch) const {
+std::vector<int> ProgressEngine::unsent(const Batch& batch) const {
   const std::lock_guard lock(gate_);
   std::vector<int> ranks;
   for (const auto& [job, sending] : sends_)
@@ -165,7 +166,7 @@ std::vector<int> World::unsent(const Batch& batch) const {
   return ranks;
 }
 
-void World::take(Wire::Arrival arrival) {
+void ProgressEngine::take(Wire::Arrival arrival) {
   if (deaf_) return;
   const Head head = head_of(arrival.head);
   if (!arrival.whole && (head.kind == Kind::kFault || head.kind == Kind::kOptions))
@@ -196,7 +197,7 @@ void World::take(Wire::Arrival arrival) {
 }
 
 // A long message about a fault: its payload comes by itself.
-void World::take_later(Wire::Arrival arrival) {
+void ProgressEngine::take_later(Wire::Arrival arrival) {
   const auto late = std::make_shared<Wire::Arrival>(std::move(arrival));
   if (!late->payload) late->payload = pools().host().take(late->head.payload_bytes());
   auto job = std::make_shared<Wire::Job>();
@@ -208,7 +209,7 @@ void World::take_later(Wire::Arrival arrival) {
   wire_->receive_rest(*late, late->payload.writable(), job);
 }
 
-void World::take_message(const Head& head, Wire::Arrival arrival) {
+void ProgressEngine::take_message(const Head& head, Wire::Arrival arrival) {
   ChannelState& channel = channel_of(head.channel);
   if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
   IncomingMessage& message = new_message();
@@ -232,18 +233,18 @@ void World::take_message(const Head& head, Wire::Arrival arrival) {
 }
 
 // If the channel is not joined yet, `paired` checks the sender later.
-bool World::is_sender(const ChannelState& channel, int from, int peer) const {
+bool ProgressEngine::is_sender(const ChannelState& channel, int from, int peer) const {
   if (channel.members.empty()) return true;
   const auto index = static_cast<std::size_t>(from);
   return index < channel.members.size() && channel.members[index] == peer;
 }
 
-void World::refuse(int peer) {
+void ProgressEngine::refuse(int peer) {
   raise_all("rank " + std::to_string(peer) + " sends in the name of another rank");
 }
 
 // A mismatched message is never received.
-void World::fail_misfit(ChannelState& channel, IncomingMessage& message) {
+void ProgressEngine::fail_misfit(ChannelState& channel, IncomingMessage& message) {
   Batch& batch = *message.batch;
   const std::string cause = std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
                             MatchQueue::misfit(message, channel.name(message.from));
@@ -256,7 +257,7 @@ void World::fail_misfit(ChannelState& channel, IncomingMessage& message) {
   end(channel, batch, std::make_exception_ptr(TransportError(cause)));
 }
 
-void World::paired(ChannelState& channel, IncomingMessage& message) {
+void ProgressEngine::paired(ChannelState& channel, IncomingMessage& message) {
   if (!is_sender(channel, message.from, message.arrival.peer)) return refuse(message.arrival.peer);
   const Batch& batch = *message.batch;
   if (!MatchQueue::fits(message)) return fail_misfit(channel, message);
@@ -267,7 +268,7 @@ void World::paired(ChannelState& channel, IncomingMessage& message) {
   wake_for(channel, batch);
 }
 
-void World::receive_rest(IncomingMessage& message) {
+void ProgressEngine::receive_rest(IncomingMessage& message) {
   message.receiving = true;
   BlockPool* wish = message.batch == nullptr ? nullptr : message.batch->pool;
   if (!message.payload)
@@ -281,12 +282,12 @@ void World::receive_rest(IncomingMessage& message) {
   wire_->receive_rest(message.arrival, message.payload.writable(), job);
 }
 
-void World::came(IncomingMessage& message) {
+void ProgressEngine::came(IncomingMessage& message) {
   if (message.channel == nullptr) return drop(message);
   if (message.incoming != nullptr) deliver(*message.channel, message);
 }
 
-void World::deliver(ChannelState& channel, IncomingMessage& message) {
+void ProgressEngine::deliver(ChannelState& channel, IncomingMessage& message) {
   channel.counters.received_bytes += wire_->wire_bytes(message.envelope.bytes);
   const Batch& batch = *message.batch;
   const bool foreseen = message.receiving;
@@ -297,7 +298,7 @@ void World::deliver(ChannelState& channel, IncomingMessage& message) {
   state_->free_messages.push_back(&message);
 }
 
-IncomingMessage& World::new_message() {
+IncomingMessage& ProgressEngine::new_message() {
   if (state_->free_messages.empty()) return state_->messages.emplace_back();
   IncomingMessage& message = *state_->free_messages.back();
   state_->free_messages.pop_back();
@@ -306,7 +307,7 @@ IncomingMessage& World::new_message() {
 }
 
 // A payload being received is dropped after its arrival.
-void World::drop(IncomingMessage& message) {
+void ProgressEngine::drop(IncomingMessage& message) {
   message.payload = {};
   message.channel = nullptr;
   make_room(message);
@@ -315,7 +316,7 @@ void World::drop(IncomingMessage& message) {
   state_->free_messages.push_back(&message);
 }
 
-void World::drop_unclaimed(ChannelState& channel) {
+void ProgressEngine::drop_unclaimed(ChannelState& channel) {
   while (!channel.match_queue.unclaimed().empty()) {
     IncomingMessage& message = *channel.match_queue.unclaimed().back();
     channel.match_queue.reject(message);
@@ -324,7 +325,7 @@ void World::drop_unclaimed(ChannelState& channel) {
 }
 
 // Wakes a sleeping thread if a batch closes before the thread's next poll.
-void World::wake_for(ChannelState& channel, const Batch& batch) {
+void ProgressEngine::wake_for(ChannelState& channel, const Batch& batch) {
   if (channel.asleep_until == ChannelState::kAwake) return;
   const Clock::time_point closed = completion(batch);
   if (closed >= channel.asleep_until) return;
@@ -332,7 +333,7 @@ void World::wake_for(ChannelState& channel, const Batch& batch) {
   gate_.ring(channel.bell);
 }
 
-Clock::time_point World::completion(const Batch& batch) const {
+Clock::time_point ProgressEngine::completion(const Batch& batch) const {
   Clock::time_point last = ChannelState::kAwake;
   for (const Incoming& incoming : batch.incoming) {
     if (incoming.arrived.load(std::memory_order_relaxed)) continue;
@@ -344,7 +345,7 @@ Clock::time_point World::completion(const Batch& batch) const {
   return last;
 }
 
-Clock::time_point World::fall_asleep(ChannelState& channel) {
+Clock::time_point ProgressEngine::fall_asleep(ChannelState& channel) {
   const std::lock_guard lock(gate_);
   poll();
   channel.asleep_until = Clock::time_point::max();

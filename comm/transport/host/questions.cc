@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "comm/transport/host/world.h"
+#include "comm/transport/host/progress_engine.h"
 
 namespace tersor::host {
 namespace {
@@ -25,14 +25,14 @@ bool differ(const Awaited& one, const Awaited& other) {
 }  // namespace
 
 // A rank with a waiting thread answers at once, on any thread. Other ranks stay silent.
-void World::take_question(const Head& head, int peer) {
+void ProgressEngine::take_question(const Head& head, int peer) {
   questions_.emplace_back(head, peer);
   if (waiting_ > 0) return answer_questions();
   questioned_.store(true, std::memory_order_relaxed);
   ring_all();
 }
 
-void World::answer_questions() {
+void ProgressEngine::answer_questions() {
   if (questions_.empty()) return;
   questioned_.store(false, std::memory_order_relaxed);
   for (const auto& [question, peer] : std::exchange(questions_, {})) try {
@@ -52,14 +52,14 @@ void World::answer_questions() {
     }
 }
 
-void World::take_answer(const Head& head, ConstByteSpan ranks) {
+void ProgressEngine::take_answer(const Head& head, ConstByteSpan ranks) {
   std::vector<int> numbers(ranks.size() / sizeof(int));
   if (!numbers.empty()) std::memcpy(numbers.data(), ranks.data(), numbers.size() * sizeof(int));
   answers_[head.part] = {std::move(numbers), head.tag, head.envelope};
 }
 
 // The ranks awaited by receives and by sends, in the earliest call.
-Awaited World::awaited(const ChannelState& channel, std::uint32_t tag) const {
+Awaited ProgressEngine::awaited(const ChannelState& channel, std::uint32_t tag) const {
   Awaited first = channel.match_queue.awaited(tag);
   for (const auto& [job, sending] : sends_) {
     const Batch& batch = *sending.batch;
@@ -72,15 +72,15 @@ Awaited World::awaited(const ChannelState& channel, std::uint32_t tag) const {
 
 /// A search from the late ranks along the ranks they wait for. If a rank waits in vain for this
 /// rank, the two calls differ.
-class World::Inquiry {
+class ProgressEngine::Inquiry {
  public:
-  Inquiry(World& world, ChannelState& channel, const Question& question)
-      : world_(world), channel_(channel), question_(question) {}
+  Inquiry(ProgressEngine& engine, ChannelState& channel, const Question& question)
+      : engine_(engine), channel_(channel), question_(question) {}
 
   Culprits find(std::span<const int> late) {
     const Awaited own = [&] {
-      const std::lock_guard lock(world_.gate_);
-      return world_.awaited(channel_, question_.tag);
+      const std::lock_guard lock(engine_.gate_);
+      return engine_.awaited(channel_, question_.tag);
     }();
     for (const int rank : late) waits_.push_back({{rank, question_.tag}, channel_.rank, own});
     while (!waits_.empty()) {
@@ -109,8 +109,8 @@ class World::Inquiry {
   // are silent, most of them may only be slow and get more time.
   void ask() {
     constexpr int kMorePatience = 4;
-    std::unique_lock lock(world_.gate_);
-    const Waiting here(world_.waiting_);
+    std::unique_lock lock(engine_.gate_);
+    const Waiting here(engine_.waiting_);
     for (const Wait& wait : waits_)
       if (!answers_.contains(wait.asked)) put(wait.asked);
     const auto start = Clock::now();
@@ -118,9 +118,9 @@ class World::Inquiry {
       take_answers();
       const auto until = start + question_.patience * (open_.size() > 1 ? kMorePatience : 1);
       if (open_.empty() || Clock::now() >= until) break;
-      if (world_.poll()) continue;
+      if (engine_.poll()) continue;
       lock.unlock();
-      world_.pause();
+      engine_.pause();
       lock.lock();
     }
     open_.clear();
@@ -131,15 +131,15 @@ class World::Inquiry {
     const auto [rank, tag] = asked;
     Awaited& answer = answers_[asked];
     if (rank == channel_.rank)
-      answer = world_.awaited(channel_, tag);
+      answer = engine_.awaited(channel_, tag);
     else if (const auto number =
-                 silent_.contains(rank) ? std::nullopt : world_.put(channel_, rank, tag))
+                 silent_.contains(rank) ? std::nullopt : engine_.put(channel_, rank, tag))
       open_[*number] = asked;
   }
 
   void take_answers() {
     std::erase_if(open_, [&](const auto& question) {
-      auto found = world_.answers_.extract(question.first);
+      auto found = engine_.answers_.extract(question.first);
       if (!found) return false;
       Awaited& answer = answers_[question.second] = std::move(found.mapped());
       std::erase_if(answer.ranks, [&](int rank) {
@@ -173,7 +173,7 @@ class World::Inquiry {
             answers_.at(wait.asked).envelope.signature};
   }
 
-  World& world_;
+  ProgressEngine& engine_;
   ChannelState& channel_;
   const Question& question_;
   std::vector<Wait> waits_;
@@ -183,13 +183,14 @@ class World::Inquiry {
   std::set<int> silent_;
 };
 
-Culprits World::culprits(ChannelState& channel, const Question& question,
-                         std::span<const int> late) {
+Culprits ProgressEngine::culprits(ChannelState& channel, const Question& question,
+                                  std::span<const int> late) {
   return Inquiry(*this, channel, question).find(late);
 }
 
 // Returns the question's number, or nothing if no question can be sent now.
-std::optional<std::uint32_t> World::put(ChannelState& channel, int rank, std::uint32_t tag) try {
+std::optional<std::uint32_t> ProgressEngine::put(ChannelState& channel, int rank,
+                                                 std::uint32_t tag) try {
   if (channel.faulty() || !wire_->right_thread() || !wire_->running()) return std::nullopt;
   Head head = head_in(channel, Kind::kQuestion);
   head.tag = tag;

@@ -13,9 +13,9 @@
 namespace tersor::host {
 namespace {
 
-BlockPool& pinned_pool(World& world) {
+BlockPool& pinned_pool(ProgressEngine& engine) {
   kernels::require_device();
-  return world.pools().pinned();
+  return engine.pools().pinned();
 }
 
 }  // namespace
@@ -23,8 +23,8 @@ BlockPool& pinned_pool(World& world) {
 Staging::Staging(std::shared_ptr<Channel> channel)
     : channel_(std::move(channel)),
       number_(kernels::current_device()),
-      pinned_(pinned_pool(channel_->world())),
-      device_(channel_->world().pools().device()),
+      pinned_(pinned_pool(channel_->engine())),
+      device_(channel_->engine().pools().device()),
       fault_(sizeof(FrameFault)) {}
 
 void Staging::check(const Operation& operation) const {
@@ -48,7 +48,7 @@ void Staging::check(const Operation& operation, ConstByteSpan bytes) try {
 }
 
 BlockPool& Staging::network_pool(std::size_t bytes) const {
-  return bytes >= channel_->world().traits().least_device_bytes ? device_ : pinned_;
+  return bytes >= channel_->engine().traits().least_device_bytes ? device_ : pinned_;
 }
 
 std::unique_ptr<Staging::Events> Staging::take_events() {

@@ -25,7 +25,7 @@ class Stepwise : public HostTransfer {
   /// read from this memory until the end of its step.
   void lie_at(std::byte* items) { items_ = items; }
   std::byte* at(std::size_t item) const { return items_ + item * item_bytes_; }
-  BlockPool& pool() const { return channel().world().pools().host(); }
+  BlockPool& pool() const { return channel().engine().pools().host(); }
 
   /// Combines received items with local items. `came` may be overwritten.
   virtual void combine(const HostStep& /*step*/, Block /*came*/) {}

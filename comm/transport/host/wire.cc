@@ -42,7 +42,8 @@ Block Wire::take_block(std::size_t bytes) const { return shared_->pools.host().t
 void Wire::pause() const { sched_yield(); }
 
 std::unique_ptr<Transport> make_transport(std::unique_ptr<Wire> wire) {
-  return std::make_unique<host::HostTransport>(std::make_shared<host::World>(std::move(wire)));
+  return std::make_unique<host::HostTransport>(
+      std::make_shared<host::ProgressEngine>(std::move(wire)));
 }
 
 }  // namespace tersor

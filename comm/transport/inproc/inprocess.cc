@@ -51,36 +51,36 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
 /// The engines of ranks without a requested transport.
 struct InProcessWorld::State {
   std::mutex mutex;
-  std::vector<std::shared_ptr<host::World>> worlds;
+  std::vector<std::shared_ptr<host::ProgressEngine>> engines;
 };
 
 InProcessWorld::InProcessWorld(int ranks, Link link) : state_(std::make_shared<State>()) {
   const auto network = std::make_shared<inproc::Network>(ranks, link);
   for (int rank = 0; rank < ranks; ++rank)
-    state_->worlds.push_back(
-        std::make_shared<host::World>(std::make_unique<inproc::InProcessWire>(network, rank)));
+    state_->engines.push_back(std::make_shared<host::ProgressEngine>(
+        std::make_unique<inproc::InProcessWire>(network, rank)));
 }
 
 InProcessWorld::~InProcessWorld() = default;
 
-int InProcessWorld::ranks() const { return static_cast<int>(state_->worlds.size()); }
+int InProcessWorld::ranks() const { return static_cast<int>(state_->engines.size()); }
 
 std::unique_ptr<Transport> InProcessWorld::transport(int rank) {
   if (rank < 0 || rank >= ranks())
     throw InvalidArgument("rank " + std::to_string(rank) + " of a world of " +
                           std::to_string(ranks()) + " ranks");
   const std::lock_guard lock(state_->mutex);
-  auto& world = state_->worlds[static_cast<std::size_t>(rank)];
-  if (world == nullptr)
+  auto& engine = state_->engines[static_cast<std::size_t>(rank)];
+  if (engine == nullptr)
     throw InvalidArgument("the transport of rank " + std::to_string(rank) +
                           " was given out before");
-  return std::make_unique<host::HostTransport>(std::move(world));
+  return std::make_unique<host::HostTransport>(std::move(engine));
 }
 
 void run_ranks(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
-  InProcessWorld world(ranks, link);
+  InProcessWorld all(ranks, link);
   std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < ranks; ++rank) transports.push_back(world.transport(rank));
+  for (int rank = 0; rank < ranks; ++rank) transports.push_back(all.transport(rank));
   run_ranks(std::move(transports), body);
 }
 

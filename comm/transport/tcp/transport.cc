@@ -12,7 +12,7 @@
 
 #include "comm/transport/host/host_transport.h"
 #include "comm/transport/host/hosts.h"
-#include "comm/transport/host/world.h"
+#include "comm/transport/host/progress_engine.h"
 #include "comm/transport/tcp/address.h"
 #include "comm/transport/tcp/file_store.h"
 #include "comm/transport/tcp/lobby.h"
@@ -199,8 +199,8 @@ RankAddress meet_at_addresses(std::span<const std::string> addresses, std::strin
   return address;
 }
 
-std::shared_ptr<host::World> world_at(RankAddress address) {
-  return std::make_shared<host::World>(std::make_unique<TcpWire>(std::move(address)));
+std::shared_ptr<host::ProgressEngine> engine_at(RankAddress address) {
+  return std::make_shared<host::ProgressEngine>(std::make_unique<TcpWire>(std::move(address)));
 }
 
 }  // namespace
@@ -219,29 +219,30 @@ std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks
                       .timeout = timeout_of(options)};
   address.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
   address.listener = std::make_unique<Listener>(address.endpoints[static_cast<std::size_t>(rank)]);
-  return std::make_unique<host::HostTransport>(world_at(std::move(address)));
+  return std::make_unique<host::HostTransport>(engine_at(std::move(address)));
 }
 
 }  // namespace tersor::tcp
 
 namespace tersor {
 
-TcpTransport::TcpTransport(std::shared_ptr<host::World> world)
-    : ForwardingTransport(std::make_unique<host::HostTransport>(world)), world_(std::move(world)) {}
+TcpTransport::TcpTransport(std::shared_ptr<host::ProgressEngine> engine)
+    : ForwardingTransport(std::make_unique<host::HostTransport>(engine)),
+      engine_(std::move(engine)) {}
 
 TcpTransport::TcpTransport(KeyValueStore& store, int rank, int ranks, const TcpOptions& options)
-    : TcpTransport(tcp::world_at(tcp::meet_in_store(store, rank, ranks, options))) {}
+    : TcpTransport(tcp::engine_at(tcp::meet_in_store(store, rank, ranks, options))) {}
 
 TcpTransport::TcpTransport(const std::filesystem::path& file, int rank, int ranks,
                            const TcpOptions& options)
-    : TcpTransport(tcp::world_at(tcp::meet_in_file(file, rank, ranks, options))) {}
+    : TcpTransport(tcp::engine_at(tcp::meet_in_file(file, rank, ranks, options))) {}
 
 TcpTransport::TcpTransport(std::span<const std::string> addresses, std::string_view secret,
                            int rank, const TcpOptions& options)
-    : TcpTransport(tcp::world_at(tcp::meet_at_addresses(addresses, secret, rank, options))) {}
+    : TcpTransport(tcp::engine_at(tcp::meet_at_addresses(addresses, secret, rank, options))) {}
 
 TcpTransport::~TcpTransport() = default;
 
-void TcpTransport::close() { world_->close(); }
+void TcpTransport::close() { engine_->close(); }
 
 }  // namespace tersor

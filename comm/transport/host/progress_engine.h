@@ -117,12 +117,12 @@ class Waiting {
   std::atomic<int>& threads_;
 };
 
-class World {
+class ProgressEngine {
  public:
-  explicit World(std::unique_ptr<Wire> wire);
+  explicit ProgressEngine(std::unique_ptr<Wire> wire);
   /// Says goodbye and frees everything the network has released. The remaining memory lives until
   /// the process ends.
-  ~World();
+  ~ProgressEngine();
 
   /// Leaves all channels and ends the wire while transports still exist. Every later call and every
   /// current wait of these transports throws TransportError. Used on wires without background

@@ -1,6 +1,6 @@
-// Implements world.h: joining and leaving channels, and waiting. Messages: messages.cc; faults:
-// faults.cc; questions: questions.cc.
-#include "comm/transport/host/world.h"
+// Implements progress_engine.h: joining and leaving channels, and waiting. Messages: messages.cc;
+// faults: faults.cc; questions: questions.cc.
+#include "comm/transport/host/progress_engine.h"
 
 #include <tersor/wire.h>
 
@@ -29,7 +29,7 @@ std::uint64_t channel_id(const ChannelState& parent, std::span<const int> member
 
 }  // namespace
 
-World::World(std::unique_ptr<Wire> wire)
+ProgressEngine::ProgressEngine(std::unique_ptr<Wire> wire)
     : state_(new State{.wire = std::move(wire)}),
       wire_(state_->wire.get()),
       gate_(wire_->shared().gate),
@@ -49,12 +49,12 @@ World::World(std::unique_ptr<Wire> wire)
                 .lost = [this](int peer, const std::string& cause) { lose(peer, cause); }});
 }
 
-World::~World() {
+ProgressEngine::~ProgressEngine() {
   if (!ended_) ended_ = wire_->end(parting());
   if (!*ended_) state_.release();
 }
 
-void World::close() {
+void ProgressEngine::close() {
   {
     const std::lock_guard lock(gate_);
     if (std::exchange(closed_, true)) return;
@@ -68,14 +68,14 @@ void World::close() {
   ended_ = wire_->end(agreed);
 }
 
-Wire::Parting World::parting() {
+Wire::Parting ProgressEngine::parting() {
   const bool agreed = !traits_.keeps_sent && wire_->running() && said_goodbye();
   return agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone;
 }
 
 // Waits for the goodbyes of the others and for outgoing messages, to lose no message. Returns true
 // if all ranks are gone and nothing is under way.
-bool World::said_goodbye() {
+bool ProgressEngine::said_goodbye() {
   wire_->note_use();
   std::unique_lock lock(gate_);
   if (!wire_->right_thread()) return false;
@@ -97,17 +97,18 @@ bool World::said_goodbye() {
   return !faulty() && over();
 }
 
-ChannelState& World::channel_of(std::uint64_t id) {
+ChannelState& ProgressEngine::channel_of(std::uint64_t id) {
   auto& channel = state_->channels[id];
   if (channel == nullptr) channel = std::make_unique<ChannelState>(id, gate_.take_bell());
   return *channel;
 }
 
-Head World::head_in(const ChannelState& channel, Kind kind) const {
+Head ProgressEngine::head_in(const ChannelState& channel, Kind kind) const {
   return {.channel = channel.id, .from = channel.rank, .kind = kind};
 }
 
-ChannelState& World::join(ChannelState& channel, std::span<const int> members, Family::Kind kind) {
+ChannelState& ProgressEngine::join(ChannelState& channel, std::span<const int> members,
+                                   Family::Kind kind) {
   const std::lock_guard lock(gate_);
   std::vector<int> of_all;
   for (const int member : members) of_all.push_back(channel.member(member));
@@ -130,7 +131,7 @@ ChannelState& World::join(ChannelState& channel, std::span<const int> members, F
 // Without a running network, no peer can be notified. After a fault, no peer needs a notification,
 // except with isolated channels. Then the network stays in use, and channel states are freed after
 // the last member left.
-void World::leave(ChannelState& channel) {
+void ProgressEngine::leave(ChannelState& channel) {
   if (!wire_->running()) return;
   wire_->note_use();
   const std::lock_guard lock(gate_);
@@ -151,7 +152,7 @@ void World::leave(ChannelState& channel) {
   }
 }
 
-void World::take_leave(const Head& head, int peer) {
+void ProgressEngine::take_leave(const Head& head, int peer) {
   ChannelState& channel = channel_of(head.channel);
   channel.left.insert(peer);
   if (head.part == 1) {
@@ -165,7 +166,7 @@ void World::take_leave(const Head& head, int peer) {
 
 // Ends everything waiting for a departed rank. Abandoning an operation sends messages and may free
 // other channel states, so the loop iterates over ids.
-void World::part_with(int peer) {
+void ProgressEngine::part_with(int peer) {
   end_disputes_with(peer);
   drop_announced(peer);
   drop_held(peer, nullptr);
@@ -180,7 +181,7 @@ void World::part_with(int peer) {
 }
 
 // After a fork, a nonexistent thread may hold the lock.
-void World::release(ChannelState& channel) {
+void ProgressEngine::release(ChannelState& channel) {
   if (&channel == everybody_ || !wire_->running()) return;
   const std::lock_guard lock(gate_);
   channel.released = true;
@@ -192,7 +193,7 @@ void World::release(ChannelState& channel) {
 }
 
 // After all members left or after a fault, the channel receives no more messages.
-void World::drop_if_over(ChannelState& channel) {
+void ProgressEngine::drop_if_over(ChannelState& channel) {
   const bool over = gone(channel, kAnyRank) || (channel.faulty() && !lifelines_);
   if (!channel.released || !over) return;
   drop_unclaimed(channel);
@@ -201,47 +202,47 @@ void World::drop_if_over(ChannelState& channel) {
 }
 
 // True if a rank left the channel, left all channels, or is lost.
-bool World::gone_from(const ChannelState& channel, int rank) const {
+bool ProgressEngine::gone_from(const ChannelState& channel, int rank) const {
   const int peer = channel.member(rank);
   if (channel.left.contains(peer) || gone_.contains(peer)) return true;
   const auto loss = lost_.find(peer);
   return loss != lost_.end() && (loss->second.told || channel.is_lifeline());
 }
 
-bool World::gone(const ChannelState& channel, int peer) const {
+bool ProgressEngine::gone(const ChannelState& channel, int peer) const {
   if (peer != kAnyRank) return gone_from(channel, peer);
   for (int rank = 0; rank < static_cast<int>(channel.members.size()); ++rank)
     if (rank != channel.rank && !gone_from(channel, rank)) return false;
   return true;
 }
 
-void World::pause() const {
+void ProgressEngine::pause() const {
   if (traits_.waiting == Wire::Waiting::kRest)
     wire_->rest(-1, Clock::now() + kShortRest);
   else
     wire_->pause();
 }
 
-std::vector<int> World::hosts(const ChannelState& channel) const {
+std::vector<int> ProgressEngine::hosts(const ChannelState& channel) const {
   std::vector<int> names;
   for (const int member : channel.members)
     names.push_back(host_names_[static_cast<std::size_t>(member)]);
   return number_hosts(names);
 }
 
-TransferCounters World::counters(const ChannelState& channel) const {
+TransferCounters ProgressEngine::counters(const ChannelState& channel) const {
   const std::lock_guard lock(gate_);
   return channel.counters;
 }
 
 // Like `poll_wire`, for a working thread: also answers questions of other ranks.
-bool World::poll() {
+bool ProgressEngine::poll() {
   answer_questions();
   return poll_wire();
 }
 
 // Returns true if anything progressed. A network error fails all channels.
-bool World::poll_wire() {
+bool ProgressEngine::poll_wire() {
   if (deaf_) {
     tell_more();
     return false;
@@ -256,7 +257,7 @@ bool World::poll_wire() {
 }
 
 // Stops as soon as a batch is closed, because a further poll may yield the core.
-void World::progress(ChannelState& channel) {
+void ProgressEngine::progress(ChannelState& channel) {
   wire_->check_thread();
   const bool is_due = next_loss_.load(std::memory_order_relaxed) != Clock::time_point::max();
   if (traits_.waiting == Wire::Waiting::kSleep && !questioned_.load(std::memory_order_relaxed) &&
@@ -268,7 +269,7 @@ void World::progress(ChannelState& channel) {
   }
 }
 
-void World::wait(ChannelState& channel, std::uint32_t seen, Clock::time_point until) {
+void ProgressEngine::wait(ChannelState& channel, std::uint32_t seen, Clock::time_point until) {
   wire_->check_thread();
   const Waiting here(waiting_);
   until = std::min(until, next_loss_.load());
@@ -278,7 +279,8 @@ void World::wait(ChannelState& channel, std::uint32_t seen, Clock::time_point un
   channel.bell.wait(seen, until, polls ? Bell::Patience::kLong : Bell::Patience::kShort);
 }
 
-void World::poll_until(ChannelState& channel, std::uint32_t seen, Clock::time_point until) {
+void ProgressEngine::poll_until(ChannelState& channel, std::uint32_t seen,
+                                Clock::time_point until) {
   channel.patience.renew();
   for (Clock::time_point now{}; channel.bell.rings() == seen && now < until;) {
     bool moved = false;
