@@ -95,7 +95,7 @@ struct Gossip::State {
         rank(transport.rank()),
         patience(std::min<std::chrono::milliseconds>(chosen.timeout, std::chrono::hours(24 * 365))),
         everybody(transport.channel()),
-        lifeline(transport.lifeline()),
+        channel(transport.isolated_channel()),
         lost_edges(topology) {
     if (topology.ranks() != transport.ranks())
       throw InvalidArgument("gossip: a topology of " + std::to_string(topology.ranks()) +
@@ -109,7 +109,7 @@ struct Gossip::State {
   const double step_size;
   const int rank;
   const std::chrono::milliseconds patience;
-  const std::unique_ptr<Transport> everybody, lifeline;
+  const std::unique_ptr<Transport> everybody, channel;
   const std::shared_ptr<Buffer> waiting = message_of(MessageType::kWaiting);
   LostEdges lost_edges;
   std::vector<Handle> notices;  // sends of kGaveUp
@@ -220,7 +220,7 @@ struct Gossip::State {
         message->span().first(sizeof(Head) + own_frame().size() + lost_edges.bytes());
     next_heartbeat = Clock::now() + patience / 4;
     for_each_neighbour([&](Neighbour& link) {
-      link.sending = lifeline->send(operation(message), link.edge.rank, bytes);
+      link.sending = channel->send(operation(message), link.edge.rank, bytes);
       receive(link);
       seen.sent_bytes += bytes.size();
     });
@@ -228,7 +228,7 @@ struct Gossip::State {
   }
 
   void receive(Neighbour& link) {
-    link.receiving = lifeline->receive(operation({}), link.edge.rank, message->bytes());
+    link.receiving = channel->receive(operation({}), link.edge.rank, message->bytes());
     link.last_message = Clock::now();
   }
 
@@ -240,7 +240,7 @@ struct Gossip::State {
         throw PeerLost("gossip: rank " + std::to_string(link.edge.rank) + " is silent for " +
                            std::to_string(patience.count()) + " ms",
                        link.edge.rank);
-      lifeline->wait_activity(std::min(latest, next_heartbeat));
+      channel->wait_activity(std::min(latest, next_heartbeat));
       if (Clock::now() >= next_heartbeat) send_heartbeats();
     }
   }
@@ -262,7 +262,7 @@ struct Gossip::State {
     next_heartbeat = Clock::now() + patience / 4;
     for (Neighbour& link : links) try {
         if (link.is_lost || (link.heartbeat.valid() && !link.heartbeat.test())) continue;
-        link.heartbeat = lifeline->send(operation(waiting), link.edge.rank, waiting->span());
+        link.heartbeat = channel->send(operation(waiting), link.edge.rank, waiting->span());
       } catch (const PeerLost&) {  // wait_for reports the loss
       }
   }
@@ -273,7 +273,7 @@ struct Gossip::State {
     lost_edges.add(rank, link.edge.rank);
     const auto notice = message_of(MessageType::kGaveUp);
     try {
-      notices.push_back(lifeline->send(operation(notice), link.edge.rank, notice->span()));
+      notices.push_back(channel->send(operation(notice), link.edge.rank, notice->span()));
     } catch (const PeerLost&) {  // the neighbour is lost
     }
   }

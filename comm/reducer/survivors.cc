@@ -33,7 +33,7 @@ std::string text_of(const std::vector<int>& ranks) {
 Survivors::Survivors(Transport& transport, int least)
     : rank_(transport.rank()),
       least_(least),
-      lifeline_(transport.lifeline()),
+      channel_(transport.isolated_channel()),
       members_(static_cast<std::size_t>(transport.ranks())),
       set_(members_.size(), true),
       ears_(members_.size()),
@@ -45,7 +45,7 @@ Survivors::Survivors(Transport& transport, int least)
 void Survivors::give_up() {
   ears_.clear();
   sent_.clear();
-  lifeline_.reset();
+  channel_.reset();
 }
 
 std::vector<int> Survivors::ranks_of(const Set& set) {
@@ -87,7 +87,7 @@ Survivors::Agreed Survivors::agree(std::uint32_t steps) {
     if (Clock::now() >= until_)
       leave_out_silent();
     else
-      lifeline_->wait_activity(std::min(until_, Clock::now() + kNap));
+      channel_->wait_activity(std::min(until_, Clock::now() + kNap));
   }
   send_rest();
   if (ranks_of(set_) == members_) hear_later_words();
@@ -97,7 +97,7 @@ Survivors::Agreed Survivors::agree(std::uint32_t steps) {
 // A late rank first receives the first votes of all ranks, and then the agreement without the late
 // rank. If all ranks are present, no rank starts another agreement.
 void Survivors::hear_later_words() {
-  lifeline_->wait_activity(Clock::now());
+  channel_->wait_activity(Clock::now());
   for (const int peer : members_)
     if (peer != rank_) hear_later_words(peer);
 }
@@ -117,7 +117,7 @@ void Survivors::tell(std::uint32_t steps) {
 
 void Survivors::tell(int peer, const std::vector<std::byte>& word) try {
   Sent& sent = sent_.emplace_back(Sent{peer, word, {}});
-  sent.handle = lifeline_->send(word_operation(), peer, sent.bytes);
+  sent.handle = channel_->send(word_operation(), peer, sent.bytes);
 } catch (const PeerLost&) {
   sent_.pop_back();
 }
@@ -138,7 +138,7 @@ void Survivors::send_rest() {
     return set_[static_cast<std::size_t>(sent.peer)];
   };
   for (forget_sent(); std::ranges::any_of(sent_, is_left) && Clock::now() < until_; forget_sent())
-    lifeline_->wait_activity(std::min(until_, Clock::now() + kNap));
+    channel_->wait_activity(std::min(until_, Clock::now() + kNap));
 }
 
 // A rank with a vote for this set may have exited. The vote remains valid.
@@ -163,7 +163,7 @@ bool Survivors::hear(int peer) try {
 // Throws TransportError if the peer's set excludes this rank.
 std::optional<Survivors::Word> Survivors::heard(int peer) {
   Handle& ear = ears_[static_cast<std::size_t>(peer)];
-  if (!ear.valid()) ear = lifeline_->receive(word_operation(), peer, word_bytes());
+  if (!ear.valid()) ear = channel_->receive(word_operation(), peer, word_bytes());
   if (!ear.test()) return std::nullopt;
   Word word = read(ear.received(peer));
   ear = {};

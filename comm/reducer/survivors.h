@@ -44,7 +44,7 @@ class Survivors {
   int rank() const { return rank_; }
   /// Returns a transport of the remaining ranks, with new rank numbers. A collective call of the
   /// remaining ranks.
-  std::unique_ptr<Transport> transport() { return lifeline_->split(members_); }
+  std::unique_ptr<Transport> transport() { return channel_->split(members_); }
   /// Lost ranks and steps, one line per loss; empty without a loss.
   std::string explain() const { return losses_; }
 
@@ -84,7 +84,7 @@ class Survivors {
 
   const int rank_;
   const int least_;
-  std::unique_ptr<Transport> lifeline_;
+  std::unique_ptr<Transport> channel_;
   std::vector<int> members_;
   std::vector<int> base_;         ///< ranks of the last completed step
   std::uint32_t base_steps_ = 0;  ///< completed steps when members_ last changed

@@ -80,14 +80,17 @@ void WorkerFrames::decode(ConstByteSpan frame, std::span<const ValueSpan> weight
 class ServerSeen {
  public:
   ServerSeen(const ServerAt& at, WorkerFrames frames, std::chrono::milliseconds timeout)
-      : at_(at), frames_(std::move(frames)), timeout_(timeout), out_(*at.lifeline, at.rank) {
+      : at_(at),
+        frames_(std::move(frames)),
+        timeout_(timeout),
+        out_(*at.isolated_channel, at.rank) {
     if (is_here()) own_frame_ = Buffer(std::max(frames_.push_capacity(), frames_.pull_capacity()));
   }
 
   ClientStatistics seen;
 
   bool is_here() const { return at_.own != nullptr; }
-  int worker() const { return at_.lifeline->rank(); }
+  int worker() const { return at_.isolated_channel->rank(); }
 
   std::uint32_t clock() const { return clock_; }
 
@@ -182,7 +185,8 @@ class ServerSeen {
       guard([&] {
         while (!done() && Clock::now() < until)
           if (!hear())
-            at_.lifeline->wait_activity(std::min(until, Clock::now() + std::chrono::seconds(1)));
+            at_.isolated_channel->wait_activity(
+                std::min(until, Clock::now() + std::chrono::seconds(1)));
       });
     }
     if (!done())
@@ -199,7 +203,8 @@ class ServerSeen {
   }
 
   bool hear() {
-    if (!ear_.valid()) ear_ = at_.lifeline->receive(note_operation(), at_.rank, message_capacity());
+    if (!ear_.valid())
+      ear_ = at_.isolated_channel->receive(note_operation(), at_.rank, message_capacity());
     if (!ear_.test()) return false;
     Handle message = std::exchange(ear_, {});
     const auto [note, rest] = read_note(message.received(at_.rank));
@@ -294,8 +299,8 @@ ParameterClient::ParameterClient(std::vector<ServerAt> servers, std::span<const 
   const auto all = static_cast<int>(servers.size());
   for (int server = 0; server < all; ++server) {
     const ServerAt& at = servers[static_cast<std::size_t>(server)];
-    state.servers.emplace_back(at, WorkerFrames(counts, options, at.lifeline->rank(), server, all),
-                               timeout);
+    state.servers.emplace_back(
+        at, WorkerFrames(counts, options, at.isolated_channel->rank(), server, all), timeout);
   }
   for (ServerSeen& server : state.servers) server.join();
 }

@@ -64,7 +64,7 @@ inline std::pair<Note, ConstByteSpan> read_note(ConstByteSpan message) {
 /// Messages to a rank that may still be under way.
 class Outbox {
  public:
-  Outbox(Transport& lifeline, int peer) : lifeline_(&lifeline), peer_(peer) {}
+  Outbox(Transport& channel, int peer) : channel_(&channel), peer_(peer) {}
 
   /// `fill` writes at most `capacity` bytes after the header and returns the number of written
   /// bytes. Returns the bytes of the whole message. Throws PeerLost.
@@ -74,8 +74,8 @@ class Outbox {
     const auto bytes = std::make_shared<Buffer>(sizeof(note) + capacity);
     note.bytes = fill(bytes->span().subspan(sizeof(note)));
     std::memcpy(bytes->pointer(), &note, sizeof(note));
-    sent_.push_back(lifeline_->send(note_operation(bytes), peer_,
-                                    bytes->span().first(sizeof(note) + note.bytes)));
+    sent_.push_back(channel_->send(note_operation(bytes), peer_,
+                                   bytes->span().first(sizeof(note) + note.bytes)));
     return sizeof(note) + note.bytes;
   }
   void send(const Note& note, std::string_view text = {}) {
@@ -96,7 +96,7 @@ class Outbox {
     while (!sent_.empty() && sent_.front().test()) sent_.pop_front();
   }
 
-  Transport* lifeline_;
+  Transport* channel_;
   int peer_;
   std::deque<Handle> sent_;
 };

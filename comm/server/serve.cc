@@ -22,7 +22,7 @@ constexpr std::size_t kMostUnsent = 8;
 
 // The server's state of another rank.
 struct Peer {
-  Peer(Transport& lifeline, int number) : rank(number), out(lifeline, number) {}
+  Peer(Transport& channel, int number) : rank(number), out(channel, number) {}
 
   int rank;
   Outbox out;
@@ -34,11 +34,11 @@ struct Peer {
 
 class Serving {
  public:
-  Serving(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds straggler_timeout)
-      : lifeline_(lifeline), shard_(shard), straggler_timeout_(straggler_timeout) {
-    for (int rank = 0; rank < lifeline.ranks(); ++rank)
-      if (rank != lifeline.rank()) peers_.emplace_back(lifeline, rank);
-    shard.on_progress([&lifeline] { lifeline.wake(); });
+  Serving(Transport& channel, ParameterShard& shard, std::chrono::milliseconds straggler_timeout)
+      : channel_(channel), shard_(shard), straggler_timeout_(straggler_timeout) {
+    for (int rank = 0; rank < channel.ranks(); ++rank)
+      if (rank != channel.rank()) peers_.emplace_back(channel, rank);
+    shard.on_progress([&channel] { channel.wake(); });
   }
   ~Serving() { shard_.on_progress({}); }
 
@@ -57,7 +57,7 @@ class Serving {
       const bool heard = hear_all();
       for (Peer& peer : peers_) attend(peer, [&] { answer(peer); });
       leave_out_silent();
-      if (!heard) lifeline_.wait_activity(Clock::now() + pause);
+      if (!heard) channel_.wait_activity(Clock::now() + pause);
       if (Clock::now() > join_by) check_joined();
     }
   }
@@ -66,14 +66,14 @@ class Serving {
     std::string missing;
     for (const int worker : shard_.missing()) missing += " " + std::to_string(worker);
     if (!missing.empty())
-      throw TransportError("the parameter server on rank " + std::to_string(lifeline_.rank()) +
+      throw TransportError("the parameter server on rank " + std::to_string(channel_.rank()) +
                            " waits for workers that do not join: ranks" + missing);
   }
 
   void tell_all(std::string_view why) {
     for (Peer& peer : peers_) attend(peer, [&] { peer.out.send({.says = Says::kRefused}, why); });
     const auto until = Clock::now() + 5s;
-    while (!all_is_sent() && Clock::now() < until) lifeline_.wait_activity(until);
+    while (!all_is_sent() && Clock::now() < until) channel_.wait_activity(until);
   }
 
   // A silent worker may still be connected and may return, so the server sends the reason.
@@ -111,7 +111,7 @@ class Serving {
   bool hear(Peer& peer) {
     if (!peer.ear.valid())
       peer.ear =
-          lifeline_.receive(note_operation(), peer.rank, sizeof(Note) + shard_.push_capacity());
+          channel_.receive(note_operation(), peer.rank, sizeof(Note) + shard_.push_capacity());
     if (peer.out.unsent() >= kMostUnsent || !peer.ear.test()) return false;
     const Handle message = std::exchange(peer.ear, {});
     try {
@@ -169,7 +169,7 @@ class Serving {
     return sent;
   }
 
-  Transport& lifeline_;
+  Transport& channel_;
   ParameterShard& shard_;
   std::chrono::milliseconds straggler_timeout_;
   std::deque<Peer> peers_;
@@ -177,14 +177,14 @@ class Serving {
 
 }  // namespace
 
-void serve(Transport& lifeline, ParameterShard& shard, std::chrono::milliseconds timeout,
+void serve(Transport& channel, ParameterShard& shard, std::chrono::milliseconds timeout,
            std::chrono::milliseconds straggler_timeout) {
   if (straggler_timeout == 0ms) straggler_timeout = timeout / 2;
   if (straggler_timeout >= timeout)
     throw InvalidArgument("straggler_timeout of " + std::to_string(straggler_timeout.count()) +
                           " ms: below the clients' timeout of " + std::to_string(timeout.count()) +
                           " ms, or a silent worker ends all others");
-  Serving(lifeline, shard, straggler_timeout).run(Clock::now() + timeout / 2);
+  Serving(channel, shard, straggler_timeout).run(Clock::now() + timeout / 2);
 }
 
 }  // namespace tersor

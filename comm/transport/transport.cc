@@ -9,7 +9,7 @@ namespace tersor {
 
 Block Transport::block(std::size_t) { return {}; }
 
-std::unique_ptr<Transport> Transport::lifeline() {
+std::unique_ptr<Transport> Transport::isolated_channel() {
   throw InvalidArgument(
       "lifeline: this transport hears of no rank that is gone (over MPI and NCCL none does): take "
       "TcpTransport");

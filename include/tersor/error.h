@@ -62,7 +62,7 @@ class AddressError : public TransportError {
 };
 
 /// A rank failed or is late. Only the operation that waited for this rank on an isolated channel
-/// (Transport::lifeline) ended; all other operations continue.
+/// (Transport::isolated_channel) ended; all other operations continue.
 class PeerLost : public TransportError {
  public:
   PeerLost(const std::string& what, int rank) : TransportError(what), rank_(rank) {}

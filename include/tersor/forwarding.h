@@ -39,7 +39,7 @@ class ForwardingTransport : public Transport {
   std::unique_ptr<Transport> split(std::span<const int> members) override {
     return inner_->split(members);
   }
-  std::unique_ptr<Transport> lifeline() override { return inner_->lifeline(); }
+  std::unique_ptr<Transport> isolated_channel() override { return inner_->isolated_channel(); }
 
   void begin(const Operation& operation) override { inner_->begin(operation); }
   void end(const Operation& operation) override { inner_->end(operation); }

@@ -185,23 +185,23 @@ class WorkerFrames {
   std::unique_ptr<State> state_;
 };
 
-/// Answers workers on the calling thread until all have left or are lost. `lifeline` is this
-/// server's own isolated channel (Transport::lifeline), made on all ranks. `timeout` is the timeout
-/// of the clients.
+/// Answers workers on the calling thread until all have left or are lost. `isolated_channel` is
+/// this server's own isolated channel (Transport::isolated_channel), made on all ranks. `timeout`
+/// is the timeout of the clients.
 ///
 /// The server's deadlines are shorter, so one missing worker does not end the other workers. A
 /// worker without a message for `straggler_timeout` (0: half of `timeout`), while another worker
 /// waits, is lost. Throws InvalidArgument for a `straggler_timeout` of `timeout` or more. Throws
 /// TransportError if workers did not join within half of `timeout`. Rethrows the exception of an
 /// update.
-void serve(Transport& lifeline, ParameterShard& shard,
+void serve(Transport& isolated_channel, ParameterShard& shard,
            std::chrono::milliseconds timeout = kDefaultTimeout,
            std::chrono::milliseconds straggler_timeout = {});
 
 /// The connection of a worker to one server.
 struct ServerAt {
-  Transport* lifeline = nullptr;  ///< the isolated channel of this server
-  int rank = 0;                   ///< rank of the server
+  Transport* isolated_channel = nullptr;  ///< the isolated channel of this server
+  int rank = 0;                           ///< rank of the server
   /// Set if this rank is also the server.
   ParameterShard* own = nullptr;
 };

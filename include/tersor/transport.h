@@ -170,9 +170,9 @@ struct TransferCounters {
 
 /// Ranks, and the movement of bytes between ranks. A fault (a rank failed, is late, or made a
 /// mismatched call) raises TransportError on every rank. The fault aborts the transport with all
-/// its channels and splits, except isolated channels (`lifeline`); every later call throws at once.
-/// Destroy handles before their transport. TransportTraits::any_thread states the threads that may
-/// call.
+/// its channels and splits, except isolated channels (`isolated_channel`); every later call throws
+/// at once. Destroy handles before their transport. TransportTraits::any_thread states the threads
+/// that may call.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -252,7 +252,7 @@ class Transport {
   /// isolated channels before a fault, in the same order as channels. Throws InvalidArgument over
   /// MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
   /// TcpTransport in these cases.
-  virtual std::unique_ptr<Transport> lifeline();
+  virtual std::unique_ptr<Transport> isolated_channel();
 
   /// Device memory: opens one collective. Until `end`, operations with this signature and stream
   /// belong to the collective. It starts after all work queued earlier on this channel, on any

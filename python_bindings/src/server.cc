@@ -175,9 +175,11 @@ void bind_shard(nb::module_& module) {
       .def("statistics", &ParameterShard::statistics, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "serve",
-      [](Transport& lifeline, ParameterShard& shard, double timeout, double straggler_timeout) {
-        without_gil(
-            [&] { serve(lifeline, shard, to_timeout(timeout), to_timeout(straggler_timeout)); });
+      [](Transport& isolated_channel, ParameterShard& shard, double timeout,
+         double straggler_timeout) {
+        without_gil([&] {
+          serve(isolated_channel, shard, to_timeout(timeout), to_timeout(straggler_timeout));
+        });
       },
       "lifeline"_a, "shard"_a, "timeout"_a, "straggler_timeout"_a);
 }
@@ -219,8 +221,8 @@ void bind_client(nb::module_& module) {
   nb::class_<ServerAt>(module, "ServerAt")
       .def(
           "__init__",
-          [](ServerAt* self, Transport& lifeline, int rank, ParameterShard* own) {
-            new (self) ServerAt{&lifeline, rank, own};
+          [](ServerAt* self, Transport& isolated_channel, int rank, ParameterShard* own) {
+            new (self) ServerAt{&isolated_channel, rank, own};
           },
           "lifeline"_a, "rank"_a, "own"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>());
   nb::class_<ClientStatistics>(module, "ClientStatistics", "What a worker has sent, and what came.")
@@ -307,7 +309,9 @@ void bind_gossip(nb::module_& module) {
 void bind_server(nb::module_& module) {
   module.def(
       "lifeline",
-      [](Transport& transport) { return make_patient([&] { return transport.lifeline(); }); },
+      [](Transport& transport) {
+        return make_patient([&] { return transport.isolated_channel(); });
+      },
       nb::arg("transport"), nb::keep_alive<0, 1>());
   bind_options(module);
   bind_shard(module);

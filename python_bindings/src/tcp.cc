@@ -54,7 +54,7 @@ class LobbyStore final : public KeyValueStore {
   LobbyStore(const std::string& address, int rank, int ranks, const TcpOptions& options)
       : timeout_(options.timeout + kFailsWithin),
         world_(enter(address, rank, ranks, options)),
-        lobby_(world_->lifeline()) {}
+        lobby_(world_->isolated_channel()) {}
 
   void set(const std::string&, const std::string& value) override {
     const int end = lobby_->rank() == 0 ? lobby_->ranks() : 1;

@@ -153,15 +153,15 @@ TEST(Disagreement, NamesTheParametersOfReducers) {
 TEST(Disagreement, OfAServerIsNamedOnTheWorker) {
   const std::vector<std::size_t> counts = {100, 200};
   const auto errors = errors_of(2, [&](Transport& transport) {
-    const std::unique_ptr<Transport> lifeline = transport.lifeline();
+    const std::unique_ptr<Transport> isolated = transport.isolated_channel();
     if (transport.rank() == 0) {
       const Values first(100), second(200);
       ParameterShard shard(std::vector<ConstValueSpan>{first, second}, sgd_update(1.0f),
                            {.push = "int8", .workers = {1}});
-      return serve(*lifeline, shard, std::chrono::seconds(2));
+      return serve(*isolated, shard, std::chrono::seconds(2));
     }
     const ServerOptions options{.push = "int4", .staleness = 3, .workers = {1}};
-    ParameterClient({{lifeline.get(), 0}}, counts, options, std::chrono::seconds(20));
+    ParameterClient({{isolated.get(), 0}}, counts, options, std::chrono::seconds(20));
   });
   expect_says(errors[1], "push is int8 on rank 0, int4 on rank 1");
   expect_says(errors[1], "staleness is 0 on rank 0, 3 on rank 1");

@@ -32,20 +32,22 @@ struct ServedRun {
     std::mutex mutex;
     run_ranks(ranks, {}, [&](Transport& transport) {
       const int rank = transport.rank();
-      std::vector<std::unique_ptr<Transport>> lifelines;
-      for (int server = 0; server < servers; ++server) lifelines.push_back(transport.lifeline());
+      std::vector<std::unique_ptr<Transport>> isolated_channels;
+      for (int server = 0; server < servers; ++server)
+        isolated_channels.push_back(transport.isolated_channel());
       std::unique_ptr<ParameterShard> shard;
       std::thread serving;
       ServedWeights begin = no_weights();
       if (rank < servers) {
         shard = std::make_unique<ParameterShard>(spans<ConstValueSpan>(begin), sgd_update(1.0f),
                                                  told(), rank, servers);
-        serving = std::thread([&] { serve(*lifelines[static_cast<std::size_t>(rank)], *shard); });
+        serving =
+            std::thread([&] { serve(*isolated_channels[static_cast<std::size_t>(rank)], *shard); });
       }
       if (rank >= first_worker) {
         std::vector<ServerAt> at;
         for (int server = 0; server < servers; ++server)
-          at.push_back({lifelines[static_cast<std::size_t>(server)].get(), server,
+          at.push_back({isolated_channels[static_cast<std::size_t>(server)].get(), server,
                         server == rank ? shard.get() : nullptr});
         ParameterClient client(at, kServed, told());
         work(client, rank - first_worker);
@@ -182,14 +184,14 @@ void serve_mortals(Update update, const ServerOptions& options,
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
       const auto transport = world.transport(rank);
-      const auto lifeline = transport->lifeline();
+      const auto isolated = transport->isolated_channel();
       ServedWeights begin = no_weights();
       if (rank == 0) {
         ParameterShard shard(spans<ConstValueSpan>(begin), update, options);
-        return as_server(shard, *lifeline);
+        return as_server(shard, *isolated);
       }
       try {
-        ParameterClient client({{lifeline.get(), 0}}, kServed, options, timeout);
+        ParameterClient client({{isolated.get(), 0}}, kServed, options, timeout);
         work(client, rank);
       } catch (const Gone&) {
         EXPECT_EQ(rank, 2);
@@ -210,8 +212,8 @@ TEST(ParameterServers, AWorkerThatIsGoneHoldsNobodyUp) {
         }
         EXPECT_EQ(client.clock(), 20u);
       },
-      [](ParameterShard& shard, Transport& lifeline) {
-        serve(lifeline, shard);
+      [](ParameterShard& shard, Transport& isolated) {
+        serve(isolated, shard);
         EXPECT_EQ(shard.statistics().pushes, 45u);
         EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
       });
@@ -232,8 +234,8 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
           told += 1;
         }
       },
-      [](ParameterShard& shard, Transport& lifeline) {
-        EXPECT_THROW(serve(lifeline, shard), std::runtime_error);
+      [](ParameterShard& shard, Transport& isolated) {
+        EXPECT_THROW(serve(isolated, shard), std::runtime_error);
       });
   EXPECT_EQ(told, 3);
 }
@@ -256,8 +258,8 @@ TEST(ParameterServers, AWorkerThatIsSilentHoldsNobodyUpForEver) {
         }
         trained += 1;
       },
-      [](ParameterShard& shard, Transport& lifeline) {
-        serve(lifeline, shard, 60s, 500ms);
+      [](ParameterShard& shard, Transport& isolated) {
+        serve(isolated, shard, 60s, 500ms);
         EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
       });
 }
@@ -285,8 +287,8 @@ TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
   };
   serve_mortals(
       sgd_update(1.0f), {.workers = {1, 2, 3}}, train,
-      [](ParameterShard& shard, Transport& lifeline) {
-        serve(lifeline, shard, kShort);
+      [](ParameterShard& shard, Transport& isolated) {
+        serve(isolated, shard, kShort);
         EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
         EXPECT_EQ(shard.statistics().pushes, 2u);
       },
@@ -297,12 +299,12 @@ TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
 TEST(ParameterServers, AServersLimitIsBelowItsClients) {
   InProcessWorld world(1);
   const auto transport = world.transport(0);
-  const auto lifeline = transport->lifeline();
+  const auto isolated = transport->isolated_channel();
   ServedWeights begin = no_weights();
   ParameterShard shard(spans<ConstValueSpan>(begin), sgd_update(1.0f), {.workers = {0}});
-  EXPECT_THROW(serve(*lifeline, shard, 5s, 5s), InvalidArgument);
+  EXPECT_THROW(serve(*isolated, shard, 5s, 5s), InvalidArgument);
   try {
-    serve(*lifeline, shard, 20ms);
+    serve(*isolated, shard, 20ms);
     ADD_FAILURE() << "nobody joins";
   } catch (const TransportError& error) {
     EXPECT_NE(std::string(error.what()).find("do not join: ranks 0"), std::string::npos)
@@ -318,20 +320,20 @@ TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
   std::atomic<bool> over = false;
   const ServerOptions options{.pull = "none", .workers = {1, 2}};
   run_ranks(3, {}, [&](Transport& transport) {
-    const auto lifeline = transport.lifeline();
+    const auto isolated = transport.isolated_channel();
     ServedWeights weights = {Values(counts[0])};
     if (transport.rank() == 0) {
       ParameterShard shard(spans<ConstValueSpan>(weights), sgd_update(1.0f), options);
-      serve(*lifeline, shard);
+      serve(*isolated, shard);
       EXPECT_EQ(shard.statistics().lost, std::vector<int>{1});
       EXPECT_LT(shard.statistics().pulls, kPulls + kAhead + 20);
     } else if (transport.rank() == 1) {
-      Outbox out(*lifeline, 0);
+      Outbox out(*isolated, 0);
       out.send({.says = Says::kJoin, .signature = WorkerFrames(counts, options, 1).signature()});
       for (std::uint64_t i = 0; i < kPulls; ++i) out.send({.says = Says::kPull});
       while (!over) std::this_thread::sleep_for(1ms);
     } else {
-      ParameterClient client({{lifeline.get(), 0}}, counts, options);
+      ParameterClient client({{isolated.get(), 0}}, counts, options);
       for (std::uint64_t i = 0; i < kPulls; ++i) client.pull(spans<ValueSpan>(weights));
       client.leave();
       over = true;
@@ -347,7 +349,7 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToTheRankThatServesToo) {
   for (int rank = 0; rank < 2; ++rank)
     threads.emplace_back([&, rank] {
       const auto transport = world.transport(rank);
-      const auto lifeline = transport->lifeline();
+      const auto isolated = transport->isolated_channel();
       const ServerOptions options{.workers = {0, 1}};
       ServedWeights begin = no_weights(), gradient = gradient_of(rank, 0);
       const Update fails = [](std::span<const UpdatePart>) { throw std::runtime_error("no disk"); };
@@ -355,9 +357,9 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToTheRankThatServesToo) {
       std::jthread serving;
       if (rank == 0) {
         shard = std::make_unique<ParameterShard>(spans<ConstValueSpan>(begin), fails, options);
-        serving = std::jthread([&] { EXPECT_THROW(serve(*lifeline, *shard), std::runtime_error); });
+        serving = std::jthread([&] { EXPECT_THROW(serve(*isolated, *shard), std::runtime_error); });
       }
-      ParameterClient client({{lifeline.get(), 0, shard.get()}}, kServed, options);
+      ParameterClient client({{isolated.get(), 0, shard.get()}}, kServed, options);
       try {
         client.push(spans<ConstValueSpan>(gradient));
         client.pull(spans<ValueSpan>(begin));

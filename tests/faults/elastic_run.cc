@@ -237,7 +237,7 @@ ElasticReport run_elastic(const ElasticPlan& plan, Transport& transport, const D
          : trap->set(victim->operations, [&, victim] { strike(*victim, doom); }));
   try {
     Training training(plan, faulty);
-    const auto meeting = lifeline_of(transport);
+    const auto meeting = isolated_channel_of(transport);
     training.run(report);
     report.ending = ElasticReport::Ending::kTrained;
   } catch (const InvalidArgument& error) {

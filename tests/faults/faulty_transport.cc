@@ -13,7 +13,7 @@ void Trap::set(unsigned operations, Action action) {
 
 void Trap::set_in_recovery(unsigned operations, Action action) {
   set(operations, std::move(action));
-  waits_for_lifeline_ = true;
+  waits_for_isolated_channel_ = true;
 }
 
 void Trap::spring() {
@@ -30,11 +30,11 @@ void Trap::damage_next(std::uint32_t bit) {
   bit_ = bit;
 }
 
-void Trap::count_operation(bool on_lifeline) {
+void Trap::count_operation(bool on_isolated_channel) {
   {
     const std::lock_guard lock(mutex_);
-    waits_for_lifeline_ &= !on_lifeline;
-    if (!action_ || waits_for_lifeline_ || --left_ != 0) return;
+    waits_for_isolated_channel_ &= !on_isolated_channel;
+    if (!action_ || waits_for_isolated_channel_ || --left_ != 0) return;
   }
   spring();
 }
@@ -49,7 +49,7 @@ ConstByteSpan Trap::pass(ConstByteSpan bytes) {
 }
 
 Handle FaultyTransport::started(Handle handle) {
-  trap_->count_operation(is_lifeline_);
+  trap_->count_operation(is_isolated_);
   return handle;
 }
 
@@ -66,15 +66,15 @@ Handle FaultyTransport::all_gather(const Operation& operation, ConstByteSpan sen
 }
 
 std::unique_ptr<Transport> FaultyTransport::channel() {
-  return std::make_unique<FaultyTransport>(inner().channel(), trap_, is_lifeline_);
+  return std::make_unique<FaultyTransport>(inner().channel(), trap_, is_isolated_);
 }
 
 std::unique_ptr<Transport> FaultyTransport::split(std::span<const int> members) {
   return std::make_unique<FaultyTransport>(inner().split(members), trap_);
 }
 
-std::unique_ptr<Transport> FaultyTransport::lifeline() {
-  return std::make_unique<FaultyTransport>(inner().lifeline(), trap_, true);
+std::unique_ptr<Transport> FaultyTransport::isolated_channel() {
+  return std::make_unique<FaultyTransport>(inner().isolated_channel(), trap_, true);
 }
 
 }  // namespace tersor::faults

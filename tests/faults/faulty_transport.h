@@ -27,14 +27,14 @@ class Trap {
   /// Flips one bit of the next non-empty message of an all_gather or exchange.
   void damage_next(std::uint32_t bit);
 
-  void count_operation(bool on_lifeline);
+  void count_operation(bool on_isolated_channel);
   /// Returns `bytes`, or a damaged copy. The copy lives as long as the trap.
   ConstByteSpan pass(ConstByteSpan bytes);
 
  private:
   std::mutex mutex_;
   unsigned left_ = 0;
-  bool waits_for_lifeline_ = false;
+  bool waits_for_isolated_channel_ = false;
   Action action_;
   std::optional<std::uint32_t> bit_;
   std::list<std::vector<std::byte>> damaged_;
@@ -44,8 +44,8 @@ class FaultyTransport final : public ForwardingTransport {
  public:
   /// Wraps `inner`.
   FaultyTransport(std::shared_ptr<Transport> inner, std::shared_ptr<Trap> trap,
-                  bool is_lifeline = false)
-      : ForwardingTransport(std::move(inner)), trap_(std::move(trap)), is_lifeline_(is_lifeline) {}
+                  bool is_isolated = false)
+      : ForwardingTransport(std::move(inner)), trap_(std::move(trap)), is_isolated_(is_isolated) {}
 
   Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                   std::span<const ReceiveFrom> receives) override;
@@ -59,13 +59,13 @@ class FaultyTransport final : public ForwardingTransport {
 
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;
-  std::unique_ptr<Transport> lifeline() override;
+  std::unique_ptr<Transport> isolated_channel() override;
 
  private:
   Handle started(Handle handle);
 
   std::shared_ptr<Trap> trap_;
-  const bool is_lifeline_;
+  const bool is_isolated_;
 };
 
 }  // namespace tersor::faults

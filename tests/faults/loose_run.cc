@@ -61,7 +61,7 @@ class Served {
         weights_(static_cast<std::size_t>(plan.ranks), Values(plan.count)),
         least_(weights_.size(), 0) {
     for (int server = 0; server < plan.servers; ++server)
-      lifelines_.push_back(transport.lifeline());
+      isolated_channels_.push_back(transport.isolated_channel());
     if (rank_ < plan.servers)
       shard_ = std::make_unique<ParameterShard>(views<ConstValueSpan>(weights_), sgd_update(1.0f),
                                                 plan.options, rank_, plan.servers);
@@ -81,7 +81,7 @@ class Served {
   void complain(const std::string& what) { report_.complaints.push_back(what); }
 
   void serve_all() try {
-    serve(*lifelines_[static_cast<std::size_t>(rank_)], *shard_, kPatience);
+    serve(*isolated_channels_[static_cast<std::size_t>(rank_)], *shard_, kPatience);
   } catch (const std::exception& error) {
     complain("its server ended: " + std::string(error.what()));
   }
@@ -89,7 +89,7 @@ class Served {
   void work() {
     std::vector<ServerAt> at;
     for (int server = 0; server < plan_.servers; ++server)
-      at.push_back({lifelines_[static_cast<std::size_t>(server)].get(), server,
+      at.push_back({isolated_channels_[static_cast<std::size_t>(server)].get(), server,
                     server == rank_ ? shard_.get() : nullptr});
     const std::vector<std::size_t> counts(weights_.size(), plan_.count);
     ParameterClient client(at, counts, plan_.options, kPatience);
@@ -156,7 +156,7 @@ class Served {
   Dice dice_;
   Parameters weights_;
   std::vector<double> least_;  // last seen pushes of each worker
-  std::vector<std::unique_ptr<Transport>> lifelines_;
+  std::vector<std::unique_ptr<Transport>> isolated_channels_;
   std::unique_ptr<ParameterShard> shard_;
   LooseReport report_;
   int calls_ = 0;

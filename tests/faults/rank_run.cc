@@ -47,7 +47,7 @@ class RankRun {
   const Scenario& scenario_;
   const Doom& doom_;
   Transport& transport_;
-  std::unique_ptr<Transport> lifeline_ = lifeline_of(transport_);
+  std::unique_ptr<Transport> isolated_channel_ = isolated_channel_of(transport_);
   std::shared_ptr<Trap> trap_ = std::make_shared<Trap>();
   FaultyTransport faulty_{borrowed(transport_), trap_};
   RankReport report_;
@@ -75,8 +75,8 @@ RankReport RankRun::run() {
 void RankRun::go_on() {
   const bool late =
       scenario_.fault.kind == FaultKind::kStop && scenario_.fault.rank == transport_.rank();
-  if (lifeline_ != nullptr && report_.ending != Ending::kLeft && !late)
-    report_.complaints = faults::go_on(scenario_, *lifeline_);
+  if (isolated_channel_ != nullptr && report_.ending != Ending::kLeft && !late)
+    report_.complaints = faults::go_on(scenario_, *isolated_channel_);
 }
 
 void RankRun::finish(Ending ending, const std::exception& error) {

@@ -20,14 +20,14 @@ bool stands_still(FaultKind kind) {
 }
 
 /// Starts message exchanges with every peer except stalled peers.
-std::map<int, Handle> begin_words(const Scenario& scenario, Transport& lifeline) {
+std::map<int, Handle> begin_words(const Scenario& scenario, Transport& isolated) {
   std::map<int, Handle> words;
-  for (int peer = 0; peer < lifeline.ranks(); ++peer) {
-    if (peer == lifeline.rank()) continue;
+  for (int peer = 0; peer < isolated.ranks(); ++peer) {
+    if (peer == isolated.rank()) continue;
     if (peer == scenario.fault.rank && stands_still(scenario.fault.kind)) continue;
     const SendTo to{peer, {}};
     const ReceiveFrom from{peer, 0};
-    words[peer] = lifeline.exchange({.name = "word", .timeout = kWordWithin}, {&to, 1}, {&from, 1});
+    words[peer] = isolated.exchange({.name = "word", .timeout = kWordWithin}, {&to, 1}, {&from, 1});
   }
   return words;
 }
@@ -55,28 +55,28 @@ bool adds_up(Transport& transport) {
 }  // namespace
 
 // Every rank has the channel after this exchange, before any poisoning.
-std::unique_ptr<Transport> lifeline_of(Transport& transport) try {
-  std::unique_ptr<Transport> lifeline = transport.lifeline();
-  for (auto& [peer, word] : begin_words({}, *lifeline)) word.wait_synchronize();
-  return lifeline;
+std::unique_ptr<Transport> isolated_channel_of(Transport& transport) try {
+  std::unique_ptr<Transport> isolated = transport.isolated_channel();
+  for (auto& [peer, word] : begin_words({}, *isolated)) word.wait_synchronize();
+  return isolated;
 } catch (const InvalidArgument&) {
   return nullptr;
 }
 
-std::vector<std::string> go_on(const Scenario& scenario, Transport& lifeline) try {
+std::vector<std::string> go_on(const Scenario& scenario, Transport& isolated) try {
   std::vector<std::string> complaints;
   std::vector<int> left;
-  auto words = begin_words(scenario, lifeline);
-  for (int rank = 0; rank < lifeline.ranks(); ++rank) {
+  auto words = begin_words(scenario, isolated);
+  for (int rank = 0; rank < isolated.ranks(); ++rank) {
     const auto word = words.find(rank);
     const std::string error = word == words.end() ? "" : error_of(word->second);
     const bool gone = rank == scenario.fault.rank && is_gone(scenario.fault.kind);
     if (error.empty() == gone)
       complaints.push_back("of rank " + std::to_string(rank) + " it heard on the lifeline: \"" +
                            error + "\"");
-    if (!gone && (word != words.end() || rank == lifeline.rank())) left.push_back(rank);
+    if (!gone && (word != words.end() || rank == isolated.rank())) left.push_back(rank);
   }
-  if (!adds_up(*lifeline.split(left)))
+  if (!adds_up(*isolated.split(left)))
     complaints.push_back("got a wrong sum on the lifeline's split");
   return complaints;
 } catch (const Error& error) {

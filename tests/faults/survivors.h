@@ -12,10 +12,10 @@
 namespace tersor::faults {
 
 /// Returns null if the transport has no isolated channels.
-std::unique_ptr<Transport> lifeline_of(Transport& transport);
+std::unique_ptr<Transport> isolated_channel_of(Transport& transport);
 
 /// Called by all remaining ranks. The isolated channel must deliver messages between these ranks,
 /// report every lost rank, and support sums on a split. Returns complaints.
-std::vector<std::string> go_on(const Scenario& scenario, Transport& lifeline);
+std::vector<std::string> go_on(const Scenario& scenario, Transport& isolated);
 
 }  // namespace tersor::faults

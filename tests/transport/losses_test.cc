@@ -49,10 +49,11 @@ struct Order {
 class LateRanks {
  public:
   LateRanks() {
-    for (const auto& transport : transports_) lifelines_.push_back(transport->lifeline());
+    for (const auto& transport : transports_)
+      isolated_channels_.push_back(transport->isolated_channel());
   }
   ~LateRanks() {
-    lifelines_.clear();
+    isolated_channels_.clear();
     transports_[0]->poison("it was killed");  // avoids waiting for goodbyes
     transports_[0].reset();
     const std::jthread other([&] { transports_[2].reset(); });
@@ -61,7 +62,7 @@ class LateRanks {
   LateRanks(const LateRanks&) = delete;
   LateRanks& operator=(const LateRanks&) = delete;
 
-  Transport& on(int rank) { return *lifelines_[static_cast<std::size_t>(rank)]; }
+  Transport& on(int rank) { return *isolated_channels_[static_cast<std::size_t>(rank)]; }
 
   void poll(int first = 0) {
     for (int rank = first; rank < 3; ++rank) on(rank).progress();
@@ -85,7 +86,7 @@ class LateRanks {
   std::vector<std::unique_ptr<Transport>> transports_ = late_transports(3, network_);
 
  private:
-  std::vector<std::unique_ptr<Transport>> lifelines_;
+  std::vector<std::unique_ptr<Transport>> isolated_channels_;
 };
 
 /// The run of one order.
@@ -186,7 +187,7 @@ std::string fault_of(Transport& transport, Clock::time_point until) {
 
 // Isolated channels fail at once. Ordinary fault domains fail only after no rank has explained the
 // loss.
-TEST_F(Losses, AreFaultsOfOrdinaryFamilies) {
+TEST_F(Losses, AreFaultsOfOrdinaryDomains) {
   Watched waits{on(1).receive({.name = "receive"}, 0, 8)};
   kill(0);
   poll(1);
@@ -205,7 +206,7 @@ TEST_F(Losses, AreExplainedByWhoKnowsTheReason) {
 }
 
 // Splits without the lost rank, and with the lost rank.
-TEST_F(Losses, LeaveFamiliesThatBeginLater) {
+TEST_F(Losses, LeaveDomainsThatBeginLater) {
   kill(0);
   poll(1);
   const std::vector<int> two = {1, 2}, all = {0, 1, 2};

@@ -220,7 +220,7 @@ Culprits Channel::why_late(const HostTransfer& transfer) {
 // On an isolated channel, the operation fails alone and asks no rank, because a late rank may be
 // lost.
 void Channel::end_late(HostTransfer& transfer) {
-  if (state_.is_lifeline()) {
+  if (state_.is_isolated()) {
     const std::vector<int> late = transfer.missing();
     const int who = late.size() == 1 ? late.front() : kAnyRank;
     return transfer.end(std::make_exception_ptr(

@@ -103,7 +103,7 @@ class Channel {
   void post(Batch& batch) { engine_->post(state_, batch); }
   /// Joins a channel of `members` (group ranks of this channel, ascending, this rank included),
   /// renumbered from 0.
-  std::shared_ptr<Channel> join(std::span<const int> members, Family::Kind kind) {
+  std::shared_ptr<Channel> join(std::span<const int> members, FaultDomain::Kind kind) {
     return std::make_shared<Channel>(engine_, engine_->join(state_, members, kind));
   }
 

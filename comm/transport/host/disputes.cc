@@ -64,40 +64,40 @@ Fault parse_fault(const Wire::Arrival& arrival) {
   return fault;
 }
 
-bool ProgressEngine::in_dispute(const Family& family) const {
+bool ProgressEngine::in_dispute(const FaultDomain& domain) const {
   return std::ranges::any_of(disputes_,
-                             [&](const Dispute& one) { return one.family.get() == &family; });
+                             [&](const Dispute& one) { return one.domain.get() == &domain; });
 }
 
 void ProgressEngine::dispute(ChannelState& channel, const Mismatch& mismatch,
                              const std::string& cause) {
-  Family& family = *channel.family;
-  if (family.faulty || in_dispute(family)) return;
+  FaultDomain& domain = *channel.domain;
+  if (domain.faulty || in_dispute(domain)) return;
   const bool own = mismatch.rank == channel.rank;
   const Agreement* agreement = own ? channel.agreements.find(mismatch.signature) : nullptr;
   const int peer = channel.member(own ? mismatch.other_rank : mismatch.rank);
   const bool is_gone = gone_.contains(peer) || lost_.contains(peer);
-  if (is_gone || (own && agreement == nullptr)) return raise_locked(family, cause);
+  if (is_gone || (own && agreement == nullptr)) return raise_locked(domain, cause);
   Head head = head_in(channel, own ? Kind::kOptions : Kind::kCompare);
   head.envelope.signature = mismatch.other_signature;
   head.envelope.count = mismatch.signature;
   head.part = static_cast<std::uint32_t>(mismatch.other_rank);
   const Block block = in_block(options_message(cause, agreement));
   const Clock::time_point until = Clock::now() + kExplainedWithin;
-  disputes_.push_back({channel.family, peer, cause, until});
+  disputes_.push_back({channel.domain, peer, cause, until});
   next_loss_ = std::min(next_loss_.load(), until);
   ring_all();  // a sleeping thread must wake up at `until`
   try {
     send(peer, head, {block.bytes(), block});
   } catch (const std::exception&) {
-    raise_locked(family, cause);
+    raise_locked(domain, cause);
   }
 }
 
 // A third rank reports a mismatch between this rank and rank `part`.
 void ProgressEngine::take_comparison(const Head& head, const Wire::Arrival& arrival) {
   ChannelState& channel = channel_of(head.channel);
-  if (channel.members.empty() || channel.faulty() || channel.is_lifeline()) return;
+  if (channel.members.empty() || channel.faulty() || channel.is_isolated()) return;
   if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
   const auto other = static_cast<int>(head.part);
   if (head.part >= channel.members.size() || other == channel.rank) return refuse(arrival.peer);
@@ -107,19 +107,19 @@ void ProgressEngine::take_comparison(const Head& head, const Wire::Arrival& arri
 
 void ProgressEngine::take_options(const Head& head, const Wire::Arrival& arrival) {
   ChannelState& channel = channel_of(head.channel);
-  if (channel.members.empty() || channel.faulty() || channel.is_lifeline()) return;
+  if (channel.members.empty() || channel.faulty() || channel.is_isolated()) return;
   if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
-  std::erase_if(disputes_, [&](const Dispute& one) { return one.family == channel.family; });
+  std::erase_if(disputes_, [&](const Dispute& one) { return one.domain == channel.domain; });
   try {
     const std::vector<std::string> strings = strings_of(arrival);
     const Agreement other = Agreement::parse(std::span(strings).subspan(1));
     const Agreement* own = channel.agreements.find(head.envelope.signature);
-    if (own == nullptr) return raise_locked(*channel.family, strings.front());
+    if (own == nullptr) return raise_locked(*channel.domain, strings.front());
     auto differences = own->differences(other, channel.rank, head.from);
     const std::string cause = strings.front() + explained(differences, channel);
-    raise_locked(*channel.family, {cause, std::move(differences)});
+    raise_locked(*channel.domain, {cause, std::move(differences)});
   } catch (const WireError& error) {
-    raise_locked(*channel.family,
+    raise_locked(*channel.domain,
                  channel.name(head.from) + " sends options that cannot be read: " + error.what());
   }
 }
@@ -129,7 +129,7 @@ void ProgressEngine::end_disputes(Clock::time_point now) {
   const auto late = std::ranges::find_if(disputes_, is_late);
   if (late != disputes_.end()) {
     const Dispute ended = *late;
-    raise_locked(*ended.family, ended.cause);
+    raise_locked(*ended.domain, ended.cause);
   }
   for (const Dispute& one : disputes_) next_loss_ = std::min(next_loss_.load(), one.until);
 }
@@ -138,7 +138,7 @@ void ProgressEngine::end_disputes_with(int peer) {
   const auto found = std::ranges::find(disputes_, peer, &Dispute::peer);
   if (found == disputes_.end()) return;
   const Dispute ended = *found;
-  raise_locked(*ended.family, ended.cause);
+  raise_locked(*ended.domain, ended.cause);
 }
 
 // Called by the thread of the operation with the mismatch. Returns after the fault was raised.
@@ -147,7 +147,7 @@ void ProgressEngine::settle(ChannelState& channel, const Mismatch& mismatch,
   std::unique_lock lock(gate_);
   dispute(channel, mismatch, cause);
   const Waiting here(waiting_);
-  while (!channel.faulty() && in_dispute(*channel.family)) {
+  while (!channel.faulty() && in_dispute(*channel.domain)) {
     if (poll()) continue;
     lock.unlock();
     pause();

@@ -35,7 +35,7 @@ void ProgressEngine::abandon(ChannelState& channel, Batch& batch, int who) {
   why += loss == lost_.end() ? " left" : " is lost: " + loss->second.cause;
   const std::string cause =
       std::string(batch.name) + " on " + channel.name(channel.rank) + ": " + why;
-  if (!channel.is_lifeline()) return raise_locked(*channel.family, cause);
+  if (!channel.is_isolated()) return raise_locked(*channel.domain, cause);
   end(channel, batch, std::make_exception_ptr(PeerLost(cause, who)));
 }
 
@@ -68,7 +68,7 @@ void ProgressEngine::lose(int peer, const std::string& cause) {
 void ProgressEngine::end_sends(int peer) {
   const auto is_vain = [peer](const auto& send) {
     const Outstanding& each = send.second;
-    return each.channel->is_lifeline() && each.channel->member(each.peer) == peer;
+    return each.channel->is_isolated() && each.channel->member(each.peer) == peer;
   };
   for (;;) {
     const auto vain = std::ranges::find_if(sends_, is_vain);
@@ -92,65 +92,66 @@ bool ProgressEngine::tell_losses() {
       continue;
     }
     loss.told = true;
-    for (const auto& family : families())
-      if (family->kind == Family::Kind::kOrdinary && family->has(peer))
-        raise_locked(*family, loss.cause);
+    for (const auto& domain : domains())
+      if (domain->kind == FaultDomain::Kind::kOrdinary && domain->has(peer))
+        raise_locked(*domain, loss.cause);
   }
   return true;
 }
 
-std::vector<std::shared_ptr<Family>> ProgressEngine::families() const {
-  std::vector<std::shared_ptr<Family>> all;
+std::vector<std::shared_ptr<FaultDomain>> ProgressEngine::domains() const {
+  std::vector<std::shared_ptr<FaultDomain>> all;
   for (const auto& [id, channel] : state_->channels)
-    if (channel->family != nullptr && std::ranges::find(all, channel->family) == all.end())
-      all.push_back(channel->family);
+    if (channel->domain != nullptr && std::ranges::find(all, channel->domain) == all.end())
+      all.push_back(channel->domain);
   return all;
 }
 
 // Also for a fault domain not joined by this rank yet: a later `join` finds the domain faulty.
-Family& ProgressEngine::family_of(std::uint64_t id) {
-  for (const auto& family : families())
-    if (family->id == id) return *family;
+FaultDomain& ProgressEngine::domain_of(std::uint64_t id) {
+  for (const auto& domain : domains())
+    if (domain->id == id) return *domain;
   ChannelState& first = channel_of(id);
-  if (first.family == nullptr) first.family = std::make_shared<Family>(id, Family::Kind::kOrdinary);
-  return *first.family;
+  if (first.domain == nullptr)
+    first.domain = std::make_shared<FaultDomain>(id, FaultDomain::Kind::kOrdinary);
+  return *first.domain;
 }
 
 void ProgressEngine::raise(ChannelState& channel, const std::string& cause) {
   const std::lock_guard lock(gate_);
-  raise_locked(*channel.family, cause);
+  raise_locked(*channel.domain, cause);
 }
 
 // A fault may follow from a dispute: then the text of the dispute is the cause.
-void ProgressEngine::raise_locked(Family& family, const Fault& fault) {
-  if (family.faulty) return;
+void ProgressEngine::raise_locked(FaultDomain& domain, const Fault& fault) {
+  if (domain.faulty) return;
   const auto dispute = std::ranges::find_if(
-      disputes_, [&](const Dispute& one) { return one.family.get() == &family; });
-  poison(family, dispute == disputes_.end() ? fault : Fault(dispute->cause));
-  announce(family);
+      disputes_, [&](const Dispute& one) { return one.domain.get() == &domain; });
+  poison(domain, dispute == disputes_.end() ? fault : Fault(dispute->cause));
+  announce(domain);
 }
 
 /// Used for errors of the wire and for misuse of the wire.
 void ProgressEngine::raise_all(const std::string& cause) {
-  for (const auto& family : families()) raise_locked(*family, cause);
+  for (const auto& domain : domains()) raise_locked(*domain, cause);
 }
 
 // Returns the credits of unexpected messages, because other fault domains continue.
-void ProgressEngine::poison(Family& family, const Fault& fault) {
-  if (family.faulty) return;
-  family.fault = fault;
-  if (family.fault.text.size() > kMostFaultBytes) family.fault.text.resize(kMostFaultBytes);
-  if (family.fault.disagreement.size() > kMostDifferences)
-    family.fault.disagreement.resize(kMostDifferences);
-  std::erase_if(disputes_, [&](const Dispute& one) { return one.family.get() == &family; });
-  family.faulty.store(true, std::memory_order_release);
+void ProgressEngine::poison(FaultDomain& domain, const Fault& fault) {
+  if (domain.faulty) return;
+  domain.fault = fault;
+  if (domain.fault.text.size() > kMostFaultBytes) domain.fault.text.resize(kMostFaultBytes);
+  if (domain.fault.disagreement.size() > kMostDifferences)
+    domain.fault.disagreement.resize(kMostDifferences);
+  std::erase_if(disputes_, [&](const Dispute& one) { return one.domain.get() == &domain; });
+  domain.faulty.store(true, std::memory_order_release);
   deaf_ = std::ranges::none_of(state_->channels, [](const auto& entry) {
     const ChannelState& channel = *entry.second;
-    return channel.family != nullptr && !channel.released && !channel.faulty();
+    return channel.domain != nullptr && !channel.released && !channel.faulty();
   });
   if (deaf_) wire_->note_poisoned();
   for (const auto& [id, channel] : state_->channels) {
-    if (channel->family.get() != &family) continue;
+    if (channel->domain.get() != &domain) continue;
     drop_unclaimed(*channel);
     std::erase_if(held_, [&, own = channel->id](const auto& held) {
       if (held.second.channel != own) return false;
@@ -167,43 +168,43 @@ void ProgressEngine::ring_all() {
 
 Fault ProgressEngine::fault(const ChannelState& channel) const {
   const std::lock_guard lock(gate_);
-  return channel.family->fault;
+  return channel.domain->fault;
 }
 
 // Announces a fault to all ranks of a domain, on a thread with network access. Departed ranks delay
 // the announcement only briefly and never block the announcement for others. On isolated channels,
 // no other rank is concerned.
-void ProgressEngine::announce(const Family& family) {
-  if (family.kind == Family::Kind::kLifeline) return;
+void ProgressEngine::announce(const FaultDomain& domain) {
+  if (domain.kind == FaultDomain::Kind::kIsolated) return;
   unannounced_ = !wire_->right_thread();
   if (unannounced_ || !wire_->running()) return;
   std::erase_if(told_, [](const Telling& one) { return one.job->open == 0; });
-  const Block text = in_block(to_bytes(family.fault));
-  for (const int peer : family.members)
-    if (peer != wire_->rank()) tell_fault(family, peer, text);
+  const Block text = in_block(to_bytes(domain.fault));
+  for (const int peer : domain.members)
+    if (peer != wire_->rank()) tell_fault(domain, peer, text);
   tell_until(Clock::now() + kToldWithin);
 }
 
 // Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the
 // fault.
 void ProgressEngine::hear_fault(const Head& head, const Wire::Arrival& arrival) {
-  Family& family = family_of(head.channel);
-  if (family.faulty) return;
+  FaultDomain& domain = domain_of(head.channel);
+  if (domain.faulty) return;
   try {
-    poison(family, parse_fault(arrival));
+    poison(domain, parse_fault(arrival));
   } catch (const WireError& error) {
-    poison(family, "rank " + std::to_string(arrival.peer) +
+    poison(domain, "rank " + std::to_string(arrival.peer) +
                        " announces a fault that cannot be read: " + error.what());
   }
-  for (const int peer : family.members)
+  for (const int peer : domain.members)
     if (peer != wire_->rank() && peer != arrival.peer && wire_->shows_its_end_to(peer))
-      tell_fault(family, peer, arrival.payload);
+      tell_fault(domain, peer, arrival.payload);
 }
 
-void ProgressEngine::tell_fault(const Family& family, int peer, const Block& text) try {
+void ProgressEngine::tell_fault(const FaultDomain& domain, int peer, const Block& text) try {
   auto job = std::make_shared<Wire::Job>();
   told_.push_back({.peer = peer, .job = job});
-  send(peer, {.channel = family.id, .kind = Kind::kFault}, {text.bytes(), text, job});
+  send(peer, {.channel = domain.id, .kind = Kind::kFault}, {text.bytes(), text, job});
 } catch (const std::exception&) {
   // This rank detects the fault at the deadline.
 }
@@ -217,7 +218,7 @@ bool ProgressEngine::told() const {
 // A fault may be queued behind many messages. The announcement progresses in every call.
 void ProgressEngine::tell_more() {
   if (!wire_->right_thread()) return;
-  if (unannounced_) return announce(*everybody_->family);
+  if (unannounced_) return announce(*everybody_->domain);
   if (told()) return;
   try {
     wire_->poll();
@@ -227,7 +228,7 @@ void ProgressEngine::tell_more() {
 }
 
 void ProgressEngine::tell_until(Clock::time_point until) {
-  if (unannounced_) announce(*everybody_->family);
+  if (unannounced_) announce(*everybody_->domain);
   while (!told() && Clock::now() < until) {
     tell_more();
     pause();

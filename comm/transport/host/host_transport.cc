@@ -42,7 +42,7 @@ std::size_t count_of(std::span<const ValueSpan> parts) {
 
 HostTransport::HostTransport(std::shared_ptr<Channel> channel)
     : traits_{.any_thread = channel->engine().traits().any_thread,
-              .device = kernels::has_cuda() && !channel->state().is_lifeline()},
+              .device = kernels::has_cuda() && !channel->state().is_isolated()},
       channel_(std::move(channel)) {}
 
 // If a hung or broken device may still write to memory, the memory is leaked.
@@ -97,7 +97,7 @@ std::unique_ptr<HostExchange> HostTransport::make_exchange(const Start& start,
 
 Handle HostTransport::exchange(const Operation& operation, std::span<const SendTo> sends,
                                std::span<const ReceiveFrom> receives) {
-  if (operation.memory != Memory::kHost) refuse_on_lifeline(operation, "device memory");
+  if (operation.memory != Memory::kHost) refuse_if_isolated(operation, "device memory");
   check_messages(operation, *this, sends, receives);
   auto exchange = make_exchange(start(operation, operation.calling), receives.size());
   for (const SendTo& message : sends) exchange->add_send(message.peer, message.bytes);
@@ -108,7 +108,7 @@ Handle HostTransport::exchange(const Operation& operation, std::span<const SendT
 
 Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
                                  std::size_t capacity) {
-  refuse_on_lifeline(operation, "all_gather and barrier");
+  refuse_if_isolated(operation, "all_gather and barrier");
   const RoundsTuning tuning;
   if (operation.memory == Memory::kHost && ranks() >= tuning.least_ranks &&
       capacity <= tuning.most_bytes)
@@ -123,7 +123,7 @@ Handle HostTransport::all_gather(const Operation& operation, ConstByteSpan send,
 
 Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSpan> parts,
                              Calling call) {
-  refuse_on_lifeline(operation, "sum and maximum");
+  refuse_if_isolated(operation, "sum and maximum");
   check_entries(operation, parts.size(), ranks());
   Start start = this->start(operation, call);
   Envelope& envelope = start.envelope;
@@ -142,31 +142,32 @@ Handle HostTransport::reduce(const Operation& operation, std::span<const ValueSp
 }
 
 std::unique_ptr<Transport> HostTransport::channel() {
-  return join(all_ranks(ranks()), channel_->state().family->kind);
+  return join(all_ranks(ranks()), channel_->state().domain->kind);
 }
 
 std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
   check_members(members, rank(), ranks());
-  return join(members, Family::Kind::kOrdinary);
+  return join(members, FaultDomain::Kind::kOrdinary);
 }
 
-std::unique_ptr<Transport> HostTransport::lifeline() {
-  if (!engine().traits().tells_losses) return Transport::lifeline();
-  return join(all_ranks(ranks()), Family::Kind::kLifeline);
+std::unique_ptr<Transport> HostTransport::isolated_channel() {
+  if (!engine().traits().tells_losses) return Transport::isolated_channel();
+  return join(all_ranks(ranks()), FaultDomain::Kind::kIsolated);
 }
 
-std::unique_ptr<Transport> HostTransport::join(std::span<const int> members, Family::Kind kind) {
+std::unique_ptr<Transport> HostTransport::join(std::span<const int> members,
+                                               FaultDomain::Kind kind) {
   channel_->check("channel");
   return std::make_unique<HostTransport>(channel_->join(members, kind));
 }
 
-void HostTransport::refuse_on_lifeline(const Operation& operation, std::string_view what) const {
-  if (!channel_->state().is_lifeline()) return;
+void HostTransport::refuse_if_isolated(const Operation& operation, std::string_view what) const {
+  if (!channel_->state().is_isolated()) return;
   refuse(operation, "a lifeline has no " + std::string(what) + ": take a split of it");
 }
 
 void HostTransport::poison(std::string_view cause) {
-  refuse_on_lifeline({.name = "poison"}, "fault that all share");
+  refuse_if_isolated({.name = "poison"}, "fault that all share");
   engine().raise(channel_->state(), channel_->name(rank()) + " gave up: " + std::string(cause));
 }
 

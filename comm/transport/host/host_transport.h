@@ -46,7 +46,7 @@ class HostTransport final : public Transport {
 
   std::unique_ptr<Transport> channel() override;
   std::unique_ptr<Transport> split(std::span<const int> members) override;
-  std::unique_ptr<Transport> lifeline() override;
+  std::unique_ptr<Transport> isolated_channel() override;
 
   void progress() override { channel_->progress(); }
   void wait_activity(Clock::time_point until) override { channel_->wait_activity(until); }
@@ -61,8 +61,8 @@ class HostTransport final : public Transport {
   Start start(const Operation& operation, Calling call) const;
   std::unique_ptr<HostExchange> make_exchange(const Start& start, std::size_t receives);
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, Calling call);
-  std::unique_ptr<Transport> join(std::span<const int> members, Family::Kind kind);
-  void refuse_on_lifeline(const Operation& operation, std::string_view what) const;
+  std::unique_ptr<Transport> join(std::span<const int> members, FaultDomain::Kind kind);
+  void refuse_if_isolated(const Operation& operation, std::string_view what) const;
 
   const TransportTraits traits_;
   std::shared_ptr<Channel> channel_;

@@ -82,13 +82,13 @@ void ProgressEngine::take_last(ChannelState& channel, const Batch& batch) {
 // stray message ends nothing.
 void ProgressEngine::check_stray(ChannelState& channel, const IncomingMessage& message) {
   if (channel.members.empty() || channel.faulty()) return;  // not joined yet
-  if (channel.is_lifeline()) return;
+  if (channel.is_isolated()) return;
   if (!is_sender(channel, message.from, message.arrival.peer)) return refuse(message.arrival.peer);
   const std::string what =
       channel.match_queue.stray(message, channel.name(channel.rank), channel.name(message.from));
   if (what.empty()) return;
   const std::uint64_t own = channel.match_queue.last_signature(message.key);
-  if (own == message.envelope.signature) return raise_locked(*channel.family, what);
+  if (own == message.envelope.signature) return raise_locked(*channel.domain, what);
   dispute(channel, {channel.rank, own, message.from, message.envelope.signature}, what);
 }
 
@@ -249,9 +249,9 @@ void ProgressEngine::fail_misfit(ChannelState& channel, IncomingMessage& message
   const std::string cause = std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
                             MatchQueue::misfit(message, channel.name(message.from));
   const std::uint64_t own = batch.envelope.signature, other = message.envelope.signature;
-  if (!channel.is_lifeline() && own != other)
+  if (!channel.is_isolated() && own != other)
     return dispute(channel, {channel.rank, own, message.from, other}, cause);
-  if (!channel.is_lifeline()) return raise_locked(*channel.family, cause);
+  if (!channel.is_isolated()) return raise_locked(*channel.domain, cause);
   channel.match_queue.reject(message);
   drop(message);
   end(channel, batch, std::make_exception_ptr(TransportError(cause)));

@@ -43,8 +43,8 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Wire> wire)
   }
   everybody_->members = all_ranks(wire_->ranks());
   everybody_->rank = wire_->rank();
-  everybody_->family = std::make_shared<Family>(everybody_->id, Family::Kind::kOrdinary);
-  everybody_->family->members = everybody_->members;
+  everybody_->domain = std::make_shared<FaultDomain>(everybody_->id, FaultDomain::Kind::kOrdinary);
+  everybody_->domain->members = everybody_->members;
   wire_->start({.take = [this](Wire::Arrival arrival) { take(std::move(arrival)); },
                 .lost = [this](int peer, const std::string& cause) { lose(peer, cause); }});
 }
@@ -63,8 +63,8 @@ void ProgressEngine::close() {
   leave(*everybody_);
   const Wire::Parting agreed = parting();
   const std::lock_guard lock(gate_);
-  for (const auto& family : families())
-    poison(*family, "rank " + std::to_string(wire_->rank()) + " closed the transport");
+  for (const auto& domain : domains())
+    poison(*domain, "rank " + std::to_string(wire_->rank()) + " closed the transport");
   ended_ = wire_->end(agreed);
 }
 
@@ -108,7 +108,7 @@ Head ProgressEngine::head_in(const ChannelState& channel, Kind kind) const {
 }
 
 ChannelState& ProgressEngine::join(ChannelState& channel, std::span<const int> members,
-                                   Family::Kind kind) {
+                                   FaultDomain::Kind kind) {
   const std::lock_guard lock(gate_);
   std::vector<int> of_all;
   for (const int member : members) of_all.push_back(channel.member(member));
@@ -116,14 +116,14 @@ ChannelState& ProgressEngine::join(ChannelState& channel, std::span<const int> m
   joined.whole = channel.whole && members.size() == channel.members.size();
   joined.rank =
       static_cast<int>(std::find(members.begin(), members.end(), channel.rank) - members.begin());
-  if (kind == channel.family->kind) {
-    joined.family = channel.family;
+  if (kind == channel.domain->kind) {
+    joined.domain = channel.domain;
   } else {
-    if (joined.family == nullptr) joined.family = std::make_shared<Family>(joined.id, kind);
-    joined.family->members = of_all;
+    if (joined.domain == nullptr) joined.domain = std::make_shared<FaultDomain>(joined.id, kind);
+    joined.domain->members = of_all;
   }
   joined.members = std::move(of_all);
-  lifelines_ = lifelines_ || kind == Family::Kind::kLifeline;
+  isolated_channels_ = isolated_channels_ || kind == FaultDomain::Kind::kIsolated;
   ++present_;
   return joined;
 }
@@ -140,7 +140,7 @@ void ProgressEngine::leave(ChannelState& channel) {
   if (!wire_->right_thread()) return;
   Head head = head_in(channel, Kind::kLeave);
   head.part = present_ == 0 ? 1 : 0;
-  if (ended_ || (channel.faulty() && !lifelines_)) return tell_more();
+  if (ended_ || (channel.faulty() && !isolated_channels_)) return tell_more();
   try {
     for (int peer = 0; peer < wire_->ranks(); ++peer) {
       const bool member = std::binary_search(channel.members.begin(), channel.members.end(), peer);
@@ -194,7 +194,7 @@ void ProgressEngine::release(ChannelState& channel) {
 
 // After all members left or after a fault, the channel receives no more messages.
 void ProgressEngine::drop_if_over(ChannelState& channel) {
-  const bool over = gone(channel, kAnyRank) || (channel.faulty() && !lifelines_);
+  const bool over = gone(channel, kAnyRank) || (channel.faulty() && !isolated_channels_);
   if (!channel.released || !over) return;
   drop_unclaimed(channel);
   gate_.give_back(channel.bell);
@@ -206,7 +206,7 @@ bool ProgressEngine::gone_from(const ChannelState& channel, int rank) const {
   const int peer = channel.member(rank);
   if (channel.left.contains(peer) || gone_.contains(peer)) return true;
   const auto loss = lost_.find(peer);
-  return loss != lost_.end() && (loss->second.told || channel.is_lifeline());
+  return loss != lost_.end() && (loss->second.told || channel.is_isolated());
 }
 
 bool ProgressEngine::gone(const ChannelState& channel, int peer) const {

@@ -45,8 +45,8 @@ Fault parse_fault(const Wire::Arrival& arrival);
 /// A fault domain: a set of channels failing together. The channels of all ranks and their
 /// descendants form a domain; the splits of an isolated channel form others. On an isolated
 /// channel, each operation fails alone, and only the end of this rank's own wire fails all of them.
-struct Family {
-  enum class Kind { kOrdinary, kLifeline };
+struct FaultDomain {
+  enum class Kind { kOrdinary, kIsolated };
 
   const std::uint64_t id;  ///< id of the domain's first channel, equal on all ranks of the domain
   const Kind kind;
@@ -55,7 +55,7 @@ struct Family {
   Fault fault{""};
   std::atomic<bool> faulty{false};
 
-  Family(std::uint64_t channel, Kind what) : id(channel), kind(what) {}
+  FaultDomain(std::uint64_t channel, Kind what) : id(channel), kind(what) {}
   bool has(int peer) const { return std::ranges::binary_search(members, peer); }
 };
 
@@ -63,9 +63,10 @@ struct Family {
 struct ChannelState {
   static constexpr Clock::time_point kAwake = Clock::time_point::min();
 
-  const std::uint64_t id;          ///< of the channel, equal on all ranks
-  std::vector<int> members;        ///< world ranks; empty until joined
-  std::shared_ptr<Family> family;  ///< null until joined or until a fault of the domain is received
+  const std::uint64_t id;    ///< of the channel, equal on all ranks
+  std::vector<int> members;  ///< world ranks; empty until joined
+  std::shared_ptr<FaultDomain>
+      domain;  ///< null until joined or until a fault of the domain is received
   int rank = 0;
   bool whole = true;
   bool released = false;  ///< True if this rank no longer uses the channel
@@ -85,9 +86,11 @@ struct ChannelState {
   std::string name(int of) const { return rank_name(of, member(of), whole); }
   int member(int of) const { return members[static_cast<std::size_t>(of)]; }
   bool faulty() const {
-    return family != nullptr && family->faulty.load(std::memory_order_acquire);
+    return domain != nullptr && domain->faulty.load(std::memory_order_acquire);
   }
-  bool is_lifeline() const { return family != nullptr && family->kind == Family::Kind::kLifeline; }
+  bool is_isolated() const {
+    return domain != nullptr && domain->kind == FaultDomain::Kind::kIsolated;
+  }
 };
 
 /// A question to other ranks: for whom do you wait in the call with this name and tag?
@@ -135,7 +138,7 @@ class ProgressEngine {
 
   /// Joins the channel of `members`. If `kind` differs from the kind of `channel`, the new channel
   /// starts a new fault domain.
-  ChannelState& join(ChannelState& channel, std::span<const int> members, Family::Kind kind);
+  ChannelState& join(ChannelState& channel, std::span<const int> members, FaultDomain::Kind kind);
   void leave(ChannelState& channel);
   /// Marks a channel as no longer used by this rank, after `leave`. The state is freed when all
   /// ranks have left the channel.
@@ -189,7 +192,7 @@ class ProgressEngine {
   };
   /// A mismatch, until the other rank has compared the options.
   struct Dispute {
-    std::shared_ptr<Family> family;
+    std::shared_ptr<FaultDomain> domain;
     int peer;  // the world rank that compares the options
     std::string cause;
     Clock::time_point until;
@@ -259,12 +262,12 @@ class ProgressEngine {
   bool gone_from(const ChannelState& channel, int rank) const;
   void check_abandoned(ChannelState& channel);
   void abandon(ChannelState& channel, Batch& batch, int who);
-  std::vector<std::shared_ptr<Family>> families() const;
-  Family& family_of(std::uint64_t id);
-  void raise_locked(Family& family, const Fault& fault);
+  std::vector<std::shared_ptr<FaultDomain>> domains() const;
+  FaultDomain& domain_of(std::uint64_t id);
+  void raise_locked(FaultDomain& domain, const Fault& fault);
   void raise_all(const std::string& cause);
-  void poison(Family& family, const Fault& fault);
-  bool in_dispute(const Family& family) const;
+  void poison(FaultDomain& domain, const Fault& fault);
+  bool in_dispute(const FaultDomain& domain) const;
   void dispute(ChannelState& channel, const Mismatch& mismatch, const std::string& cause);
   void take_comparison(const Head& head, const Wire::Arrival& arrival);
   void take_options(const Head& head, const Wire::Arrival& arrival);
@@ -274,9 +277,9 @@ class ProgressEngine {
   void end_sends(int peer);
   bool tell_losses();
   void ring_all();
-  void announce(const Family& family);
+  void announce(const FaultDomain& domain);
   void hear_fault(const Head& head, const Wire::Arrival& arrival);
-  void tell_fault(const Family& family, int peer, const Block& text);
+  void tell_fault(const FaultDomain& domain, int peer, const Block& text);
   bool told() const;
   void tell_more();
   void tell_until(Clock::time_point until);
@@ -306,8 +309,8 @@ class ProgressEngine {
   std::atomic<int> waiting_{0};          // number of waiting threads
   std::vector<Dispute> disputes_;        // at most one per fault domain
   std::vector<Telling> told_;            // fault announcements
-  bool deaf_ = false;       // True if all fault domains are faulty: arrivals are ignored
-  bool lifelines_ = false;  // True if isolated channels exist or existed
+  bool deaf_ = false;               // True if all fault domains are faulty: arrivals are ignored
+  bool isolated_channels_ = false;  // True if isolated channels exist or existed
   bool closed_ = false;
   std::optional<bool> ended_;  // True if the wire released all memory; unset until asked
   // True if the fault is not announced yet because the raising thread may not use the network. Only

@@ -14,26 +14,27 @@ namespace {
 using namespace std::chrono_literals;
 
 /// Returns null if the transport refuses isolated channels.
-std::unique_ptr<Transport> lifeline_of(Transport& transport) try {
-  return transport.lifeline();
+std::unique_ptr<Transport> isolated_channel_of(Transport& transport) try {
+  return transport.isolated_channel();
 } catch (const InvalidArgument& error) {
   EXPECT_TRUE(contains(error.what(), "take TcpTransport")) << error.what();
   return nullptr;
 }
 
-class TransportLifelines : public OnFabric {
+class IsolatedChannels : public OnFabric {
  protected:
   /// Runs a body with the transport and an isolated channel.
-  void on_lifelines(int ranks, const std::function<void(Transport&, Transport&)>& body) const {
+  void on_isolated_channels(int ranks,
+                            const std::function<void(Transport&, Transport&)>& body) const {
     run(ranks, [&](Transport& transport) {
-      const auto lifeline = lifeline_of(transport);
-      if (lifeline != nullptr) body(transport, *lifeline);
+      const auto isolated = isolated_channel_of(transport);
+      if (isolated != nullptr) body(transport, *isolated);
     });
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Fabrics, TransportLifelines, ::testing::ValuesIn(fabrics()), fabric_name);
-INSTANTIATE_TEST_SUITE_P(Late, TransportLifelines, ::testing::Values(late_fabric()), fabric_name);
+INSTANTIATE_TEST_SUITE_P(Fabrics, IsolatedChannels, ::testing::ValuesIn(fabrics()), fabric_name);
+INSTANTIATE_TEST_SUITE_P(Late, IsolatedChannels, ::testing::Values(late_fabric()), fabric_name);
 
 /// Every rank sends to every rank.
 void greet(Transport& transport, std::size_t bytes = 0) {
@@ -59,10 +60,10 @@ void expect_sum(Transport& transport) {
   EXPECT_EQ(values, std::vector<float>(10'000, static_cast<float>(transport.ranks())));
 }
 
-TEST_P(TransportLifelines, ExchangeMessagesAndRefuseTheRest) {
-  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
-    const auto channel = lifeline.channel();
-    for (Transport* each : {&lifeline, channel.get()}) {
+TEST_P(IsolatedChannels, ExchangeMessagesAndRefuseTheRest) {
+  on_isolated_channels(3, [](Transport& transport, Transport& isolated) {
+    const auto channel = isolated.channel();
+    for (Transport* each : {&isolated, channel.get()}) {
       for (const std::size_t bytes : {0u, 100u, 100'000u}) greet(*each, bytes);
       EXPECT_THROW(each->barrier({}), InvalidArgument);
       EXPECT_THROW(each->poison("no"), InvalidArgument);
@@ -70,38 +71,38 @@ TEST_P(TransportLifelines, ExchangeMessagesAndRefuseTheRest) {
       EXPECT_THROW(each->sum({}, cut(values, {1, 1, 1})), InvalidArgument);
       EXPECT_THROW(each->maximum({}, cut(values, {1, 1, 1})), InvalidArgument);
     }
-    expect_sum(*lifeline.split(std::vector{0, 1, 2}));
+    expect_sum(*isolated.split(std::vector{0, 1, 2}));
     expect_sum(transport);
   });
 }
 
-TEST_P(TransportLifelines, WhoIsLateEndsOneOperationAndMayComeYet) {
-  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
+TEST_P(IsolatedChannels, WhoIsLateEndsOneOperationAndMayComeYet) {
+  on_isolated_channels(3, [](Transport& transport, Transport& isolated) {
     const Operation late{.name = "late", .tag = 100, .timeout = 30ms};
-    if (lifeline.rank() == 0) {
-      Handle open = lifeline.receive({.name = "open", .tag = 101}, 2, 8);
-      Handle given_up = lifeline.receive({.name = "given up", .tag = 102, .timeout = 10ms}, 2, 8);
+    if (isolated.rank() == 0) {
+      Handle open = isolated.receive({.name = "open", .tag = 101}, 2, 8);
+      Handle given_up = isolated.receive({.name = "given up", .tag = 102, .timeout = 10ms}, 2, 8);
       expect_lost(2, "late on rank 0: no message from rank 2 within 30 ms",
-                  [&] { lifeline.receive(late, 2, 8).wait_synchronize(); });
+                  [&] { isolated.receive(late, 2, 8).wait_synchronize(); });
       expect_lost(2, "given up", [&] { given_up.test(); });
       expect_lost(2, "given up", [&] { given_up.wait_synchronize(); });
-      lifeline.send({.name = "go", .tag = 99}, 2, {}).wait_synchronize();
-      while (!open.test()) lifeline.wait_activity(Clock::now() + 10s);
-      lifeline.receive({.name = "again", .tag = 100}, 2, 8).wait_synchronize();
-    } else if (lifeline.rank() == 2) {
-      lifeline.receive({.name = "go", .tag = 99}, 0, 0).wait_synchronize();
+      isolated.send({.name = "go", .tag = 99}, 2, {}).wait_synchronize();
+      while (!open.test()) isolated.wait_activity(Clock::now() + 10s);
+      isolated.receive({.name = "again", .tag = 100}, 2, 8).wait_synchronize();
+    } else if (isolated.rank() == 2) {
+      isolated.receive({.name = "go", .tag = 99}, 0, 0).wait_synchronize();
       for (const std::uint32_t tag : {100u, 101u})
-        lifeline.send({.name = "send", .tag = tag}, 0, pattern(8, 2, 0)).wait_synchronize();
+        isolated.send({.name = "send", .tag = tag}, 0, pattern(8, 2, 0)).wait_synchronize();
     }
-    greet(lifeline);
+    greet(isolated);
     expect_sum(transport);
   });
 }
 
 // A receive_any waits as long as another rank remains.
-TEST_P(TransportLifelines, WhoLeavesEndsWhatWaitsForItAlone) {
-  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
-    auto own = lifeline.channel();
+TEST_P(IsolatedChannels, WhoLeavesEndsWhatWaitsForItAlone) {
+  on_isolated_channels(3, [](Transport& transport, Transport& isolated) {
+    auto own = isolated.channel();
     if (own->rank() == 0) {
       Handle any = own->receive_any({.name = "any", .tag = 7}, 8);
       Handle long_one = own->receive({.name = "long", .tag = 8}, 2, 100'000);
@@ -131,26 +132,26 @@ TEST_P(TransportLifelines, WhoLeavesEndsWhatWaitsForItAlone) {
   });
 }
 
-TEST_P(TransportLifelines, AMessageThatDoesNotFitEndsItsOperationAlone) {
-  on_lifelines(2, [](Transport& transport, Transport& lifeline) {
-    const int peer = 1 - lifeline.rank();
+TEST_P(IsolatedChannels, AMessageThatDoesNotFitEndsItsOperationAlone) {
+  on_isolated_channels(2, [](Transport& transport, Transport& isolated) {
+    const int peer = 1 - isolated.rank();
     for (const std::size_t bytes : {9u, 1'000u}) {
-      Handle sent = lifeline.send({.name = "send", .tag = 1}, peer, pattern(bytes, 0, 0));
-      Handle fits = lifeline.send({.name = "send", .tag = 1}, peer, pattern(8, 0, 1));
+      Handle sent = isolated.send({.name = "send", .tag = 1}, peer, pattern(bytes, 0, 0));
+      Handle fits = isolated.send({.name = "send", .tag = 1}, peer, pattern(8, 0, 1));
       try {
-        lifeline.receive({.name = "short", .tag = 1}, peer, 8).wait_synchronize();
+        isolated.receive({.name = "short", .tag = 1}, peer, 8).wait_synchronize();
         ADD_FAILURE() << "no error";
       } catch (const PeerLost& lost) {
         ADD_FAILURE() << lost.what();
       } catch (const TransportError& error) {
         EXPECT_TRUE(contains(error.what(), "where this rank takes at most 8")) << error.what();
       }
-      Handle taken = lifeline.receive({.name = "short", .tag = 1}, peer, 8);
+      Handle taken = isolated.receive({.name = "short", .tag = 1}, peer, 8);
       taken.wait_synchronize();
       EXPECT_TRUE(equal_bytes(taken.received(peer), pattern(8, 0, 1)));
       sent.wait_synchronize();
       fits.wait_synchronize();
-      greet(lifeline);
+      greet(isolated);
     }
     expect_sum(transport);
   });
@@ -167,26 +168,26 @@ void expect_poisoned(Transport& transport, const std::string& cause) {
 
 // Pending messages of the other fault domain, including long messages, use no credits of the
 // remaining channels.
-TEST_P(TransportLifelines, FaultsStayInTheirFamily) {
-  on_lifelines(3, [](Transport& transport, Transport& lifeline) {
-    const auto before = lifeline.split(std::vector{0, 1, 2});
+TEST_P(IsolatedChannels, FaultsStayInTheirDomain) {
+  on_isolated_channels(3, [](Transport& transport, Transport& isolated) {
+    const auto before = isolated.split(std::vector{0, 1, 2});
     const auto bytes = pattern(3'000, transport.rank(), 0);
     Handle unread =
         transport.send({.name = "unread", .tag = 50}, (transport.rank() + 1) % 3, bytes);
-    greet(lifeline);
+    greet(isolated);
     if (transport.rank() == 1) transport.poison("out of cheese");
     expect_poisoned(transport, "rank 1 gave up: out of cheese");
-    EXPECT_THROW(transport.lifeline(), TransportError);
-    for (int round = 0; round < 10; ++round) greet(lifeline, 3'000);
+    EXPECT_THROW(transport.isolated_channel(), TransportError);
+    for (int round = 0; round < 10; ++round) greet(isolated, 3'000);
     expect_sum(*before);
     {
-      const auto other = lifeline.split(std::vector{0, 1, 2});
+      const auto other = isolated.split(std::vector{0, 1, 2});
       if (other->rank() == 2) other->poison("no tea");
       expect_poisoned(*other, "rank 2 gave up: no tea");
     }
     expect_sum(*before->channel());
-    expect_sum(*lifeline.split(std::vector{0, 1, 2}));
-    greet(lifeline, 100'000);
+    expect_sum(*isolated.split(std::vector{0, 1, 2}));
+    greet(isolated, 100'000);
   });
 }
 

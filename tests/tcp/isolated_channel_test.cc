@@ -25,18 +25,18 @@ namespace {
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
-constexpr int kLifelineRanks = 4, kVictim = 2;
+constexpr int kRanks = 4, kVictim = 2;
 
 /// The ranks with an answer, and this rank.
-std::vector<int> find_alive(Transport& lifeline, std::chrono::milliseconds patience) {
+std::vector<int> find_alive(Transport& isolated_channel, std::chrono::milliseconds patience) {
   std::vector<Handle> words;
-  for (const int peer : peers_of(lifeline)) {
+  for (const int peer : peers_of(isolated_channel)) {
     const SendTo to{peer, {}};
     const ReceiveFrom from{peer, 0};
-    words.push_back(
-        lifeline.exchange({.name = "alive", .tag = 1, .timeout = patience}, {&to, 1}, {&from, 1}));
+    words.push_back(isolated_channel.exchange({.name = "alive", .tag = 1, .timeout = patience},
+                                              {&to, 1}, {&from, 1}));
   }
-  std::vector<int> alive = all_ranks(lifeline.ranks());
+  std::vector<int> alive = all_ranks(isolated_channel.ranks());
   for (Handle& word : words) try {
       word.wait_synchronize();
     } catch (const PeerLost& lost) {
@@ -72,38 +72,38 @@ void require_survivors(const std::vector<int>& alive) {
 void go_on_without(int signal, const fs::path& meeting, int rank, int connections) {
   const bool is_silent = signal == SIGSTOP;
   const std::chrono::milliseconds patience = is_silent ? 2s : 20s;
-  TcpTransport transport(meeting, rank, kLifelineRanks,
+  TcpTransport transport(meeting, rank, kRanks,
                          {.address = "127.0.0.1", .connections = connections});
-  const auto lifeline = transport.lifeline();
+  const auto isolated_channel = transport.isolated_channel();
   if (rank == kVictim) require_sum(transport);
   if (rank == kVictim) std::raise(signal);
   const std::string error = sum_until_error(transport, patience);
   if (!contains(error, "rank 2")) throw std::runtime_error(error);
-  const auto alive = find_alive(*lifeline, patience);
+  const auto alive = find_alive(*isolated_channel, patience);
   require_survivors(alive);
-  const auto survivors = lifeline->split(alive);
+  const auto survivors = isolated_channel->split(alive);
   for (int step = 0; step < 10; ++step) require_sum(*survivors);
   require_sum(*survivors->channel());
-  require_survivors(find_alive(*lifeline->channel(), patience));
+  require_survivors(find_alive(*isolated_channel->channel(), patience));
 }
 
-class TcpLifelines : public ::testing::TestWithParam<int> {};
+class TcpIsolatedChannels : public ::testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Signals, TcpLifelines, ::testing::Values(SIGKILL, SIGSTOP),
+INSTANTIATE_TEST_SUITE_P(Signals, TcpIsolatedChannels, ::testing::Values(SIGKILL, SIGSTOP),
                          [](const auto& signal) {
                            return std::string(signal.param == SIGKILL ? "killed" : "stopped");
                          });
 
-TEST_P(TcpLifelines, GoOnWithoutAProcess) {
+TEST_P(TcpIsolatedChannels, GoOnWithoutAProcess) {
   std::string name = (fs::temp_directory_path() / "tersor-tcp-XXXXXX").string();
   ASSERT_NE(mkdtemp(name.data()), nullptr);
   for (const int connections : {1, 3}) {
     std::vector<pid_t> processes;
-    for (int rank = 0; rank < kLifelineRanks; ++rank)
+    for (int rank = 0; rank < kRanks; ++rank)
       processes.push_back(fork_rank(rank, [&] {
         go_on_without(GetParam(), fs::path(name) / std::to_string(connections), rank, connections);
       }));
-    for (int rank = 0; rank < kLifelineRanks; ++rank) {
+    for (int rank = 0; rank < kRanks; ++rank) {
       if (rank == kVictim) continue;
       EXPECT_TRUE(ended_well(processes[static_cast<std::size_t>(rank)])) << "rank " << rank;
     }
