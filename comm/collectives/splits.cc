@@ -102,8 +102,8 @@ Counts with_checksums(const Counts& counts, std::size_t each) {
 
 /// The counts each member of an ascending group announces for this rank. A library without other
 /// host messages sends all counts to all ranks.
-std::vector<Counts> told(const ExchangeContext& context, Transport& transport,
-                         std::span<const int> subgroup, const Counts& own) {
+std::vector<Counts> exchange_counts(const ExchangeContext& context, Transport& transport,
+                                    std::span<const int> subgroup, const Counts& own) {
   const auto index = static_cast<std::size_t>(index_in(subgroup, context.rank));
   const std::size_t each = own.size() / subgroup.size(), bytes = (each + 1) * sizeof own.front();
   const Counts announced = with_checksums(own, each);
@@ -163,7 +163,7 @@ void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows) {
   std::vector<int> subgroup = group.grid.subgroup(group.rank, 0);
   for (int& member : subgroup) member = group.rank_at(member);
   const std::vector<Counts> all =
-      told(prepared.context, transport, subgroup, announced(group, rows));
+      exchange_counts(prepared.context, transport, subgroup, announced(group, rows));
   rows.passing.resize(group.members.size());
   for (std::size_t i = 0; i < all.size(); ++i)
     for (std::size_t shard = 0; shard < all[i].size(); ++shard)

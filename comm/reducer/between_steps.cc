@@ -11,7 +11,7 @@ namespace {
 
 /// True on the first rank that encodes the parameter. Other ranks may never have received the
 /// codec's memory.
-bool tells_memory(const ExchangeContext& context, const Slot& slot) {
+bool has_codec_memory(const ExchangeContext& context, const Slot& slot) {
   if (slot.count == 0) return context.rank == 0;
   int rank = 0;
   while (state_ranges(context, slot, rank).encoded.count == 0) ++rank;
@@ -189,7 +189,7 @@ std::vector<std::byte> GradientReducer::save_portable_state() const {
   ReducerState state = impl.exact_state();
   fold(state, impl.parameters_);
   for (std::size_t i = 0; i < state.parameters.size(); ++i)
-    if (!tells_memory(impl.context_, impl.parameters_.slots[i]))
+    if (!has_codec_memory(impl.context_, impl.parameters_.slots[i]))
       std::ranges::fill(state.parameters[i].memory, 0.0f);
   add_up(state, [&](std::vector<float>& values) { impl.sum(values); });
   return write_state(state);

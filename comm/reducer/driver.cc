@@ -103,10 +103,10 @@ class QueueingDriver final : public Driver {
     step.lock();
   }
 
-  void progress() override { hear_faults(); }
+  void progress() override { check_faults(); }
 
   // Also needed while a captured step is replayed.
-  void hear_faults() override {
+  void check_faults() override {
     sender_.or_fail([this] { sender_.transport().progress(); });
   }
 

@@ -28,7 +28,7 @@ class Driver {
   /// Makes progress, unless a thread of the driver does. Never waits.
   virtual void progress() = 0;
   /// Throws the faults found since the last call, if no other function reports these faults.
-  virtual void hear_faults() {}
+  virtual void check_faults() {}
 
  protected:
   Sender& sender_;

@@ -74,7 +74,7 @@ void GradientReducer::Impl::fail_together(LockedStep& step, const std::function<
   throw;
 }
 
-void GradientReducer::Impl::hear_fault() {
+void GradientReducer::Impl::check_faults() {
   LockedStep step = step_.lock();
   finalize(step);
   fail_together(step, [this] { transport_.wait_activity(Clock::now()); });

@@ -82,7 +82,7 @@ struct GradientReducer::Impl {
   void sum(std::vector<float>& values);
 
   // Lost ranks (elastic.cc).
-  void hear_fault();
+  void check_faults();
   std::exception_ptr lost(const TransportError& cause);
   std::exception_ptr agree_on_members(const TransportError& cause);
   void give_up(const std::exception& cause);
@@ -100,7 +100,7 @@ struct GradientReducer::Impl {
   void change_ways(LockedStep& step);
   void take_ways(LockedStep& step);
   void adopt_ways(LockedStep& step, const ReducerState& state);
-  void note_waited();
+  void record_wait();
   /// Runs `work`. An error fails the step on all ranks, and each rank reports the error.
   void fail_together(LockedStep& step, const std::function<void()>& work);
 
@@ -133,7 +133,7 @@ struct GradientReducer::Impl {
   void check_requested(LockedStep& step, std::uint32_t parameter);
   /// Records an event of the trainer from `begin` until now. Call with the step locked.
   void trace(Traced what, std::uint32_t step, std::uint32_t parameter, Clock::time_point begin);
-  void note_exposed(std::uint32_t step, Clock::time_point begin);
+  void record_exposed(std::uint32_t step, Clock::time_point begin);
   StreamView stream() const { return residence_ == nullptr ? StreamView{} : residence_->stream(); }
 
   std::shared_ptr<Survivors> survivors_;      ///< only in an elastic reducer

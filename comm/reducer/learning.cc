@@ -41,7 +41,7 @@ void GradientReducer::Impl::agree_on_ways(LockedStep& step) {
     agree_on_largest(control(), {&slowest, 1}, options_.timeout, context_.signature,
                      context_.agreement);
     if (!ways_.agree(double{slowest})) return;
-    totals_.note_codec_change();
+    totals_.record_codec_change();
     change_ways(step);
   });
 }
@@ -56,10 +56,10 @@ void GradientReducer::Impl::learn(LockedStep& step) {
 
 // The trainer has waited. If the learner measures this step, the host also waits for the device to
 // include queued work.
-void GradientReducer::Impl::note_waited() {
+void GradientReducer::Impl::record_wait() {
   if (!ways_.learns()) return;
   if (ways_.looks() && !residence_->captured()) residence_->synchronize();
-  ways_.note_waited();
+  ways_.record_wait();
 }
 
 void GradientReducer::Impl::adopt_ways(LockedStep& step, const ReducerState& state) {

@@ -151,7 +151,7 @@ void GradientReducer::flush() { impl_->flush(); }
 void GradientReducer::wait() { impl_->wait(); }
 void GradientReducer::progress() { impl_->progress(); }
 void GradientReducer::resume() { impl_ = impl_->resumed(); }
-void GradientReducer::hear_fault() { impl_->hear_fault(); }
+void GradientReducer::check_faults() { impl_->check_faults(); }
 Transport& GradientReducer::transport() const { return impl_->transport_; }
 
 bool GradientReducer::settled() const {

@@ -163,24 +163,24 @@ class LockedStep {
  public:
   explicit LockedStep(SharedStep& step) : shared_(step), lock_(step.mutex_) {}
   ~LockedStep() {
-    if (lock_.owns_lock()) tell();
+    if (lock_.owns_lock()) notify();
   }
 
   ReducerStep& operator*() const { return shared_.step_; }
   ReducerStep* operator->() const { return &shared_.step_; }
   void lock() { lock_.lock(); }
   void unlock() {
-    tell();
+    notify();
     lock_.unlock();
   }
   /// Releases the lock until another thread reports a change.
   void wait() {
-    tell();
+    notify();
     shared_.changed_.wait(lock_);
   }
 
  private:
-  void tell() {
+  void notify() {
     if (shared_.step_.take_changed()) shared_.changed_.notify_all();
   }
 

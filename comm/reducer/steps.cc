@@ -168,7 +168,7 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   find_weights(step);
   follow_phases(step);
   learn(step);
-  if (residence_->captured()) ways_.note_captured();
+  if (residence_->captured()) ways_.record_capture();
   if (!of_ready()) want_agreement(step);
   const bool requested = mark_missing(step);
   step->close();
@@ -190,14 +190,14 @@ void GradientReducer::Impl::flush() {
 
 void GradientReducer::Impl::wait() {
   const auto start = Clock::now();
-  if (driver_ != nullptr) driver_->hear_faults();
+  if (driver_ != nullptr) driver_->check_faults();
   LockedStep step = step_.lock();
   close_step(step);
   wait_for_closed(step);
   residence_->lead_trainer();
   step->set_awaited();
-  note_waited();
-  note_exposed(training_step(step) - 1, start);
+  record_wait();
+  record_exposed(training_step(step) - 1, start);
 }
 
 void GradientReducer::Impl::trace(Traced what, std::uint32_t step, std::uint32_t parameter,
@@ -205,8 +205,8 @@ void GradientReducer::Impl::trace(Traced what, std::uint32_t step, std::uint32_t
   if (trace_ != nullptr) trace_->trainer.record({what, step, parameter, begin, Clock::now()});
 }
 
-void GradientReducer::Impl::note_exposed(std::uint32_t step, Clock::time_point begin) {
-  totals_.note_exposed(seconds_since(begin));
+void GradientReducer::Impl::record_exposed(std::uint32_t step, Clock::time_point begin) {
+  totals_.record_exposed(seconds_since(begin));
   trace(Traced::kWait, step, 0, begin);
 }
 
@@ -255,8 +255,8 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t numb
     wait_until(step, is_done);
   }
   residence_->lead_trainer();
-  if (number != step->number()) note_waited();
-  note_exposed(number + steps_before_, start);
+  if (number != step->number()) record_wait();
+  record_exposed(number + steps_before_, start);
 }
 
 bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t number) {
@@ -281,8 +281,8 @@ void GradientReducer::Impl::complete_step(LockedStep& step) {
   });
   if (step->has_agreed()) loaded_.reset();
   gradients_.end_step();
-  totals_.note_step(context_, sender_->wire_seconds(),
-                    [&](std::uint32_t parameter) { return step->is_ready(parameter); });
+  totals_.record_step(context_, sender_->wire_seconds(),
+                      [&](std::uint32_t parameter) { return step->is_ready(parameter); });
   step->complete();
 }
 

@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds kPatience = 4s;
 constexpr std::chrono::milliseconds kNap = 50ms;
 constexpr auto kForEver = std::chrono::hours(24 * 365);
 
-Operation word_operation() {
+Operation vote_operation() {
   return {.name = "who is left", .tag = kUnorderedTag, .timeout = kForEver};
 }
 
@@ -36,14 +36,14 @@ Survivors::Survivors(Transport& transport, int least)
       channel_(transport.isolated_channel()),
       members_(static_cast<std::size_t>(transport.ranks())),
       set_(members_.size(), true),
-      ears_(members_.size()),
+      pending_receives_(members_.size()),
       answers_(members_.size()) {
   std::iota(members_.begin(), members_.end(), 0);
   base_ = members_;
 }
 
 void Survivors::give_up() {
-  ears_.clear();
+  pending_receives_.clear();
   sent_.clear();
   channel_.reset();
 }
@@ -56,24 +56,24 @@ std::vector<int> Survivors::ranks_of(const Set& set) {
 }
 
 // Little-endian: steps u32, then one bit per rank, lowest rank first.
-std::vector<std::byte> Survivors::written(const Word& word) const {
-  std::vector<std::byte> bytes(word_bytes());
-  std::memcpy(bytes.data(), &word.steps, sizeof(word.steps));
-  for (std::size_t rank = 0; rank < word.set.size(); ++rank)
-    if (word.set[rank]) bytes[sizeof(word.steps) + rank / 8] |= std::byte{1} << (rank % 8);
+std::vector<std::byte> Survivors::written(const Vote& vote) const {
+  std::vector<std::byte> bytes(vote_bytes());
+  std::memcpy(bytes.data(), &vote.steps, sizeof(vote.steps));
+  for (std::size_t rank = 0; rank < vote.set.size(); ++rank)
+    if (vote.set[rank]) bytes[sizeof(vote.steps) + rank / 8] |= std::byte{1} << (rank % 8);
   return bytes;
 }
 
-Survivors::Word Survivors::read(ConstByteSpan bytes) const {
-  if (bytes.size() != word_bytes())
+Survivors::Vote Survivors::read(ConstByteSpan bytes) const {
+  if (bytes.size() != vote_bytes())
     throw WireError("who is left: a message of " + std::to_string(bytes.size()) + " bytes, not " +
-                    std::to_string(word_bytes()));
-  Word word{.set = Set(set_.size())};
-  std::memcpy(&word.steps, bytes.data(), sizeof(word.steps));
-  for (std::size_t rank = 0; rank < word.set.size(); ++rank)
-    word.set[rank] =
-        (bytes[sizeof(word.steps) + rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0};
-  return word;
+                    std::to_string(vote_bytes()));
+  Vote vote{.set = Set(set_.size())};
+  std::memcpy(&vote.steps, bytes.data(), sizeof(vote.steps));
+  for (std::size_t rank = 0; rank < vote.set.size(); ++rank)
+    vote.set[rank] =
+        (bytes[sizeof(vote.steps) + rank / 8] & std::byte{1} << (rank % 8)) != std::byte{0};
+  return vote;
 }
 
 Survivors::Agreed Survivors::agree(std::uint32_t steps) {
@@ -82,42 +82,42 @@ Survivors::Agreed Survivors::agree(std::uint32_t steps) {
   std::ranges::fill(answers_, std::nullopt);
   changed_ = true;
   while (changed_ || !all_have_answered()) {
-    if (std::exchange(changed_, false)) tell(steps);
-    if (hear_all()) continue;
+    if (std::exchange(changed_, false)) send_vote(steps);
+    if (receive_votes()) continue;
     if (Clock::now() >= until_)
       leave_out_silent();
     else
       channel_->wait_activity(std::min(until_, Clock::now() + kNap));
   }
   send_rest();
-  if (ranks_of(set_) == members_) hear_later_words();
+  if (ranks_of(set_) == members_) receive_later_votes();
   return conclude(steps);
 }
 
 // A late rank first receives the first votes of all ranks, and then the agreement without the late
 // rank. If all ranks are present, no rank starts another agreement.
-void Survivors::hear_later_words() {
+void Survivors::receive_later_votes() {
   channel_->wait_activity(Clock::now());
   for (const int peer : members_)
-    if (peer != rank_) hear_later_words(peer);
+    if (peer != rank_) receive_later_votes(peer);
 }
 
-void Survivors::hear_later_words(int peer) try {
-  while (heard(peer)) continue;
+void Survivors::receive_later_votes(int peer) try {
+  while (received_vote(peer)) continue;
 } catch (const PeerLost&) {  // the lost rank had sent all its messages
 }
 
 // Removed ranks also receive the set: a slow rank must not continue.
-void Survivors::tell(std::uint32_t steps) {
+void Survivors::send_vote(std::uint32_t steps) {
   until_ = Clock::now() + kPatience;
-  const auto word = written({steps, set_});
+  const auto own = written({steps, set_});
   for (const int peer : members_)
-    if (peer != rank_) tell(peer, word);
+    if (peer != rank_) send_vote(peer, own);
 }
 
-void Survivors::tell(int peer, const std::vector<std::byte>& word) try {
-  Sent& sent = sent_.emplace_back(Sent{peer, word, {}});
-  sent.handle = channel_->send(word_operation(), peer, sent.bytes);
+void Survivors::send_vote(int peer, const std::vector<std::byte>& vote) try {
+  Sent& sent = sent_.emplace_back(Sent{peer, vote, {}});
+  sent.handle = channel_->send(vote_operation(), peer, sent.bytes);
 } catch (const PeerLost&) {
   sent_.pop_back();
 }
@@ -142,42 +142,42 @@ void Survivors::send_rest() {
 }
 
 // A rank with a vote for this set may have exited. The vote remains valid.
-bool Survivors::hear_all() {
+bool Survivors::receive_votes() {
   forget_sent();
-  bool heard = false;
+  bool any = false;
   for (const int peer : members_)
-    if (set_[static_cast<std::size_t>(peer)] && !has_answered(peer)) heard |= hear(peer);
-  return heard;
+    if (set_[static_cast<std::size_t>(peer)] && !has_answered(peer)) any |= receive_vote(peer);
+  return any;
 }
 
 // Returns true if a message or a loss was found.
-bool Survivors::hear(int peer) try {
-  const std::optional<Word> word = heard(peer);
-  if (word.has_value()) take(peer, *word);
-  return word.has_value();
+bool Survivors::receive_vote(int peer) try {
+  const std::optional<Vote> vote = received_vote(peer);
+  if (vote.has_value()) take(peer, *vote);
+  return vote.has_value();
 } catch (const PeerLost&) {
   leave_out(peer);
   return true;
 }
 
 // Throws TransportError if the peer's set excludes this rank.
-std::optional<Survivors::Word> Survivors::heard(int peer) {
-  Handle& ear = ears_[static_cast<std::size_t>(peer)];
-  if (!ear.valid()) ear = channel_->receive(word_operation(), peer, word_bytes());
-  if (!ear.test()) return std::nullopt;
-  Word word = read(ear.received(peer));
-  ear = {};
-  if (!word.set[static_cast<std::size_t>(rank_)])
+std::optional<Survivors::Vote> Survivors::received_vote(int peer) {
+  Handle& pending = pending_receives_[static_cast<std::size_t>(peer)];
+  if (!pending.valid()) pending = channel_->receive(vote_operation(), peer, vote_bytes());
+  if (!pending.test()) return std::nullopt;
+  Vote vote = read(pending.received(peer));
+  pending = {};
+  if (!vote.set[static_cast<std::size_t>(rank_)])
     throw TransportError("rank " + std::to_string(rank_) + " was left out by rank " +
                          std::to_string(peer) + ", which did not hear from it within " +
                          std::to_string(kPatience.count()) + " ms: the others go on without it");
-  return word;
+  return vote;
 }
 
-void Survivors::take(int peer, const Word& word) {
-  answers_[static_cast<std::size_t>(peer)] = word;
+void Survivors::take(int peer, const Vote& vote) {
+  answers_[static_cast<std::size_t>(peer)] = vote;
   for (std::size_t other = 0; other < set_.size(); ++other)
-    if (set_[other] && !word.set[other]) leave_out(static_cast<int>(other));
+    if (set_[other] && !vote.set[other]) leave_out(static_cast<int>(other));
 }
 
 void Survivors::leave_out(int peer) {

@@ -50,7 +50,7 @@ class Survivors {
 
  private:
   using Set = std::vector<bool>;  ///< one entry per rank
-  struct Word {
+  struct Vote {
     std::uint32_t steps = 0;
     Set set;
   };
@@ -61,20 +61,20 @@ class Survivors {
   };
 
   static std::vector<int> ranks_of(const Set& set);
-  std::vector<std::byte> written(const Word& word) const;
-  Word read(ConstByteSpan bytes) const;
-  std::size_t word_bytes() const { return sizeof(std::uint32_t) + ceil_div(set_.size(), 8); }
+  std::vector<std::byte> written(const Vote& vote) const;
+  Vote read(ConstByteSpan bytes) const;
+  std::size_t vote_bytes() const { return sizeof(std::uint32_t) + ceil_div(set_.size(), 8); }
 
-  void tell(std::uint32_t steps);
-  void tell(int peer, const std::vector<std::byte>& word);
+  void send_vote(std::uint32_t steps);
+  void send_vote(int peer, const std::vector<std::byte>& vote);
   void forget_sent();
   void send_rest();
-  bool hear(int peer);
-  std::optional<Word> heard(int peer);
-  void hear_later_words();
-  void hear_later_words(int peer);
-  bool hear_all();
-  void take(int peer, const Word& word);
+  bool receive_vote(int peer);
+  std::optional<Vote> received_vote(int peer);
+  void receive_later_votes();
+  void receive_later_votes(int peer);
+  bool receive_votes();
+  void take(int peer, const Vote& vote);
   void leave_out(int peer);
   void leave_out_silent();
   bool has_answered(int peer) const;
@@ -95,8 +95,8 @@ class Survivors {
   Set set_;
   bool changed_ = false;
   Clock::time_point until_;
-  std::vector<Handle> ears_;                  ///< pending receives, by rank
-  std::vector<std::optional<Word>> answers_;  ///< last vote of each rank
+  std::vector<Handle> pending_receives_;      ///< pending receives, by rank
+  std::vector<std::optional<Vote>> answers_;  ///< last vote of each rank
   std::list<Sent> sent_;
 };
 

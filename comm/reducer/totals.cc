@@ -11,8 +11,8 @@ void Totals::set_parameters(std::size_t count) {
   slot_steps_.resize(count);
 }
 
-void Totals::note_step(const ExchangeContext& context, double wire_seconds,
-                       const std::function<bool(std::uint32_t)>& took_part) {
+void Totals::record_step(const ExchangeContext& context, double wire_seconds,
+                         const std::function<bool(std::uint32_t)>& took_part) {
   steps_ += 1;
   overflows_ = context.overflows;
   sent_bytes_ = tersor::sent_bytes(context) - sent_before_;

@@ -18,13 +18,13 @@ class Totals {
   void set_parameters(std::size_t count);
   /// Call after a complete step, while the driver has no work and its counters do not change.
   /// `wire_seconds`: the sender's total.
-  void note_step(const ExchangeContext& context, double wire_seconds,
-                 const std::function<bool(std::uint32_t)>& took_part);
+  void record_step(const ExchangeContext& context, double wire_seconds,
+                   const std::function<bool(std::uint32_t)>& took_part);
   /// Adds time in which the trainer waited.
-  void note_exposed(double seconds) { exposed_seconds_ += seconds; }
-  void note_discarded(std::uint32_t steps) { discarded_ += steps; }
+  void record_exposed(double seconds) { exposed_seconds_ += seconds; }
+  void record_discarded(std::uint32_t steps) { discarded_ += steps; }
   /// Counts a codec change by "auto".
-  void note_codec_change() { codec_changes_ += 1; }
+  void record_codec_change() { codec_changes_ += 1; }
   /// Continues the counters of another reducer, here and in the context.
   void go_on_from(const Totals& before, ExchangeContext& context);
   /// Resets the counters, here and in the context.

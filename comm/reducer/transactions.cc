@@ -56,7 +56,7 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
   const std::uint32_t steps = residuals.take_discarded();
   if (steps > 0) residence_->set_step(residence_->step() - steps);
   steps_before_ -= steps;
-  if (found || steps > 0) totals_.note_discarded(std::max(steps, 1u));
+  if (found || steps > 0) totals_.record_discarded(std::max(steps, 1u));
   parameters_.bind();
   return found || steps > 0;
 }

@@ -65,7 +65,7 @@ class Ways {
   /// True if the learner measures the current step.
   bool looks() const { return learner_->looks(); }
   /// The trainer has waited for the whole step.
-  void note_waited() { step_ended_ = Clock::now(); }
+  void record_wait() { step_ended_ = Clock::now(); }
   double seconds() const { return learner_->seconds(); }
   /// Returns true if codecs or algorithms change now.
   bool agree(double seconds);
@@ -75,7 +75,7 @@ class Ways {
 
   /// A captured graph keeps its codecs. Throws InvalidArgument unless "auto" is settled.
   void begin_capture();
-  void note_captured() { was_captured_ = true; }
+  void record_capture() { was_captured_ = true; }
   bool was_captured() const { return was_captured_; }
 
   /// The findings of "auto"; empty without "auto".

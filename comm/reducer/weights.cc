@@ -10,21 +10,21 @@
 
 namespace tersor {
 
-void StepWeights::tell(double samples) {
+void StepWeights::give(double samples) {
   if (!std::isfinite(samples) || samples < 0)
     throw InvalidArgument(
         "weigh() takes how many samples a gradient is the mean over, 0 or more, not " +
         std::to_string(samples));
-  if (told())
+  if (given())
     throw InvalidArgument(
         "weigh() is for once in a step, before its first gradient is ready; wait() or flush() ends "
         "a step");
-  state_ = State::kTold;
+  state_ = State::kGiven;
   samples_ = samples;
 }
 
 std::optional<double> StepWeights::take_wanted() {
-  if (state_ != State::kTold) return std::nullopt;
+  if (state_ != State::kGiven) return std::nullopt;
   state_ = State::kSent;
   return samples_;
 }
@@ -53,7 +53,7 @@ void GradientReducer::Impl::weigh(double samples) {
     throw InvalidArgument("weigh() needs ReducerOptions::weights = kOn, on all ranks");
   LockedStep step = step_.lock();
   step->rethrow();
-  weights_.tell(samples);
+  weights_.give(samples);
   if (context_.ranks == 1) weights_.learn(0, {&samples, 1});
   if (driver_ == nullptr) return;
   driver_->wake(step);
@@ -68,7 +68,7 @@ void GradientReducer::Impl::find_weights(LockedStep& step) {
     throw InvalidArgument(
         "a step cannot be captured where steps are weighed, since a graph would keep one step's "
         "weights: set ReducerOptions::weights to kOff");
-  if (!weights_.told())
+  if (!weights_.given())
     throw InvalidArgument(
         "weigh() the step before its first gradient is ready: with ReducerOptions::weights = kOn "
         "the result is the mean over all ranks' samples");

@@ -12,8 +12,8 @@ class StepWeights {
  public:
   /// Sets this rank's number of samples. Throws InvalidArgument for an invalid number and for a
   /// second call in a step. Changes nothing then.
-  void tell(double samples);
-  bool told() const { return state_ != State::kNone; }
+  void give(double samples);
+  bool given() const { return state_ != State::kNone; }
   /// Returns once the number to send to the other ranks.
   std::optional<double> take_wanted();
   /// `samples`: the number of samples of each rank.
@@ -29,7 +29,7 @@ class StepWeights {
   void end() { *this = {}; }
 
  private:
-  enum class State : std::uint8_t { kNone, kTold, kSent, kKnown };
+  enum class State : std::uint8_t { kNone, kGiven, kSent, kKnown };
   State state_ = State::kNone;
   double samples_ = 0;  ///< of this rank; of all ranks once known
   float factor_ = 1;

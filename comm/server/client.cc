@@ -3,7 +3,7 @@
 #include <tersor/server.h>
 
 #include "comm/server/layout.h"
-#include "comm/server/notes.h"
+#include "comm/server/messages.h"
 
 #include <algorithm>
 #include <cmath>
@@ -100,7 +100,7 @@ class ServerSeen {
       clock_ = at_.own->join(worker());
       return;
     }
-    send({.says = Says::kJoin, .signature = frames_.signature()});
+    send({.type = ServerMessage::kJoin, .signature = frames_.signature()});
     wait([&] { return joined_.has_value(); });
     clock_ = *joined_;
   }
@@ -112,8 +112,8 @@ class ServerSeen {
       at_.own->push(worker(), clock_, own_frame_.span().first(fill(own_frame_.span())));
     } else {
       guard([&] {
-        seen.sent_bytes +=
-            out_.send({.says = Says::kPush, .clock = clock_}, frames_.push_capacity(), fill);
+        seen.sent_bytes += out_.send({.type = ServerMessage::kPush, .clock = clock_},
+                                     frames_.push_capacity(), fill);
       });
       pushed_.push_back(clock_);
     }
@@ -121,7 +121,7 @@ class ServerSeen {
   }
 
   void ask() {
-    if (!is_here()) send({.says = Says::kPull, .clock = clock_});
+    if (!is_here()) send({.type = ServerMessage::kPull, .clock = clock_});
   }
 
   void pull(std::span<const ValueSpan> weights) {
@@ -134,7 +134,7 @@ class ServerSeen {
     const Handle message = std::exchange(weights_, {});
     const ConstByteSpan bytes = message.received(at_.rank);
     seen.received_bytes += bytes.size();
-    frames_.decode(read_note(bytes).second, weights);
+    frames_.decode(read_message(bytes).second, weights);
   }
 
   /// The timeout applies to each push, because each push waits for another step of the slowest
@@ -159,20 +159,20 @@ class ServerSeen {
 
  private:
   std::size_t message_capacity() const {
-    return sizeof(Note) + std::max(frames_.pull_capacity(), kMostText);
+    return sizeof(ServerHeader) + std::max(frames_.pull_capacity(), kMostText);
   }
 
   void say_goodbye() {
     if (is_here()) return at_.own->leave(worker());
     leaves_ = true;
-    send({.says = Says::kLeave});
+    send({.type = ServerMessage::kLeave});
     wait([&] { return out_.unsent() == 0; });
   }
 
   std::size_t unanswered() const { return is_here() ? at_.own->waiting(worker()) : pushed_.size(); }
 
-  void send(const Note& note) {
-    guard([&] { out_.send(note); });
+  void send(const ServerHeader& header) {
+    guard([&] { out_.send(header); });
   }
 
   // Waits until `done` returns true, and handles the server's messages meanwhile.
@@ -184,7 +184,7 @@ class ServerSeen {
     } else {
       guard([&] {
         while (!done() && Clock::now() < until)
-          if (!hear())
+          if (!receive())
             at_.isolated_channel->wait_activity(
                 std::min(until, Clock::now() + std::chrono::seconds(1)));
       });
@@ -202,25 +202,25 @@ class ServerSeen {
                          differences);
   }
 
-  bool hear() {
-    if (!ear_.valid())
-      ear_ = at_.isolated_channel->receive(note_operation(), at_.rank, message_capacity());
-    if (!ear_.test()) return false;
-    Handle message = std::exchange(ear_, {});
-    const auto [note, rest] = read_note(message.received(at_.rank));
-    switch (note.says) {
-      case Says::kJoined:
-        joined_ = note.clock;
+  bool receive() {
+    if (!pending_.valid())
+      pending_ = at_.isolated_channel->receive(message_operation(), at_.rank, message_capacity());
+    if (!pending_.test()) return false;
+    Handle message = std::exchange(pending_, {});
+    const auto [header, rest] = read_message(message.received(at_.rank));
+    switch (header.type) {
+      case ServerMessage::kJoined:
+        joined_ = header.clock;
         break;
-      case Says::kTaken:
+      case ServerMessage::kTaken:
         pushed_.pop_front();
         break;
-      case Says::kWeights:
+      case ServerMessage::kWeights:
         weights_ = std::move(message);
         break;
-      case Says::kOptions:
+      case ServerMessage::kOptions:
         refuse(Agreement::parse(unpack(rest)));
-      case Says::kRefused:
+      case ServerMessage::kRefused:
         if (leaves_) break;
         throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +
                               std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
@@ -244,7 +244,7 @@ class ServerSeen {
   std::chrono::milliseconds timeout_;
   Outbox out_;
   Buffer own_frame_;
-  Handle ear_, weights_;
+  Handle pending_, weights_;
   std::deque<std::uint32_t> pushed_;  // without an answer
   std::optional<std::uint32_t> joined_;
   bool leaves_ = false;

@@ -1,6 +1,6 @@
 #include <tersor/server.h>
 
-#include "comm/server/notes.h"
+#include "comm/server/messages.h"
 
 #include <algorithm>
 #include <deque>
@@ -26,7 +26,7 @@ struct Peer {
 
   int rank;
   Outbox out;
-  Handle ear;
+  Handle pending;
   bool gone = false;
   std::deque<std::uint32_t> pushed;    // without an answer
   std::optional<std::uint32_t> wants;  // clock of the requested weights
@@ -46,7 +46,7 @@ class Serving {
   void run(Clock::time_point join_by) try {
     serve_all(join_by);
   } catch (const std::exception& error) {
-    tell_all(error.what());
+    send_refusal_to_all(error.what());
     throw;
   }
 
@@ -54,10 +54,10 @@ class Serving {
   void serve_all(Clock::time_point join_by) {
     const auto pause = std::clamp<Clock::duration>(straggler_timeout_ / 8, 1ms, 1s);
     while (!shard_.is_over() || !all_is_sent()) {
-      const bool heard = hear_all();
+      const bool received = receive_all();
       for (Peer& peer : peers_) attend(peer, [&] { answer(peer); });
       leave_out_silent();
-      if (!heard) channel_.wait_activity(Clock::now() + pause);
+      if (!received) channel_.wait_activity(Clock::now() + pause);
       if (Clock::now() > join_by) check_joined();
     }
   }
@@ -70,8 +70,9 @@ class Serving {
                            " waits for workers that do not join: ranks" + missing);
   }
 
-  void tell_all(std::string_view why) {
-    for (Peer& peer : peers_) attend(peer, [&] { peer.out.send({.says = Says::kRefused}, why); });
+  void send_refusal_to_all(std::string_view why) {
+    for (Peer& peer : peers_)
+      attend(peer, [&] { peer.out.send({.type = ServerMessage::kRefused}, why); });
     const auto until = Clock::now() + 5s;
     while (!all_is_sent() && Clock::now() < until) channel_.wait_activity(until);
   }
@@ -82,9 +83,10 @@ class Serving {
     for (Peer& peer : peers_)
       if (std::ranges::count(left_out, peer.rank) != 0)
         attend(peer, [&] {
-          peer.out.send({.says = Says::kRefused}, "this worker was left out: it sent nothing for " +
-                                                      std::to_string(straggler_timeout_.count()) +
-                                                      " ms while another worker waited for it");
+          peer.out.send({.type = ServerMessage::kRefused},
+                        "this worker was left out: it sent nothing for " +
+                            std::to_string(straggler_timeout_.count()) +
+                            " ms while another worker waited for it");
           peer.gone = true;
         });
   }
@@ -102,40 +104,40 @@ class Serving {
     lose(peer);
   }
 
-  bool hear_all() {
-    bool heard = false;
-    for (Peer& peer : peers_) attend(peer, [&] { heard |= hear(peer); });
-    return heard;
+  bool receive_all() {
+    bool received = false;
+    for (Peer& peer : peers_) attend(peer, [&] { received |= receive(peer); });
+    return received;
   }
 
-  bool hear(Peer& peer) {
-    if (!peer.ear.valid())
-      peer.ear =
-          channel_.receive(note_operation(), peer.rank, sizeof(Note) + shard_.push_capacity());
-    if (peer.out.unsent() >= kMostUnsent || !peer.ear.test()) return false;
-    const Handle message = std::exchange(peer.ear, {});
+  bool receive(Peer& peer) {
+    if (!peer.pending.valid())
+      peer.pending = channel_.receive(message_operation(), peer.rank,
+                                      sizeof(ServerHeader) + shard_.push_capacity());
+    if (peer.out.unsent() >= kMostUnsent || !peer.pending.test()) return false;
+    const Handle message = std::exchange(peer.pending, {});
     try {
-      const auto [note, frame] = read_note(message.received(peer.rank));
-      take(peer, note, frame);
+      const auto [header, frame] = read_message(message.received(peer.rank));
+      take(peer, header, frame);
     } catch (const PeerLost&) {
       throw;
     } catch (const Error& error) {
-      peer.out.send({.says = Says::kRefused}, error.what());
+      peer.out.send({.type = ServerMessage::kRefused}, error.what());
     }
     return true;
   }
 
-  void take(Peer& peer, const Note& note, ConstByteSpan frame) {
-    switch (note.says) {
-      case Says::kJoin:
-        return join(peer, note.signature);
-      case Says::kPush:
-        shard_.push(peer.rank, note.clock, frame);
-        return peer.pushed.push_back(note.clock);
-      case Says::kPull:
-        peer.wants = note.clock;
+  void take(Peer& peer, const ServerHeader& header, ConstByteSpan frame) {
+    switch (header.type) {
+      case ServerMessage::kJoin:
+        return join(peer, header.signature);
+      case ServerMessage::kPush:
+        shard_.push(peer.rank, header.clock, frame);
+        return peer.pushed.push_back(header.clock);
+      case ServerMessage::kPull:
+        peer.wants = header.clock;
         return;
-      case Says::kLeave:
+      case ServerMessage::kLeave:
         return shard_.leave(peer.rank);
       default:
         throw WireError("parameter server: a message of another kind");
@@ -145,21 +147,21 @@ class Serving {
   void join(Peer& peer, std::uint64_t signature) {
     if (signature != shard_.signature()) {
       const std::vector<std::byte> options = pack(shard_.agreement().strings());
-      return peer.out.send({.says = Says::kOptions},
+      return peer.out.send({.type = ServerMessage::kOptions},
                            {reinterpret_cast<const char*>(options.data()), options.size()});
     }
     const std::uint32_t clock = shard_.join(peer.rank);
-    peer.out.send({.says = Says::kJoined, .clock = clock});
+    peer.out.send({.type = ServerMessage::kJoined, .clock = clock});
   }
 
   void answer(Peer& peer) {
     while (peer.pushed.size() > shard_.waiting(peer.rank)) {
-      peer.out.send({.says = Says::kTaken, .clock = peer.pushed.front()});
+      peer.out.send({.type = ServerMessage::kTaken, .clock = peer.pushed.front()});
       peer.pushed.pop_front();
     }
     if (!peer.wants.has_value() || !shard_.may_pull(peer.rank, *peer.wants)) return;
     const std::uint32_t clock = *std::exchange(peer.wants, std::nullopt);
-    peer.out.send({.says = Says::kWeights, .clock = clock}, shard_.pull_capacity(),
+    peer.out.send({.type = ServerMessage::kWeights, .clock = clock}, shard_.pull_capacity(),
                   [&](ByteSpan space) { return shard_.pull(peer.rank, clock, space); });
   }
 

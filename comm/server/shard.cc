@@ -187,7 +187,7 @@ struct ParameterShard::State {
     }
   }
 
-  void tell(std::unique_lock<std::mutex>& lock) {
+  void notify(std::unique_lock<std::mutex>& lock) {
     const auto call = progressed;
     ++changes;
     changed.notify_all();
@@ -218,7 +218,7 @@ std::uint32_t ParameterShard::join(int worker) {
   state_->workers[worker].clock = clock;
   state_->come.insert(worker);
   state_->move_by_kept();
-  state_->tell(lock);
+  state_->notify(lock);
   return clock;
 }
 
@@ -233,7 +233,7 @@ void ParameterShard::leave(int worker, bool lost) {
   if (state.has_begun()) state.clock = state.slowest();
   state.workers.erase(worker);
   state.move_by_kept();
-  state.tell(lock);
+  state.notify(lock);
 }
 
 void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) {
@@ -264,7 +264,7 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
   from.wants = false;
   from.active = Clock::now();
   state.move_by_kept();
-  state.tell(lock);
+  state.notify(lock);
 }
 
 std::size_t ParameterShard::waiting(int worker) const {

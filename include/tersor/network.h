@@ -100,7 +100,7 @@ class Wire {
     Waiting waiting = Waiting::kPoll;
     /// True if every leaving peer sends a goodbye or is reported to Events::lost. Isolated channels
     /// need this capability.
-    bool tells_losses = false;
+    bool reports_losses = false;
     /// True if sent messages arrive even after their sender has ended. Goodbyes are then
     /// unnecessary.
     bool keeps_sent = false;
@@ -209,17 +209,18 @@ class Wire {
   virtual bool running() const { return true; }
   /// Records the calling thread as the current user, for networks that admit several threads in
   /// turn.
-  virtual void note_use() {}
+  virtual void record_use() {}
   /// True if the calling thread may move bytes now.
   virtual bool right_thread() const { return true; }
-  /// Calls `note_use`. Throws InvalidArgument if the network is gone or does not admit this thread.
+  /// Calls `record_use`. Throws InvalidArgument if the network is gone or does not admit this
+  /// thread.
   virtual void check_thread() {}
   /// True if `peer` detects this rank's exit itself, because a connection ends. Such a peer is told
   /// about a fault before this rank disconnects. Otherwise the peer would blame this rank.
   virtual bool shows_its_end_to(int /*peer*/) const { return false; }
   /// Called after a fault: received messages are no longer needed, and the network may now wait for
   /// failed ranks.
-  virtual void note_poisoned() {}
+  virtual void record_abort() {}
 
   /// Returns the state common to wires that receive each other's messages.
   Shared& shared() const { return *shared_; }

@@ -319,7 +319,7 @@ class GradientReducer {
   /// Call this after a TransportError on another channel of the same ranks, owned by the trainer.
   /// Throws this reducer's error once there is one: RanksLost, or the errors of `resume`, for an
   /// elastic reducer. Returns if no fault is known.
-  void hear_fault();
+  void check_faults();
   /// Returns the transport of the current ranks: the constructor's argument or, after `resume`, the
   /// reducer's own transport.
   Transport& transport() const;

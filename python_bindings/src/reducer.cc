@@ -135,7 +135,7 @@ void bind_losses(nb::class_<ArrayReducer>& reducer) {
            "After RanksLost: goes on with those who are left, who all call it, with what they owe "
            "by error feedback. The step under way begins anew. Raises RanksLost where one more was "
            "lost meanwhile, InvalidArgument where too few are left.")
-      .def("hear_fault", &waiting<&GradientReducer::hear_fault>,
+      .def("hear_fault", &waiting<&GradientReducer::check_faults>,
            "After a TransportError on another channel of its ranks: raises this reducer's, of an "
            "elastic one RanksLost. Returns where no fault is known.")
       .def_prop_ro(

@@ -212,7 +212,7 @@ TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
       options.progress = progress;
       Training run(transport, options);
       run.step(0);
-      run.reducer.hear_fault();  // no fault yet
+      run.reducer.check_faults();  // no fault yet
       const auto meet = [&] {
         own->barrier({.name = "own", .tag = own->reserve_tags(1)}).wait_synchronize();
       };
@@ -222,10 +222,10 @@ TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
         meet();
       };
       EXPECT_THROW(meet_twice(), TransportError);
-      const RanksLost lost = expect_lost([&] { run.reducer.hear_fault(); });
+      const RanksLost lost = expect_lost([&] { run.reducer.check_faults(); });
       EXPECT_EQ(lost.members(), (std::vector<int>{0, 1, 3}));
       run.reducer.resume();
-      run.reducer.hear_fault();
+      run.reducer.check_faults();
       run.step(1);
     });
 }

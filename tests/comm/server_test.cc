@@ -1,7 +1,7 @@
 // The parameter server over a transport: waits and error reports.
 #include "tests/comm/served.h"
 
-#include "comm/server/notes.h"
+#include "comm/server/messages.h"
 
 #include <gtest/gtest.h>
 #include <tersor/server.h>
@@ -329,8 +329,9 @@ TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
       EXPECT_LT(shard.statistics().pulls, kPulls + kAhead + 20);
     } else if (transport.rank() == 1) {
       Outbox out(*isolated, 0);
-      out.send({.says = Says::kJoin, .signature = WorkerFrames(counts, options, 1).signature()});
-      for (std::uint64_t i = 0; i < kPulls; ++i) out.send({.says = Says::kPull});
+      out.send({.type = ServerMessage::kJoin,
+                .signature = WorkerFrames(counts, options, 1).signature()});
+      for (std::uint64_t i = 0; i < kPulls; ++i) out.send({.type = ServerMessage::kPull});
       while (!over) std::this_thread::sleep_for(1ms);
     } else {
       ParameterClient client({{isolated.get(), 0}}, counts, options);

@@ -218,9 +218,9 @@ TEST(TcpHandshake, AShortSecretIsRefused) {
 }
 
 std::string proof_by(const Secret& secret) {
-  const std::string words = "words";
+  const std::string transcript = "words";
   std::string digits;
-  for (const std::byte byte : secret.prove(Role::kCaller, std::as_bytes(std::span(words)))) {
+  for (const std::byte byte : secret.prove(Role::kCaller, std::as_bytes(std::span(transcript)))) {
     constexpr const char* kDigits = "0123456789abcdef";
     digits += {kDigits[std::to_integer<int>(byte >> 4)],
                kDigits[std::to_integer<int>(byte & std::byte{15})]};

@@ -29,15 +29,15 @@ constexpr int kRanks = 4, kVictim = 2;
 
 /// The ranks with an answer, and this rank.
 std::vector<int> find_alive(Transport& isolated_channel, std::chrono::milliseconds patience) {
-  std::vector<Handle> words;
+  std::vector<Handle> transcript;
   for (const int peer : peers_of(isolated_channel)) {
     const SendTo to{peer, {}};
     const ReceiveFrom from{peer, 0};
-    words.push_back(isolated_channel.exchange({.name = "alive", .tag = 1, .timeout = patience},
-                                              {&to, 1}, {&from, 1}));
+    transcript.push_back(isolated_channel.exchange({.name = "alive", .tag = 1, .timeout = patience},
+                                                   {&to, 1}, {&from, 1}));
   }
   std::vector<int> alive = all_ranks(isolated_channel.ranks());
-  for (Handle& word : words) try {
+  for (Handle& word : transcript) try {
       word.wait_synchronize();
     } catch (const PeerLost& lost) {
       std::erase(alive, lost.rank());

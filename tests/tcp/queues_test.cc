@@ -205,14 +205,14 @@ TEST(TcpQueues, WhatNobodyWantsTakesNoMemory) {
   }
 }
 
-void expect_refused(const MessageHead& head, const std::string& words) {
+void expect_refused(const MessageHead& head, const std::string& transcript) {
   Pair pair(1);
   pair.send(head, {});
   try {
     pair.move_all();
     ADD_FAILURE() << "was not refused";
   } catch (const TransportError& error) {
-    EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(transcript), std::string::npos) << error.what();
   }
 }
 

@@ -60,7 +60,7 @@ class LateNetwork {
     const std::lock_guard lock(mutex_);
     std::vector<int> lost;
     for (const int peer : killed_)
-      if (peer != rank && !has_unread(peer, rank) && told_.emplace(rank, peer).second)
+      if (peer != rank && !has_unread(peer, rank) && reported_.emplace(rank, peer).second)
         lost.push_back(peer);
     return lost;
   }
@@ -129,7 +129,7 @@ class LateNetwork {
   std::list<SentMessage> messages_;
   std::set<int> gone_;
   std::set<int> killed_;
-  std::set<std::pair<int, int>> told_;  // (rank, lost rank) pairs already reported
+  std::set<std::pair<int, int>> reported_;  // (rank, lost rank) pairs already reported
 };
 
 class LateWire final : public Wire {
@@ -138,8 +138,9 @@ class LateWire final : public Wire {
       : network_(std::move(network)), rank_(rank), ranks_(ranks) {}
 
   Traits traits() const override {
-    return {
-        .tells_losses = true, .most_unasked_bytes = 4000, .copied_bytes = LateNetwork::kShortBytes};
+    return {.reports_losses = true,
+            .most_unasked_bytes = 4000,
+            .copied_bytes = LateNetwork::kShortBytes};
   }
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }

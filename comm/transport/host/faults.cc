@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // Time for a fault to reach all responsive ranks, even on a busy machine.
-constexpr auto kToldWithin = 1s;
+constexpr auto kAnnouncedWithin = 1s;
 // Time to receive the reason for a lost rank from a better informed rank.
 constexpr auto kExplainedWithin = 250ms;
 constexpr std::size_t kMostFaultBytes = 16 * 1024;  // of a fault's text
@@ -58,7 +58,7 @@ void ProgressEngine::lose(int peer, const std::string& cause) {
   if (gone_.contains(peer)) return;
   const auto [loss, is_new] = lost_.try_emplace(peer, Loss{cause, Clock::now() + kExplainedWithin});
   if (!is_new) return;
-  next_loss_ = std::min(next_loss_.load(), loss->second.told_at);
+  next_loss_ = std::min(next_loss_.load(), loss->second.announced_at);
   end_sends(peer);
   part_with(peer);
   ring_all();  // sleeping threads must wake up in time
@@ -79,19 +79,19 @@ void ProgressEngine::end_sends(int peer) {
 }
 
 // Returns true if a loss was announced.
-bool ProgressEngine::tell_losses() {
+bool ProgressEngine::announce_losses() {
   const Clock::time_point due = next_loss_.load(std::memory_order_relaxed);
   const Clock::time_point now = Clock::now();
   if (due == Clock::time_point::max() || now < due) return false;
   next_loss_ = Clock::time_point::max();
   end_disputes(now);
   for (auto& [peer, loss] : lost_) {
-    if (loss.told) continue;
-    if (loss.told_at > due) {
-      next_loss_ = std::min(next_loss_.load(), loss.told_at);
+    if (loss.is_announced) continue;
+    if (loss.announced_at > due) {
+      next_loss_ = std::min(next_loss_.load(), loss.announced_at);
       continue;
     }
-    loss.told = true;
+    loss.is_announced = true;
     for (const auto& domain : domains())
       if (domain->kind == FaultDomain::Kind::kOrdinary && domain->has(peer))
         raise_locked(*domain, loss.cause);
@@ -145,11 +145,11 @@ void ProgressEngine::poison(FaultDomain& domain, const Fault& fault) {
     domain.fault.disagreement.resize(kMostDifferences);
   std::erase_if(disputes_, [&](const Dispute& one) { return one.domain.get() == &domain; });
   domain.faulty.store(true, std::memory_order_release);
-  deaf_ = std::ranges::none_of(state_->channels, [](const auto& entry) {
+  ignores_arrivals_ = std::ranges::none_of(state_->channels, [](const auto& entry) {
     const ChannelState& channel = *entry.second;
     return channel.domain != nullptr && !channel.released && !channel.faulty();
   });
-  if (deaf_) wire_->note_poisoned();
+  if (ignores_arrivals_) wire_->record_abort();
   for (const auto& [id, channel] : state_->channels) {
     if (channel->domain.get() != &domain) continue;
     drop_unclaimed(*channel);
@@ -178,16 +178,16 @@ void ProgressEngine::announce(const FaultDomain& domain) {
   if (domain.kind == FaultDomain::Kind::kIsolated) return;
   unannounced_ = !wire_->right_thread();
   if (unannounced_ || !wire_->running()) return;
-  std::erase_if(told_, [](const Telling& one) { return one.job->open == 0; });
+  std::erase_if(announcements_, [](const Announcement& one) { return one.job->open == 0; });
   const Block text = in_block(to_bytes(domain.fault));
   for (const int peer : domain.members)
-    if (peer != wire_->rank()) tell_fault(domain, peer, text);
-  tell_until(Clock::now() + kToldWithin);
+    if (peer != wire_->rank()) send_fault(domain, peer, text);
+  announce_until(Clock::now() + kAnnouncedWithin);
 }
 
 // Forwards a fault to the ranks able to detect this rank's end, possibly before they receive the
 // fault.
-void ProgressEngine::hear_fault(const Head& head, const Wire::Arrival& arrival) {
+void ProgressEngine::take_fault(const Head& head, const Wire::Arrival& arrival) {
   FaultDomain& domain = domain_of(head.channel);
   if (domain.faulty) return;
   try {
@@ -198,28 +198,28 @@ void ProgressEngine::hear_fault(const Head& head, const Wire::Arrival& arrival) 
   }
   for (const int peer : domain.members)
     if (peer != wire_->rank() && peer != arrival.peer && wire_->shows_its_end_to(peer))
-      tell_fault(domain, peer, arrival.payload);
+      send_fault(domain, peer, arrival.payload);
 }
 
-void ProgressEngine::tell_fault(const FaultDomain& domain, int peer, const Block& text) try {
+void ProgressEngine::send_fault(const FaultDomain& domain, int peer, const Block& text) try {
   auto job = std::make_shared<Wire::Job>();
-  told_.push_back({.peer = peer, .job = job});
+  announcements_.push_back({.peer = peer, .job = job});
   send(peer, {.channel = domain.id, .kind = Kind::kFault}, {text.bytes(), text, job});
 } catch (const std::exception&) {
   // This rank detects the fault at the deadline.
 }
 
-bool ProgressEngine::told() const {
-  return std::ranges::all_of(told_, [this](const Telling& one) {
+bool ProgressEngine::all_announced() const {
+  return std::ranges::all_of(announcements_, [this](const Announcement& one) {
     return one.job->open == 0 || gone_.contains(one.peer) || lost_.contains(one.peer);
   });
 }
 
 // A fault may be queued behind many messages. The announcement progresses in every call.
-void ProgressEngine::tell_more() {
+void ProgressEngine::announce_more() {
   if (!wire_->right_thread()) return;
   if (unannounced_) return announce(*everybody_->domain);
-  if (told()) return;
+  if (all_announced()) return;
   try {
     wire_->poll();
   } catch (const std::exception&) {
@@ -227,10 +227,10 @@ void ProgressEngine::tell_more() {
   }
 }
 
-void ProgressEngine::tell_until(Clock::time_point until) {
+void ProgressEngine::announce_until(Clock::time_point until) {
   if (unannounced_) announce(*everybody_->domain);
-  while (!told() && Clock::now() < until) {
-    tell_more();
+  while (!all_announced() && Clock::now() < until) {
+    announce_more();
     pause();
   }
 }

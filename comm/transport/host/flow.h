@@ -53,9 +53,9 @@ class Flow {
     return room_ < window_ / 4 ? 0 : std::exchange(room_, 0);
   }
 
-  std::uint32_t announced = 0;  ///< number of the next announcement by this rank
-  std::uint32_t heard_of = 0;   ///< number of the next announcement by the peer
-  std::size_t waiting = 0;      ///< number of messages waiting on this rank
+  std::uint32_t announced = 0;          ///< number of the next announcement by this rank
+  std::uint32_t announced_by_peer = 0;  ///< number of the next announcement by the peer
+  std::size_t waiting = 0;              ///< number of messages waiting on this rank
 
  private:
   std::size_t window_;

@@ -101,7 +101,7 @@ void ProgressEngine::take_body(const Head& head, Wire::Arrival arrival) {
 void ProgressEngine::make_room(IncomingMessage& message) {
   const int peer = message.arrival.peer;
   const std::size_t room = flow(peer).asked_for(std::exchange(message.cost, 0));
-  if (room == 0 || deaf_ || gone_.contains(peer) || !wire_->right_thread()) return;
+  if (room == 0 || ignores_arrivals_ || gone_.contains(peer) || !wire_->right_thread()) return;
   send(peer, {.envelope = {.count = room}, .kind = Kind::kRoom});
 }
 

@@ -151,7 +151,7 @@ std::unique_ptr<Transport> HostTransport::split(std::span<const int> members) {
 }
 
 std::unique_ptr<Transport> HostTransport::isolated_channel() {
-  if (!engine().traits().tells_losses) return Transport::isolated_channel();
+  if (!engine().traits().reports_losses) return Transport::isolated_channel();
   return join(all_ranks(ranks()), FaultDomain::Kind::kIsolated);
 }
 

@@ -53,7 +53,7 @@ IncomingMessage* MatchQueue::seek(Batch& batch, Incoming& incoming) {
   return message;
 }
 
-void MatchQueue::note_last(const Batch& batch) {
+void MatchQueue::record_last(const Batch& batch) {
   Begun& begun = begun_[batch.key.tag % kRemembered];
   begun.any = true;
   begun.key = batch.key;

@@ -56,12 +56,12 @@ class MatchQueue {
   /// Adds a batch to the posted batches. Does not search the unexpected messages: `seek` does.
   void open(Batch& batch) { open_.push_back(&batch); }
   /// Records that no later batch receives messages with this batch's key.
-  void note_last(const Batch& batch);
+  void record_last(const Batch& batch);
   /// How an unexpected message differs from the call of the last batch with its key. Empty if a
   /// later batch may still receive the message. `rank` and `sender` are names.
   std::string stray(const IncomingMessage& message, std::string_view rank,
                     std::string_view sender) const;
-  /// The signature of the last batch that `note_last` noted for the key.
+  /// The signature of the last batch that `record_last` noted for the key.
   std::uint64_t last_signature(const MessageKey& key) const {
     return begun_[key.tag % kRemembered].envelope.signature;
   }

@@ -73,7 +73,7 @@ bool ProgressEngine::is_over(const ChannelState& channel, const Batch& batch) {
 }
 
 void ProgressEngine::take_last(ChannelState& channel, const Batch& batch) {
-  channel.match_queue.note_last(batch);
+  channel.match_queue.record_last(batch);
   if (const IncomingMessage* message = channel.match_queue.unclaimed(batch.key))
     check_stray(channel, *message);
 }
@@ -167,7 +167,7 @@ std::vector<int> ProgressEngine::unsent(const Batch& batch) const {
 }
 
 void ProgressEngine::take(Wire::Arrival arrival) {
-  if (deaf_) return;
+  if (ignores_arrivals_) return;
   const Head head = head_of(arrival.head);
   if (!arrival.whole && (head.kind == Kind::kFault || head.kind == Kind::kOptions))
     return take_later(std::move(arrival));
@@ -182,7 +182,7 @@ void ProgressEngine::take(Wire::Arrival arrival) {
     case Kind::kRoom:
       return flow(arrival.peer).take_room(head.envelope.count);
     case Kind::kFault:
-      return hear_fault(head, arrival);
+      return take_fault(head, arrival);
     case Kind::kLeave:
       return take_leave(head, arrival.peer);
     case Kind::kQuestion:
@@ -223,7 +223,7 @@ void ProgressEngine::take_message(const Head& head, Wire::Arrival arrival) {
   message.arrival.peer = arrival.peer;
   if (!arrival.whole) message.arrival = std::move(arrival);
   if (message.announced) {
-    message.number = flow(message.arrival.peer).heard_of++;
+    message.number = flow(message.arrival.peer).announced_by_peer++;
     coming_[{message.arrival.peer, message.number}] = &message;
   } else {
     message.cost = unasked_cost(head.envelope.bytes);

@@ -69,14 +69,14 @@ void ProgressEngine::close() {
 }
 
 Wire::Parting ProgressEngine::parting() {
-  const bool agreed = !traits_.keeps_sent && wire_->running() && said_goodbye();
+  const bool agreed = !traits_.keeps_sent && wire_->running() && exchange_goodbyes();
   return agreed ? Wire::Parting::kAgreed : Wire::Parting::kAlone;
 }
 
 // Waits for the goodbyes of the others and for outgoing messages, to lose no message. Returns true
 // if all ranks are gone and nothing is under way.
-bool ProgressEngine::said_goodbye() {
-  wire_->note_use();
+bool ProgressEngine::exchange_goodbyes() {
+  wire_->record_use();
   std::unique_lock lock(gate_);
   if (!wire_->right_thread()) return false;
   const auto start = Clock::now();
@@ -93,7 +93,7 @@ bool ProgressEngine::said_goodbye() {
     pause();
     lock.lock();
   }
-  if (faulty()) tell_until(Clock::now() + kGoodbyeWithin);
+  if (faulty()) announce_until(Clock::now() + kGoodbyeWithin);
   return !faulty() && over();
 }
 
@@ -133,14 +133,14 @@ ChannelState& ProgressEngine::join(ChannelState& channel, std::span<const int> m
 // the last member left.
 void ProgressEngine::leave(ChannelState& channel) {
   if (!wire_->running()) return;
-  wire_->note_use();
+  wire_->record_use();
   const std::lock_guard lock(gate_);
   --present_;
   if (present_ == 0) held_.clear();
   if (!wire_->right_thread()) return;
   Head head = head_in(channel, Kind::kLeave);
   head.part = present_ == 0 ? 1 : 0;
-  if (ended_ || (channel.faulty() && !isolated_channels_)) return tell_more();
+  if (ended_ || (channel.faulty() && !isolated_channels_)) return announce_more();
   try {
     for (int peer = 0; peer < wire_->ranks(); ++peer) {
       const bool member = std::binary_search(channel.members.begin(), channel.members.end(), peer);
@@ -206,7 +206,7 @@ bool ProgressEngine::gone_from(const ChannelState& channel, int rank) const {
   const int peer = channel.member(rank);
   if (channel.left.contains(peer) || gone_.contains(peer)) return true;
   const auto loss = lost_.find(peer);
-  return loss != lost_.end() && (loss->second.told || channel.is_isolated());
+  return loss != lost_.end() && (loss->second.is_announced || channel.is_isolated());
 }
 
 bool ProgressEngine::gone(const ChannelState& channel, int peer) const {
@@ -243,13 +243,13 @@ bool ProgressEngine::poll() {
 
 // Returns true if anything progressed. A network error fails all channels.
 bool ProgressEngine::poll_wire() {
-  if (deaf_) {
-    tell_more();
+  if (ignores_arrivals_) {
+    announce_more();
     return false;
   }
   try {
     const bool moved = wire_->poll();
-    return tell_losses() || moved;
+    return announce_losses() || moved;
   } catch (const std::exception& error) {
     raise_all(error.what());
     return true;

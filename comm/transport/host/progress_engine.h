@@ -181,14 +181,15 @@ class ProgressEngine {
     std::uint64_t channel;
     Wire::Payload payload;
   };
-  struct Telling {
+  struct Announcement {
     int peer;
     std::shared_ptr<const Wire::Job> job;
   };
   struct Loss {
     std::string cause;
-    Clock::time_point told_at;  // time at which the loss is announced to ordinary fault domains
-    bool told = false;
+    Clock::time_point
+        announced_at;  // time at which the loss is announced to ordinary fault domains
+    bool is_announced = false;
   };
   /// A mismatch, until the other rank has compared the options.
   struct Dispute {
@@ -204,7 +205,7 @@ class ProgressEngine {
            traits_.waiting == Wire::Waiting::kSleepAndPoll;
   }
   Wire::Parting parting();
-  bool said_goodbye();
+  bool exchange_goodbyes();
   void pack(Batch& batch);
   Block in_block(ConstByteSpan bytes);
   void pause() const;
@@ -275,14 +276,14 @@ class ProgressEngine {
   void end_disputes_with(int peer);
   void lose(int peer, const std::string& cause);
   void end_sends(int peer);
-  bool tell_losses();
+  bool announce_losses();
   void ring_all();
   void announce(const FaultDomain& domain);
-  void hear_fault(const Head& head, const Wire::Arrival& arrival);
-  void tell_fault(const FaultDomain& domain, int peer, const Block& text);
-  bool told() const;
-  void tell_more();
-  void tell_until(Clock::time_point until);
+  void take_fault(const Head& head, const Wire::Arrival& arrival);
+  void send_fault(const FaultDomain& domain, int peer, const Block& text);
+  bool all_announced() const;
+  void announce_more();
+  void announce_until(Clock::time_point until);
   class Inquiry;
   std::optional<std::uint32_t> put(ChannelState& channel, int rank, std::uint32_t tag);
 
@@ -308,8 +309,8 @@ class ProgressEngine {
   std::atomic<bool> questioned_{false};  // True if questions arrived while no thread was waiting
   std::atomic<int> waiting_{0};          // number of waiting threads
   std::vector<Dispute> disputes_;        // at most one per fault domain
-  std::vector<Telling> told_;            // fault announcements
-  bool deaf_ = false;               // True if all fault domains are faulty: arrivals are ignored
+  std::vector<Announcement> announcements_;  // fault announcements
+  bool ignores_arrivals_ = false;   // True if all fault domains are faulty: arrivals are ignored
   bool isolated_channels_ = false;  // True if isolated channels exist or existed
   bool closed_ = false;
   std::optional<bool> ended_;  // True if the wire released all memory; unset until asked

@@ -46,7 +46,7 @@ void ProgressEngine::answer_questions() {
                       .part = question.part,
                       .kind = Kind::kAnswer};
       const Block ranks = in_block(std::as_bytes(std::span(awaited.ranks)));
-      if (!deaf_) send(peer, head, {ranks.bytes(), ranks});
+      if (!ignores_arrivals_) send(peer, head, {ranks.bytes(), ranks});
     } catch (const std::exception& error) {
       raise_all(error.what());
     }

@@ -109,7 +109,7 @@ InProcessWire::InProcessWire(std::shared_ptr<Network> network, int rank)
 
 Wire::Traits InProcessWire::traits() const {
   return {.waiting = network_->emulated() ? Waiting::kSleepAndPoll : Waiting::kSleep,
-          .tells_losses = true,
+          .reports_losses = true,
           .keeps_sent = true,
           .sends_in_place = false};
 }

@@ -100,6 +100,6 @@ bool yields_when_idle() {
 
 bool any_poisoned() { return poisoned.load(); }
 
-void note_poisoned() { poisoned.store(true); }
+void record_abort() { poisoned.store(true); }
 
 }  // namespace tersor::mpi

@@ -31,6 +31,6 @@ bool yields_when_idle();
 /// True if any transport of this process was aborted. MPI_Finalize may then wait for dead ranks
 /// forever.
 bool any_poisoned();
-void note_poisoned();
+void record_abort();
 
 }  // namespace tersor::mpi

@@ -126,7 +126,7 @@ bool MpiWire::end(Parting parting) {
   return true;
 }
 
-void MpiWire::note_use() {
+void MpiWire::record_use() {
   if (thread_level_ == MPI_THREAD_SERIALIZED) user_ = std::this_thread::get_id();
 }
 
@@ -137,7 +137,7 @@ bool MpiWire::right_thread() const {
 void MpiWire::check_thread() {
   if (!running())
     throw InvalidArgument("MPI was finalised: transports and handles end before MPI_Finalize");
-  note_use();
+  record_use();
   if (right_thread()) return;
   throw InvalidArgument("MPI was initialised with " +
                         std::string(thread_level_name(thread_level_)) +
@@ -145,7 +145,7 @@ void MpiWire::check_thread() {
                         "MPI_THREAD_MULTIPLE for more");
 }
 
-void MpiWire::note_poisoned() { mpi::note_poisoned(); }
+void MpiWire::record_abort() { mpi::record_abort(); }
 
 void MpiWire::post_head(std::shared_ptr<Job> job) {
   auto& receive = static_cast<HeadReceive&>(*job);

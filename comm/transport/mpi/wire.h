@@ -47,10 +47,10 @@ class MpiWire final : public Wire {
   bool quiet() const override { return requests_.idle_but(heads_); }
 
   bool running() const override { return mpi::running(); }
-  void note_use() override;
+  void record_use() override;
   bool right_thread() const override;
   void check_thread() override;
-  void note_poisoned() override;
+  void record_abort() override;
 
  private:
   struct HeadReceive;

@@ -15,7 +15,7 @@ constexpr auto kFinishesWithin = 10s;  // for queued work when a communicator is
 constexpr auto kShortCall = 100ms;     // maximum duration of a nonblocking call
 // During a nonblocking call, because resting is a system call.
 constexpr int kLooksBeforeRest = 100;
-constexpr auto kHearsWithin = 1s;  // time for a revoke to end a blocking call
+constexpr auto kRevokedWithin = 1s;  // time for a revoke to end a blocking call
 
 /// The state of a communicator: ncclInProgress or the final result.
 ncclResult_t state_of(ncclComm_t handle) {
@@ -150,7 +150,7 @@ void Communicator::stop() {
 // abort.
 void Communicator::let_go(Lock& lock) {
   revoke();
-  if (api().comm_revoke != nullptr) static_cast<void>(lock.try_lock_for(kHearsWithin));
+  if (api().comm_revoke != nullptr) static_cast<void>(lock.try_lock_for(kRevokedWithin));
 }
 
 void Communicator::revoke() {

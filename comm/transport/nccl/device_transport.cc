@@ -23,7 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // A gather completed on this rank may still be under way for other ranks.
-constexpr auto kTellOthers = 1000ms;
+constexpr auto kToAnnounce = 1000ms;
 constexpr auto kLongestDeafness = 1ms;
 
 // Longer options are left out.
@@ -175,7 +175,7 @@ void DeviceTransport::agree(const Operation& operation) {
   const std::vector<Difference> differences = compare_options(operation, options, calls);
   const std::string cause = "ranks disagree: " + name(rank()) + " calls " + own.name + ", but " +
                             differing + (differences.empty() ? "" : ": " + text_of(differences));
-  fabric_->fail(cause, kTellOthers);
+  fabric_->fail(cause, kToAnnounce);
   throw TransportError(cause, differences);
 }
 

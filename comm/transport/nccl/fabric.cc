@@ -95,7 +95,7 @@ std::optional<std::string> Fabric::find_late(Clock::time_point now) {
     if (const auto late = queue->observe(now))
       return names_.at(late->name) + " on " + who_ + ": not done after " +
              std::to_string(late->timeout.count()) +
-             " ms on the device: a rank is gone, late, or calls something else" + what_nccl_says();
+             " ms on the device: a rank is gone, late, or calls something else" + nccl_error_text();
   return std::nullopt;
 }
 
@@ -106,12 +106,12 @@ std::optional<std::string> Fabric::find_damage() {
 }
 
 std::optional<std::string> Fabric::find_error() {
-  const std::string found = what_nccl_says();
+  const std::string found = nccl_error_text();
   if (found.empty()) return std::nullopt;
   return who_ + found;
 }
 
-std::string Fabric::what_nccl_says() {
+std::string Fabric::nccl_error_text() {
   for (Communicator* communicator : communicators_)
     if (const auto error = communicator->ask_error()) return ": NCCL reports " + *error;
   return {};

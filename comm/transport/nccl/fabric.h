@@ -59,7 +59,7 @@ class Fabric {
   std::optional<std::string> find_error();
   void raise(Clock::time_point now, const std::optional<std::string>& cause,
              Blame blame = Blame::kRanks);
-  std::string what_nccl_says();
+  std::string nccl_error_text();
   void stop_all(Clock::time_point now, Lock& lock);
   template <typename Kind, typename Action>
   void on_each_at_once(const std::vector<Kind*>& all, const Action& action) const;

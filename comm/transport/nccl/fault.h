@@ -32,7 +32,7 @@ class Fault {
     if (!is_raised()) return;
     const bool named = cause_.starts_with(operation);
     const std::string text = named ? cause_ : std::string(operation) + ": " + cause_;
-    if (blame_ == Blame::kFrame && !told_.exchange(true)) throw WireError(text);
+    if (blame_ == Blame::kFrame && !thrown_.exchange(true)) throw WireError(text);
     throw TransportError(text);
   }
 
@@ -41,7 +41,7 @@ class Fault {
   std::atomic<bool> raised_{false};
   std::string cause_;  // `cause_` and `blame_` are constant once raised
   Blame blame_ = Blame::kRanks;
-  mutable std::atomic<bool> told_{false};  // True if WireError was thrown
+  mutable std::atomic<bool> thrown_{false};  // True if WireError was thrown
 };
 
 }  // namespace tersor::nccl

@@ -66,12 +66,12 @@ struct Answer {
 static_assert(sizeof(Answer) == 40 && std::is_trivially_copyable_v<Answer>);
 
 /// The content of both proofs: hello, challenge, and the verdict (0 in the caller's proof).
-struct Words {
+struct Transcript {
   Hello hello;
   Challenge challenge;
   std::uint64_t verdict = 0;
 };
-static_assert(sizeof(Words) == 112 && std::is_trivially_copyable_v<Words>);
+static_assert(sizeof(Transcript) == 112 && std::is_trivially_copyable_v<Transcript>);
 
 /// The keys of a connection's bytes, one per direction.
 struct SessionKeys {
@@ -102,7 +102,7 @@ class End {
   SessionKeys keys_by(Role sends, Role receives) const;
 
   const Secret& secret_;
-  Words words_{};
+  Transcript transcript_{};
   ConstByteSpan reply_;
 
  private:

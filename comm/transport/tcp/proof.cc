@@ -67,19 +67,19 @@ Secret Secret::completed_by(std::string_view text) const {
 
 Secret::~Secret() { sodium_memzero(key_.data(), key_.size()); }
 
-Proof Secret::prove(Role role, ConstByteSpan words) const {
+Proof Secret::prove(Role role, ConstByteSpan transcript) const {
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, raw(key_.data()), key_.size());
   const auto label = static_cast<unsigned char>(role);
   crypto_auth_hmacsha256_update(&state, &label, 1);
-  crypto_auth_hmacsha256_update(&state, raw(words.data()), words.size());
+  crypto_auth_hmacsha256_update(&state, raw(transcript.data()), transcript.size());
   Proof proof;
   crypto_auth_hmacsha256_final(&state, raw(proof.data()));
   return proof;
 }
 
-bool Secret::accepts(const Proof& proof, Role role, ConstByteSpan words) const {
-  const Proof expected = prove(role, words);
+bool Secret::accepts(const Proof& proof, Role role, ConstByteSpan transcript) const {
+  const Proof expected = prove(role, transcript);
   return sodium_memcmp(proof.data(), expected.data(), proof.size()) == 0;
 }
 

@@ -45,10 +45,10 @@ class Secret {
   /// unchanged.
   Secret completed_by(std::string_view text) const;
 
-  /// The keyed hash of `words` in a role.
-  Proof prove(Role role, ConstByteSpan words) const;
-  /// True if `proof` is the keyed hash of `words`. Takes equal time for wrong proofs.
-  bool accepts(const Proof& proof, Role role, ConstByteSpan words) const;
+  /// The keyed hash of `transcript` in a role.
+  Proof prove(Role role, ConstByteSpan transcript) const;
+  /// True if `proof` is the keyed hash of `transcript`. Takes equal time for wrong proofs.
+  bool accepts(const Proof& proof, Role role, ConstByteSpan transcript) const;
 
  private:
   Proof key_;

@@ -73,12 +73,12 @@ void Reactor::look() {
   const int count = epoll_wait(epoll_.number(), events.data(), kMostNews, 0);
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<std::size_t>(i)];
-    if (event.data.ptr != nullptr) note(event.events, event.data.ptr);
+    if (event.data.ptr != nullptr) record(event.events, event.data.ptr);
   }
 }
 
-void Reactor::note(std::uint32_t events, void* told) {
-  auto& who = *static_cast<Watched*>(told);
+void Reactor::record(std::uint32_t events, void* watched) {
+  auto& who = *static_cast<Watched*>(watched);
   const bool ended = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
   who.ended_ = who.ended_ || ended;
   who.readable_ = who.readable_ || ended || (events & EPOLLIN) != 0;
@@ -97,12 +97,12 @@ bool Reactor::turn() {
     if (acting_[index] != nullptr && acting_[index]->busy()) activate(*acting_[index]);
   }
   acting_.clear();
-  note_busy();
+  record_busy();
   return moved;
 }
 
 // Wakes sleeping threads to continue the remaining work.
-void Reactor::note_busy() {
+void Reactor::record_busy() {
   busy_.store(!active_.empty());
   if (!active_.empty() && sleepers_.load() != 0) interrupt();
 }

@@ -55,8 +55,8 @@ class Reactor {
 
  private:
   void look();
-  void note_busy();
-  void note(std::uint32_t events, void* who);
+  void record_busy();
+  void record(std::uint32_t events, void* who);
 
   const Descriptor epoll_;
   const Descriptor alarm_;

@@ -100,7 +100,7 @@ void Switchboard::begin_call(ConnectionId name) {
   ConnectionProgress& to = link(name);
   if (to.connected || to.call != nullptr) return;
   const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(name.peer)];
-  if (endpoint.port() == 0) return tell({.name = name, .failure = "nobody calls this rank"});
+  if (endpoint.port() == 0) return deliver({.name = name, .failure = "nobody calls this rank"});
   const CallPatience patience{.refused = address_.patience,
                               .away = std::max(address_.patience, Clock::now() + address_.timeout)};
   to.call = std::make_unique<OutgoingCall>(*this, hello_to(name), endpoint, patience);
@@ -192,7 +192,7 @@ void Switchboard::answered(OutgoingCall& call, Verdict verdict) {
 void Switchboard::failed(OutgoingCall& call, const std::string& why) {
   const ConnectionId name{static_cast<int>(call.hello().to), call.hello().connection};
   put_away(name);
-  tell({.name = name, .failure = why});
+  deliver({.name = name, .failure = why});
 }
 
 void Switchboard::put_away(ConnectionId name) {
@@ -207,10 +207,10 @@ void Switchboard::finish(ConnectionId name, Socket socket) {
   put_away(name);
   link(name).connected = true;
   --missing_;
-  tell({.name = name, .socket = std::move(socket)});
+  deliver({.name = name, .socket = std::move(socket)});
 }
 
-void Switchboard::tell(ConnectionResult connection) {
+void Switchboard::deliver(ConnectionResult connection) {
   {
     const std::lock_guard lock(mutex_);
     made_.push_back(std::move(connection));

@@ -103,7 +103,7 @@ class Switchboard final : public Watched {
   Verdict judge(const Hello& caller);
   void put_away(ConnectionId name);
   void finish(ConnectionId name, Socket socket);
-  void tell(ConnectionResult connection);
+  void deliver(ConnectionResult connection);
 
   // Used by the thread only.
   const RankAddress& address_;

@@ -111,7 +111,7 @@ void TcpWire::send(int to, MessageHead head, Payload payload) {
     post(receiver, head, std::move(payload));
   else if (receiver.inbox.ended() && payload.job != nullptr)
     done_.push_back(std::move(payload.job));
-  tell_done();
+  report_done();
 }
 
 void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
@@ -131,8 +131,8 @@ void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
 bool TcpWire::poll() {
   if (switchboard_ == nullptr) return false;  // alone, or ended
   const bool moved = move();
-  tell_done();
-  return tell_news() || moved;
+  report_done();
+  return report_arrivals() || moved;
 }
 
 // Connections made after a poll wake the next sleep. Connections made before the poll need this
@@ -155,12 +155,12 @@ bool TcpWire::take_connections() {
   return !connections.empty();
 }
 
-void TcpWire::tell_done() {
+void TcpWire::report_done() {
   for (const auto& job : std::exchange(done_, {}))
     if (job->done) job->done(*job);
 }
 
-bool TcpWire::tell_news() {
+bool TcpWire::report_arrivals() {
   const bool any = !news_.empty() || !losses_.empty();
   while (!news_.empty()) {
     Arrival arrival = std::move(news_.front());
@@ -203,7 +203,7 @@ bool TcpWire::shows_its_end_to(int peer) const {
 }
 
 // Discards messages of peers: the operations are finished.
-void TcpWire::note_poisoned() {
+void TcpWire::record_abort() {
   for (const auto& peer : peers_)
     if (peer != nullptr) peer->inbox.drop_payloads();
 }

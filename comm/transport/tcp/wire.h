@@ -37,7 +37,7 @@ class TcpWire final : public Wire {
   ~TcpWire() override;
 
   Traits traits() const override {
-    return {.waiting = Waiting::kRest, .tells_losses = true, .copied_bytes = kCopiedBytes};
+    return {.waiting = Waiting::kRest, .reports_losses = true, .copied_bytes = kCopiedBytes};
   }
   int rank() const override { return address_.rank; }
   int ranks() const override { return static_cast<int>(address_.endpoints.size()); }
@@ -53,7 +53,7 @@ class TcpWire final : public Wire {
   bool running() const override { return process_.is_this(); }
   void check_thread() override;
   bool shows_its_end_to(int peer) const override;
-  void note_poisoned() override;
+  void record_abort() override;
 
   /// Number of connected peers without a proof of identity.
   std::size_t strangers() const { return switchboard_ ? switchboard_->strangers() : 0; }
@@ -77,8 +77,8 @@ class TcpWire final : public Wire {
   void post(Peer& peer, const MessageHead& head, Payload payload);
   bool move();
   bool take_connections();  // returns true if there were any
-  void tell_done();
-  bool tell_news();
+  void report_done();
+  bool report_arrivals();
   bool flushed() const;
   template <typename Visitor>
   void for_each_connection(Visitor&& visit) const;

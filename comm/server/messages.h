@@ -17,7 +17,7 @@
 
 namespace tersor {
 
-enum class Says : std::uint32_t {
+enum class ServerMessage : std::uint32_t {
   kJoin = 1,  // from a worker, with the signature
   kPush,      // with the worker's clock and a frame
   kPull,      // with the worker's clock
@@ -30,20 +30,20 @@ enum class Says : std::uint32_t {
 };
 
 /// The header before each message's frame or text. Little-endian.
-struct Note {
-  Says says = Says::kJoin;
+struct ServerHeader {
+  ServerMessage type = ServerMessage::kJoin;
   std::uint32_t clock = 0;
   std::uint64_t signature = 0;
   std::uint64_t bytes = 0;  ///< of the frame or text
   std::uint64_t reserved = 0;
 };
-static_assert(sizeof(Note) == 32);
+static_assert(sizeof(ServerHeader) == 32);
 
 inline constexpr std::size_t kMostText = std::size_t{1}
                                          << 20;  ///< maximum bytes of a text or of options
 
 /// `keep_alive`: owner of the sent bytes. The network may read these bytes after the last wait.
-inline Operation note_operation(std::shared_ptr<const void> keep_alive = {}) {
+inline Operation message_operation(std::shared_ptr<const void> keep_alive = {}) {
   constexpr auto kForEver = std::chrono::hours(24 * 365);
   return {.name = "parameter server",
           .tag = kUnorderedTag,
@@ -52,13 +52,13 @@ inline Operation note_operation(std::shared_ptr<const void> keep_alive = {}) {
 }
 
 /// Throws WireError for an incomplete header or body.
-inline std::pair<Note, ConstByteSpan> read_note(ConstByteSpan message) {
-  Note note;
-  if (message.size() < sizeof(note)) throw WireError("parameter server: a message too short");
-  std::memcpy(&note, message.data(), sizeof(note));
-  if (note.bytes > message.size() - sizeof(note))
+inline std::pair<ServerHeader, ConstByteSpan> read_message(ConstByteSpan message) {
+  ServerHeader header;
+  if (message.size() < sizeof(header)) throw WireError("parameter server: a message too short");
+  std::memcpy(&header, message.data(), sizeof(header));
+  if (header.bytes > message.size() - sizeof(header))
     throw WireError("parameter server: a message that was cut");
-  return {note, message.subspan(sizeof(note), note.bytes)};
+  return {header, message.subspan(sizeof(header), header.bytes)};
 }
 
 /// Messages to a rank that may still be under way.
@@ -69,18 +69,18 @@ class Outbox {
   /// `fill` writes at most `capacity` bytes after the header and returns the number of written
   /// bytes. Returns the bytes of the whole message. Throws PeerLost.
   template <typename Fill>
-  std::size_t send(Note note, std::size_t capacity, const Fill& fill) {
+  std::size_t send(ServerHeader header, std::size_t capacity, const Fill& fill) {
     forget_sent();
-    const auto bytes = std::make_shared<Buffer>(sizeof(note) + capacity);
-    note.bytes = fill(bytes->span().subspan(sizeof(note)));
-    std::memcpy(bytes->pointer(), &note, sizeof(note));
-    sent_.push_back(channel_->send(note_operation(bytes), peer_,
-                                   bytes->span().first(sizeof(note) + note.bytes)));
-    return sizeof(note) + note.bytes;
+    const auto bytes = std::make_shared<Buffer>(sizeof(header) + capacity);
+    header.bytes = fill(bytes->span().subspan(sizeof(header)));
+    std::memcpy(bytes->pointer(), &header, sizeof(header));
+    sent_.push_back(channel_->send(message_operation(bytes), peer_,
+                                   bytes->span().first(sizeof(header) + header.bytes)));
+    return sizeof(header) + header.bytes;
   }
-  void send(const Note& note, std::string_view text = {}) {
+  void send(const ServerHeader& header, std::string_view text = {}) {
     text = text.substr(0, kMostText);
-    send(note, text.size(), [&](ByteSpan space) {
+    send(header, text.size(), [&](ByteSpan space) {
       return text.copy(reinterpret_cast<char*>(space.data()), text.size());
     });
   }
