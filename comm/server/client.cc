@@ -242,7 +242,7 @@ class ServerSeen {
   WorkerFrames frames_;
   std::uint32_t clock_ = 0;
   std::chrono::milliseconds timeout_;
-  Outbox out_;
+  MessageSender out_;
   Buffer own_frame_;
   Handle pending_, weights_;
   std::deque<std::uint32_t> pushed_;  // without an answer

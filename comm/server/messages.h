@@ -62,9 +62,9 @@ inline std::pair<ServerHeader, ConstByteSpan> read_message(ConstByteSpan message
 }
 
 /// Messages to a rank that may still be under way.
-class Outbox {
+class MessageSender {
  public:
-  Outbox(Transport& channel, int peer) : channel_(&channel), peer_(peer) {}
+  MessageSender(Transport& channel, int peer) : channel_(&channel), peer_(peer) {}
 
   /// `fill` writes at most `capacity` bytes after the header and returns the number of written
   /// bytes. Returns the bytes of the whole message. Throws PeerLost.

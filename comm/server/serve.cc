@@ -25,7 +25,7 @@ struct Peer {
   Peer(Transport& channel, int number) : rank(number), out(channel, number) {}
 
   int rank;
-  Outbox out;
+  MessageSender out;
   Handle pending;
   bool gone = false;
   std::deque<std::uint32_t> pushed;    // without an answer

@@ -328,7 +328,7 @@ TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
       EXPECT_EQ(shard.statistics().lost, std::vector<int>{1});
       EXPECT_LT(shard.statistics().pulls, kPulls + kAhead + 20);
     } else if (transport.rank() == 1) {
-      Outbox out(*isolated, 0);
+      MessageSender out(*isolated, 0);
       out.send({.type = ServerMessage::kJoin,
                 .signature = WorkerFrames(counts, options, 1).signature()});
       for (std::uint64_t i = 0; i < kPulls; ++i) out.send({.type = ServerMessage::kPull});

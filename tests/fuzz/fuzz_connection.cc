@@ -4,7 +4,7 @@
 
 #include "comm/transport/host/block_pool.h"
 #include "comm/transport/tcp/handshake.h"
-#include "comm/transport/tcp/inbox.h"
+#include "comm/transport/tcp/message_reader.h"
 #include "comm/transport/tcp/records.h"
 
 #include <tersor/error.h>
@@ -75,7 +75,7 @@ void read_messages(std::size_t connections, Input& input) {
   host::BlockPool pool;
   std::size_t whole = 0;
   bool dropping = false;
-  Inbox inbox(
+  MessageReader message_reader(
       1, connections,
       [&](std::size_t bytes) {
         if (bytes > kMostBytes) throw OutOfMemory("too long for here");
@@ -93,14 +93,14 @@ void read_messages(std::size_t connections, Input& input) {
   while (!input.empty() && idle < 3 * connections) {
     const std::size_t connection = input.next() % connections, most = 64 * (1 + input.next());
     std::size_t bytes = 0;
-    for (const ByteSpan room : inbox.rooms(connection)) {
+    for (const ByteSpan room : message_reader.rooms(connection)) {
       const std::size_t now = input.fill(room, most - std::min(most, bytes));
       bytes += now;
       if (now < room.size()) break;
     }
     idle = bytes == 0 ? idle + 1 : 0;
-    if (bytes != 0) inbox.came(connection, bytes);
-    if (whole >= kMostKept && !std::exchange(dropping, true)) inbox.drop_payloads();
+    if (bytes != 0) message_reader.came(connection, bytes);
+    if (whole >= kMostKept && !std::exchange(dropping, true)) message_reader.drop_payloads();
   }
 }
 

@@ -143,8 +143,8 @@ std::size_t messages_of(const Grid& grid, int rank) {
 ScheduleWalk::ScheduleWalk(const Layout& layout) : layout_(layout) {
   for (int rank = 0; rank < ranks(); ++rank)
     values_.emplace_back(layout.part_count, expressions_.gradient(rank));
-  outbox_.resize(values_.size());
-  inbox_.resize(values_.size());
+  in_flight_.resize(values_.size());
+  received_.resize(values_.size());
   kept_.resize(values_.size());
   sent_.resize(values_.size());
 }
@@ -194,41 +194,41 @@ std::string ScheduleWalk::open(int rank, const StepMessage& message, Contents co
     if (parts(rank, shard) != parts(message.peer, contents[i].shard))
       return fault(rank, "gets another shard from rank " + std::to_string(message.peer));
     contents[i].shard = shard;
-    inbox_[size(rank)].push_back(std::move(contents[i]));
+    received_[size(rank)].push_back(std::move(contents[i]));
   }
   return "";
 }
 
 std::string ScheduleWalk::deliver(int rank) {
-  auto& outbox = outbox_[size(rank)];
-  inbox_[size(rank)].clear();
+  auto& sent_to_rank = in_flight_[size(rank)];
+  received_[size(rank)].clear();
   for (const StepMessage& message : step(rank).receives) {
-    const auto contents = outbox.find(message.peer);
-    if (contents == outbox.end())
+    const auto contents = sent_to_rank.find(message.peer);
+    if (contents == sent_to_rank.end())
       return fault(rank, "waits in vain for rank " + std::to_string(message.peer));
     if (std::string what = open(rank, message, std::move(contents->second)); !what.empty())
       return what;
-    outbox.erase(contents);
+    sent_to_rank.erase(contents);
   }
-  if (!outbox.empty())
-    return fault(rank,
-                 "does not take what rank " + std::to_string(outbox.begin()->first) + " sends");
+  if (!sent_to_rank.empty())
+    return fault(
+        rank, "does not take what rank " + std::to_string(sent_to_rank.begin()->first) + " sends");
   const bool ordered =
       std::ranges::is_sorted(step(rank).receives, [](const StepMessage& a, const StepMessage& b) {
         return std::pair(a.shard, a.peer) < std::pair(b.shard, b.peer);
       });
-  std::ranges::stable_sort(inbox_[size(rank)], {}, &Content::shard);
+  std::ranges::stable_sort(received_[size(rank)], {}, &Content::shard);
   return ordered ? "" : fault(rank, "adds in another order than that of shards and ranks");
 }
 
 void ScheduleWalk::take(int rank) {
   if (step(rank).idle() || step(rank).take == Take::kAbsorb) return;
   if (step(rank).take == Take::kKeep) {
-    kept_[size(rank)] = std::move(inbox_[size(rank)]);
+    kept_[size(rank)] = std::move(received_[size(rank)]);
     return;
   }
   std::map<std::size_t, std::vector<Expression>> sums;  // by part
-  for (const Content& content : inbox_[size(rank)])
+  for (const Content& content : received_[size(rank)])
     for (std::size_t i = 0; i < content.values.size(); ++i)
       sums[parts(rank, content.shard)[i]].push_back(content.values[i]);
   for (const auto& [part, values] : sums) values_[size(rank)][part] = expressions_.sum(values);
@@ -260,7 +260,7 @@ std::string ScheduleWalk::run() {
         Contents contents;
         for (std::size_t shard = message.shard; shard < message.shard + message.shards; ++shard)
           contents.push_back({shard, rank, made(rank, shard)});
-        if (!outbox_[size(message.peer)].emplace(rank, std::move(contents)).second)
+        if (!in_flight_[size(message.peer)].emplace(rank, std::move(contents)).second)
           return fault(rank, "sends twice to rank " + std::to_string(message.peer));
         if (message.peer != rank) count(rank, message);
       }

@@ -114,8 +114,8 @@ class ScheduleWalk {
   Expressions expressions_;
   std::size_t step_ = 0;
   std::vector<std::vector<Expression>> values_;
-  std::vector<std::map<int, Contents>> outbox_;  ///< [to][from]
-  std::vector<Contents> inbox_, kept_;
+  std::vector<std::map<int, Contents>> in_flight_;  ///< [to][from]
+  std::vector<Contents> received_, kept_;
   std::vector<Sent> sent_;
 };
 

@@ -10,8 +10,8 @@
 
 #include "comm/transport/host/block_pool.h"
 #include "comm/transport/host/head.h"
-#include "comm/transport/tcp/inbox.h"
-#include "comm/transport/tcp/outbox.h"
+#include "comm/transport/tcp/message_reader.h"
+#include "comm/transport/tcp/send_queue.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::tcp {
@@ -80,20 +80,20 @@ class Pair {
   }
 
   bool all_left() const {
-    return std::ranges::all_of(out_, [](const Outbox& queue) { return queue.empty(); });
+    return std::ranges::all_of(out_, [](const SendQueue& queue) { return queue.empty(); });
   }
   std::vector<Wire::Arrival>& came() { return came_; }
   std::vector<std::shared_ptr<Job>>& done() { return done_; }
-  Inbox& inbox() { return in_; }
+  MessageReader& message_reader() { return in_; }
   /// The total bytes of all blocks ever allocated.
   std::size_t taken() const { return taken_; }
 
  private:
   host::BlockPool pool_;
   std::size_t taken_ = 0;
-  std::vector<Outbox> out_;
+  std::vector<SendQueue> out_;
   std::vector<Wire::Arrival> came_;
-  Inbox in_;
+  MessageReader in_;
   std::vector<std::shared_ptr<Job>> done_;
 };
 
@@ -132,7 +132,7 @@ TEST(TcpQueues, MessagesComeWholeAndInOrder) {
       }
       pair.move_all();
       EXPECT_TRUE(pair.all_left());
-      EXPECT_FALSE(pair.inbox().within_message());
+      EXPECT_FALSE(pair.message_reader().within_message());
       EXPECT_EQ(pair.done().size(), jobs.size());
       ASSERT_EQ(pair.came().size(), sent.size());
       for (std::size_t number = 0; number < sent.size(); ++number) {
@@ -174,7 +174,7 @@ TEST(TcpQueues, LongPayloadsHaveTheirBlockAtOnce) {
   for (std::uint32_t number = 0; number < 3; ++number) pair.send(head_of(1 << 20, number), payload);
   std::size_t staged = 0;
   while (!pair.all_left()) {
-    const Rooms rooms = pair.inbox().rooms(0);
+    const Rooms rooms = pair.message_reader().rooms(0);
     const std::size_t moved = pair.move(0, 1 << 20);
     staged += rooms[0].size() > 10'000 ? 0 : moved;
   }
@@ -189,7 +189,7 @@ TEST(TcpQueues, WhatNobodyWantsTakesNoMemory) {
     const auto begun = test::pattern(1 << 20, 1, 1), late = test::pattern(3 << 20, 2, 2);
     pair.send(head_of(begun.size(), 0), begun);
     pair.move(0, 1000);
-    pair.inbox().drop_payloads();
+    pair.message_reader().drop_payloads();
     const std::vector<std::size_t> lengths = {late.size(), 100, 0, 10'000, kLeastShared};
     for (std::uint32_t number = 0; number < lengths.size(); ++number)
       pair.send(head_of(lengths[number], number + 1), ConstByteSpan(late).first(lengths[number]));
@@ -201,7 +201,7 @@ TEST(TcpQueues, WhatNobodyWantsTakesNoMemory) {
       EXPECT_EQ(host::head_of(pair.came()[number].head).tag, number);
       EXPECT_FALSE(pair.came()[number].payload);
     }
-    EXPECT_FALSE(pair.inbox().within_message());
+    EXPECT_FALSE(pair.message_reader().within_message());
   }
 }
 
@@ -229,11 +229,11 @@ TEST(TcpQueues, AGoodbyeIsTheLastWord) {
   head.kind = host::Kind::kLeave;
   pair.send(host::to_message_head(head), {});
   pair.move_all();
-  EXPECT_FALSE(pair.inbox().ended()) << "it left one channel";
+  EXPECT_FALSE(pair.message_reader().ended()) << "it left one channel";
   head.part = 1;
   pair.send(host::to_message_head(head), {});
   pair.move_all();
-  EXPECT_TRUE(pair.inbox().ended());
+  EXPECT_TRUE(pair.message_reader().ended());
 }
 
 }  // namespace

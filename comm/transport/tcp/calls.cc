@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "comm/transport/tcp/switchboard.h"
+#include "comm/transport/tcp/connection_manager.h"
 
 namespace tersor::tcp {
 namespace {
@@ -24,7 +24,7 @@ Clock::duration pause_after(int calls) {
 
 }  // namespace
 
-IncomingCall::IncomingCall(Switchboard& owner, Socket socket)
+IncomingCall::IncomingCall(ConnectionManager& owner, Socket socket)
     : owner_(owner), socket_(std::move(socket)), answerer_(owner.secret(), owner.rank()) {
   owner_.reactor().watch(socket_.number(), *this);
 }
@@ -58,7 +58,7 @@ bool IncomingCall::listen() {
   return false;
 }
 
-OutgoingCall::OutgoingCall(Switchboard& owner, const Hello& hello, const Endpoint& to,
+OutgoingCall::OutgoingCall(ConnectionManager& owner, const Hello& hello, const Endpoint& to,
                            const CallPatience& patience)
     : owner_(owner), hello_(hello), to_(to), patience_(patience) {}
 

@@ -11,7 +11,7 @@
 
 namespace tersor::tcp {
 
-class Switchboard;
+class ConnectionManager;
 
 /// A connection from another rank.
 class IncomingCall final : public Watched {
@@ -19,7 +19,7 @@ class IncomingCall final : public Watched {
   /// Time limit for the caller's proof.
   static constexpr std::chrono::seconds kProvenWithin{10};
 
-  IncomingCall(Switchboard& owner, Socket socket);
+  IncomingCall(ConnectionManager& owner, Socket socket);
   ~IncomingCall() override;
 
   Clock::time_point deadline() const { return deadline_; }
@@ -36,7 +36,7 @@ class IncomingCall final : public Watched {
  private:
   bool listen();
 
-  Switchboard& owner_;
+  ConnectionManager& owner_;
   Socket socket_;
   Answerer answerer_;
   const Clock::time_point deadline_ = Clock::now() + kProvenWithin;
@@ -51,7 +51,7 @@ struct CallPatience {
 /// A connection to another rank, with retries if the rank is overloaded or unreachable.
 class OutgoingCall final : public Watched {
  public:
-  OutgoingCall(Switchboard& owner, const Hello& hello, const Endpoint& to,
+  OutgoingCall(ConnectionManager& owner, const Hello& hello, const Endpoint& to,
                const CallPatience& patience);
   ~OutgoingCall() override { hang_up(); }
 
@@ -72,7 +72,7 @@ class OutgoingCall final : public Watched {
   bool not_reached(const Refusal& why);
   bool hung_up(const std::string& why);
 
-  Switchboard& owner_;
+  ConnectionManager& owner_;
   const Hello hello_;
   const Endpoint to_;
   const CallPatience patience_;

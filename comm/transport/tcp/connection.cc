@@ -15,9 +15,9 @@ constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;
 
 void Connection::send(SendItem item) {
   const bool fault = item.headed && item.head.is_fault();
-  fault ? outbox_.add_first(std::move(item)) : outbox_.add(std::move(item));
+  fault ? send_queue_.add_first(std::move(item)) : send_queue_.add(std::move(item));
   if (socket_ && writable_) write();
-  if (!fault) outbox_.keep_last(owner_.make_block);
+  if (!fault) send_queue_.keep_last(owner_.make_block);
   if (!std::exchange(wanted_, true)) owner_.connect();
 }
 
@@ -41,12 +41,12 @@ void Connection::drop_socket() {
 
 void Connection::close(std::vector<std::shared_ptr<Job>>& dropped) {
   drop_socket();
-  outbox_.drop(dropped);
+  send_queue_.drop(dropped);
 }
 
 bool Connection::busy() const {
   if (!socket_) return false;
-  return (readable_ && !inbox_.rooms(number_)[0].empty()) || (writable_ && waits());
+  return (readable_ && !message_reader_.rooms(number_)[0].empty()) || (writable_ && waits());
 }
 
 bool Connection::act() {
@@ -58,7 +58,7 @@ bool Connection::act() {
 bool Connection::read() {
   std::size_t bytes = 0;
   while (socket_ && readable_ && bytes < kMostBytesATurn) {
-    const Rooms rooms = inbox_.rooms(number_);
+    const Rooms rooms = message_reader_.rooms(number_);
     if (rooms[0].empty()) break;
     const Moved moved = socket_->read(rooms);
     bytes += moved.bytes;
@@ -72,11 +72,11 @@ bool Connection::read_rest() {
   std::size_t bytes = 0;
   try {
     while (socket_ && bytes < kMostRest) {
-      const Rooms rooms = inbox_.rooms(number_);
+      const Rooms rooms = message_reader_.rooms(number_);
       const Moved moved = rooms[0].empty() ? Moved{} : socket_->read(rooms);
       if (moved.bytes == 0) break;
       bytes += moved.bytes;
-      inbox_.came(number_, moved.bytes);
+      message_reader_.came(number_, moved.bytes);
     }
   } catch (const Error&) {
     return false;  // lost in any case
@@ -89,7 +89,7 @@ bool Connection::take(const Moved& moved) {
   std::string error = moved.error;
   bool sound = true;
   try {
-    if (moved.bytes != 0) inbox_.came(number_, moved.bytes);
+    if (moved.bytes != 0) message_reader_.came(number_, moved.bytes);
   } catch (const Error& wrong) {
     error = wrong.what();
     sound = false;
@@ -106,9 +106,9 @@ bool Connection::take(const Moved& moved) {
 bool Connection::write() {
   std::size_t bytes = 0;
   while (writable_ && waits()) {
-    const Moved moved = socket_->write(outbox_.next());
+    const Moved moved = socket_->write(send_queue_.next());
     bytes += moved.bytes;
-    outbox_.left(moved.bytes, owner_.done);
+    send_queue_.left(moved.bytes, owner_.done);
     writable_ = !moved.dry && moved.error.empty();
     if (moved.error.empty()) continue;
     write_error_ = moved.error;

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/transport/tcp/inbox.h"
-#include "comm/transport/tcp/outbox.h"
+#include "comm/transport/tcp/message_reader.h"
 #include "comm/transport/tcp/reactor.h"
+#include "comm/transport/tcp/send_queue.h"
 #include "comm/transport/tcp/socket.h"
 
 namespace tersor::tcp {
@@ -26,15 +26,15 @@ class Connection final : public Watched {
     std::function<void(const std::string& cause)> lose;  ///< called after a broken connection
   };
 
-  Connection(std::size_t number, Inbox& inbox, Owner owner)
-      : number_(number), inbox_(inbox), owner_(std::move(owner)) {}
+  Connection(std::size_t number, MessageReader& message_reader, Owner owner)
+      : number_(number), message_reader_(message_reader), owner_(std::move(owner)) {}
   ~Connection() override { drop_socket(); }
 
   /// Queues an item in order; faults go before all items not yet begun. Copies payloads without an
   /// owner, unless sent at once.
   void send(SendItem item);
   /// True if everything has left, except goodbyes to a peer without a connection.
-  bool quiet() const { return !waits() || (!socket_ && outbox_.only_goodbyes()); }
+  bool quiet() const { return !waits() || (!socket_ && send_queue_.only_goodbyes()); }
   /// Continues with an established connection.
   void open(Socket socket);
   /// Reads more if the parser has free memory now.
@@ -51,18 +51,18 @@ class Connection final : public Watched {
 
  private:
   /// True if bytes wait to leave.
-  bool waits() const { return !outbox_.empty() || (socket_ && socket_->pending()); }
+  bool waits() const { return !send_queue_.empty() || (socket_ && socket_->pending()); }
   void drop_socket();
   bool read();
   bool take(const Moved& moved);
   bool write();
 
   const std::size_t number_;
-  Inbox& inbox_;
+  MessageReader& message_reader_;
   const Owner owner_;
   bool wanted_ = false;  // True if the connection was requested
   std::optional<Socket> socket_;
-  Outbox outbox_;
+  SendQueue send_queue_;
   std::string write_error_;
 };
 

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "comm/transport/tcp/handshake.h"
-#include "comm/transport/tcp/inbox.h"
-#include "comm/transport/tcp/outbox.h"
+#include "comm/transport/tcp/message_reader.h"
+#include "comm/transport/tcp/send_queue.h"
 
 namespace tersor::tcp {
 

@@ -12,9 +12,9 @@
 #include <string>
 
 #include "comm/transport/tcp/descriptor.h"
-#include "comm/transport/tcp/inbox.h"
-#include "comm/transport/tcp/outbox.h"
+#include "comm/transport/tcp/message_reader.h"
 #include "comm/transport/tcp/records.h"
+#include "comm/transport/tcp/send_queue.h"
 
 namespace tersor::tcp {
 

@@ -32,7 +32,7 @@ bool Process::is_this() const { return forks.load(std::memory_order_relaxed) == 
 
 struct TcpWire::Peer {
   const int rank;
-  Inbox inbox;
+  MessageReader message_reader;
   std::string lost = {};  ///< reason of the loss, if lost
   std::vector<std::unique_ptr<Connection>> connections = {};
 
@@ -48,32 +48,32 @@ void TcpWire::start(Events events) {
   if (ranks() == 1) return;
   for (int rank = 0; rank < ranks(); ++rank)
     peers_.push_back(rank == address_.rank ? nullptr : make_peer(rank));
-  switchboard_ = std::make_unique<Switchboard>(address_, reactor_);
+  connection_manager_ = std::make_unique<ConnectionManager>(address_, reactor_);
 }
 
 std::unique_ptr<TcpWire::Peer> TcpWire::make_peer(int rank) {
   auto made = std::make_unique<Peer>(Peer{
-      rank, Inbox(
+      rank, MessageReader(
                 rank, address_.connections, [this](std::size_t bytes) { return take_block(bytes); },
                 [this](Arrival arrival) { news_.push_back(std::move(arrival)); })});
   for (std::size_t connection = 0; connection < address_.connections; ++connection)
-    made->connections.push_back(
-        std::make_unique<Connection>(connection, made->inbox, owner_of(*made, connection)));
+    made->connections.push_back(std::make_unique<Connection>(connection, made->message_reader,
+                                                             owner_of(*made, connection)));
   return made;
 }
 
 Connection::Owner TcpWire::owner_of(Peer& peer, std::size_t connection) {
-  return {
-      .reactor = reactor_,
-      .done = done_,
-      .make_block = [this](std::size_t bytes) { return take_block(bytes); },
-      .connect = [this, name = ConnectionId{peer.rank, connection}] { switchboard_->want(name); },
-      .read =
-          [&peer] {
-            for (const auto& other : peer.connections) other->look_again();
-          },
-      .read_rest = [&peer] { read_rest(peer); },
-      .lose = [this, &peer](const std::string& cause) { lose(peer, cause); }};
+  return {.reactor = reactor_,
+          .done = done_,
+          .make_block = [this](std::size_t bytes) { return take_block(bytes); },
+          .connect = [this, name = ConnectionId{peer.rank,
+                                                connection}] { connection_manager_->want(name); },
+          .read =
+              [&peer] {
+                for (const auto& other : peer.connections) other->look_again();
+              },
+          .read_rest = [&peer] { read_rest(peer); },
+          .lose = [this, &peer](const std::string& cause) { lose(peer, cause); }};
 }
 
 template <typename Visitor>
@@ -99,7 +99,7 @@ void TcpWire::lose(Peer& peer, const std::string& cause) {
   peer.lost = "the connection to rank " + std::to_string(peer.rank) + " broke: " + cause;
   std::vector<std::shared_ptr<Job>> dropped;
   for (auto& connection : peer.connections) connection->close(dropped);
-  if (peer.inbox.ended())
+  if (peer.message_reader.ended())
     done_.insert(done_.end(), dropped.begin(), dropped.end());
   else
     losses_.push_back({peer.rank, std::move(dropped)});
@@ -109,7 +109,7 @@ void TcpWire::send(int to, MessageHead head, Payload payload) {
   Peer& receiver = peer(to);
   if (!receiver.over())
     post(receiver, head, std::move(payload));
-  else if (receiver.inbox.ended() && payload.job != nullptr)
+  else if (receiver.message_reader.ended() && payload.job != nullptr)
     done_.push_back(std::move(payload.job));
   report_done();
 }
@@ -129,7 +129,7 @@ void TcpWire::post(Peer& peer, const MessageHead& head, Payload payload) {
 }
 
 bool TcpWire::poll() {
-  if (switchboard_ == nullptr) return false;  // alone, or ended
+  if (connection_manager_ == nullptr) return false;  // alone, or ended
   const bool moved = move();
   report_done();
   return report_arrivals() || moved;
@@ -144,7 +144,7 @@ bool TcpWire::move() {
 }
 
 bool TcpWire::take_connections() {
-  auto connections = switchboard_->made();
+  auto connections = connection_manager_->made();
   for (ConnectionResult& made : connections) {
     Peer& with = peer(made.name.peer);
     if (!made.socket)
@@ -205,7 +205,7 @@ bool TcpWire::shows_its_end_to(int peer) const {
 // Discards messages of peers: the operations are finished.
 void TcpWire::record_abort() {
   for (const auto& peer : peers_)
-    if (peer != nullptr) peer->inbox.drop_payloads();
+    if (peer != nullptr) peer->message_reader.drop_payloads();
 }
 
 // Closing a connection with unread data discards bytes not yet delivered to the peer. Therefore,
@@ -221,7 +221,7 @@ bool TcpWire::end(Parting parting) {
   }
   std::vector<std::shared_ptr<Job>> dropped;
   for_each_connection([&](Connection& connection) { connection.close(dropped); });
-  switchboard_.reset();
+  connection_manager_.reset();
   news_.clear();
   done_.clear();
   return true;

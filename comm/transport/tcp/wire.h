@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/transport/tcp/connection.h"
-#include "comm/transport/tcp/switchboard.h"
+#include "comm/transport/tcp/connection_manager.h"
 
 namespace tersor::tcp {
 
@@ -56,9 +56,11 @@ class TcpWire final : public Wire {
   void record_abort() override;
 
   /// Number of connected peers without a proof of identity.
-  std::size_t strangers() const { return switchboard_ ? switchboard_->strangers() : 0; }
+  std::size_t strangers() const {
+    return connection_manager_ ? connection_manager_->strangers() : 0;
+  }
   /// True if other ranks may still connect.
-  bool listens() const { return switchboard_ != nullptr && switchboard_->listens(); }
+  bool listens() const { return connection_manager_ != nullptr && connection_manager_->listens(); }
   /// Number of open connections.
   std::size_t connections() const;
 
@@ -87,7 +89,7 @@ class TcpWire final : public Wire {
   RankAddress address_;
   Events events_;
   Reactor reactor_;
-  std::unique_ptr<Switchboard> switchboard_;
+  std::unique_ptr<ConnectionManager> connection_manager_;
   std::vector<std::shared_ptr<Job>> done_;    // notifications to deliver
   std::deque<Arrival> news_;                  // messages to deliver, in order
   std::deque<Loss> losses_;                   // losses to deliver, after all messages

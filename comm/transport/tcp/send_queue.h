@@ -32,7 +32,7 @@ struct SendItem {
 inline constexpr std::size_t kMostPieces = 16;
 using Pieces = std::array<ConstByteSpan, kMostPieces>;
 
-class Outbox {
+class SendQueue {
  public:
   bool empty() const { return items_.empty(); }
   /// True if only goodbyes are queued.

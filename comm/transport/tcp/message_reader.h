@@ -31,13 +31,13 @@ Share share_of(std::size_t payload_bytes, std::size_t connection, std::size_t co
 /// last.
 using Rooms = std::array<ByteSpan, 2>;
 
-class Inbox {
+class MessageReader {
  public:
   using Take = std::function<void(Wire::Arrival arrival)>;
   using MakeBlock = std::function<Block(std::size_t bytes)>;
 
   /// `take` receives each complete message.
-  Inbox(int peer, std::size_t connections, MakeBlock make_block, Take take);
+  MessageReader(int peer, std::size_t connections, MakeBlock make_block, Take take);
 
   /// Empty if the connection must not be read now.
   Rooms rooms(std::size_t connection);

@@ -1,4 +1,4 @@
-#include "comm/transport/tcp/switchboard.h"
+#include "comm/transport/tcp/connection_manager.h"
 
 #include <tersor/error.h>
 
@@ -42,7 +42,7 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
 
 }  // namespace
 
-Switchboard::Switchboard(RankAddress& address, Reactor& wire)
+ConnectionManager::ConnectionManager(RankAddress& address, Reactor& wire)
     : address_(address),
       listener_(std::move(address.listener)),
       links_(address_.endpoints.size() * address_.connections),
@@ -57,13 +57,13 @@ Switchboard::Switchboard(RankAddress& address, Reactor& wire)
   }
 }
 
-Switchboard::~Switchboard() {
+ConnectionManager::~ConnectionManager() {
   serving_ = false;
   reactor_.interrupt();
   thread_.join();
 }
 
-void Switchboard::serve() {
+void ConnectionManager::serve() {
   while (serving_ && missing_ != 0) {
     reactor_.sleep(next_deadline());
     reactor_.turn();
@@ -79,7 +79,7 @@ void Switchboard::serve() {
   listener_.reset();
 }
 
-void Switchboard::want(ConnectionId name) {
+void ConnectionManager::want(ConnectionId name) {
   {
     const std::lock_guard lock(mutex_);
     wishes_.push_back(name);
@@ -87,7 +87,7 @@ void Switchboard::want(ConnectionId name) {
   reactor_.interrupt();
 }
 
-void Switchboard::take_wishes() {
+void ConnectionManager::take_wishes() {
   std::vector<ConnectionId> wishes;
   {
     const std::lock_guard lock(mutex_);
@@ -96,7 +96,7 @@ void Switchboard::take_wishes() {
   for (const ConnectionId name : wishes) begin_call(name);
 }
 
-void Switchboard::begin_call(ConnectionId name) {
+void ConnectionManager::begin_call(ConnectionId name) {
   ConnectionProgress& to = link(name);
   if (to.connected || to.call != nullptr) return;
   const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(name.peer)];
@@ -107,7 +107,7 @@ void Switchboard::begin_call(ConnectionId name) {
   to.call->dial();
 }
 
-Hello Switchboard::hello_to(ConnectionId name) const {
+Hello ConnectionManager::hello_to(ConnectionId name) const {
   return {.from = rank(),
           .to = static_cast<std::uint32_t>(name.peer),
           .ranks = static_cast<std::uint32_t>(address_.endpoints.size()),
@@ -116,7 +116,7 @@ Hello Switchboard::hello_to(ConnectionId name) const {
           .protection = static_cast<std::uint64_t>(address_.protect)};
 }
 
-Clock::time_point Switchboard::next_deadline() const {
+Clock::time_point ConnectionManager::next_deadline() const {
   Clock::time_point next = Clock::now() + (crowded_ ? Clock::duration(kCrowdedPause) : 1h);
   if (!strangers_.empty()) next = std::min(next, strangers_.front()->deadline());
   for (const ConnectionProgress& each : links_)
@@ -124,7 +124,7 @@ Clock::time_point Switchboard::next_deadline() const {
   return next;
 }
 
-void Switchboard::look_at_clock() {
+void ConnectionManager::look_at_clock() {
   const auto now = Clock::now();
   while (!strangers_.empty() && strangers_.front()->deadline() < now) drop_first();
   strangers_count_ = strangers_.size();
@@ -137,14 +137,14 @@ void Switchboard::look_at_clock() {
   }
 }
 
-bool Switchboard::act() {
+bool ConnectionManager::act() {
   more_ = true;
   for (int calls = 0; more_ && calls < kMostCallsATurn; ++calls) more_ = accept();
   return true;
 }
 
 // Without free descriptors, drops an unproven connection for the next.
-bool Switchboard::accept() {
+bool ConnectionManager::accept() {
   auto socket = listener_->accept(crowded_);
   if (crowded_ || strangers_.size() >= kFewStrangers + links_.size()) drop_first();
   if (!socket) return false;
@@ -156,18 +156,18 @@ bool Switchboard::accept() {
   return true;
 }
 
-void Switchboard::drop(IncomingCall& call) {
+void ConnectionManager::drop(IncomingCall& call) {
   strangers_.remove_if([&](const auto& stranger) { return stranger.get() == &call; });
 }
 
-void Switchboard::admit(IncomingCall& call) {
+void ConnectionManager::admit(IncomingCall& call) {
   const Hello caller = call.caller();
   const Verdict verdict = judge(caller);
   if (!call.answer(verdict) || verdict != Verdict::kWelcome) return;
   finish({static_cast<int>(caller.from), caller.connection}, call.release());
 }
 
-Verdict Switchboard::judge(const Hello& caller) {
+Verdict ConnectionManager::judge(const Hello& caller) {
   const std::uint32_t self = rank();
   if (caller.ranks != address_.endpoints.size()) return Verdict::kOtherRanks;
   if (caller.connections != address_.connections || caller.connection >= address_.connections)
@@ -182,20 +182,20 @@ Verdict Switchboard::judge(const Hello& caller) {
 }
 
 // If both ranks connected at once, the peer's connection is used.
-void Switchboard::answered(OutgoingCall& call, Verdict verdict) {
+void ConnectionManager::answered(OutgoingCall& call, Verdict verdict) {
   const ConnectionId name{static_cast<int>(call.hello().to), call.hello().connection};
   if (verdict == Verdict::kWelcome) return finish(name, call.release());
   if (verdict != Verdict::kCrossed) return failed(call, refusal(call, verdict));
   put_away(name);
 }
 
-void Switchboard::failed(OutgoingCall& call, const std::string& why) {
+void ConnectionManager::failed(OutgoingCall& call, const std::string& why) {
   const ConnectionId name{static_cast<int>(call.hello().to), call.hello().connection};
   put_away(name);
   deliver({.name = name, .failure = why});
 }
 
-void Switchboard::put_away(ConnectionId name) {
+void ConnectionManager::put_away(ConnectionId name) {
   auto call = std::exchange(link(name).call, nullptr);
   if (call == nullptr) return;
   call->hang_up();
@@ -203,14 +203,14 @@ void Switchboard::put_away(ConnectionId name) {
 }
 
 // Ends this rank's own attempt if the peer's connection is used.
-void Switchboard::finish(ConnectionId name, Socket socket) {
+void ConnectionManager::finish(ConnectionId name, Socket socket) {
   put_away(name);
   link(name).connected = true;
   --missing_;
   deliver({.name = name, .socket = std::move(socket)});
 }
 
-void Switchboard::deliver(ConnectionResult connection) {
+void ConnectionManager::deliver(ConnectionResult connection) {
   {
     const std::lock_guard lock(mutex_);
     made_.push_back(std::move(connection));
@@ -219,7 +219,7 @@ void Switchboard::deliver(ConnectionResult connection) {
   wire_.interrupt();
 }
 
-std::vector<ConnectionResult> Switchboard::made() {
+std::vector<ConnectionResult> ConnectionManager::made() {
   if (!any_made_) return {};
   const std::lock_guard lock(mutex_);
   any_made_ = false;

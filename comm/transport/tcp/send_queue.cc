@@ -1,4 +1,4 @@
-#include "comm/transport/tcp/outbox.h"
+#include "comm/transport/tcp/send_queue.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,17 +14,17 @@ std::array<ConstByteSpan, 2> SendItem::rest() const {
   return {ConstByteSpan(), payload.subspan(sent - head_bytes)};
 }
 
-bool Outbox::only_goodbyes() const {
+bool SendQueue::only_goodbyes() const {
   return std::ranges::all_of(
       items_, [](const SendItem& item) { return item.headed && item.head.is_goodbye(); });
 }
 
-void Outbox::add_first(SendItem item) {
+void SendQueue::add_first(SendItem item) {
   const bool begun = !items_.empty() && items_.front().sent != 0;
   items_.insert(items_.begin() + (begun ? 1 : 0), std::move(item));
 }
 
-void Outbox::keep_last(const std::function<Block(std::size_t bytes)>& make_block) {
+void SendQueue::keep_last(const std::function<Block(std::size_t bytes)>& make_block) {
   if (items_.empty()) return;
   SendItem& item = items_.back();
   const bool owned = item.job != nullptr && item.job->keep_alive != nullptr;
@@ -34,7 +34,7 @@ void Outbox::keep_last(const std::function<Block(std::size_t bytes)>& make_block
   item.payload = item.block.bytes();
 }
 
-Pieces Outbox::next() const {
+Pieces SendQueue::next() const {
   Pieces pieces{};
   std::size_t count = 0;
   for (const SendItem& item : items_) {
@@ -45,7 +45,7 @@ Pieces Outbox::next() const {
   return pieces;
 }
 
-void Outbox::left(std::size_t bytes, std::vector<std::shared_ptr<Job>>& done) {
+void SendQueue::left(std::size_t bytes, std::vector<std::shared_ptr<Job>>& done) {
   while (!items_.empty()) {
     SendItem& item = items_.front();
     const std::size_t now = std::min(bytes, item.bytes() - item.sent);
@@ -57,7 +57,7 @@ void Outbox::left(std::size_t bytes, std::vector<std::shared_ptr<Job>>& done) {
   }
 }
 
-void Outbox::drop(std::vector<std::shared_ptr<Job>>& done) {
+void SendQueue::drop(std::vector<std::shared_ptr<Job>>& done) {
   for (SendItem& item : items_) finish_part(std::move(item.job), done);
   items_.clear();
 }

@@ -48,12 +48,12 @@ struct ConnectionResult {
   std::string failure = {};
 };
 
-class Switchboard final : public Watched {
+class ConnectionManager final : public Watched {
  public:
   /// `address` must outlive this object; takes over its listener. Interrupts `wire` after adding to
   /// `made`. Throws TransportError if the system has no free descriptors or threads.
-  Switchboard(RankAddress& address, Reactor& wire);
-  ~Switchboard() override;
+  ConnectionManager(RankAddress& address, Reactor& wire);
+  ~ConnectionManager() override;
 
   /// Requests a connection. `made` returns finished connections, including those requested by other
   /// ranks.

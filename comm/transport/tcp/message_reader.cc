@@ -1,4 +1,4 @@
-#include "comm/transport/tcp/inbox.h"
+#include "comm/transport/tcp/message_reader.h"
 
 #include <tersor/error.h>
 
@@ -24,7 +24,7 @@ Share share_of(std::size_t payload_bytes, std::size_t connection, std::size_t co
   return {first, std::min(step, payload_bytes - first)};
 }
 
-Inbox::Inbox(int peer, std::size_t connections, MakeBlock make_block, Take take)
+MessageReader::MessageReader(int peer, std::size_t connections, MakeBlock make_block, Take take)
     : peer_(peer),
       make_block_(std::move(make_block)),
       take_(std::move(take)),
@@ -33,7 +33,7 @@ Inbox::Inbox(int peer, std::size_t connections, MakeBlock make_block, Take take)
 
 // The memory after a payload holds the next header, to save a separate system call. Long payloads
 // leave only this space, to copy no byte of the next payload.
-Rooms Inbox::rooms(std::size_t connection) {
+Rooms MessageReader::rooms(std::size_t connection) {
   if (!due_[connection].empty()) {
     const Due& due = due_[connection].front();
     const ByteSpan room = room_of(due);
@@ -44,18 +44,18 @@ Rooms Inbox::rooms(std::size_t connection) {
   return {connection == 0 ? free_stage() : ByteSpan(), ByteSpan()};
 }
 
-ByteSpan Inbox::room_of(const Due& due) {
+ByteSpan MessageReader::room_of(const Due& due) {
   if (due.target != nullptr) return {due.target, due.bytes};
   waste_.resize(kWasteBytes);
   return ByteSpan(waste_).first(std::min(due.bytes, kWasteBytes));
 }
 
-ByteSpan Inbox::free_stage() {
+ByteSpan MessageReader::free_stage() {
   const std::size_t limit = heads_alone_ ? sizeof(MessageHead) : kStageBytes;
   return ByteSpan(stage_).subspan(staged_, limit - staged_);
 }
 
-void Inbox::came(std::size_t connection, std::size_t bytes) {
+void MessageReader::came(std::size_t connection, std::size_t bytes) {
   const std::size_t wanted = due_[connection].empty() ? 0 : due_[connection].front().bytes;
   const std::size_t filled = std::min(bytes, wanted);
   if (filled != 0) fill(connection, filled);
@@ -66,7 +66,7 @@ void Inbox::came(std::size_t connection, std::size_t bytes) {
   deliver();
 }
 
-void Inbox::fill(std::size_t connection, std::size_t bytes) {
+void MessageReader::fill(std::size_t connection, std::size_t bytes) {
   Due& due = due_[connection].front();
   due.bytes -= bytes;
   if (due.target != nullptr) due.target += bytes;
@@ -75,7 +75,7 @@ void Inbox::fill(std::size_t connection, std::size_t bytes) {
 }
 
 // Moves an incomplete header to the front.
-void Inbox::read_stage() {
+void MessageReader::read_stage() {
   while (due_[0].empty() && staged_ - read_ >= sizeof(MessageHead)) {
     MessageHead head;
     std::memcpy(&head, stage_.data() + read_, sizeof head);
@@ -87,7 +87,7 @@ void Inbox::read_stage() {
   staged_ -= std::exchange(read_, 0);
 }
 
-void Inbox::open_message(const MessageHead& head) {
+void MessageReader::open_message(const MessageHead& head) {
   head.check(peer_);
   const std::size_t bytes = head.payload_bytes();
   if (bytes > kMostPayloadBytes)
@@ -102,7 +102,7 @@ void Inbox::open_message(const MessageHead& head) {
   if (bytes != 0) expect(message);
 }
 
-void Inbox::expect(PartialMessage& message) {
+void MessageReader::expect(PartialMessage& message) {
   if (!dropping_) message.arrival.payload = make_block_(message.missing);
   std::byte* const target = message.arrival.payload.writable().data();
   const std::size_t bytes = message.missing;
@@ -114,7 +114,7 @@ void Inbox::expect(PartialMessage& message) {
   }
 }
 
-void Inbox::fill_from_stage() {
+void MessageReader::fill_from_stage() {
   if (due_[0].empty() || staged_ == read_) return;
   const Due& due = due_[0].front();
   const std::size_t bytes = std::min(due.bytes, staged_ - read_);
@@ -125,7 +125,7 @@ void Inbox::fill_from_stage() {
 
 // Delivers in the order of headers, except for a fault: the sender may not live to send the earlier
 // messages.
-void Inbox::deliver() {
+void MessageReader::deliver() {
   if (!partial_.empty() && partial_.back().missing == 0 &&
       partial_.back().arrival.head.is_fault()) {
     take_(std::move(partial_.back().arrival));
