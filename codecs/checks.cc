@@ -112,8 +112,8 @@ void check_state_list(const Codec& codec, std::span<const Segment> segments,
 }
 
 template <typename Bytes>
-void check_room(const Codec& codec, const char* what, const Bytes& bytes, std::size_t needed,
-                std::size_t alignment) {
+void check_space(const Codec& codec, const char* what, const Bytes& bytes, std::size_t needed,
+                 std::size_t alignment) {
   if (bytes.size() < needed)
     fail(codec, std::string(what) + " of " + std::to_string(bytes.size()) +
                     " bytes is too short; " + "this call needs " + std::to_string(needed) +
@@ -362,18 +362,19 @@ void check_round(const Codec& codec, const FrameIdentity& identity, unsigned fir
 }
 
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution) {
-  check_room(codec, "a workspace", execution.workspace, sizes.workspace_bytes, kWorkspaceAlignment);
-  check_room(codec, "kept memory", execution.kept, sizes.kept_bytes, kWorkspaceAlignment);
+  check_space(codec, "a workspace", execution.workspace, sizes.workspace_bytes,
+              kWorkspaceAlignment);
+  check_space(codec, "kept memory", execution.kept, sizes.kept_bytes, kWorkspaceAlignment);
 }
 
-void check_frame_room(const Codec& codec, const PlanSizes& sizes, ByteSpan frame) {
-  check_room(codec, "a frame", frame, sizes.frame_bytes, kSectionAlignment);
+void check_frame_space(const Codec& codec, const PlanSizes& sizes, ByteSpan frame) {
+  check_space(codec, "a frame", frame, sizes.frame_bytes, kSectionAlignment);
 }
 
 void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames) {
   if (frames.empty()) fail(codec, "no frames to read");
   for (const ConstByteSpan& frame : frames)
-    check_room(codec, "a frame", frame, 0, kSectionAlignment);
+    check_space(codec, "a frame", frame, 0, kSectionAlignment);
 }
 
 void check_native(const Codec& codec, ConstValueSpan values, Dtype dtype, std::size_t count) {

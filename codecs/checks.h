@@ -58,7 +58,7 @@ void check_states(const Codec& codec, const ReduceCall& call);
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution);
 
 /// Checks the size and alignment of an output frame.
-void check_frame_room(const Codec& codec, const PlanSizes& sizes, ByteSpan frame);
+void check_frame_space(const Codec& codec, const PlanSizes& sizes, ByteSpan frame);
 
 /// Checks for one or more input frames and their alignment. Does not read the frames.
 void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames);

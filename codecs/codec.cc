@@ -63,7 +63,7 @@ void Codec::encode(const EncodeCall& call, ByteSpan frame) const {
   const PlanSizes sizes = plan_sizes(checked(*this, call));
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
-  check_frame_room(*this, sizes, frame);
+  check_frame_space(*this, sizes, frame);
   check_one_memory(*this, call, frame.first(sizes.frame_bytes));
   do_encode(call, frame.first(sizes.frame_bytes));
 }
@@ -81,7 +81,7 @@ void Codec::reduce(const ReduceCall& call, ByteSpan frame) const {
   const PlanSizes sizes = plan_sizes(checked(*this, call, call.dtype, call.frames.size()));
   check_states(*this, call);
   check_execution(*this, sizes, call.execution);
-  check_frame_room(*this, sizes, frame);
+  check_frame_space(*this, sizes, frame);
   check_one_memory(*this, call, frame.first(sizes.frame_bytes));
   do_reduce(call, frame.first(sizes.frame_bytes));
 }

@@ -295,10 +295,10 @@ FrameHeader read_frame_header(ConstByteSpan frame) {
 
 std::size_t frame_bytes(ConstByteSpan frame) {
   const FrameHeader header = read_frame_header(frame);
-  const std::size_t room = frame.size() - sizeof header;
-  if (header.payload_bytes > room)
+  const std::size_t space = frame.size() - sizeof header;
+  if (header.payload_bytes > space)
     throw WireError("frame payload_bytes is " + std::to_string(header.payload_bytes) +
-                    ", but only " + std::to_string(room) + " bytes follow the header");
+                    ", but only " + std::to_string(space) + " bytes follow the header");
   return sizeof header + header.payload_bytes;
 }
 

@@ -21,7 +21,7 @@ class ElementMachine {
   void run(const Step& step) const {
     for (std::size_t i = 0; i < step.elements(); ++i) step(i);
   }
-  /// Returns host values for use by the machine: `values` or, on a GPU, a copy in `room`.
+  /// Returns host values for use by the machine: `values` or, on a GPU, a copy in `space`.
   const void* bring(const void* values, const tersor::Buffer&) const { return values; }
   void copy(void* to, const void* from, std::size_t bytes) const { std::memcpy(to, from, bytes); }
   void synchronize() const {}
@@ -50,9 +50,9 @@ class GpuMachine {
   /// Queues a thread per element. Instantiated in gpu_machine.cu for each struct of arithmetic.h.
   template <typename Step>
   void run(const Step& step) const;
-  const void* bring(const void* values, const tersor::Buffer& room) const {
-    copy(room.pointer(), values, room.bytes());
-    return room.pointer();
+  const void* bring(const void* values, const tersor::Buffer& space) const {
+    copy(space.pointer(), values, space.bytes());
+    return space.pointer();
   }
   /// Queues a copy to or from the device.
   void copy(void* to, const void* from, std::size_t bytes) const;

@@ -80,7 +80,7 @@ class Network {
   tersor::ValueSpan learnt(std::size_t count, const std::vector<float>& values);
   void add_parameter(std::string name, std::size_t rows, std::size_t columns,
                      const std::vector<float>& values);
-  void make_room(std::size_t examples);
+  void reserve(std::size_t examples);
 
   Machine machine_;
   std::size_t examples_ = 0;
@@ -89,7 +89,7 @@ class Network {
   std::vector<Parameter> parameters_;
   std::vector<float*> velocities_;  // one per parameter
   const float* input_ = nullptr;
-  tersor::Buffer input_room_, labels_room_, chance_, right_;
+  tersor::Buffer input_space_, labels_space_, chance_, right_;
 };
 
 template <typename Machine>
@@ -130,7 +130,7 @@ void Network<Machine>::add_parameter(std::string name, std::size_t rows, std::si
 
 /// Allocates memory for `examples` examples at a time.
 template <typename Machine>
-void Network<Machine>::make_room(std::size_t examples) {
+void Network<Machine>::reserve(std::size_t examples) {
   if (examples == examples_) return;
   machine_.synchronize();  // queued work uses the old memory
   const auto make = [&](std::size_t bytes) {
@@ -142,8 +142,8 @@ void Network<Machine>::make_room(std::size_t examples) {
     layer.output = make(layer.sizes.outputs * sizeof(float));
     layer.below = make(layer.sizes.inputs * sizeof(float));
   }
-  input_room_ = make(layers_.front().sizes.inputs * sizeof(float));
-  labels_room_ = make(sizeof(std::uint32_t));
+  input_space_ = make(layers_.front().sizes.inputs * sizeof(float));
+  labels_space_ = make(sizeof(std::uint32_t));
   chance_ = make(sizeof(float));
   right_ = make(sizeof(float));
 }
@@ -155,9 +155,9 @@ void Network<Machine>::forward(const Examples& examples) {
     throw std::invalid_argument("the network reads " + std::to_string(width) +
                                 " values an image, the data set has " +
                                 std::to_string(examples.inputs.size() / count));
-  make_room(count);
-  input_ = static_cast<const float*>(machine_.bring(examples.inputs.data(), input_room_));
-  const void* labels = machine_.bring(examples.labels.data(), labels_room_);
+  reserve(count);
+  input_ = static_cast<const float*>(machine_.bring(examples.inputs.data(), input_space_));
+  const void* labels = machine_.bring(examples.labels.data(), labels_space_);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const bool last = i + 1 == layers_.size();
     machine_.run(Forward{layers_[i].sizes, input_of(i), floats(weight(i).values),

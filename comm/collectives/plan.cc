@@ -103,16 +103,16 @@ std::vector<Shards> cut_shards(const PlanContext& context, std::span<const Piece
 }
 
 // Steps alternate between two buffers, because a step may read the messages of the preceding step.
-void make_room(ChunkPlan& chunk, std::size_t index) {
+void size_memory(ChunkPlan& chunk, std::size_t index) {
   const Step& step = (*chunk.schedule)[index];
   std::size_t bytes = 0;
   for (std::size_t i = step.first_shard; i < step.first_shard + step.shard_count; ++i)
     bytes += made_bytes(chunk.shards[i], step);
-  std::size_t& room = chunk.made_bytes[index % 2];
-  room = std::max(room, bytes);
+  std::size_t& made = chunk.made_bytes[index % 2];
+  made = std::max(made, bytes);
 }
 
-void make_room(ChunkPlan& chunk, Shard& shard) {
+void size_memory(ChunkPlan& chunk, Shard& shard) {
   for (FramePlan& frame : shard.frames) {
     chunk.workspace_bytes = std::max(chunk.workspace_bytes, frame.workspace_bytes);
     frame.kept_offset = chunk.kept_bytes;
@@ -225,9 +225,9 @@ Shards plan_pieces(const PlanContext& context, std::span<const std::vector<Piece
 
 ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Shards shards, Memory memory) {
   ChunkPlan chunk{.schedule = std::move(schedule), .memory = memory, .shards = std::move(shards)};
-  for (Shard& shard : chunk.shards) make_room(chunk, shard);
+  for (Shard& shard : chunk.shards) size_memory(chunk, shard);
   for (std::size_t i = 0; i < chunk.schedule->size(); ++i) {
-    make_room(chunk, i);
+    size_memory(chunk, i);
     chunk.bare_dtypes.push_back(bare_dtype(chunk, (*chunk.schedule)[i]));
   }
   return chunk;

@@ -93,7 +93,7 @@ struct Gossip::State {
         codec(gossip_codec(chosen.codec)),
         step_size(step_size_of(chosen)),
         rank(transport.rank()),
-        patience(std::min<std::chrono::milliseconds>(chosen.timeout, std::chrono::hours(24 * 365))),
+        timeout(std::min<std::chrono::milliseconds>(chosen.timeout, std::chrono::hours(24 * 365))),
         everybody(transport.channel()),
         channel(transport.isolated_channel()),
         lost_edges(topology) {
@@ -108,7 +108,7 @@ struct Gossip::State {
   const std::shared_ptr<const Codec> codec;
   const double step_size;
   const int rank;
-  const std::chrono::milliseconds patience;
+  const std::chrono::milliseconds timeout;
   const std::unique_ptr<Transport> everybody, channel;
   const std::shared_ptr<Buffer> waiting = message_of(MessageType::kWaiting);
   LostEdges lost_edges;
@@ -218,7 +218,7 @@ struct Gossip::State {
     encode();
     const ConstByteSpan bytes =
         message->span().first(sizeof(Head) + own_frame().size() + lost_edges.bytes());
-    next_heartbeat = Clock::now() + patience / 4;
+    next_heartbeat = Clock::now() + timeout / 4;
     for_each_neighbour([&](Neighbour& link) {
       link.sending = channel->send(operation(message), link.edge.rank, bytes);
       receive(link);
@@ -235,10 +235,10 @@ struct Gossip::State {
   // Throws PeerLost if the neighbour is lost, has lost this rank, or is silent for too long.
   void wait_for(Neighbour& link) {
     while (!has_frame(link) || !link.sending.test()) {
-      const Clock::time_point latest = link.last_message + patience;
+      const Clock::time_point latest = link.last_message + timeout;
       if (Clock::now() >= latest)
         throw PeerLost("gossip: rank " + std::to_string(link.edge.rank) + " is silent for " +
-                           std::to_string(patience.count()) + " ms",
+                           std::to_string(timeout.count()) + " ms",
                        link.edge.rank);
       channel->wait_activity(std::min(latest, next_heartbeat));
       if (Clock::now() >= next_heartbeat) send_heartbeats();
@@ -259,7 +259,7 @@ struct Gossip::State {
 
   // Without heartbeats, the neighbours would lose this rank together with the late rank.
   void send_heartbeats() {
-    next_heartbeat = Clock::now() + patience / 4;
+    next_heartbeat = Clock::now() + timeout / 4;
     for (Neighbour& link : links) try {
         if (link.is_lost || (link.heartbeat.valid() && !link.heartbeat.test())) continue;
         link.heartbeat = channel->send(operation(waiting), link.edge.rank, waiting->span());

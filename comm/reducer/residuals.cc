@@ -7,7 +7,7 @@ namespace tersor {
 namespace {
 
 // A multiple of 64 values, for equal alignment of owner values and sender values.
-std::size_t sender_room(std::size_t count) { return align_up(count, 64); }
+std::size_t sender_capacity(std::size_t count) { return align_up(count, 64); }
 
 }  // namespace
 
@@ -17,7 +17,7 @@ void Residuals::use_memory(const Residence& residence) {
 }
 
 std::size_t Residuals::residual_bytes(const Entry& entry) const {
-  return align_up((sender_room(entry.count) + entry.owned_count) * dtype_bytes(dtype_),
+  return align_up((sender_capacity(entry.count) + entry.owned_count) * dtype_bytes(dtype_),
                   kWorkspaceAlignment);
 }
 
@@ -44,7 +44,9 @@ SegmentState Residuals::state(std::size_t parameter, Range range) const {
   return {values(parameter, entry.current, range), values(parameter, next(entry), range)};
 }
 
-Range Residuals::owned(const Entry& entry) { return {sender_room(entry.count), entry.owned_count}; }
+Range Residuals::owned(const Entry& entry) {
+  return {sender_capacity(entry.count), entry.owned_count};
+}
 
 ValueSpan Residuals::current(std::size_t parameter, Range range) const {
   if (range.count == 0) return {};
@@ -149,7 +151,7 @@ void Residuals::clear_memory(std::size_t i) {
 
 void Residuals::scale(std::size_t i, float factor) {
   if (entries_[i].count == 0) return;
-  const Range kept = {0, sender_room(entries_[i].count) + entries_[i].owned_count};
+  const Range kept = {0, sender_capacity(entries_[i].count) + entries_[i].owned_count};
   const auto part = [&](unsigned generation) { return values(i, generation, kept); };
   if (factor == 0) return clear_each(part);  // multiplication would keep a NaN
   for (unsigned generation = 0; generation < generations_; ++generation)

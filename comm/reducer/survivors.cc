@@ -13,7 +13,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // Longer than a waiting rank needs to find a fault and announce the fault to others.
-constexpr std::chrono::milliseconds kPatience = 4s;
+constexpr std::chrono::milliseconds kTimeout = 4s;
 constexpr std::chrono::milliseconds kNap = 50ms;
 constexpr auto kForEver = std::chrono::hours(24 * 365);
 
@@ -109,7 +109,7 @@ void Survivors::receive_later_votes(int peer) try {
 
 // Removed ranks also receive the set: a slow rank must not continue.
 void Survivors::send_vote(std::uint32_t steps) {
-  until_ = Clock::now() + kPatience;
+  until_ = Clock::now() + kTimeout;
   const auto own = written({steps, set_});
   for (const int peer : members_)
     if (peer != rank_) send_vote(peer, own);
@@ -170,7 +170,7 @@ std::optional<Survivors::Vote> Survivors::received_vote(int peer) {
   if (!vote.set[static_cast<std::size_t>(rank_)])
     throw TransportError("rank " + std::to_string(rank_) + " was left out by rank " +
                          std::to_string(peer) + ", which did not hear from it within " +
-                         std::to_string(kPatience.count()) + " ms: the others go on without it");
+                         std::to_string(kTimeout.count()) + " ms: the others go on without it");
   return vote;
 }
 

@@ -108,12 +108,12 @@ class Allocator {
   /// than now count.
   std::optional<Upgrade> best_that_fits(double wanted) const {
     std::optional<Upgrade> best;
-    const double room = wanted - static_cast<double>(result_.bytes);
+    const double left = wanted - static_cast<double>(result_.bytes);
     for (std::size_t i = 0; i < parameters_.size(); ++i)
       for (std::size_t k = 0; k < parameters_[i].candidates.size(); ++k) {
         const AllocationCandidate &now = chosen(i), &other = parameters_[i].candidates[k];
         if (!(other.energy_lost < now.energy_lost)) continue;
-        if (static_cast<double>(other.bytes) - static_cast<double>(now.bytes) > room) continue;
+        if (static_cast<double>(other.bytes) - static_cast<double>(now.bytes) > left) continue;
         const double won = other.bytes <= now.bytes ? INFINITY : price(other, now);
         if (!best || won > best->price) best = Upgrade{i, k, won};
       }

@@ -109,7 +109,7 @@ class Wire {
     bool sends_in_place = true;
     /// Credit of each peer in bytes for messages without a matching receive. Messages beyond the
     /// credit wait at their sender.
-    std::size_t most_unasked_bytes = std::size_t{16} << 20;
+    std::size_t most_eager_bytes = std::size_t{16} << 20;
     /// `send` copies payloads of up to this number of bytes.
     std::size_t copied_bytes = 0;
     /// Payloads of at least this number of bytes may lie on a device.

@@ -120,7 +120,7 @@ struct RotationSigns {
 
 /// Shared memory of a warp, used to transpose values and codes of four blocks and to hold the signs
 /// of 16 blocks. Rows are padded by one entry to avoid bank conflicts.
-struct RotationRoom {
+struct RotationSpace {
   static constexpr unsigned kRow = kRotationThreads + 1;
   static constexpr unsigned kBlock = kRotationRows * kRow + 1;
   Words128 values[kRotatedAtOnce * kBlock];
@@ -132,11 +132,11 @@ template <class Warp>
 class Rotation {
  public:
   /// `signs`: the signs of the unit's blocks.
-  TERSOR_DEVICE Rotation(const Warp& warp, RotationRoom& room, const Signs& signs)
+  TERSOR_DEVICE Rotation(const Warp& warp, RotationSpace& space, const Signs& signs)
       : warp_(warp),
         thread_(warp.thread_rank() % kRotationThreads),
-        block_(room.values + warp.thread_rank() / kRotationThreads * RotationRoom::kBlock),
-        signs_(room.signs) {
+        block_(space.values + warp.thread_rank() / kRotationThreads * RotationSpace::kBlock),
+        signs_(space.signs) {
     const unsigned thread = warp.thread_rank();
     const PhiloxWords made =
         sign_words(signs, signs.first_index + thread / 2 * kRotationBlock, thread % 2);
@@ -237,13 +237,13 @@ class Rotation {
     warp_.sync();
     TERSOR_UNROLL
     for (unsigned r = 0; r < kRotationRows; ++r)
-      store(block_ + r * RotationRoom::kRow + thread_,
+      store(block_ + r * RotationSpace::kRow + thread_,
             Words128{{bits_of(x[4 * r]), bits_of(x[4 * r + 1]), bits_of(x[4 * r + 2]),
                       bits_of(x[4 * r + 3])}});
     warp_.sync();
     TERSOR_UNROLL
     for (unsigned thread = 0; thread < kRotationThreads; ++thread) {
-      const Words128 four = load(block_ + thread_ * RotationRoom::kRow + thread);
+      const Words128 four = load(block_ + thread_ * RotationSpace::kRow + thread);
       TERSOR_UNROLL
       for (unsigned q = 0; q < kRotationRow; ++q)
         x[position_in_row<kShare>(thread, q)] = float_of(four.word[q]);
@@ -259,12 +259,12 @@ class Rotation {
       TERSOR_UNROLL
       for (unsigned q = 0; q < kRotationRow; ++q)
         four.word[q] = bits_of(x[position_in_row<kShare>(thread, q)]);
-      store(block_ + thread_ * RotationRoom::kRow + thread, four);
+      store(block_ + thread_ * RotationSpace::kRow + thread, four);
     }
     warp_.sync();
     TERSOR_UNROLL
     for (unsigned r = 0; r < kRotationRows; ++r) {
-      const Words128 four = load(block_ + r * RotationRoom::kRow + thread_);
+      const Words128 four = load(block_ + r * RotationSpace::kRow + thread_);
       TERSOR_UNROLL
       for (unsigned q = 0; q < kRotationRow; ++q) x[4 * r + q] = float_of(four.word[q]);
     }

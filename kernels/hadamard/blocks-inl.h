@@ -88,7 +88,7 @@ HWY_NOINLINE void code_block(const float* y, const HadamardScale& scale, const f
 }
 
 /// Writes the blocks of a range in order, batch by batch. The caller computes p of each block of a
-/// batch, optionally into room(first), and calls take. The caller then calls write for the batch.
+/// batch, optionally into space(first), and calls take. The caller then calls write for the batch.
 template <typename E>
 class HadamardWriter {
  public:
@@ -105,7 +105,7 @@ class HadamardWriter {
     return std::min(first + kBatchValues, count_);
   }
   HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
-  HWY_INLINE float* room(std::size_t first) { return p_[index_of(first)]; }
+  HWY_INLINE float* space(std::size_t first) { return p_[index_of(first)]; }
 
   /// Registers the block at `first` and its absmax. Missing values in the block's room become +0.
   /// If p is stored elsewhere, the caller has already padded p with zeros.
@@ -113,7 +113,7 @@ class HadamardWriter {
     range_[index_of(first)] = {absmax.bits()};
     from_[index_of(first)] = p;
     if (HWY_UNLIKELY(first + kRotationBlock > count_))
-      std::fill(room(first) + (count_ - first), room(first) + kRotationBlock, 0.0f);
+      std::fill(space(first) + (count_ - first), space(first) + kRotationBlock, 0.0f);
   }
 
   /// Writes the batch at `first` with its signs. `gradient` is the range's gradient or Absent.

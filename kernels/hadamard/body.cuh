@@ -171,7 +171,7 @@ struct HadamardEncodeKernel {
       std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFedResident;
   static constexpr bool kScans = false;
   struct Shared {
-    RotationRoom room[kThreads / kWarpThreads];
+    RotationSpace space[kThreads / kWarpThreads];
     ThreadSums<kThreads> written;
   };
 
@@ -192,7 +192,7 @@ struct HadamardEncodeKernel {
         [&](const EncodeEntry& segment, std::size_t first) {
           const auto warp = block.warp();
           const Rotation rotation(
-              warp, shared.room[block.warp_rank()],
+              warp, shared.space[block.warp_rank()],
               {words.step_of(), segment.parameter, segment.first_index + first});
           count += encode_unit(rotation, segment, first);
           pad_scales(warp, payload + segment.offset, first, segment.count);
@@ -243,7 +243,7 @@ struct HadamardDecodeKernel {
   static constexpr unsigned kResident = tuning_of(kHadamardTuning).decode;
   static constexpr bool kScans = false;
   struct Shared {
-    RotationRoom room[kThreads / kWarpThreads];
+    RotationSpace space[kThreads / kWarpThreads];
     ThreadSums<kThreads> read;
   };
 
@@ -262,7 +262,7 @@ struct HadamardDecodeKernel {
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
         [&](const HadamardEntry& segment, std::size_t first) {
           const auto warp = block.warp();
-          decode_unit(Rotation(warp, shared.room[block.warp_rank()],
+          decode_unit(Rotation(warp, shared.space[block.warp_rank()],
                                {step, segment.parameter, segment.first_index + first}),
                       segment, first, sound);
         },
@@ -309,7 +309,7 @@ struct HadamardReduceKernel {
       std::is_same_v<E, NoResidual> ? kHadamardResident : kHadamardFedResident;
   static constexpr bool kScans = false;
   struct Shared {
-    RotationRoom room[kThreads / kWarpThreads];
+    RotationSpace space[kThreads / kWarpThreads];
     ThreadSums<kThreads> written;
     ThreadSums<kThreads> read;
   };
@@ -336,7 +336,7 @@ struct HadamardReduceKernel {
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
         [&](const ReduceEntry& segment, std::size_t first) {
           const auto warp = block.warp();
-          const Rotation rotation(warp, shared.room[block.warp_rank()],
+          const Rotation rotation(warp, shared.space[block.warp_rank()],
                                   {step, segment.parameter, segment.first_index + first});
           count += reduce_unit(rotation, segment, first, b, sound);
           pad_scales(warp, payload + segment.offset, first, segment.count);

@@ -27,7 +27,7 @@ std::size_t encode_range(const HadamardEncode& arguments) {
   for (std::size_t first = 0; first < sent.count; first += kBatchValues) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       Absmax absmax;
-      const float* p = blocks.at(at, writer.room(at),
+      const float* p = blocks.at(at, writer.space(at),
                                  [&](VF32 v, std::size_t k) HWY_ATTR { absmax.show(v, k); });
       writer.take(at, p, absmax);
     }
@@ -119,7 +119,7 @@ std::size_t reduce_range(const HadamardReduce& arguments) {
     for (std::size_t at = first; at < writer.end_of_batch(first); at += kRotationBlock) {
       const std::uint8_t* flips = signs.at(at);
       const Pointer<const E> residual = writer.old_residual(at);
-      float* p = writer.room(at);
+      float* p = writer.space(at);
       Absmax absmax;
       RotationVectors w;
       sum_block<kBits>(input.payloads, at / kRotationBlock, arguments.factor, w);

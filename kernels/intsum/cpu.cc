@@ -28,10 +28,10 @@ struct VectorCodes<IntsumBytes> : VectorCodes<Int8Format> {};
 template <typename G, typename E>
 void maxima_range(const Sent& sent, float factor, std::uint32_t* maxima) {
   SentBlocks<kIntsumBlock, G, E> blocks(sent);
-  alignas(kLine) float room[kIntsumBlock];
+  alignas(kLine) float space[kIntsumBlock];
   for (std::size_t first = 0; first < sent.count; first += kIntsumBlock) {
     Absmax absmax;
-    blocks.at(first, room, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.show(p, k); });
+    blocks.at(first, space, [&](VF32 p, std::size_t k) HWY_ATTR { absmax.show(p, k); });
     *maxima++ = sent_maximum(absmax.bits(), factor);
   }
 }
@@ -44,8 +44,8 @@ void codes_range(const IntsumEncode& arguments) {
                                  {.codes = arguments.codes, .store = arguments.store},
                                  arguments.levels);
   const float* scales = arguments.scales;
-  quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
-    const float* p = blocks.at(first, room, [](VF32, std::size_t) HWY_ATTR {});
+  quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
+    const float* p = blocks.at(first, space, [](VF32, std::size_t) HWY_ATTR {});
     return ReadBlock<E>{p, blocks.residual(), own_scale(*scales++, arguments.factor)};
   });
 }

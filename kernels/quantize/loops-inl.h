@@ -126,7 +126,7 @@ class Quantizer {
         residual_(feedback.residual_out, residual_store(feedback)) {}
 
   /// Codes all blocks. The callback `read(first, room)` returns the block at `first`, and may store
-  /// p in `room`.
+  /// p in `space`.
   template <class Read>
   HWY_INLINE void run(const Read& read) {
     for (std::size_t first = 0; first < count_;) {
@@ -172,10 +172,10 @@ class SentBlocks {
         gradients_(sent.gradient, sent.count),
         residuals_(sent.feedback.residual_in, sent.count) {}
 
-  /// Returns p of the whole block at `first`, stored in `room` if necessary. Calls visit(vector, k)
-  /// for each vector in order.
+  /// Returns p of the whole block at `first`, stored in `space` if necessary. Calls visit(vector,
+  /// k) for each vector in order.
   template <class Visit>
-  HWY_INLINE const float* at(std::size_t first, float* room, const Visit& visit) {
+  HWY_INLINE const float* at(std::size_t first, float* space, const Visit& visit) {
     // An f32 gradient without residual is read twice instead of copied.
     constexpr bool kPlain = std::is_same_v<G, float> && std::is_same_v<E, Absent>;
     const G* gradient = gradients_.tile(first);
@@ -183,13 +183,13 @@ class SentBlocks {
     for (std::size_t i = 0; i < kBlock; i += kGroup)
       for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
         const VF32 p = with_feedback(gradient + at, residual_ + at, factors_);
-        if constexpr (!kPlain) hn::Store(p, F32(), room + at);
+        if constexpr (!kPlain) hn::Store(p, F32(), space + at);
         visit(p, k);
       }
     if constexpr (kPlain)
       return gradient;
     else
-      return room;
+      return space;
   }
 
   /// The old residual of the last block passed to at().
@@ -208,10 +208,10 @@ void encode_range(const QuantizeEncode& arguments) {
   SentBlocks<Format::kBlock, G, E> blocks(sent);
   Quantizer<Format, E> quantizer(sent.count, arguments.noise, sent.feedback, arguments.output);
   float* scales = arguments.output.scales;
-  quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
+  quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
     Absmax absmax;
     const float* p =
-        blocks.at(first, room, [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(value, k); });
+        blocks.at(first, space, [&](VF32 value, std::size_t k) HWY_ATTR { absmax.show(value, k); });
     const BlockScale scale = block_scale<Format>(absmax.bits());
     *scales++ = scale.scale;
     return ReadBlock<E>{p, blocks.residual(), scale};
@@ -263,7 +263,7 @@ void reduce_range(const QuantizeReduce& arguments) {
   Quantizer<Format, E> quantizer(arguments.count, arguments.noise, arguments.feedback,
                                  arguments.output);
   float* scales = arguments.output.scales;
-  quantizer.run([&](std::size_t first, float* room) HWY_ATTR {
+  quantizer.run([&](std::size_t first, float* space) HWY_ATTR {
     const Pointer<const E> residual = residuals.tile(first);
     if (asks) residuals.ask_for(first + kAhead);
     const auto absmax =
@@ -274,7 +274,7 @@ void reduce_range(const QuantizeReduce& arguments) {
             sum_of(i, sum);
             for (std::size_t k = 0, at = i; k < kVectors; ++k, at += kLanes) {
               const VF32 p = add_residual(sum[k], residual + at, factors);
-              hn::Store(p, F32(), room + at);
+              hn::Store(p, F32(), space + at);
               absmax.show(p, k);
             }
           }
@@ -282,7 +282,7 @@ void reduce_range(const QuantizeReduce& arguments) {
         });
     const BlockScale scale = block_scale<Format>(absmax);
     *scales++ = scale.scale;
-    return ReadBlock<E>{room, residual, scale};
+    return ReadBlock<E>{space, residual, scale};
   });
 }
 

@@ -112,12 +112,12 @@ class Payloads {
   using BlockCodes = std::byte[code_bytes<Format>(kBlock)];
 
   static HWY_NOINLINE const std::byte* padded(const std::byte* codes, std::size_t count,
-                                              BlockCodes& room) {
+                                              BlockCodes& space) {
     const std::byte* end = codes + code_bytes<Format>(count);
-    std::fill(std::copy(codes, end, room), std::end(room), std::byte{});
+    std::fill(std::copy(codes, end, space), std::end(space), std::byte{});
     const std::size_t bits = count * Format::kBits % 8;  // used bits of a partial last byte
-    if (bits != 0) room[count * Format::kBits / 8] &= static_cast<std::byte>((1u << bits) - 1);
-    return room;
+    if (bits != 0) space[count * Format::kBits / 8] &= static_cast<std::byte>((1u << bits) - 1);
+    return space;
   }
 
   const std::span<const QuantizedView> views_;

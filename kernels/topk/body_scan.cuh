@@ -18,7 +18,7 @@ namespace tersor::kernels {
 /// If the list has no space for a part, none of its candidates are stored, but all are counted.
 template <class Reader>
 struct TopkList {
-  static constexpr std::uint32_t kNoRoom = 0xffffffffu;
+  static constexpr std::uint32_t kNoSpace = 0xffffffffu;
   static constexpr unsigned kRow = Reader::kRow;
   static constexpr unsigned kRows = TopkPartRows<Reader>::kRows;
   // A single block-wide sum adds several counts: the candidates in row 0 of all threads, in row 1,
@@ -55,7 +55,7 @@ struct TopkList {
     if (candidates == 0) return poison;
     block.sync();
     const std::uint32_t base = shared.get(0);
-    if (base != kNoRoom) write(rows, threshold, base, before, total, block.thread_rank());
+    if (base != kNoSpace) write(rows, threshold, base, before, total, block.thread_rank());
     return poison;
   }
 
@@ -72,7 +72,7 @@ struct TopkList {
     store(&run->base, fits ? static_cast<std::uint32_t>(base) : 0u);
     store(&run->count, static_cast<std::uint16_t>(fits ? candidates : 0));
     store(&run->undone, static_cast<std::uint16_t>(poison != 0));
-    return fits ? static_cast<std::uint32_t>(base) : kNoRoom;
+    return fits ? static_cast<std::uint32_t>(base) : kNoSpace;
   }
 
   TERSOR_DEVICE void write(const TopkPartRows<Reader>& rows, std::uint32_t threshold,

@@ -29,7 +29,7 @@ class CandidateList {
 
   /// Reserves space for a strip. Returns false if no space is left.
   bool reserve(Cursor& cursor) {
-    if (cursor.end - cursor.at >= kTopkStripRoom) return true;
+    if (cursor.end - cursor.at >= kTopkStripCapacity) return true;
     const std::size_t page = next_page_.fetch_add(1, std::memory_order_relaxed);
     if (page >= plan_.pages) {
       too_many_.store(true, std::memory_order_relaxed);

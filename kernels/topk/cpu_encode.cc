@@ -167,15 +167,15 @@ class Encoder {
   void scan_into_list(const TopkScan& scan, TopkStrip strip, CandidateList::Cursor& cursor,
                       TopkScratch& scratch) {
     const std::uint64_t bad_before = scratch.tally.non_finite;
-    const bool room = list_.reserve(cursor);
-    const TopkCandidates out = room ? list_.at(cursor.at) : scratch.candidates(0);
+    const bool space = list_.reserve(cursor);
+    const TopkCandidates out = space ? list_.at(cursor.at) : scratch.candidates(0);
     TopkScan one = scan;
-    if (!room) one.clear = TopkClear::kNothing;
+    if (!space) one.clear = TopkClear::kNothing;
     const std::size_t found = topk_scan_strip(one, strip, out, scratch.tally);
     TopkRun& run = workspace_.runs[strip.begin / kTopkStrip];
     run = {cursor.at, static_cast<std::uint32_t>(found),
-           room ? TopkRun::kStored : TopkRun::kTooMany};
-    if (room) cursor.at += found;
+           space ? TopkRun::kStored : TopkRun::kTooMany};
+    if (space) cursor.at += found;
     if (scratch.tally.non_finite == bad_before || !undoes()) return;
     topk_undo_strip(one, strip, {out.value, out.index, found},
                     one.clear == TopkClear::kNothing ? TopkPut::kNo : TopkPut::kYes);

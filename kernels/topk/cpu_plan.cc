@@ -68,13 +68,13 @@ TopkPlan topk_plan(std::size_t count, std::size_t k, unsigned threads) {
   plan.tasks = tasks_of(count, plan.tiles, threads);
   plan.samples = samples_of(count, k);
   plan.capacity = capacity_of(plan);
-  // A task leaves a page when the next strip might not fit, so at most kTopkStripRoom entries are
-  // lost.
-  plan.page = plan.tasks == 1 ? plan.capacity + kTopkStripRoom
-                              : std::clamp(plan.capacity / (8 * plan.tasks), 2 * kTopkStripRoom,
+  // A task leaves a page when the next strip might not fit, so at most kTopkStripCapacity entries
+  // are lost.
+  plan.page = plan.tasks == 1 ? plan.capacity + kTopkStripCapacity
+                              : std::clamp(plan.capacity / (8 * plan.tasks), 2 * kTopkStripCapacity,
                                            TopkTuning::kMostPage);
   plan.pages =
-      plan.tasks == 1 ? 1 : ceil_div(plan.capacity, plan.page - kTopkStripRoom) + plan.tasks;
+      plan.tasks == 1 ? 1 : ceil_div(plan.capacity, plan.page - kTopkStripCapacity) + plan.tasks;
   return plan;
 }
 

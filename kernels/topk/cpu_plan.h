@@ -51,8 +51,8 @@ struct TopkRun {
 
 /// The scratch memory of one task.
 struct alignas(64) TopkScratch {
-  std::array<float, kTopkStripRoom> value[2];
-  std::array<std::uint16_t, kTopkStripRoom> index[2];
+  std::array<float, kTopkStripCapacity> value[2];
+  std::array<std::uint16_t, kTopkStripCapacity> index[2];
   std::array<std::uint32_t, kTopkBins> histogram;  // a task has fewer than 2^32 values
   TopkTally tally;
 

@@ -64,7 +64,8 @@ void topk_correct(const TopkScan& scan, TopkCorrection correction, std::size_t t
 
 void TopkCorrections::add(std::size_t tile, const TopkRunView& piece, TopkKeys keys) {
   const TopkCandidates found = scratch_.candidates(buffer_);
-  const TopkRunView next{found.value, found.index, topk_select(piece, keys, found, kTopkStripRoom)};
+  const TopkRunView next{found.value, found.index,
+                         topk_select(piece, keys, found, kTopkStripCapacity)};
   visit_residual_out(scan_.feedback, tile * kTopkTile,
                      [&](auto* residual) { prefetch(residual, next.index, next.count); });
   write();

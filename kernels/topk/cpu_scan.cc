@@ -306,7 +306,7 @@ void store_lanes_only(VF32 p, VI32 index, Mask mask, TopkCandidates out) {
 
 /// Selects from as many values as fill whole vectors.
 std::size_t select_vectors(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
-                           std::size_t room) {
+                           std::size_t space) {
   const hn::Rebind<std::uint16_t, F32> narrow;
   const VI32 low = before(keys.low), high = before(keys.high);
   std::size_t found = 0;
@@ -319,7 +319,7 @@ std::size_t select_vectors(const TopkRunView& run, TopkKeys keys, TopkCandidates
     const auto mask = hn::RebindMask(F32(), chosen);
     const TopkCandidates target{out.value + found,
                                 run.index == nullptr ? nullptr : out.index + found};
-    if (HWY_LIKELY(found + kLanes <= room))
+    if (HWY_LIKELY(found + kLanes <= space))
       store_lanes(p, index, mask, target);
     else
       store_lanes_only(p, index, mask, target);
@@ -380,11 +380,11 @@ std::size_t topk_scan_strip_on(const TopkScan& scan, TopkStrip strip, TopkCandid
 }
 
 std::size_t topk_select_on(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
-                           [[maybe_unused]] std::size_t room) {
+                           [[maybe_unused]] std::size_t space) {
   std::size_t i = 0, found = 0;
 #if !TERSOR_PORTABLE
   i = run.count / kLanes * kLanes;
-  found = select_vectors(run, keys, out, room);
+  found = select_vectors(run, keys, out, space);
 #endif
   for (; i < run.count; ++i) {
     if (!in_range(run.value[i], keys)) continue;
@@ -429,8 +429,8 @@ TERSOR_DISPATCHED(std::size_t, topk_scan_strip,
                   (scan, strip, out, tally))
 
 TERSOR_DISPATCHED(std::size_t, topk_select,
-                  (const TopkRunView& run, TopkKeys keys, TopkCandidates out, std::size_t room),
-                  (run, keys, out, room))
+                  (const TopkRunView& run, TopkKeys keys, TopkCandidates out, std::size_t space),
+                  (run, keys, out, space))
 
 TERSOR_DISPATCHED(TopkTileCount, topk_count, (const TopkRunView& run, std::uint32_t key),
                   (run, key))

@@ -15,7 +15,7 @@ constexpr std::size_t kTopkStrip = 2048;
 /// Entries after the last result that a vector store may overwrite.
 constexpr std::size_t kTopkSlack = 16;
 /// Entries that a strip may need, whatever the values.
-constexpr std::size_t kTopkStripRoom = kTopkStrip + kTopkSlack;
+constexpr std::size_t kTopkStripCapacity = kTopkStrip + kTopkSlack;
 
 /// The keys used by a scan, in ascending order.
 struct TopkLadder {
@@ -90,10 +90,10 @@ std::size_t topk_scan_strip(const TopkScan& scan, TopkStrip strip, TopkCandidate
                             TopkTally& tally);
 
 /// Copies the candidates with keys in the range, in order, and returns their number. Nothing is
-/// written beyond `room` entries, and `room` must suffice. If the run has no indices (null), no
+/// written beyond `space` entries, and `space` must suffice. If the run has no indices (null), no
 /// indices are copied.
 std::size_t topk_select(const TopkRunView& run, TopkKeys keys, TopkCandidates out,
-                        std::size_t room);
+                        std::size_t space);
 
 /// Counts the keys of a run above `key`, and the keys equal to `key`.
 TopkTileCount topk_count(const TopkRunView& run, std::uint32_t key);

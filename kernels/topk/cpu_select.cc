@@ -31,7 +31,7 @@ void count_bins(const TopkSource& source, const TopkBracket& bracket, Bins bins,
   std::fill_n(scratch.histogram.begin(), bins.count, 0);
   const auto count_piece = [&](TopkRunView piece) {
     piece.index = nullptr;
-    const std::size_t found = topk_select(piece, bracket.keys, inside, kTopkStripRoom);
+    const std::size_t found = topk_select(piece, bracket.keys, inside, kTopkStripCapacity);
     for (std::size_t i = 0; i < found; ++i)
       ++scratch.histogram[(topk_key(inside.value[i]) - low) >> bins.shift];
   };

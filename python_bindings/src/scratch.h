@@ -32,14 +32,14 @@ class Scratch {
   Execution execution(const PlanSizes& sizes, const Location& location) {
     return {.threads = &threads_,
             .stream = location.stream,
-            .workspace = room_in(workspace_, sizes.workspace_bytes, location.memory),
-            .kept = room_in(kept_, sizes.kept_bytes, location.memory),
+            .workspace = space_in(workspace_, sizes.workspace_bytes, location.memory),
+            .kept = space_in(kept_, sizes.kept_bytes, location.memory),
             .memory = location.memory};
   }
   unsigned threads() const { return threads_.count(); }
 
  private:
-  static ByteSpan room_in(Buffer& buffer, std::size_t bytes, Memory memory) {
+  static ByteSpan space_in(Buffer& buffer, std::size_t bytes, Memory memory) {
     if (buffer.bytes() < bytes) buffer = Buffer(bytes, memory);
     return buffer.span();
   }

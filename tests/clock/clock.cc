@@ -1,4 +1,4 @@
-// See clock.h. Replaces comm/transport/host/bell.cc (sleeping ranks) and the standard library's
+// See clock.h. Replaces comm/transport/host/event.cc (sleeping ranks) and the standard library's
 // steady clock in this program.
 #include "tests/clock/clock.h"
 
@@ -9,20 +9,20 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/transport/host/bell.h"
+#include "comm/transport/host/event.h"
 
 namespace tersor {
 namespace {
 
-using host::Bell;
+using host::Event;
 
 /// A waiting rank.
 struct Sleeper {
-  const Bell* bell;
+  const Event* event;
   std::uint32_t seen;
   Clock::time_point until;
 
-  bool woken(Clock::time_point now) const { return bell->rings() != seen || now >= until; }
+  bool woken(Clock::time_point now) const { return event->signals() != seen || now >= until; }
 };
 
 class TestClock {
@@ -88,12 +88,12 @@ TestClock& test_clock() {
 
 }  // namespace
 
-void host::Bell::ring() {
-  rings_.fetch_add(1);
+void host::Event::signal() {
+  signals_.fetch_add(1);
   test_clock().wake();
 }
 
-void host::Bell::wait(std::uint32_t seen, Clock::time_point until, Patience) {
+void host::Event::wait(std::uint32_t seen, Clock::time_point until, WaitMode) {
   test_clock().sleep({this, seen, until});
 }
 
@@ -109,7 +109,7 @@ void test::run_on_clock(int ranks, const Link& link, const std::function<void(Tr
 }
 
 void test::pass(Clock::duration time) {
-  const Bell silent;
+  const Event silent;
   test_clock().sleep({&silent, 0, test_clock().now() + time});
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::chrono::milliseconds kPatience = 60s;  // longer than any sound run
+constexpr std::chrono::milliseconds kTimeout = 60s;  // longer than any sound run
 constexpr int kGossipSteps = 100;
 constexpr double kRounding = 0.4;  // of counts, for every codec
 
@@ -81,7 +81,7 @@ class Served {
   void complain(const std::string& what) { report_.complaints.push_back(what); }
 
   void serve_all() try {
-    serve(*isolated_channels_[static_cast<std::size_t>(rank_)], *shard_, kPatience);
+    serve(*isolated_channels_[static_cast<std::size_t>(rank_)], *shard_, kTimeout);
   } catch (const std::exception& error) {
     complain("its server ended: " + std::string(error.what()));
   }
@@ -92,7 +92,7 @@ class Served {
       at.push_back({isolated_channels_[static_cast<std::size_t>(server)].get(), server,
                     server == rank_ ? shard_.get() : nullptr});
     const std::vector<std::size_t> counts(weights_.size(), plan_.count);
-    ParameterClient client(at, counts, plan_.options, kPatience);
+    ParameterClient client(at, counts, plan_.options, kTimeout);
     for (int clock = 0; clock < plan_.clocks; ++clock) {
       before_call();
       client.pull(views<ValueSpan>(weights_));
@@ -179,7 +179,7 @@ void mix_all(const GossipPlan& plan, Transport& transport, const Doom& doom, Loo
   const int rank = transport.rank();
   Values weights(plan.count, gossip_value(plan, rank));
   Gossip gossip(transport, Topology::named(plan.topology, plan.ranks),
-                {.codec = plan.codec, .timeout = kPatience, .on_split = OnSplit::kContinue});
+                {.codec = plan.codec, .timeout = kTimeout, .on_split = OnSplit::kContinue});
   gossip.add("weights", weights);
   for (int step = 0; step < kGossipSteps; ++step) {
     if (plan.victim == rank && step == plan.steps_of_victim) die(doom);

@@ -10,7 +10,7 @@
 namespace tersor::faults {
 namespace {
 
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kTimeout{10};
 
 std::ptrdiff_t listed_threads() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
@@ -28,7 +28,7 @@ std::ptrdiff_t count_threads() {
 
 // Joined threads leave the kernel's list with a delay.
 std::ptrdiff_t threads_left(std::ptrdiff_t before) {
-  const auto until = std::chrono::steady_clock::now() + kPatience;
+  const auto until = std::chrono::steady_clock::now() + kTimeout;
   while (listed_threads() > before && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return std::max<std::ptrdiff_t>(0, listed_threads() - before);

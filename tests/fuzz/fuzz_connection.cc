@@ -42,10 +42,10 @@ class Input {
     rest_ = rest_.subspan(1);
     return value;
   }
-  /// Copies at most `most` bytes to `room`, limited by both sizes. Returns the number of bytes.
-  std::size_t fill(ByteSpan room, std::size_t most) {
-    const std::size_t bytes = std::min({room.size(), most, rest_.size()});
-    if (bytes != 0) std::memcpy(room.data(), rest_.data(), bytes);
+  /// Copies at most `most` bytes to `space`, limited by both sizes. Returns the number of bytes.
+  std::size_t fill(ByteSpan space, std::size_t most) {
+    const std::size_t bytes = std::min({space.size(), most, rest_.size()});
+    if (bytes != 0) std::memcpy(space.data(), rest_.data(), bytes);
     rest_ = rest_.subspan(bytes);
     return bytes;
   }
@@ -56,18 +56,18 @@ class Input {
 
 template <typename End>
 void shake_hands(End& end, Input& input) {
-  while (!input.empty() && !end.room().empty()) {
-    const std::size_t bytes = input.fill(end.room(), 1 + input.next());
+  while (!input.empty() && !end.space().empty()) {
+    const std::size_t bytes = input.fill(end.space(), 1 + input.next());
     if (bytes == 0 || !end.came(bytes)) return;
   }
 }
 
 void read_records(TcpProtection protection, Input& input) {
   Records records(protection, {});
-  std::array<std::byte, 100> room;
+  std::array<std::byte, 100> space;
   while (!input.empty() && !records.damaged()) {
-    records.came(input.fill(records.room(), 1 + 300 * input.next()));
-    require(records.take({room, ByteSpan()}) == 0);
+    records.came(input.fill(records.space(), 1 + 300 * input.next()));
+    require(records.take({space, ByteSpan()}) == 0);
   }
 }
 
@@ -93,10 +93,10 @@ void read_messages(std::size_t connections, Input& input) {
   while (!input.empty() && idle < 3 * connections) {
     const std::size_t connection = input.next() % connections, most = 64 * (1 + input.next());
     std::size_t bytes = 0;
-    for (const ByteSpan room : message_reader.rooms(connection)) {
-      const std::size_t now = input.fill(room, most - std::min(most, bytes));
+    for (const ByteSpan space : message_reader.spaces(connection)) {
+      const std::size_t now = input.fill(space, most - std::min(most, bytes));
       bytes += now;
-      if (now < room.size()) break;
+      if (now < space.size()) break;
     }
     idle = bytes == 0 ? idle + 1 : 0;
     if (bytes != 0) message_reader.came(connection, bytes);

@@ -18,7 +18,7 @@ Segment shaped(std::size_t count) {
 }
 
 /// Bytes of a frame or, without frames, of the largest round's raw values.
-std::size_t room_of(const Plan& plan) {
+std::size_t space_of(const Plan& plan) {
   std::size_t bytes = plan.frame_bytes;
   if (has_frames(plan)) return bytes;
   for (const Round& round : plan.rounds)
@@ -61,7 +61,7 @@ DeviceCodec::DeviceCodec(std::string_view spec, const std::vector<float>& gradie
       output_(to_device(std::vector<std::byte>(gradient_.bytes()))),
       memory_(to_device(std::vector<std::byte>(codec_->memory_count(segment_) * sizeof(float)))),
       words_(to_device(std::as_bytes(std::span(&kFirstWords, 1)))),
-      frame_(to_device(std::vector<std::byte>(room_of(plan_)))),
+      frame_(to_device(std::vector<std::byte>(space_of(plan_)))),
       sum_(to_device(std::vector<std::byte>(plan_.frame_bytes))),
       workspace_(plan_.workspace_bytes, Memory::kDevice),
       kept_(plan_.kept_bytes, Memory::kDevice) {}

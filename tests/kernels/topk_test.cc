@@ -492,7 +492,7 @@ TEST_F(TopkPoison, SendsNansAndKeepsTheOldResidual) {
           }
 }
 
-TEST_F(TopkPoison, ManyOfThemLeaveNoRoomForCandidates) {
+TEST_F(TopkPoison, ManyOfThemLeaveNoSpaceForCandidates) {
   constexpr std::size_t kCount = 600011;
   Case test{.gradient = gaussian(kCount, 15), .residual = gaussian(kCount, 16), .k = 601};
   for (std::size_t i = 0; i < kCount; ++i)
@@ -537,8 +537,8 @@ TEST(TopkWorkspace, IsSmallBesideTheGradient) {
       for (const unsigned threads : {1u, 2u, 16u}) {
         const std::size_t k = k_of(count, density);
         const bool strict = count >= std::size_t{1} << 26 && threads <= 2;
-        const std::size_t room = strict ? 0 : threads * kBytesAThread;
-        EXPECT_LE(topk_workspace_bytes(count, k, threads), count * 4 / 16 + 6 * k + room)
+        const std::size_t space = strict ? 0 : threads * kBytesAThread;
+        EXPECT_LE(topk_workspace_bytes(count, k, threads), count * 4 / 16 + 6 * k + space)
             << count << " values, k " << k << ", threads " << threads;
       }
 }

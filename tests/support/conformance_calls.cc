@@ -21,7 +21,7 @@ namespace {
 class SpoiltCall : public CodecHarness {
  public:
   explicit SpoiltCall(const std::string& spec)
-      : CodecHarness(spec, {300, 20}), frame(frame_room()) {}
+      : CodecHarness(spec, {300, 20}), frame(frame_space()) {}
 
   std::string encode_error(const std::function<void(EncodeCall&)>& spoil) {
     EncodeCall call = encode_call();
@@ -39,7 +39,7 @@ class SpoiltCall : public CodecHarness {
   GuardedBytes frame;
 
  private:
-  std::size_t frame_room() const { return plan().frame_bytes; }
+  std::size_t frame_space() const { return plan().frame_bytes; }
 };
 
 /// Succeeds if `error` contains `words`.
@@ -91,17 +91,17 @@ TEST_P(CodecConformance, DeviceMemoryNeedsADevice) {
                CudaError);
 }
 
-TEST_P(CodecConformance, ShortRoomIsRefused) {
+TEST_P(CodecConformance, ShortSpaceIsRefused) {
   CodecHarness harness(spec(), {70'001}, {.dtype = Dtype::kBf16, .threads = 2});
   const Plan plan = harness.plan();
   GuardedBytes frame(plan.frame_bytes);
-  const ByteSpan room = frame.span();
+  const ByteSpan space = frame.span();
   const auto encode = [&](ByteSpan target) {
     return error_of<InvalidArgument>(
         [&] { harness.codec().encode(harness.encode_call(), target); });
   };
-  EXPECT_EQ(encode(room), "");
-  EXPECT_TRUE(says(encode(room.first(room.size() - 1)), "too short"));
+  EXPECT_EQ(encode(space), "");
+  EXPECT_TRUE(says(encode(space.first(space.size() - 1)), "too short"));
   EXPECT_TRUE(says(encode({}), "too short"));
   GuardedBytes odd(plan.frame_bytes, 8);
   EXPECT_TRUE(says(encode(odd.span()), "multiple of 16"));
@@ -111,7 +111,7 @@ TEST_P(CodecConformance, ShortRoomIsRefused) {
   DecodeCall decode = harness.decode_call({frame, frame, frame, frame});
   call.execution.workspace = decode.execution.workspace = {};
   const auto both = error_of<InvalidArgument>([&] {
-    harness.codec().encode(call, room);
+    harness.codec().encode(call, space);
     harness.codec().decode(decode);
   });
   EXPECT_TRUE(says(both, "workspace"));

@@ -81,10 +81,10 @@ class FakePeer {
   std::optional<tcp::Verdict> call(const tcp::Secret& secret, const tcp::Hello& hello) {
     tcp::Caller caller(secret, hello);
     say(caller.opening());
-    while (!caller.room().empty()) {
-      const auto room = caller.room();
+    while (!caller.space().empty()) {
+      const auto space = caller.space();
       asio::error_code error;
-      const std::size_t bytes = socket_.read_some(asio::buffer(room.data(), room.size()), error);
+      const std::size_t bytes = socket_.read_some(asio::buffer(space.data(), space.size()), error);
       if (error || !caller.came(bytes)) return std::nullopt;
       say(caller.reply());
     }

@@ -30,9 +30,9 @@ Bytes pattern_of(std::size_t bytes) { return Bytes(bytes, std::byte{0x5a}); }
 /// Feeds `step` bytes at a time to one end. Returns false after the end refuses more bytes.
 template <typename End>
 bool feed(End& end, ConstByteSpan bytes, std::size_t step = 1000) {
-  while (!bytes.empty() && !end.room().empty()) {
-    const std::size_t count = std::min({step, bytes.size(), end.room().size()});
-    std::copy_n(bytes.begin(), count, end.room().begin());
+  while (!bytes.empty() && !end.space().empty()) {
+    const std::size_t count = std::min({step, bytes.size(), end.space().size()});
+    std::copy_n(bytes.begin(), count, end.space().begin());
     if (!end.came(count)) return false;
     bytes = bytes.subspan(count);
   }

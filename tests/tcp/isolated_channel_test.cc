@@ -28,12 +28,12 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 4, kVictim = 2;
 
 /// The ranks with an answer, and this rank.
-std::vector<int> find_alive(Transport& isolated_channel, std::chrono::milliseconds patience) {
+std::vector<int> find_alive(Transport& isolated_channel, std::chrono::milliseconds timeout) {
   std::vector<Handle> transcript;
   for (const int peer : peers_of(isolated_channel)) {
     const SendTo to{peer, {}};
     const ReceiveFrom from{peer, 0};
-    transcript.push_back(isolated_channel.exchange({.name = "alive", .tag = 1, .timeout = patience},
+    transcript.push_back(isolated_channel.exchange({.name = "alive", .tag = 1, .timeout = timeout},
                                                    {&to, 1}, {&from, 1}));
   }
   std::vector<int> alive = all_ranks(isolated_channel.ranks());
@@ -71,20 +71,20 @@ void require_survivors(const std::vector<int>& alive) {
 /// The run of a rank. Throws after an unexpected result.
 void go_on_without(int signal, const fs::path& meeting, int rank, int connections) {
   const bool is_silent = signal == SIGSTOP;
-  const std::chrono::milliseconds patience = is_silent ? 2s : 20s;
+  const std::chrono::milliseconds timeout = is_silent ? 2s : 20s;
   TcpTransport transport(meeting, rank, kRanks,
                          {.address = "127.0.0.1", .connections = connections});
   const auto isolated_channel = transport.isolated_channel();
   if (rank == kVictim) require_sum(transport);
   if (rank == kVictim) std::raise(signal);
-  const std::string error = sum_until_error(transport, patience);
+  const std::string error = sum_until_error(transport, timeout);
   if (!contains(error, "rank 2")) throw std::runtime_error(error);
-  const auto alive = find_alive(*isolated_channel, patience);
+  const auto alive = find_alive(*isolated_channel, timeout);
   require_survivors(alive);
   const auto survivors = isolated_channel->split(alive);
   for (int step = 0; step < 10; ++step) require_sum(*survivors);
   require_sum(*survivors->channel());
-  require_survivors(find_alive(*isolated_channel->channel(), patience));
+  require_survivors(find_alive(*isolated_channel->channel(), timeout));
 }
 
 class TcpIsolatedChannels : public ::testing::TestWithParam<int> {};

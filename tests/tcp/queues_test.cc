@@ -56,14 +56,14 @@ class Pair {
   /// Moves at most `most` bytes on a connection with one write and one read. Returns the number of
   /// bytes.
   std::size_t move(std::size_t connection, std::size_t most) {
-    const Rooms rooms = in_.rooms(connection);
+    const ReadSpaces spaces = in_.spaces(connection);
     const Pieces pieces = out_[connection].next();
-    std::size_t room = 0, bytes = 0;
+    std::size_t space = 0, bytes = 0;
     std::vector<std::byte> flat;
     for (const ConstByteSpan piece : pieces) flat.insert(flat.end(), piece.begin(), piece.end());
-    for (const ByteSpan target : rooms) room += target.size();
-    flat.resize(std::min({most, room, flat.size()}));
-    for (const ByteSpan target : rooms) {
+    for (const ByteSpan target : spaces) space += target.size();
+    flat.resize(std::min({most, space, flat.size()}));
+    for (const ByteSpan target : spaces) {
       const std::size_t part = std::min(target.size(), flat.size() - bytes);
       if (part != 0) std::memcpy(target.data(), flat.data() + bytes, part);
       bytes += part;
@@ -174,9 +174,9 @@ TEST(TcpQueues, LongPayloadsHaveTheirBlockAtOnce) {
   for (std::uint32_t number = 0; number < 3; ++number) pair.send(head_of(1 << 20, number), payload);
   std::size_t staged = 0;
   while (!pair.all_left()) {
-    const Rooms rooms = pair.message_reader().rooms(0);
+    const ReadSpaces spaces = pair.message_reader().spaces(0);
     const std::size_t moved = pair.move(0, 1 << 20);
-    staged += rooms[0].size() > 10'000 ? 0 : moved;
+    staged += spaces[0].size() > 10'000 ? 0 : moved;
   }
   EXPECT_LE(staged, 10'000u) << "bytes that came into the stage";
   EXPECT_EQ(pair.came().size(), 3u);

@@ -53,10 +53,10 @@ RecordData opened(Records& records, ConstByteSpan received, std::size_t step = 1
         all.insert(all.end(), two.begin(), two.begin() + (bytes - one.size()));
       continue;
     }
-    const ByteSpan room = records.room();
-    const std::size_t now = std::min({step, room.size(), received.size()});
+    const ByteSpan space = records.space();
+    const std::size_t now = std::min({step, space.size(), received.size()});
     if (now == 0 || records.damaged()) return all;
-    std::copy_n(received.begin(), now, room.begin());
+    std::copy_n(received.begin(), now, space.begin());
     records.came(now);
     received = received.subspan(now);
   }

@@ -17,7 +17,7 @@ class TransportFlow : public OnFabric {};
 INSTANTIATE_TEST_SUITE_P(Fabrics, TransportFlow, ::testing::ValuesIn(fabrics()), fabric_name);
 INSTANTIATE_TEST_SUITE_P(Late, TransportFlow, ::testing::Values(late_fabric()), fabric_name);
 
-constexpr std::size_t kMostUnasked = Wire::Traits().most_unasked_bytes;
+constexpr std::size_t kMostEager = Wire::Traits().most_eager_bytes;
 
 void meet(Transport& transport) { transport.barrier(operation_of(transport)).wait_synchronize(); }
 
@@ -57,12 +57,12 @@ void take_all(Transport& transport, const Messages& messages) {
   }
 }
 
-void run_ahead(Transport& transport, std::size_t count, std::size_t bytes) {
+void send_eagerly(Transport& transport, std::size_t count, std::size_t bytes) {
   const auto other = transport.channel();
   const Messages messages(transport, count, bytes);
   if (transport.rank() == 0) {
     std::vector<Handle> handles;
-    EXPECT_LE(sent_ahead(transport, *other, messages, handles) * bytes, kMostUnasked);
+    EXPECT_LE(sent_ahead(transport, *other, messages, handles) * bytes, kMostEager);
     for (Handle& handle : handles) handle.wait_synchronize();
   } else {
     meet(*other);
@@ -74,10 +74,10 @@ void run_ahead(Transport& transport, std::size_t count, std::size_t bytes) {
 
 TEST_P(TransportFlow, WhatNobodyAsksForIsBoundedAndComesInAnyOrder) {
   run(3, [](Transport& transport) {
-    run_ahead(transport, 60, 400'000);
-    run_ahead(transport, 8'000, 100);
-    run_ahead(transport, 2, kMostUnasked + 1);
-    run_ahead(transport, 60, 400'000);  // all credits are available again
+    send_eagerly(transport, 60, 400'000);
+    send_eagerly(transport, 8'000, 100);
+    send_eagerly(transport, 2, kMostEager + 1);
+    send_eagerly(transport, 60, 400'000);  // all credits are available again
   });
 }
 
@@ -111,7 +111,7 @@ TEST_P(TransportFlow, WhoLeavesWithoutTakingItIsNamed) {
   const auto errors = errors_of(GetParam(), 3, [](Transport& transport) {
     auto channel = transport.channel();
     if (transport.rank() == 0)
-      channel->send(operation_of(*channel, "giving"), 1, pattern(kMostUnasked + 1, 0, 1))
+      channel->send(operation_of(*channel, "giving"), 1, pattern(kMostEager + 1, 0, 1))
           .wait_synchronize();
     if (transport.rank() == 1) channel = nullptr;
     transport.barrier(operation_of(transport)).wait_synchronize();
@@ -125,7 +125,7 @@ TEST_P(TransportFlow, WhoDoesNotTakeItIsNamedAtTheDeadline) {
     Operation giving = operation_of(transport, "giving"), after = operation_of(transport, "after");
     giving.timeout = std::chrono::milliseconds(300);
     if (transport.rank() == 0)
-      transport.send(giving, 1, pattern(kMostUnasked + 1, 0, 1)).wait_synchronize();
+      transport.send(giving, 1, pattern(kMostEager + 1, 0, 1)).wait_synchronize();
     if (transport.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
     transport.barrier(after).wait_synchronize();
   });
@@ -136,7 +136,7 @@ TEST_P(TransportFlow, WhoDoesNotTakeItIsNamedAtTheDeadline) {
 // sender.
 TEST_P(TransportFlow, WhoseMessageStopsHalfWayIsNamed) {
   if (GetParam().most_ranks < 3) GTEST_SKIP() << "needs 3 ranks";
-  const auto message = pattern(kMostUnasked + 1, 0, 1);
+  const auto message = pattern(kMostEager + 1, 0, 1);
   for (const bool takes_any : {false, true}) {
     const auto errors = errors_of(GetParam(), 3, [&](Transport& transport) {
       Operation half = operation_of(transport, "half"), after = operation_of(transport, "after");

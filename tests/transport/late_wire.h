@@ -138,9 +138,8 @@ class LateWire final : public Wire {
       : network_(std::move(network)), rank_(rank), ranks_(ranks) {}
 
   Traits traits() const override {
-    return {.reports_losses = true,
-            .most_unasked_bytes = 4000,
-            .copied_bytes = LateNetwork::kShortBytes};
+    return {
+        .reports_losses = true, .most_eager_bytes = 4000, .copied_bytes = LateNetwork::kShortBytes};
   }
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }

@@ -86,7 +86,7 @@ Channel::Channel(std::shared_ptr<ProgressEngine> engine, ChannelState& state)
       one_host_(std::ranges::all_of(engine_->hosts(state), [](int host) { return host == 0; })) {}
 
 void Channel::poll() {
-  seen_ = state_.bell.rings();
+  seen_ = state_.event.signals();
   engine_->progress(state_);
 }
 
@@ -187,7 +187,7 @@ void Channel::wait_activity(Clock::time_point until) {
 
 void Channel::wake() {
   woken_.store(true);
-  state_.bell.ring();
+  state_.event.signal();
 }
 
 HostTransfer* Channel::most_urgent() const {
@@ -210,7 +210,7 @@ Culprits Channel::why_late(const HostTransfer& transfer) {
     return {{}, "the operation's stream has not come to its copies" + within(transfer)};
   const Question question{.name = operation.name,
                           .tag = operation.tag,
-                          .patience = std::min(operation.timeout / 2, kLongestQuestion)};
+                          .timeout = std::min(operation.timeout / 2, kLongestQuestion)};
   Culprits culprits = engine_->culprits(state_, question, transfer.missing());
   if (culprits.difference.empty())
     culprits.difference = "no message from " + names(*this, culprits.ranks) + within(transfer);

@@ -86,7 +86,7 @@ void ProgressEngine::dispute(ChannelState& channel, const Mismatch& mismatch,
   const Clock::time_point until = Clock::now() + kExplainedWithin;
   disputes_.push_back({channel.domain, peer, cause, until});
   next_loss_ = std::min(next_loss_.load(), until);
-  ring_all();  // a sleeping thread must wake up at `until`
+  signal_all();  // a sleeping thread must wake up at `until`
   try {
     send(peer, head, {block.bytes(), block});
   } catch (const std::exception&) {
@@ -144,7 +144,7 @@ void ProgressEngine::end_disputes_with(int peer) {
 // Called by the thread of the operation with the mismatch. Returns after the fault was raised.
 void ProgressEngine::settle(ChannelState& channel, const Mismatch& mismatch,
                             const std::string& cause) {
-  std::unique_lock lock(gate_);
+  std::unique_lock lock(shared_lock_);
   dispute(channel, mismatch, cause);
   const Waiting here(waiting_);
   while (!channel.faulty() && in_dispute(*channel.domain)) {

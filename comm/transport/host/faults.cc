@@ -43,11 +43,11 @@ void ProgressEngine::end(ChannelState& channel, Batch& batch, std::exception_ptr
   take_back(channel, batch);
   batch.error = std::move(error);
   batch.open.store(0, std::memory_order_release);
-  gate_.ring(channel.bell);
+  shared_lock_.signal(channel.event);
 }
 
 void ProgressEngine::end_late(ChannelState& channel, Batch& batch, std::exception_ptr error) {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   if (!batch.closed()) end(channel, batch, std::move(error));
 }
 
@@ -61,7 +61,7 @@ void ProgressEngine::lose(int peer, const std::string& cause) {
   next_loss_ = std::min(next_loss_.load(), loss->second.announced_at);
   end_sends(peer);
   part_with(peer);
-  ring_all();  // sleeping threads must wake up in time
+  signal_all();  // sleeping threads must wake up in time
 }
 
 /// On isolated channels, ends sends to a lost rank, because the messages never leave.
@@ -118,7 +118,7 @@ FaultDomain& ProgressEngine::domain_of(std::uint64_t id) {
 }
 
 void ProgressEngine::raise(ChannelState& channel, const std::string& cause) {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   raise_locked(*channel.domain, cause);
 }
 
@@ -159,15 +159,15 @@ void ProgressEngine::poison(FaultDomain& domain, const Fault& fault) {
       return true;
     });
   }
-  ring_all();
+  signal_all();
 }
 
-void ProgressEngine::ring_all() {
-  for (auto& [id, channel] : state_->channels) gate_.ring(channel->bell);
+void ProgressEngine::signal_all() {
+  for (auto& [id, channel] : state_->channels) shared_lock_.signal(channel->event);
 }
 
 Fault ProgressEngine::fault(const ChannelState& channel) const {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   return channel.domain->fault;
 }
 

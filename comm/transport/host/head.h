@@ -20,7 +20,7 @@ enum class Kind : std::uint8_t {
   kAnnounced = 6,  ///< a message waits at its sender; numbered in the order of these headers
   kRequest = 7,    ///< requests the announced message number `part`
   kBody = 8,       ///< payload of a requested message
-  kRoom = 9,       ///< returns `envelope.count` bytes of credits
+  kCredits = 9,    ///< returns `envelope.count` bytes of credits
   kOptions = 10,   ///< a text, and the sender's options of the call `envelope.count`, for
                    ///< comparison with the receiver's options of `envelope.signature`
   kCompare = 11,   ///< a text; the receiver sends its options of `envelope.count` to rank `part`

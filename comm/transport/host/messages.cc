@@ -49,12 +49,12 @@ void ProgressEngine::post(ChannelState& channel, Batch& batch) {
   wire_->check_thread();
   batch.open.store(static_cast<std::uint32_t>(batch.incoming.size()), std::memory_order_relaxed);
   pack(batch);
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   if (batch.incoming.empty()) poll();  // a send-only batch learns of departed ranks only here
   if (channel.faulty()) return;
   if (batch.agreement != nullptr)
     channel.agreements.note(batch.envelope.signature, *batch.agreement);
-  check_room(channel, batch);
+  check_announced(channel, batch);
   if (!batch.incoming.empty()) channel.match_queue.open(batch);
   try {
     for (Outgoing& outgoing : batch.outgoing) send(channel, batch, outgoing);
@@ -110,7 +110,7 @@ void ProgressEngine::send(ChannelState& channel, Batch& batch, Outgoing& outgoin
   if (payload.block) payload.bytes = payload.block.bytes();
   const bool lent = !payload.block && payload.bytes.size() > traits_.copied_bytes;
   const int peer = channel.member(outgoing.peer);
-  const bool goes = flow(peer).run_ahead(unasked_cost(payload.bytes.size()));
+  const bool goes = flow(peer).send_eagerly(eager_cost(payload.bytes.size()));
   if (lent || must_leave(batch) || !goes) payload.job = count_send(channel, batch, outgoing.peer);
   goes ? send(peer, head, std::move(payload)) : hold(peer, head, std::move(payload));
 }
@@ -130,7 +130,8 @@ std::shared_ptr<Wire::Job> ProgressEngine::count_send(ChannelState& channel, Bat
   job->keep_alive = batch.keep_alive;
   job->done = [this, &channel](const Wire::Job& done) {
     const auto send = sends_.extract(&done);
-    if (send && channel.match_queue.close_one(*send.mapped().batch)) gate_.ring(channel.bell);
+    if (send && channel.match_queue.close_one(*send.mapped().batch))
+      shared_lock_.signal(channel.event);
   };
   sends_[job.get()] = {&batch, &channel, peer};
   batch.open.fetch_add(1, std::memory_order_relaxed);
@@ -146,7 +147,7 @@ void ProgressEngine::match_receive(ChannelState& channel, Batch& batch, Incoming
 }
 
 void ProgressEngine::cancel(ChannelState& channel, Batch& batch) {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   take_back(channel, batch);
 }
 
@@ -159,7 +160,7 @@ void ProgressEngine::take_back(ChannelState& channel, Batch& batch) {
 }
 
 std::vector<int> ProgressEngine::unsent(const Batch& batch) const {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   std::vector<int> ranks;
   for (const auto& [job, sending] : sends_)
     if (sending.batch == &batch) ranks.push_back(sending.peer);
@@ -179,8 +180,8 @@ void ProgressEngine::take(Wire::Arrival arrival) {
       return take_request(head, arrival.peer);
     case Kind::kBody:
       return take_body(head, std::move(arrival));
-    case Kind::kRoom:
-      return flow(arrival.peer).take_room(head.envelope.count);
+    case Kind::kCredits:
+      return flow(arrival.peer).take_credits(head.envelope.count);
     case Kind::kFault:
       return take_fault(head, arrival);
     case Kind::kLeave:
@@ -226,7 +227,7 @@ void ProgressEngine::take_message(const Head& head, Wire::Arrival arrival) {
     message.number = flow(message.arrival.peer).announced_by_peer++;
     coming_[{message.arrival.peer, message.number}] = &message;
   } else {
-    message.cost = unasked_cost(head.envelope.bytes);
+    message.cost = eager_cost(head.envelope.bytes);
   }
   if (channel.faulty()) return drop(message);
   channel.match_queue.claim(message) ? paired(channel, message) : check_stray(channel, message);
@@ -261,9 +262,9 @@ void ProgressEngine::paired(ChannelState& channel, IncomingMessage& message) {
   if (!is_sender(channel, message.from, message.arrival.peer)) return refuse(message.arrival.peer);
   const Batch& batch = *message.batch;
   if (!MatchQueue::fits(message)) return fail_misfit(channel, message);
-  make_room(message);
+  return_credits(message);
   if (message.there) return deliver(channel, message);
-  if (message.announced) return ask_for(message);
+  if (message.announced) return request(message);
   if (!message.receiving) receive_rest(message);
   wake_for(channel, batch);
 }
@@ -292,7 +293,7 @@ void ProgressEngine::deliver(ChannelState& channel, IncomingMessage& message) {
   const Batch& batch = *message.batch;
   const bool foreseen = message.receiving;
   if (channel.match_queue.deliver(message))
-    gate_.ring(channel.bell);
+    shared_lock_.signal(channel.event);
   else if (!foreseen)
     wake_for(channel, batch);
   state_->free_messages.push_back(&message);
@@ -310,7 +311,7 @@ IncomingMessage& ProgressEngine::new_message() {
 void ProgressEngine::drop(IncomingMessage& message) {
   message.payload = {};
   message.channel = nullptr;
-  make_room(message);
+  return_credits(message);
   if (!message.there && (message.receiving || message.asked)) return;
   if (message.announced) coming_.erase({message.arrival.peer, message.number});
   state_->free_messages.push_back(&message);
@@ -330,7 +331,7 @@ void ProgressEngine::wake_for(ChannelState& channel, const Batch& batch) {
   const Clock::time_point closed = completion(batch);
   if (closed >= channel.asleep_until) return;
   channel.asleep_until = closed;
-  gate_.ring(channel.bell);
+  shared_lock_.signal(channel.event);
 }
 
 Clock::time_point ProgressEngine::completion(const Batch& batch) const {
@@ -346,7 +347,7 @@ Clock::time_point ProgressEngine::completion(const Batch& batch) const {
 }
 
 Clock::time_point ProgressEngine::fall_asleep(ChannelState& channel) {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   poll();
   channel.asleep_until = Clock::time_point::max();
   for (const Batch* batch : channel.match_queue.batches())

@@ -32,13 +32,13 @@ std::uint64_t channel_id(const ChannelState& parent, std::span<const int> member
 ProgressEngine::ProgressEngine(std::unique_ptr<Wire> wire)
     : state_(new State{.wire = std::move(wire)}),
       wire_(state_->wire.get()),
-      gate_(wire_->shared().gate),
+      shared_lock_(wire_->shared().shared_lock),
       traits_(wire_->traits()),
       host_names_(wire_->host_names()),
       flows_(static_cast<std::size_t>(wire_->ranks()),
-             Flow(unasked_window(traits_.most_unasked_bytes, wire_->ranks()))) {
+             Flow(eager_window(traits_.most_eager_bytes, wire_->ranks()))) {
   {
-    const std::lock_guard lock(gate_);
+    const std::lock_guard lock(shared_lock_);
     everybody_ = &channel_of(Signature().value());
   }
   everybody_->members = all_ranks(wire_->ranks());
@@ -56,13 +56,13 @@ ProgressEngine::~ProgressEngine() {
 
 void ProgressEngine::close() {
   {
-    const std::lock_guard lock(gate_);
+    const std::lock_guard lock(shared_lock_);
     if (std::exchange(closed_, true)) return;
     present_ = 1;
   }
   leave(*everybody_);
   const Wire::Parting agreed = parting();
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   for (const auto& domain : domains())
     poison(*domain, "rank " + std::to_string(wire_->rank()) + " closed the transport");
   ended_ = wire_->end(agreed);
@@ -77,7 +77,7 @@ Wire::Parting ProgressEngine::parting() {
 // if all ranks are gone and nothing is under way.
 bool ProgressEngine::exchange_goodbyes() {
   wire_->record_use();
-  std::unique_lock lock(gate_);
+  std::unique_lock lock(shared_lock_);
   if (!wire_->right_thread()) return false;
   const auto start = Clock::now();
   const auto over = [this] {
@@ -99,7 +99,7 @@ bool ProgressEngine::exchange_goodbyes() {
 
 ChannelState& ProgressEngine::channel_of(std::uint64_t id) {
   auto& channel = state_->channels[id];
-  if (channel == nullptr) channel = std::make_unique<ChannelState>(id, gate_.take_bell());
+  if (channel == nullptr) channel = std::make_unique<ChannelState>(id, shared_lock_.take_event());
   return *channel;
 }
 
@@ -109,7 +109,7 @@ Head ProgressEngine::head_in(const ChannelState& channel, Kind kind) const {
 
 ChannelState& ProgressEngine::join(ChannelState& channel, std::span<const int> members,
                                    FaultDomain::Kind kind) {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   std::vector<int> of_all;
   for (const int member : members) of_all.push_back(channel.member(member));
   ChannelState& joined = channel_of(channel_id(channel, of_all, channel.joined[of_all]++));
@@ -134,7 +134,7 @@ ChannelState& ProgressEngine::join(ChannelState& channel, std::span<const int> m
 void ProgressEngine::leave(ChannelState& channel) {
   if (!wire_->running()) return;
   wire_->record_use();
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   --present_;
   if (present_ == 0) held_.clear();
   if (!wire_->right_thread()) return;
@@ -183,7 +183,7 @@ void ProgressEngine::part_with(int peer) {
 // After a fork, a nonexistent thread may hold the lock.
 void ProgressEngine::release(ChannelState& channel) {
   if (&channel == everybody_ || !wire_->running()) return;
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   channel.released = true;
   try {
     drop_if_over(channel);
@@ -197,7 +197,7 @@ void ProgressEngine::drop_if_over(ChannelState& channel) {
   const bool over = gone(channel, kAnyRank) || (channel.faulty() && !isolated_channels_);
   if (!channel.released || !over) return;
   drop_unclaimed(channel);
-  gate_.give_back(channel.bell);
+  shared_lock_.give_back(channel.event);
   state_->channels.erase(channel.id);
 }
 
@@ -231,7 +231,7 @@ std::vector<int> ProgressEngine::hosts(const ChannelState& channel) const {
 }
 
 TransferCounters ProgressEngine::counters(const ChannelState& channel) const {
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   return channel.counters;
 }
 
@@ -263,9 +263,9 @@ void ProgressEngine::progress(ChannelState& channel) {
   if (traits_.waiting == Wire::Waiting::kSleep && !questioned_.load(std::memory_order_relaxed) &&
       !is_due)
     return;
-  const std::lock_guard lock(gate_);
+  const std::lock_guard lock(shared_lock_);
   channel.asleep_until = ChannelState::kAwake;
-  while (poll() && !gate_.will_ring(channel.bell)) {
+  while (poll() && !shared_lock_.will_signal(channel.event)) {
   }
 }
 
@@ -276,26 +276,26 @@ void ProgressEngine::wait(ChannelState& channel, std::uint32_t seen, Clock::time
   if (!moves_alone()) return poll_until(channel, seen, until);
   const bool polls = traits_.waiting == Wire::Waiting::kSleepAndPoll;
   if (polls) until = std::min(until, fall_asleep(channel));
-  channel.bell.wait(seen, until, polls ? Bell::Patience::kLong : Bell::Patience::kShort);
+  channel.event.wait(seen, until, polls ? Event::WaitMode::kLong : Event::WaitMode::kShort);
 }
 
 void ProgressEngine::poll_until(ChannelState& channel, std::uint32_t seen,
                                 Clock::time_point until) {
-  channel.patience.renew();
-  for (Clock::time_point now{}; channel.bell.rings() == seen && now < until;) {
+  channel.backoff.renew();
+  for (Clock::time_point now{}; channel.event.signals() == seen && now < until;) {
     bool moved = false;
     {
-      const std::lock_guard lock(gate_);
+      const std::lock_guard lock(shared_lock_);
       moved = poll();
     }
     if (moved)
-      channel.patience.renew();
+      channel.backoff.renew();
     else if (traits_.waiting != Wire::Waiting::kRest)
-      now = channel.patience.wait(channel.bell, seen, until,
-                                  traits_.waiting == Wire::Waiting::kPollYielding);
+      now = channel.backoff.wait(channel.event, seen, until,
+                                 traits_.waiting == Wire::Waiting::kPollYielding);
     else
-      now = channel.patience.wait_for_news([&] {
-        channel.bell.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); });
+      now = channel.backoff.wait_for_news([&] {
+        channel.event.wait_elsewhere(seen, [&](int alarm) { wire_->rest(alarm, until); });
       });
   }
 }

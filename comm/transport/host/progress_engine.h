@@ -21,11 +21,11 @@
 #include <vector>
 
 #include "comm/transport/host/agreement_cache.h"
+#include "comm/transport/host/backoff_policy.h"
 #include "comm/transport/host/flow.h"
-#include "comm/transport/host/gate.h"
 #include "comm/transport/host/head.h"
 #include "comm/transport/host/match_queue.h"
-#include "comm/transport/host/patience.h"
+#include "comm/transport/host/shared_lock.h"
 
 namespace tersor::host {
 
@@ -76,13 +76,13 @@ struct ChannelState {
   std::map<std::vector<int>, int> joined;
   TransferCounters counters;
   AgreementCache agreements;
-  Patience patience;  ///< of the thread waiting on this channel
+  BackoffPolicy backoff;  ///< of the thread waiting on this channel
   /// Next time at which the waiting thread polls by itself.
   Clock::time_point asleep_until = kAwake;
   /// Signaled when a batch is closed, on faults and questions, and by `wake`.
-  Bell& bell;
+  Event& event;
 
-  ChannelState(std::uint64_t number, Bell& own) : id(number), bell(own) {}
+  ChannelState(std::uint64_t number, Event& own) : id(number), event(own) {}
   std::string name(int of) const { return rank_name(of, member(of), whole); }
   int member(int of) const { return members[static_cast<std::size_t>(of)]; }
   bool faulty() const {
@@ -97,7 +97,7 @@ struct ChannelState {
 struct Question {
   std::string_view name;
   std::uint32_t tag = 0;
-  std::chrono::milliseconds patience{0};  ///< time to wait for an answer
+  std::chrono::milliseconds timeout{0};  ///< time to wait for an answer
 };
 
 /// The ranks blocking the others: ranks without an answer and ranks waiting for no rank.
@@ -235,14 +235,14 @@ class ProgressEngine {
   std::shared_ptr<Wire::Job> count_send(ChannelState& channel, Batch& batch, int peer);
   Flow& flow(int peer) { return flows_[static_cast<std::size_t>(peer)]; }
   const Flow& flow(int peer) const { return flows_[static_cast<std::size_t>(peer)]; }
-  void check_room(const ChannelState& channel, const Batch& batch) const;
+  void check_announced(const ChannelState& channel, const Batch& batch) const;
   void hold(int peer, Head head, Wire::Payload payload);
   void take_request(const Head& head, int peer);
   void drop_held(int peer, const ChannelState* channel);
   void drop_announced(int peer);
-  void ask_for(IncomingMessage& message);
+  void request(IncomingMessage& message);
   void take_body(const Head& head, Wire::Arrival arrival);
-  void make_room(IncomingMessage& message);
+  void return_credits(IncomingMessage& message);
   void match_receive(ChannelState& channel, Batch& batch, Incoming& incoming);
   bool is_sender(const ChannelState& channel, int from, int peer) const;
   void refuse(int peer);
@@ -277,7 +277,7 @@ class ProgressEngine {
   void lose(int peer, const std::string& cause);
   void end_sends(int peer);
   bool announce_losses();
-  void ring_all();
+  void signal_all();
   void announce(const FaultDomain& domain);
   void take_fault(const Head& head, const Wire::Arrival& arrival);
   void send_fault(const FaultDomain& domain, int peer, const Block& text);
@@ -288,8 +288,8 @@ class ProgressEngine {
   std::optional<std::uint32_t> put(ChannelState& channel, int rank, std::uint32_t tag);
 
   std::unique_ptr<State> state_;
-  Wire* wire_;  // owned by the state
-  Gate& gate_;  // owned by the wire
+  Wire* wire_;               // owned by the state
+  SharedLock& shared_lock_;  // owned by the wire
   const Wire::Traits traits_;
   ChannelState* everybody_ = nullptr;
   std::vector<int> host_names_;  // by world rank

@@ -29,7 +29,7 @@ void ProgressEngine::take_question(const Head& head, int peer) {
   questions_.emplace_back(head, peer);
   if (waiting_ > 0) return answer_questions();
   questioned_.store(true, std::memory_order_relaxed);
-  ring_all();
+  signal_all();
 }
 
 void ProgressEngine::answer_questions() {
@@ -79,7 +79,7 @@ class ProgressEngine::Inquiry {
 
   Culprits find(std::span<const int> late) {
     const Awaited own = [&] {
-      const std::lock_guard lock(engine_.gate_);
+      const std::lock_guard lock(engine_.shared_lock_);
       return engine_.awaited(channel_, question_.tag);
     }();
     for (const int rank : late) waits_.push_back({{rank, question_.tag}, channel_.rank, own});
@@ -108,15 +108,15 @@ class ProgressEngine::Inquiry {
   // Asks all ranks at once, because dead ranks would delay a sequential search. If several ranks
   // are silent, most of them may only be slow and get more time.
   void ask() {
-    constexpr int kMorePatience = 4;
-    std::unique_lock lock(engine_.gate_);
+    constexpr int kMoreTimeouts = 4;
+    std::unique_lock lock(engine_.shared_lock_);
     const Waiting here(engine_.waiting_);
     for (const Wait& wait : waits_)
       if (!answers_.contains(wait.asked)) put(wait.asked);
     const auto start = Clock::now();
     while (!channel_.faulty()) {
       take_answers();
-      const auto until = start + question_.patience * (open_.size() > 1 ? kMorePatience : 1);
+      const auto until = start + question_.timeout * (open_.size() > 1 ? kMoreTimeouts : 1);
       if (open_.empty() || Clock::now() >= until) break;
       if (engine_.poll()) continue;
       lock.unlock();

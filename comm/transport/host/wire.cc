@@ -5,9 +5,9 @@
 
 #include <string>
 
-#include "comm/transport/host/gate.h"
 #include "comm/transport/host/head.h"
 #include "comm/transport/host/host_transport.h"
+#include "comm/transport/host/shared_lock.h"
 
 namespace tersor {
 

@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include "comm/transport/host/gate.h"
 #include "comm/transport/host/head.h"
+#include "comm/transport/host/shared_lock.h"
 
 namespace tersor::inproc {
 namespace {
@@ -34,12 +34,12 @@ Network::Network(int ranks, const Link& link)
 }
 
 void Network::enter(int rank, std::function<void(Wire::Arrival)> take) {
-  const std::lock_guard lock(shared_->gate);
+  const std::lock_guard lock(shared_->shared_lock);
   takers_[static_cast<std::size_t>(rank)] = std::move(take);
 }
 
 void Network::leave(int rank) {
-  const std::lock_guard lock(shared_->gate);
+  const std::lock_guard lock(shared_->shared_lock);
   takers_[static_cast<std::size_t>(rank)] = nullptr;
   for (Message& message : messages_)
     if (message.to == rank) message.job = nullptr;

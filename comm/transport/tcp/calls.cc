@@ -46,8 +46,8 @@ bool IncomingCall::act() {
 
 // Returns false if the call must end.
 bool IncomingCall::listen() {
-  while (!answerer_.room().empty()) {
-    const Moved moved = socket_.read(answerer_.room());
+  while (!answerer_.space().empty()) {
+    const Moved moved = socket_.read(answerer_.space());
     if (!moved.error.empty()) return false;
     if (moved.dry && moved.bytes == 0) return !(readable_ = false);
     const bool sound = answerer_.came(moved.bytes);
@@ -59,8 +59,8 @@ bool IncomingCall::listen() {
 }
 
 OutgoingCall::OutgoingCall(ConnectionManager& owner, const Hello& hello, const Endpoint& to,
-                           const CallPatience& patience)
-    : owner_(owner), hello_(hello), to_(to), patience_(patience) {}
+                           const CallTimeouts& timeouts)
+    : owner_(owner), hello_(hello), to_(to), timeouts_(timeouts) {}
 
 void OutgoingCall::dial() {
   again_ = Clock::time_point::max();
@@ -100,8 +100,8 @@ bool OutgoingCall::connect() {
 }
 
 bool OutgoingCall::prove() {
-  while (!caller_->room().empty()) {
-    const Moved moved = socket_->read(caller_->room());
+  while (!caller_->space().empty()) {
+    const Moved moved = socket_->read(caller_->space());
     if (!moved.error.empty()) return hung_up(moved.error);
     if (moved.dry && moved.bytes == 0) return readable_ = false;
     if (!caller_->came(moved.bytes)) {
@@ -122,7 +122,7 @@ bool OutgoingCall::prove() {
 bool OutgoingCall::not_reached(const Refusal& why) {
   const auto now = Clock::now();
   hang_up();
-  if (now < (why.may_pass() ? patience_.away : patience_.refused))
+  if (now < (why.may_pass() ? timeouts_.away : timeouts_.refused))
     again_ = now + kUnreachedPause;
   else
     owner_.failed(*this, "it cannot be reached at " + text_of(to_) + ": " + why.text());

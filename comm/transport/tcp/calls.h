@@ -43,7 +43,7 @@ class IncomingCall final : public Watched {
 };
 
 /// How long to retry an unreachable rank.
-struct CallPatience {
+struct CallTimeouts {
   Clock::time_point refused;  ///< time limit for a rank to begin listening
   Clock::time_point away;     ///< time limit for network failures
 };
@@ -52,7 +52,7 @@ struct CallPatience {
 class OutgoingCall final : public Watched {
  public:
   OutgoingCall(ConnectionManager& owner, const Hello& hello, const Endpoint& to,
-               const CallPatience& patience);
+               const CallTimeouts& timeouts);
   ~OutgoingCall() override { hang_up(); }
 
   const Hello& hello() const { return hello_; }
@@ -75,7 +75,7 @@ class OutgoingCall final : public Watched {
   ConnectionManager& owner_;
   const Hello hello_;
   const Endpoint to_;
-  const CallPatience patience_;
+  const CallTimeouts timeouts_;
   std::optional<Socket> socket_;
   std::optional<Caller> caller_;  // after connecting
   int ended_calls_ = 0;           // number of calls ended by the peer before the proof

@@ -46,7 +46,7 @@ void Connection::close(std::vector<std::shared_ptr<Job>>& dropped) {
 
 bool Connection::busy() const {
   if (!socket_) return false;
-  return (readable_ && !message_reader_.rooms(number_)[0].empty()) || (writable_ && waits());
+  return (readable_ && !message_reader_.spaces(number_)[0].empty()) || (writable_ && waits());
 }
 
 bool Connection::act() {
@@ -58,9 +58,9 @@ bool Connection::act() {
 bool Connection::read() {
   std::size_t bytes = 0;
   while (socket_ && readable_ && bytes < kMostBytesATurn) {
-    const Rooms rooms = message_reader_.rooms(number_);
-    if (rooms[0].empty()) break;
-    const Moved moved = socket_->read(rooms);
+    const ReadSpaces spaces = message_reader_.spaces(number_);
+    if (spaces[0].empty()) break;
+    const Moved moved = socket_->read(spaces);
     bytes += moved.bytes;
     if (!take(moved)) return true;
   }
@@ -72,8 +72,8 @@ bool Connection::read_rest() {
   std::size_t bytes = 0;
   try {
     while (socket_ && bytes < kMostRest) {
-      const Rooms rooms = message_reader_.rooms(number_);
-      const Moved moved = rooms[0].empty() ? Moved{} : socket_->read(rooms);
+      const ReadSpaces spaces = message_reader_.spaces(number_);
+      const Moved moved = spaces[0].empty() ? Moved{} : socket_->read(spaces);
       if (moved.bytes == 0) break;
       bytes += moved.bytes;
       message_reader_.came(number_, moved.bytes);

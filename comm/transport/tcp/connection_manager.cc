@@ -101,9 +101,10 @@ void ConnectionManager::begin_call(ConnectionId name) {
   if (to.connected || to.call != nullptr) return;
   const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(name.peer)];
   if (endpoint.port() == 0) return deliver({.name = name, .failure = "nobody calls this rank"});
-  const CallPatience patience{.refused = address_.patience,
-                              .away = std::max(address_.patience, Clock::now() + address_.timeout)};
-  to.call = std::make_unique<OutgoingCall>(*this, hello_to(name), endpoint, patience);
+  const CallTimeouts timeouts{
+      .refused = address_.listening_until,
+      .away = std::max(address_.listening_until, Clock::now() + address_.timeout)};
+  to.call = std::make_unique<OutgoingCall>(*this, hello_to(name), endpoint, timeouts);
   to.call->dial();
 }
 

@@ -30,9 +30,9 @@ struct RankAddress {
   Secret secret;
   std::size_t connections = 1;  ///< number of connections per pair
   TcpProtection protect = TcpProtection::kNone;
-  Clock::time_point patience = {};     ///< time limit for a rank to begin listening
-  Clock::duration timeout = {};        ///< time limit for the network during a first connection
-  std::unique_ptr<Listener> listener;  ///< of this rank
+  Clock::time_point listening_until = {};  ///< time limit for a rank to begin listening
+  Clock::duration timeout = {};            ///< time limit for the network during a first connection
+  std::unique_ptr<Listener> listener;      ///< of this rank
 };
 
 /// Identifies a connection by peer and number.

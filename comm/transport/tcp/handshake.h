@@ -86,7 +86,7 @@ class End {
   virtual ~End() = default;
 
   /// The place of the next received bytes; empty once there is nothing more to receive.
-  ByteSpan room() { return ByteSpan(message_).subspan(filled_, awaited_ - filled_); }
+  ByteSpan space() { return ByteSpan(message_).subspan(filled_, awaited_ - filled_); }
   /// Takes received bytes. False if the other end does not know the secret, or sends another
   /// protocol: send `reply`, then close the connection.
   bool came(std::size_t bytes);

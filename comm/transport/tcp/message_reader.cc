@@ -33,18 +33,18 @@ MessageReader::MessageReader(int peer, std::size_t connections, MakeBlock make_b
 
 // The memory after a payload holds the next header, to save a separate system call. Long payloads
 // leave only this space, to copy no byte of the next payload.
-Rooms MessageReader::rooms(std::size_t connection) {
+ReadSpaces MessageReader::spaces(std::size_t connection) {
   if (!due_[connection].empty()) {
     const Due& due = due_[connection].front();
-    const ByteSpan room = room_of(due);
-    const bool last = room.size() == due.bytes;
-    return {room,
+    const ByteSpan space = space_of(due);
+    const bool last = space.size() == due.bytes;
+    return {space,
             connection == 0 && last ? ByteSpan(stage_).first(sizeof(MessageHead)) : ByteSpan()};
   }
   return {connection == 0 ? free_stage() : ByteSpan(), ByteSpan()};
 }
 
-ByteSpan MessageReader::room_of(const Due& due) {
+ByteSpan MessageReader::space_of(const Due& due) {
   if (due.target != nullptr) return {due.target, due.bytes};
   waste_.resize(kWasteBytes);
   return ByteSpan(waste_).first(std::min(due.bytes, kWasteBytes));

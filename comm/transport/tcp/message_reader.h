@@ -29,7 +29,7 @@ Share share_of(std::size_t payload_bytes, std::size_t connection, std::size_t co
 
 /// The memory for the next bytes of a connection, in this order. Unused spans are empty and come
 /// last.
-using Rooms = std::array<ByteSpan, 2>;
+using ReadSpaces = std::array<ByteSpan, 2>;
 
 class MessageReader {
  public:
@@ -40,9 +40,9 @@ class MessageReader {
   MessageReader(int peer, std::size_t connections, MakeBlock make_block, Take take);
 
   /// Empty if the connection must not be read now.
-  Rooms rooms(std::size_t connection);
-  /// Accepts bytes received from the connection into the memory from `rooms`. Throws TransportError
-  /// if the bytes are no valid message.
+  ReadSpaces spaces(std::size_t connection);
+  /// Accepts bytes received from the connection into the memory from `spaces`. Throws
+  /// TransportError if the bytes are no valid message.
   void came(std::size_t connection, std::size_t bytes);
   /// Discards all payloads without a received byte, after a fault: the payloads are read, but not
   /// stored.
@@ -65,7 +65,7 @@ class MessageReader {
     PartialMessage* message = nullptr;
   };
 
-  ByteSpan room_of(const Due& due);
+  ByteSpan space_of(const Due& due);
   ByteSpan free_stage();
   void expect(PartialMessage& message);
   void read_stage();

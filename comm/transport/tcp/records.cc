@@ -60,7 +60,7 @@ std::size_t Records::seal(const Pieces& pieces) {
 }
 
 // Moves the unfinished record to the front if the space after the opened records may be too small.
-ByteSpan Records::room() {
+ByteSpan Records::space() {
   if (in_.size() - begin_ < kRecordBytes + kOverhead || begin_ == filled_) {
     std::memmove(in_.data(), in_.data() + begin_, filled_ - begin_);
     filled_ -= std::exchange(begin_, 0);
@@ -68,13 +68,13 @@ ByteSpan Records::room() {
   return ByteSpan(in_).subspan(filled_);
 }
 
-std::size_t Records::take(const Rooms& rooms) {
+std::size_t Records::take(const ReadSpaces& spaces) {
   std::size_t bytes = 0;
-  for (ByteSpan room : rooms)
-    while (!room.empty() && (!opened_.empty() || open_next())) {
-      const std::size_t now = std::min(room.size(), opened_.size());
-      std::memcpy(room.data(), opened_.data(), now);
-      room = room.subspan(now);
+  for (ByteSpan space : spaces)
+    while (!space.empty() && (!opened_.empty() || open_next())) {
+      const std::size_t now = std::min(space.size(), opened_.size());
+      std::memcpy(space.data(), opened_.data(), now);
+      space = space.subspan(now);
       opened_ = opened_.subspan(now);
       bytes += now;
     }

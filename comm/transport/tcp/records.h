@@ -41,10 +41,10 @@ class Records {
   std::size_t seal(const Pieces& pieces);
 
   /// The place of received bytes, if `take` finds no byte.
-  ByteSpan room();
+  ByteSpan space();
   void came(std::size_t bytes) { filled_ += bytes; }
   /// Moves the bytes of opened records into the rooms. Returns their number.
-  std::size_t take(const Rooms& rooms);
+  std::size_t take(const ReadSpaces& spaces);
   /// True once a record failed: all later bytes are worthless.
   bool damaged() const { return damaged_; }
 

@@ -121,14 +121,14 @@ void Socket::protect(TcpProtection protection, const SessionKeys& keys) {
   if (protection != TcpProtection::kNone) records_ = std::make_unique<Records>(protection, keys);
 }
 
-Moved Socket::read(const Rooms& rooms) {
-  if (records_ == nullptr) return receive(rooms);
+Moved Socket::read(const ReadSpaces& spaces) {
+  if (records_ == nullptr) return receive(spaces);
   while (true) {
-    if (const std::size_t bytes = records_->take(rooms); bytes != 0) return {.bytes = bytes};
+    if (const std::size_t bytes = records_->take(spaces); bytes != 0) return {.bytes = bytes};
     if (records_->damaged())
       return {.error =
                   "bytes were changed, repeated or reordered on their way (TcpOptions::protect)"};
-    const Moved came = receive({records_->room(), ByteSpan()});
+    const Moved came = receive({records_->space(), ByteSpan()});
     if (came.bytes == 0) return came;
     records_->came(came.bytes);
   }
@@ -143,11 +143,11 @@ Moved Socket::write(const Pieces& pieces) {
   return moved;
 }
 
-Moved Socket::receive(const Rooms& rooms) {
-  Vectors<Rooms> room(rooms);
-  const ssize_t bytes = recvmsg(number(), room.message(), 0);
-  if (bytes == 0 && room.bytes() != 0) return {.error = "it was closed"};
-  return moved(bytes, room.bytes());
+Moved Socket::receive(const ReadSpaces& spaces) {
+  Vectors<ReadSpaces> space(spaces);
+  const ssize_t bytes = recvmsg(number(), space.message(), 0);
+  if (bytes == 0 && space.bytes() != 0) return {.error = "it was closed"};
+  return moved(bytes, space.bytes());
 }
 
 Moved Socket::send(const Pieces& pieces) {

@@ -56,14 +56,14 @@ class Socket {
   /// True if bytes accepted by `write` have not left.
   bool pending() const { return records_ != nullptr && !records_->sealed().empty(); }
 
-  Moved read(const Rooms& rooms);
-  Moved read(ByteSpan room) { return read({room, ByteSpan()}); }
+  Moved read(const ReadSpaces& spaces);
+  Moved read(ByteSpan space) { return read({space, ByteSpan()}); }
   Moved write(const Pieces& pieces);
   /// Writes some first bytes of a connection, which always fit into the system's buffer.
   bool write_all(ConstByteSpan bytes) { return write({bytes}).bytes == bytes.size(); }
 
  private:
-  Moved receive(const Rooms& rooms);
+  Moved receive(const ReadSpaces& spaces);
   Moved send(const Pieces& pieces);
 
   Descriptor descriptor_;

@@ -194,7 +194,7 @@ RankAddress meet_at_addresses(std::span<const std::string> addresses, std::strin
   for (const std::string& address : addresses)
     table.entries.push_back({address, parse_address(address).host});
   RankAddress address = address_by(table, rank, options);
-  address.patience = deadline_of(options);
+  address.listening_until = deadline_of(options);
   address.listener = std::make_unique<Listener>(address.endpoints[static_cast<std::size_t>(rank)]);
   return address;
 }
@@ -215,7 +215,7 @@ std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks
                       .host_names = std::vector<int>(count),
                       .secret = Secret(options.secret),
                       .protect = TcpProtection::kEncrypt,
-                      .patience = deadline_of(options),
+                      .listening_until = deadline_of(options),
                       .timeout = timeout_of(options)};
   address.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
   address.listener = std::make_unique<Listener>(address.endpoints[static_cast<std::size_t>(rank)]);

@@ -9,34 +9,34 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/transport/host/bell.h"
 #include "comm/transport/host/block_pool.h"
+#include "comm/transport/host/event.h"
 
 namespace tersor::host {
 
 /// A mutex. Signals events only after the release, so a woken thread finds the mutex free.
-class Gate {
+class SharedLock {
  public:
   void lock() { mutex_.lock(); }
   void unlock();
   /// Requires the lock. Events live as long as the shared lock, because the woken thread may be
   /// gone when the signal comes. A returned event is reused, descriptor included, and may receive a
   /// late signal.
-  Bell& take_bell();
-  void give_back(Bell& bell) { free_bells_.push_back(&bell); }
-  void ring(Bell& bell);
+  Event& take_event();
+  void give_back(Event& event) { free_events_.push_back(&event); }
+  void signal(Event& event);
   /// Requires the lock. True if the event will be signaled after the release.
-  bool will_ring(const Bell& bell) const;
+  bool will_signal(const Event& event) const;
 
  private:
   // Further events are signaled at once, with the lock held.
-  static constexpr std::size_t kMostRings = 32;
+  static constexpr std::size_t kMostSignals = 32;
 
   std::mutex mutex_;
-  std::deque<Bell> bells_;
-  std::vector<Bell*> free_bells_;
-  std::array<Bell*, kMostRings> rings_;
-  std::size_t count_ = 0;  // number of used entries of `rings_`
+  std::deque<Event> events_;
+  std::vector<Event*> free_events_;
+  std::array<Event*, kMostSignals> signals_;
+  std::size_t count_ = 0;  // number of used entries of `signals_`
 };
 
 }  // namespace tersor::host
@@ -45,7 +45,7 @@ namespace tersor {
 
 struct Wire::Shared {
   host::BlockPools pools;
-  host::Gate gate;
+  host::SharedLock shared_lock;
 };
 
 }  // namespace tersor

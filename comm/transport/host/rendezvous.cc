@@ -7,7 +7,7 @@
 namespace tersor::host {
 
 // Announcements use memory of the peer, too.
-void ProgressEngine::check_room(const ChannelState& channel, const Batch& batch) const {
+void ProgressEngine::check_announced(const ChannelState& channel, const Batch& batch) const {
   for (const Outgoing& outgoing : batch.outgoing) {
     const int peer = channel.member(outgoing.peer);
     if (flow(peer).waiting < Flow::kMostWaiting) continue;
@@ -77,7 +77,7 @@ void ProgressEngine::drop_announced(int peer) {
 
 // The caller must not access the message afterwards: the payload may arrive and be delivered at
 // once.
-void ProgressEngine::ask_for(IncomingMessage& message) {
+void ProgressEngine::request(IncomingMessage& message) {
   if (std::exchange(message.asked, true)) return;
   send(message.arrival.peer, {.part = message.number, .kind = Kind::kRequest});
 }
@@ -98,11 +98,11 @@ void ProgressEngine::take_body(const Head& head, Wire::Arrival arrival) {
 
 // Returns the credits of a message to the sender. A departed rank sends nothing and needs no
 // credits.
-void ProgressEngine::make_room(IncomingMessage& message) {
+void ProgressEngine::return_credits(IncomingMessage& message) {
   const int peer = message.arrival.peer;
-  const std::size_t room = flow(peer).asked_for(std::exchange(message.cost, 0));
-  if (room == 0 || ignores_arrivals_ || gone_.contains(peer) || !wire_->right_thread()) return;
-  send(peer, {.envelope = {.count = room}, .kind = Kind::kRoom});
+  const std::size_t credits = flow(peer).collect_credits(std::exchange(message.cost, 0));
+  if (credits == 0 || ignores_arrivals_ || gone_.contains(peer) || !wire_->right_thread()) return;
+  send(peer, {.envelope = {.count = credits}, .kind = Kind::kCredits});
 }
 
 }  // namespace tersor::host

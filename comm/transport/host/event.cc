@@ -1,4 +1,4 @@
-#include "comm/transport/host/bell.h"
+#include "comm/transport/host/event.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -42,30 +42,30 @@ timespec to_timespec(Clock::time_point time) {
 
 }  // namespace
 
-void Bell::ring() {
-  rings_.fetch_add(1);
-  if (asleep_.load()) syscall(SYS_futex, &rings_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+void Event::signal() {
+  signals_.fetch_add(1);
+  if (asleep_.load()) syscall(SYS_futex, &signals_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
   if (elsewhere_.load()) eventfd_write(alarm_, 1);
 }
 
 // While ranks only communicate, yielding is faster than sleeping. If other threads compute, a
 // single time slice consumes the time, and sleeping is better: a signal then interrupts the
 // computing thread.
-void Bell::wait(std::uint32_t seen, Clock::time_point until, Patience patience) {
-  if (patience == Patience::kShort) {
+void Event::wait(std::uint32_t seen, Clock::time_point until, WaitMode mode) {
+  if (mode == WaitMode::kShort) {
     const auto end = std::min(until, Clock::now() + kYielding);
-    while (rings() == seen && Clock::now() < end) sched_yield();
-    if (rings() == seen) sleep(seen, until);
-  } else if (rings() == seen) {
+    while (signals() == seen && Clock::now() < end) sched_yield();
+    if (signals() == seen) sleep(seen, until);
+  } else if (signals() == seen) {
     const ExactTimers exact;
     sleep(seen, until);
   }
 }
 
-void Bell::sleep(std::uint32_t seen, Clock::time_point until) {
+void Event::sleep(std::uint32_t seen, Clock::time_point until) {
   const timespec time = to_timespec(until);
   asleep_.store(true);
-  syscall(SYS_futex, &rings_, FUTEX_WAIT_BITSET_PRIVATE, seen, &time, nullptr,
+  syscall(SYS_futex, &signals_, FUTEX_WAIT_BITSET_PRIVATE, seen, &time, nullptr,
           FUTEX_BITSET_MATCH_ANY);
   asleep_.store(false);
 }

@@ -11,18 +11,18 @@
 
 namespace tersor::host {
 
-class Bell {
+class Event {
  public:
   /// How to wait: sleep at once (kLong), or first yield the core for a few microseconds (kShort).
-  enum class Patience { kLong, kShort };
+  enum class WaitMode { kLong, kShort };
 
-  Bell() = default;
-  ~Bell();
+  Event() = default;
+  ~Event();
 
-  std::uint32_t rings() const { return rings_.load(std::memory_order_acquire); }
-  void ring();
-  /// Returns when `rings()` differs from `seen` or at `until`. Rarely returns earlier.
-  void wait(std::uint32_t seen, Clock::time_point until, Patience patience);
+  std::uint32_t signals() const { return signals_.load(std::memory_order_acquire); }
+  void signal();
+  /// Returns when `signals()` differs from `seen` or at `until`. Rarely returns earlier.
+  void wait(std::uint32_t seen, Clock::time_point until, WaitMode mode);
   /// Calls `rest(alarm)` unless the event was already signaled. A signal makes the descriptor
   /// `alarm` readable; -1 if the system has no free descriptors. Single-threaded.
   void wait_elsewhere(std::uint32_t seen, const std::function<void(int alarm)>& rest);
@@ -30,7 +30,7 @@ class Bell {
  private:
   void sleep(std::uint32_t seen, Clock::time_point until);
 
-  std::atomic<std::uint32_t> rings_{0};
+  std::atomic<std::uint32_t> signals_{0};
   std::atomic<bool> asleep_{false};
   std::atomic<bool> elsewhere_{false};
   int alarm_ = -1;  // created by the first `wait_elsewhere`

@@ -7,23 +7,23 @@
 #include <chrono>
 #include <cstdint>
 
-#include "comm/transport/host/bell.h"
+#include "comm/transport/host/event.h"
 
 namespace tersor::host {
 
 /// A back-off policy: yields the core while other threads return it quickly, and naps otherwise. A
 /// computing thread keeps a yielded core for milliseconds, but the kernel interrupts such a thread
 /// at once when a nap ends.
-class Patience {
+class BackoffPolicy {
  public:
   /// Call before the first poll and after each poll with progress.
   void renew() { news_ = kNow; }
 
   /// Waits for a moment, unless the preceding poll already yielded (`lent`). Waits at most until a
-  /// signal of `bell` or `until`. Returns the time of the last clock reading.
-  Clock::time_point wait(Bell& bell, std::uint32_t seen, Clock::time_point until, bool lent) {
+  /// signal of `event` or `until`. Returns the time of the last clock reading.
+  Clock::time_point wait(Event& event, std::uint32_t seen, Clock::time_point until, bool lent) {
     return wait(kLending, lent, [&](Clock::time_point now) {
-      bell.wait(seen, std::min(until, now + kNap), Bell::Patience::kLong);
+      event.wait(seen, std::min(until, now + kNap), Event::WaitMode::kLong);
     });
   }
 
