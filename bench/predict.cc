@@ -100,12 +100,12 @@ struct PredictRow {
 
 /// A row with the best prediction for raw values, by Tersor or another library, for comparison.
 struct ComparedRow : PredictRow {
-  PredictRow bare;
+  PredictRow raw;
 
-  bool loses() const { return prediction.seconds > bare.prediction.seconds; }
+  bool loses() const { return prediction.seconds > raw.prediction.seconds; }
   std::string speedup() const {
     const double seconds = prediction.seconds;
-    return seconds > 0 ? fmt::format("{:.2f}x", bare.prediction.seconds / seconds) : "-";
+    return seconds > 0 ? fmt::format("{:.2f}x", raw.prediction.seconds / seconds) : "-";
   }
 };
 
@@ -147,7 +147,7 @@ class Predictor {
   }
 
   /// The fastest algorithm for raw values.
-  PredictRow best_bare(int ranks, std::size_t count) {
+  PredictRow best_raw(int ranks, std::size_t count) {
     PredictRow row = predict("none", ranks, count);
     const CostQuestion question{.dtype = dtype_, .count = count, .ranks = ranks};
     keep_quicker(row, {{}, predict_halving_doubling(question, figures("none", ranks))},
@@ -209,8 +209,8 @@ Record record_of(const PredictOptions& options, const ComparedRow& row) {
           {"count", row.count},
           {"seconds", row.prediction.seconds},
           {"work_seconds", row.prediction.work_seconds},
-          {"bare_seconds", row.bare.prediction.seconds},
-          {"bare_algorithm", row.bare.algorithm},
+          {"bare_seconds", row.raw.prediction.seconds},
+          {"bare_algorithm", row.raw.algorithm},
           {"wire_bytes", row.prediction.sent_bytes},
           {"algbw", row.algbw()},
           {"busbw", row.busbw()},
@@ -239,7 +239,7 @@ void print_losers(const std::vector<ComparedRow>& losers) {
   for (const ComparedRow& row : losers)
     fmt::print("  {} of {} on {} ranks: {}, {} by {}\n", row.codec, format_bytes(row.bytes),
                row.ranks, format_seconds(row.prediction.seconds),
-               format_seconds(row.bare.prediction.seconds), row.bare.algorithm);
+               format_seconds(row.raw.prediction.seconds), row.raw.algorithm);
 }
 
 void run_predict(const PredictOptions& options) {
@@ -253,9 +253,9 @@ void run_predict(const PredictOptions& options) {
   for (const std::size_t bytes : options.bytes)
     for (const int ranks : parse_rank_range(options.ranks)) {
       const std::size_t count = std::max<std::size_t>(bytes / value_bytes, 1);
-      const PredictRow bare = predictor.best_bare(ranks, count);
+      const PredictRow raw = predictor.best_raw(ranks, count);
       for (const std::string& codec : codecs) {
-        const ComparedRow row{predictor.predict(codec, ranks, count), bare};
+        const ComparedRow row{predictor.predict(codec, ranks, count), raw};
         table.print(row);
         records.add(record_of(options, row));
         if (row.loses()) losers.push_back(row);

@@ -43,10 +43,10 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   static std::size_t piece_count(Dtype dtype) {
     return kPieceBytes / dtype_bytes(wire_dtype(dtype));
   }
-  BareValues bare_values(std::span<const Segment> segments, Dtype dtype, unsigned) const {
-    return {bare_dtype(dtype), values_of(segments)};
+  RawValues raw_values(std::span<const Segment> segments, Dtype dtype, unsigned) const {
+    return {raw_dtype(dtype), values_of(segments)};
   }
-  void check_bare_sent() const {
+  void check_raw_sent() const {
     if (this->has_feedback())
       throw_unable(*this, "has no native exchange: bare values carry no feedback");
     if (rounding_ != Rounding::kNearest)
@@ -62,10 +62,10 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   void device_reduce(const ReduceCall& call, const kernels::DeviceFrame& frame) const {
     kernels::cast_device_reduce<Format>(call, rounding_, frame);
   }
-  void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+  void device_encode_raw(const EncodeCall& call, float factor, ValueSpan values) const {
     kernels::cast_device_encode_native<Format>(call, factor, values);
   }
-  void device_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+  void device_decode_raw(const DecodeCall& call, ConstValueSpan values) const {
     kernels::cast_device_decode_native<Format>(call, values);
   }
 
@@ -90,37 +90,37 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
                                                  .noise = noise(call, to)});
   }
 
-  std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+  std::size_t host_encode_raw(const EncodeCall& call, float factor, ValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.gradients));
     std::atomic<std::uint64_t> overflows{0};
-    for_each_bare(call, values, [&](const Slice& slice, std::byte* bare) {
+    for_each_raw(call, values, [&](const Slice& slice, std::byte* raw) {
       const kernels::Sent sent = sent_of(call, slice, {}, store);
       if (!is_active(call.segments[slice.segment]))
-        std::memset(bare, 0, slice.count * dtype_bytes(values.dtype()));
-      else if (!Format::kLossless || sent.gradient != bare || factor != 1)
+        std::memset(raw, 0, slice.count * dtype_bytes(values.dtype()));
+      else if (!Format::kLossless || sent.gradient != raw || factor != 1)
         overflows +=
             kernels::cast_loops<Format>().encode({.sent = sent,
-                                                  .output = {.values = bare, .store = store},
-                                                  .travel = kernels::Travel::kBare,
+                                                  .output = {.values = raw, .store = store},
+                                                  .travel = kernels::Travel::kRaw,
                                                   .factor = factor});
     });
     return overflows;
   }
 
-  void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+  void host_decode_raw(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
-    for_each_bare(call, values, [&](const Slice& slice, const void* bare) {
-      kernels::cast_loops<Format>().decode({.payloads = {&bare, 1},
+    for_each_raw(call, values, [&](const Slice& slice, const void* raw) {
+      kernels::cast_loops<Format>().decode({.payloads = {&raw, 1},
                                             .count = slice.count,
                                             .to = decoded_of(call, slice, store),
-                                            .travel = kernels::Travel::kBare});
+                                            .travel = kernels::Travel::kRaw});
     });
   }
 
  protected:
   std::vector<Round> plan_rounds(const PlanRequest& request) const override {
     Round round{.exchanges = {Exchange::kTwoShot, Exchange::kGather},
-                .native_dtype = bare_dtype(request.dtype),
+                .native_dtype = raw_dtype(request.dtype),
                 .native_count = values_of(request.segments)};
     const bool as_short = round.native_dtype == wire_dtype(request.dtype);
     if (!this->has_feedback() && rounding_ == Rounding::kNearest)
@@ -135,15 +135,15 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
         gradient, []<typename G>(G) { return DtypeOf<typename Format::template Wire<G>>::value; });
   }
 
-  static Dtype bare_dtype(Dtype gradient) {
+  static Dtype raw_dtype(Dtype gradient) {
     return visit_gradient_dtype(
-        gradient, []<typename G>(G) { return DtypeOf<kernels::Bare<Format, G>>::value; });
+        gradient, []<typename G>(G) { return DtypeOf<kernels::Raw<Format, G>>::value; });
   }
 
   /// Calls visit(slice, pointer to the slice's raw values). Segments are stored consecutively
   /// without padding.
   template <typename Call, typename Values, typename Visitor>
-  static void for_each_bare(const Call& call, const Values& values, const Visitor& visit) {
+  static void for_each_raw(const Call& call, const Values& values, const Visitor& visit) {
     const std::size_t bytes = dtype_bytes(values.dtype());
     for_each_slice(
         call.segments, call.execution.threads, [](const Segment& segment) { return segment.count; },
@@ -166,7 +166,7 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
 
 template <class Format>
 CodecEntry cast_entry() {
-  static_assert(SlicedFormat<CastCodec<Format>> && BareFormat<CastCodec<Format>>);
+  static_assert(SlicedFormat<CastCodec<Format>> && RawFormat<CastCodec<Format>>);
   CodecInfo info{
       .name = Format::kName, .id = Format::kId, .summary = Format::kSummary, .options = {}};
   if (Format::kHasRounding) info.options.push_back(kRoundingChoice.option());

@@ -287,9 +287,9 @@ void check_one_memory(const Codec& codec, const ReduceCall& call, ByteSpan frame
   check.apart();
 }
 
-void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan bare_values) {
+void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan raw_values) {
   MemoryCheck(codec, memory)
-      .values("the bare values", std::span<const ConstValueSpan>(&bare_values, 1));
+      .values("the bare values", std::span<const ConstValueSpan>(&raw_values, 1));
 }
 
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,

@@ -38,7 +38,7 @@ void check_memory(const Codec& codec, Memory memory);
 void check_one_memory(const Codec& codec, const EncodeCall& call, ByteSpan frame);
 void check_one_memory(const Codec& codec, const DecodeCall& call);
 void check_one_memory(const Codec& codec, const ReduceCall& call, ByteSpan frame);
-void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan bare_values);
+void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan raw_values);
 
 /// Checks for a gradient per segment, all of the same dtype. Returns the dtype, or f32 for an empty
 /// list.

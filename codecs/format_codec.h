@@ -46,30 +46,30 @@ concept ReducedFrameFormat = FrameFormat<Own> &&
 };
 
 /// The raw values of a round.
-struct BareValues {
+struct RawValues {
   Dtype dtype;
   std::size_t count;
 };
 
 /// The functions of a codec for native sums. The dtype is the gradient's dtype. Calls
-/// contain their round. `host_encode_bare` returns the number of finite values that became
-/// infinite. A codec of a single round has `check_bare_sent`. This function throws if options or
+/// contain their round. `host_encode_raw` returns the number of finite values that became
+/// infinite. A codec of a single round has `check_raw_sent`. This function throws if options or
 /// feedback exclude a native sum.
 template <class Own>
-concept BareFormat = requires(const Own& own, std::span<const Segment> segments,
-                              const EncodeCall& encode, const DecodeCall& decode, ValueSpan sent,
-                              ConstValueSpan sums) {
-  { own.bare_values(segments, Dtype::kF32, 0u) } -> std::same_as<BareValues>;
-  { own.host_encode_bare(encode, 1.0f, sent) } -> std::same_as<std::size_t>;
-  own.device_encode_bare(encode, 1.0f, sent);
-  own.host_decode_bare(decode, sums);
-  own.device_decode_bare(decode, sums);
+concept RawFormat = requires(const Own& own, std::span<const Segment> segments,
+                             const EncodeCall& encode, const DecodeCall& decode, ValueSpan sent,
+                             ConstValueSpan sums) {
+  { own.raw_values(segments, Dtype::kF32, 0u) } -> std::same_as<RawValues>;
+  { own.host_encode_raw(encode, 1.0f, sent) } -> std::same_as<std::size_t>;
+  own.device_encode_raw(encode, 1.0f, sent);
+  own.host_decode_raw(decode, sums);
+  own.device_decode_raw(decode, sums);
 };
 
 /// A codec of one or two rounds (`exchanges()`) with raw values only. The result of the first of
 /// two rounds is stored in the round state.
 template <class Own>
-concept AbsorbingFormat = BareFormat<Own> &&
+concept AbsorbingFormat = RawFormat<Own> &&
     requires(const Own& own, const PlanRequest& request, const DecodeCall& decode,
              ConstValueSpan sums) {
   { own.exchanges() } -> std::same_as<std::span<const Exchange>>;
@@ -78,7 +78,7 @@ concept AbsorbingFormat = BareFormat<Own> &&
   own.device_absorb(decode, sums);
 };
 
-/// Base class of a codec `Own`, which is a FrameFormat, a BareFormat or both.
+/// Base class of a codec `Own`, which is a FrameFormat, a RawFormat or both.
 template <class Own>
 class FormatCodec : public Codec {
  public:
@@ -103,8 +103,8 @@ class FormatCodec : public Codec {
     if constexpr (AbsorbingFormat<Own>)
       for (const Exchange exchange : own().exchanges()) {
         const auto round = static_cast<unsigned>(rounds.size());
-        const BareValues bare = own().bare_values(request.segments, request.dtype, round);
-        rounds.push_back({{exchange}, bare.dtype, bare.count});
+        const RawValues raw = own().raw_values(request.segments, request.dtype, round);
+        rounds.push_back({{exchange}, raw.dtype, raw.count});
       }
     else if constexpr (ReducedFrameFormat<Own>)
       rounds.push_back({.exchanges = {Exchange::kTwoShot, Exchange::kGather}});
@@ -152,31 +152,31 @@ class FormatCodec : public Codec {
   }
 
   void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const final {
-    if constexpr (BareFormat<Own>) {
+    if constexpr (RawFormat<Own>) {
       if constexpr (AbsorbingFormat<Own>)
         check_native_factor(*this, factor);
       else
-        own().check_bare_sent();
-      check_bare(call, {0, last_round()}, values);
+        own().check_raw_sent();
+      check_raw(call, {0, last_round()}, values);
       const auto on_host = [&] {
         const StateWords words = words_of(call);
-        const std::size_t overflows = own().host_encode_bare(call, factor, values);
+        const std::size_t overflows = own().host_encode_raw(call, factor, values);
         if (!AbsorbingFormat<Own> || call.identity.round == last_round())
           write_words(words, overflows, call.words_out);
       };
       return run(
-          call, [&] { own().device_encode_bare(call, factor, values); }, on_host);
+          call, [&] { own().device_encode_raw(call, factor, values); }, on_host);
     }
     throw_unable(*this, "has no bare values that a transport may add; encode frames");
   }
 
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const final {
-    if constexpr (BareFormat<Own>) {
+    if constexpr (RawFormat<Own>) {
       check_no_window(*this, call);
-      check_bare(call, {last_round(), last_round()}, values);
+      check_raw(call, {last_round(), last_round()}, values);
       return run(
-          call, [&] { own().device_decode_bare(call, values); },
-          [&] { own().host_decode_bare(call, values); });
+          call, [&] { own().device_decode_raw(call, values); },
+          [&] { own().host_decode_raw(call, values); });
     }
     throw_unable(*this, "has no bare values that a transport may add; decode frames");
   }
@@ -185,7 +185,7 @@ class FormatCodec : public Codec {
     if constexpr (AbsorbingFormat<Own>)
       if (last_round() != 0) {
         check_no_window(*this, call);
-        check_bare(call, {0, 0}, values);
+        check_raw(call, {0, 0}, values);
         return run(
             call, [&] { own().device_absorb(call, values); },
             [&] { own().host_absorb(call, values); });
@@ -224,12 +224,12 @@ class FormatCodec : public Codec {
 
   /// Checks the round and the raw values of a call. Single-round codecs ignore the round's number.
   template <typename Call>
-  void check_bare(const Call& call, std::pair<unsigned, unsigned> rounds,
-                  ConstValueSpan values) const {
+  void check_raw(const Call& call, std::pair<unsigned, unsigned> rounds,
+                 ConstValueSpan values) const {
     if constexpr (AbsorbingFormat<Own>)
       check_round(*this, call.identity, rounds.first, rounds.second);
-    const BareValues own_values =
-        own().bare_values(call.segments, dtype_of(call), call.identity.round);
+    const RawValues own_values =
+        own().raw_values(call.segments, dtype_of(call), call.identity.round);
     check_native(*this, values, own_values.dtype, own_values.count);
   }
 };

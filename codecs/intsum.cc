@@ -48,13 +48,13 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     return {.kept_bytes = end_of(request.segments).maxima * sizeof(float)};
   }
 
-  BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
+  RawValues raw_values(std::span<const Segment> segments, Dtype, unsigned round) const {
     const IntsumOffset end = end_of(segments);
     if (is_of_maxima(round)) return {Dtype::kU32, end.maxima};
     return {intsum_dtype(options_.accumulator_bits), end.codes + (knows_scale() ? end.maxima : 0)};
   }
 
-  void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+  void device_encode_raw(const EncodeCall& call, float factor, ValueSpan values) const {
     if (is_of_maxima(call.identity.round))
       return kernels::intsum_device_maxima(call, factor, values);
     kernels::intsum_device_encode(call, options_, factor, values);
@@ -62,11 +62,11 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   void device_absorb(const DecodeCall& call, ConstValueSpan values) const {
     kernels::intsum_device_scales(call, levels_of(call.contributions), values);
   }
-  void device_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+  void device_decode_raw(const DecodeCall& call, ConstValueSpan values) const {
     kernels::intsum_device_decode(call, options_, values);
   }
 
-  std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+  std::size_t host_encode_raw(const EncodeCall& call, float factor, ValueSpan values) const {
     const StateWords words = words_of(call);
     const IntsumOffset end = end_of(call.segments);
     for_each(call, [&](const IntsumSlice& slice) {
@@ -82,7 +82,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
     kernels::intsum_scales(values.as<std::uint32_t>(), levels_of(call.contributions),
                            scales_of(call.execution));
   }
-  void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+  void host_decode_raw(const DecodeCall& call, ConstValueSpan values) const {
     const kernels::Store store = store_for(values.bytes() + bytes_of(call.outputs));
     const IntsumOffset end = end_of(call.segments);
     if (knows_scale())

@@ -9,7 +9,7 @@ namespace {
 
 /// Encodes the gradient and decodes to `output`; returns the payload bytes.
 std::size_t send(const PlannedCodec& codec, ConstValueSpan gradient, ValueSpan output) {
-  if (!codec.has_frames()) return codec.exchange_bare(gradient, output);
+  if (!codec.has_frames()) return codec.exchange_raw(gradient, output);
   const Buffer frame = codec.frame();
   codec.encode(gradient, frame.span());
   codec.decode(used_bytes(frame), output);

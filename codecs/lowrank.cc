@@ -79,13 +79,13 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     return {.workspace_bytes = workspace * sizeof(float), .kept_bytes = end.basis * sizeof(float)};
   }
 
-  BareValues bare_values(std::span<const Segment> segments, Dtype, unsigned round) const {
+  RawValues raw_values(std::span<const Segment> segments, Dtype, unsigned round) const {
     const Offset end = end_of(segments);
     if (round == 0) return {Dtype::kF32, end.left};
     return {options_.values, end.right};
   }
 
-  void device_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+  void device_encode_raw(const EncodeCall& call, float factor, ValueSpan values) const {
     if (call.identity.round == 0)
       return kernels::lowrank_device_project(call, options_.rank, values);
     kernels::lowrank_device_coefficients(call, options_.rank, factor, values);
@@ -93,11 +93,11 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   void device_absorb(const DecodeCall& call, ConstValueSpan values) const {
     kernels::lowrank_device_basis(call, options_.rank, values);
   }
-  void device_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+  void device_decode_raw(const DecodeCall& call, ConstValueSpan values) const {
     kernels::lowrank_device_decode(call, options_.rank, values);
   }
 
-  std::size_t host_encode_bare(const EncodeCall& call, float factor, ValueSpan values) const {
+  std::size_t host_encode_raw(const EncodeCall& call, float factor, ValueSpan values) const {
     const StateWords words = words_of(call);
     for_each(call.segments, [&](std::size_t i, const Offset& offset) {
       if (call.identity.round == 0)
@@ -119,7 +119,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     });
   }
 
-  void host_decode_bare(const DecodeCall& call, ConstValueSpan values) const {
+  void host_decode_raw(const DecodeCall& call, ConstValueSpan values) const {
     for_each(call.segments, [&](std::size_t i, const Offset& offset) {
       const std::size_t count = layout_of(call.segments[i]).right();
       decode_segment(call, i, offset, values.subspan(offset.right, count));

@@ -103,15 +103,15 @@ void PlannedCodec::decode_native(ValueSpan values, std::size_t round, ValueSpan 
     codec_->absorb(back, values);
 }
 
-std::size_t PlannedCodec::exchange_bare(ConstValueSpan gradient, ValueSpan output) const {
+std::size_t PlannedCodec::exchange_raw(ConstValueSpan gradient, ValueSpan output) const {
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < plan_.rounds.size(); ++i) {
     const Round& round = plan_.rounds[i];
-    const Buffer bare(round.native_count * dtype_bytes(round.native_dtype));
-    const ValueSpan values = bare.values(round.native_count, round.native_dtype);
+    const Buffer raw(round.native_count * dtype_bytes(round.native_dtype));
+    const ValueSpan values = raw.values(round.native_count, round.native_dtype);
     encode_native(gradient, i, values);
     decode_native(values, i, output);
-    bytes += bare.bytes();
+    bytes += raw.bytes();
   }
   return bytes;
 }

@@ -63,7 +63,7 @@ class PlannedCodec {
                      float factor = 1.0f) const;
   void decode_native(ValueSpan values, std::size_t round, ValueSpan output) const;
   /// Codecs without frames: runs all rounds as the only rank. Returns the bytes of all rounds.
-  std::size_t exchange_bare(ConstValueSpan gradient, ValueSpan output) const;
+  std::size_t exchange_raw(ConstValueSpan gradient, ValueSpan output) const;
 
  private:
   Execution execution() const;

@@ -97,8 +97,8 @@ Operation ChunkTask::operation() const {
           .block = this->step().is_native() ? nullptr : &blocks_[step_ % 2]};
 }
 
-ValueSpan ChunkTask::bare_space(const Shard& shard, std::size_t offset) const {
-  const Dtype dtype = plan_->bare_dtypes[step_];
+ValueSpan ChunkTask::raw_space(const Shard& shard, std::size_t offset) const {
+  const Dtype dtype = plan_->raw_dtypes[step_];
   if (shard.frames.empty()) return {nullptr, 0, dtype, plan_->memory};
   const FramePlan& frame = shard.frames.front();
   if (!frame.in_place())
@@ -135,7 +135,7 @@ void ChunkTask::begin_native() {
   std::size_t offset = 0;
   for (std::size_t i = 0; i < step().shard_count; ++i) {
     const Shard& shard = this->shard(step().first_shard + i);
-    parts_.push_back(bare_space(shard, offset));
+    parts_.push_back(raw_space(shard, offset));
     offset += made_bytes(shard, step());
   }
   messages_.encode_native(std::span(plan_->shards).subspan(step().first_shard, step().shard_count),

@@ -67,7 +67,7 @@ class ChunkTask {
   std::size_t capacity(const StepMessage& message) const;
   void count_peers();
   bool shards_differ() const;
-  ValueSpan bare_space(const Shard& shard, std::size_t offset) const;
+  ValueSpan raw_space(const Shard& shard, std::size_t offset) const;
   Operation operation() const;
 
   ExchangeContext* context_ = nullptr;

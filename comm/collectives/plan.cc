@@ -121,7 +121,7 @@ void size_memory(ChunkPlan& chunk, Shard& shard) {
 }
 
 /// The dtype of all shards of a native step. The shards share a codec.
-Dtype bare_dtype(const ChunkPlan& chunk, const Step& step) {
+Dtype raw_dtype(const ChunkPlan& chunk, const Step& step) {
   for (std::size_t i = step.first_shard; i < step.first_shard + step.shard_count; ++i)
     if (!chunk.shards[i].frames.empty())
       return chunk.shards[i].frames.front().rounds[step.round].native_dtype;
@@ -133,7 +133,7 @@ Dtype bare_dtype(const ChunkPlan& chunk, const Step& step) {
 std::size_t made_bytes(const Shard& shard, const Step& step) {
   if (!step.is_native()) return shard.message_bytes;
   if (shard.frames.empty() || shard.frames.front().in_place()) return 0;
-  return align_up(shard.frames.front().bare_bytes(step.round), kSectionAlignment);
+  return align_up(shard.frames.front().raw_bytes(step.round), kSectionAlignment);
 }
 
 Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last) {
@@ -228,7 +228,7 @@ ChunkPlan make_chunk(std::shared_ptr<const Schedule> schedule, Shards shards, Me
   for (Shard& shard : chunk.shards) size_memory(chunk, shard);
   for (std::size_t i = 0; i < chunk.schedule->size(); ++i) {
     size_memory(chunk, i);
-    chunk.bare_dtypes.push_back(bare_dtype(chunk, (*chunk.schedule)[i]));
+    chunk.raw_dtypes.push_back(raw_dtype(chunk, (*chunk.schedule)[i]));
   }
   return chunk;
 }

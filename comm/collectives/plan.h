@@ -81,7 +81,7 @@ struct FramePlan {
   bool in_place() const {
     return pieces.size() == 1 && codec->traits().lossless && rounds.front().native_dtype == dtype;
   }
-  std::size_t bare_bytes(std::size_t round) const {
+  std::size_t raw_bytes(std::size_t round) const {
     return rounds[round].native_count * dtype_bytes(rounds[round].native_dtype);
   }
 };
@@ -111,7 +111,7 @@ struct ChunkPlan {
   bool followed = false;
   std::uint64_t signature = 0;  ///< of the operations; 0: the collective's
   Shards shards = {};
-  std::vector<Dtype> bare_dtypes = {};  ///< by step, for native steps
+  std::vector<Dtype> raw_dtypes = {};  ///< by step, for native steps
   // The memory needed to run the chunk:
   std::array<std::size_t, 2> made_bytes = {};  ///< for even and odd steps
   std::size_t workspace_bytes = 0;

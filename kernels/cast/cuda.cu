@@ -89,9 +89,9 @@ void cast_device_encode(const EncodeCall& call, Rounding rounding, const DeviceF
 
 template <class Format>
 void cast_device_encode_native(const EncodeCall& call, float factor, ValueSpan values) {
-  const CastDestination bare{values.pointer(), Padding::kNone, nullptr, factor};
+  const CastDestination raw{values.pointer(), Padding::kNone, nullptr, factor};
   visit_gradient_dtype(dtype_of(call.gradients), [&]<typename G>(G) {
-    encode_as<Format, Bare<Format, G>, G, NoResidual, NoiseKind::kNone>(bare, call);
+    encode_as<Format, Raw<Format, G>, G, NoResidual, NoiseKind::kNone>(raw, call);
   });
 }
 
@@ -109,13 +109,13 @@ void cast_device_decode(const DecodeCall& call, const FrameHeader& expected) {
 template <class Format>
 void cast_device_decode_native(const DecodeCall& call, ConstValueSpan values) {
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
-    decode_list<Bare<Format, T>, T>(call, Padding::kNone,
-                                    [&]<unsigned kMost>(Queue&, FrameList<kMost>& list, Launches) {
-                                      list = {};
-                                      list.header_bytes = 0;
-                                      list.frames = 1;
-                                      list.frame[0] = values.pointer();
-                                    });
+    decode_list<Raw<Format, T>, T>(call, Padding::kNone,
+                                   [&]<unsigned kMost>(Queue&, FrameList<kMost>& list, Launches) {
+                                     list = {};
+                                     list.header_bytes = 0;
+                                     list.frames = 1;
+                                     list.frame[0] = values.pointer();
+                                   });
   });
 }
 

@@ -53,8 +53,8 @@ struct F16Format {
 /// The type of a format's raw values, which a transport adds. Raw values of f16 are sent as f32,
 /// because sums overflow f16 and the parts of a mean underflow f16.
 template <class Format, typename Gradient>
-using Bare = std::conditional_t<std::is_same_v<typename Format::template Wire<Gradient>, F16>,
-                                float, typename Format::template Wire<Gradient>>;
+using Raw = std::conditional_t<std::is_same_v<typename Format::template Wire<Gradient>, F16>, float,
+                               typename Format::template Wire<Gradient>>;
 
 /// The type in which a cast stores values of type T. Sums of f16 payloads overflow to infinities,
 /// like uncompressed f16 sums. An owner's frame contains the infinity of an overflowed sum. Decoded

@@ -15,9 +15,9 @@
 
 namespace tersor::kernels {
 
-/// How values are sent: kFramed in a frame as the format's wire type, kBare as raw values of type
-/// `Bare`.
-enum class Travel : std::uint8_t { kFramed, kBare };
+/// How values are sent: kFramed in a frame as the format's wire type, kRaw as raw values of type
+/// `Raw`.
+enum class Travel : std::uint8_t { kFramed, kRaw };
 
 /// The output for values to send.
 struct CastOutput {
@@ -31,7 +31,7 @@ struct CastOutput {
 struct CastEncode {
   Sent sent;
   CastOutput output;
-  Travel travel = Travel::kFramed;  // kBare: without a residual
+  Travel travel = Travel::kFramed;  // kRaw: without a residual
   float factor = 1;  // without a residual, p · factor is written (a mean); may be in place
   Noise noise = {};  // nearest rounding if factor is not 1
 };

@@ -198,8 +198,8 @@ std::size_t encode(const CastEncode& arguments) {
   return visit_sent(arguments.sent, [&]<typename G, typename E>(G, E) -> std::size_t {
     using Wire = typename Format::template Wire<G>;
     if constexpr (std::is_same_v<E, Absent>) {
-      if (arguments.travel == Travel::kBare && !std::is_same_v<Wire, Bare<Format, G>>)
-        return cast_encode_range<Bare<Format, G>, G, E>(arguments);
+      if (arguments.travel == Travel::kRaw && !std::is_same_v<Wire, Raw<Format, G>>)
+        return cast_encode_range<Raw<Format, G>, G, E>(arguments);
       if (Format::kLossless && arguments.factor == 1)
         return copy_range<G>(arguments.sent, arguments.output), 0;
     }
@@ -216,8 +216,8 @@ void decode(const CastDecode& arguments) {
   const DefaultFloatMode mode;
   visit_gradient_dtype(arguments.to.dtype, [&]<typename T>(T) {
     using Wire = typename Format::template Wire<T>;
-    if (arguments.travel == Travel::kBare && !std::is_same_v<Wire, Bare<Format, T>>)
-      return cast_decode_range<Bare<Format, T>, T>(arguments);
+    if (arguments.travel == Travel::kRaw && !std::is_same_v<Wire, Raw<Format, T>>)
+      return cast_decode_range<Raw<Format, T>, T>(arguments);
     cast_decode_range<Wire, T>(arguments);
   });
 }

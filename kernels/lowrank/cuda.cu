@@ -52,21 +52,21 @@ void launch_all(Queue& queue, Kernel& kernel, std::span<const Segment> segments,
       });
 }
 
-template <std::size_t LowrankOffset::*kBare>
+template <std::size_t LowrankOffset::*kRaw>
 auto encode_entry_of(const EncodeCall& call) {
   return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankOffset& offset) {
-    return LowrankEncodeEntry{entry_of(call, i, offset.*kBare), matrix};
+    return LowrankEncodeEntry{entry_of(call, i, offset.*kRaw), matrix};
   };
 }
 
-template <std::size_t LowrankOffset::*kBare, class Call>
+template <std::size_t LowrankOffset::*kRaw, class Call>
 auto column_entry_of(const Call& call) {
   return [&call](std::size_t i, const LowrankMatrix& matrix, const LowrankOffset& offset) {
     const SegmentMemory memory = call.memories.empty() ? SegmentMemory{} : call.memories[i];
     return LowrankColumnEntry{.memory_in = reinterpret_cast<const float*>(memory.in.pointer()),
                               .memory_out = reinterpret_cast<float*>(memory.out.pointer()),
                               .matrix = matrix,
-                              .offset = offset.*kBare,
+                              .offset = offset.*kRaw,
                               .parameter = call.segments[i].parameter,
                               .first_unit = 0};
   };

@@ -93,16 +93,16 @@ TEST(Cast, F16CountsOverflowsAndKeepsTheirResidual) {
   });
 }
 
-TEST(Cast, F16CountsOverflowsOfSumsButBareValuesHaveNone) {
+TEST(Cast, F16CountsOverflowsOfSumsButRawValuesHaveNone) {
   CodecHarness harness("f16", {4});
   harness.set_gradient({60'000.0f, 1.0f, -60'000.0f, 1e9f});
-  GuardedValues bare(4, Dtype::kF32);
+  GuardedValues raw(4, Dtype::kF32);
   StateWords next;
   EncodeCall call = harness.encode_call();
   call.words_out = &next;
-  harness.codec().encode_native(call, 0.25f, bare.span());
+  harness.codec().encode_native(call, 0.25f, raw.span());
   EXPECT_EQ(next.overflows, 0u);
-  EXPECT_EQ(bare.floats(), (std::vector<float>{15'000.0f, 0.25f, -15'000.0f, 2.5e8f}));
+  EXPECT_EQ(raw.floats(), (std::vector<float>{15'000.0f, 0.25f, -15'000.0f, 2.5e8f}));
   harness.set_gradient({60'000.0f, 1.0f, -60'000.0f, 0.0f});
   const std::vector<GuardedBytes> frames(2, harness.encode());
   ReduceCall reduce = harness.reduce_call(frames);
@@ -263,9 +263,9 @@ TEST(Cast, StochasticRoundingHasNoNativeSum) {
   CodecHarness harness(kStochastic, {300});
   EXPECT_EQ(harness.plan().rounds[0].exchanges,
             (std::vector{Exchange::kTwoShot, Exchange::kGather}));
-  GuardedValues bare(300, Dtype::kBf16);
+  GuardedValues raw(300, Dtype::kBf16);
   const std::string error = error_of<InvalidArgument>(
-      [&] { harness.codec().encode_native(harness.encode_call(), 1.0f, bare.span()); });
+      [&] { harness.codec().encode_native(harness.encode_call(), 1.0f, raw.span()); });
   EXPECT_NE(error.find("a transport rounds its sums to nearest"), std::string::npos) << error;
 }
 

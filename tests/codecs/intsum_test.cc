@@ -121,7 +121,7 @@ void expect_numbers_of_the_format(const IntsumCase& one, Dtype dtype, float fact
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
     const Expected expected = expected_of(rounds.ranks[rank], scales, factor, one.options.rounding,
                                           static_cast<long>(levels));
-    EXPECT_EQ(codes_of(rounds.bare.back()[rank].span(), kCount, one.options.accumulator_bits),
+    EXPECT_EQ(codes_of(rounds.raw.back()[rank].span(), kCount, one.options.accumulator_bits),
               expected.codes);
     EXPECT_TRUE(same_values(rounds.ranks[rank].residual_out(), expected.residual));
     for (std::size_t i = 0; i < kCount; ++i) sums[i] += expected.codes[i];
@@ -181,7 +181,7 @@ TEST(Intsum, NoOrderAndNoTopologyChangesABit) {
     rounds.exchange();
     std::mt19937_64 random(1);
     for (int turn = 0; turn < 1'000; ++turn)
-      ASSERT_TRUE(random_sum_is(rounds.combined.back(), rounds.bare.back(), random))
+      ASSERT_TRUE(random_sum_is(rounds.combined.back(), rounds.raw.back(), random))
           << one.spec << turn;
   }
 }
@@ -210,9 +210,9 @@ TEST(Intsum, NoSumLeavesItsAccumulator) {
           rounds.ranks[i].set_gradient(extreme_values(kCount, i % 3));
         rounds.exchange({.encode_factor = factor});
         std::vector<long> sums(kCount);
-        for (const GuardedValues& bare : rounds.bare.back()) {
+        for (const GuardedValues& raw : rounds.raw.back()) {
           const std::vector<long> codes =
-              codes_of(bare.span(), kCount, one.options.accumulator_bits);
+              codes_of(raw.span(), kCount, one.options.accumulator_bits);
           for (std::size_t i = 0; i < kCount; ++i) {
             ASSERT_LE(std::abs(codes[i]), levels) << one.spec << " of " << ranks;
             sums[i] += codes[i];

@@ -107,7 +107,7 @@ TEST(LowrankCalls, WhereWOverflowsTheResidualStays) {
     rank.set_gradient(gradient);
     rank.set_memory(memory);
     rounds.exchange();
-    EXPECT_TRUE(std::isinf(rounds.bare[1][0].floats()[kBad]));
+    EXPECT_TRUE(std::isinf(rounds.raw[1][0].floats()[kBad]));
     const std::vector<float> old = rank.residual_in(), residual = rank.residual_out();
     for (std::size_t i = 0; i < residual.size(); ++i)
       ASSERT_EQ(residual[i] == old[i], i % kColumns >= 256) << i;

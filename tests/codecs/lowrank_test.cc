@@ -158,7 +158,7 @@ void expect_rank(const NativeRounds& rounds, std::size_t rank, const Numbers& on
   Matrix right = expected_right(own.sent(), shape, basis);
   std::vector<float> sent = joined(right);
   for (float& value : sent) value = rounded(value * one.factor, one.sent);
-  EXPECT_TRUE(same_values(rounds.bare[1][rank].floats(), sent));
+  EXPECT_TRUE(same_values(rounds.raw[1][rank].floats(), sent));
   if (one.sent == Dtype::kBf16) {
     for (float& value : sent) value /= one.factor;
     right = columns_of(sent, one.rank);
@@ -175,7 +175,7 @@ void expect_exchange(NativeRounds& rounds, const Numbers& one, Shape shape) {
   rounds.exchange({.encode_factor = one.factor, .decode_factor = 0.75f});
   const Matrix directions = expected_directions(memory, shape, one.rank, 7);
   for (std::size_t rank = 0; rank < rounds.ranks.size(); ++rank)
-    EXPECT_TRUE(same_values(rounds.bare[0][rank].floats(),
+    EXPECT_TRUE(same_values(rounds.raw[0][rank].floats(),
                             joined(expected_left(rounds.ranks[rank].sent(), shape, directions))));
   Matrix basis = columns_of(rounds.combined[0].floats(), one.rank);
   orthonormalize(basis);

@@ -162,8 +162,8 @@ TEST_P(NativeCalls, InactiveSegmentsSendZerosAndKeepTheState) {
     without.ranks[1].set_residual(std::vector<float>(count, 0.0f));
     rounds.exchange();
     without.exchange();
-    for (std::size_t round = 0; round < rounds.bare.size(); ++round)
-      EXPECT_TRUE(same_bytes(rounds.bare[round][1].bytes(), without.bare[round][1].bytes()));
+    for (std::size_t round = 0; round < rounds.raw.size(); ++round)
+      EXPECT_TRUE(same_bytes(rounds.raw[round][1].bytes(), without.raw[round][1].bytes()));
     EXPECT_TRUE(same_values(rounds.ranks[0].outputs(), without.ranks[0].outputs()));
     EXPECT_TRUE(same_values(rounds.ranks[1].memory(), without.ranks[1].memory()));
     EXPECT_TRUE(same_values(rounds.ranks[1].residual_out(), rounds.ranks[1].residual_in()));
@@ -217,10 +217,10 @@ TEST_P(NativeCalls, SecondCallsAllocateNothing) {
   std::size_t before = 0;
   for (int turn = 0; turn < 2; ++turn) {
     before = allocations();
-    for (std::size_t round = 0; round < rounds.bare.size(); ++round) {
+    for (std::size_t round = 0; round < rounds.raw.size(); ++round) {
       encode.identity.round = decode.identity.round = static_cast<std::uint8_t>(round);
-      rank.codec().encode_native(encode, 1.0f, rounds.bare[round][0].span());
-      if (round + 1 < rounds.bare.size())
+      rank.codec().encode_native(encode, 1.0f, rounds.raw[round][0].span());
+      if (round + 1 < rounds.raw.size())
         rank.codec().absorb(decode, rounds.combined[round].span());
       else
         rank.codec().decode_native(decode, rounds.combined[round].span());

@@ -31,7 +31,7 @@ TEST(None, FeedbackOfASixteenBitGradientKeepsWhatRoundingLost) {
   for (std::size_t i = 0; i < sent.size(); ++i) ASSERT_EQ(decoded[i] + residual[i], sent[i]) << i;
 }
 
-TEST(None, BareValuesMayLieInTheGradientItself) {
+TEST(None, RawValuesMayLieInTheGradientItself) {
   CodecHarness harness("none", {1000});
   const std::vector<float> before = harness.gradient();
   const EncodeCall call = harness.encode_call();

@@ -84,9 +84,9 @@ void Pair::expect_same_native() {
   if (std::ranges::find(round.exchanges, Exchange::kNativeSum) == round.exchanges.end()) return;
   for (const float factor : {1.0f, 0.25f})
     for (const std::size_t shift : {0, 1}) {
-      GuardedValues bare[2] = {{round.native_count, round.native_dtype, shift, Memory::kHost},
-                               {round.native_count, round.native_dtype, shift, Memory::kDevice}};
-      GuardedValues* next = bare;
+      GuardedValues raw[2] = {{round.native_count, round.native_dtype, shift, Memory::kHost},
+                              {round.native_count, round.native_dtype, shift, Memory::kDevice}};
+      GuardedValues* next = raw;
       for_each([&](CodecHarness& harness) {
         harness.codec().encode_native(harness.encode_call(), factor, next->span());
         DecodeCall call = harness.decode_call({});
@@ -94,9 +94,9 @@ void Pair::expect_same_native() {
         harness.codec().decode_native(call, next->span());
         ++next;
       });
-      expect_same_values(bare[0].floats(), bare[1].floats(), "bare value");
-      EXPECT_TRUE(same_bytes(bare[0].bytes(), bare[1].bytes()));
-      EXPECT_TRUE(bare[0].intact() && bare[1].intact());
+      expect_same_values(raw[0].floats(), raw[1].floats(), "bare value");
+      EXPECT_TRUE(same_bytes(raw[0].bytes(), raw[1].bytes()));
+      EXPECT_TRUE(raw[0].intact() && raw[1].intact());
       expect_same_values(host_.outputs(), device_.outputs(), "value decoded from bare ones");
     }
   expect_intact();

@@ -60,7 +60,7 @@ void expect_same_next_words(const std::string& spec, std::size_t count,
       EncodeCall call = rank.encode_call();
       StateWords next;
       call.words_out = in_place ? &rank.words : &next;
-      rank.codec().encode_native(call, 1.0f, rounds->bare[1][0].span());
+      rank.codec().encode_native(call, 1.0f, rounds->raw[1][0].span());
       if (!in_place) rank.words = next;
     }
     expect_same_words(pair.host.ranks[0].words, pair.device.ranks[0].words);

@@ -187,7 +187,7 @@ TEST_P(SameBytes, SeveralFrames) {
   });
 }
 
-TEST_P(SameBytes, BareValues) {
+TEST_P(SameBytes, RawValues) {
   for (const std::size_t shift : {0, 1})
     for_each_type({2'100, 9, 0, 300}, {.shift = shift},
                   [](Pair& pair) { pair.expect_same_native(); });

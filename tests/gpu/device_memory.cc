@@ -97,7 +97,7 @@ SegmentMemory DeviceCodec::memory() const {
   return {memory, memory};
 }
 
-ValueSpan DeviceCodec::bare(std::size_t round) const {
+ValueSpan DeviceCodec::raw(std::size_t round) const {
   return frame_.values(plan_.rounds[round].native_count, plan_.rounds[round].native_dtype);
 }
 
@@ -105,11 +105,11 @@ void DeviceCodec::encode_rounds(EncodeCall& call, const Stream& stream) {
   const ValueSpan output = output_.values(segment_.count, Dtype::kF32);
   for (std::size_t round = 0; round < plan_.rounds.size(); ++round) {
     call.identity.round = static_cast<std::uint8_t>(round);
-    codec_->encode_native(call, 1.0f, bare(round));
+    codec_->encode_native(call, 1.0f, raw(round));
     if (round + 1 == plan_.rounds.size()) return;
     DecodeCall back = decode_call(stream, output);
     back.identity = call.identity;
-    codec_->absorb(back, bare(round));
+    codec_->absorb(back, raw(round));
   }
 }
 
@@ -132,7 +132,7 @@ void DeviceCodec::decode(const Stream& stream) {
   const SegmentMemory memory = this->memory();
   if (!memory.out.empty()) call.memories = {&memory, 1};
   call.identity.round = static_cast<std::uint8_t>(plan_.rounds.size() - 1);
-  codec_->decode_native(call, bare(call.identity.round));
+  codec_->decode_native(call, raw(call.identity.round));
 }
 
 void DeviceCodec::reduce(const Stream& stream) {

@@ -52,7 +52,7 @@ class DeviceCodec {
   Execution execution(const Stream& stream) const;
   bool has_frames() const { return test::has_frames(plan_); }
   SegmentMemory memory() const;
-  ValueSpan bare(std::size_t round) const;
+  ValueSpan raw(std::size_t round) const;
   DecodeCall decode_call(const Stream& stream, const ValueSpan& output) const;
   void encode_rounds(EncodeCall& call, const Stream& stream);
 

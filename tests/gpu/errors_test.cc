@@ -59,7 +59,7 @@ TEST(GpuErrors, ACodecsMemoryOnTheHost) {
   const auto codec = make_codec("lowrank");
   const Segment segment{.count = 64 * 64, .rows = 64, .columns = 64};
   const Plan plan = codec->plan({.segments = {&segment, 1}, .memory = Memory::kDevice});
-  const Buffer gradient(4 * segment.count, Memory::kDevice), bare(4 * 4 * 64, Memory::kDevice),
+  const Buffer gradient(4 * segment.count, Memory::kDevice), raw(4 * 4 * 64, Memory::kDevice),
       workspace(plan.workspace_bytes, Memory::kDevice), kept(plan.kept_bytes, Memory::kDevice);
   std::vector<float> host(4 * 64);
   const SegmentMemory memory{host, host};
@@ -68,7 +68,7 @@ TEST(GpuErrors, ACodecsMemoryOnTheHost) {
   call.execution.workspace = workspace.span();
   call.execution.kept = kept.span();
   const std::string error = error_of<InvalidArgument>(
-      [&] { codec->encode_native(call, 1.0f, bare.values(4 * 64, Dtype::kF32)); });
+      [&] { codec->encode_native(call, 1.0f, raw.values(4 * 64, Dtype::kF32)); });
   EXPECT_NE(error.find("the codec's memory of segment 0 lies on the host"), std::string::npos)
       << error;
 }

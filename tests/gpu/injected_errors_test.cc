@@ -83,7 +83,7 @@ class NativeCalls : public Scenario {
   explicit NativeCalls(const std::string& spec)
       : codec_(make_codec(spec)),
         gradient_(to_device(std::as_bytes(std::span<const float>(gaussian(kCount, 4))))),
-        bare_(to_device(Bytes(4 * kCount))),
+        raw_(to_device(Bytes(4 * kCount))),
         output_(to_device(Bytes(4 * kCount))),
         workspace_(64, Memory::kDevice) {}
 
@@ -92,14 +92,14 @@ class NativeCalls : public Scenario {
     const Plan plan = codec_->plan({.segments = {&segment, 1}, .memory = Memory::kDevice});
     const ConstValueSpan gradient = gradient_.values(kCount, Dtype::kF32);
     const ValueSpan output = output_.values(kCount, Dtype::kF32);
-    const ValueSpan bare = bare_.values(plan.rounds[0].native_count, plan.rounds[0].native_dtype);
+    const ValueSpan raw = raw_.values(plan.rounds[0].native_count, plan.rounds[0].native_dtype);
     const Execution execution{
         .stream = stream_.view(), .workspace = workspace_.span(), .memory = Memory::kDevice};
     codec_->encode_native(
         {.segments = {&segment, 1}, .gradients = {&gradient, 1}, .execution = execution}, 0.5f,
-        bare);
+        raw);
     codec_->decode_native(
-        {.segments = {&segment, 1}, .outputs = {&output, 1}, .execution = execution}, bare);
+        {.segments = {&segment, 1}, .outputs = {&output, 1}, .execution = execution}, raw);
     stream_.synchronize();
   }
   Bytes result() override { return to_host(output_); }
@@ -108,7 +108,7 @@ class NativeCalls : public Scenario {
   static constexpr std::size_t kCount = 1111;
   const std::shared_ptr<const Codec> codec_;
   const Stream stream_;
-  const Buffer gradient_, bare_, output_, workspace_;
+  const Buffer gradient_, raw_, output_, workspace_;
 };
 
 TEST_F(InjectedErrors, MemoryStreamsAndEvents) {

@@ -83,7 +83,7 @@ class CallTwins {
   EncodeCall encode_call(const Half& half) const;
   DecodeCall decode_call(const Half& half) const;
   bool offers(Exchange exchange) const;
-  void run_round(std::uint8_t round, TwinBytes& bare);
+  void run_round(std::uint8_t round, TwinBytes& raw);
 
   void expect_same_frames(const TwinBytes& frames) const;
   void expect_same_states() const;
@@ -201,17 +201,17 @@ void CallTwins::expect_same_decode(DecodeMode mode, float factor) {
 void CallTwins::expect_same_native() {
   if (!offers(Exchange::kNativeSum)) return;
   const Round& round = plan_.rounds.front();
-  TwinValues bare(round.native_count, round.native_dtype, call_.shift(Part::kOutput));
+  TwinValues raw(round.native_count, round.native_dtype, call_.shift(Part::kOutput));
   for (const Memory memory : kMemories) {
     const Half half = this->half(memory);
-    codec_->encode_native(encode_call(half), call_.native_factor, bare.span(memory));
+    codec_->encode_native(encode_call(half), call_.native_factor, raw.span(memory));
     DecodeCall back = decode_call(half);
     back.frames = {};
     back.factor = 0.5f;
-    codec_->decode_native(back, bare.span(memory));
+    codec_->decode_native(back, raw.span(memory));
   }
-  expect_same_values(bare.floats(Memory::kHost), bare.floats(Memory::kDevice), "bare value");
-  EXPECT_TRUE(bare.intact());
+  expect_same_values(raw.floats(Memory::kHost), raw.floats(Memory::kDevice), "bare value");
+  EXPECT_TRUE(raw.intact());
   expect_same_states();
   expect_same_outputs();
 }
@@ -235,11 +235,11 @@ void CallTwins::expect_same_reduce() {
 }
 
 /// Decodes the encoded raw values unchanged.
-void CallTwins::run_round(std::uint8_t round, TwinBytes& bare) {
+void CallTwins::run_round(std::uint8_t round, TwinBytes& raw) {
   const Round& plan = plan_.rounds[round];
   for (const Memory memory : kMemories) {
     const Half half = this->half(memory);
-    const ValueSpan values(bare.span(memory).data(), plan.native_count, plan.native_dtype, memory);
+    const ValueSpan values(raw.span(memory).data(), plan.native_count, plan.native_dtype, memory);
     EncodeCall call = encode_call(half);
     DecodeCall back = decode_call(half);
     back.frames = {};
@@ -256,11 +256,11 @@ void CallTwins::run_round(std::uint8_t round, TwinBytes& bare) {
 void CallTwins::expect_same_rounds() {
   for (std::uint8_t round = 0; round < plan_.rounds.size(); ++round) {
     const std::size_t bytes = dtype_bytes(plan_.rounds[round].native_dtype);
-    TwinBytes bare(plan_.rounds[round].native_count * bytes, call_.shift(Part::kOutput) * bytes);
-    run_round(round, bare);
-    EXPECT_EQ(bare.bytes(Memory::kHost), bare.bytes(Memory::kDevice)) << "round " << +round;
+    TwinBytes raw(plan_.rounds[round].native_count * bytes, call_.shift(Part::kOutput) * bytes);
+    run_round(round, raw);
+    EXPECT_EQ(raw.bytes(Memory::kHost), raw.bytes(Memory::kDevice)) << "round " << +round;
     EXPECT_EQ(kept_.bytes(Memory::kHost), kept_.bytes(Memory::kDevice)) << "round " << +round;
-    EXPECT_TRUE(bare.intact() && kept_.intact());
+    EXPECT_TRUE(raw.intact() && kept_.intact());
   }
   expect_same_states();
   expect_same_memories();

@@ -81,8 +81,8 @@ Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
     layout.parts.push_back(shards);
   }
   for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard) {
-    layout.bare_shards.insert(host_shard);
-    layout.bare_shards.insert(host_shards + each + host_shard);
+    layout.raw_shards.insert(host_shard);
+    layout.raw_shards.insert(host_shards + each + host_shard);
   }
   return layout;
 }
@@ -123,7 +123,7 @@ Layout hierarchical_scatter_layout(const std::vector<int>& hosts) {
     layout.parts.push_back(std::move(shards));
   }
   for (int group_rank = 0; group_rank < groups.host_shards(); ++group_rank)
-    layout.bare_shards.insert(static_cast<std::size_t>(group_rank));
+    layout.raw_shards.insert(static_cast<std::size_t>(group_rank));
   return layout;
 }
 
@@ -167,8 +167,8 @@ std::vector<Expression> ScheduleWalk::made(int rank, std::size_t shard) {
       value = expressions_.sum(kept);
     }
     if (step(rank).make != Make::kForward)
-      value = layout_.bare_shards.contains(shard) ? expressions_.bare(value)
-                                                  : expressions_.encoded(value);
+      value = layout_.raw_shards.contains(shard) ? expressions_.raw(value)
+                                                 : expressions_.encoded(value);
     made.push_back(value);
   }
   return made;
@@ -180,7 +180,7 @@ void ScheduleWalk::count(int rank, const StepMessage& message) {
   for (std::size_t shard = message.shard; shard < message.shard + message.shards; ++shard) {
     const double share =
         static_cast<double>(parts(rank, shard).size()) / static_cast<double>(layout_.part_count);
-    (layout_.bare_shards.contains(shard) ? sent.bare : sent.encoded) += share;
+    (layout_.raw_shards.contains(shard) ? sent.raw : sent.encoded) += share;
     const auto& hosts = layout_.hosts;
     if (!hosts.empty() && hosts[size(rank)] != hosts[size(message.peer)]) sent.abroad += share;
   }
@@ -235,7 +235,7 @@ void ScheduleWalk::take(int rank) {
 }
 
 // The transport's native sum over all ranks holding a part. The order is undefined.
-void ScheduleWalk::add_bare() {
+void ScheduleWalk::add_raw() {
   std::map<std::size_t, std::vector<int>> adders;  // by part
   for (int rank = 0; rank < ranks(); ++rank)
     for (std::size_t i = 0; step(rank).is_native() && i < step(rank).shard_count; ++i)
@@ -244,7 +244,7 @@ void ScheduleWalk::add_bare() {
   for (const auto& [part, group] : adders) {
     std::vector<Expression> values;
     for (const int rank : group) values.push_back(values_[size(rank)][part]);
-    const Expression sum = expressions_.bare(expressions_.sum(values));
+    const Expression sum = expressions_.raw(expressions_.sum(values));
     for (const int rank : group)
       if (step(rank).take != Take::kAbsorb) values_[size(rank)][part] = sum;
   }
@@ -266,7 +266,7 @@ std::string ScheduleWalk::run() {
       }
     for (int rank = 0; rank < ranks(); ++rank)
       if (std::string what = deliver(rank); !what.empty()) return what;
-    add_bare();
+    add_raw();
     for (int rank = 0; rank < ranks(); ++rank) take(rank);
   }
   return "";

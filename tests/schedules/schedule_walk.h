@@ -21,7 +21,7 @@ class Expressions {
  public:
   Expression gradient(int rank) { return find({kGradient, {static_cast<std::size_t>(rank)}}); }
   Expression encoded(Expression value) { return find({kEncoded, {value}}); }
-  Expression bare(Expression value) { return find({kBare, {value}}); }
+  Expression raw(Expression value) { return find({kRaw, {value}}); }
   /// A sum in this order. The sum of a single value is the value.
   Expression sum(const std::vector<Expression>& values);
 
@@ -33,7 +33,7 @@ class Expressions {
   std::string text(Expression value) const;
 
  private:
-  enum Kind { kGradient, kEncoded, kBare, kSum };
+  enum Kind { kGradient, kEncoded, kRaw, kSum };
   struct Node {
     Kind kind;
     std::vector<std::size_t> of;
@@ -49,7 +49,7 @@ class Expressions {
 struct Layout {
   std::vector<Schedule> schedules;                           ///< of each rank
   std::vector<std::vector<std::vector<std::size_t>>> parts;  ///< [rank][shard]: parts of a shard
-  std::set<std::size_t> bare_shards = {};                    ///< sent raw within a host
+  std::set<std::size_t> raw_shards = {};                     ///< sent raw within a host
   std::size_t part_count = 0;
   std::vector<int> hosts = {};  ///< of each rank; empty: no two ranks share a host
 };
@@ -71,7 +71,7 @@ std::size_t messages_of(const Grid& grid, int rank);
 struct Sent {
   std::size_t messages = 0;
   double encoded = 0;  ///< in gradients
-  double bare = 0;
+  double raw = 0;
   double abroad = 0;  ///< of both, to other hosts
 };
 
@@ -107,7 +107,7 @@ class ScheduleWalk {
   std::string deliver(int rank);
   std::string open(int rank, const StepMessage& message, Contents contents);
   void take(int rank);
-  void add_bare();
+  void add_raw();
   void count(int rank, const StepMessage& message);
 
   const Layout& layout_;

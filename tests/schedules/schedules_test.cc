@@ -291,7 +291,7 @@ TEST(Schedules, AHierarchySendsWhatTheTableSays) {
       ScheduleWalk two_walk(two), one_walk(one);
       ASSERT_EQ(two_walk.run() + one_walk.run(), "");
       for (int rank = 0; rank < hosts * each; ++rank) {
-        EXPECT_NEAR(two_walk.sent(rank).bare, within, 1e-9);
+        EXPECT_NEAR(two_walk.sent(rank).raw, within, 1e-9);
         EXPECT_NEAR(two_walk.sent(rank).encoded, 2.0 * (hosts - 1) / hosts / each, 1e-9);
         EXPECT_NEAR(one_walk.sent(rank).encoded, (hosts - 1.0) / each, 1e-9);
       }

@@ -60,7 +60,7 @@ TEST(Schedules, HierarchiesOfShards) {
         expect_gathered(gathered, n);
         const double abroad = (hosts - 1.0) / hosts / each, within = (each - 1.0) / each;
         for (int rank = 0; rank < n; ++rank) {
-          EXPECT_NEAR(scattered.sent(rank).bare, within, 1e-9);
+          EXPECT_NEAR(scattered.sent(rank).raw, within, 1e-9);
           EXPECT_NEAR(scattered.sent(rank).encoded, abroad, 1e-9);
           EXPECT_NEAR(scattered.sent(rank).abroad, abroad, 1e-9);
           EXPECT_NEAR(gathered.sent(rank).abroad, (hosts - 1.0) / n, 1e-9);

@@ -364,24 +364,24 @@ TEST_P(CodecConformance, WindowsAreParts) {
   });
 }
 
-TEST_P(CodecConformance, BareValuesAreTheGradientTimesTheFactor) {
+TEST_P(CodecConformance, RawValuesAreTheGradientTimesTheFactor) {
   if (!allows(Exchange::kNativeSum)) GTEST_SKIP() << spec() << " has no native sum";
   for_each_isa([&] {
     for (const Dtype dtype : kGradientDtypes) {
       CodecHarness harness(spec(), {300, 0, 5}, {.dtype = dtype});
       const Round round = harness.plan().rounds.front();
       ASSERT_EQ(round.native_count, 305u);
-      GuardedValues bare(round.native_count, round.native_dtype, 1);
-      harness.codec().encode_native(harness.encode_call(), 0.3f, bare.span());
+      GuardedValues raw(round.native_count, round.native_dtype, 1);
+      harness.codec().encode_native(harness.encode_call(), 0.3f, raw.span());
       std::vector<float> expected;
       for (const std::size_t segment : {0, 2})
         for (const float value : harness.gradient(segment))
           expected.push_back(rounded(value * 0.3f, round.native_dtype));
-      EXPECT_TRUE(same_values(bare.floats(), expected));
-      harness.codec().decode_native(harness.decode_call({}), bare.span());
+      EXPECT_TRUE(same_values(raw.floats(), expected));
+      harness.codec().decode_native(harness.decode_call({}), raw.span());
       for (float& value : expected) value = rounded(value, dtype);
       EXPECT_TRUE(same_values(harness.outputs(), expected));
-      EXPECT_TRUE(bare.intact() && harness.intact());
+      EXPECT_TRUE(raw.intact() && harness.intact());
     }
   });
 }

@@ -146,12 +146,12 @@ TEST_P(CodecConformance, StatesBelongToFeedback) {
 TEST_P(CodecConformance, WhatIsNotOfferedIsRefused) {
   CodecHarness harness(spec(), {300});
   const std::vector<GuardedBytes> frames = {harness.encode()};
-  GuardedValues bare(300, Dtype::kF32);
+  GuardedValues raw(300, Dtype::kF32);
   if (!allows(Exchange::kTwoShot)) {
     EXPECT_THROW(harness.reduce(frames), InvalidArgument);
   }
   if (!allows(Exchange::kNativeSum)) {
-    EXPECT_THROW(harness.codec().encode_native(harness.encode_call(), 1.0f, bare.span()),
+    EXPECT_THROW(harness.codec().encode_native(harness.encode_call(), 1.0f, raw.span()),
                  InvalidArgument);
   }
   DecodeCall call = harness.decode_call(frames);

@@ -51,7 +51,7 @@ NativeRounds::NativeRounds(std::string_view spec, const std::vector<std::size_t>
 }
 
 void NativeRounds::exchange(const NativeOptions& options) {
-  bare.clear();
+  raw.clear();
   combined.clear();
   const Plan plan = ranks.front().plan();
   for (std::size_t round = 0; round < plan.rounds.size(); ++round) {
@@ -61,7 +61,7 @@ void NativeRounds::exchange(const NativeOptions& options) {
 }
 
 void NativeRounds::run_round(std::size_t round, const Round& plan, const NativeOptions& options) {
-  auto& written = bare.emplace_back();
+  auto& written = raw.emplace_back();
   for (CodecHarness& rank : ranks) {
     rank.identity.round = static_cast<std::uint8_t>(round);
     written.emplace_back(plan.native_count, plan.native_dtype, options.shift, memory_);
@@ -89,15 +89,15 @@ bool NativeRounds::intact() const {
   const auto is_intact = [](const auto& part) { return part.intact(); };
   return std::ranges::all_of(ranks, is_intact) && std::ranges::all_of(combined, is_intact) &&
          std::ranges::all_of(
-             bare, [&](const auto& values) { return std::ranges::all_of(values, is_intact); });
+             raw, [&](const auto& values) { return std::ranges::all_of(values, is_intact); });
 }
 
 void expect_same_rounds(const NativeRounds& a, const NativeRounds& b) {
   for (std::size_t rank = 0; rank < a.ranks.size(); ++rank) {
     SCOPED_TRACE("rank " + std::to_string(rank));
     const CodecHarness &one = a.ranks[rank], &other = b.ranks[rank];
-    for (std::size_t round = 0; round < a.bare.size(); ++round)
-      EXPECT_TRUE(same_bytes(a.bare[round][rank].bytes(), b.bare[round][rank].bytes()))
+    for (std::size_t round = 0; round < a.raw.size(); ++round)
+      EXPECT_TRUE(same_bytes(a.raw[round][rank].bytes(), b.raw[round][rank].bytes()))
           << "bare values of round " << round;
     EXPECT_TRUE(same_values(one.residuals_out(), other.residuals_out())) << "residuals";
     EXPECT_TRUE(same_values(one.outputs(), other.outputs())) << "decoded values";

@@ -40,7 +40,7 @@ class NativeRounds {
 
   std::vector<CodecHarness> ranks;
   /// Per round: the values written by each rank, and the combined values.
-  std::vector<std::vector<GuardedValues>> bare;
+  std::vector<std::vector<GuardedValues>> raw;
   std::vector<GuardedValues> combined;
 
   bool intact() const;
