@@ -26,20 +26,20 @@ namespace tersor::bench {
 namespace {
 
 /// All codecs. The name of the library's sum replaces a codec, if this sum is measured.
-std::vector<CodecWay> all_ways(const AllreduceOptions& options, const Fleet& fleet) {
-  if (options.scatters()) return ways_of(options);
-  std::vector<CodecWay> ways = with_f32_sums(ways_of(options));
+std::vector<CodecChoice> all_choices(const AllreduceOptions& options, const Fleet& fleet) {
+  if (options.scatters()) return choices_of(options);
+  std::vector<CodecChoice> choices = with_f32_sums(choices_of(options));
   if (fleet.library() && !options.through_reducer() && options.dtype == "f32")
-    ways.insert(ways.begin(), CodecWay{fleet.library()->name});
-  return ways;
+    choices.insert(choices.begin(), CodecChoice{fleet.library()->name});
+  return choices;
 }
 
-AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet, const CodecWay& way,
-                      const std::vector<int>& dims) {
-  if (fleet.library() && way.codec == fleet.library()->name)
-    return {.codec = way.codec, .iterations = options.iterations, .by_library = true};
-  return {.codec = way.codec,
-          .algorithm = way.algorithm,
+AllreduceCase case_of(const AllreduceOptions& options, const Fleet& fleet,
+                      const CodecChoice& choice, const std::vector<int>& dims) {
+  if (fleet.library() && choice.codec == fleet.library()->name)
+    return {.codec = choice.codec, .iterations = options.iterations, .by_library = true};
+  return {.codec = choice.codec,
+          .algorithm = choice.algorithm,
           .chunk_count = options.chunk_count,
           .threads = options.threads,
           .iterations = options.iterations,
@@ -72,9 +72,9 @@ std::string codec_text(const std::string& codec, const std::string& chosen) {
   return codec == kAutoCodec ? fmt::format("{}: {}", codec, chosen) : codec;
 }
 
-std::size_t codec_width(const AllreduceOptions& options, const std::vector<CodecWay>& ways) {
+std::size_t codec_width(const AllreduceOptions& options, const std::vector<CodecChoice>& choices) {
   std::vector<std::string> codecs;
-  for (const CodecWay& way : ways) codecs.push_back(way.codec);
+  for (const CodecChoice& choice : choices) codecs.push_back(choice.codec);
   if (std::ranges::find(codecs, kAutoCodec) != codecs.end())
     for (const std::string& chosen : options.allowed)
       codecs.push_back(codec_text(std::string(kAutoCodec), chosen));
@@ -82,7 +82,7 @@ std::size_t codec_width(const AllreduceOptions& options, const std::vector<Codec
 }
 
 /// "two-shot 16 x 16"
-std::string way_text(const SweepRow& row) {
+std::string algorithm_text(const SweepRow& row) {
   const bool on_grid = row.result.algorithm == Algorithm::kTwoShot && !row.dims.empty();
   return std::string(row.algorithm()) + (on_grid ? " " + text_of(row.dims) : "");
 }
@@ -97,15 +97,16 @@ const SweepField kExposedField{
 const SweepField kHiddenField{{"hidden", "of wire", 7},
                               [](auto& row) { return fmt::format("{:.1f}%", 100 * row.hidden()); }};
 
-Table<SweepRow> print_head(const AllreduceOptions& options, const std::vector<CodecWay>& ways) {
-  const std::size_t way_width = options.dims.front().empty() ? 12 : 21;
+Table<SweepRow> print_head(const AllreduceOptions& options,
+                           const std::vector<CodecChoice>& choices) {
+  const std::size_t algorithm_width = options.dims.front().empty() ? 12 : 21;
   std::vector<SweepField> fields = {
       kSizeField,
       kCountField,
       kTypeField,
-      {{"codec", "", codec_width(options, ways), Align::kLeft},
+      {{"codec", "", codec_width(options, choices), Align::kLeft},
        [](auto& row) { return codec_text(row.codec, row.result.codec); }},
-      {{"algorithm", "", way_width, Align::kLeft}, way_text},
+      {{"algorithm", "", algorithm_width, Align::kLeft}, algorithm_text},
       kTimeField,
       kAlgbwField,
       kBusbwField,
@@ -124,10 +125,10 @@ double backward_seconds(const AllreduceOptions& options, Fleet& fleet, const All
   return measure_reducer(fleet, wanted, {options.parameters, 0.0}, gradients).wire_seconds;
 }
 
-SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const CodecWay& way,
+SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const CodecChoice& choice,
                  const std::vector<int>& dims, const RankGradients& gradients) {
-  const AllreduceCase wanted = case_of(options, fleet, way, dims);
-  SweepRow row{.codec = way.codec,
+  const AllreduceCase wanted = case_of(options, fleet, choice, dims);
+  SweepRow row{.codec = choice.codec,
                .by_library = wanted.by_library,
                .count = gradients.count(),
                .dtype = gradients.dtype(),
@@ -153,18 +154,18 @@ void run_allreduce(const AllreduceOptions& options) {
   if (!options.kill.empty()) return run_loss(options);
   const std::vector<std::size_t> sizes = byte_counts(options);
   const auto fleet = make_fleet(options.fleet);
-  const std::vector<CodecWay> ways = all_ways(options, *fleet);
+  const std::vector<CodecChoice> choices = all_choices(options, *fleet);
   const Dtype dtype = parse_gradient_dtype(options.dtype);
   const int ranks = fleet->ranks();
   RecordFile records(fleet->leads() ? options.json : "");
   fmt::print("{}; {}; time = median of the slowest rank\n\n", machine_name(), fleet->text());
-  const Table table = print_head(options, ways);
+  const Table table = print_head(options, choices);
   for (const std::size_t bytes : sizes) {
     const std::size_t count = std::max<std::size_t>(bytes / dtype_bytes(dtype), 1);
     const RankGradients gradients(count, dtype, ranks, fleet->only_rank());
-    for (const CodecWay& way : ways)
-      for (const std::vector<int>& dims : grids_for(options, way.codec)) {
-        const SweepRow row = measure(options, *fleet, way, dims, gradients);
+    for (const CodecChoice& choice : choices)
+      for (const std::vector<int>& dims : grids_for(options, choice.codec)) {
+        const SweepRow row = measure(options, *fleet, choice, dims, gradients);
         table.print(row);
         records.add(record_of(options, row));
         if (options.explain) fmt::print("{}", row.result.explanation);

@@ -143,7 +143,7 @@ void run_loss(const AllreduceOptions& options) {
       std::max<std::size_t>(byte_counts(options).front() / dtype_bytes(dtype), 1), dtype,
       fleet->ranks(), fleet->only_rank());
   const AllreduceCase wanted{.codec = options.codecs.front(),
-                             .algorithm = ways_of(options).back().algorithm,
+                             .algorithm = choices_of(options).back().algorithm,
                              .chunk_count = options.chunk_count,
                              .threads = options.threads};
   const BackwardPass pass{std::max<std::size_t>(options.parameters, 1), 0.0};

@@ -95,7 +95,7 @@ struct PredictRow {
 
   double algbw() const { return bytes / std::max(prediction.seconds, 1e-12) / 1e9; }
   double busbw() const { return algbw() * 2 * (ranks - 1) / ranks; }
-  std::string way() const { return algorithm + (dims.size() > 1 ? " " + text_of(dims) : ""); }
+  std::string choice() const { return algorithm + (dims.size() > 1 ? " " + text_of(dims) : ""); }
 };
 
 /// A row with the best prediction for raw values, by Tersor or another library, for comparison.
@@ -224,7 +224,7 @@ Table<ComparedRow> print_head(const std::vector<std::string>& codecs) {
        {{"hosts", "", 6}, [](auto& row) { return std::to_string(row.hosts); }},
        {{"size", "", 9}, [](auto& row) { return format_bytes(row.bytes); }},
        {{"codec", "", longest(codecs), Align::kLeft}, &ComparedRow::codec},
-       {{"algorithm", "", 21, Align::kLeft}, &ComparedRow::way},
+       {{"algorithm", "", 21, Align::kLeft}, &ComparedRow::choice},
        {{"predicted", "time", 9}, [](auto& row) { return format_seconds(row.prediction.seconds); }},
        {{"vs bare", "values", 7}, &ComparedRow::speedup},
        {{"busbw", "GB/s", 8}, [](auto& row) { return fmt::format("{:.3f}", row.busbw()); }},

@@ -50,20 +50,21 @@ std::vector<std::string> codecs_with_references(const SweepOptions& options) {
   return without_repeats(codecs);
 }
 
-std::vector<CodecWay> ways_of(const SweepOptions& options) {
-  std::vector<CodecWay> ways;
+std::vector<CodecChoice> choices_of(const SweepOptions& options) {
+  std::vector<CodecChoice> choices;
   for (const std::string& codec : codecs_with_references(options)) {
     const bool asked = std::ranges::find(options.codecs, codec) != options.codecs.end();
-    ways.push_back({codec, asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto});
+    choices.push_back({codec, asked ? parse_algorithm(options.algorithm) : Algorithm::kAuto});
   }
-  return ways;
+  return choices;
 }
 
-std::vector<CodecWay> with_f32_sums(std::vector<CodecWay> ways) {
-  const CodecWay summed_in_f32{"bf16", Algorithm::kTwoShot};
-  if (std::ranges::find(ways, summed_in_f32) == ways.end())
-    ways.insert(std::ranges::find(ways, summed_in_f32.codec, &CodecWay::codec) + 1, summed_in_f32);
-  return ways;
+std::vector<CodecChoice> with_f32_sums(std::vector<CodecChoice> choices) {
+  const CodecChoice summed_in_f32{"bf16", Algorithm::kTwoShot};
+  if (std::ranges::find(choices, summed_in_f32) == choices.end())
+    choices.insert(std::ranges::find(choices, summed_in_f32.codec, &CodecChoice::codec) + 1,
+                   summed_in_f32);
+  return choices;
 }
 
 std::vector<std::size_t> byte_counts(const SweepOptions& options) {

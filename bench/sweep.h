@@ -40,20 +40,20 @@ void add_sweep(Command& command, SweepOptions& options,
 std::vector<std::string> codecs_with_references(const SweepOptions& options);
 
 /// A codec and its algorithm.
-struct CodecWay {
+struct CodecChoice {
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
 
-  bool operator==(const CodecWay&) const = default;
+  bool operator==(const CodecChoice&) const = default;
 };
 
 /// The reference codecs with their own choice of algorithm, followed by the requested codecs with
 /// the requested algorithm.
-std::vector<CodecWay> ways_of(const SweepOptions& options);
+std::vector<CodecChoice> choices_of(const SweepOptions& options);
 
 /// Adds another reference for allreduce: bf16 with sums in f32 (two-shot), like Megatron-Core's
 /// reduce_scatter_with_fp32_accumulation. A reduce-scatter of bf16 always adds in f32.
-std::vector<CodecWay> with_f32_sums(std::vector<CodecWay> ways);
+std::vector<CodecChoice> with_f32_sums(std::vector<CodecChoice> choices);
 
 /// The sizes in bytes. Throws InvalidArgument for an empty range.
 std::vector<std::size_t> byte_counts(const SweepOptions& options);

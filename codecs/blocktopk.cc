@@ -131,7 +131,7 @@ CodecEntry blocktopk_entry() {
        .summary = "the largest values of every 4,096 with their places; for use with +ef",
        .options = {kBlocktopkDensity.option(), kBlocktopkValues.option()}},
       [](const FrameHeader& header) {
-        return "density=" + number_text(carried_number(header)) + "," +
+        return "density=" + number_text(number_in_header(header)) + "," +
                kBlocktopkValues.text(codec_flags(header));
       });
 }

@@ -113,8 +113,8 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
 }
 
 /// Returns `expected` with the data that `found` carries.
-FrameHeader with_carried(FrameHeader expected, const FrameHeader& found, Carried carried) {
-  std::memcpy(expected.parameters, found.parameters, static_cast<std::size_t>(carried));
+FrameHeader with_header_extra(FrameHeader expected, const FrameHeader& found, HeaderExtra extra) {
+  std::memcpy(expected.parameters, found.parameters, static_cast<std::size_t>(extra));
   return expected;
 }
 
@@ -130,7 +130,7 @@ void expect_payload(std::size_t found, std::size_t expected) {
     throw WireError("frame header is another one than the call's");
   }
   if (fault.kind == FrameFault::kStep)
-    throw_other_step(carried_step(fault.found), static_cast<std::uint32_t>(fault.detail));
+    throw_other_step(step_in_header(fault.found), static_cast<std::uint32_t>(fault.detail));
   if (fault.kind == FrameFault::kChecksum)
     throw_mismatch("checksum", hexadecimal(fault.found.checksum), hexadecimal(fault.detail));
   throw WireError("frame has a fault of an unknown kind");
@@ -189,7 +189,7 @@ void seal_frame(const FrameHeader& header, ByteSpan frame, Threads* threads) {
   seal_frame(header, frame, sum);
 }
 
-std::uint32_t carried_step(const FrameHeader& header) {
+std::uint32_t step_in_header(const FrameHeader& header) {
   std::uint32_t step;
   std::memcpy(&step, header.parameters, sizeof step);
   return step;
@@ -202,7 +202,7 @@ PayloadFormat format_of_number(double number, unsigned codec_flags) {
   return format;
 }
 
-double carried_number(const FrameHeader& header) {
+double number_in_header(const FrameHeader& header) {
   double number;
   std::memcpy(&number, header.parameters, sizeof number);
   return number;
@@ -222,15 +222,15 @@ void check_frame_bytes(const FrameHeader& expected, std::span<const ConstByteSpa
 }
 
 void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
-                   Carried carried) {
+                   HeaderExtra extra) {
   std::uint32_t first_step = 0;
   for (std::size_t i = 0; i < frames.size(); ++i)
     name_frame(i, frames.size(), [&] {
       const FrameHeader found = read_frame_header(frames[i]);
-      check_header(found, with_carried(expected, found, carried));
-      if (i == 0) first_step = carried_step(found);
-      if (carried == Carried::kStep && carried_step(found) != first_step)
-        throw_other_step(carried_step(found), first_step);
+      check_header(found, with_header_extra(expected, found, extra));
+      if (i == 0) first_step = step_in_header(found);
+      if (extra == HeaderExtra::kStep && step_in_header(found) != first_step)
+        throw_other_step(step_in_header(found), first_step);
       expect_payload(payload_of(frames[i]).size(), found.payload_bytes);
       if (!has_checksum(found)) expect_bits("checksum", found.checksum, 0);
     });

@@ -24,15 +24,15 @@ struct PayloadFormat {
 /// Number of bytes at the start of `parameters` for data that only the encoder knows: a step, or
 /// nothing. A reader's plan does not contain the step. All frames of a call must have the same
 /// step.
-enum class Carried : std::size_t { kNothing = 0, kStep = 4 };
+enum class HeaderExtra : std::size_t { kNothing = 0, kStep = 4 };
 
 /// Reads or writes the step in a header.
-std::uint32_t carried_step(const FrameHeader& header);
+std::uint32_t step_in_header(const FrameHeader& header);
 void carry_step(FrameHeader& header, std::uint32_t step);
 
 /// The conversion between all of `parameters` and a number; the flags of the codec.
 PayloadFormat format_of_number(double number, unsigned codec_flags);
-double carried_number(const FrameHeader& header);
+double number_in_header(const FrameHeader& header);
 inline unsigned codec_flags(const FrameHeader& header) { return header.flags >> kCodecFlagShift; }
 
 /// The content of a frame.
@@ -84,7 +84,7 @@ void check_frames(const FrameHeader& expected, std::span<const ConstByteSpan> fr
 
 /// Performs the same checks without the checksums.
 void check_headers(const FrameHeader& expected, std::span<const ConstByteSpan> frames,
-                   Carried carried = Carried::kNothing);
+                   HeaderExtra extra = HeaderExtra::kNothing);
 /// Throws WireError if the checksum of a frame of any codec is wrong. The second function names the
 /// frame of a list.
 void check_checksum(ConstByteSpan frame, Threads* threads);

@@ -15,7 +15,7 @@ constexpr Choice<unsigned, 4> kBitsChoice = {"bits", {{{"1", 1}, {"2", 2}, {"3",
 
 class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardView, 2> {
  public:
-  static constexpr Carried kCarried = Carried::kStep;
+  static constexpr HeaderExtra kHeaderExtra = HeaderExtra::kStep;
 
   HadamardCodec(CodecSpec spec, HadamardOptions options)
       : SlicedCodec(std::move(spec), kHadamardCodecId), bits_(options.bits) {}
@@ -27,7 +27,8 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
   /// The step of a frame is missing here.
   PayloadFormat format() const {
     PayloadFormat format;
-    format.parameters[static_cast<std::size_t>(Carried::kStep)] = static_cast<std::uint8_t>(bits_);
+    format.parameters[static_cast<std::size_t>(HeaderExtra::kStep)] =
+        static_cast<std::uint8_t>(bits_);
     return format;
   }
   Sections sections(std::size_t count, Dtype) const {
@@ -67,7 +68,7 @@ class HadamardCodec final : public SlicedCodec<HadamardCodec, kernels::HadamardV
   /// `at` is a Source or a Target.
   template <typename Piece>
   static kernels::Signs signs_of(const Piece& at, const FrameHeader& header) {
-    return {carried_step(header), at.segment.parameter, at.segment.first_index + at.piece.first};
+    return {step_in_header(header), at.segment.parameter, at.segment.first_index + at.piece.first};
   }
 
   kernels::HadamardInput input_of(const Source& from, const FrameHeader& header) const {
@@ -91,7 +92,7 @@ CodecEntry hadamard_entry() {
        .summary = "one to four bits a value, rotated to look normally distributed",
        .options = {kBitsChoice.option()}},
       [](const FrameHeader& header) {
-        return kBitsChoice.text(header.parameters[static_cast<std::size_t>(Carried::kStep)]);
+        return kBitsChoice.text(header.parameters[static_cast<std::size_t>(HeaderExtra::kStep)]);
       });
 }
 

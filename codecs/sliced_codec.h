@@ -72,7 +72,7 @@ class SlicedCodec : public FormatCodec<Own> {
   /// How kernels write the last section of payloads larger than the caches.
   static constexpr kernels::Store kLarge = kernels::Store::kCached;
   /// The data in a frame's header that only the encoder knows.
-  static constexpr Carried kCarried = Carried::kNothing;
+  static constexpr HeaderExtra kHeaderExtra = HeaderExtra::kNothing;
   /// Values of a piece. A value takes at most one byte, so the pieces of a few payloads fit into
   /// the L1 cache.
   static std::size_t piece_count(Dtype) { return kPieceBytes; }
@@ -94,7 +94,7 @@ class SlicedCodec : public FormatCodec<Own> {
 
   void host_encode(const EncodeCall& call, FrameHeader header, ByteSpan frame) const {
     FrameWriter output(call, frame, bytes_of(call.gradients), Own::kLarge);
-    if (Own::kCarried == Carried::kStep) carry_step(header, output.words.step);
+    if (Own::kHeaderExtra == HeaderExtra::kStep) carry_step(header, output.words.step);
     for_each_piece_of(call, output.sums_pieces(), [&](const Slice& piece) {
       const kernels::Sent sent = sent_of(call, piece, output.words, output.store);
       write_piece(call, piece, output, [&](const Target& to, const Parts& parts) -> std::size_t {
@@ -201,9 +201,9 @@ class SlicedCodec : public FormatCodec<Own> {
   /// Returns the header of a call's frames, including carried data.
   template <typename Call>
   static FrameHeader checked_header(const Call& call, FrameHeader expected) {
-    check_headers(expected, call.frames, Own::kCarried);
-    if (Own::kCarried == Carried::kStep)
-      carry_step(expected, carried_step(read_frame_header(call.frames.front())));
+    check_headers(expected, call.frames, Own::kHeaderExtra);
+    if (Own::kHeaderExtra == HeaderExtra::kStep)
+      carry_step(expected, step_in_header(read_frame_header(call.frames.front())));
     return expected;
   }
 

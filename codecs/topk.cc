@@ -213,7 +213,7 @@ CodecEntry topk_entry() {
        .summary = "the largest values with their places, exactly; for use with +ef",
        .options = {kTopkDensity.option(), kTopkValues.option()}},
       [](const FrameHeader& header) {
-        return "density=" + number_text(carried_number(header)) + "," +
+        return "density=" + number_text(number_in_header(header)) + "," +
                kTopkValues.text(codec_flags(header));
       });
 }

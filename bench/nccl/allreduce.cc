@@ -23,9 +23,9 @@ std::vector<SweepRow> rows_of(const AllreduceOptions& options) {
   std::vector<SweepRow> rows;
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
     rows.push_back({.codec = std::string(kNcclSum), .by_library = true, .dtype = dtype});
-  for (const CodecWay& way : with_f32_sums(ways_of(options))) {
-    rows.push_back({.codec = way.codec, .dtype = parse_gradient_dtype(options.dtype)});
-    rows.back().result.algorithm = way.algorithm;
+  for (const CodecChoice& choice : with_f32_sums(choices_of(options))) {
+    rows.push_back({.codec = choice.codec, .dtype = parse_gradient_dtype(options.dtype)});
+    rows.back().result.algorithm = choice.algorithm;
   }
   return rows;
 }

@@ -91,13 +91,13 @@ void refuse_feedback(const CollectiveOptions& options, std::string_view operatio
 }
 
 Key make_key(const Call& call, const CollectiveOptions& options) {
-  const ConstValueSpan slot = call.slot();
+  const ConstValueSpan param = call.param();
   return {.transport = &call.transport,
           .kind = call.kind,
           .codec = options.codec,
-          .dtype = slot.dtype(),
-          .memory = slot.memory(),
-          .count = slot.count(),
+          .dtype = param.dtype(),
+          .memory = param.memory(),
+          .count = param.count(),
           .reduction = options.reduction,
           .algorithm = options.algorithm,
           .parameter = options.parameter,

@@ -20,8 +20,8 @@ struct Call {
 
   /// True if this rank passes the whole input or output, as a root does.
   bool has_whole() const { return !has(kind, kRooted) || transport.rank() == root; }
-  /// A span with the values of a slot.
-  ConstValueSpan slot() const { return has(kind, kWholeInput) ? ConstValueSpan(output) : input; }
+  /// A span with the values of a parameter.
+  ConstValueSpan param() const { return has(kind, kWholeInput) ? ConstValueSpan(output) : input; }
 };
 
 void check_call(const Call& call, const CollectiveOptions& options);

@@ -30,9 +30,9 @@ void fill_statistics(const Prepared& prepared, CollectiveStatistics& statistics)
   statistics.overflows = prepared.context.overflows;
   statistics.gradient_bytes = 0;
   statistics.encode_seconds = statistics.decode_seconds = 0;
-  for (const Slot& slot : prepared.own_slots())
-    statistics.gradient_bytes += slot.count * dtype_bytes(slot.dtype);
-  for (const SlotCounters& counters : prepared.context.counters) {
+  for (const ExchangeParameter& param : prepared.own_params())
+    statistics.gradient_bytes += param.count * dtype_bytes(param.dtype);
+  for (const ParamCounters& counters : prepared.context.counters) {
     statistics.encode_seconds += counters.encode_seconds;
     statistics.decode_seconds += counters.decode_seconds;
   }
@@ -146,14 +146,14 @@ class Lease {
 // The whole input or output holds the shards contiguously.
 void bind_values(Prepared& prepared, const Call& call) {
   const bool of_input = has(call.kind, kWholeInput), of_output = has(call.kind, kWholeOutput);
-  std::vector<Slot>& slots = prepared.slots;
-  for (std::size_t i = 0; call.has_whole() && i < slots.size(); ++i) {
-    const std::size_t count = slots[i].count;
-    if (of_input) slots[i].input = call.input.subspan(i * count, count);
-    if (of_output) slots[i].output = call.output.subspan(i * count, count);
+  std::vector<ExchangeParameter>& params = prepared.params;
+  for (std::size_t i = 0; call.has_whole() && i < params.size(); ++i) {
+    const std::size_t count = params[i].count;
+    if (of_input) params[i].input = call.input.subspan(i * count, count);
+    if (of_output) params[i].output = call.output.subspan(i * count, count);
   }
   const auto rank = static_cast<std::size_t>(call.transport.rank());
-  Slot& own = slots.size() == 1 ? slots.front() : slots[rank];
+  ExchangeParameter& own = params.size() == 1 ? params.front() : params[rank];
   if (!of_input) own.input = call.input;
   if (!of_output) own.output = call.output;
   if (call.kind != Kind::kReduceScatter) return;

@@ -87,7 +87,7 @@ std::size_t count_of_chunk(const Prepared& prepared) {
   return std::max(std::min(prepared.key.chunk_count, wanted), ceil_div(count, kMost));
 }
 
-/// Prepares the message of the only slot.
+/// Prepares the message of the only parameter.
 std::unique_ptr<Prepared> prepare_message(Transport& transport, const ConstValueSpan& values,
                                           int from, int to, const CollectiveOptions& options) {
   KnownHierarchy none;
@@ -136,7 +136,7 @@ Sending send(Transport& transport, ConstValueSpan values, int peer,
   check_between(transport, values, peer, options, "send");
   Sending sending(std::make_unique<Sending::State>(
       transport, prepare_message(transport, values, transport.rank(), peer, options)));
-  sending.state_->prepared->slots.front().input = values;
+  sending.state_->prepared->params.front().input = values;
   sending.state_->begin(options, stream);
   return sending;
 }
@@ -146,7 +146,7 @@ Sending receive(Transport& transport, ValueSpan values, int peer, const Collecti
   check_between(transport, values, peer, options, "receive");
   Sending receiving(std::make_unique<Sending::State>(
       transport, prepare_message(transport, values, peer, transport.rank(), options)));
-  receiving.state_->prepared->slots.front().output = values;
+  receiving.state_->prepared->params.front().output = values;
   receiving.state_->begin(options, stream);
   return receiving;
 }

@@ -29,48 +29,48 @@ void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_
                         std::to_string(count));
 }
 
-int slots_of(const Prepared& prepared) { return static_cast<int>(prepared.slots.size()); }
+int params_of(const Prepared& prepared) { return static_cast<int>(prepared.params.size()); }
 
-/// True if this rank encodes a slot. A rank encodes its own slot and all added slots. The owners of
-/// slots encoded in a hierarchical call have this rank's local rank.
-bool encodes(const Prepared& prepared, int slot) {
+/// True if this rank encodes a parameter. A rank encodes its own parameter and all added
+/// parameters. The owners of parameters encoded in a hierarchical call have this rank's local rank.
+bool encodes(const Prepared& prepared, int param) {
   const int rank = prepared.context.rank;
-  if (!prepared.is(kAdds)) return slot == rank;
+  if (!prepared.is(kAdds)) return param == rank;
   if (!prepared.by_hosts) return true;
   const HostGroups& groups = prepared.hierarchy->groups();
-  return groups.local_rank(slot) == groups.local_rank(rank);
+  return groups.local_rank(param) == groups.local_rank(rank);
 }
 
-/// Binds the state of a collective with a single slot of all values.
+/// Binds the state of a collective with a single parameter of all values.
 void bind_only_state(Prepared& prepared, const CollectiveOptions& options) {
-  Slot& slot = prepared.slots.front();
-  const StateRanges ranges = state_ranges(prepared.context, slot, prepared.context.rank);
+  ExchangeParameter& param = prepared.params.front();
+  const StateRanges ranges = state_ranges(prepared.context, param, prepared.context.rank);
   check_state(prepared, options.state->residual, ranges.encoded.count,
               prepared.hierarchy == nullptr ? "residual" : "residual (see encoded_count)");
-  slot.residual = both_in(options.state->residual);
-  slot.residual_first = ranges.encoded.first;
+  param.residual = both_in(options.state->residual);
+  param.residual_first = ranges.encoded.first;
   if (prepared.encoded != Algorithm::kTwoShot) return;
   check_state(prepared, options.state->owner_residual, ranges.owned.count(),
               "owner_residual (see owned_count)");
-  slot.owner = both_in(options.state->owner_residual);
-  slot.owned = ranges.owned;
+  param.owner = both_in(options.state->owner_residual);
+  param.owned = ranges.owned;
 }
 
-/// Binds the state of a collective with shards as slots.
+/// Binds the state of a collective with shards as parameters.
 void bind_states(Prepared& prepared, const CollectiveOptions& options) {
   std::size_t encoded = 0;
-  for (int slot = 0; slot < slots_of(prepared); ++slot)
-    if (encodes(prepared, slot)) encoded += prepared.slots[static_cast<std::size_t>(slot)].count;
+  for (int param = 0; param < params_of(prepared); ++param)
+    if (encodes(prepared, param)) encoded += prepared.params[static_cast<std::size_t>(param)].count;
   const bool adds_first = prepared.by_hosts && prepared.is(kAdds);
   const CollectiveState& state = *options.state;
   check_state(prepared, state.residual, encoded,
               adds_first ? "residual (see scattered_count)" : "residual");
   std::size_t offset = 0;
-  for (int i = 0; i < slots_of(prepared); ++i) {
+  for (int i = 0; i < params_of(prepared); ++i) {
     if (!encodes(prepared, i)) continue;
-    Slot& slot = prepared.slots[static_cast<std::size_t>(i)];
-    slot.residual = both_in(state.residual.subspan(offset, slot.count));
-    offset += slot.count;
+    ExchangeParameter& param = prepared.params[static_cast<std::size_t>(i)];
+    param.residual = both_in(state.residual.subspan(offset, param.count));
+    offset += param.count;
   }
 }
 
@@ -101,13 +101,13 @@ void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions
   context.timeout = options.timeout;
   context.threads = options.threads;
   context.overflows = 0;
-  for (SlotCounters& counters : context.counters) counters = {};
+  for (ParamCounters& counters : context.counters) counters = {};
   if (context.on_device()) bind_device(prepared, transport, stream);
 }
 
 void bind_state(Prepared& prepared, const CollectiveOptions& options) {
   if (options.state == nullptr || !prepared.codec->has_feedback()) return;
-  prepared.is(kOneSlot) ? bind_only_state(prepared, options) : bind_states(prepared, options);
+  prepared.is(kOneParam) ? bind_only_state(prepared, options) : bind_states(prepared, options);
 }
 
 // The sum of this rank's own shard goes to the output.
@@ -117,11 +117,11 @@ void bind_host_sums(Prepared& prepared, const ValueSpan& shard) {
   const int rank = prepared.context.rank;
   std::size_t offset = 0;
   for (const int owner : groups.owners(groups.local_rank(rank))) {
-    Slot& slot = prepared.slots[static_cast<std::size_t>(owner)];
-    slot.host_sum = shard;
+    ExchangeParameter& param = prepared.params[static_cast<std::size_t>(owner)];
+    param.host_sum = shard;
     if (owner == rank) continue;
-    slot.host_sum = {prepared.host_sums.pointer() + offset, shard.count(), shard.dtype(),
-                     shard.memory()};
+    param.host_sum = {prepared.host_sums.pointer() + offset, shard.count(), shard.dtype(),
+                      shard.memory()};
     offset += shard.bytes();
   }
 }

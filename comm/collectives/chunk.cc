@@ -104,7 +104,7 @@ ValueSpan ChunkTask::raw_space(const Shard& shard, std::size_t offset) const {
   if (!frame.in_place())
     return {space().data() + offset, frame.rounds[step().round].native_count, dtype, plan_->memory};
   const Piece& piece = frame.pieces.front();
-  return context_->slots[piece.slot].output.subspan(piece.range.first, piece.range.count);
+  return context_->params[piece.param].output.subspan(piece.range.first, piece.range.count);
 }
 
 // Receivers of the messages from two steps ago may still read a block, but not a buffer.

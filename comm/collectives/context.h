@@ -20,9 +20,9 @@ namespace tersor {
 
 class Hierarchy;
 
-/// Work done for a slot since the counters were last cleared. Seconds and bytes of a frame are
-/// divided among the frame's slots in proportion to the counts.
-struct SlotCounters {
+/// Work done for a parameter since the counters were last cleared. Seconds and bytes of a frame are
+/// divided among the frame's parameters in proportion to the counts.
+struct ParamCounters {
   std::uint64_t sent_bytes = 0;
   double encode_seconds = 0;
   double decode_seconds = 0;
@@ -36,7 +36,7 @@ struct ExchangeContext {
   int ranks = 1;
   Grid grid = {};                        ///< of all ranks, if there is no hierarchy
   const Hierarchy* hierarchy = nullptr;  ///< null: all ranks exchange with all ranks
-  std::span<const Slot> slots;
+  std::span<const ExchangeParameter> params;
   std::string_view name;  ///< of the operation, for error texts
   std::uint64_t signature = 0;
   std::shared_ptr<const Agreement> agreement = {};  ///< the options behind the signature
@@ -69,7 +69,7 @@ struct ExchangeContext {
     agreement = std::make_shared<const Agreement>(std::move(own));
   }
 
-  std::vector<SlotCounters> counters = {};  ///< one per slot
+  std::vector<ParamCounters> counters = {};  ///< one per parameter
   std::uint64_t overflows = 0;
   TraceRing* trace = nullptr;  ///< of host work, if requested
 };

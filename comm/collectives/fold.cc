@@ -6,11 +6,11 @@ namespace tersor {
 namespace {
 
 /// The ranges of a rank's residual of `count` values in the parameter, in residual order.
-std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
-  if (slot.encoded_shards.empty()) return {{slot.residual_first, count}};
-  const std::size_t shard = count / slot.encoded_shards.size();
+std::vector<Range> residual_ranges(const ExchangeParameter& param, std::size_t count) {
+  if (param.encoded_shards.empty()) return {{param.residual_first, count}};
+  const std::size_t shard = count / param.encoded_shards.size();
   std::vector<Range> ranges;
-  for (const int owner : slot.encoded_shards)
+  for (const int owner : param.encoded_shards)
     ranges.push_back({static_cast<std::size_t>(owner) * shard, shard});
   return ranges;
 }
@@ -19,9 +19,10 @@ std::vector<Range> residual_ranges(const Slot& slot, std::size_t count) {
 /// of the parameter and at index `offset` of the residual. Only values among the first `known` of
 /// the parameter count.
 template <typename Take>
-void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const Take& take) {
+void for_each_part(const ExchangeParameter& param, std::size_t count, std::size_t known,
+                   const Take& take) {
   std::size_t offset = 0;
-  for (const Range& range : residual_ranges(slot, count)) {
+  for (const Range& range : residual_ranges(param, count)) {
     const std::size_t first = std::min(range.first, known);
     take(first, offset, std::min(range.count, known - first));
     offset += range.count;
@@ -30,33 +31,33 @@ void for_each_part(const Slot& slot, std::size_t count, std::size_t known, const
 
 }  // namespace
 
-void fold_owner(std::span<const float> owner, const Slot& slot, const Owed& owed,
+void fold_owner(std::span<const float> owner, const ExchangeParameter& param, const Owed& owed,
                 const FoldInto& into) {
   if (owner.empty()) return;
   auto value = owner.begin();
   for (std::size_t stage = 0; stage < owed.owner.size(); ++stage) {
-    const Range& range = slot.owned.stages[stage];
+    const Range& range = param.owned.stages[stage];
     for (std::size_t i = 0; i < range.count; ++i)
       into.values[range.first - into.first + i] += owed.owner[stage] / into.unit * *value++;
   }
 }
 
-std::vector<float> folded(const KeptResiduals& own, const Slot& slot, const Owed& owed,
-                          std::size_t count) {
+std::vector<float> folded(const KeptResiduals& own, const ExchangeParameter& param,
+                          const Owed& owed, std::size_t count) {
   std::vector<float> whole(count);
-  for_each_part(slot, own.sender.size(), count,
+  for_each_part(param, own.sender.size(), count,
                 [&](std::size_t first, std::size_t kept, std::size_t known) {
                   for (std::size_t i = 0; i < known; ++i)
                     whole[first + i] = owed.sender * own.sender[kept + i];
                 });
-  fold_owner(own.owner, slot, owed, {whole});
+  fold_owner(own.owner, param, owed, {whole});
   return whole;
 }
 
-std::vector<float> residual_part(std::span<const float> whole, const Slot& slot,
+std::vector<float> residual_part(std::span<const float> whole, const ExchangeParameter& param,
                                  std::size_t count) {
   std::vector<float> part(count);
-  for_each_part(slot, count, whole.size(),
+  for_each_part(param, count, whole.size(),
                 [&](std::size_t first, std::size_t kept, std::size_t known) {
                   std::copy_n(whole.data() + first, known, part.data() + kept);
                 });

@@ -38,26 +38,26 @@ Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std:
   return hosts;
 }
 
-const Hierarchy* hierarchy_of(const ExchangeContext& context, const Slot& slot) {
+const Hierarchy* hierarchy_of(const ExchangeContext& context, const ExchangeParameter& param) {
   const Hierarchy* hierarchy = context.hierarchy;
-  const bool scatters = slot.collective == Collective::kReduceScatter;
+  const bool scatters = param.collective == Collective::kReduceScatter;
   const bool fits = hierarchy != nullptr && (!scatters || hierarchy->groups().even());
   return fits ? hierarchy : nullptr;
 }
 
-int encoding_ranks(const ExchangeContext& context, const Slot& slot) {
-  const Hierarchy* hierarchy = hierarchy_of(context, slot);
+int encoding_ranks(const ExchangeContext& context, const ExchangeParameter& param) {
+  const Hierarchy* hierarchy = hierarchy_of(context, param);
   return hierarchy == nullptr ? context.ranks : hierarchy->groups().hosts();
 }
 
-StateRanges state_ranges(const ExchangeContext& context, const Slot& slot, int rank) {
-  const Range whole{0, slot.count};
-  const Hierarchy* hierarchy = hierarchy_of(context, slot);
+StateRanges state_ranges(const ExchangeContext& context, const ExchangeParameter& param, int rank) {
+  const Range whole{0, param.count};
+  const Hierarchy* hierarchy = hierarchy_of(context, param);
   if (hierarchy == nullptr)
-    return {whole, context.grid.owned(whole, rank, slot.parameter, slot.unit())};
-  if (slot.collective == Collective::kReduceScatter)
-    return {hierarchy->groups().scattered(slot.count, rank), {}};
-  return hierarchy->groups().state_ranges(slot.count, rank, slot.parameter, slot.unit());
+    return {whole, context.grid.owned(whole, rank, param.parameter, param.unit())};
+  if (param.collective == Collective::kReduceScatter)
+    return {hierarchy->groups().scattered(param.count, rank), {}};
+  return hierarchy->groups().state_ranges(param.count, rank, param.parameter, param.unit());
 }
 
 Transport* adder_of(const ExchangeContext& context) {

@@ -51,15 +51,16 @@ struct Hosts {
 Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std::string_view codec,
                  double error_growth);
 
-/// The hierarchy of a slot. Null without a hierarchy and for a reduce-scatter over unequal hosts.
-const Hierarchy* hierarchy_of(const ExchangeContext& context, const Slot& slot);
+/// The hierarchy of a parameter. Null without a hierarchy and for a reduce-scatter over unequal
+/// hosts.
+const Hierarchy* hierarchy_of(const ExchangeContext& context, const ExchangeParameter& param);
 
-/// The number of ranks exchanging a slot's encoded values: all ranks, or the owners of a host
+/// The number of ranks exchanging a parameter's encoded values: all ranks, or the owners of a host
 /// shard.
-int encoding_ranks(const ExchangeContext& context, const Slot& slot);
+int encoding_ranks(const ExchangeContext& context, const ExchangeParameter& param);
 
-/// The values a rank encodes of an added slot, and the owned values in a two-shot allreduce.
-StateRanges state_ranges(const ExchangeContext& context, const Slot& slot, int rank);
+/// The values a rank encodes of an added parameter, and the owned values in a two-shot allreduce.
+StateRanges state_ranges(const ExchangeContext& context, const ExchangeParameter& param, int rank);
 
 /// The transport for adding raw values: the whole transport, or the split of the host shard's
 /// owners.

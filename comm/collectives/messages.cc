@@ -21,33 +21,33 @@ SegmentState state_part(const SegmentState& state, Range range) {
   return {part(state.residual_in, range), part(state.residual_out, range)};
 }
 
-SegmentState sender_part(const Slot& slot, Range range, int ranks) {
-  if (slot.encoded_shards.empty())
-    return state_part(slot.residual, {range.first - slot.residual_first, range.count});
-  const std::size_t length = shard_range(slot.count, 0, ranks).count;
-  const int shard = index_in(slot.encoded_shards, static_cast<int>(range.first / length));
+SegmentState sender_part(const ExchangeParameter& param, Range range, int ranks) {
+  if (param.encoded_shards.empty())
+    return state_part(param.residual, {range.first - param.residual_first, range.count});
+  const std::size_t length = shard_range(param.count, 0, ranks).count;
+  const int shard = index_in(param.encoded_shards, static_cast<int>(range.first / length));
   const std::size_t first = static_cast<std::size_t>(shard) * length + range.first % length;
-  return state_part(slot.residual, {first, range.count});
+  return state_part(param.residual, {first, range.count});
 }
 
 // A host's sum is stored separately if the values are read-only.
-ConstValueSpan input_part(const Shard& shard, const Slot& slot, Range range) {
-  if (shard.carried == Carried::kOfHost && !slot.host_sum.empty())
-    return part(slot.host_sum, range);
-  return slot.input.subspan(range.first, range.count);
+ConstValueSpan input_part(const Shard& shard, const ExchangeParameter& param, Range range) {
+  if (shard.source == Source::kOfHost && !param.host_sum.empty())
+    return part(param.host_sum, range);
+  return param.input.subspan(range.first, range.count);
 }
 
-ValueSpan output_part(const Shard& shard, const Slot& slot, Range range) {
-  if (shard.carried == Carried::kToHost && !slot.host_sum.empty())
-    return part(slot.host_sum, range);
-  if (slot.window) return slot.output;
-  return slot.output.subspan(range.first - slot.output_first, range.count);
+ValueSpan output_part(const Shard& shard, const ExchangeParameter& param, Range range) {
+  if (shard.source == Source::kToHost && !param.host_sum.empty())
+    return part(param.host_sum, range);
+  if (param.window) return param.output;
+  return param.output.subspan(range.first - param.output_first, range.count);
 }
 
 // The owner's residuals start at the owned part of the parameter, stage by stage.
-SegmentState owner_part(const Slot& slot, Range range, std::size_t stage) {
-  const std::size_t first = range.first - slot.owned.stages[stage].first;
-  return state_part(slot.owner, {slot.owned.offset(stage) + first, range.count});
+SegmentState owner_part(const ExchangeParameter& param, Range range, std::size_t stage) {
+  const std::size_t first = range.first - param.owned.stages[stage].first;
+  return state_part(param.owner, {param.owned.offset(stage) + first, range.count});
 }
 
 }  // namespace
@@ -56,25 +56,25 @@ void Messages::gather_inputs(const Shard& shard, const FramePlan& frame) {
   inputs_.clear();
   states_.clear();
   for (const Piece& piece : frame.pieces) {
-    const Slot& slot = context_->slots[piece.slot];
-    inputs_.push_back(input_part(shard, slot, piece.range));
+    const ExchangeParameter& param = context_->params[piece.param];
+    inputs_.push_back(input_part(shard, param, piece.range));
     if (frame.codec->has_feedback())
-      states_.push_back(sender_part(slot, piece.range, context_->ranks));
+      states_.push_back(sender_part(param, piece.range, context_->ranks));
   }
 }
 
 void Messages::gather_owners(const FramePlan& frame, std::size_t stage) {
   states_.clear();
   for (const Piece& piece : frame.pieces) {
-    const Slot& slot = context_->slots[piece.slot];
-    if (!slot.owner.residual_out.empty()) states_.push_back(owner_part(slot, piece.range, stage));
+    const ExchangeParameter& param = context_->params[piece.param];
+    if (!param.owner.residual_out.empty()) states_.push_back(owner_part(param, piece.range, stage));
   }
 }
 
 void Messages::gather_memories(const FramePlan& frame) {
   memories_.clear();
   for (const Piece& piece : frame.pieces) {
-    const SegmentMemory& memory = context_->slots[piece.slot].memory;
+    const SegmentMemory& memory = context_->params[piece.param].memory;
     if (!memory.out.empty()) memories_.push_back(memory);
   }
 }
@@ -82,7 +82,7 @@ void Messages::gather_memories(const FramePlan& frame) {
 void Messages::gather_outputs(const Shard& shard, const FramePlan& frame) {
   outputs_.clear();
   for (const Piece& piece : frame.pieces)
-    outputs_.push_back(output_part(shard, context_->slots[piece.slot], piece.range));
+    outputs_.push_back(output_part(shard, context_->params[piece.param], piece.range));
 }
 
 // Takes the next frame from each message. Only finds the end of the frame: the codec checks the
@@ -154,7 +154,7 @@ void Messages::count_time(const FramePlan& frame, Traced work, Clock::time_point
   for (const Piece& piece : frame.pieces) all += static_cast<double>(piece.range.count);
   const double each = std::chrono::duration<double>(end - begin).count() / all;
   for (const Piece& piece : frame.pieces) {
-    SlotCounters& counters = context_->counters[piece.slot];
+    ParamCounters& counters = context_->counters[piece.param];
     (work == Traced::kDecode ? counters.decode_seconds : counters.encode_seconds) +=
         each * static_cast<double>(piece.range.count);
   }
@@ -167,7 +167,7 @@ void Messages::trace(const FramePlan& frame, Traced work, Clock::time_point begi
     const std::chrono::duration<double> share(seconds_a_value *
                                               static_cast<double>(piece.range.count));
     const Clock::time_point end = begin + std::chrono::duration_cast<Clock::duration>(share);
-    context_->trace->record({work, context_->step_on_host(), piece.slot, begin, end});
+    context_->trace->record({work, context_->step_on_host(), piece.param, begin, end});
     begin = end;
   }
 }
@@ -177,7 +177,7 @@ void Messages::count_bytes(const FramePlan& frame, std::size_t bytes, int peers)
   for (const Piece& piece : frame.pieces) all += piece.range.count;
   const double each = static_cast<double>(bytes) * peers / static_cast<double>(all);
   for (const Piece& piece : frame.pieces)
-    context_->counters[piece.slot].sent_bytes +=
+    context_->counters[piece.param].sent_bytes +=
         static_cast<std::uint64_t>(each * static_cast<double>(piece.range.count));
 }
 
@@ -304,8 +304,9 @@ DecodeCall Messages::decode_call(const Shard& shard, const FramePlan& frame, flo
           .memories = memories_,
           .identity = identity(shard),
           .execution = execution(frame),
-          .window_first = frame.pieces.empty() ? std::nullopt
-                                               : context_->slots[frame.pieces.front().slot].window,
+          .window_first = frame.pieces.empty()
+                              ? std::nullopt
+                              : context_->params[frame.pieces.front().param].window,
           .contributions = shard.contributions};
 }
 
@@ -316,7 +317,7 @@ void Messages::check_splits(const Shard& shard, const Received& message) const t
   const FramePlan& own = shard.frames.front();
   std::size_t count = 0;
   for (const Segment& segment : own.segments) count += segment.count;
-  const std::size_t all = own.pieces.empty() ? 0 : context_->slots[own.pieces.front().slot].count;
+  const std::size_t all = own.pieces.empty() ? 0 : context_->params[own.pieces.front().param].count;
   throw WireError(found.count == count
                       ? "it takes another number of rows than this rank sends it, or sends more "
                         "than this rank takes"

@@ -1,6 +1,6 @@
-// Encodes shards into messages and decodes messages into slots by preparing the codec's calls. A
-// message holds a shard's frames, each at a multiple of 16 bytes. On a device, each frame occupies
-// its capacity, because the host does not wait for actual lengths.
+// Encodes shards into messages and decodes messages into parameters by preparing the codec's calls.
+// A message holds a shard's frames, each at a multiple of 16 bytes. On a device, each frame
+// occupies its capacity, because the host does not wait for actual lengths.
 #pragma once
 
 #include "comm/collectives/context.h"
@@ -32,8 +32,8 @@ class Messages {
   /// Sets the codec round of the next calls.
   void set_round(std::uint8_t round) { round_ = round; }
 
-  /// Encodes a shard's slots. Returns the actual bytes of the message. `peers` is the number of
-  /// destinations.
+  /// Encodes a shard's parameters. Returns the actual bytes of the message. `peers` is the number
+  /// of destinations.
   std::size_t encode(const Shard& shard, ByteSpan message, int peers);
 
   /// Adds the messages of an owned shard after `stage` reductions and encodes the sum. This
@@ -52,7 +52,7 @@ class Messages {
   /// On a device, decoding detects the mismatch.
   void check_splits(const Shard& shard, const Received& message) const;
 
-  /// Adds the messages of a shard after `stage` reductions and assigns the sum to the slots'
+  /// Adds the messages of a shard after `stage` reductions and assigns the sum to the parameters'
   /// outputs, or absorbs the messages.
   void decode(const Shard& shard, std::span<const Received> messages, std::size_t stage, Take take);
 

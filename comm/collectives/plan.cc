@@ -1,4 +1,4 @@
-// Cuts slots into chunks. See plan.h.
+// Cuts parameters into chunks. See plan.h.
 #include "comm/collectives/plan.h"
 
 #include <utility>
@@ -6,44 +6,44 @@
 namespace tersor {
 namespace {
 
-FramePlan& frame_for(Shard& shard, const Slot& slot, const Codec* codec) {
+FramePlan& frame_for(Shard& shard, const ExchangeParameter& param, const Codec* codec) {
   for (FramePlan& frame : shard.frames)
-    if (frame.codec == codec && frame.dtype == slot.dtype) return frame;
-  shard.frames.push_back({.codec = codec, .dtype = slot.dtype});
+    if (frame.codec == codec && frame.dtype == param.dtype) return frame;
+  shard.frames.push_back({.codec = codec, .dtype = param.dtype});
   return shard.frames.back();
 }
 
 void add_piece(Shard& shard, const PlanContext& context, Piece piece) {
   if (piece.range.count == 0) return;
-  const Slot& slot = context.slots[piece.slot];
+  const ExchangeParameter& param = context.params[piece.param];
   FramePlan& frame =
-      frame_for(shard, slot, context.codec == nullptr ? slot.codec.get() : context.codec);
+      frame_for(shard, param, context.codec == nullptr ? param.codec.get() : context.codec);
   frame.pieces.push_back(piece);
-  const bool whole = piece.range.count == slot.count;
+  const bool whole = piece.range.count == param.count;
   frame.segments.push_back({.count = piece.range.count,
-                            .parameter = slot.parameter,
-                            .first_index = slot.first_index + piece.range.first,
-                            .rows = whole ? slot.rows : 0,
-                            .columns = whole ? slot.columns : 0,
-                            .active = context.carried == Carried::kOfHost ? nullptr : slot.active});
+                            .parameter = param.parameter,
+                            .first_index = param.first_index + piece.range.first,
+                            .rows = whole ? param.rows : 0,
+                            .columns = whole ? param.columns : 0,
+                            .active = context.source == Source::kOfHost ? nullptr : param.active});
 }
 
 int shards_of(Exchange last, const PlanContext& context) {
   return tersor::shards_of(last, context.ranks, context.grid);
 }
 
-/// The range of a slot sent in a shard.
-Range range_of_shard(const PlanContext& context, const Slot& slot, Exchange last, int shard) {
-  if (slot.collective == Collective::kReduceScatter && last != Exchange::kGather)
-    return shard_range(slot.count, shard, context.ranks);
-  const std::size_t unit = slot.unit();
-  const Range carried = owned_range(slot.count, context.sharding.host_shard,
-                                    context.sharding.host_shards, slot.parameter, unit);
-  if (last == Exchange::kGather) return carried;
+/// The range of a parameter sent in a shard.
+Range range_of_shard(const PlanContext& context, const ExchangeParameter& param, Exchange last,
+                     int shard) {
+  if (param.collective == Collective::kReduceScatter && last != Exchange::kGather)
+    return shard_range(param.count, shard, context.ranks);
+  const std::size_t unit = param.unit();
+  const Range own = owned_range(param.count, context.sharding.host_shard,
+                                context.sharding.host_shards, param.parameter, unit);
+  if (last == Exchange::kGather) return own;
   if (last == Exchange::kTwoShot)
-    return context.grid.range_of_shard(carried, static_cast<std::size_t>(shard), slot.parameter,
-                                       unit);
-  return owned_range(carried, shard, context.ranks, slot.parameter, unit);
+    return context.grid.range_of_shard(own, static_cast<std::size_t>(shard), param.parameter, unit);
+  return owned_range(own, shard, context.ranks, param.parameter, unit);
 }
 
 void size_frame(FramePlan& frame, const PlanContext& context) {
@@ -62,7 +62,7 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
 Shards empty_shards(const PlanContext& context, std::size_t count, const Shares& shares) {
   return Shards(count, Shard{.contributions = static_cast<std::size_t>(context.ranks),
                              .group_rank = context.group_rank,
-                             .carried = context.carried,
+                             .source = context.source,
                              .shares = shares});
 }
 
@@ -94,7 +94,7 @@ std::vector<Shards> cut_shards(const PlanContext& context, std::span<const Piece
                                std::size_t most_shards = kShardsOfChunk) {
   std::vector<Shards> chunks;
   for (const std::vector<Piece>& pieces :
-       cut_pieces(context.slots, shards, chunk_count, most_shards)) {
+       cut_pieces(context.params, shards, chunk_count, most_shards)) {
     Shards chunk = empty_shards(context, shards.size(), shares);
     for (std::size_t i = 0; i < shards.size(); ++i) add_piece(chunk[i], context, pieces[i]);
     chunks.push_back(sized(std::move(chunk), context));
@@ -136,81 +136,83 @@ std::size_t made_bytes(const Shard& shard, const Step& step) {
   return align_up(shard.frames.front().raw_bytes(step.round), kSectionAlignment);
 }
 
-Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last) {
+Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> params,
+                  Exchange last) {
   const int count = shards_of(last, context);
   Shards shards = empty_shards(context, static_cast<std::size_t>(count), shares_of(context, last));
-  for (const std::uint32_t slot : slots)
+  for (const std::uint32_t param : params)
     for (int shard = 0; shard < count; ++shard)
       add_piece(shards[static_cast<std::size_t>(shard)], context,
-                {slot, range_of_shard(context, context.slots[slot], last, shard)});
+                {param, range_of_shard(context, context.params[param], last, shard)});
   return sized(std::move(shards), context);
 }
 
-std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
+std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t param, Exchange last,
                              std::size_t chunk_count) {
   std::vector<Piece> shards;
   for (int shard = 0; shard < shards_of(last, context); ++shard)
-    shards.push_back({slot, range_of_shard(context, context.slots[slot], last, shard)});
+    shards.push_back({param, range_of_shard(context, context.params[param], last, shard)});
   return cut_shards(
       context, shards, shares_of(context, last), chunk_count,
       last == Exchange::kTwoShot ? context.grid.most_shards_of_chunk() : kShardsOfChunk);
 }
 
-std::vector<Shards> plan_slots(const PlanContext& context, std::span<const int> slots,
-                               std::size_t chunk_count) {
+std::vector<Shards> plan_params(const PlanContext& context, std::span<const int> params,
+                                std::size_t chunk_count) {
   std::vector<Piece> shards;
-  for (const int slot : slots) {
-    const auto index = static_cast<std::uint32_t>(slot);
-    shards.push_back({index, {0, context.slots[index].count}});
+  for (const int param : params) {
+    const auto index = static_cast<std::uint32_t>(param);
+    shards.push_back({index, {0, context.params[index].count}});
   }
   return cut_shards(context, shards, context.grid.shares(context.adds), chunk_count,
                     context.grid.most_shards_of_chunk());
 }
 
-std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
+std::vector<std::vector<Piece>> cut_pieces(std::span<const ExchangeParameter> params,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
                                            std::size_t most_shards) {
   std::size_t longest = 1;
   for (const Piece& piece : pieces) longest = std::max(longest, piece.range.count);
-  const Slot& slot = slots[pieces.front().slot];
-  const bool divisible = slot.codec->traits().divisible;
+  const ExchangeParameter& param = params[pieces.front().param];
+  const bool divisible = param.codec->traits().divisible;
   const std::size_t step =
-      divisible ? shard_length(chunk_count, pieces.size(), slot.unit(), most_shards, longest)
+      divisible ? shard_length(chunk_count, pieces.size(), param.unit(), most_shards, longest)
                 : longest;
   std::vector<std::vector<Piece>> chunks;
   for (std::size_t offset = 0; offset < longest; offset += step) {
     std::vector<Piece>& chunk = chunks.emplace_back();
-    for (const Piece& piece : pieces) chunk.push_back({piece.slot, cut(piece.range, offset, step)});
+    for (const Piece& piece : pieces)
+      chunk.push_back({piece.param, cut(piece.range, offset, step)});
   }
   return chunks;
 }
 
-std::size_t joined_rows(const Slot& slot, std::size_t columns) {
-  const CodecTraits traits = slot.codec->traits();
+std::size_t joined_rows(const ExchangeParameter& param, std::size_t columns) {
+  const CodecTraits traits = param.codec->traits();
   if (traits.block != 0 && columns % traits.block == 0) return 1;
   if (columns >= CodecTraits{}.unit) return 0;
   const std::array<Segment, 2> rows = {Segment{.count = columns}, Segment{.count = columns}};
   const auto frame_bytes = [&](std::size_t count) {
     const std::span segments = std::span(rows).first(count);
-    return slot.codec->plan({.segments = segments, .dtype = slot.dtype}).frame_bytes;
+    return param.codec->plan({.segments = segments, .dtype = param.dtype}).frame_bytes;
   };
-  const bool saves = frame_bytes(2) - frame_bytes(1) < columns * dtype_bytes(slot.dtype);
+  const bool saves = frame_bytes(2) - frame_bytes(1) < columns * dtype_bytes(param.dtype);
   return saves ? 0 : traits.unit;
 }
 
 Shards plan_rows(const PlanContext& context, std::size_t columns, Range rows) {
-  Shards shards = empty_shards(context, context.slots.size(), shares_at_once(context));
+  Shards shards = empty_shards(context, context.params.size(), shares_at_once(context));
   for (std::uint32_t i = 0; i < shards.size(); ++i) {
-    const Slot& slot = context.slots[i];
-    const Range values = cut({0, slot.count}, rows.first * columns, rows.count * columns);
+    const ExchangeParameter& param = context.params[i];
+    const Range values = cut({0, param.count}, rows.first * columns, rows.count * columns);
     if (values.count == 0 && rows.first != 0) continue;
-    const bool joined = joined_rows(slot, columns) != 0;
+    const bool joined = joined_rows(param, columns) != 0;
     const std::size_t step = joined ? values.count : columns;
-    FramePlan& frame = frame_for(shards[i], slot, slot.codec.get());
+    FramePlan& frame = frame_for(shards[i], param, param.codec.get());
     for (std::size_t first = values.first; first < values.first + values.count; first += step) {
       add_piece(shards[i], context, {i, {first, step}});
       frame.segments.back().first_index =
-          joined ? first : first / columns * align_up(columns, slot.codec->traits().unit);
+          joined ? first : first / columns * align_up(columns, param.codec->traits().unit);
     }
   }
   return sized(std::move(shards), context);

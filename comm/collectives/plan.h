@@ -1,4 +1,4 @@
-// The contents of an exchange: slots (parameters) are cut into pieces, pieces form frames, and
+// The contents of an exchange: parameters (parameters) are cut into pieces, pieces form frames, and
 // frames form the messages of a chunk.
 //
 // A chunk is sent with one schedule. The *shards* of a chunk are units of encoding, sending and
@@ -24,26 +24,27 @@
 namespace tersor {
 
 /// A parameter in an exchange. Spans may be bound again between exchanges.
-struct Slot {
+struct ExchangeParameter {
   std::uint32_t parameter = 0;
   std::size_t count = 0;
-  std::uint64_t first_index = 0;  ///< index of the slot's first value in the parameter
+  std::uint64_t first_index = 0;  ///< index of the parameter's first value in the parameter
   std::size_t rows = 0;
   std::size_t columns = 0;
   Dtype dtype = Dtype::kF32;
   std::shared_ptr<const Codec> codec;
-  Algorithm algorithm = Algorithm::kAuto;  ///< algorithm of this slot; kAuto: the common algorithm
-  std::size_t chunk_count = 0;             ///< values, chosen for this slot; 0: the common length
-  std::size_t least_unit = 0;  ///< minimum cut unit, if codecs with other units may be substituted
+  Algorithm algorithm =
+      Algorithm::kAuto;         ///< algorithm of this parameter; kAuto: the common algorithm
+  std::size_t chunk_count = 0;  ///< values, chosen for this parameter; 0: the common length
+  std::size_t least_unit = 0;   ///< minimum cut unit, if codecs with other units may be substituted
   Collective collective = Collective::kAllreduce;
 
   ConstValueSpan input = {};  ///< contribution of this rank
   ValueSpan output = {};      ///< result; may be the input's memory
   ValueSpan host_sum = {};    ///< intermediate sum of a host; empty: in the output
-  /// Start of the output in the slot: in a reduce-scatter, this rank's shard.
+  /// Start of the output in the parameter: in a reduce-scatter, this rank's shard.
   std::size_t output_first = 0;
   SegmentState residual = {};      ///< of the sender, for the encoded values; empty: none
-  std::size_t residual_first = 0;  ///< start of the residual in the slot
+  std::size_t residual_first = 0;  ///< start of the residual in the parameter
   SegmentState owner = {};         ///< of the owner, for the owned values; empty: none
   OwnedRanges owned = {};          ///< owned values
   /// In a hierarchical reduce-scatter: owners of the shards encoded by this rank, ascending. The
@@ -54,13 +55,13 @@ struct Slot {
   std::optional<std::uint64_t> window =
       {};  ///< if set, only output.count() values from this index are decoded
 
-  /// The slot is cut at multiples of this number of values.
+  /// The parameter is cut at multiples of this number of values.
   std::size_t unit() const { return std::max(least_unit, unit_of(*codec, count)); }
 };
 
-/// A part of a slot.
+/// A part of a parameter.
 struct Piece {
-  std::uint32_t slot = 0;
+  std::uint32_t param = 0;
   Range range;
 };
 
@@ -88,14 +89,14 @@ struct FramePlan {
 
 /// The source of the values: this rank's own values, own values for the host's sum, or the host's
 /// sum and results derived from it.
-enum class Carried : std::uint8_t { kOwn, kToHost, kOfHost };
+enum class Source : std::uint8_t { kOwn, kToHost, kOfHost };
 
 struct Shard {
   std::vector<FramePlan> frames = {};
   std::size_t message_bytes = 0;  ///< total capacity of the frames
   std::size_t contributions = 1;  ///< number of ranks exchanging the shard
   int group_rank = 0;             ///< group rank in this exchange; seeds the random numbers
-  Carried carried = Carried::kOwn;
+  Source source = Source::kOwn;
   Shares shares = {1, 1, 1, 1};   ///< divisors of a mean, by number of earlier reductions
   std::uint64_t signature = 0;    ///< of the frames; 0: the collective's
   std::optional<int> maker = {};  ///< rank that encoded the shard, if not the sender
@@ -121,7 +122,7 @@ struct ChunkPlan {
 /// The memory for the messages a step creates for a shard.
 std::size_t made_bytes(const Shard& shard, const Step& step);
 
-/// The host shard of each slot in an exchange; by default, the whole slot.
+/// The host shard of each parameter in an exchange; by default, the whole parameter.
 struct Sharding {
   int host_shard = 0;
   int host_shards = 1;
@@ -129,32 +130,32 @@ struct Sharding {
 
 /// The common properties of all chunks of an exchange.
 struct PlanContext {
-  std::span<const Slot> slots;
+  std::span<const ExchangeParameter> params;
   int ranks = 1;       ///< number of ranks exchanging with each other
   Grid grid = {};      ///< of these ranks
   int group_rank = 0;  ///< group rank of this rank
   unsigned threads = 1;
   Sharding sharding = {};
-  Carried carried = Carried::kOwn;
-  const Codec* codec = nullptr;  ///< of all slots; null: each slot's own codec
+  Source source = Source::kOwn;
+  const Codec* codec = nullptr;  ///< of all parameters; null: each parameter's own codec
   Memory memory = Memory::kHost;
   float adds = 1;  ///< number of ranks contributing to a mean
 };
 
-/// The shards of an allreduce of whole slots, with the last round `last`.
-Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> slots, Exchange last);
+/// The shards of an allreduce of whole parameters, with the last round `last`.
+Shards plan_whole(const PlanContext& context, std::span<const std::uint32_t> params, Exchange last);
 
-/// The shards of each chunk of a slot. A chunk has at most about `chunk_count` values over all
+/// The shards of each chunk of a parameter. A chunk has at most about `chunk_count` values over all
 /// shards. An indivisible codec gets a single chunk.
-std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t slot, Exchange last,
+std::vector<Shards> plan_cut(const PlanContext& context, std::uint32_t param, Exchange last,
                              std::size_t chunk_count);
 
-/// Like plan_cut, with slot slots[l] as shard l (reduce_scatter, allgather).
-std::vector<Shards> plan_slots(const PlanContext& context, std::span<const int> slots,
-                               std::size_t chunk_count);
+/// Like plan_cut, with parameter parameters[l] as shard l (reduce_scatter, allgather).
+std::vector<Shards> plan_params(const PlanContext& context, std::span<const int> params,
+                                std::size_t chunk_count);
 
 /// Cuts pieces into chunks, each with a part of every piece. Returns at least one chunk.
-std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
+std::vector<std::vector<Piece>> cut_pieces(std::span<const ExchangeParameter> params,
                                            std::span<const Piece> pieces, std::size_t chunk_count,
                                            std::size_t most_shards = kShardsOfChunk);
 
@@ -162,10 +163,10 @@ std::vector<std::vector<Piece>> cut_pieces(std::span<const Slot> slots,
 /// begin at multiples of the returned number of rows. Rows are joined in two cases: a row consists
 /// of whole blocks of the codec, or the codec does not make a row of fewer than 512 values shorter
 /// than the values themselves.
-std::size_t joined_rows(const Slot& slot, std::size_t columns);
+std::size_t joined_rows(const ExchangeParameter& param, std::size_t columns);
 
-/// Shard l holds the rows `rows` of slot l in a frame, with `columns` values per row. If the slot
-/// has none of these rows, the shard has no frame, except for the first rows.
+/// Shard l holds the rows `rows` of parameter l in a frame, with `columns` values per row. If the
+/// parameter has none of these rows, the shard has no frame, except for the first rows.
 Shards plan_rows(const PlanContext& context, std::size_t columns, Range rows);
 
 /// Shard l holds the pieces shards[l].

@@ -44,65 +44,66 @@ Owed owed_over(const Grid& grid, float adds, float sender) {
 }
 
 // A reduce-scatter has one shard per rank.
-Grid Planner::grid(const Slot& slot) const {
-  if (climbs(slot)) return groups().grid();
-  return slot.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
+Grid Planner::grid(const ExchangeParameter& param) const {
+  if (climbs(param)) return groups().grid();
+  return param.collective == Collective::kReduceScatter ? Grid(context_.ranks) : context_.grid;
 }
 
 // The context for an exchange of all ranks.
-PlanContext Planner::context(const Slot& slot) const {
-  return {.slots = context_.slots,
+PlanContext Planner::context(const ExchangeParameter& param) const {
+  return {.params = context_.params,
           .ranks = context_.ranks,
-          .grid = grid(slot),
+          .grid = grid(param),
           .group_rank = context_.rank,
           .threads = context_.thread_count(),
           .memory = context_.memory,
           .adds = static_cast<float>(context_.ranks)};
 }
 
-PlanContext Planner::encoded_context(int host_shard, const Slot& slot) const {
-  PlanContext context = this->context(slot);
-  if (!climbs(slot)) return context;
-  context.ranks = encoding_ranks(slot);
+PlanContext Planner::encoded_context(int host_shard, const ExchangeParameter& param) const {
+  PlanContext context = this->context(param);
+  if (!climbs(param)) return context;
+  context.ranks = encoding_ranks(param);
   context.group_rank = index_in(groups().owners(host_shard), context_.rank);
   context.sharding = {host_shard, groups().host_shards()};
-  context.carried = Carried::kOfHost;
+  context.source = Source::kOfHost;
   context.adds /= host_share();
   return context;
 }
 
-Owed Planner::owed(const Slot& slot) const {
-  const PlanContext context = encoded_context(0, slot);
-  return owed_over(context.grid, context.adds, climbs(slot) ? host_share() : 1.0f);
+Owed Planner::owed(const ExchangeParameter& param) const {
+  const PlanContext context = encoded_context(0, param);
+  return owed_over(context.grid, context.adds, climbs(param) ? host_share() : 1.0f);
 }
 
 // Sums within a host continue between hosts. The returned results are already means.
-PlanContext Planner::host_context(Carried carried) const {
-  return {.slots = context_.slots,
+PlanContext Planner::host_context(Source source) const {
+  return {.params = context_.params,
           .ranks = static_cast<int>(groups().neighbours(context_.rank).size()),
           .group_rank = groups().local_rank(context_.rank),
           .threads = context_.thread_count(),
-          .carried = carried,
+          .source = source,
           .codec = &context_.hierarchy->codec(),
           .memory = context_.memory,
-          .adds = carried == Carried::kToHost ? host_share() : 1.0f};
+          .adds = source == Source::kToHost ? host_share() : 1.0f};
 }
 
 // A library adding values in place divides the values by itself.
-bool Planner::stays_whole(const Slot& slot, Algorithm algorithm) const {
+bool Planner::stays_whole(const ExchangeParameter& param, Algorithm algorithm) const {
   return algorithm == Algorithm::kNative && context_.queues() &&
-         adds_in_place(*slot.codec, slot.dtype);
+         adds_in_place(*param.codec, param.dtype);
 }
 
-std::vector<Exchange> Planner::exchanges(const Slot& slot, Algorithm algorithm) const {
-  return exchanges_of(*slot.codec, slot.dtype, encoding_ranks(slot), algorithm);
+std::vector<Exchange> Planner::exchanges(const ExchangeParameter& param,
+                                         Algorithm algorithm) const {
+  return exchanges_of(*param.codec, param.dtype, encoding_ranks(param), algorithm);
 }
 
-Schedule Planner::schedule(const Slot& slot, std::span<const Exchange> rounds) const {
-  if (climbs(slot)) return hierarchical(groups(), context_.rank, rounds);
-  const Group all = everybody(context_.rank, grid(slot));
-  return slot.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
-                                                       : allreduce_by(rounds, all);
+Schedule Planner::schedule(const ExchangeParameter& param, std::span<const Exchange> rounds) const {
+  if (climbs(param)) return hierarchical(groups(), context_.rank, rounds);
+  const Group all = everybody(context_.rank, grid(param));
+  return param.collective == Collective::kReduceScatter ? reduce_scatter_by(rounds, all)
+                                                        : allreduce_by(rounds, all);
 }
 
 std::vector<ChunkPlan> Planner::chunks(const Schedule& schedule, std::vector<Shards> shards) const {
@@ -118,51 +119,51 @@ Shards Planner::with_hosts(std::vector<Shards> host_shards) const {
   std::vector<std::vector<Piece>> pieces;
   for (const Shards& host_shard : host_shards) pieces.push_back(pieces_of(host_shard));
   const auto own = static_cast<std::size_t>(groups().local_rank(context_.rank));
-  Shards shards = plan_pieces(host_context(Carried::kToHost), pieces);
+  Shards shards = plan_pieces(host_context(Source::kToHost), pieces);
   append(shards, own < host_shards.size() ? std::move(host_shards[own])
                                           : Shards(host_shards.front().size()));
-  append(shards, plan_pieces(host_context(Carried::kOfHost), pieces));
+  append(shards, plan_pieces(host_context(Source::kOfHost), pieces));
   return shards;
 }
 
-ChunkPlan Planner::whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const {
-  const Slot& first = this->slots()[slots.front()];
-  if (scatters_by_hosts(first)) return whole_scattered(slots);
+ChunkPlan Planner::whole(std::span<const std::uint32_t> params, Algorithm algorithm) const {
+  const ExchangeParameter& first = this->params()[params.front()];
+  if (scatters_by_hosts(first)) return whole_scattered(params);
   const auto rounds = exchanges(first, algorithm);
   std::vector<Shards> host_shards;
   const int count = climbs(first) ? groups().host_shards() : 1;
   for (int host_shard = 0; host_shard < count; ++host_shard)
-    host_shards.push_back(plan_whole(encoded_context(host_shard, first), slots, rounds.back()));
+    host_shards.push_back(plan_whole(encoded_context(host_shard, first), params, rounds.back()));
   Shards shards =
       climbs(first) ? with_hosts(std::move(host_shards)) : std::move(host_shards.front());
   return std::move(chunks(schedule(first, rounds), {std::move(shards)}).front());
 }
 
-std::vector<ChunkPlan> Planner::cut(std::uint32_t slot, Algorithm algorithm,
+std::vector<ChunkPlan> Planner::cut(std::uint32_t param, Algorithm algorithm,
                                     std::size_t chunk_count) const {
-  const Slot& own = slots()[slot];
-  if (scatters_by_hosts(own)) return scattered(shares(slot), chunk_count);
+  const ExchangeParameter& own = params()[param];
+  if (scatters_by_hosts(own)) return scattered(shares(param), chunk_count);
   const auto rounds = exchanges(own, algorithm);
   if (stays_whole(own, algorithm))
     chunk_count = std::max(chunk_count, encoding_ranks(own) * align_up(own.count, own.unit()));
   if (!climbs(own))
     return chunks(schedule(own, rounds),
-                  plan_cut(encoded_context(0, own), slot, rounds.back(), chunk_count));
-  return chunks(schedule(own, rounds), cut_host_shards(slot, rounds.back(), chunk_count));
+                  plan_cut(encoded_context(0, own), param, rounds.back(), chunk_count));
+  return chunks(schedule(own, rounds), cut_host_shards(param, rounds.back(), chunk_count));
 }
 
-/// The range of a slot for each rank.
-std::vector<Piece> Planner::shares(std::uint32_t slot) const {
+/// The range of a parameter for each rank.
+std::vector<Piece> Planner::shares(std::uint32_t param) const {
   std::vector<Piece> shares;
   for (int rank = 0; rank < context_.ranks; ++rank)
-    shares.push_back({slot, shard_range(slots()[slot].count, rank, context_.ranks)});
+    shares.push_back({param, shard_range(params()[param].count, rank, context_.ranks)});
   return shares;
 }
 
-ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> slots) const {
+ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> params) const {
   std::vector<std::vector<Piece>> all(static_cast<std::size_t>(context_.ranks));
-  for (const std::uint32_t slot : slots) {
-    const std::vector<Piece> own = shares(slot);
+  for (const std::uint32_t param : params) {
+    const std::vector<Piece> own = shares(param);
     for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].push_back(own[rank]);
   }
   const Schedule schedule = hierarchical_reduce_scatter(groups(), context_.rank);
@@ -170,16 +171,16 @@ ChunkPlan Planner::whole_scattered(std::span<const std::uint32_t> slots) const {
 }
 
 // Host shards differ by a unit at most. One host shard may therefore have an additional chunk.
-std::vector<Shards> Planner::cut_host_shards(std::uint32_t slot, Exchange last,
+std::vector<Shards> Planner::cut_host_shards(std::uint32_t param, Exchange last,
                                              std::size_t chunk_count) const {
   const auto host_shards = static_cast<std::size_t>(groups().host_shards());
-  const auto shard_count =
-      static_cast<std::size_t>(shards_of(last, encoding_ranks(slots()[slot]), grid(slots()[slot])));
+  const auto shard_count = static_cast<std::size_t>(
+      shards_of(last, encoding_ranks(params()[param]), grid(params()[param])));
   std::vector<std::vector<Shards>> of_host_shard;
   std::size_t chunks = 0;
   for (std::size_t host_shard = 0; host_shard < host_shards; ++host_shard) {
-    of_host_shard.push_back(plan_cut(encoded_context(static_cast<int>(host_shard), slots()[slot]),
-                                     slot, last, chunk_count / host_shards));
+    of_host_shard.push_back(plan_cut(encoded_context(static_cast<int>(host_shard), params()[param]),
+                                     param, last, chunk_count / host_shards));
     chunks = std::max(chunks, of_host_shard.back().size());
   }
   std::vector<Shards> shards;
@@ -195,14 +196,14 @@ std::vector<Shards> Planner::cut_host_shards(std::uint32_t slot, Exchange last,
 
 std::vector<ChunkPlan> Planner::cut_by(const Schedule& schedule, Exchange last,
                                        std::size_t chunk_count) const {
-  return chunks(schedule, plan_cut(encoded_context(0, slots().front()), 0, last, chunk_count));
+  return chunks(schedule, plan_cut(encoded_context(0, params().front()), 0, last, chunk_count));
 }
 
 std::vector<ChunkPlan> Planner::by_rank(const Group& group, const Schedule& schedule,
                                         std::size_t chunk_count) const {
-  PlanContext context = this->context(slots().front());
+  PlanContext context = this->context(params().front());
   context.grid = group.grid;
-  return chunks(schedule, plan_slots(context, shard_owners(group), chunk_count));
+  return chunks(schedule, plan_params(context, shard_owners(group), chunk_count));
 }
 
 Shards Planner::scattered_shards(std::span<const std::vector<Piece>> shares) const {
@@ -213,9 +214,9 @@ Shards Planner::scattered_shards(std::span<const std::vector<Piece>> shares) con
       std::ranges::copy(shares[static_cast<std::size_t>(owner)], std::back_inserter(within[i]));
   for (const int owner : groups().owners(group_rank))
     between.push_back(shares[static_cast<std::size_t>(owner)]);
-  Shards shards = plan_pieces(host_context(Carried::kToHost), within);
-  const Slot& slot = slots()[shares.front().front().slot];
-  append(shards, plan_pieces(encoded_context(group_rank, slot), between));
+  Shards shards = plan_pieces(host_context(Source::kToHost), within);
+  const ExchangeParameter& param = params()[shares.front().front().param];
+  append(shards, plan_pieces(encoded_context(group_rank, param), between));
   return shards;
 }
 
@@ -225,7 +226,7 @@ std::vector<ChunkPlan> Planner::scattered(std::span<const Piece> shares,
   constexpr std::size_t kCachedShard = std::size_t{1} << 14;
   chunk_count = std::min(chunk_count, kCachedShard * shares.size());
   std::vector<Shards> shards;
-  for (const std::vector<Piece>& chunk : cut_pieces(slots(), shares, chunk_count)) {
+  for (const std::vector<Piece>& chunk : cut_pieces(params(), shares, chunk_count)) {
     std::vector<std::vector<Piece>> cut;
     for (const Piece& piece : chunk) cut.push_back({piece});
     shards.push_back(scattered_shards(cut));
@@ -250,8 +251,9 @@ void Planner::name_rows(const Group& group, std::size_t columns, Shards& shards)
     const std::size_t to = shard_to(group, group_rank), from = shard_from(group, group_rank);
     const int peer = group.rank_at(group_rank);
     shards[to].group_rank = context_.rank + context_.ranks * peer;
-    shards[to].signature = shards[from].signature = signature_with(
-        static_cast<std::size_t>(peer), slots()[to].count / columns, slots()[from].count / columns);
+    shards[to].signature = shards[from].signature =
+        signature_with(static_cast<std::size_t>(peer), params()[to].count / columns,
+                       params()[from].count / columns);
     shards[from].maker = peer;
   }
 }
@@ -262,15 +264,16 @@ std::size_t Planner::rows_at_once(const Group& group, std::size_t columns,
   if (group.grid.dimensions() > 1 || context_.on_device())
     return std::numeric_limits<std::size_t>::max() / columns;
   const std::size_t rows = ceil_div(shard_length(chunk_count, group.members.size()), columns);
-  return align_up(rows, std::max<std::size_t>(1, joined_rows(slots().front(), columns)));
+  return align_up(rows, std::max<std::size_t>(1, joined_rows(params().front(), columns)));
 }
 
 std::vector<ChunkPlan> Planner::by_rows(const Group& group, std::size_t columns,
                                         std::size_t chunk_count) const {
-  PlanContext context = this->context(slots().front());
+  PlanContext context = this->context(params().front());
   context.grid = context_.grid;
   context.ranks = 1;  // a receiver decodes one rank's message at a time
-  const std::size_t longest = std::ranges::max(slots(), {}, &Slot::count).count / columns;
+  const std::size_t longest =
+      std::ranges::max(params(), {}, &ExchangeParameter::count).count / columns;
   const std::size_t step = rows_at_once(group, columns, chunk_count);
   std::vector<ChunkPlan> plans;
   for (std::size_t first = 0; first == 0 || first < longest; first += step) {

@@ -29,51 +29,56 @@ class Planner {
   /// The context must outlive the planner and the chunks.
   explicit Planner(const ExchangeContext& context) : context_(context) {}
 
-  std::span<const Slot> slots() const { return context_.slots; }
-  int encoding_ranks(const Slot& slot) const { return tersor::encoding_ranks(context_, slot); }
-  /// The divisors of a slot's residuals in a mean.
-  Owed owed(const Slot& slot) const;
+  std::span<const ExchangeParameter> params() const { return context_.params; }
+  int encoding_ranks(const ExchangeParameter& param) const {
+    return tersor::encoding_ranks(context_, param);
+  }
+  /// The divisors of a parameter's residuals in a mean.
+  Owed owed(const ExchangeParameter& param) const;
 
-  /// `whole` plans a chunk of whole slots of the same collective. `cut` plans the chunks of a slot.
-  ChunkPlan whole(std::span<const std::uint32_t> slots, Algorithm algorithm) const;
-  std::vector<ChunkPlan> cut(std::uint32_t slot, Algorithm algorithm,
+  /// `whole` plans a chunk of whole parameters of the same collective. `cut` plans the chunks of a
+  /// parameter.
+  ChunkPlan whole(std::span<const std::uint32_t> params, Algorithm algorithm) const;
+  std::vector<ChunkPlan> cut(std::uint32_t param, Algorithm algorithm,
                              std::size_t chunk_count) const;
-  /// Plans the chunks of the only slot with the given schedule; `last` determines the shards.
+  /// Plans the chunks of the only parameter with the given schedule; `last` determines the shards.
   std::vector<ChunkPlan> cut_by(const Schedule& schedule, Exchange last,
                                 std::size_t chunk_count) const;
-  /// Plans the chunks of a collective of all ranks, with the owners' slots as shards.
+  /// Plans the chunks of a collective of all ranks, with the owners' parameters as shards.
   std::vector<ChunkPlan> by_rank(const Group& group, const Schedule& schedule,
                                  std::size_t chunk_count) const;
   /// Plans the chunks of a hierarchical reduce-scatter with shares[r] for rank r.
   std::vector<ChunkPlan> scattered(std::span<const Piece> shares, std::size_t chunk_count) const;
-  /// Plans the chunks of an all_to_all with rows of `columns` values and slots as shards. The
-  /// number of chunks follows from this rank's longest slot. Two ranks cut the rows between them
-  /// equally.
+  /// Plans the chunks of an all_to_all with rows of `columns` values and parameters as shards. The
+  /// number of chunks follows from this rank's longest parameter. Two ranks cut the rows between
+  /// them equally.
   std::vector<ChunkPlan> by_rows(const Group& group, std::size_t columns,
                                  std::size_t chunk_count) const;
 
  private:
-  bool climbs(const Slot& slot) const { return hierarchy_of(context_, slot) != nullptr; }
-  const HostGroups& groups() const { return context_.hierarchy->groups(); }
-  bool scatters_by_hosts(const Slot& slot) const {
-    return slot.collective == Collective::kReduceScatter && climbs(slot);
+  bool climbs(const ExchangeParameter& param) const {
+    return hierarchy_of(context_, param) != nullptr;
   }
-  Grid grid(const Slot& slot) const;
-  PlanContext context(const Slot& slot) const;
-  PlanContext encoded_context(int host_shard, const Slot& slot) const;
-  PlanContext host_context(Carried carried) const;
+  const HostGroups& groups() const { return context_.hierarchy->groups(); }
+  bool scatters_by_hosts(const ExchangeParameter& param) const {
+    return param.collective == Collective::kReduceScatter && climbs(param);
+  }
+  Grid grid(const ExchangeParameter& param) const;
+  PlanContext context(const ExchangeParameter& param) const;
+  PlanContext encoded_context(int host_shard, const ExchangeParameter& param) const;
+  PlanContext host_context(Source source) const;
   /// The largest number of ranks on a host, so all hosts' sums have equal weights.
   float host_share() const { return static_cast<float>(groups().most_ranks()); }
-  bool stays_whole(const Slot& slot, Algorithm algorithm) const;
+  bool stays_whole(const ExchangeParameter& param, Algorithm algorithm) const;
   std::vector<ChunkPlan> chunks(const Schedule& schedule, std::vector<Shards> shards) const;
-  std::vector<Exchange> exchanges(const Slot& slot, Algorithm algorithm) const;
-  Schedule schedule(const Slot& slot, std::span<const Exchange> rounds) const;
-  std::vector<Shards> cut_host_shards(std::uint32_t slot, Exchange last,
+  std::vector<Exchange> exchanges(const ExchangeParameter& param, Algorithm algorithm) const;
+  Schedule schedule(const ExchangeParameter& param, std::span<const Exchange> rounds) const;
+  std::vector<Shards> cut_host_shards(std::uint32_t param, Exchange last,
                                       std::size_t chunk_count) const;
   Shards with_hosts(std::vector<Shards> host_shards) const;
-  std::vector<Piece> shares(std::uint32_t slot) const;
+  std::vector<Piece> shares(std::uint32_t param) const;
   Shards scattered_shards(std::span<const std::vector<Piece>> shares) const;
-  ChunkPlan whole_scattered(std::span<const std::uint32_t> slots) const;
+  ChunkPlan whole_scattered(std::span<const std::uint32_t> params) const;
   std::uint64_t signature_with(std::size_t peer, std::size_t sent, std::size_t received) const;
   std::size_t rows_at_once(const Group& group, std::size_t columns, std::size_t chunk_count) const;
   void name_rows(const Group& group, std::size_t columns, Shards& shards) const;

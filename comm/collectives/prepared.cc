@@ -24,10 +24,10 @@ Agreement agreement_of(const Prepared& prepared, const CollectiveOptions& option
       .add("algorithm", prepared.algorithm, algorithm_names())
       .add("ranks", static_cast<std::uint32_t>(prepared.context.ranks))
       .add("chunk_count", static_cast<std::uint64_t>(prepared.key.chunk_count));
-  for (const Slot& slot : prepared.own_slots())
-    agreement.add("dtype", slot.dtype, dtype_names())
-        .add("count", static_cast<std::uint64_t>(slot.count))
-        .add("first_index", slot.first_index)
+  for (const ExchangeParameter& param : prepared.own_params())
+    agreement.add("dtype", param.dtype, dtype_names())
+        .add("count", static_cast<std::uint64_t>(param.count))
+        .add("first_index", param.first_index)
         .add("codec", prepared.codec->spec().text());
   if (prepared.context.on_device()) agreement.add("memory", std::string_view("device"));
   agreement.add_unless_zero("root", static_cast<std::uint32_t>(prepared.key.root))
@@ -37,15 +37,15 @@ Agreement agreement_of(const Prepared& prepared, const CollectiveOptions& option
   return agreement;
 }
 
-void make_slots(Prepared& prepared) {
+void make_params(Prepared& prepared) {
   const std::size_t count =
       prepared.gathers_whole() ? prepared.key.count * prepared.context.ranks : prepared.key.count;
-  for (int i = 0; i < prepared.slot_count(); ++i)
-    prepared.slots.push_back({.parameter = prepared.key.parameter,
-                              .count = count,
-                              .first_index = count * static_cast<std::uint64_t>(i),
-                              .dtype = prepared.key.dtype,
-                              .codec = prepared.codec});
+  for (int i = 0; i < prepared.param_count(); ++i)
+    prepared.params.push_back({.parameter = prepared.key.parameter,
+                               .count = count,
+                               .first_index = count * static_cast<std::uint64_t>(i),
+                               .dtype = prepared.key.dtype,
+                               .codec = prepared.codec});
 }
 
 /// The hosts of a hierarchical call. Named hosts must suit shards. Hosts found by the transport are
@@ -104,7 +104,7 @@ bool chain_is_quicker(const Prepared& prepared) {
 }
 
 /// Chooses the algorithm.
-void choose_way(Prepared& prepared, const std::optional<HostGroups>& groups) {
+void choose_grid_and_hosts(Prepared& prepared, const std::optional<HostGroups>& groups) {
   prepared.algorithm = Algorithm::kOneShot;
   if (prepared.key.kind != Kind::kAllreduce) {  // checked before anything is sent
     choose_scatter(*prepared.codec, prepared.key.dtype, prepared.context.name);
@@ -180,7 +180,7 @@ std::vector<ChunkPlan> plan_reduce_scatter(const Prepared& prepared, const Plann
     return planner.by_rank(all, reduce_scatter(all), key.chunk_count);
   }
   std::vector<Piece> shares;
-  for (std::uint32_t rank = 0; rank < prepared.slots.size(); ++rank)
+  for (std::uint32_t rank = 0; rank < prepared.params.size(); ++rank)
     shares.push_back({rank, {0, key.count}});
   return planner.scattered(shares, key.chunk_count);
 }
@@ -235,10 +235,10 @@ std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const Collectiv
   if (hosts.is_one) prepared->codec = hosts.codec;
   prepared->by_hosts = hosts.groups.has_value();
   check_grid(*prepared);
-  make_slots(*prepared);
-  choose_way(*prepared, hosts.groups);
-  prepared->context.slots = prepared->slots;
-  prepared->context.counters.resize(prepared->slots.size());
+  make_params(*prepared);
+  choose_grid_and_hosts(*prepared, hosts.groups);
+  prepared->context.params = prepared->params;
+  prepared->context.counters.resize(prepared->params.size());
   prepared->context.set_agreement(agreement_of(*prepared, options, hosts));
   if (prepared->by_hosts) find_hierarchy(transport, *prepared, std::move(hosts), known);
   make_host_sums(*prepared);

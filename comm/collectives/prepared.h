@@ -33,7 +33,7 @@ enum class Kind : std::uint8_t {
 enum KindTrait : unsigned {
   kAdds = 1,        ///< True if values of ranks are added
   kShares = 2,      ///< True if each rank owns a shard or receives rows
-  kOneSlot = 4,     ///< True for a single slot of all values; otherwise one slot per rank
+  kOneParam = 4,    ///< True for a single parameter of all values; otherwise one parameter per rank
   kRooted = 8,      ///< True if one rank has or receives values not for the others
   kFeedsBack = 16,  ///< True if lost values may be sent in a later call
   // The span with the shards of all ranks, contiguous; without either bit, no span has them:
@@ -49,15 +49,15 @@ struct KindInfo {
 };
 
 inline constexpr KindInfo kKinds[] = {
-    {"allreduce", "the gradient", "", kAdds | kOneSlot | kFeedsBack},
+    {"allreduce", "the gradient", "", kAdds | kOneParam | kFeedsBack},
     {"reduce_scatter", "the input", "the shard", kAdds | kShares | kFeedsBack | kWholeInput},
     {"allgather", "the shard", "the output", kShares | kFeedsBack | kWholeOutput},
-    {"broadcast", "the values", "", kOneSlot | kRooted},
-    {"reduce", "the input", "", kAdds | kOneSlot | kRooted | kFeedsBack},
+    {"broadcast", "the values", "", kOneParam | kRooted},
+    {"reduce", "the input", "", kAdds | kOneParam | kRooted | kFeedsBack},
     {"gather", "the shard", "", kRooted | kFeedsBack | kWholeOutput},
     {"scatter", "", "the shard", kRooted | kWholeInput},
     {"all_to_all", "the input", "the output", kShares},
-    {"send", "", "", kOneSlot}};
+    {"send", "", "", kOneParam}};
 
 inline const KindInfo& info_of(Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 inline bool has(Kind kind, KindTrait trait) { return (info_of(kind).traits & trait) != 0; }
@@ -69,7 +69,7 @@ struct Key {
   std::string codec;
   Dtype dtype = Dtype::kF32;
   Memory memory = Memory::kHost;
-  std::size_t count = 0;  ///< of a slot; in all_to_all, of a row
+  std::size_t count = 0;  ///< of a parameter; in all_to_all, of a row
   Reduction reduction = Reduction::kSum;
   Algorithm algorithm = Algorithm::kAuto;
   std::uint32_t parameter = 0;
@@ -97,16 +97,17 @@ struct Prepared {
 
   bool is(KindTrait trait) const { return has(key.kind, trait); }
 
-  /// Slots for agreed or contributed values: a slot of all values, or a slot per rank.
-  int own_slot_count() const { return is(kOneSlot) || gathers_whole() ? 1 : context.ranks; }
-  std::span<const Slot> own_slots() const {
-    return std::span(slots).first(static_cast<std::size_t>(own_slot_count()));
+  /// Parameters for agreed or contributed values: a parameter of all values, or a parameter per
+  /// rank.
+  int own_param_count() const { return is(kOneParam) || gathers_whole() ? 1 : context.ranks; }
+  std::span<const ExchangeParameter> own_params() const {
+    return std::span(params).first(static_cast<std::size_t>(own_param_count()));
   }
-  /// An all_to_all has a slot per shard: first the sent shards, then on a grid the forwarded
+  /// An all_to_all has a parameter per shard: first the sent shards, then on a grid the forwarded
   /// shards, finally the received shards.
-  int slot_count() const {
+  int param_count() const {
     const int dimensions = by_hosts ? 2 : context.grid.dimensions();
-    return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks : own_slot_count();
+    return key.kind == Kind::kAllToAll ? (1 + dimensions) * context.ranks : own_param_count();
   }
   /// All ranks, each an owner: hierarchical, or on the grid of the context.
   Group group() const {
@@ -119,7 +120,7 @@ struct Prepared {
   Algorithm algorithm = Algorithm::kAuto;
   /// Algorithm of the encoded values; between hosts if hierarchical.
   Algorithm encoded = Algorithm::kOneShot;
-  std::vector<Slot> slots;
+  std::vector<ExchangeParameter> params;
   ExchangeContext context;
   bool by_hosts = false;                 ///< True if there is a hierarchy
   std::shared_ptr<Hierarchy> hierarchy;  ///< null: all ranks exchange with all ranks

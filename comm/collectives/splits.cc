@@ -62,8 +62,8 @@ std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
 /// The count of each shard. Forwarded rows keep their current counts if unknown.
 std::vector<std::size_t> counts_of(const Prepared& prepared, const Rows& rows) {
   const Group group = prepared.group();
-  std::vector<std::size_t> counts(prepared.slots.size());
-  std::ranges::transform(prepared.slots, counts.begin(), &Slot::count);
+  std::vector<std::size_t> counts(prepared.params.size());
+  std::ranges::transform(prepared.params, counts.begin(), &ExchangeParameter::count);
   const std::size_t columns = prepared.key.count, n = group.members.size();
   for (std::size_t i = 0; i < rows.passing.size(); ++i) counts[n + i] = rows.passing[i] * columns;
   for (int group_rank = 0; group_rank < static_cast<int>(n); ++group_rank) {
@@ -171,15 +171,15 @@ void learn_passing(const Prepared& prepared, Transport& transport, Rows& rows) {
 }
 
 bool are_planned(const Prepared& prepared, const Rows& rows) {
-  return !prepared.chunks.empty() &&
-         std::ranges::equal(prepared.slots, counts_of(prepared, rows), {}, &Slot::count);
+  return !prepared.chunks.empty() && std::ranges::equal(prepared.params, counts_of(prepared, rows),
+                                                        {}, &ExchangeParameter::count);
 }
 
 void plan(Prepared& prepared, const Rows& rows) {
   const std::vector<std::size_t> counts = counts_of(prepared, rows);
   for (std::size_t i = 0; i < counts.size(); ++i) {
-    prepared.slots[i].count = counts[i];
-    prepared.slots[i].first_index = 0;
+    prepared.params[i].count = counts[i];
+    prepared.params[i].first_index = 0;
   }
   prepared.chunks.clear();
   const Key& key = prepared.key;
@@ -194,10 +194,10 @@ void bind_rows(Prepared& prepared, const ConstValueSpan& input, const ValueSpan&
   std::ranges::sort(by_rank, {}, [&](int group_rank) { return group.rank_at(group_rank); });
   std::size_t sent = 0, received = 0;
   for (const int group_rank : by_rank) {
-    Slot& from = prepared.slots[shard_to(group, group_rank)];
+    ExchangeParameter& from = prepared.params[shard_to(group, group_rank)];
     from.input = input.subspan(sent, from.count);
     sent += from.count;
-    Slot& to = prepared.slots[shard_from(group, group_rank)];
+    ExchangeParameter& to = prepared.params[shard_from(group, group_rank)];
     to.output = output.subspan(received, to.count);
     received += to.count;
   }

@@ -11,29 +11,29 @@ namespace {
 
 /// True on the first rank that encodes the parameter. Other ranks may never have received the
 /// codec's memory.
-bool has_codec_memory(const ExchangeContext& context, const Slot& slot) {
-  if (slot.count == 0) return context.rank == 0;
+bool has_codec_memory(const ExchangeContext& context, const ExchangeParameter& param) {
+  if (param.count == 0) return context.rank == 0;
   int rank = 0;
-  while (state_ranges(context, slot, rank).encoded.count == 0) ++rank;
+  while (state_ranges(context, param, rank).encoded.count == 0) ++rank;
   return rank == context.rank;
 }
 
 ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_t i,
-                                        const Ways& ways, StreamView stream) {
-  const Slot& slot = parameters.slots[i];
+                                        const CodecPolicy& policy, StreamView stream) {
+  const ExchangeParameter& param = parameters.params[i];
   const ReducerParameter& own = parameters.all[i];
   const Residuals& residuals = parameters.residuals;
   const ExchangeContext& context = parameters.context();
   ReducerState::Parameter state{
       .name = own.name,
-      .codec = own.ways.empty() ? slot.codec->spec().text() : ways.chosen_codec(i),
+      .codec = own.predictions.empty() ? param.codec->spec().text() : policy.chosen_codec(i),
       .count = own.count,
-      .residual_first = slot.residual_first,
+      .residual_first = param.residual_first,
       .residual = to_floats(residuals.current_sender(i), stream),
       .owner = to_floats(residuals.current_owner(i), stream),
-      .memory = to_floats(residuals.current_memory(i, memory_count(slot)), stream)};
+      .memory = to_floats(residuals.current_memory(i, memory_count(param)), stream)};
   for (int rank = 0; rank < context.ranks; ++rank) {
-    const StateRanges kept = kept_ranges(context, own, slot, rank);
+    const StateRanges kept = kept_ranges(context, own, param, rank);
     state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
     state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count());
   }
@@ -44,17 +44,17 @@ ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_
 void load_parameter(const ReducerState& state, OwedBy whom, std::size_t i, Parameters& parameters,
                     StreamView stream) {
   const ReducerState::Parameter& found = state.parameters[i];
-  const Slot& slot = parameters.slots[i];
+  const ExchangeParameter& param = parameters.params[i];
   const ValueSpan residual = parameters.residuals.current_sender(i);
   if (state.form == ReducerState::Form::kExact) {
     from_floats(found.residual, 1.0f, residual, stream);
     from_floats(found.owner, 1.0f, parameters.residuals.current_owner(i), stream);
   } else {
     const float factor = loading_factor(state, whom, parameters, i);
-    from_floats(residual_part(found.residual, slot, residual.count()), factor, residual, stream);
+    from_floats(residual_part(found.residual, param, residual.count()), factor, residual, stream);
   }
-  if (found.codec == slot.codec->spec().text())
-    from_floats(found.memory, 1.0f, parameters.residuals.current_memory(i, memory_count(slot)),
+  if (found.codec == param.codec->spec().text())
+    from_floats(found.memory, 1.0f, parameters.residuals.current_memory(i, memory_count(param)),
                 stream);
 }
 
@@ -64,11 +64,11 @@ void fold(ReducerState& state, const Parameters& parameters) {
   state.form = ReducerState::Form::kPortable;
   const ExchangeContext& context = parameters.context();
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
-    const Slot& slot = parameters.slots[i];
+    const ExchangeParameter& param = parameters.params[i];
     ReducerState::Parameter& parameter = state.parameters[i];
-    const std::size_t count = slot.codec->has_feedback() ? parameter.count : 0;
+    const std::size_t count = param.codec->has_feedback() ? parameter.count : 0;
     parameter.residual =
-        folded({parameter.residual, parameter.owner}, slot, owed(context, slot), count);
+        folded({parameter.residual, parameter.owner}, param, owed(context, param), count);
     parameter.residual_first = 0;
     parameter.longest_residual = parameter.residual.size();
     parameter.owner.clear();
@@ -139,11 +139,11 @@ ReducerState GradientReducer::Impl::exact_state() {
                      .reduction = options_.reduction,
                      .ranks = static_cast<std::uint32_t>(context_.ranks),
                      .rank = static_cast<std::uint32_t>(context_.rank),
-                     .step = residence_->step(),
+                     .step = backend_->step(),
                      .order = step->order(),
                      .parameters = {}};
   for (std::size_t i = 0; i < parameters_.count(); ++i)
-    state.parameters.push_back(exact_parameter(parameters_, i, ways_, stream()));
+    state.parameters.push_back(exact_parameter(parameters_, i, policy_, stream()));
   return state;
 }
 
@@ -153,14 +153,14 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   check_state(state, parameters_);
   steps_before_ = state.step - step->number();
   follow_phases(step);
-  adopt_ways(step, state);
+  adopt_policy(step, state);
   load_residuals(state, OwedBy::kAll, parameters_, stream());
-  residence_->set_step(state.step);
+  backend_->set_step(state.step);
   const bool exact = state.form == ReducerState::Form::kExact;
   if (exact && !of_ready()) step->propose(state.order);
   if (!loaded_.has_value()) parameters_.loaded_states += 1;
   loaded_ = describe(state, parameters_);
-  context_.set_agreement(parameters_.agreement(ways_.learns()));
+  context_.set_agreement(parameters_.agreement(policy_.learns()));
 }
 
 // `state` is the exact state of a reducer over more ranks. A rank of a hierarchical reducer holds
@@ -189,7 +189,7 @@ std::vector<std::byte> GradientReducer::save_portable_state() const {
   ReducerState state = impl.exact_state();
   fold(state, impl.parameters_);
   for (std::size_t i = 0; i < state.parameters.size(); ++i)
-    if (!has_codec_memory(impl.context_, impl.parameters_.slots[i]))
+    if (!has_codec_memory(impl.context_, impl.parameters_.params[i]))
       std::ranges::fill(state.parameters[i].memory, 0.0f);
   add_up(state, [&](std::vector<float>& values) { impl.sum(values); });
   return write_state(state);

@@ -12,24 +12,28 @@ namespace {
 constexpr std::size_t kRiderCount = 4096;         // values of a rider of any shape
 constexpr std::size_t kVectorRiderBytes = 65536;  // gradient bytes of a 1-D rider
 
-std::size_t bytes_of(const Slot& slot) { return slot.count * dtype_bytes(slot.dtype); }
-
-bool is_small(const Slot& slot) {
-  const bool vector = slot.rows <= 1 || slot.columns <= 1;
-  return slot.count < kRiderCount || (vector && bytes_of(slot) <= kVectorRiderBytes);
+std::size_t bytes_of(const ExchangeParameter& param) {
+  return param.count * dtype_bytes(param.dtype);
 }
 
-bool is_rider(const Slot& slot) {
-  return is_small(slot) && !slot.codec->has_feedback() &&
-         can_go(*slot.codec, slot.dtype, Algorithm::kTwoShot);
+bool is_small(const ExchangeParameter& param) {
+  const bool vector = param.rows <= 1 || param.columns <= 1;
+  return param.count < kRiderCount || (vector && bytes_of(param) <= kVectorRiderBytes);
+}
+
+bool is_rider(const ExchangeParameter& param) {
+  return is_small(param) && !param.codec->has_feedback() &&
+         can_go(*param.codec, param.dtype, Algorithm::kTwoShot);
 }
 
 // An all-gathered parameter with an output window has its own bucket.
-bool can_share(const Slot& a, const Slot& b) {
+bool can_share(const ExchangeParameter& a, const ExchangeParameter& b) {
   return a.collective == b.collective && !a.window && !b.window;
 }
 
-bool equal_wire(const Slot& a, const Slot& b) { return a.codec == b.codec && a.dtype == b.dtype; }
+bool equal_wire(const ExchangeParameter& a, const ExchangeParameter& b) {
+  return a.codec == b.codec && a.dtype == b.dtype;
+}
 
 /// A bucket while parameters are added.
 class Filling {
@@ -38,78 +42,79 @@ class Filling {
       : planner_(&planner), options_(options) {}
 
   bool fits(std::uint32_t index) const {
-    if (slots_.empty()) return true;
-    const Slot& slot = slot_at(index);
-    if (bytes_ + bytes_of(slot) > options_.bucket_bytes) return false;
-    if (!can_share(slot_at(slots_.front()), slot)) return false;
-    if (is_rider(slot)) return algorithm_ != Algorithm::kNative || uniform_with(slot);
-    const Algorithm wanted = way_of(slot);
-    if (wanted == Algorithm::kNative && !uniform_with(slot)) return false;
+    if (params_.empty()) return true;
+    const ExchangeParameter& param = param_at(index);
+    if (bytes_ + bytes_of(param) > options_.bucket_bytes) return false;
+    if (!can_share(param_at(params_.front()), param)) return false;
+    if (is_rider(param)) return algorithm_ != Algorithm::kNative || uniform_with(param);
+    const Algorithm wanted = algorithm_of(param);
+    if (wanted == Algorithm::kNative && !uniform_with(param)) return false;
     return !algorithm_.has_value() || *algorithm_ == wanted;
   }
 
   void add(std::uint32_t index) {
-    const Slot& slot = slot_at(index);
-    slots_.push_back(index);
-    bytes_ += bytes_of(slot);
-    if (!is_rider(slot)) algorithm_ = way_of(slot);
+    const ExchangeParameter& param = param_at(index);
+    params_.push_back(index);
+    bytes_ += bytes_of(param);
+    if (!is_rider(param)) algorithm_ = algorithm_of(param);
   }
 
   Bucket close() const {
-    Bucket bucket{.slots = slots_, .algorithm = algorithm_.value_or(way_of_riders()), .chunks = {}};
-    if (slots_.size() == 1) {
-      const std::size_t chosen = planner_->slots()[slots_.front()].chunk_count;
-      bucket.chunks = planner_->cut(slots_.front(), bucket.algorithm,
+    Bucket bucket{
+        .params = params_, .algorithm = algorithm_.value_or(algorithm_of_riders()), .chunks = {}};
+    if (params_.size() == 1) {
+      const std::size_t chosen = planner_->params()[params_.front()].chunk_count;
+      bucket.chunks = planner_->cut(params_.front(), bucket.algorithm,
                                     chosen != 0 ? chosen : options_.chunk_count);
     } else {
-      bucket.chunks.push_back(planner_->whole(slots_, bucket.algorithm));
+      bucket.chunks.push_back(planner_->whole(params_, bucket.algorithm));
     }
     return bucket;
   }
 
  private:
-  const Slot& slot_at(std::uint32_t index) const { return planner_->slots()[index]; }
+  const ExchangeParameter& param_at(std::uint32_t index) const { return planner_->params()[index]; }
 
-  Algorithm way_of(const Slot& slot) const {
-    return preferred_algorithm(slot, planner_->encoding_ranks(slot), options_.algorithm);
+  Algorithm algorithm_of(const ExchangeParameter& param) const {
+    return preferred_algorithm(param, planner_->encoding_ranks(param), options_.algorithm);
   }
 
-  bool uniform_with(const Slot& slot) const {
-    return std::all_of(slots_.begin(), slots_.end(),
-                       [&](std::uint32_t other) { return equal_wire(slot_at(other), slot); });
+  bool uniform_with(const ExchangeParameter& param) const {
+    return std::all_of(params_.begin(), params_.end(),
+                       [&](std::uint32_t other) { return equal_wire(param_at(other), param); });
   }
 
   // The algorithm of a bucket of riders only: one-shot if the bucket is small, otherwise the first
   // rider's algorithm.
-  Algorithm way_of_riders() const {
-    const Slot& first = slot_at(slots_.front());
-    const Algorithm way = way_of(first);
-    if (first.collective == Collective::kReduceScatter) return way;
+  Algorithm algorithm_of_riders() const {
+    const ExchangeParameter& first = param_at(params_.front());
+    const Algorithm algorithm = algorithm_of(first);
+    if (first.collective == Collective::kReduceScatter) return algorithm;
     if (options_.algorithm == Algorithm::kAuto && bytes_ <= kOneShotBytes)
       return Algorithm::kOneShot;
-    if (way != Algorithm::kNative || uniform_with(first)) return way;
+    if (algorithm != Algorithm::kNative || uniform_with(first)) return algorithm;
     return planner_->encoding_ranks(first) > 2 ? Algorithm::kTwoShot : Algorithm::kOneShot;
   }
 
   const Planner* planner_;
   BucketOptions options_;
-  std::vector<std::uint32_t> slots_;
+  std::vector<std::uint32_t> params_;
   std::size_t bytes_ = 0;
   std::optional<Algorithm> algorithm_;  ///< algorithm of the first parameter other than a rider
 };
 
 }  // namespace
 
-Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted) {
+Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorithm wanted) {
   constexpr std::size_t kAnyLargeCount = std::size_t{1} << 28;
-  if (slot.collective == Collective::kReduceScatter)
-    return choose_scatter(*slot.codec, slot.dtype, "reduce_scatter");
-  const bool chosen = slot.algorithm != Algorithm::kAuto;
-  return choose_algorithm({.codec = slot.codec.get(),
-                           .dtype = slot.dtype,
+  if (param.collective == Collective::kReduceScatter)
+    return choose_scatter(*param.codec, param.dtype, "reduce_scatter");
+  const bool chosen = param.algorithm != Algorithm::kAuto;
+  return choose_algorithm({.codec = param.codec.get(),
+                           .dtype = param.dtype,
                            .count = kAnyLargeCount,
                            .ranks = ranks,
-                           .wanted = chosen ? slot.algorithm : wanted,
+                           .wanted = chosen ? param.algorithm : wanted,
                            .any_shape = true});
 }
 

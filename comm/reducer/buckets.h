@@ -16,7 +16,7 @@ namespace tersor {
 
 /// Parameters sent together, and their chunks.
 struct Bucket {
-  std::vector<std::uint32_t> slots;
+  std::vector<std::uint32_t> params;
   Algorithm algorithm = Algorithm::kTwoShot;
   std::vector<ChunkPlan> chunks;
 };
@@ -30,9 +30,9 @@ struct BucketOptions {
 /// Returns the algorithm of a parameter as if the parameter were large. The parameter's own count
 /// has no influence. Residuals therefore do not depend on neighbours in the bucket. Throws
 /// InvalidArgument if the requested algorithm does not fit the codec.
-Algorithm preferred_algorithm(const Slot& slot, int ranks, Algorithm wanted);
+Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorithm wanted);
 
-/// Groups the slots in `order`.
+/// Groups the parameters in `order`.
 std::vector<Bucket> make_buckets(const Planner& planner, std::span<const std::uint32_t> order,
                                  const BucketOptions& options);
 

@@ -30,7 +30,7 @@ class ThreadDriver final : public Driver {
 
  private:
   void work() try {
-    sender_.residence().become_worker();
+    sender_.backend().become_worker();
     while (!is_over()) sender_.advance_or_wait();
   } catch (...) {
     sender_.fail(std::current_exception());
@@ -87,7 +87,7 @@ class QueueingDriver final : public Driver {
   void send(Drain drain) override {
     const std::lock_guard queueing(queueing_);
     if (!has_to_send(drain)) return;
-    const Residence::Entry entry(sender_.residence());
+    const MemoryBackend::Entry entry(sender_.backend());
     begin();
     sender_.or_fail([&] {
       while (sender_.advance()) {

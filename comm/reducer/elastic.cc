@@ -129,7 +129,7 @@ void GradientReducer::Impl::go_on_from(Impl& before) {
   parameters_.loaded_states = before.parameters_.loaded_states;
   finalize(step);
   take_over(step, state, before);
-  residence_->set_step(state.step);
+  backend_->set_step(state.step);
   totals_.go_on_from(before.totals_, context_);
   handle_ = std::move(before.handle_);
   handle_->reducer = this;

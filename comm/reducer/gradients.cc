@@ -13,7 +13,9 @@
 namespace tersor {
 namespace {
 
-bool scatters(const Slot& slot) { return slot.collective == Collective::kReduceScatter; }
+bool scatters(const ExchangeParameter& param) {
+  return param.collective == Collective::kReduceScatter;
+}
 
 void add_to(std::vector<float>& sum, ConstValueSpan values) {
   if (values.empty()) return;
@@ -26,14 +28,15 @@ void add_to(std::vector<float>& sum, ConstValueSpan values) {
 /// Returns |p − decoded| / |p| for one encode of p = gradient + residual (residual may be empty),
 /// or 0 if p is all zeros. Changes no state. This is slow and meant for studies. A mean first
 /// divides raw values by the number of ranks. All ranks share the scales and levels of raw values.
-double relative_error(const Slot& slot, std::uint32_t parameter, const ExchangeContext& context,
-                      ConstValueSpan gradient, ConstValueSpan residual) {
-  std::vector<float> wanted(slot.count, 0.0f);
+double relative_error(const ExchangeParameter& param, std::uint32_t parameter,
+                      const ExchangeContext& context, ConstValueSpan gradient,
+                      ConstValueSpan residual) {
+  std::vector<float> wanted(param.count, 0.0f);
   add_to(wanted, gradient);
   add_to(wanted, residual);
   const PlannedCodec alone = plan_alone(
-      slot.codec->spec().text(),
-      {.count = slot.count, .parameter = parameter, .rows = slot.rows, .columns = slot.columns},
+      param.codec->spec().text(),
+      {.count = param.count, .parameter = parameter, .rows = param.rows, .columns = param.columns},
       static_cast<std::size_t>(context.ranks));
   if (!alone.has_frames() && context.reduction == Reduction::kMean)
     for (float& value : wanted) value /= static_cast<float>(context.ranks);
@@ -42,29 +45,30 @@ double relative_error(const Slot& slot, std::uint32_t parameter, const ExchangeC
 
 }  // namespace
 
-void Gradients::use_memory(Residence& residence) {
-  residence_ = &residence;
-  nowhere_.resize(parameters_.slots.size(), false);
+void Gradients::use_memory(MemoryBackend& backend) {
+  backend_ = &backend;
+  nowhere_.resize(parameters_.params.size(), false);
 }
 
 void Gradients::check_values(std::uint32_t parameter, const ValueSpan& values,
                              std::size_t count) const {
-  const Slot& slot = parameters_.slots[parameter];
-  const Memory memory = residence_->memory();
-  if (values.count() == count && values.dtype() == slot.dtype && values.memory() == memory) return;
+  const ExchangeParameter& param = parameters_.params[parameter];
+  const Memory memory = backend_->memory();
+  if (values.count() == count && values.dtype() == param.dtype && values.memory() == memory) return;
   throw InvalidArgument(
       "\"" + parameters_.all[parameter].name + "\" was added with " + std::to_string(count) +
-      " values of " + std::string(dtype_name(slot.dtype)) + " " + std::string(memory_text(memory)) +
-      ", but " + std::to_string(values.count()) + " of " + std::string(dtype_name(values.dtype())) +
-      " " + std::string(memory_text(values.memory())) + " are ready");
+      " values of " + std::string(dtype_name(param.dtype)) + " " +
+      std::string(memory_text(memory)) + ", but " + std::to_string(values.count()) + " of " +
+      std::string(dtype_name(values.dtype())) + " " + std::string(memory_text(values.memory())) +
+      " are ready");
 }
 
 void Gradients::check_given(std::uint32_t parameter, const Given& given) const {
-  const Slot& slot = parameters_.slots[parameter];
-  check_values(parameter, given.gradient, slot.count);
-  if (scatters(slot))
+  const ExchangeParameter& param = parameters_.params[parameter];
+  check_values(parameter, given.gradient, param.count);
+  if (scatters(param))
     check_values(parameter, given.shard,
-                 shard_range(slot.count, 0, parameters_.context().ranks).count);
+                 shard_range(param.count, 0, parameters_.context().ranks).count);
   else if (!given.shard.empty())
     throw InvalidArgument("\"" + parameters_.all[parameter].name +
                           "\" is all-reduced: every rank gets all of it, and no shard");
@@ -121,18 +125,18 @@ void Gradients::take(std::uint32_t parameter, const std::optional<Given>& given,
 }
 
 void Gradients::bind(std::uint32_t parameter, const Given& given) {
-  Slot& slot = parameters_.slots[parameter];
+  ExchangeParameter& param = parameters_.params[parameter];
   parameters_.all[parameter].gradient = given.gradient;
-  slot.input = given.gradient;
-  slot.output = scatters(slot) ? given.shard : given.gradient;
-  if (!slot.encoded_shards.empty()) slot.host_sum = given.gradient;
+  param.input = given.gradient;
+  param.output = scatters(param) ? given.shard : given.gradient;
+  if (!param.encoded_shards.empty()) param.host_sum = given.gradient;
 }
 
 void Gradients::weigh(std::uint32_t parameter) {
-  if (left_out_) residence_->set_active(parameter, true);
+  if (left_out_) backend_->set_active(parameter, true);
   if (weights_.factor() == 1) return;
   const ValueSpan& gradient = parameters_.all[parameter].gradient;
-  residence_->scale(gradient, weights_.factor(), residence_->trainer());
+  backend_->scale(gradient, weights_.factor(), backend_->trainer());
 }
 
 // A gradient of 0 samples may hold any values, including NaN.
@@ -140,51 +144,51 @@ bool Gradients::contributes(std::uint32_t parameter, Contribution contribution) 
   if (weights_.factor() == 0) return false;
   if (contribution != Contribution::kGradientUnlessZero)
     return contribution == Contribution::kGradient;
-  return !residence_->all_zero(parameters_.slots[parameter].input);
+  return !backend_->all_zero(parameters_.params[parameter].input);
 }
 
 void Gradients::leave_out(std::uint32_t parameter) {
   const ValueSpan& values = parameters_.all[parameter].gradient;
-  residence_->set_active(parameter, false);
-  residence_->clear({values.pointer(), values.bytes()}, residence_->trainer());
+  backend_->set_active(parameter, false);
+  backend_->clear({values.pointer(), values.bytes()}, backend_->trainer());
   left_out_ = true;
 }
 
 // Updates of an owner's residual and of the codec's memory go to idle memory that no step reads.
 void Gradients::leave_alone(std::uint32_t parameter) {
-  Slot& slot = parameters_.slots[parameter];
+  ExchangeParameter& param = parameters_.params[parameter];
   nowhere_[parameter] = true;
-  if (!slot.owner.residual_out.empty()) slot.owner = parameters_.residuals.idle_owner(parameter);
-  if (!slot.memory.out.empty()) slot.memory.out = parameters_.residuals.idle_memory(parameter);
+  if (!param.owner.residual_out.empty()) param.owner = parameters_.residuals.idle_owner(parameter);
+  if (!param.memory.out.empty()) param.memory.out = parameters_.residuals.idle_memory(parameter);
   leave_out(parameter);
 }
 
 void Gradients::measure_error(std::uint32_t parameter) {
-  const Slot& slot = parameters_.slots[parameter];
-  const HostCopy gradient(slot.input, parameters_.options().stream);
-  const HostCopy residual(parameters_.residuals.current_sender(parameter), residence_->stream());
+  const ExchangeParameter& param = parameters_.params[parameter];
+  const HostCopy gradient(param.input, parameters_.options().stream);
+  const HostCopy residual(parameters_.residuals.current_sender(parameter), backend_->stream());
   parameters_.all[parameter].relative_error =
-      relative_error(slot, parameter, parameters_.context(), gradient.values(), residual.values());
+      relative_error(param, parameter, parameters_.context(), gradient.values(), residual.values());
 }
 
 void Gradients::keep_own(std::uint32_t parameter) {
-  const Slot& slot = parameters_.slots[parameter];
-  if (scatters(slot)) residence_->copy(slot.input, slot.output);
+  const ExchangeParameter& param = parameters_.params[parameter];
+  if (scatters(param)) backend_->copy(param.input, param.output);
 }
 
 // Flags are 1 between steps, because captured graphs expect flags of 1. The caller may free memory
 // passed for this step only.
 void Gradients::end_step() {
-  for (std::size_t i = 0; i < parameters_.slots.size(); ++i) {
-    if (left_out_) residence_->set_active(i, true);
+  for (std::size_t i = 0; i < parameters_.params.size(); ++i) {
+    if (left_out_) backend_->set_active(i, true);
     if (!parameters_.all[i].given_anew) continue;
-    parameters_.slots[i].input = {};
-    parameters_.slots[i].output = {};
-    parameters_.slots[i].host_sum = {};
+    parameters_.params[i].input = {};
+    parameters_.params[i].output = {};
+    parameters_.params[i].host_sum = {};
   }
   left_out_ = false;
   lent_.clear();
-  nowhere_.assign(parameters_.slots.size(), false);
+  nowhere_.assign(parameters_.params.size(), false);
 }
 
 }  // namespace tersor

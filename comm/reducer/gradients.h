@@ -27,11 +27,11 @@ class Gradients {
       : parameters_(parameters), weights_(weights) {}
 
   /// Call before the first step and after adding parameters.
-  void use_memory(Residence& residence);
+  void use_memory(MemoryBackend& backend);
 
   bool has(std::uint32_t parameter) const {
-    const Slot& slot = parameters_.slots[parameter];
-    return slot.input.count() == slot.count;
+    const ExchangeParameter& param = parameters_.params[parameter];
+    return param.input.count() == param.count;
   }
   /// True if the parameter takes part on no rank in this step.
   bool is_nowhere(std::size_t parameter) const { return nowhere_[parameter]; }
@@ -63,7 +63,7 @@ class Gradients {
 
   Parameters& parameters_;
   const StepWeights& weights_;
-  Residence* residence_ = nullptr;
+  MemoryBackend* backend_ = nullptr;
   bool left_out_ = false;  ///< True if some parameter is inactive in this step
   std::vector<bool> nowhere_;
   struct Lent {

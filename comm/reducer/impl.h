@@ -1,24 +1,24 @@
 // The implementation of GradientReducer. Its parts are independent: the step (ready, closed,
-// requested and received), the sending side (Sender, Driver), the memory of gradients (Residence),
-// the parameters and residuals (Parameters), the gradients of a step (Gradients), the choice of
-// codecs and algorithms (Ways), and the statistics (Totals). Impl connects the parts. The step's
-// lock guards all data shared by the trainer's thread and the driving thread. A LockedStep holds
-// the lock.
+// requested and received), the sending side (Sender, Driver), the memory of gradients (Memory
+// backend), the parameters and residuals (Parameters), the gradients of a step (Gradients), the
+// choice of codecs and algorithms (Ways), and the statistics (Totals). Impl connects the parts. The
+// step's lock guards all data shared by the trainer's thread and the driving thread. A LockedStep
+// holds the lock.
 #pragma once
 
 #include "comm/collectives/hierarchy.h"
+#include "comm/reducer/codec_policy.h"
 #include "comm/reducer/driver.h"
 #include "comm/reducer/gradients.h"
 #include "comm/reducer/loading.h"
+#include "comm/reducer/memory_backend.h"
 #include "comm/reducer/parameters.h"
-#include "comm/reducer/residence.h"
 #include "comm/reducer/sender.h"
 #include "comm/reducer/state.h"
 #include "comm/reducer/step.h"
 #include "comm/reducer/survivors.h"
 #include "comm/reducer/totals.h"
 #include "comm/reducer/trace.h"
-#include "comm/reducer/ways.h"
 #include "comm/reducer/weights.h"
 
 #include <tersor/reducer.h>
@@ -96,10 +96,10 @@ struct GradientReducer::Impl {
   std::uint32_t training_step(LockedStep& step) const { return step->number() + steps_before_; }
   void follow_phases(LockedStep& step);
   void learn(LockedStep& step);
-  void agree_on_ways(LockedStep& step);
-  void change_ways(LockedStep& step);
-  void take_ways(LockedStep& step);
-  void adopt_ways(LockedStep& step, const ReducerState& state);
+  void agree_on_policy(LockedStep& step);
+  void change_policy(LockedStep& step);
+  void take_policy(LockedStep& step);
+  void adopt_policy(LockedStep& step, const ReducerState& state);
   void record_wait();
   /// Runs `work`. An error fails the step on all ranks, and each rank reports the error.
   void fail_together(LockedStep& step, const std::function<void()>& work);
@@ -134,7 +134,7 @@ struct GradientReducer::Impl {
   /// Records an event of the trainer from `begin` until now. Call with the step locked.
   void trace(Traced what, std::uint32_t step, std::uint32_t parameter, Clock::time_point begin);
   void record_exposed(std::uint32_t step, Clock::time_point begin);
-  StreamView stream() const { return residence_ == nullptr ? StreamView{} : residence_->stream(); }
+  StreamView stream() const { return backend_ == nullptr ? StreamView{} : backend_->stream(); }
 
   std::shared_ptr<Survivors> survivors_;      ///< only in an elastic reducer
   std::unique_ptr<Transport> own_transport_;  ///< over the remaining ranks
@@ -143,7 +143,8 @@ struct GradientReducer::Impl {
   const ReducerOptions options_;
   ExchangeContext context_;
   Parameters parameters_;
-  Ways ways_;  ///< made before the channel (a collective call), because invalid rules throw locally
+  CodecPolicy policy_;  ///< made before the channel (a collective call), because invalid rules
+                        ///< throw locally
   std::unique_ptr<ReducerTrace> trace_;  ///< null without ReducerOptions::trace
   Transport& transport_;                 ///< the trainer's transport, or own_transport_
   std::unique_ptr<Transport> channel_;   ///< used by the driving thread
@@ -161,7 +162,7 @@ struct GradientReducer::Impl {
 
   // Except for the step, null until all parameters are known.
   SharedStep step_;
-  std::unique_ptr<Residence> residence_;
+  std::unique_ptr<MemoryBackend> backend_;
   std::unique_ptr<Sender> sender_;
   std::unique_ptr<Driver> driver_;
 };

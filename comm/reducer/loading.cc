@@ -30,11 +30,11 @@ void check_values(const std::string& name, std::string_view what, std::span<cons
                             std::to_string(values[i]) + ": a state holds finite values only");
 }
 
-void check_first_index(const ReducerState::Parameter& found, const Slot& slot) {
-  if (found.residual.empty() || found.residual_first == slot.residual_first) return;
+void check_first_index(const ReducerState::Parameter& found, const ExchangeParameter& param) {
+  if (found.residual.empty() || found.residual_first == param.residual_first) return;
   throw InvalidArgument("the state's residual of \"" + found.name + "\" begins at value " +
                         std::to_string(found.residual_first) + ", this rank's at " +
-                        std::to_string(slot.residual_first) +
+                        std::to_string(param.residual_first) +
                         ": the ranks were on other hosts; save the portable state for that");
 }
 
@@ -64,7 +64,7 @@ void check_codec(const ReducerState::Parameter& found, const ReducerParameter& o
   if (found.codec == codec.spec().text()) return;
   for (const RulePhase& phase : own.choice.phases)
     if (found.codec == phase.codec->spec().text()) return;
-  const bool is_auto = !own.ways.empty();
+  const bool is_auto = !own.predictions.empty();
   if (is_auto && found.residual.empty() == !codec.has_feedback()) return;
   throw InvalidArgument("the state's \"" + found.name + "\" travelled as " + found.codec +
                         ", this reducer's travels as " + codec.spec().text());
@@ -73,11 +73,11 @@ void check_codec(const ReducerState::Parameter& found, const ReducerParameter& o
 void check_lists(const ReducerState& state, const Parameters& parameters, std::size_t parameter) {
   constexpr float kLargest = std::numeric_limits<float>::max(), kLargestBf16 = 0x1.fep127f;
   const ReducerState::Parameter& found = state.parameters[parameter];
-  const Slot& slot = parameters.slots[parameter];
+  const ExchangeParameter& param = parameters.params[parameter];
   const Residuals& residuals = parameters.residuals;
   const bool exact = state.form == ReducerState::Form::kExact;
-  const bool same_codec = found.codec == slot.codec->spec().text();
-  const std::size_t whole = slot.codec->has_feedback() ? parameters.all[parameter].count : 0;
+  const bool same_codec = found.codec == param.codec->spec().text();
+  const std::size_t whole = param.codec->has_feedback() ? parameters.all[parameter].count : 0;
   const float largest = residuals.dtype() == Dtype::kBf16 ? kLargestBf16 : kLargest;
   const float factor = loading_factor(state, OwedBy::kAll, parameters, parameter);
   check_values(found.name, "residual", found.residual,
@@ -86,8 +86,8 @@ void check_lists(const ReducerState& state, const Parameters& parameters, std::s
   check_values(found.name, "owner's residual", found.owner,
                exact ? residuals.current_owner(parameter).count() : 0, largest);
   check_values(found.name, "codec's memory", found.memory,
-               same_codec ? memory_count(slot) : found.memory.size(), kLargest);
-  if (exact) check_first_index(found, slot);
+               same_codec ? memory_count(param) : found.memory.size(), kLargest);
+  if (exact) check_first_index(found, param);
 }
 
 void check_run(const ReducerState& state, const Parameters& parameters) {
@@ -110,9 +110,9 @@ void check_run(const ReducerState& state, const Parameters& parameters) {
 }
 
 /// True if every rank encodes part of the parameter and therefore holds the codec's memory.
-bool all_encode(const ExchangeContext& context, const Slot& slot) {
+bool all_encode(const ExchangeContext& context, const ExchangeParameter& param) {
   for (int rank = 0; rank < context.ranks; ++rank)
-    if (state_ranges(context, slot, rank).encoded.count == 0) return false;
+    if (state_ranges(context, param, rank).encoded.count == 0) return false;
   return true;
 }
 
@@ -129,18 +129,18 @@ float loading_factor(const ReducerState& state, OwedBy whom, const Parameters& p
                      std::size_t parameter) {
   if (state.form == ReducerState::Form::kExact) return 1.0f;
   const ExchangeContext& context = parameters.context();
-  const Slot& slot = parameters.slots[parameter];
-  const double shares = whom == OwedBy::kAll ? encoding_ranks(context, slot) : 1;
+  const ExchangeParameter& param = parameters.params[parameter];
+  const double shares = whom == OwedBy::kAll ? encoding_ranks(context, param) : 1;
   const double share =
       state.reduction == Reduction::kSum ? 1.0 / shares : context.ranks / (shares * state.ranks);
-  return static_cast<float>(share) / owed(context, slot).sender;
+  return static_cast<float>(share) / owed(context, param).sender;
 }
 
 void check_state(const ReducerState& state, const Parameters& parameters) {
   check_run(state, parameters);
   for (std::size_t i = 0; i < std::max(state.parameters.size(), parameters.count()); ++i) {
     check_model(state, parameters.all, i);
-    check_codec(state.parameters[i], parameters.all[i], *parameters.slots[i].codec);
+    check_codec(state.parameters[i], parameters.all[i], *parameters.params[i].codec);
     check_lists(state, parameters, i);
   }
 }
@@ -151,7 +151,7 @@ LoadedState describe(const ReducerState& state, const Parameters& parameters) {
   for (std::size_t i = 0; i < state.parameters.size(); ++i) {
     const ReducerState::Parameter& one = state.parameters[i];
     digest.add(one.codec);
-    if (one.memory.empty() || !all_encode(parameters.context(), parameters.slots[i])) continue;
+    if (one.memory.empty() || !all_encode(parameters.context(), parameters.params[i])) continue;
     digest.add(std::string_view(reinterpret_cast<const char*>(one.memory.data()),
                                 one.memory.size() * sizeof(float)));
   }

@@ -25,27 +25,27 @@ const RulePhase& ReducerParameter::phase(std::uint32_t step) const {
 }
 
 StateRanges kept_ranges(const ExchangeContext& context, const ReducerParameter& own,
-                        const Slot& slot, int rank) {
-  StateRanges kept = state_ranges(context, slot, rank);
-  const bool feeds_back = slot.codec->has_feedback();
-  const bool scatters = slot.collective == Collective::kReduceScatter;
+                        const ExchangeParameter& param, int rank) {
+  StateRanges kept = state_ranges(context, param, rank);
+  const bool feeds_back = param.codec->has_feedback();
+  const bool scatters = param.collective == Collective::kReduceScatter;
   if (!feeds_back) kept.encoded.count = 0;
   if (!feeds_back || scatters || !own.may_go_two_shot()) kept.owned = {};
   return kept;
 }
 
-Owed owed(const ExchangeContext& context, const Slot& slot) {
-  return context.reduction == Reduction::kSum ? Owed{} : Planner(context).owed(slot);
+Owed owed(const ExchangeContext& context, const ExchangeParameter& param) {
+  return context.reduction == Reduction::kSum ? Owed{} : Planner(context).owed(param);
 }
 
-std::size_t memory_count(const Slot& slot, const Codec& codec) {
-  return codec.memory_count({.count = slot.count, .rows = slot.rows, .columns = slot.columns});
+std::size_t memory_count(const ExchangeParameter& param, const Codec& codec) {
+  return codec.memory_count({.count = param.count, .rows = param.rows, .columns = param.columns});
 }
 
-std::size_t most_memory(const ReducerParameter& own, const Slot& slot) {
-  std::size_t most = memory_count(slot);
+std::size_t most_memory(const ReducerParameter& own, const ExchangeParameter& param) {
+  std::size_t most = memory_count(param);
   for (const RulePhase& phase : own.choice.phases)
-    most = std::max(most, memory_count(slot, *phase.codec));
+    most = std::max(most, memory_count(param, *phase.codec));
   return most;
 }
 
@@ -63,7 +63,7 @@ std::uint32_t Parameters::index_of(std::string_view name) const {
 
 // All gradients must use the same memory, and the transport must support this memory.
 void Parameters::check_memory(const std::string& name, Memory memory) {
-  if (slots.empty() && !placed_) memory_ = memory;
+  if (params.empty() && !placed_) memory_ = memory;
   const std::string what = "the gradient of \"" + name + "\"";
   if (memory != memory_)
     throw InvalidArgument(what + " lies " + std::string(memory_text(memory)) +
@@ -73,7 +73,7 @@ void Parameters::check_memory(const std::string& name, Memory memory) {
 
 // Every rank's shard has the length of the longest shard.
 void Parameters::shape_shards(const std::string& name, const GradientShape& shape,
-                              Slot& slot) const {
+                              ExchangeParameter& param) const {
   const auto ranks = static_cast<std::size_t>(context_.ranks);
   const std::size_t least = ceil_div(shape.count, ranks);
   const std::size_t shard = shape.shard_count == 0 ? least : shape.shard_count;
@@ -84,63 +84,64 @@ void Parameters::shape_shards(const std::string& name, const GradientShape& shap
                           std::to_string(ranks) + " ranks do not hold the " +
                           std::to_string(shape.count) + " of \"" + name + "\": give at least " +
                           std::to_string(least));
-  slot.count = ranks * shard;
-  slot.output_first = shard_range(slot.count, context_.rank, context_.ranks).first;
-  if (const Hierarchy* hierarchy = hierarchy_of(context_, slot))
-    slot.encoded_shards = hierarchy->groups().owners(hierarchy->groups().local_rank(context_.rank));
+  param.count = ranks * shard;
+  param.output_first = shard_range(param.count, context_.rank, context_.ranks).first;
+  if (const Hierarchy* hierarchy = hierarchy_of(context_, param))
+    param.encoded_shards =
+        hierarchy->groups().owners(hierarchy->groups().local_rank(context_.rank));
 }
 
-Slot Parameters::make_slot(const std::string& name, const GradientShape& shape,
-                           ValueSpan gradient) {
+ExchangeParameter Parameters::make_param(const std::string& name, const GradientShape& shape,
+                                         ValueSpan gradient) {
   check_memory(name, shape.memory);
-  Slot slot{.parameter = static_cast<std::uint32_t>(slots.size()),
-            .count = shape.count,
-            .rows = shape.rows,
-            .columns = shape.columns,
-            .dtype = shape.dtype,
-            .collective = shape.collective,
-            .input = gradient,
-            .output = gradient};
-  if (slot.collective == Collective::kReduceScatter) shape_shards(name, shape, slot);
-  return slot;
+  ExchangeParameter param{.parameter = static_cast<std::uint32_t>(params.size()),
+                          .count = shape.count,
+                          .rows = shape.rows,
+                          .columns = shape.columns,
+                          .dtype = shape.dtype,
+                          .collective = shape.collective,
+                          .input = gradient,
+                          .output = gradient};
+  if (param.collective == Collective::kReduceScatter) shape_shards(name, shape, param);
+  return param;
 }
 
 GradientShape Parameters::shape(std::size_t parameter) const {
-  const Slot& slot = slots[parameter];
-  return {.count = slot.count,
-          .dtype = slot.dtype,
+  const ExchangeParameter& param = params[parameter];
+  return {.count = param.count,
+          .dtype = param.dtype,
           .memory = memory_,
-          .rows = slot.rows,
-          .columns = slot.columns,
+          .rows = param.rows,
+          .columns = param.columns,
           .order = all[parameter].order};
 }
 
-void Parameters::add(ReducerParameter own, Slot slot) {
-  if (!names_.emplace(own.name, slot.parameter).second)
+void Parameters::add(ReducerParameter own, ExchangeParameter param) {
+  if (!names_.emplace(own.name, param.parameter).second)
     throw InvalidArgument("a parameter \"" + own.name + "\" was added already");
   all.push_back(std::move(own));
-  slots.push_back(std::move(slot));
+  params.push_back(std::move(param));
 }
 
-void Parameters::use_memory(const Residence& residence) {
+void Parameters::use_memory(const MemoryBackend& backend) {
   placed_ = true;
-  for (std::size_t i = residuals.parameters(); i < slots.size(); ++i) {
-    Slot& slot = slots[i];
-    slot.active = residence.active(i);
-    const StateRanges kept = kept_ranges(context_, all[i], slot, context_.rank);
-    residuals.add(kept.encoded.count, kept.owned.count(), most_memory(all[i], slot));
-    slot.residual_first = kept.encoded.first;
-    slot.owned = kept.owned;
+  for (std::size_t i = residuals.parameters(); i < params.size(); ++i) {
+    ExchangeParameter& param = params[i];
+    param.active = backend.active(i);
+    const StateRanges kept = kept_ranges(context_, all[i], param, context_.rank);
+    residuals.add(kept.encoded.count, kept.owned.count(), most_memory(all[i], param));
+    param.residual_first = kept.encoded.first;
+    param.owned = kept.owned;
   }
   bind();
 }
 
 void Parameters::bind() {
   for (std::size_t i = 0; i < residuals.parameters(); ++i) {
-    slots[i].residual = residuals.sender(i);
+    params[i].residual = residuals.sender(i);
     const bool owes = all[i].algorithm == Algorithm::kTwoShot;
-    slots[i].owner = owes ? residuals.owner(i) : SegmentState{};
-    slots[i].memory = residuals.memory(i, memory_count(slots[i]));
+    params[i].owner = owes ? residuals.owner(i) : SegmentState{};
+    params[i].memory = residuals.memory(i, memory_count(params[i]));
   }
 }
 
@@ -150,30 +151,30 @@ void Parameters::commit(const std::function<bool(std::size_t)>& took_part) {
 }
 
 void Parameters::hand_over(StreamView stream) {
-  for (std::size_t i = 0; i < slots.size(); ++i) hand_over(i, stream);
+  for (std::size_t i = 0; i < params.size(); ++i) hand_over(i, stream);
 }
 
 // The owner's residual is the same for every codec.
 void Parameters::hand_over(std::size_t parameter, StreamView stream) {
   const ValueSpan owner = residuals.current_owner(parameter);
   if (owner.count() == 0 || all[parameter].algorithm == Algorithm::kTwoShot) return;
-  const Slot& slot = slots[parameter];
+  const ExchangeParameter& param = params[parameter];
   const ValueSpan sender = residuals.current_sender(parameter);
   std::vector<float> sum = to_floats(sender, stream);
   const std::vector<float> more = to_floats(owner, stream);
-  const Owed owed = tersor::owed(context_, slot);
-  fold_owner(more, slot, owed, {sum, slot.residual_first, owed.sender});
+  const Owed owed = tersor::owed(context_, param);
+  fold_owner(more, param, owed, {sum, param.residual_first, owed.sender});
   from_floats(sum, 1.0f, sender, stream);
   residuals.clear_owner(parameter);
 }
 
 void Parameters::add_each(Agreement& agreement) const {
-  for (std::size_t i = 0; i < slots.size(); ++i)
+  for (std::size_t i = 0; i < params.size(); ++i)
     agreement.begin("\"" + all[i].name + "\"")
-        .add("dtype", slots[i].dtype, dtype_names())
-        .add("count", static_cast<std::uint64_t>(slots[i].count))
+        .add("dtype", params[i].dtype, dtype_names())
+        .add("count", static_cast<std::uint64_t>(params[i].count))
         .add("first_index", std::uint64_t{0})
-        .add("codec", slots[i].codec->spec().text())
+        .add("codec", params[i].codec->spec().text())
         .add("name", all[i].name);
   agreement.end();
 }
@@ -183,13 +184,13 @@ void Parameters::add_rest_of_each(Agreement& agreement) const {
   for (const ReducerParameter& one : all)
     for (const RulePhase& phase : one.choice.phases)
       agreement.add("a rule's step", phase.from_step).add("codec", phase.codec->spec().text());
-  for (const Slot& slot : slots)
-    if (slot.collective == Collective::kReduceScatter) agreement.add("scattered", slot.parameter);
-  for (std::size_t i = 0; i < slots.size(); ++i) {
+  for (const ExchangeParameter& param : params)
+    if (param.collective == Collective::kReduceScatter) agreement.add("scattered", param.parameter);
+  for (std::size_t i = 0; i < params.size(); ++i) {
     agreement.begin("\"" + all[i].name + "\"");
-    if (slots[i].codec->traits().needs_shape)
-      agreement.add("rows", static_cast<std::uint64_t>(slots[i].rows));
-    agreement.add_unless_zero("order in memory", all[i].order, order_mark(slots[i].parameter));
+    if (params[i].codec->traits().needs_shape)
+      agreement.add("rows", static_cast<std::uint64_t>(params[i].rows));
+    agreement.add_unless_zero("order in memory", all[i].order, order_mark(params[i].parameter));
   }
   agreement.end();
 }

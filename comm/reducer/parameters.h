@@ -1,11 +1,11 @@
-// The parameters of a reducer: slots, codecs, algorithms, and residuals kept between steps. Call
-// with the step's lock held, except for `index_of`.
+// The parameters of a reducer: parameters, codecs, algorithms, and residuals kept between steps.
+// Call with the step's lock held, except for `index_of`.
 #pragma once
 
 #include <tersor/agreement.h>
 #include "comm/collectives/hierarchy.h"
 #include "comm/collectives/planner.h"
-#include "comm/reducer/residence.h"
+#include "comm/reducer/memory_backend.h"
 #include "comm/reducer/residuals.h"
 #include "comm/reducer/rules.h"
 
@@ -22,48 +22,50 @@
 
 namespace tersor {
 
-/// A parameter of a reducer, in addition to its slot, with state kept between steps.
+/// A parameter of a reducer, in addition to its parameter, with state kept between steps.
 struct ReducerParameter {
   std::string name;
   RuleChoice choice;
   Algorithm algorithm = Algorithm::kAuto;
   std::size_t count = 0;    ///< values without padding
   std::uint32_t order = 0;  ///< memory order of the values
-  /// True if each step passes another gradient; the slot holds the gradient from ready() on
+  /// True if each step passes another gradient; the parameter holds the gradient from ready() on
   bool given_anew = false;
   ValueSpan gradient = {};
   double relative_error = 0;
   /// "auto": the fastest prediction for each codec; otherwise empty
-  std::vector<AutoPrediction> ways = {};
+  std::vector<AutoPrediction> predictions = {};
   std::size_t group = 0;    ///< group index in the learner
   bool owes_later = false;  ///< True if some phase uses two-shot
 
   const RulePhase& phase(std::uint32_t step) const;
   /// True if this rank may keep an owner's residual in some step.
   bool may_go_two_shot() const {
-    return algorithm == Algorithm::kTwoShot || !ways.empty() || owes_later;
+    return algorithm == Algorithm::kTwoShot || !predictions.empty() || owes_later;
   }
 };
 
 /// The ranges with residuals on a rank: the encoded values, and the owned values encoded again.
 StateRanges kept_ranges(const ExchangeContext& context, const ReducerParameter& own,
-                        const Slot& slot, int rank);
+                        const ExchangeParameter& param, int rank);
 
 /// The divisors of the parameter's residuals (see Owed).
-Owed owed(const ExchangeContext& context, const Slot& slot);
+Owed owed(const ExchangeContext& context, const ExchangeParameter& param);
 
 /// The number of values in the codec's memory. `most_memory` returns the maximum over all codecs of
 /// a schedule.
-std::size_t memory_count(const Slot& slot, const Codec& codec);
-inline std::size_t memory_count(const Slot& slot) { return memory_count(slot, *slot.codec); }
-std::size_t most_memory(const ReducerParameter& own, const Slot& slot);
+std::size_t memory_count(const ExchangeParameter& param, const Codec& codec);
+inline std::size_t memory_count(const ExchangeParameter& param) {
+  return memory_count(param, *param.codec);
+}
+std::size_t most_memory(const ReducerParameter& own, const ExchangeParameter& param);
 
 class Parameters {
  public:
   /// Both arguments must outlive this object.
   Parameters(const ReducerOptions& options, const ExchangeContext& context);
 
-  std::size_t count() const { return slots.size(); }
+  std::size_t count() const { return params.size(); }
   /// The memory that holds all gradients.
   Memory memory() const { return memory_; }
   const ReducerOptions& options() const { return options_; }
@@ -71,18 +73,19 @@ class Parameters {
   /// Throws InvalidArgument for an unknown name.
   std::uint32_t index_of(std::string_view name) const;
 
-  /// Makes the slot of a new parameter, without a codec. Throws InvalidArgument if the gradient
-  /// uses another memory than earlier gradients, or if the shards are too small.
-  Slot make_slot(const std::string& name, const GradientShape& shape, ValueSpan gradient);
+  /// Makes the parameter of a new parameter, without a codec. Throws InvalidArgument if the
+  /// gradient uses another memory than earlier gradients, or if the shards are too small.
+  ExchangeParameter make_param(const std::string& name, const GradientShape& shape,
+                               ValueSpan gradient);
   /// The shape of an all-reduced parameter, as added.
   GradientShape shape(std::size_t parameter) const;
   /// Throws InvalidArgument if the name is already used.
-  void add(ReducerParameter own, Slot slot);
+  void add(ReducerParameter own, ExchangeParameter param);
   /// Allocates residuals of the parameters added since the last call, and binds the flags of all
   /// parameters.
-  void use_memory(const Residence& residence);
+  void use_memory(const MemoryBackend& backend);
 
-  /// Points the slots to the current residuals for the next step.
+  /// Points the parameters to the current residuals for the next step.
   void bind();
   /// Makes the written residuals current for all parameters that took part.
   void commit(const std::function<bool(std::size_t)>& took_part);
@@ -94,14 +97,15 @@ class Parameters {
 
   // One entry per parameter, in the order of `add`.
   std::vector<ReducerParameter> all;
-  std::vector<Slot> slots;
+  std::vector<ExchangeParameter> params;
   Residuals residuals;
   /// part of the agreement: the loads since the start, each followed by an exchange
   std::uint32_t loaded_states = 0;
 
  private:
   void check_memory(const std::string& name, Memory memory);
-  void shape_shards(const std::string& name, const GradientShape& shape, Slot& slot) const;
+  void shape_shards(const std::string& name, const GradientShape& shape,
+                    ExchangeParameter& param) const;
   void hand_over(std::size_t parameter, StreamView stream);
   void add_each(Agreement& agreement) const;
   void add_rest_of_each(Agreement& agreement) const;

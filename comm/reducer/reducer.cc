@@ -25,10 +25,10 @@ void check_options(const ReducerOptions& options) {
 // Null on a single host, where the host's own codec applies to all ranks. Also null if each host
 // has one rank, because the ranks then exchange directly.
 std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptions& options,
-                                          Ways& ways) {
+                                          CodecPolicy& policy) {
   if (options.algorithm != Algorithm::kHierarchical) return nullptr;
   Hosts hosts = find_hosts(channel, options.hosts, options.host_codec, options.error_growth);
-  if (hosts.is_one) ways.set_single_host(std::move(hosts.codec));
+  if (hosts.is_one) policy.set_single_host(std::move(hosts.codec));
   if (!hosts.groups) return nullptr;
   if (options.measure_error == MeasureError::kOn)
     throw InvalidArgument(
@@ -53,15 +53,15 @@ ReducerOptions with_chunk_count(ReducerOptions options, const Transport& transpo
 GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
     : options_(with_chunk_count(std::move(wanted), transport)),
       parameters_(options_, context_),
-      ways_(parameters_),
+      policy_(parameters_),
       trace_(find_trace(options_, transport.rank(), parameters_)),
       transport_(transport),
       channel_(transport.channel()),
       threads_(options_.threads),
       gradients_(parameters_, weights_) {
   check_options(options_);
-  ways_.find_tuner(transport);
-  if (ways_.automatic() && !channel_->traits().queues) control_ = transport.channel();
+  policy_.find_tuner(transport);
+  if (policy_.automatic() && !channel_->traits().queues) control_ = transport.channel();
   handle_->reducer = this;
   context_.transport = channel_.get();
   context_.rank = channel_->rank();
@@ -73,7 +73,7 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
   context_.checksum = options_.checksum;
   context_.timeout = options_.timeout;
   context_.threads = &threads_;
-  hierarchy_ = find_hierarchy(*channel_, options_, ways_);
+  hierarchy_ = find_hierarchy(*channel_, options_, policy_);
   context_.hierarchy = hierarchy_.get();
   context_.trace = trace_ == nullptr ? nullptr : &trace_->sender;
 }
@@ -83,7 +83,7 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
   if (!step->untouched())
     throw InvalidArgument("add \"" + name +
                           "\" between two steps: gradients of this one are ready");
-  if (ways_.was_captured())
+  if (policy_.was_captured())
     throw InvalidArgument("add \"" + name +
                           "\" before a step is captured: a graph goes on as it was");
   const bool scatters = shape.collective == Collective::kReduceScatter;
@@ -91,14 +91,14 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
     throw InvalidArgument("add \"" + name +
                           "\" to an elastic reducer to be all-reduced: ranks that are left "
                           "would have other shards");
-  Slot slot = parameters_.make_slot(name, shape, gradient);
+  ExchangeParameter param = parameters_.make_param(name, shape, gradient);
   ReducerParameter own{.name = std::move(name),
                        .count = shape.count,
                        .order = shape.order,
                        .given_anew = scatters || gradient.count() != shape.count,
                        .gradient = gradient};
-  ways_.choose(own, slot);
-  parameters_.add(std::move(own), std::move(slot));
+  policy_.choose(own, param);
+  parameters_.add(std::move(own), std::move(param));
 }
 
 bool ReducerHandle::test() const { return shared_->reducer->test(parameter_, step_); }
@@ -156,7 +156,7 @@ Transport& GradientReducer::transport() const { return impl_->transport_; }
 
 bool GradientReducer::settled() const {
   const auto lock = impl_->step_.lock();
-  return impl_->ways_.settled(impl_->sender_ != nullptr);
+  return impl_->policy_.settled(impl_->sender_ != nullptr);
 }
 
 }  // namespace tersor

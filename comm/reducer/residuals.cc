@@ -11,8 +11,8 @@ std::size_t sender_capacity(std::size_t count) { return align_up(count, 64); }
 
 }  // namespace
 
-void Residuals::use_memory(const Residence& residence) {
-  residence_ = &residence;
+void Residuals::use_memory(const MemoryBackend& backend) {
+  backend_ = &backend;
   entries_.clear();
 }
 
@@ -26,8 +26,8 @@ void Residuals::add(std::size_t count, std::size_t owned_count, std::size_t memo
       .count = count, .owned_count = owned_count, .memory_count = memory_count, .memory = {}};
   const std::size_t bytes = residual_bytes(entry) + memory_count * sizeof(float);
   for (unsigned i = 0; i < generations_; ++i) {
-    entry.memory.emplace_back(bytes, residence_->memory());
-    residence_->clear(entry.memory.back().span(), residence_->stream());
+    entry.memory.emplace_back(bytes, backend_->memory());
+    backend_->clear(entry.memory.back().span(), backend_->stream());
   }
   entries_.push_back(std::move(entry));
 }
@@ -35,7 +35,7 @@ void Residuals::add(std::size_t count, std::size_t owned_count, std::size_t memo
 ValueSpan Residuals::values(std::size_t parameter, unsigned generation, Range range) const {
   const Buffer& memory = entries_[parameter].memory[generation];
   return {memory.pointer() + range.first * dtype_bytes(dtype_), range.count, dtype_,
-          residence_->memory()};
+          backend_->memory()};
 }
 
 SegmentState Residuals::state(std::size_t parameter, Range range) const {
@@ -57,7 +57,7 @@ ValueSpan Residuals::codec_memory(std::size_t parameter, unsigned generation,
                                   std::size_t count) const {
   const Entry& entry = entries_[parameter];
   return {entry.memory[generation].pointer() + residual_bytes(entry), count, Dtype::kF32,
-          residence_->memory()};
+          backend_->memory()};
 }
 
 SegmentMemory Residuals::memory(std::size_t parameter, std::size_t count) const {
@@ -72,8 +72,8 @@ Buffer& Residuals::idle(std::size_t parameter) {
   if (entry.idle.bytes() == 0) {
     const std::size_t owner =
         align_up(entry.owned_count * dtype_bytes(dtype_), kWorkspaceAlignment);
-    entry.idle = Buffer(owner + entry.memory_count * sizeof(float), residence_->memory());
-    residence_->clear(entry.idle.span(), residence_->stream());
+    entry.idle = Buffer(owner + entry.memory_count * sizeof(float), backend_->memory());
+    backend_->clear(entry.idle.span(), backend_->stream());
   }
   return entry.idle;
 }
@@ -87,7 +87,7 @@ ValueSpan Residuals::idle_memory(std::size_t parameter) {
   const Entry& entry = entries_[parameter];
   Buffer& memory = idle(parameter);
   return {memory.pointer() + memory.bytes() - entry.memory_count * sizeof(float),
-          entry.memory_count, Dtype::kF32, residence_->memory()};
+          entry.memory_count, Dtype::kF32, backend_->memory()};
 }
 
 ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) const {
@@ -97,7 +97,7 @@ ValueSpan Residuals::current_memory(std::size_t parameter, std::size_t count) co
 std::vector<double> Residuals::norms() const {
   std::vector<ConstValueSpan> senders;
   for (std::size_t i = 0; i < entries_.size(); ++i) senders.push_back(current_sender(i));
-  return residence_->norms(senders);
+  return backend_->norms(senders);
 }
 
 void Residuals::commit(const std::function<bool(std::size_t)>& took_part) {
@@ -136,7 +136,7 @@ std::uint32_t Residuals::take_discarded() {
 void Residuals::clear_each(const std::function<ValueSpan(unsigned)>& part) {
   for (unsigned generation = 0; generation < generations_; ++generation) {
     const ValueSpan values = part(generation);
-    residence_->clear({values.pointer(), values.bytes()}, residence_->stream());
+    backend_->clear({values.pointer(), values.bytes()}, backend_->stream());
   }
 }
 
@@ -155,13 +155,12 @@ void Residuals::scale(std::size_t i, float factor) {
   const auto part = [&](unsigned generation) { return values(i, generation, kept); };
   if (factor == 0) return clear_each(part);  // multiplication would keep a NaN
   for (unsigned generation = 0; generation < generations_; ++generation)
-    residence_->scale(part(generation), factor, residence_->stream());
+    backend_->scale(part(generation), factor, backend_->stream());
 }
 
 void Residuals::clear() {
   for (Entry& entry : entries_)
-    for (const Buffer& memory : entry.memory)
-      residence_->clear(memory.span(), residence_->stream());
+    for (const Buffer& memory : entry.memory) backend_->clear(memory.span(), backend_->stream());
   for (Entry& entry : entries_) entry.pending = false;
   take_discarded();
 }

@@ -2,7 +2,7 @@
 // this rank.
 #pragma once
 
-#include "comm/reducer/residence.h"
+#include "comm/reducer/memory_backend.h"
 
 #include <tersor/buffer.h>
 #include <tersor/codec.h>
@@ -24,7 +24,7 @@ class Residuals {
 
   /// Sets the memory, and the stream for queued work. Call before the first `add`. Drops all
   /// residuals, including residuals in another memory.
-  void use_memory(const Residence& residence);
+  void use_memory(const MemoryBackend& backend);
 
   /// Allocates zeroed memory for another parameter. A count of 0 allocates nothing.
   void add(std::size_t count, std::size_t owned_count, std::size_t memory_count = 0);
@@ -98,7 +98,7 @@ class Residuals {
 
   Dtype dtype_;
   unsigned generations_;
-  const Residence* residence_ = nullptr;
+  const MemoryBackend* backend_ = nullptr;
   bool joins_ = false;
   std::uint32_t steps_ = 0;  ///< committed since no parameter was pending
   bool accepted_ = false;    ///< True if some parameter accepted a step counted in steps_

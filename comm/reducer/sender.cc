@@ -184,7 +184,7 @@ bool Sender::compare_states() {
   }
   const ConstByteSpan order = of_rank(states_, 0).subspan(sizeof(LoadedState));
   ReducerStep::Order agreed;
-  if (!order.empty()) agreed = parse_order(order, context_.slots.size());
+  if (!order.empty()) agreed = parse_order(order, context_.params.size());
   states_ = {};
   LockedStep step = step_.lock();
   const bool requested = !agreed.empty() && adopt_order(step, std::move(agreed));
@@ -201,7 +201,7 @@ bool Sender::learn_order() {
     return bytes_of<std::uint32_t>(step->sequence());
   };
   if (!exchange(order_, "gradient reducer (order)", order_bytes(), wanted)) return false;
-  ReducerStep::Order order = parse_order(of_rank(order_, 0), context_.slots.size());
+  ReducerStep::Order order = parse_order(of_rank(order_, 0), context_.params.size());
   order_ = {};
   LockedStep step = step_.lock();
   if (adopt_order(step, std::move(order))) follow_trainer();
@@ -219,7 +219,7 @@ bool Sender::adopt_order(LockedStep& step, ReducerStep::Order order) {
   ReducerStep::Messages parameters;
   for (Bucket& bucket : reducer_.make_buckets(order)) {
     for (const ChunkPlan& chunk : bucket.chunks) pipeline_.prepare(chunk);
-    parameters.push_back(bucket.slots);
+    parameters.push_back(bucket.params);
     add_message(std::move(bucket));
   }
   return step->learn(std::move(order), std::move(parameters));
@@ -241,10 +241,10 @@ const std::vector<std::uint32_t>& Sender::messages_of(LockedStep& step,
   if (!is_new) return found->second;
   for (Bucket& bucket : reducer_.make_buckets(together)) {
     Signature parameters;
-    for (const std::uint32_t slot : bucket.slots) parameters.add(slot);
+    for (const std::uint32_t param : bucket.params) parameters.add(param);
     for (ChunkPlan& chunk : bucket.chunks)
       chunk.signature = context_.signature ^ parameters.value();
-    found->second.push_back(step->add_message(bucket.slots));
+    found->second.push_back(step->add_message(bucket.params));
     add_message(std::move(bucket));
   }
   return found->second;

@@ -5,7 +5,7 @@
 #include "comm/collectives/pipeline.h"
 #include "comm/reducer/buckets.h"
 #include "comm/reducer/loading.h"
-#include "comm/reducer/residence.h"
+#include "comm/reducer/memory_backend.h"
 #include "comm/reducer/step.h"
 #include "comm/reducer/weights.h"
 
@@ -35,11 +35,11 @@ class Sender {
   };
 
   /// All arguments must outlive the sender.
-  Sender(SharedStep& step, ExchangeContext& context, Residence& residence, StepWeights& weights,
+  Sender(SharedStep& step, ExchangeContext& context, MemoryBackend& backend, StepWeights& weights,
          Reducer reducer)
       : step_(step),
         context_(context),
-        residence_(residence),
+        backend_(backend),
         weights_(weights),
         reducer_(std::move(reducer)),
         pipeline_(context) {}
@@ -63,12 +63,12 @@ class Sender {
   void forget_messages(LockedStep& step);
   /// True if the number of sets of parameters with messages exceeds the number needed for steps
   /// with equal sets.
-  bool has_many_messages() const { return together_.size() > 64 + 2 * context_.slots.size(); }
+  bool has_many_messages() const { return together_.size() > 64 + 2 * context_.params.size(); }
   /// The messages of parameters that become ready together in this order.
   const std::vector<std::uint32_t>& messages_of(LockedStep& step,
                                                 const ReducerStep::Order& together);
   /// Orders later messages after the work queued by the trainer until now.
-  void follow_trainer() { residence_.follow_trainer(); }
+  void follow_trainer() { backend_.follow_trainer(); }
 
   /// Ends sending, and announces the error to the other ranks.
   void fail(std::exception_ptr error);
@@ -85,7 +85,7 @@ class Sender {
   Operation bracket() const { return bracket_of(context_); }
   SharedStep& step() const { return step_; }
   Transport& transport() const { return *context_.transport; }
-  const Residence& residence() const { return residence_; }
+  const MemoryBackend& backend() const { return backend_; }
   std::size_t messages() const { return messages_.size(); }
   double wire_seconds() const { return pipeline_.wire_seconds(); }
 
@@ -105,7 +105,7 @@ class Sender {
   /// this rank's bytes. `most`: the maximum number of bytes.
   template <typename Wanted>
   bool exchange(Gathered& one, std::string_view name, std::size_t most, const Wanted& wanted);
-  std::size_t order_bytes() const { return context_.slots.size() * sizeof(std::uint32_t); }
+  std::size_t order_bytes() const { return context_.params.size() * sizeof(std::uint32_t); }
   ConstByteSpan of_rank(const Gathered& one, int rank) const;
   bool learn_weights();
   bool compare_states();
@@ -117,7 +117,7 @@ class Sender {
 
   SharedStep& step_;
   ExchangeContext& context_;
-  Residence& residence_;
+  MemoryBackend& backend_;
   StepWeights& weights_;
   Reducer reducer_;
   std::deque<Message> messages_;  ///< grows under the step's lock; elements belong to the driver

@@ -25,20 +25,20 @@ void GradientReducer::Impl::finalize(LockedStep& step) {
   if (sender_ == nullptr) {
     begin(step);
   } else if (taken_in_ < parameters_.count()) {
-    const Residence::Entry entry(*residence_);
+    const MemoryBackend::Entry entry(*backend_);
     take_in_added(step);
   }
   taken_in_ = parameters_.count();
 }
 
 void GradientReducer::Impl::begin(LockedStep& step) {
-  ways_.begin();
-  take_ways(step);
-  residence_ = make_residence(parameters_.memory(), options_.stream);
-  residence_->bind(context_);
-  parameters_.residuals.use_memory(*residence_);
+  policy_.begin();
+  take_policy(step);
+  backend_ = make_memory_backend(parameters_.memory(), options_.stream);
+  backend_->bind(context_);
+  parameters_.residuals.use_memory(*backend_);
   prepare_added(step);
-  context_.set_agreement(parameters_.agreement(ways_.learns()));
+  context_.set_agreement(parameters_.agreement(policy_.learns()));
   context_.adder = adder_of(context_);
   make_sender();
 }
@@ -47,27 +47,27 @@ void GradientReducer::Impl::begin(LockedStep& step) {
 // starts again.
 void GradientReducer::Impl::take_in_added(LockedStep& step) {
   const auto is_new = std::span(parameters_.all).subspan(taken_in_);
-  const bool learns =
-      std::ranges::any_of(is_new, [](const ReducerParameter& one) { return !one.ways.empty(); });
+  const bool learns = std::ranges::any_of(
+      is_new, [](const ReducerParameter& one) { return !one.predictions.empty(); });
   prepare_added(step);
-  if (learns) ways_.begin();
-  change_ways(step);
+  if (learns) policy_.begin();
+  change_policy(step);
 }
 
 void GradientReducer::Impl::prepare_added(LockedStep& step) {
   step->set_parameters(parameters_.count(), options_.order);
-  residence_->set_parameters(parameters_.count());
-  gradients_.use_memory(*residence_);
+  backend_->set_parameters(parameters_.count());
+  gradients_.use_memory(*backend_);
   totals_.set_parameters(parameters_.count());
-  context_.slots = parameters_.slots;
+  context_.params = parameters_.params;
   context_.counters.resize(parameters_.count());
-  parameters_.use_memory(*residence_);
+  parameters_.use_memory(*backend_);
 }
 
 void GradientReducer::Impl::make_sender() {
-  const BucketOptions limits{ways_.algorithm(), options_.bucket_bytes, options_.chunk_count};
+  const BucketOptions limits{policy_.algorithm(), options_.bucket_bytes, options_.chunk_count};
   auto sender = std::make_unique<Sender>(
-      step_, context_, *residence_, weights_,
+      step_, context_, *backend_, weights_,
       Sender::Reducer{[this, limits](const ReducerStep::Order& order) {
                         return make_buckets(Planner(context_), order, limits);
                       },

@@ -8,16 +8,16 @@ std::string counted(std::size_t count, std::string_view thing) {
   return std::to_string(count) + " " + std::string(thing) + (count == 1 ? "" : "s");
 }
 
-std::string way_text(const Slot& slot, Algorithm algorithm) {
-  const std::string way(algorithm_name(algorithm));
-  if (slot.collective == Collective::kAllreduce) return way;
-  return algorithm == Algorithm::kTwoShot ? "reduce-scatter" : "reduce-scatter, " + way;
+std::string algorithm_text(const ExchangeParameter& param, Algorithm algorithm) {
+  const std::string name(algorithm_name(algorithm));
+  if (param.collective == Collective::kAllreduce) return name;
+  return algorithm == Algorithm::kTwoShot ? "reduce-scatter" : "reduce-scatter, " + name;
 }
 
-std::string line_of(const ReducerParameter& own, const Slot& slot) {
-  return own.name + ": " + counted(slot.count, "value") + " of " +
-         std::string(dtype_name(slot.dtype)) + " as " + slot.codec->spec().text() + " (" +
-         own.choice.text() + "), " + way_text(slot, own.algorithm) + "\n";
+std::string line_of(const ReducerParameter& own, const ExchangeParameter& param) {
+  return own.name + ": " + counted(param.count, "value") + " of " +
+         std::string(dtype_name(param.dtype)) + " as " + param.codec->spec().text() + " (" +
+         own.choice.text() + "), " + algorithm_text(param, own.algorithm) + "\n";
 }
 
 }  // namespace
@@ -26,14 +26,14 @@ void GradientReducer::reset_statistics() {
   Impl& impl = *impl_;
   const auto lock = impl.between_steps();
   if (impl.sender_ == nullptr) return;
-  impl.residence_->reset_overflows();
+  impl.backend_->reset_overflows();
   impl.totals_.reset(impl.context_, impl.sender_->wire_seconds());
 }
 
 ReducerStatistics GradientReducer::statistics() const {
   {
     const auto lock = impl_->stopped();
-    if (impl_->residence_ != nullptr) impl_->residence_->synchronize();
+    if (impl_->backend_ != nullptr) impl_->backend_->synchronize();
   }
   return statistics_so_far();
 }
@@ -42,7 +42,7 @@ ReducerStatistics GradientReducer::statistics_so_far() const {
   const Impl& impl = *impl_;
   const LockedStep lock = impl_->step_.lock();
   ReducerStatistics all = impl.totals_.all(impl.parameters_);
-  if (impl.residence_ != nullptr) all.overflows = impl.residence_->overflows(all.overflows);
+  if (impl.backend_ != nullptr) all.overflows = impl.backend_->overflows(all.overflows);
   return all;
 }
 
@@ -53,8 +53,8 @@ std::vector<ReducerStatistics> GradientReducer::parameter_statistics() const {
 
 std::vector<double> GradientReducer::residual_norms() const {
   const auto lock = impl_->stopped();
-  if (impl_->residence_ == nullptr) return {};
-  const Residence::Entry entry(*impl_->residence_);
+  if (impl_->backend_ == nullptr) return {};
+  const MemoryBackend::Entry entry(*impl_->backend_);
   return impl_->parameters_.residuals.norms();
 }
 
@@ -72,7 +72,7 @@ std::string GradientReducer::explain() const {
   const LockedStep step = impl_->stopped();
   std::string text;
   for (std::size_t i = 0; i < impl.parameters_.count(); ++i)
-    text += line_of(impl.parameters_.all[i], impl.parameters_.slots[i]);
+    text += line_of(impl.parameters_.all[i], impl.parameters_.params[i]);
   if (impl.hierarchy_ != nullptr)
     text += "encoded between " + std::to_string(impl.hierarchy_->groups().hosts()) +
             " hosts, added as " + impl.options_.host_codec + " within them\n";
@@ -82,12 +82,12 @@ std::string GradientReducer::explain() const {
             (impl.of_ready() ? ", in the order in which they are ready\n"
                              : ", in rank 0's order of the first step\n");
   if (impl.survivors_ != nullptr) text += impl.survivors_->explain();
-  return text + impl.ways_.explain();
+  return text + impl.policy_.explain();
 }
 
 std::string GradientReducer::explain_choice() const {
   const auto lock = impl_->stopped();
-  return impl_->ways_.explain();
+  return impl_->policy_.explain();
 }
 
 }  // namespace tersor

@@ -48,7 +48,7 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
   find_weights(step);
   follow_phases(step);
   learn(step);
-  if (options_.transactions == Transactions::kOn && residence_->captured())
+  if (options_.transactions == Transactions::kOn && backend_->captured())
     throw InvalidArgument(
         "a step cannot be captured where residuals are kept in two generations: set "
         "ReducerOptions::transactions to kOff");
@@ -58,7 +58,7 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
 
 void GradientReducer::Impl::want_agreement(LockedStep& step) {
   if (!loaded_.has_value() || context_.ranks == 1) return;
-  if (residence_->captured())
+  if (backend_->captured())
     throw InvalidArgument(
         "after load_state() ranks compare their states in the next step, which "
         "cannot be captured: run one step before the capture");
@@ -76,9 +76,9 @@ void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) cons
 // graph holds the addresses of messages.
 void GradientReducer::Impl::limit_messages(LockedStep& step) {
   if (!sender_->has_many_messages() || !step->untouched()) return;
-  if (ways_.was_captured() || residence_->captured()) return;
-  const Residence::Entry entry(*residence_);
-  residence_->synchronize();
+  if (policy_.was_captured() || backend_->captured()) return;
+  const MemoryBackend::Entry entry(*backend_);
+  backend_->synchronize();
   sender_->forget_messages(step);
 }
 
@@ -129,7 +129,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
     trace(Traced::kReady, training_step(step), together[i].parameter, Clock::now());
   }
   if (request(step, parameters)) {  // under the lock, before another thread takes the messages
-    residence_->follow_trainer();
+    backend_->follow_trainer();
     driver_->wake(step);
   }
   step.unlock();
@@ -168,7 +168,7 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   find_weights(step);
   follow_phases(step);
   learn(step);
-  if (residence_->captured()) ways_.record_capture();
+  if (backend_->captured()) policy_.record_capture();
   if (!of_ready()) want_agreement(step);
   const bool requested = mark_missing(step);
   step->close();
@@ -176,7 +176,7 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   const bool votes = step->all_back() && options_.elastic == Elastic::kOn;
   if (context_.ranks == 1 || parameters_.count() == 0 || (step->all_back() && !votes))
     return complete_step(step);
-  if (requested) residence_->follow_trainer();
+  if (requested) backend_->follow_trainer();
   if (requested || votes || !step->order_known()) driver_->wake(step);
 }
 
@@ -194,7 +194,7 @@ void GradientReducer::Impl::wait() {
   LockedStep step = step_.lock();
   close_step(step);
   wait_for_closed(step);
-  residence_->lead_trainer();
+  backend_->lead_trainer();
   step->set_awaited();
   record_wait();
   record_exposed(training_step(step) - 1, start);
@@ -254,7 +254,7 @@ void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t numb
     check_requested(step, parameter);
     wait_until(step, is_done);
   }
-  residence_->lead_trainer();
+  backend_->lead_trainer();
   if (number != step->number()) record_wait();
   record_exposed(number + steps_before_, start);
 }
@@ -263,7 +263,7 @@ bool GradientReducer::Impl::test(std::uint32_t parameter, std::uint32_t number) 
   progress();
   const LockedStep step = step_.lock();
   const bool done = step->is_back(parameter, number);
-  if (done) residence_->lead_trainer();
+  if (done) backend_->lead_trainer();
   if (!done) step->rethrow();
   return done;
 }
@@ -274,7 +274,7 @@ void GradientReducer::Impl::progress() {
 
 // All messages arrived: commits the written state.
 void GradientReducer::Impl::complete_step(LockedStep& step) {
-  residence_->advance_step();
+  backend_->advance_step();
   parameters_.commit([&](std::size_t parameter) {
     return step->is_ready(static_cast<std::uint32_t>(parameter)) &&
            !gradients_.is_nowhere(parameter);

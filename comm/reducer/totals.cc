@@ -7,8 +7,8 @@
 namespace tersor {
 
 void Totals::set_parameters(std::size_t count) {
-  slots_.resize(count);
-  slot_steps_.resize(count);
+  params_.resize(count);
+  param_steps_.resize(count);
 }
 
 void Totals::record_step(const ExchangeContext& context, double wire_seconds,
@@ -17,9 +17,9 @@ void Totals::record_step(const ExchangeContext& context, double wire_seconds,
   overflows_ = context.overflows;
   sent_bytes_ = tersor::sent_bytes(context) - sent_before_;
   wire_seconds_ = wire_seconds - wire_before_;
-  slots_ = context.counters;
-  for (std::uint32_t i = 0; i < slot_steps_.size(); ++i)
-    if (took_part(i)) slot_steps_[i] += 1;
+  params_ = context.counters;
+  for (std::uint32_t i = 0; i < param_steps_.size(); ++i)
+    if (took_part(i)) param_steps_[i] += 1;
 }
 
 void Totals::go_on_from(const Totals& before, ExchangeContext& context) {
@@ -27,26 +27,26 @@ void Totals::go_on_from(const Totals& before, ExchangeContext& context) {
   sent_before_ = tersor::sent_bytes(context) - before.sent_bytes_;
   wire_before_ = -before.wire_seconds_;
   context.overflows = before.overflows_;
-  context.counters = before.slots_;
+  context.counters = before.params_;
 }
 
 void Totals::reset(ExchangeContext& context, double wire_seconds) {
-  const std::size_t count = slots_.size();
+  const std::size_t count = params_.size();
   *this = {};
   set_parameters(count);
   sent_before_ = tersor::sent_bytes(context);
   wire_before_ = wire_seconds;
   context.overflows = 0;
-  for (SlotCounters& counters : context.counters) counters = {};
+  for (ParamCounters& counters : context.counters) counters = {};
 }
 
 // May be called in each step for logging, and therefore computes only sums.
 ReducerStatistics Totals::all(const Parameters& parameters) const {
   ReducerStatistics all;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
     all.gradient_bytes += gradient_bytes(i, parameters);
-    all.encode_seconds += slots_[i].encode_seconds;
-    all.decode_seconds += slots_[i].decode_seconds;
+    all.encode_seconds += params_[i].encode_seconds;
+    all.decode_seconds += params_[i].decode_seconds;
     all.relative_error = std::max(all.relative_error, parameters.all[i].relative_error);
   }
   const ReducerOptions& options = parameters.options();
@@ -64,17 +64,17 @@ ReducerStatistics Totals::all(const Parameters& parameters) const {
 }
 
 std::uint64_t Totals::gradient_bytes(std::size_t parameter, const Parameters& parameters) const {
-  const Slot& slot = parameters.slots[parameter];
-  return slot_steps_[parameter] * slot.count * dtype_bytes(slot.dtype);
+  const ExchangeParameter& param = parameters.params[parameter];
+  return param_steps_[parameter] * param.count * dtype_bytes(param.dtype);
 }
 
 // All parameters share the wire time and the waiting time, in proportion to the sent bytes.
 std::vector<ReducerStatistics> Totals::of_each(const Parameters& parameters) const {
   std::uint64_t sent = 0;
-  for (const SlotCounters& counters : slots_) sent += counters.sent_bytes;
+  for (const ParamCounters& counters : params_) sent += counters.sent_bytes;
   std::vector<ReducerStatistics> each;
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const auto own = static_cast<double>(slots_[i].sent_bytes);
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto own = static_cast<double>(params_[i].sent_bytes);
     each.push_back(of(i, parameters, sent == 0 ? 0.0 : own / static_cast<double>(sent)));
   }
   return each;
@@ -83,15 +83,15 @@ std::vector<ReducerStatistics> Totals::of_each(const Parameters& parameters) con
 ReducerStatistics Totals::of(std::size_t parameter, const Parameters& parameters,
                              double share) const {
   const ReducerParameter& own = parameters.all[parameter];
-  const Slot& slot = parameters.slots[parameter];
-  const SlotCounters& counters = slots_[parameter];
+  const ExchangeParameter& param = parameters.params[parameter];
+  const ParamCounters& counters = params_[parameter];
   ReducerStatistics one;
   one.name = own.name;
-  one.codec = slot.codec->spec().text();
+  one.codec = param.codec->spec().text();
   one.reason = own.choice.text();
   one.codec_may_change = own.choice.may_change();
   one.algorithm = own.algorithm;
-  one.steps = slot_steps_[parameter];
+  one.steps = param_steps_[parameter];
   one.gradient_bytes = gradient_bytes(parameter, parameters);
   one.sent_bytes = counters.sent_bytes;
   one.encode_seconds = counters.encode_seconds;

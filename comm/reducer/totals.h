@@ -45,8 +45,8 @@ class Totals {
   std::uint64_t overflows_ = 0;
   std::uint64_t discarded_ = 0;
   std::uint64_t codec_changes_ = 0;
-  std::vector<SlotCounters> slots_;
-  std::vector<std::uint64_t> slot_steps_;
+  std::vector<ParamCounters> params_;
+  std::vector<std::uint64_t> param_steps_;
   std::uint64_t sent_before_ = 0;  ///< at the last reset
   double wire_before_ = 0;
 };

@@ -25,8 +25,8 @@ void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::s
   if (!std::isfinite(factor))
     throw InvalidArgument("scale_residuals() takes a finite factor, not " + std::to_string(factor));
   const auto lock = between_steps();
-  if (residence_ == nullptr) return;
-  const Residence::Entry entry(*residence_);
+  if (backend_ == nullptr) return;
+  const MemoryBackend::Entry entry(*backend_);
   for (const std::size_t one : parameters)
     if (one < parameters_.residuals.parameters()) parameters_.residuals.scale(one, factor);
 }
@@ -54,7 +54,7 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
   check_transactions("discard_step");
   const bool found = residuals.discard(parameters);
   const std::uint32_t steps = residuals.take_discarded();
-  if (steps > 0) residence_->set_step(residence_->step() - steps);
+  if (steps > 0) backend_->set_step(backend_->step() - steps);
   steps_before_ -= steps;
   if (found || steps > 0) totals_.record_discarded(std::max(steps, 1u));
   parameters_.bind();

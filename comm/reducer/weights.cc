@@ -64,7 +64,7 @@ void GradientReducer::Impl::weigh(double samples) {
 // Call before the step's first message.
 void GradientReducer::Impl::find_weights(LockedStep& step) {
   if (options_.weights == Weights::kOff) return;
-  if (residence_->captured())
+  if (backend_->captured())
     throw InvalidArgument(
         "a step cannot be captured where steps are weighed, since a graph would keep one step's "
         "weights: set ReducerOptions::weights to kOff");

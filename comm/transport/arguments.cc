@@ -9,15 +9,16 @@
 namespace tersor {
 namespace {
 
-/// Checks a list of messages; `way` is "to" or "from" for error texts.
+/// Checks a list of messages; `direction` is "to" or "from" for error texts.
 template <typename Message>
 void check_peers(const Operation& operation, const Transport& transport,
-                 std::span<const Message> messages, const std::string& way) {
+                 std::span<const Message> messages, const std::string& direction) {
   std::vector<bool> listed(static_cast<std::size_t>(transport.ranks()));
   for (const Message& message : messages) {
     check_peer(operation, transport, message.peer);
     const auto peer = static_cast<std::size_t>(message.peer);
-    if (listed[peer]) refuse(operation, "two messages " + way + " rank " + std::to_string(peer));
+    if (listed[peer])
+      refuse(operation, "two messages " + direction + " rank " + std::to_string(peer));
     listed[peer] = true;
   }
 }

@@ -18,16 +18,17 @@ Learner::Learner(std::vector<Group> groups, Terms terms)
 }
 
 bool Learner::has_choice() const {
-  return std::ranges::any_of(groups_, [](const Group& group) { return group.ways.size() > 1; });
+  return std::ranges::any_of(groups_,
+                             [](const Group& group) { return group.candidates.size() > 1; });
 }
 
-std::size_t Learner::way(std::size_t group) const {
+std::size_t Learner::candidate(std::size_t group) const {
   return !settled() && group == group_ ? trying_[next_] : groups_[group].chosen;
 }
 
-std::vector<std::size_t> Learner::ways() const {
+std::vector<std::size_t> Learner::candidates() const {
   std::vector<std::size_t> all;
-  for (std::size_t group = 0; group < groups_.size(); ++group) all.push_back(way(group));
+  for (std::size_t group = 0; group < groups_.size(); ++group) all.push_back(candidate(group));
   return all;
 }
 
@@ -46,14 +47,14 @@ void Learner::begin_look(std::size_t pause) {
 void Learner::begin_trials() {
   before_ = chosen();
   for (Group& group : groups_)
-    for (Way& way : group.ways) way.measured = 0;
+    for (Candidate& candidate : group.candidates) candidate.measured = 0;
   group_ = 0;
   begin_group();
 }
 
 // Starts with the chosen alternative, because the measured time may rule out others.
 void Learner::begin_group() {
-  while (group_ < groups_.size() && tried().ways.size() < 2) ++group_;
+  while (group_ < groups_.size() && tried().candidates.size() < 2) ++group_;
   trying_.clear();
   round_ = next_ = 0;
   if (group_ == groups_.size()) {
@@ -62,8 +63,8 @@ void Learner::begin_group() {
     return begin_look(0);
   }
   trying_.push_back(tried().chosen);
-  for (std::size_t way = 0; way < tried().ways.size(); ++way)
-    if (way != tried().chosen) trying_.push_back(way);
+  for (std::size_t candidate = 0; candidate < tried().candidates.size(); ++candidate)
+    if (candidate != tried().chosen) trying_.push_back(candidate);
   begin_look(0);
 }
 
@@ -90,29 +91,30 @@ double Learner::seconds() const {
 void Learner::agree(double seconds) {
   seconds = std::max(seconds, kTick);
   if (settled()) return watch(seconds);
-  double& measured = tried().ways[trying_[next_]].measured;
+  double& measured = tried().candidates[trying_[next_]].measured;
   measured = measured > 0 ? std::min(measured, seconds) : seconds;
   begin_look(0);
   do {
     if (++next_ == trying_.size()) return end_round();
-  } while (hopeless(tried(), tried().ways[trying_[next_]]));
+  } while (hopeless(tried(), tried().candidates[trying_[next_]]));
 }
 
 // Scales predictions: the chosen alternative's messages took at most the duration of its step.
-double Learner::expected(const Group& group, const Way& way) {
-  const Way& chosen = group.ways[group.chosen];
-  if (chosen.predicted <= chosen.measured) return way.predicted;
-  return way.predicted * chosen.measured / chosen.predicted;
+double Learner::expected(const Group& group, const Candidate& candidate) {
+  const Candidate& chosen = group.candidates[group.chosen];
+  if (chosen.predicted <= chosen.measured) return candidate.predicted;
+  return candidate.predicted * chosen.measured / chosen.predicted;
 }
 
-bool Learner::hopeless(const Group& group, const Way& way) const {
-  return way.measured <= 0 && expected(group, way) > terms_.hopeless * quickest(group);
+bool Learner::hopeless(const Group& group, const Candidate& candidate) const {
+  return candidate.measured <= 0 && expected(group, candidate) > terms_.hopeless * quickest(group);
 }
 
 double Learner::quickest(const Group& group) {
   double seconds = 0;
-  for (const Way& way : group.ways)
-    if (way.measured > 0 && (seconds <= 0 || way.measured < seconds)) seconds = way.measured;
+  for (const Candidate& candidate : group.candidates)
+    if (candidate.measured > 0 && (seconds <= 0 || candidate.measured < seconds))
+      seconds = candidate.measured;
   return seconds;
 }
 
@@ -120,8 +122,8 @@ double Learner::quickest(const Group& group) {
 // rest is close enough.
 void Learner::end_round() {
   const double limit = kLeft[round_] * quickest(tried());
-  std::erase_if(trying_, [&](std::size_t way) {
-    const double measured = tried().ways[way].measured;
+  std::erase_if(trying_, [&](std::size_t candidate) {
+    const double measured = tried().candidates[candidate].measured;
     return measured <= 0 || measured > limit;
   });
   next_ = 0;
@@ -133,9 +135,10 @@ void Learner::end_round() {
 
 void Learner::choose() {
   const double limit = kAsQuick * quickest(tried());
-  const auto found = std::ranges::find_if(
-      tried().ways, [&](const Way& way) { return way.measured > 0 && way.measured <= limit; });
-  tried().chosen = static_cast<std::size_t>(found - tried().ways.begin());
+  const auto found = std::ranges::find_if(tried().candidates, [&](const Candidate& candidate) {
+    return candidate.measured > 0 && candidate.measured <= limit;
+  });
+  tried().chosen = static_cast<std::size_t>(found - tried().candidates.begin());
 }
 
 // Tries all alternatives again, because the link, the machine or the model's input may have
@@ -158,14 +161,14 @@ void Learner::begin_with(const std::vector<std::size_t>& chosen) {
   begin_trials();
 }
 
-std::string Learner::reason(const Group& group, const Way& way) const {
-  if (group.ways.size() == 1) return "there is no other";
-  if (way.measured <= 0 && !settled()) return "not tried yet";
-  if (way.measured <= 0) return "not tried: predicted to take several times as long";
-  const std::string steps = terms_.timed + " of " + seconds_text(way.measured);
+std::string Learner::reason(const Group& group, const Candidate& candidate) const {
+  if (group.candidates.size() == 1) return "there is no other";
+  if (candidate.measured <= 0 && !settled()) return "not tried yet";
+  if (candidate.measured <= 0) return "not tried: predicted to take several times as long";
+  const std::string steps = terms_.timed + " of " + seconds_text(candidate.measured);
   if (!settled()) return steps;
-  const double more = way.measured / quickest(group) - 1;
-  if (&way == &group.ways[group.chosen])
+  const double more = candidate.measured / quickest(group) - 1;
+  if (&candidate == &group.candidates[group.chosen])
     return steps + (more > 0 ? ", as quick as any, and loses less" : ", the quickest");
   return steps + (more > kAsQuick - 1 ? ", " + percent_text(more) + " slower" : ", no quicker");
 }
@@ -174,13 +177,13 @@ std::string Learner::explain() const {
   std::string text;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Group& group = groups_[i];
-    text += "auto, " + group.name + ": " + group.ways[way(i)].name + ", " +
+    text += "auto, " + group.name + ": " + group.candidates[candidate(i)].name + ", " +
             (settled() ? "settled after " + std::to_string(settled_at_)
                        : "still trying after " + std::to_string(steps_)) +
             " " + terms_.timed + drift_ + "\n";
-    for (const Way& way : group.ways)
-      text += "  " + way.name + ": " + terms_.predicted + " of " + seconds_text(way.predicted) +
-              " predicted; " + reason(group, way) + "\n";
+    for (const Candidate& candidate : group.candidates)
+      text += "  " + candidate.name + ": " + terms_.predicted + " of " +
+              seconds_text(candidate.predicted) + " predicted; " + reason(group, candidate) + "\n";
   }
   return text;
 }

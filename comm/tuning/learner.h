@@ -32,15 +32,15 @@ class Learner {
     double hopeless = 6;
     std::size_t first_pause = 16;  ///< steps between the first two measurements
   };
-  struct Way {
+  struct Candidate {
     std::string name;
     double predicted = 0;  ///< seconds
     double measured = 0;   ///< seconds per step on the slowest rank; 0 if not tried
   };
   struct Group {
     std::string name;
-    std::vector<Way> ways;   ///< in order of increasing loss
-    std::size_t chosen = 0;  ///< initially the starting choice
+    std::vector<Candidate> candidates;  ///< in order of increasing loss
+    std::size_t chosen = 0;             ///< initially the starting choice
   };
 
   explicit Learner(std::vector<Group> groups) : Learner(std::move(groups), Terms()) {}
@@ -49,8 +49,8 @@ class Learner {
   /// True if any group has alternatives.
   bool has_choice() const;
   /// The alternative of a group in the next step.
-  std::size_t way(std::size_t group) const;
-  std::vector<std::size_t> ways() const;
+  std::size_t candidate(std::size_t group) const;
+  std::vector<std::size_t> candidates() const;
   std::vector<std::size_t> chosen() const;
   bool settled() const { return trying_.empty(); }
   /// True if the next step's duration counts.
@@ -77,9 +77,9 @@ class Learner {
   void choose();
   void watch(double seconds);
   static double quickest(const Group& group);
-  static double expected(const Group& group, const Way& way);
-  bool hopeless(const Group& group, const Way& way) const;
-  std::string reason(const Group& group, const Way& way) const;
+  static double expected(const Group& group, const Candidate& candidate);
+  bool hopeless(const Group& group, const Candidate& candidate) const;
+  std::string reason(const Group& group, const Candidate& candidate) const;
   Group& tried() { return groups_[group_]; }
 
   Terms terms_;

@@ -232,26 +232,29 @@ class Walk {
     const auto value_bytes = static_cast<double>(dtype_bytes(round.native_dtype));
     const double all = std::min(count * ranks, static_cast<double>(question_.count));
     const double bytes = all * value_bytes;
-    const host::SumWay way = way_of_sum(ranks, bytes, value_bytes);
-    if (way == host::SumWay::kDirect)
+    const host::SumAlgorithm algorithm = algorithm_of_sum(ranks, bytes, value_bytes);
+    if (algorithm == host::SumAlgorithm::kDirect)
       add_direct_sum(ranks, bytes);
-    else if (way == host::SumWay::kRing)
+    else if (algorithm == host::SumAlgorithm::kRing)
       add_ring(ranks, count * value_bytes);
     else
-      add_steps(host::steps_of(way, 0, ranks, static_cast<std::size_t>(all)), ranks, value_bytes);
+      add_steps(host::steps_of(algorithm, 0, ranks, static_cast<std::size_t>(all)), ranks,
+                value_bytes);
     stages_.work += ranks * (figures_.codec.encode_native.seconds(count) +
                              figures_.codec.decode_native.seconds(count));
   }
 
   // The algorithm the ranks choose: a single gradient's order is free, but not between hosts.
-  host::SumWay way_of_sum(int ranks, double bytes, double value_bytes) const {
-    const auto way = [&](double of) {
-      return host::sum_way(ranks, question_.ranks <= figures_.network.ranks_per_host,
-                           static_cast<std::size_t>(of));
+  host::SumAlgorithm algorithm_of_sum(int ranks, double bytes, double value_bytes) const {
+    const auto algorithm = [&](double of) {
+      return host::sum_algorithm(ranks, question_.ranks <= figures_.network.ranks_per_host,
+                                 static_cast<std::size_t>(of));
     };
     const double whole = static_cast<double>(question_.count) * value_bytes;
-    if (ranks == question_.ranks && way(whole) != host::SumWay::kRing) return way(bytes);
-    return bytes <= host::SumTuning::kMostDirectBytes ? host::SumWay::kDirect : host::SumWay::kRing;
+    if (ranks == question_.ranks && algorithm(whole) != host::SumAlgorithm::kRing)
+      return algorithm(bytes);
+    return bytes <= host::SumTuning::kMostDirectBytes ? host::SumAlgorithm::kDirect
+                                                      : host::SumAlgorithm::kRing;
   }
 
   // A few KiB are sent to all ranks at once, and each rank adds all values.

@@ -100,7 +100,7 @@ AutoOptions checked(AutoOptions options) {
   return options;
 }
 
-std::string way_text(const AutoChoice& choice) {
+std::string choice_text(const AutoChoice& choice) {
   const std::string grid = choice.dims.size() > 1 ? " on " + text_of(choice.dims) : "";
   return choice.codec + " " + std::string(algorithm_name(choice.algorithm)) + grid +
          ", chunks of " + std::to_string(choice.chunk_count);
@@ -202,8 +202,9 @@ LinkFigures Tuner::Impl::probe(const std::vector<int>& members) {
 // Encodes between hosts only. Uses the default chunk length, as chunks do.
 void Tuner::Impl::add_hierarchical(const std::string& spec, CostQuestion question,
                                    const CostFigures& figures, std::vector<AutoPrediction>& all) {
-  const auto ways = possible_algorithms(*question.codec, question.dtype);
-  if (std::find(ways.begin(), ways.end(), Algorithm::kTwoShot) == ways.end()) return;
+  const auto candidates = possible_algorithms(*question.codec, question.dtype);
+  if (std::find(candidates.begin(), candidates.end(), Algorithm::kTwoShot) == candidates.end())
+    return;
   question.chunk_count = channel_->traits().chunk_count;
   const double seconds = predict_hierarchical(question, figures).seconds;
   all.push_back({{spec, Algorithm::kHierarchical, question.chunk_count}, seconds});
@@ -278,15 +279,17 @@ Tuner::Impl::Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
       throw InvalidArgument("auto cannot choose " + spec +
                             " in an allreduce, which keeps no residual from codec to codec; use a "
                             "GradientReducer, or leave out +ef");
-  const std::vector<AutoPrediction> ways = alternatives({dtype, count});
-  Learner::Group group{.name = shape_text(dtype, count), .ways = {}};
-  for (const AutoPrediction& way : ways) group.ways.push_back({way_text(way.way), way.seconds});
+  const std::vector<AutoPrediction> candidates = alternatives({dtype, count});
+  Learner::Group group{.name = shape_text(dtype, count), .candidates = {}};
+  for (const AutoPrediction& candidate : candidates)
+    group.candidates.push_back({choice_text(candidate.choice), candidate.seconds});
   group.chosen = static_cast<std::size_t>(
-      std::ranges::min_element(ways, {}, &AutoPrediction::seconds) - ways.begin());
+      std::ranges::min_element(candidates, {}, &AutoPrediction::seconds) - candidates.begin());
   if (trials_.size() >= kMostGradients)
     trials_.erase(
         std::ranges::min_element(trials_, {}, [](const auto& one) { return one.second.used; }));
-  return trials_.emplace(Gradient{dtype, count}, Trials{ways, Learner({group}, kCalls), ++calls_})
+  return trials_
+      .emplace(Gradient{dtype, count}, Trials{candidates, Learner({group}, kCalls), ++calls_})
       .first->second;
 }
 
@@ -305,8 +308,8 @@ const std::vector<AutoPrediction>& Tuner::Impl::predicted(const Gradient& gradie
   std::vector<AutoPrediction>& known = predicted_[gradient];
   if (known.empty()) {
     known = alternatives(gradient);
-    std::erase_if(known, [](const AutoPrediction& way) {
-      return way.way.algorithm == Algorithm::kHierarchical;
+    std::erase_if(known, [](const AutoPrediction& candidate) {
+      return candidate.choice.algorithm == Algorithm::kHierarchical;
     });
     std::ranges::stable_sort(known, {}, &AutoPrediction::seconds);
   }
@@ -318,7 +321,8 @@ std::vector<AutoPrediction> Tuner::Impl::predict_each(const Gradient& gradient) 
   const std::vector<AutoPrediction>& all = predicted(gradient);
   for (const std::string& spec : candidates(gradient.dtype)) {
     const auto found = std::ranges::find(
-        all, spec, [](const AutoPrediction& way) -> const auto& { return way.way.codec; });
+        all, spec,
+        [](const AutoPrediction& candidate) -> const auto& { return candidate.choice.codec; });
     if (found != all.end()) each.push_back(*found);
   }
   return each;
@@ -335,7 +339,7 @@ std::string Tuner::Impl::explain() const {
   for (const auto& [gradient, all] : predicted_) {
     text += shape_text(gradient.dtype, gradient.count) + "\n";
     for (const AutoPrediction& one : all)
-      text += "  " + way_text(one.way) + ": predicted " + seconds_text(one.seconds) + "\n";
+      text += "  " + choice_text(one.choice) + ": predicted " + seconds_text(one.seconds) + "\n";
   }
   return text;
 }
@@ -359,7 +363,7 @@ bool Tuner::settled(Dtype dtype, std::size_t count) const {
 }
 
 AutoChoice Tuner::predict(Dtype dtype, std::size_t count, Collective collective) {
-  return impl_->predicted({dtype, count, collective}).front().way;
+  return impl_->predicted({dtype, count, collective}).front().choice;
 }
 
 std::vector<AutoPrediction> Tuner::predict_each(Dtype dtype, std::size_t count,

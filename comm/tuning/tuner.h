@@ -29,11 +29,11 @@ struct Tuner::Impl {
 
   /// The alternatives to measure and the Learner choosing among them.
   struct Trials {
-    std::vector<AutoPrediction> ways;
+    std::vector<AutoPrediction> candidates;
     Learner learner;
     std::uint64_t used = 0;  ///< number of the last call
 
-    const AutoChoice& current() const { return ways[learner.way(0)].way; }
+    const AutoChoice& current() const { return candidates[learner.candidate(0)].choice; }
   };
 
   Trials& trials(Dtype dtype, std::size_t count);

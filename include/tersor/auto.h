@@ -59,7 +59,7 @@ struct AutoChoice {
 
 /// A choice and its predicted time.
 struct AutoPrediction {
-  AutoChoice way;
+  AutoChoice choice;
   double seconds = 0;  ///< predicted time
 };
 

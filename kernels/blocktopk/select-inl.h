@@ -77,12 +77,12 @@ struct Narrowing {
   bool reached;
 };
 
-HWY_INLINE void narrow(const Keys& keys, Narrowing way, Bracket& bracket) {
-  while (bracket.count > way.enough && bracket.high - bracket.low > 1) {
-    const std::uint32_t step = std::min(way.step, (bracket.high - bracket.low) / 2);
-    const std::uint32_t key = way.reached ? bracket.low + step : bracket.high - step;
-    way.reached = bracket.take(key, count_from(keys, key), way.k);
-    way.step = 2 * step;
+HWY_INLINE void narrow(const Keys& keys, Narrowing method, Bracket& bracket) {
+  while (bracket.count > method.enough && bracket.high - bracket.low > 1) {
+    const std::uint32_t step = std::min(method.step, (bracket.high - bracket.low) / 2);
+    const std::uint32_t key = method.reached ? bracket.low + step : bracket.high - step;
+    method.reached = bracket.take(key, count_from(keys, key), method.k);
+    method.step = 2 * step;
   }
 }
 

@@ -59,7 +59,7 @@ struct FrameList {
   }
 
   /// Returns the step in the first frame's header.
-  TERSOR_DEVICE std::uint32_t carried_step() const {
+  TERSOR_DEVICE std::uint32_t step_in_header() const {
     return load(reinterpret_cast<const std::uint32_t*>(frame[0]) + kStepWord);
   }
 
@@ -110,17 +110,17 @@ struct FrameList {
     return reinterpret_cast<std::uint32_t*>(pointer);
   }
 
-  TERSOR_DEVICE bool is_carried(unsigned word) const { return carries_step && word == kStepWord; }
+  TERSOR_DEVICE bool is_in_header(unsigned word) const { return carries_step && word == kStepWord; }
   TERSOR_DEVICE std::uint32_t expected_word(unsigned word) const {
-    return is_carried(word) ? carried_step() : words_of(&expected)[word];
+    return is_in_header(word) ? step_in_header() : words_of(&expected)[word];
   }
 
   TERSOR_DEVICE bool check_header(unsigned index) const {
     TERSOR_KEEP_LOOP
     for (unsigned word = 0; word < kChecksumWord; ++word) {
       if (load(words_of(frame[index]) + word) == expected_word(word)) continue;
-      if (is_carried(word))
-        report(index, FrameFault::kStep, carried_step());
+      if (is_in_header(word))
+        report(index, FrameFault::kStep, step_in_header());
       else
         report(index, FrameFault::kHeader, 0);
       return false;
@@ -133,7 +133,7 @@ struct FrameList {
   /// True if the payload's checksum and the expected header's checksum give the claimed checksum.
   TERSOR_DEVICE bool check_sum(unsigned index) const {
     std::uint64_t sum = add_checksums(sums[index].value(), header_part);
-    if (carries_step) sum = add_checksums(sum, step_part(expected, carried_step()));
+    if (carries_step) sum = add_checksums(sum, step_part(expected, step_in_header()));
     if (claimed(index) == sum) return true;
     report(index, FrameFault::kChecksum, sum);
     return false;

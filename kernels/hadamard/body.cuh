@@ -256,7 +256,7 @@ struct HadamardDecodeKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     const bool sound = list.check(block);
-    const std::uint32_t step = list.carried_step();
+    const std::uint32_t step = list.step_in_header();
     const ReadSums sums(block, list, sound, shared.read);
     for_each_run<kHadamardUnitValues>(
         block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
@@ -325,7 +325,7 @@ struct HadamardReduceKernel {
 
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
-    const std::uint32_t step = list.carried_step();
+    const std::uint32_t step = list.step_in_header();
     seal.write(block, step);
     const bool sound = list.check(block);
     const float b = words.residual_factor();

@@ -300,10 +300,10 @@ void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
                           std::to_string(into.size()) + " rank " + std::to_string(rank) + " of " +
                           std::to_string(ranks) + " owns " + std::to_string(expected));
   const Grid grid = Grid::of(options.grid, ranks, options.error_growth);
-  const Slot slot{.owned = grid.owned({0, into.size()}, rank, options.parameter,
-                                      make_codec(options.codec)->traits().unit)};
+  const ExchangeParameter param{.owned = grid.owned({0, into.size()}, rank, options.parameter,
+                                                    make_codec(options.codec)->traits().unit)};
   const float adds = options.reduction == Reduction::kMean ? static_cast<float>(ranks) : 1.0f;
-  fold_owner(from, slot, owed_over(grid, adds), {into});
+  fold_owner(from, param, owed_over(grid, adds), {into});
 }
 
 void bind_feedback(nb::module_& module) {

@@ -61,18 +61,19 @@ TEST(Tuner, ASlowLinkGetsInt8) {
   });
 }
 
-struct Way {
+struct Candidate {
   std::string codec;
   Algorithm algorithm;
 };
 
-double seconds_of_allreduce(const Way& way, int ranks, const Link& link, std::size_t count) {
+double seconds_of_allreduce(const Candidate& candidate, int ranks, const Link& link,
+                            std::size_t count) {
   std::atomic<double> slowest = 0;
   run_on_clock(ranks, link, [&](Transport& transport) {
     std::vector<float> gradient(count, 1.0f);
     transport.barrier({.name = "start", .tag = transport.reserve_tags(1)}).wait_synchronize();
     const auto start = Clock::now();
-    allreduce(transport, gradient, {.codec = way.codec, .algorithm = way.algorithm});
+    allreduce(transport, gradient, {.codec = candidate.codec, .algorithm = candidate.algorithm});
     const double seconds = seconds_since(start);
     double before = slowest;
     while (before < seconds && !slowest.compare_exchange_weak(before, seconds)) {
@@ -81,31 +82,35 @@ double seconds_of_allreduce(const Way& way, int ranks, const Link& link, std::si
   return slowest;
 }
 
-double predicted_seconds(const Way& way, int ranks, const Link& link, std::size_t count) {
-  const auto codec = make_codec(way.codec);
+double predicted_seconds(const Candidate& candidate, int ranks, const Link& link,
+                         std::size_t count) {
+  const auto codec = make_codec(candidate.codec);
   const LinkFigures figures{.latency = latency_of(link),
                             .seconds_per_byte = 8 / link.bits_per_second};
-  return predict_allreduce(
-             {.codec = codec.get(), .algorithm = way.algorithm, .count = count, .ranks = ranks},
-             {.network = {.link = figures}})
+  return predict_allreduce({.codec = codec.get(),
+                            .algorithm = candidate.algorithm,
+                            .count = count,
+                            .ranks = ranks},
+                           {.network = {.link = figures}})
       .seconds;
 }
 
 // Within 1 % for long gradients, and within 20 % for short gradients dominated by latencies.
 TEST(CostModel, TellsWhatTheLinkTakes) {
-  const Way ways[] = {{"none", Algorithm::kNative},
-                      {"bf16", Algorithm::kTwoShot},
-                      {"int8", Algorithm::kTwoShot},
-                      {"int8", Algorithm::kOneShot}};
-  for (const Way& way : ways)
+  const Candidate candidates[] = {{"none", Algorithm::kNative},
+                                  {"bf16", Algorithm::kTwoShot},
+                                  {"int8", Algorithm::kTwoShot},
+                                  {"int8", Algorithm::kOneShot}};
+  for (const Candidate& candidate : candidates)
     for (const int ranks : {2, 3, 4, 8})
       for (const char* text : {"50Mbit,100us", "200Mbit,100us", "1Gbit,50us"})
         for (const std::size_t count : {std::size_t{1} << 10, std::size_t{1} << 18}) {
           const Link link = parse_link(text);
-          const double ratio = predicted_seconds(way, ranks, link, count) /
-                               seconds_of_allreduce(way, ranks, link, count);
-          SCOPED_TRACE(::testing::Message() << way.codec << " " << algorithm_name(way.algorithm)
-                                            << " " << ranks << " " << text << " " << count);
+          const double ratio = predicted_seconds(candidate, ranks, link, count) /
+                               seconds_of_allreduce(candidate, ranks, link, count);
+          SCOPED_TRACE(::testing::Message()
+                       << candidate.codec << " " << algorithm_name(candidate.algorithm) << " "
+                       << ranks << " " << text << " " << count);
           EXPECT_GT(ratio, 0.99);
           EXPECT_LT(ratio, count > 1024 ? 1.01 : 1.2);
         }

@@ -54,14 +54,14 @@ class Growing {
   GradientReducer reducer_;
 };
 
-struct Way {
+struct AddingCase {
   const char* codec;
   Algorithm algorithm;
   SendingOrder order;
   ProgressBy progress;
 };
 
-class Adding : public ::testing::TestWithParam<Way> {
+class Adding : public ::testing::TestWithParam<AddingCase> {
  protected:
   ReducerOptions options() const {
     return {.rules = {{"*", GetParam().codec}},
@@ -106,17 +106,19 @@ TEST_P(Adding, TheStateIsThatOfAllParameters) {
   });
 }
 
-std::string name_of(const ::testing::TestParamInfo<Way>& info) {
+std::string name_of(const ::testing::TestParamInfo<AddingCase>& info) {
   return "w" + std::to_string(info.index);
 }
-INSTANTIATE_TEST_SUITE_P(
-    Ways, Adding,
-    ::testing::Values(
-        Way{"int8+ef", Algorithm::kTwoShot, SendingOrder::kLearned, ProgressBy::kThread},
-        Way{"int8+ef", Algorithm::kOneShot, SendingOrder::kLearned, ProgressBy::kCaller},
-        Way{"topk:density=0.05+ef", Algorithm::kAuto, SendingOrder::kOfReady, ProgressBy::kThread},
-        Way{"lowrank:rank=2+ef", Algorithm::kAuto, SendingOrder::kLearned, ProgressBy::kCaller}),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(Cases, Adding,
+                         ::testing::Values(AddingCase{"int8+ef", Algorithm::kTwoShot,
+                                                      SendingOrder::kLearned, ProgressBy::kThread},
+                                           AddingCase{"int8+ef", Algorithm::kOneShot,
+                                                      SendingOrder::kLearned, ProgressBy::kCaller},
+                                           AddingCase{"topk:density=0.05+ef", Algorithm::kAuto,
+                                                      SendingOrder::kOfReady, ProgressBy::kThread},
+                                           AddingCase{"lowrank:rank=2+ef", Algorithm::kAuto,
+                                                      SendingOrder::kLearned, ProgressBy::kCaller}),
+                         name_of);
 
 TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
   run_ranks(2, {}, [](Transport& transport) {

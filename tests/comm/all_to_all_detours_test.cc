@@ -100,7 +100,7 @@ TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
 // blamed.
 TEST(AllToAllDetours, RanksOfOtherSplitsBothHearOfIt) {
   const Detours detours(4);
-  for (std::size_t way = 0; way < 3; ++way)
+  for (std::size_t tested = 0; tested < 3; ++tested)
     for (const std::size_t rows : {0u, 3u, 5u}) {
       std::vector<std::string> said(4);
       run_ranks(4, {}, [&](Transport& transport) {
@@ -110,7 +110,7 @@ TEST(AllToAllDetours, RanksOfOtherSplitsBothHearOfIt) {
         Values output(16 * 10, 2.0f);
         try {
           all_to_all(transport, input, output, 10, {.sent = sent, .received = taken},
-                     detours.of("int8", nullptr)[way]);
+                     detours.of("int8", nullptr)[tested]);
         } catch (const Error& error) {
           said[index(transport.rank())] = error.what();
         }

@@ -15,17 +15,17 @@
 namespace tersor::testing {
 namespace {
 
-struct AllreduceWay {
+struct AllreduceCase {
   std::string codec;
   Algorithm algorithm;
   double allowed;  // relative squared error of the sum
 };
 
-std::ostream& operator<<(std::ostream& out, const AllreduceWay& way) {
-  return out << way.codec << " " << algorithm_name(way.algorithm);
+std::ostream& operator<<(std::ostream& out, const AllreduceCase& tested) {
+  return out << tested.codec << " " << algorithm_name(tested.algorithm);
 }
 
-const AllreduceWay kAllreduceWays[] = {
+const AllreduceCase kAllreduceCases[] = {
     {"none", Algorithm::kAuto, 1e-12},
     {"none", Algorithm::kNative, 1e-12},
     {"none", Algorithm::kTwoShot, 1e-12},
@@ -49,12 +49,12 @@ const AllreduceWay kAllreduceWays[] = {
     {"topk:density=0.1,values=int8", Algorithm::kOneShot, 1.0},
 };
 
-class Allreduce : public ::testing::TestWithParam<std::tuple<AllreduceWay, int>> {
+class Allreduce : public ::testing::TestWithParam<std::tuple<AllreduceCase, int>> {
  protected:
   static std::vector<Values> reduce(const std::vector<Values>& inputs, CollectiveOptions options) {
-    const AllreduceWay& way = std::get<0>(GetParam());
-    options.codec = way.codec;
-    options.algorithm = way.algorithm;
+    const AllreduceCase& tested = std::get<0>(GetParam());
+    options.codec = tested.codec;
+    options.algorithm = tested.algorithm;
     return on_ranks(inputs, [&](Transport& transport, Values& gradient) {
       allreduce(transport, gradient, options);
     });
@@ -62,7 +62,7 @@ class Allreduce : public ::testing::TestWithParam<std::tuple<AllreduceWay, int>>
 };
 
 TEST_P(Allreduce, EndsWithTheSameBitsNearTheSum) {
-  const auto& [way, ranks] = GetParam();
+  const auto& [tested, ranks] = GetParam();
   for (const std::size_t count : {0ul, 1ul, 255ul, 256ul, 257ul, 4099ul, 100003ul}) {
     const auto inputs = gradients(ranks, count);
     const auto outputs = reduce(inputs, {});
@@ -70,12 +70,12 @@ TEST_P(Allreduce, EndsWithTheSameBitsNearTheSum) {
     if (ranks == 1) {
       EXPECT_EQ(outputs.front(), inputs.front());
     }
-    EXPECT_LE(squared_error(outputs.front(), exact_sum(inputs)), way.allowed) << count;
+    EXPECT_LE(squared_error(outputs.front(), exact_sum(inputs)), tested.allowed) << count;
   }
 }
 
 TEST_P(Allreduce, DependsNotOnTheChunks) {
-  const auto& [way, ranks] = GetParam();
+  const auto& [tested, ranks] = GetParam();
   const auto inputs = gradients(ranks, 50021, 7);
   const auto whole = reduce(inputs, {.chunk_count = std::size_t{1} << 30});
   for (const std::size_t chunk : {1ul, 4096ul, 20000ul})
@@ -83,25 +83,26 @@ TEST_P(Allreduce, DependsNotOnTheChunks) {
 }
 
 TEST_P(Allreduce, AMeanIsTheSumOverRanks) {
-  const auto& [way, ranks] = GetParam();
+  const auto& [tested, ranks] = GetParam();
   const auto inputs = gradients(ranks, 3001, 3);
   auto wanted = exact_sum(inputs);
   for (double& value : wanted) value /= ranks;
   const auto outputs = reduce(inputs, {.reduction = Reduction::kMean});
-  EXPECT_LE(squared_error(outputs.front(), wanted), way.allowed);
+  EXPECT_LE(squared_error(outputs.front(), wanted), tested.allowed);
 }
 
 TEST_P(Allreduce, TakesHalfPrecisionGradients) {
-  const auto& [way, ranks] = GetParam();
+  const auto& [tested, ranks] = GetParam();
   std::vector<std::vector<Bf16>> halves(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank)
     for (int i = 0; i < 1030; ++i)  // powers of two and their sums are exact in bf16
       halves[static_cast<std::size_t>(rank)].push_back({static_cast<std::uint16_t>(0x3f80)});
-  run_ranks(ranks, {}, [&, &way = way](Transport& transport) {
+  run_ranks(ranks, {}, [&, &tested = tested](Transport& transport) {
     auto& mine = halves[static_cast<std::size_t>(transport.rank())];
-    allreduce(transport, mine, {.codec = way.codec, .algorithm = way.algorithm});
+    allreduce(transport, mine, {.codec = tested.codec, .algorithm = tested.algorithm});
   });
-  const bool is_exact = way.codec.find("0.1") == std::string::npos && !way.codec.starts_with("had");
+  const bool is_exact =
+      tested.codec.find("0.1") == std::string::npos && !tested.codec.starts_with("had");
   if (!is_exact || ranks > 4) return;
   const float wanted = static_cast<float>(ranks);
   for (const auto& one : halves)
@@ -111,8 +112,8 @@ TEST_P(Allreduce, TakesHalfPrecisionGradients) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, Allreduce,
-                         ::testing::Combine(::testing::ValuesIn(kAllreduceWays),
+INSTANTIATE_TEST_SUITE_P(Cases, Allreduce,
+                         ::testing::Combine(::testing::ValuesIn(kAllreduceCases),
                                             ::testing::Values(1, 2, 3, 4, 8)));
 
 TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
@@ -140,10 +141,10 @@ TEST(AllreduceError, OfTwoShotIsTwoQuantisationsForAnyNumberOfRanks) {
 }
 
 /// The results of some steps plus all residuals equal the inputs, in a single dimension.
-void expect_nothing_lost(const AllreduceWay& way, int ranks, std::size_t count) {
+void expect_nothing_lost(const AllreduceCase& tested, int ranks, std::size_t count) {
   constexpr int kSteps = 6;
   const auto all = static_cast<std::size_t>(ranks);
-  const std::size_t unit = make_codec(way.codec)->traits().unit;
+  const std::size_t unit = make_codec(tested.codec)->traits().unit;
   std::vector<double> sent(count, 0.0), wanted(count, 0.0);
   std::vector<Values> residuals(all, Values(count)), owners(all);
   std::vector<StateWords> words(all);
@@ -156,8 +157,8 @@ void expect_nothing_lost(const AllreduceWay& way, int ranks, std::size_t count) 
       const auto rank = static_cast<std::size_t>(transport.rank());
       const CollectiveState state{residuals[rank], owners[rank], &words[rank]};
       allreduce(transport, gradient,
-                {.codec = way.codec,
-                 .algorithm = way.algorithm,
+                {.codec = tested.codec,
+                 .algorithm = tested.algorithm,
                  .dims = dims,
                  .state = &state,
                  .parameter = 5});
@@ -177,7 +178,7 @@ void expect_nothing_lost(const AllreduceWay& way, int ranks, std::size_t count) 
   for (std::size_t part = 0; part < all; ++part)
     for (const float value : owners[(part + 5) % all]) sent[next++] += value;
   for (std::size_t i = 0; i < count; ++i)
-    ASSERT_NEAR(sent[i], wanted[i], way.allowed * ranks) << way.codec << " at " << i;
+    ASSERT_NEAR(sent[i], wanted[i], tested.allowed * ranks) << tested.codec << " at " << i;
 }
 
 TEST(AllreduceFeedback, WhatIsNotSentIsKept) {

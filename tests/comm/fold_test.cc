@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kFoldingRanks = 4;
 
-Slot slot_of(const Grid& grid, int rank) {
+ExchangeParameter param_of(const Grid& grid, int rank) {
   const std::shared_ptr<const Codec> codec = make_codec("int8+ef");
   return {.count = kCount,
           .codec = codec,
@@ -36,12 +36,12 @@ TEST(Fold, AddsUpToThePortableState) {
       const auto own = read_state(run.reducer.save_state()).parameters.at(0);
       const auto all = read_state(run.reducer.save_portable_state()).parameters.at(0);
       EXPECT_FALSE(own.owner.empty());
-      const Slot slot = slot_of(Grid::of(dims, kFoldingRanks), run.rank);
-      const auto whole = folded({own.residual, own.owner}, slot, Owed{}, kCount);
+      const ExchangeParameter param = param_of(Grid::of(dims, kFoldingRanks), run.rank);
+      const auto whole = folded({own.residual, own.owner}, param, Owed{}, kCount);
       const std::lock_guard lock(mutex);
       add_to(sums, whole);
       if (run.rank == 0) add_to(portable, all.residual);
-      add_to(parts, residual_part(whole, slot, kCount));
+      add_to(parts, residual_part(whole, param, kCount));
     });
     EXPECT_EQ(parts, sums);  // each rank encodes every value
     for (std::size_t i = 0; i < kCount; ++i) ASSERT_NEAR(sums[i], portable[i], 1e-5) << i;
@@ -49,11 +49,11 @@ TEST(Fold, AddsUpToThePortableState) {
 }
 
 TEST(Fold, CountsEachStageAsItIsOwed) {
-  Slot slot = slot_of(Grid(kFoldingRanks), 0);
-  slot.owned.stages = {Range{4, 4}, Range{6, 2}, Range{7, 1}};
+  ExchangeParameter param = param_of(Grid(kFoldingRanks), 0);
+  param.owned.stages = {Range{4, 4}, Range{6, 2}, Range{7, 1}};
   const std::vector<float> owner = {1, 2, 3, 4, 10, 20, 100};
   std::vector<float> into(6, 1.0f);  // values 2 to 7
-  fold_owner(owner, slot, {.sender = 2, .owner = {2, 4, 8}}, {into, 2, 2.0f});
+  fold_owner(owner, param, {.sender = 2, .owner = {2, 4, 8}}, {into, 2, 2.0f});
   EXPECT_EQ(into, (std::vector<float>{1, 1, 2, 3, 1 + 3 + 2 * 10, 1 + 4 + 2 * 20 + 4 * 100}));
 }
 

@@ -41,11 +41,11 @@ CollectiveOptions two_shot(const std::string& codec, const std::vector<int>& dim
 }
 
 TEST(Grid, EndsWithTheSameBitsNearTheSum) {
-  const std::pair<std::string, double> ways[] = {
+  const std::pair<std::string, double> cases[] = {
       {"none", 1e-12}, {"bf16", 2e-5},           {"int8:rounding=stochastic", 1.2e-3},
       {"int4", 0.1},   {"hadamard:bits=4", 0.2}, {"blocktopk:density=0.2,values=bf16", 1.0}};
   for (const GridCase& one : kGridCases)
-    for (const auto& [codec, allowed] : ways)
+    for (const auto& [codec, allowed] : cases)
       for (const std::size_t count : {0ul, 1ul, 513ul, 4099ul, 70'003ul}) {
         SCOPED_TRACE(codec + " " + name_of(one) + ", " + std::to_string(count));
         const auto inputs = gradients(one.ranks, count);

@@ -242,17 +242,17 @@ std::array<CollectiveStatistics, 2> statistics_of(const std::string& link, int r
 }
 
 TEST(ShardsByHostsGroups, ComeFromTheTransport) {
-  const auto ways = [](const std::string& link, int ranks) {
+  const auto cases = [](const std::string& link, int ranks) {
     const auto found = statistics_of(link, ranks, 4000);
     return std::pair(found[0].algorithm, found[1].algorithm);
   };
   const auto by_hosts = std::pair(Algorithm::kHierarchical, Algorithm::kHierarchical);
   const auto direct = std::pair(Algorithm::kOneShot, Algorithm::kOneShot);
-  EXPECT_EQ(ways("none,per_host=2", 4), by_hosts);
-  EXPECT_EQ(ways("none,per_host=2", 6), by_hosts);
-  EXPECT_EQ(ways("none,per_host=2", 3), direct);  // hosts of two ranks and of one
-  EXPECT_EQ(ways("none,per_host=4", 4), direct);
-  EXPECT_EQ(ways("none", 3), direct);
+  EXPECT_EQ(cases("none,per_host=2", 4), by_hosts);
+  EXPECT_EQ(cases("none,per_host=2", 6), by_hosts);
+  EXPECT_EQ(cases("none,per_host=2", 3), direct);  // hosts of two ranks and of one
+  EXPECT_EQ(cases("none,per_host=4", 4), direct);
+  EXPECT_EQ(cases("none", 3), direct);
 }
 
 // Two hosts of two ranks. reduce_scatter sends half of the gradient to the neighbor as f32. Then

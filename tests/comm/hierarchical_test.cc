@@ -18,17 +18,17 @@ namespace tersor::testing {
 namespace {
 
 using namespace std::chrono_literals;
-struct HostsWay {
+struct HostsCase {
   std::string codec;
   double allowed;  // relative squared error of the sum
   std::string host_codec = "none";
 };
 
-std::ostream& operator<<(std::ostream& out, const HostsWay& way) {
-  return out << way.codec << ", within a host " << way.host_codec;
+std::ostream& operator<<(std::ostream& out, const HostsCase& tested) {
+  return out << tested.codec << ", within a host " << tested.host_codec;
 }
 
-const HostsWay kHostsWays[] = {
+const HostsCase kHostsCases[] = {
     {"none", 1e-12},
     {"bf16", 6e-5},
     {"bf16:rounding=stochastic", 1.2e-4},
@@ -58,14 +58,14 @@ const Hosts kHosts[] = {
     {2, 0, 1, 2, 0, 1, 2, 0, 1},
 };
 
-class Hierarchical : public ::testing::TestWithParam<std::tuple<HostsWay, Hosts>> {
+class Hierarchical : public ::testing::TestWithParam<std::tuple<HostsCase, Hosts>> {
  protected:
-  static const HostsWay& way() { return std::get<0>(GetParam()); }
+  static const HostsCase& tested() { return std::get<0>(GetParam()); }
   static const Hosts& hosts() { return std::get<1>(GetParam()); }
 
   static CollectiveOptions options(CollectiveOptions options = {}) {
-    options.codec = way().codec;
-    options.host_codec = way().host_codec;
+    options.codec = tested().codec;
+    options.host_codec = tested().host_codec;
     options.algorithm = Algorithm::kHierarchical;
     options.hosts = hosts();
     return options;
@@ -78,8 +78,8 @@ class Hierarchical : public ::testing::TestWithParam<std::tuple<HostsWay, Hosts>
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Ways, Hierarchical,
-                         ::testing::Combine(::testing::ValuesIn(kHostsWays),
+INSTANTIATE_TEST_SUITE_P(Cases, Hierarchical,
+                         ::testing::Combine(::testing::ValuesIn(kHostsCases),
                                             ::testing::ValuesIn(kHosts)));
 
 TEST_P(Hierarchical, EndsWithTheSameBitsNearTheSum) {
@@ -87,7 +87,7 @@ TEST_P(Hierarchical, EndsWithTheSameBitsNearTheSum) {
     const auto inputs = gradients(ranks_of(hosts()), count);
     const auto outputs = reduce(inputs, {});
     for (const Values& output : outputs) ASSERT_EQ(output, outputs.front()) << count;
-    EXPECT_LE(squared_error(outputs.front(), exact_sum(inputs)), way().allowed) << count;
+    EXPECT_LE(squared_error(outputs.front(), exact_sum(inputs)), tested().allowed) << count;
   }
 }
 
@@ -103,7 +103,7 @@ TEST_P(Hierarchical, AMeanIsTheSumOverRanks) {
   auto wanted = exact_sum(inputs);
   for (double& value : wanted) value /= ranks_of(hosts());
   const auto outputs = reduce(inputs, {.reduction = Reduction::kMean});
-  EXPECT_LE(squared_error(outputs.front(), wanted), way().allowed);
+  EXPECT_LE(squared_error(outputs.front(), wanted), tested().allowed);
 }
 
 template <typename Half>

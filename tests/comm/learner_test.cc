@@ -15,8 +15,8 @@ namespace {
 using Times = std::map<std::string, double>;  // seconds per step by codec
 
 Learner::Group group(const std::vector<std::string>& codecs, std::size_t chosen = 0) {
-  Learner::Group all{.name = "all", .ways = {}, .chosen = chosen};
-  for (const std::string& codec : codecs) all.ways.push_back({.name = codec});
+  Learner::Group all{.name = "all", .candidates = {}, .chosen = chosen};
+  for (const std::string& codec : codecs) all.candidates.push_back({.name = codec});
   return all;
 }
 
@@ -27,7 +27,9 @@ class LearnedSteps {
       : codecs_(names_of(groups)), learner_(std::move(groups), std::move(terms)) {}
 
   Learner& learner() { return learner_; }
-  std::string codec(std::size_t group = 0) const { return codecs_[group][learner_.way(group)]; }
+  std::string codec(std::size_t group = 0) const {
+    return codecs_[group][learner_.candidate(group)];
+  }
 
   void step(double seconds) {
     if (learner_.add(seconds)) learner_.agree(learner_.seconds());
@@ -51,7 +53,8 @@ class LearnedSteps {
     std::vector<std::vector<std::string>> names;
     for (const Learner::Group& one : groups) {
       names.emplace_back();
-      for (const Learner::Way& way : one.ways) names.back().push_back(way.name);
+      for (const Learner::Candidate& candidate : one.candidates)
+        names.back().push_back(candidate.name);
     }
     return names;
   }
@@ -110,7 +113,7 @@ TEST(Learner, ADisturbedStepChangesNothing) {
   EXPECT_EQ(run.codec(), "int8") << run.learner().explain();
 }
 
-TEST(Learner, TheFirstStepOfAWayDoesNotCount) {
+TEST(Learner, TheFirstStepOfACandidateDoesNotCount) {
   LearnedSteps run({group({"none", "int8"}, 1)});
   std::string last;
   run.steps(100, [&] {
@@ -125,9 +128,9 @@ TEST(Learner, TheFirstStepOfAWayDoesNotCount) {
 
 TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
   Learner::Group all = group({"none", "bf16", "int8"}, 2);
-  all.ways[0].predicted = 6.1;
-  all.ways[1].predicted = 5.9;
-  all.ways[2].predicted = 0.5;
+  all.candidates[0].predicted = 6.1;
+  all.candidates[1].predicted = 5.9;
+  all.candidates[2].predicted = 0.5;
   LearnedSteps run({all});
   const auto tried = run.settle({{"none", 0.1}, {"bf16", 6.0}, {"int8", 1.0}});
   EXPECT_EQ(tried, (std::vector<std::string>{"int8", "bf16"}));
@@ -139,9 +142,9 @@ TEST(Learner, WhatWouldTakeManyStepsIsNotTried) {
 // measured time, and no slower codecs.
 TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
   Learner::Group all = group({"none", "bf16", "int8"}, 2);
-  all.ways[0].predicted = 4.1;
-  all.ways[1].predicted = 3.9;
-  all.ways[2].predicted = 1.0;
+  all.candidates[0].predicted = 4.1;
+  all.candidates[1].predicted = 3.9;
+  all.candidates[2].predicted = 1.0;
   LearnedSteps run({all},
                    {.timed = "calls", .predicted = "calls", .hopeless = 2, .first_pause = 64});
   const auto tried = run.settle({{"none", 1.0}, {"bf16", 3.0}, {"int8", 2.0}});
@@ -156,8 +159,8 @@ TEST(Learner, CallsTryWhatMayTakeLessThanTwiceTheQuickest) {
 
 TEST(Learner, AModelThatPromisedTooMuchTimeIsNotBelieved) {
   Learner::Group all = group({"none", "int8"}, 1);
-  all.ways[0].predicted = 40;
-  all.ways[1].predicted = 10;
+  all.candidates[0].predicted = 40;
+  all.candidates[1].predicted = 10;
   LearnedSteps run({all});
   run.settle({{"none", 0.9}, {"int8", 1.0}});
   EXPECT_EQ(run.codec(), "none");

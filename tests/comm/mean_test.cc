@@ -18,18 +18,18 @@ namespace {
 
 constexpr std::size_t kMeanCount = 1500;  // three units: with many ranks, some ranks own nothing
 
-struct MeanWay {
+struct MeanCase {
   std::string name;
   Algorithm algorithm = Algorithm::kAuto;
   int ranks_per_host = 0;
 };
 
-std::ostream& operator<<(std::ostream& out, const MeanWay& way) { return out << way.name; }
+std::ostream& operator<<(std::ostream& out, const MeanCase& tested) { return out << tested.name; }
 
-std::vector<int> hosts_of(const MeanWay& way, int ranks) {
+std::vector<int> hosts_of(const MeanCase& tested, int ranks) {
   std::vector<int> hosts;
-  for (int rank = 0; way.ranks_per_host != 0 && rank < ranks; ++rank)
-    hosts.push_back(rank / way.ranks_per_host);
+  for (int rank = 0; tested.ranks_per_host != 0 && rank < ranks; ++rank)
+    hosts.push_back(rank / tested.ranks_per_host);
   return hosts;
 }
 
@@ -55,14 +55,16 @@ void expect_mean(int ranks, float value, double allowed, const MeanOf& mean_of) 
   });
 }
 
-class Mean : public ::testing::TestWithParam<std::tuple<MeanWay, int>> {
+class Mean : public ::testing::TestWithParam<std::tuple<MeanCase, int>> {
  protected:
   template <typename T>
   void expect(const std::string& codec, float value) {
-    const auto& [way, ranks] = GetParam();
-    const std::vector<int> hosts = hosts_of(way, ranks);
-    const CollectiveOptions options{
-        .codec = codec, .reduction = Reduction::kMean, .algorithm = way.algorithm, .hosts = hosts};
+    const auto& [tested, ranks] = GetParam();
+    const std::vector<int> hosts = hosts_of(tested, ranks);
+    const CollectiveOptions options{.codec = codec,
+                                    .reduction = Reduction::kMean,
+                                    .algorithm = tested.algorithm,
+                                    .hosts = hosts};
     SCOPED_TRACE(codec);
     expect_mean<T>(ranks, value, allowed(codec, DtypeOf<T>::value),
                    [&](Transport& transport, std::vector<T>& values) {
@@ -84,12 +86,13 @@ TEST_P(Mean, OfEqualValuesIsThatValue) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Ways, Mean,
-    ::testing::Combine(::testing::Values(MeanWay{"auto"}, MeanWay{"native", Algorithm::kNative},
-                                         MeanWay{"two-shot", Algorithm::kTwoShot},
-                                         MeanWay{"one-shot", Algorithm::kOneShot},
-                                         MeanWay{"by hosts of two", Algorithm::kHierarchical, 2},
-                                         MeanWay{"by hosts of three", Algorithm::kHierarchical, 3}),
+    Cases, Mean,
+    ::testing::Combine(::testing::Values(MeanCase{"auto"}, MeanCase{"native", Algorithm::kNative},
+                                         MeanCase{"two-shot", Algorithm::kTwoShot},
+                                         MeanCase{"one-shot", Algorithm::kOneShot},
+                                         MeanCase{"by hosts of two", Algorithm::kHierarchical, 2},
+                                         MeanCase{"by hosts of three", Algorithm::kHierarchical,
+                                                  3}),
                        ::testing::Values(2, 3, 4, 7, 37, 64)));
 
 using Dims = std::vector<int>;

@@ -11,11 +11,11 @@ namespace tersor {
 namespace {
 
 TEST(Residuals, PlacedAnewTheyBeginAnew) {
-  const auto residence = make_residence(Memory::kHost, {});
+  const auto backend = make_memory_backend(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 1);
-  residuals.use_memory(*residence);
+  residuals.use_memory(*backend);
   residuals.add(100, 50);  // a failure in the next call
-  residuals.use_memory(*residence);
+  residuals.use_memory(*backend);
   residuals.add(100, 50);
   residuals.add(200, 0);
   EXPECT_EQ(residuals.parameters(), 2u);
@@ -26,9 +26,9 @@ TEST(Residuals, PlacedAnewTheyBeginAnew) {
 }
 
 TEST(Residuals, JoinedStepsGoBackToTheValuesBeforeThem) {
-  const auto residence = make_residence(Memory::kHost, {});
+  const auto backend = make_memory_backend(Memory::kHost, {});
   Residuals residuals(Dtype::kF32, 2);
-  residuals.use_memory(*residence);
+  residuals.use_memory(*backend);
   residuals.add(1, 0);
   residuals.add(1, 0);
   const auto value = [&](std::size_t i) { return residuals.current_sender(i).as<float>()[0]; };

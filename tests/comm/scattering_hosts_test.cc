@@ -21,8 +21,8 @@ TEST(ScatteringByHosts, SaysHowItGoes) {
       reducer.ready("w", gradient, shard);
       reducer.wait();
       for (const float value : shard) ASSERT_NEAR(value, 1.0f, 0.01f);
-      const Algorithm way = ranks == 4 ? Algorithm::kHierarchical : Algorithm::kTwoShot;
-      EXPECT_EQ(reducer.parameter_statistics().front().algorithm, way);
+      const Algorithm tested = ranks == 4 ? Algorithm::kHierarchical : Algorithm::kTwoShot;
+      EXPECT_EQ(reducer.parameter_statistics().front().algorithm, tested);
       const std::string said =
           ranks == 4 ? ", reduce-scatter, hierarchical\n" : ", reduce-scatter\n";
       EXPECT_NE(reducer.explain().find(said), std::string::npos) << reducer.explain();

@@ -15,7 +15,7 @@ namespace {
 
 /// The collective of "w" (allreduce or reduce_scatter), and its hosts; no hosts means the direct
 /// algorithm.
-struct OwingWay {
+struct OwingCase {
   int ranks;
   Collective collective;
   std::vector<int> hosts = {};
@@ -32,15 +32,17 @@ class Owing {
  public:
   static constexpr std::size_t kRows = 50, kColumns = 100, kCount = kRows * kColumns;
 
-  Owing(Transport& transport, const OwingWay& way)
-      : transport_(transport), collective_(way.collective), reducer(transport, way.options()) {
+  Owing(Transport& transport, const OwingCase& tested)
+      : transport_(transport),
+        collective_(tested.collective),
+        reducer(transport, tested.options()) {
     const auto ranks = static_cast<std::size_t>(transport.ranks());
     shard_.resize(ceil_div(kRows, ranks) * kColumns);  // whole rows, padded
     gradient_.resize(scatters() ? ranks * shard_.size() : kCount);
     reducer.add("w", {.count = kCount,
                       .rows = kRows,
                       .columns = kColumns,
-                      .collective = way.collective,
+                      .collective = tested.collective,
                       .shard_count = scatters() ? shard_.size() : 0});
   }
 
@@ -78,12 +80,12 @@ class Owing {
   GradientReducer reducer;
 };
 
-/// The residuals per value, in units of the mean, after loading the state on `way.ranks` ranks.
-std::vector<double> owed_by(const OwingWay& way, const std::vector<std::byte>& state) {
+/// The residuals per value, in units of the mean, after loading the state on `tested.ranks` ranks.
+std::vector<double> owed_by(const OwingCase& tested, const std::vector<std::byte>& state) {
   std::vector<double> all(Owing::kCount, 0.0);
   std::mutex writing;
-  run_ranks(way.ranks, {}, [&](Transport& transport) {
-    Owing run(transport, way);
+  run_ranks(tested.ranks, {}, [&](Transport& transport) {
+    Owing run(transport, tested);
     run.reducer.load_state(state);
     const std::vector<double> rest = run.drain();
     const std::lock_guard lock(writing);
@@ -94,10 +96,10 @@ std::vector<double> owed_by(const OwingWay& way, const std::vector<std::byte>& s
 }
 
 /// The portable state after some steps.
-std::vector<std::byte> state_of(const OwingWay& way) {
+std::vector<std::byte> state_of(const OwingCase& tested) {
   std::vector<std::byte> state;
-  run_ranks(way.ranks, {}, [&](Transport& transport) {
-    Owing run(transport, way);
+  run_ranks(tested.ranks, {}, [&](Transport& transport) {
+    Owing run(transport, tested);
     for (int step = 0; step < 3; ++step)
       run.step(gaussian(Owing::kCount, static_cast<std::uint64_t>(step * 10 + transport.rank())));
     const auto saved = run.reducer.save_portable_state();
@@ -108,24 +110,24 @@ std::vector<std::byte> state_of(const OwingWay& way) {
 
 constexpr Collective kShards = Collective::kReduceScatter;
 
-const OwingWay kOwingWays[] = {{2, kShards},
-                               {3, kShards},
-                               {4, kShards},
-                               {2, Collective::kAllreduce},
-                               {4, Collective::kAllreduce},
-                               {4, kShards, {0, 1, 1, 0}},
-                               {6, kShards, {0, 1, 2, 0, 1, 2}},
-                               {4, Collective::kAllreduce, {0, 0, 1, 1}}};
+const OwingCase kOwingCases[] = {{2, kShards},
+                                 {3, kShards},
+                                 {4, kShards},
+                                 {2, Collective::kAllreduce},
+                                 {4, Collective::kAllreduce},
+                                 {4, kShards, {0, 1, 1, 0}},
+                                 {6, kShards, {0, 1, 2, 0, 1, 2}},
+                                 {4, Collective::kAllreduce, {0, 0, 1, 1}}};
 
 // Between numbers of ranks with different padding, between hosts, and between both collectives.
 TEST(ScatteringState, IsOwedByAnyRanksInEitherCollective) {
-  for (const OwingWay& from : {OwingWay{3, kShards}, OwingWay{4, kShards, {0, 0, 1, 1}}}) {
+  for (const OwingCase& from : {OwingCase{3, kShards}, OwingCase{4, kShards, {0, 0, 1, 1}}}) {
     const std::vector<std::byte> state = state_of(from);
     const std::vector<double> wanted = owed_by(from, state);
     double energy = 0;
     for (const double value : wanted) energy += value * value;
     ASSERT_GT(energy, 0.0);
-    for (const OwingWay& to : kOwingWays) {
+    for (const OwingCase& to : kOwingCases) {
       const std::vector<double> found = owed_by(to, state);
       double error = 0;
       for (std::size_t i = 0; i < found.size(); ++i)

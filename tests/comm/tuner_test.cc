@@ -129,9 +129,9 @@ TEST(Tuner, AGridThatIsDecidedIsPredicted) {
   run_ranks(6, {}, [&](Transport& transport) {
     Tuner tuner(transport, given(kSlow));
     const std::vector<int> dims = {3, 2};
-    const auto ways = tuner.predict_each(Dtype::kF32, 1 << 20, Collective::kAllreduce, dims);
-    EXPECT_EQ(ways.back().way.codec, "int8");
-    EXPECT_EQ(ways.back().way.dims, dims);
+    const auto candidates = tuner.predict_each(Dtype::kF32, 1 << 20, Collective::kAllreduce, dims);
+    EXPECT_EQ(candidates.back().choice.codec, "int8");
+    EXPECT_EQ(candidates.back().choice.dims, dims);
     EXPECT_NE(tuner.explain().find("int8 two-shot on 3 x 2, chunks"), std::string::npos);
   });
 }

@@ -40,13 +40,13 @@ std::string Expressions::text(Expression value) const {
   return text + ")";
 }
 
-Layout flat_layout(const std::function<Schedule(const Group&)>& way, int ranks,
+Layout flat_layout(const std::function<Schedule(const Group&)>& schedule_by, int ranks,
                    std::size_t shards) {
   Layout layout{.schedules = {}, .parts = {}, .part_count = shards};
   std::vector<std::vector<std::size_t>> parts;
   for (std::size_t shard = 0; shard < shards; ++shard) parts.push_back({shard});
   for (int rank = 0; rank < ranks; ++rank) {
-    layout.schedules.push_back(way(everybody(rank, ranks)));
+    layout.schedules.push_back(schedule_by(everybody(rank, ranks)));
     layout.parts.push_back(parts);
   }
   return layout;
@@ -87,11 +87,11 @@ Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between) {
   return layout;
 }
 
-Layout owned_layout(const std::function<Schedule(const Group&)>& way,
+Layout owned_layout(const std::function<Schedule(const Group&)>& schedule_by,
                     const std::vector<Group>& all_groups) {
   Layout layout{.schedules = {}, .parts = {}, .part_count = all_groups.size()};
   for (const Group& group : all_groups) {
-    layout.schedules.push_back(way(group));
+    layout.schedules.push_back(schedule_by(group));
     layout.parts.emplace_back();
     for (const int owner : shard_owners(group))
       layout.parts.back().push_back({static_cast<std::size_t>(owner)});

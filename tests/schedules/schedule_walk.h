@@ -54,13 +54,14 @@ struct Layout {
   std::vector<int> hosts = {};  ///< of each rank; empty: no two ranks share a host
 };
 
-Layout flat_layout(const std::function<Schedule(const Group&)>& way, int ranks, std::size_t shards);
+Layout flat_layout(const std::function<Schedule(const Group&)>& schedule_by, int ranks,
+                   std::size_t shards);
 Layout grid_layout(const Grid& grid);
 Layout hierarchical_layout(const std::vector<int>& hosts, Exchange between);
 /// A part per rank, for hosts with equal numbers of ranks, and on a grid.
 Layout hierarchical_scatter_layout(const std::vector<int>& hosts);
 Layout hierarchical_gather_layout(const std::vector<int>& hosts);
-Layout owned_layout(const std::function<Schedule(const Group&)>& way,
+Layout owned_layout(const std::function<Schedule(const Group&)>& schedule_by,
                     const std::vector<Group>& all_groups);
 
 /// Number of messages sent by a rank in an allreduce on a grid. An owner sends to the owners of

@@ -147,10 +147,10 @@ TEST(Schedules, AllGather) {
   }
 }
 
-using WayTo = Schedule (*)(const Group&, int);
+using ScheduleTo = Schedule (*)(const Group&, int);
 
-Layout rooted_layout(WayTo way, int ranks, int root, std::size_t shards) {
-  return flat_layout([&](const Group& group) { return way(group, root); }, ranks, shards);
+Layout rooted_layout(ScheduleTo schedule_by, int ranks, int root, std::size_t shards) {
+  return flat_layout([&](const Group& group) { return schedule_by(group, root); }, ranks, shards);
 }
 
 // Every rank gets the root's value, encoded once. A rank sends at most as many messages as the tree
@@ -158,10 +158,10 @@ Layout rooted_layout(WayTo way, int ranks, int root, std::size_t shards) {
 TEST(Schedules, Broadcasts) {
   for (const int n : rank_counts())
     for (const int root : {0, n / 2, n - 1})
-      for (const WayTo way : {chain_broadcast, tree_broadcast}) {
+      for (const ScheduleTo schedule_by : {chain_broadcast, tree_broadcast}) {
         if (n == 1) continue;
         SCOPED_TRACE(n);
-        const Layout layout = rooted_layout(way, n, root, 1);
+        const Layout layout = rooted_layout(schedule_by, n, root, 1);
         ScheduleWalk walk(layout);
         ASSERT_EQ(walk.run(), "");
         const Expression wanted = walk.expressions().encoded(walk.expressions().gradient(root));
@@ -170,7 +170,7 @@ TEST(Schedules, Broadcasts) {
           ASSERT_EQ(walk.value(rank, 0), wanted) << rank;
           messages += walk.sent(rank).messages;
           EXPECT_LE(walk.sent(rank).messages,
-                    way == chain_broadcast ? 1u : layout.schedules[0].size());
+                    schedule_by == chain_broadcast ? 1u : layout.schedules[0].size());
         }
         EXPECT_EQ(messages, static_cast<std::size_t>(n - 1));
       }
@@ -178,8 +178,11 @@ TEST(Schedules, Broadcasts) {
 
 void expect_sums_at_root(const Grid& grid, int root) {
   const auto shards = static_cast<std::size_t>(grid.owners());
-  const auto way = [&](const Group& group) { return reduce_to(everybody(group.rank, grid), root); };
-  const Layout layout = flat_layout(way, grid.group_size(), shards), all = grid_layout(grid);
+  const auto schedule_by = [&](const Group& group) {
+    return reduce_to(everybody(group.rank, grid), root);
+  };
+  const Layout layout = flat_layout(schedule_by, grid.group_size(), shards),
+               all = grid_layout(grid);
   ScheduleWalk walk(layout), wanted(all);
   ASSERT_EQ(walk.run() + wanted.run(), "");
   for (std::size_t part = 0; part < shards; ++part)
@@ -301,11 +304,11 @@ TEST(Schedules, AHierarchySendsWhatTheTableSays) {
 // Otherwise all ranks would wait for one rank's link.
 TEST(Schedules, AtAnyTimeEachRankSendsToAnother) {
   for (const int n : {2, 3, 8, 33})
-    for (const auto& way : {two_shot, one_shot})
+    for (const auto& schedule_by : {two_shot, one_shot})
       for (std::size_t turn = 0; turn < static_cast<std::size_t>(n); ++turn) {
         std::set<int> peers;
         for (int rank = 0; rank < n; ++rank)
-          peers.insert(way(everybody(rank, n)).front().sends[turn].peer);
+          peers.insert(schedule_by(everybody(rank, n)).front().sends[turn].peer);
         EXPECT_EQ(peers.size(), static_cast<std::size_t>(n)) << turn;
       }
 }

@@ -98,13 +98,13 @@ class StepsWalk {
 
 std::string name(int rank) { return "x" + std::to_string(rank); }
 
-using Way = HostSteps (*)(int rank, int ranks, std::size_t count);
+using Algorithm = HostSteps (*)(int rank, int ranks, std::size_t count);
 
-StepsWalk walk_of_sum(Way way, int ranks, std::size_t count) {
+StepsWalk walk_of_sum(Algorithm algorithm, int ranks, std::size_t count) {
   std::vector<HostSteps> steps;
   std::vector<Items> items;
   for (int rank = 0; rank < ranks; ++rank) {
-    steps.push_back(way(rank, ranks, count));
+    steps.push_back(algorithm(rank, ranks, count));
     items.emplace_back(count, name(rank));
   }
   return {std::move(steps), std::move(items)};
@@ -124,12 +124,12 @@ const std::vector<int> kRanks = {1,  2,  3,  4,  5,  6,  7,  8,  9,  12,
                                  15, 16, 17, 31, 32, 33, 48, 64, 100};
 
 TEST(HostSteps, SumsEndWithTheSameExpressionOnAllRanks) {
-  for (const Way way : {&recursive_doubling, &halving_doubling})
+  for (const Algorithm algorithm : {&recursive_doubling, &halving_doubling})
     for (const int ranks : kRanks)
       for (const std::size_t count : {0u, 1u, 5u, 64u, 1001u}) {
         if (count > 64 && ranks > 17) continue;
         SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << count << " values");
-        StepsWalk walk = walk_of_sum(way, ranks, count);
+        StepsWalk walk = walk_of_sum(algorithm, ranks, count);
         ASSERT_EQ(walk.run(), "");
         const auto partners = static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)));
         const Items wanted(count, sum_of(0, partners, ranks, partners));
@@ -180,25 +180,25 @@ TEST(HostSteps, RoundsGatherEverybodysRecord) {
 TEST(HostSteps, NeighboursMeetFirst) {
   for (const int ranks : {2, 4, 8, 64})
     for (int rank = 0; rank < ranks; ++rank)
-      for (const Way way : {&recursive_doubling, &halving_doubling}) {
-        const HostStep first = way(rank, ranks, 100).front();
+      for (const Algorithm algorithm : {&recursive_doubling, &halving_doubling}) {
+        const HostStep first = algorithm(rank, ranks, 100).front();
         EXPECT_EQ(first.to, rank ^ 1);
         EXPECT_EQ(first.from, rank ^ 1);
       }
 }
 
-TEST(HostSteps, TheWayGoesByBytesAndRanks) {
+TEST(HostSteps, TheAlgorithmDependsOnBytesAndRanks) {
   const std::size_t kib = 1024;
-  EXPECT_EQ(sum_way(4, false, 8 * kib), SumWay::kDoubling);
-  EXPECT_EQ(sum_way(4, false, 8 * kib + 1), SumWay::kHalving);
-  EXPECT_EQ(sum_way(4, true, 32 * kib), SumWay::kDoubling);
-  EXPECT_EQ(sum_way(4, false, 64 * kib), SumWay::kHalving);
-  EXPECT_EQ(sum_way(4, true, 64 * kib + 1), SumWay::kRing);
-  EXPECT_EQ(sum_way(2, false, 64 * kib), SumWay::kDoubling);
-  EXPECT_EQ(sum_way(3, false, 16 * kib), SumWay::kDirect);
-  EXPECT_EQ(sum_way(3, false, 16 * kib + 1), SumWay::kRing);
-  EXPECT_EQ(sum_way(9, true, 8 * kib), SumWay::kDirect);
-  EXPECT_EQ(sum_way(9, true, 8 * kib + 1), SumWay::kRing);
+  EXPECT_EQ(sum_algorithm(4, false, 8 * kib), SumAlgorithm::kDoubling);
+  EXPECT_EQ(sum_algorithm(4, false, 8 * kib + 1), SumAlgorithm::kHalving);
+  EXPECT_EQ(sum_algorithm(4, true, 32 * kib), SumAlgorithm::kDoubling);
+  EXPECT_EQ(sum_algorithm(4, false, 64 * kib), SumAlgorithm::kHalving);
+  EXPECT_EQ(sum_algorithm(4, true, 64 * kib + 1), SumAlgorithm::kRing);
+  EXPECT_EQ(sum_algorithm(2, false, 64 * kib), SumAlgorithm::kDoubling);
+  EXPECT_EQ(sum_algorithm(3, false, 16 * kib), SumAlgorithm::kDirect);
+  EXPECT_EQ(sum_algorithm(3, false, 16 * kib + 1), SumAlgorithm::kRing);
+  EXPECT_EQ(sum_algorithm(9, true, 8 * kib), SumAlgorithm::kDirect);
+  EXPECT_EQ(sum_algorithm(9, true, 8 * kib + 1), SumAlgorithm::kRing);
 }
 
 }  // namespace

@@ -248,13 +248,15 @@ bool is_exact(Dtype dtype) {
 }
 
 // All parts of a collective use the same algorithm, so splitting a collective changes no bits.
-SumWay way_of(const Start& start, const RingWork& work) {
+SumAlgorithm algorithm_of(const Start& start, const RingWork& work) {
   const Channel& channel = *start.channel;
   const std::size_t bytes = bytes_of_all(work.parts);
   const std::size_t whole = is_exact(start.envelope.dtype) ? bytes : start.operation.whole_bytes;
-  const auto way = [&](std::size_t of) { return sum_way(channel.ranks(), channel.one_host(), of); };
-  if (whole != 0 && way(whole) != SumWay::kRing) return way(bytes);
-  return bytes <= SumTuning::kMostDirectBytes ? SumWay::kDirect : SumWay::kRing;
+  const auto algorithm = [&](std::size_t of) {
+    return sum_algorithm(channel.ranks(), channel.one_host(), of);
+  };
+  if (whole != 0 && algorithm(whole) != SumAlgorithm::kRing) return algorithm(bytes);
+  return bytes <= SumTuning::kMostDirectBytes ? SumAlgorithm::kDirect : SumAlgorithm::kRing;
 }
 
 }  // namespace
@@ -275,12 +277,12 @@ ValueSpan RingChunks::of(ValueSpan part, std::size_t chunk) const {
 }
 
 std::unique_ptr<HostTransfer> make_reduction(const Start& start, const RingWork& work) {
-  const SumWay way = way_of(start, work);
-  if (way == SumWay::kDirect) return std::make_unique<Direct>(start, work);
-  if (way == SumWay::kRing) return std::make_unique<Ring>(start, work);
+  const SumAlgorithm algorithm = algorithm_of(start, work);
+  if (algorithm == SumAlgorithm::kDirect) return std::make_unique<Direct>(start, work);
+  if (algorithm == SumAlgorithm::kRing) return std::make_unique<Ring>(start, work);
   const Channel& channel = *start.channel;
   return std::make_unique<SmallSum>(
-      start, work, steps_of(way, channel.rank(), channel.ranks(), start.envelope.count));
+      start, work, steps_of(algorithm, channel.rank(), channel.ranks(), start.envelope.count));
 }
 
 }  // namespace tersor::host

@@ -78,20 +78,20 @@ HostSteps gather_in_rounds(int rank, int ranks) {
   return steps;
 }
 
-SumWay sum_way(int ranks, bool one_host, std::size_t bytes) {
+SumAlgorithm sum_algorithm(int ranks, bool one_host, std::size_t bytes) {
   using Tuning = SumTuning;
   if (!std::has_single_bit(static_cast<unsigned>(ranks))) {
     const std::size_t direct = ranks < 8 ? Tuning::kMostDirectOfFewRanks : Tuning::kMostDirectBytes;
-    return bytes <= direct ? SumWay::kDirect : SumWay::kRing;
+    return bytes <= direct ? SumAlgorithm::kDirect : SumAlgorithm::kRing;
   }
-  if (bytes > Tuning::kMostHalvedBytes) return SumWay::kRing;
+  if (bytes > Tuning::kMostHalvedBytes) return SumAlgorithm::kRing;
   const std::size_t doubled = one_host ? Tuning::kMostDoubledOnHost : Tuning::kMostDoubledBytes;
-  return ranks == 2 || bytes <= doubled ? SumWay::kDoubling : SumWay::kHalving;
+  return ranks == 2 || bytes <= doubled ? SumAlgorithm::kDoubling : SumAlgorithm::kHalving;
 }
 
-HostSteps steps_of(SumWay way, int rank, int ranks, std::size_t count) {
-  return way == SumWay::kDoubling ? recursive_doubling(rank, ranks, count)
-                                  : halving_doubling(rank, ranks, count);
+HostSteps steps_of(SumAlgorithm algorithm, int rank, int ranks, std::size_t count) {
+  return algorithm == SumAlgorithm::kDoubling ? recursive_doubling(rank, ranks, count)
+                                              : halving_doubling(rank, ranks, count);
 }
 
 }  // namespace tersor::host

@@ -52,7 +52,7 @@ HostSteps gather_in_rounds(int rank, int ranks);
 
 /// The algorithm of a sum. Doubling and halving return the same bits. Direct and ring return the
 /// bits of the owners' order (ring.h).
-enum class SumWay : std::uint8_t { kDirect, kDoubling, kHalving, kRing };
+enum class SumAlgorithm : std::uint8_t { kDirect, kDoubling, kHalving, kRing };
 
 /// Size limits, in bytes of all parts, below which sums with a free order avoid the ring. Doubling
 /// has fewer messages, halving fewer bytes. At the crossover, a message costs as much as the
@@ -68,8 +68,8 @@ struct SumTuning {
 };
 
 /// Returns the same algorithm on all ranks of a sum.
-SumWay sum_way(int ranks, bool one_host, std::size_t bytes);
+SumAlgorithm sum_algorithm(int ranks, bool one_host, std::size_t bytes);
 /// Returns the steps of recursive_doubling or halving_doubling.
-HostSteps steps_of(SumWay way, int rank, int ranks, std::size_t count);
+HostSteps steps_of(SumAlgorithm algorithm, int rank, int ranks, std::size_t count);
 
 }  // namespace tersor::host

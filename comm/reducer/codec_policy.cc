@@ -1,4 +1,4 @@
-#include "comm/reducer/ways.h"
+#include "comm/reducer/codec_policy.h"
 
 #include "comm/calls/arguments.h"
 #include "comm/collectives/choose.h"
@@ -22,29 +22,30 @@ bool wants_tuner(const ReducerOptions& options) {
   return wanted;
 }
 
-std::string group_name(const Slot& slot, const RuleChoice& choice) {
-  const bool scatters = slot.collective == Collective::kReduceScatter;
-  return choice.chooser() + ", " + std::string(dtype_name(slot.dtype)) +
+std::string group_name(const ExchangeParameter& param, const RuleChoice& choice) {
+  const bool scatters = param.collective == Collective::kReduceScatter;
+  return choice.chooser() + ", " + std::string(dtype_name(param.dtype)) +
          (scatters ? " shards" : "");
 }
 
 /// Uses the predictions of the group's first parameter.
-Learner::Group new_group(std::string name, const std::vector<AutoPrediction>& ways) {
-  Learner::Group group{.name = std::move(name), .ways = {}};
-  for (const AutoPrediction& way : ways) group.ways.push_back({.name = way.way.codec});
+Learner::Group new_group(std::string name, const std::vector<AutoPrediction>& predictions) {
+  Learner::Group group{.name = std::move(name), .candidates = {}};
+  for (const AutoPrediction& candidate : predictions)
+    group.candidates.push_back({.name = candidate.choice.codec});
   return group;
 }
 
 }  // namespace
 
-Ways::Ways(Parameters& parameters)
+CodecPolicy::CodecPolicy(Parameters& parameters)
     : parameters_(parameters),
       options_(parameters.options()),
       algorithm_(options_.algorithm == Algorithm::kHierarchical ? Algorithm::kAuto
                                                                 : options_.algorithm),
       rules_(options_) {}
 
-void Ways::find_tuner(Transport& transport) {
+void CodecPolicy::find_tuner(Transport& transport) {
   if (!wants_tuner(options_)) return;
   if (options_.tuner == nullptr)
     own_tuner_ = std::make_unique<Tuner>(transport, options_.automatic);
@@ -52,104 +53,110 @@ void Ways::find_tuner(Transport& transport) {
 }
 
 // Applies the rules to the parameter without padding. A tuner chooses for "auto".
-void Ways::choose(ReducerParameter& own, Slot& slot) {
-  own.choice = rules_.choose({own.name, own.count, slot.rows, slot.columns, slot.dtype});
+void CodecPolicy::choose(ReducerParameter& own, ExchangeParameter& param) {
+  own.choice = rules_.choose({own.name, own.count, param.rows, param.columns, param.dtype});
   if (single_host_codec_ != nullptr) own.choice = {single_host_codec_, RuleChoice::Why::kOneHost};
-  if (own.choice.automatic()) return choose_way(own, slot);
-  set_codec(own, slot, own.choice.codec);
-  try_phases(own, slot);
+  if (own.choice.automatic()) return choose_automatically(own, param);
+  set_codec(own, param, own.choice.codec);
+  try_phases(own, param);
 }
 
-void Ways::choose_way(ReducerParameter& own, Slot& slot) {
+void CodecPolicy::choose_automatically(ReducerParameter& own, ExchangeParameter& param) {
   check_tuner_memory(*tuner_, parameters_.memory());
-  own.ways = tuner_->predict_each(slot.dtype, count_of_message(slot), slot.collective,
-                                  parameters_.context().grid.digits());
-  for (const AutoPrediction& prediction : own.ways)
-    slot.least_unit =
-        std::max(slot.least_unit, unit_of(*rules_.codec(prediction.way.codec), slot.count));
-  set_way(own, slot, std::ranges::min_element(own.ways, {}, &AutoPrediction::seconds)->way);
+  own.predictions = tuner_->predict_each(param.dtype, count_of_message(param), param.collective,
+                                         parameters_.context().grid.digits());
+  for (const AutoPrediction& prediction : own.predictions)
+    param.least_unit =
+        std::max(param.least_unit, unit_of(*rules_.codec(prediction.choice.codec), param.count));
+  set_choice(own, param,
+             std::ranges::min_element(own.predictions, {}, &AutoPrediction::seconds)->choice);
 }
 
 // A parameter in a shared message is predicted with the size of the whole message, because the
 // parameter adds bytes but no latency.
-std::size_t Ways::count_of_message(const Slot& slot) const {
-  return std::max(slot.count, options_.bucket_bytes / dtype_bytes(slot.dtype));
+std::size_t CodecPolicy::count_of_message(const ExchangeParameter& param) const {
+  return std::max(param.count, options_.bucket_bytes / dtype_bytes(param.dtype));
 }
 
 // Applies all phases, the first phase last, so invalid phases throw now.
-void Ways::try_phases(ReducerParameter& own, Slot& slot) {
+void CodecPolicy::try_phases(ReducerParameter& own, ExchangeParameter& param) {
   const std::vector<RulePhase>& phases = own.choice.phases;
   schedules_ |= !phases.empty();
   for (const RulePhase& phase : phases)
-    slot.least_unit = std::max(slot.least_unit, unit_of(*phase.codec, slot.count));
+    param.least_unit = std::max(param.least_unit, unit_of(*phase.codec, param.count));
   for (auto phase = phases.rbegin(); phase != phases.rend(); ++phase) {
-    set_codec(own, slot, phase->codec);
+    set_codec(own, param, phase->codec);
     own.owes_later |= own.algorithm == Algorithm::kTwoShot;
   }
 }
 
-void Ways::set_codec(ReducerParameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const {
-  slot.codec = std::move(codec);
+void CodecPolicy::set_codec(ReducerParameter& own, ExchangeParameter& param,
+                            std::shared_ptr<const Codec> codec) const {
+  param.codec = std::move(codec);
   own.algorithm =
-      preferred_algorithm(slot, encoding_ranks(parameters_.context(), slot), algorithm_);
-  if (!slot.encoded_shards.empty()) own.algorithm = Algorithm::kHierarchical;
-  slot.window.reset();
-  if (slot.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
-    slot.window = slot.output_first;
+      preferred_algorithm(param, encoding_ranks(parameters_.context(), param), algorithm_);
+  if (!param.encoded_shards.empty()) own.algorithm = Algorithm::kHierarchical;
+  param.window.reset();
+  if (param.collective == Collective::kReduceScatter && own.algorithm == Algorithm::kOneShot)
+    param.window = param.output_first;
 }
 
-void Ways::set_way(ReducerParameter& own, Slot& slot, const AutoChoice& way) {
-  slot.algorithm = way.algorithm;
-  slot.chunk_count = way.chunk_count;
-  set_codec(own, slot, rules_.codec(way.codec));
+void CodecPolicy::set_choice(ReducerParameter& own, ExchangeParameter& param,
+                             const AutoChoice& choice) {
+  param.algorithm = choice.algorithm;
+  param.chunk_count = choice.chunk_count;
+  set_codec(own, param, rules_.codec(choice.codec));
 }
 
 // Parameters of one rule and dtype share a codec. Each parameter uses the codec's fastest
 // algorithm.
-void Ways::begin() {
+void CodecPolicy::begin() {
   std::vector<Learner::Group> groups;
   for (std::size_t i = 0; i < parameters_.count(); ++i) {
     ReducerParameter& parameter = parameters_.all[i];
-    if (parameter.ways.empty()) continue;
-    const std::string name = group_name(parameters_.slots[i], parameter.choice);
+    if (parameter.predictions.empty()) continue;
+    const std::string name = group_name(parameters_.params[i], parameter.choice);
     auto found = std::ranges::find(groups, name, &Learner::Group::name);
-    if (found == groups.end()) found = groups.insert(groups.end(), new_group(name, parameter.ways));
+    if (found == groups.end())
+      found = groups.insert(groups.end(), new_group(name, parameter.predictions));
     parameter.group = static_cast<std::size_t>(found - groups.begin());
     const auto message =
-        static_cast<double>(std::max<std::size_t>(1, count_of_message(parameters_.slots[i])));
-    const double share = static_cast<double>(parameters_.slots[i].count) / message;
-    for (std::size_t way = 0; way < parameter.ways.size(); ++way)
-      found->ways[way].predicted += share * parameter.ways[way].seconds;
+        static_cast<double>(std::max<std::size_t>(1, count_of_message(parameters_.params[i])));
+    const double share = static_cast<double>(parameters_.params[i].count) / message;
+    for (std::size_t candidate = 0; candidate < parameter.predictions.size(); ++candidate)
+      found->candidates[candidate].predicted += share * parameter.predictions[candidate].seconds;
   }
   if (groups.empty()) return;
   for (Learner::Group& group : groups)
     group.chosen = static_cast<std::size_t>(
-        std::ranges::min_element(group.ways, {}, &Learner::Way::predicted) - group.ways.begin());
+        std::ranges::min_element(group.candidates, {}, &Learner::Candidate::predicted) -
+        group.candidates.begin());
   learner_ = std::make_unique<Learner>(std::move(groups));
 }
 
-std::vector<std::size_t> Ways::take(std::uint32_t step) {
+std::vector<std::size_t> CodecPolicy::take(std::uint32_t step) {
   std::vector<std::size_t> entered;
   for (std::size_t i = 0; i < parameters_.count(); ++i) {
     ReducerParameter& own = parameters_.all[i];
-    if (!own.ways.empty())
-      set_way(own, parameters_.slots[i], own.ways[learner_->way(own.group)].way);
-    if (own.choice.phases.empty() || own.phase(step).codec == parameters_.slots[i].codec) continue;
-    set_codec(own, parameters_.slots[i], own.phase(step).codec);
+    if (!own.predictions.empty())
+      set_choice(own, parameters_.params[i],
+                 own.predictions[learner_->candidate(own.group)].choice);
+    if (own.choice.phases.empty() || own.phase(step).codec == parameters_.params[i].codec) continue;
+    set_codec(own, parameters_.params[i], own.phase(step).codec);
     entered.push_back(i);
   }
   return entered;
 }
 
-bool Ways::in_phase(std::uint32_t step) const {
+bool CodecPolicy::in_phase(std::uint32_t step) const {
   for (std::size_t i = 0; i < parameters_.count(); ++i)
     if (!parameters_.all[i].choice.phases.empty() &&
-        parameters_.all[i].phase(step).codec != parameters_.slots[i].codec)
+        parameters_.all[i].phase(step).codec != parameters_.params[i].codec)
       return false;
   return true;
 }
 
-bool Ways::enters_phase(std::uint32_t step) {
+bool CodecPolicy::enters_phase(std::uint32_t step) {
   if (!schedules_ || followed_step_ == step) return false;
   followed_step_ = step;
   if (in_phase(step)) return false;
@@ -158,7 +165,7 @@ bool Ways::enters_phase(std::uint32_t step) {
 }
 
 // A graph repeats a single step.
-void Ways::check_capture(std::uint32_t step) const {
+void CodecPolicy::check_capture(std::uint32_t step) const {
   const bool followed = in_phase(step);
   for (const ReducerParameter& one : parameters_.all)
     if (const auto& phases = one.choice.phases;
@@ -168,58 +175,59 @@ void Ways::check_capture(std::uint32_t step) const {
                             ": a step can be captured once one was made after that");
 }
 
-bool Ways::may_learn() const {
+bool CodecPolicy::may_learn() const {
   return learner_ != nullptr && learner_->has_choice() && parameters_.context().ranks > 1 &&
          options_.learning == Learning::kOn;
 }
 
-bool Ways::settled(bool begun) const {
+bool CodecPolicy::settled(bool begun) const {
   if (begun || !automatic() || parameters_.context().ranks == 1)
     return !learns() || learner_->settled();
   return options_.learning == Learning::kOff;
 }
 
 // The first step learns the order, and its duration is not used.
-bool Ways::end_step() {
+bool CodecPolicy::end_step() {
   const auto began = std::exchange(step_began_, std::nullopt);
   if (!began) return false;
   const auto ended = step_ended_.value_or(Clock::now());
   return learner_->add(std::chrono::duration<double>(ended - *began).count());
 }
 
-void Ways::begin_step(std::uint32_t number) {
+void CodecPolicy::begin_step(std::uint32_t number) {
   learned_step_ = number;
   step_ended_.reset();
   step_began_ = Clock::now();
 }
 
-bool Ways::agree(double seconds) {
-  const std::vector<std::size_t> before = learner_->ways();
+bool CodecPolicy::agree(double seconds) {
+  const std::vector<std::size_t> before = learner_->candidates();
   learner_->agree(seconds);
-  return learner_->ways() != before;
+  return learner_->candidates() != before;
 }
 
-bool Ways::adopt(std::span<const std::string> codecs) {
+bool CodecPolicy::adopt(std::span<const std::string> codecs) {
   if (learner_ == nullptr) return false;
   std::vector<std::size_t> chosen = learner_->chosen();
   for (std::size_t i = 0; i < parameters_.count(); ++i) {
-    const auto& ways = parameters_.all[i].ways;
-    const auto found = std::ranges::find_if(
-        ways, [&](const AutoPrediction& way) { return way.way.codec == codecs[i]; });
-    if (found != ways.end())
-      chosen[parameters_.all[i].group] = static_cast<std::size_t>(found - ways.begin());
+    const auto& predictions = parameters_.all[i].predictions;
+    const auto found = std::ranges::find_if(predictions, [&](const AutoPrediction& candidate) {
+      return candidate.choice.codec == codecs[i];
+    });
+    if (found != predictions.end())
+      chosen[parameters_.all[i].group] = static_cast<std::size_t>(found - predictions.begin());
   }
   if (chosen == learner_->chosen()) return false;
   learner_->begin_with(chosen);
   return true;
 }
 
-const std::string& Ways::chosen_codec(std::size_t parameter) const {
+const std::string& CodecPolicy::chosen_codec(std::size_t parameter) const {
   const ReducerParameter& own = parameters_.all[parameter];
-  return own.ways[learner_->chosen()[own.group]].way.codec;
+  return own.predictions[learner_->chosen()[own.group]].choice.codec;
 }
 
-void Ways::begin_capture() {
+void CodecPolicy::begin_capture() {
   if (!learner_->settled())
     throw InvalidArgument(
         "codec auto still tries how gradients go: make steps until GradientReducer::settled() says "
@@ -227,7 +235,7 @@ void Ways::begin_capture() {
   was_captured_ = true;
 }
 
-std::string Ways::explain() const {
+std::string CodecPolicy::explain() const {
   std::string text;
   if (may_learn()) text += learner_->explain();
   if (own_tuner_ != nullptr) text += own_tuner_->explain();

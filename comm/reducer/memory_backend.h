@@ -15,9 +15,9 @@
 
 namespace tersor {
 
-class Residence {
+class MemoryBackend {
  public:
-  virtual ~Residence() = default;
+  virtual ~MemoryBackend() = default;
 
   virtual Memory memory() const = 0;
   /// The reducer's stream, and the trainer's stream.
@@ -66,14 +66,13 @@ class Residence {
   /// While an Entry exists, the reducer's device is current in the calling thread.
   class Entry {
    public:
-    explicit Entry(const Residence& residence)
-        : residence_(residence), before_(residence.enter()) {}
-    ~Entry() { residence_.leave(before_); }
+    explicit Entry(const MemoryBackend& backend) : backend_(backend), before_(backend.enter()) {}
+    ~Entry() { backend_.leave(before_); }
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
 
    private:
-    const Residence& residence_;
+    const MemoryBackend& backend_;
     int before_;
   };
 
@@ -84,6 +83,6 @@ class Residence {
 
 /// Starts with the words of a new StateWords. `trainer`: the trainer's stream for device gradients.
 /// Waits for the device.
-std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer);
+std::unique_ptr<MemoryBackend> make_memory_backend(Memory memory, StreamView trainer);
 
 }  // namespace tersor

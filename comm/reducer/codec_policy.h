@@ -21,10 +21,10 @@
 
 namespace tersor {
 
-class Ways {
+class CodecPolicy {
  public:
   /// The parameters must outlive this object. Throws InvalidArgument for invalid rules.
-  explicit Ways(Parameters& parameters);
+  explicit CodecPolicy(Parameters& parameters);
 
   /// Call if all ranks share a host: every parameter then uses the codec within the host.
   void set_single_host(std::shared_ptr<const Codec> codec) {
@@ -39,7 +39,7 @@ class Ways {
 
   /// Chooses the first codec and algorithm of a parameter before `add`. Throws InvalidArgument if
   /// no rule matches or if the choice is not possible.
-  void choose(ReducerParameter& own, Slot& slot);
+  void choose(ReducerParameter& own, ExchangeParameter& param);
   /// Call when all parameters are known, and after adding parameters: learning starts again.
   void begin();
   /// Applies the choices for a training step. Returns the parameters whose schedule changed the
@@ -82,11 +82,12 @@ class Ways {
   std::string explain() const;
 
  private:
-  void choose_way(ReducerParameter& own, Slot& slot);
-  void try_phases(ReducerParameter& own, Slot& slot);
-  void set_codec(ReducerParameter& own, Slot& slot, std::shared_ptr<const Codec> codec) const;
-  void set_way(ReducerParameter& own, Slot& slot, const AutoChoice& way);
-  std::size_t count_of_message(const Slot& slot) const;
+  void choose_automatically(ReducerParameter& own, ExchangeParameter& param);
+  void try_phases(ReducerParameter& own, ExchangeParameter& param);
+  void set_codec(ReducerParameter& own, ExchangeParameter& param,
+                 std::shared_ptr<const Codec> codec) const;
+  void set_choice(ReducerParameter& own, ExchangeParameter& param, const AutoChoice& choice);
+  std::size_t count_of_message(const ExchangeParameter& param) const;
   bool in_phase(std::uint32_t step) const;
 
   Parameters& parameters_;

@@ -1,4 +1,4 @@
-#include "comm/reducer/residence.h"
+#include "comm/reducer/memory_backend.h"
 
 #include "codecs/planned_codec.h"
 #include "kernels/device/device.h"
@@ -16,7 +16,7 @@
 namespace tersor {
 namespace {
 
-class HostResidence final : public Residence {
+class HostBackend final : public MemoryBackend {
  public:
   Memory memory() const override { return Memory::kHost; }
   void bind(ExchangeContext& context) override { context.words = &words_; }
@@ -59,9 +59,9 @@ class HostResidence final : public Residence {
 
 constexpr std::uint32_t kFlags[] = {0, 1};
 
-class DeviceResidence final : public Residence {
+class DeviceBackend final : public MemoryBackend {
  public:
-  explicit DeviceResidence(StreamView trainer)
+  explicit DeviceBackend(StreamView trainer)
       : trainer_(trainer),
         device_(kernels::current_device()),
         words_(sizeof(StateWords), Memory::kDevice),
@@ -213,9 +213,9 @@ class DeviceResidence final : public Residence {
 
 }  // namespace
 
-std::unique_ptr<Residence> make_residence(Memory memory, StreamView trainer) {
-  if (memory == Memory::kHost) return std::make_unique<HostResidence>();
-  return std::make_unique<DeviceResidence>(trainer);
+std::unique_ptr<MemoryBackend> make_memory_backend(Memory memory, StreamView trainer) {
+  if (memory == Memory::kHost) return std::make_unique<HostBackend>();
+  return std::make_unique<DeviceBackend>(trainer);
 }
 
 }  // namespace tersor
