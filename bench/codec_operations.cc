@@ -125,10 +125,10 @@ class FeedbackOperation : public PlannedOperation {
   }
 
   /// Sent values plus new residual equal gradient plus old residual.
-  void check_nothing_lost(ConstValueSpan sent, ConstValueSpan kept) const {
+  void check_nothing_lost(ConstValueSpan sent, ConstValueSpan selected) const {
     std::vector<double> sum(input_.count);
     add_values(1.0, sent, sum);
-    add_values(1.0, kept, sum);
+    add_values(1.0, selected, sum);
     add_values(-1.0, states_.initial(), sum);
     require_sum(sum, gradient(), "decoded + residual against gradient");
   }

@@ -29,7 +29,7 @@ TopkLayout layout_of(const Buffer& frame, std::size_t count) {
   const FrameHeader header = read_frame_header(frame.span());
   double density;
   std::memcpy(&density, header.parameters, sizeof(density));
-  return {count, topk_kept(count, density),
+  return {count, topk_selected(count, density),
           static_cast<TopkValues>(header.flags >> kCodecFlagShift)};
 }
 
@@ -79,7 +79,7 @@ class ForcedFeedback : public TopkOperation {
         expected_(expected),
         residual_(residual_bytes()),
         workspace_(
-            kernels::topk_workspace_bytes(input.count, layout_.kept, input.threads->count())) {
+            kernels::topk_workspace_bytes(input.count, layout_.selected, input.threads->count())) {
     std::memset(residual_.pointer(), 0, residual_.bytes());
     workspace_bytes_ = workspace_.bytes();
     work_ = {.access = Access::kUpdate,
@@ -100,7 +100,7 @@ class ForcedFeedback : public TopkOperation {
                                   .dtype = gradient.dtype(),
                                   .count = gradient.count(),
                                   .feedback = {residual_.pointer(), residual_.pointer()},
-                                  .k = layout_.kept,
+                                  .k = layout_.selected,
                                   .value_dtype = value_dtype(layout_.values),
                                   .payload = sections(),
                                   .workspace = workspace_.span(),
@@ -139,14 +139,14 @@ class SelectReference : public TopkOperation {
   void call(std::size_t) override {
     const auto values = input_.step(0).as<float>();
     std::iota(indices_.begin(), indices_.end(), std::uint32_t{0});
-    const auto kept = indices_.begin() + static_cast<std::ptrdiff_t>(layout_.kept);
-    std::nth_element(indices_.begin(), kept, indices_.end(),
+    const auto selected = indices_.begin() + static_cast<std::ptrdiff_t>(layout_.selected);
+    std::nth_element(indices_.begin(), selected, indices_.end(),
                      [values](std::uint32_t a, std::uint32_t b) {
                        const auto key_a = kernels::magnitude_bits(values[a]);
                        const auto key_b = kernels::magnitude_bits(values[b]);
                        return key_a != key_b ? key_a > key_b : a < b;
                      });
-    std::sort(indices_.begin(), kept);
+    std::sort(indices_.begin(), selected);
     write_payload(values);
   }
 
@@ -161,15 +161,16 @@ class SelectReference : public TopkOperation {
   void write_payload(std::span<const float> values) const {
     auto* first = section<std::uint32_t>(0);
     auto* index_in_tile = section<std::uint16_t>(layout_.index_offset());
-    auto* kept_values = section<float>(layout_.values_offset());
+    auto* selected_values = section<float>(layout_.values_offset());
     std::size_t tile = 0;
-    for (std::size_t i = 0; i < layout_.kept; ++i) {
+    for (std::size_t i = 0; i < layout_.selected; ++i) {
       const std::uint32_t index = indices_[i];
       for (; tile <= index / TopkLayout::kTile; ++tile) first[tile] = static_cast<std::uint32_t>(i);
       index_in_tile[i] = static_cast<std::uint16_t>(index % TopkLayout::kTile);
-      kept_values[i] = values[index];
+      selected_values[i] = values[index];
     }
-    for (; tile <= layout_.tiles(); ++tile) first[tile] = static_cast<std::uint32_t>(layout_.kept);
+    for (; tile <= layout_.tiles(); ++tile)
+      first[tile] = static_cast<std::uint32_t>(layout_.selected);
   }
 
   std::vector<std::uint32_t> indices_;

@@ -143,12 +143,12 @@ class MemoryCheck {
 
   void states(std::span<const SegmentState> list) {
     for (std::size_t i = 0; i < list.size(); ++i)
-      kept("the residual", {i, list.size()}, list[i].residual_in, list[i].residual_out);
+      state("the residual", {i, list.size()}, list[i].residual_in, list[i].residual_out);
   }
 
   void memories(std::span<const SegmentMemory> list) {
     for (std::size_t i = 0; i < list.size(); ++i)
-      kept("the codec's memory", {i, list.size()}, list[i].in, list[i].out);
+      state("the codec's memory", {i, list.size()}, list[i].in, list[i].out);
   }
 
   /// Checks a pointer of a segment, or of the whole call.
@@ -193,7 +193,7 @@ class MemoryCheck {
   void execution(const Execution& execution) {
     if (memory_ == Memory::kDevice) kernels::check_stream(execution.stream);
     written("the workspace", execution.workspace);
-    written("the kept memory", execution.kept);
+    written("the kept memory", execution.round_state);
     pointer("the fault record", execution.fault);
   }
 
@@ -215,7 +215,7 @@ class MemoryCheck {
     std::size_t index, entries;
   };
 
-  void kept(const char* what, Index at, const ConstValueSpan& in, const ValueSpan& out) {
+  void state(const char* what, Index at, const ConstValueSpan& in, const ValueSpan& out) {
     spans_.update(what, in, out);
     for (const ConstValueSpan& span : {in, ConstValueSpan(out)}) {
       if (span.empty()) continue;
@@ -364,7 +364,8 @@ void check_round(const Codec& codec, const FrameIdentity& identity, unsigned fir
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution) {
   check_space(codec, "a workspace", execution.workspace, sizes.workspace_bytes,
               kWorkspaceAlignment);
-  check_space(codec, "kept memory", execution.kept, sizes.kept_bytes, kWorkspaceAlignment);
+  check_space(codec, "kept memory", execution.round_state, sizes.round_state_bytes,
+              kWorkspaceAlignment);
 }
 
 void check_frame_space(const Codec& codec, const PlanSizes& sizes, ByteSpan frame) {

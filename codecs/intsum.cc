@@ -45,7 +45,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   PlanSizes sizes(const PlanRequest& request) const {
     check_contributions(request.contributions);
-    return {.kept_bytes = end_of(request.segments).maxima * sizeof(float)};
+    return {.round_state_bytes = end_of(request.segments).maxima * sizeof(float)};
   }
 
   RawValues raw_values(std::span<const Segment> segments, Dtype, unsigned round) const {
@@ -97,7 +97,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
   bool is_of_maxima(unsigned round) const { return round == 0 && !knows_scale(); }
 
   static float* scales_of(const Execution& execution) {
-    return reinterpret_cast<float*>(execution.kept.data());
+    return reinterpret_cast<float*>(execution.round_state.data());
   }
 
   float levels_of(std::size_t contributions) const {

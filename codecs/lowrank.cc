@@ -76,7 +76,8 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     }
     const Offset end = end_of(request.segments);
     const std::size_t workspace = request.memory == Memory::kDevice ? end.workspace : widest;
-    return {.workspace_bytes = workspace * sizeof(float), .kept_bytes = end.basis * sizeof(float)};
+    return {.workspace_bytes = workspace * sizeof(float),
+            .round_state_bytes = end.basis * sizeof(float)};
   }
 
   RawValues raw_values(std::span<const Segment> segments, Dtype, unsigned round) const {
@@ -152,7 +153,7 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
   }
 
   static float* basis_of(const Execution& execution, const Offset& offset) {
-    return reinterpret_cast<float*>(execution.kept.data()) + offset.basis;
+    return reinterpret_cast<float*>(execution.round_state.data()) + offset.basis;
   }
 
   static float* workspace_of(const Execution& execution) {
@@ -242,7 +243,8 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     }
   }
 
-  /// A zero or non-finite sum carries no information for the next step; the memory is then kept.
+  /// A zero or non-finite sum carries no information for the next step; the memory is then
+  /// selected.
   static void remember(const SegmentMemory& memory, const LowrankShape& shape,
                        const float* coefficients) {
     const std::size_t stride = lowrank_stride(shape.columns);

@@ -27,7 +27,7 @@ PlannedCodec::PlannedCodec(std::string_view spec, const PlanFor& plan_for)
                         .memory = plan_for.memory,
                         .threads = threads});
   workspace_ = Buffer(plan_.workspace_bytes, plan_for.memory);
-  kept_ = Buffer(plan_.kept_bytes, plan_for.memory);
+  round_state_ = Buffer(plan_.round_state_bytes, plan_for.memory);
 }
 
 bool PlannedCodec::allows(Exchange exchange) const {
@@ -38,7 +38,7 @@ Execution PlannedCodec::execution() const {
   return {.threads = plan_for_.threads,
           .stream = plan_for_.stream,
           .workspace = workspace_.span(),
-          .kept = kept_.span(),
+          .round_state = round_state_.span(),
           .memory = plan_for_.memory};
 }
 

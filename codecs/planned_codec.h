@@ -79,7 +79,7 @@ class PlannedCodec {
   PlanFor plan_for_;
   Segment segment_;
   Plan plan_;
-  Buffer workspace_, kept_;
+  Buffer workspace_, round_state_;
 };
 
 /// Returns a state whose residual is updated in place.

@@ -45,7 +45,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
   std::size_t workspace_bytes(const PlanRequest& request) const {
     std::size_t bytes = decode_workspace_bytes(request);
     for (const Segment& segment : request.segments) {
-      check_kept(layout_of(segment));
+      check_selected(layout_of(segment));
       bytes = std::max(bytes, encode_workspace_bytes(request, segment));
     }
     return bytes;
@@ -88,13 +88,14 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
   using Views = ViewList<kernels::TopkPayloadView>;
 
   TopkLayout layout_of(const Segment& segment) const {
-    return {segment.count, topk_kept(segment.count, options_.density), options_.values};
+    return {segment.count, topk_selected(segment.count, options_.density), options_.values};
   }
 
-  void check_kept(const TopkLayout& layout) const {
-    if (layout.kept > std::numeric_limits<std::uint32_t>::max())
+  void check_selected(const TopkLayout& layout) const {
+    if (layout.selected > std::numeric_limits<std::uint32_t>::max())
       throw InvalidArgument("codec " + spec().text() + " would keep " +
-                            std::to_string(layout.kept) + " of " + std::to_string(layout.count) +
+                            std::to_string(layout.selected) + " of " +
+                            std::to_string(layout.count) +
                             " values; fewer than 2^32 fit a segment: lower the density");
   }
 
@@ -104,7 +105,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
       if (request.memory == Memory::kDevice)
         return kernels::topk_device_workspace_bytes(segment.count, options_.density);
     const TopkLayout layout = layout_of(segment);
-    return kernels::topk_workspace_bytes(layout.count, layout.kept, request.threads);
+    return kernels::topk_workspace_bytes(layout.count, layout.selected, request.threads);
   }
 
   static std::size_t decode_workspace_bytes(const PlanRequest& request) {
@@ -141,7 +142,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
                           .dtype = call.gradients[index].dtype(),
                           .count = segment.count,
                           .feedback = feedback,
-                          .k = layout.kept,
+                          .k = layout.selected,
                           .value_dtype = value_dtype(options_.values),
                           .payload = sections<kernels::TopkPayload>(payload, layout),
                           .workspace = call.execution.workspace},
@@ -170,7 +171,7 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
       for (std::size_t frame = 0; frame < call.frames.size(); ++frame) {
         const auto view = sections<kernels::TopkPayloadView>(
             payload_of(call.frames[frame]).subspan(offset), layout);
-        const char* wrong = kernels::topk_validate(view, layout.count, layout.kept);
+        const char* wrong = kernels::topk_validate(view, layout.count, layout.selected);
         if (wrong != nullptr) throw_wrong_indices(frame, call.frames.size(), i, wrong);
       }
       offset += layout.bytes();

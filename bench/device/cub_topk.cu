@@ -34,11 +34,11 @@ __global__ void add_kernel(const float* gradient, float* residual, unsigned coun
   if (indices != nullptr) indices[i] = i;
 }
 
-/// Takes at most `kept` values, and at most `selected` values (null: no further limit).
-__global__ void take_kernel(const std::uint32_t* chosen, unsigned kept, const unsigned* selected,
-                            CubTopkCall call) {
+/// Takes at most `sent_count` values, and at most `selected` values (null: no further limit).
+__global__ void take_kernel(const std::uint32_t* chosen, unsigned sent_count,
+                            const unsigned* selected, CubTopkCall call) {
   const unsigned i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= kept || (selected != nullptr && i >= *selected)) return;
+  if (i >= sent_count || (selected != nullptr && i >= *selected)) return;
   const std::uint32_t index = chosen[i];
   call.indices[i] = index;
   call.values[i] = call.residual[index];
@@ -55,10 +55,10 @@ unsigned grid(unsigned count) { return (count + kThreads - 1) / kThreads; }
 
 }  // namespace
 
-CubTopk::CubTopk(CubTopkKind kind, std::size_t count, std::size_t kept)
+CubTopk::CubTopk(CubTopkKind kind, std::size_t count, std::size_t sent_count)
     : kind_(kind),
       count_(static_cast<int>(count)),
-      kept_(static_cast<unsigned>(kept)),
+      sent_count_(static_cast<unsigned>(sent_count)),
       keys_(count * sizeof(std::uint32_t), Memory::kDevice),
       sorted_keys_(count * sizeof(std::uint32_t), Memory::kDevice),
       indices_(kind == CubTopkKind::kSort ? count * sizeof(std::uint32_t) : 0, Memory::kDevice),
@@ -99,7 +99,7 @@ void CubTopk::queue_select(cudaStream_t stream) {
                  as<std::uint32_t>(sorted_keys_), count_, 0, kKeyBits, stream),
              "queueing a sort of keys");
   const IsChosen is_chosen{as<const std::uint32_t>(keys_),
-                           as<const std::uint32_t>(sorted_keys_) + kept_ - 1};
+                           as<const std::uint32_t>(sorted_keys_) + sent_count_ - 1};
   bytes = temporary_.bytes();
   check_cuda(cub::DeviceSelect::If(temporary_.pointer(), bytes,
                                    thrust::counting_iterator<std::uint32_t>(0),
@@ -118,9 +118,9 @@ void CubTopk::queue(const CubTopkCall& call, cudaStream_t stream) {
     queue_sort(stream);
   else
     queue_select(stream);
-  take_kernel<<<grid(kept_), kThreads, 0, stream>>>(as<const std::uint32_t>(sorted_indices_), kept_,
-                                                    sorts ? nullptr : as<const unsigned>(selected_),
-                                                    call);
+  take_kernel<<<grid(sent_count_), kThreads, 0, stream>>>(
+      as<const std::uint32_t>(sorted_indices_), sent_count_,
+      sorts ? nullptr : as<const unsigned>(selected_), call);
   check_cuda(cudaGetLastError(), "launching a gather");
 }
 

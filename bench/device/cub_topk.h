@@ -23,11 +23,11 @@ struct CubTopkCall {
   float* values;
 };
 
-/// Top-k of `kept` values out of `count` values, with `count` below 2^31. The constructor allocates
-/// all memory.
+/// Top-k of `sent_count` values out of `count` values, with `count` below 2^31. The constructor
+/// allocates all memory.
 class CubTopk {
  public:
-  CubTopk(CubTopkKind kind, std::size_t count, std::size_t kept);
+  CubTopk(CubTopkKind kind, std::size_t count, std::size_t sent_count);
 
   void queue(const CubTopkCall& call, cudaStream_t stream);
   std::size_t workspace_bytes() const;
@@ -38,7 +38,7 @@ class CubTopk {
 
   CubTopkKind kind_;
   int count_;
-  unsigned kept_;
+  unsigned sent_count_;
   Buffer keys_, sorted_keys_, indices_, sorted_indices_, selected_, temporary_;
 };
 

@@ -86,11 +86,11 @@ class TwoKernels : public CodecOperation {
   RotatedBuffer payloads_;
 };
 
-std::size_t kept_of(const PlannedCodec& codec) {
+std::size_t selected_of(const PlannedCodec& codec) {
   double density = TopkOptions{}.density;
   for (const auto& [key, value] : codec.codec().spec().options)
     if (key == "density") density = std::stod(value);
-  return topk_kept(codec.count(), density);
+  return topk_selected(codec.count(), density);
 }
 
 class CubTopkOperation : public CodecOperation {
@@ -99,13 +99,13 @@ class CubTopkOperation : public CodecOperation {
       : CodecOperation(input),
         name_(name),
         codec_(with_feedback(input.codec, Feedback::kResidual), input.plan_on_host()),
-        kept_(kept_of(codec_)),
-        topk_(name == kCubSort ? CubTopkKind::kSort : CubTopkKind::kSelect, input.count, kept_),
+        selected_(selected_of(codec_)),
+        topk_(name == kCubSort ? CubTopkKind::kSort : CubTopkKind::kSelect, input.count, selected_),
         sets_(sets_for(work())),
         gradients_(input, sets_, Steps::kAll),
         states_(input, sets_),
-        indices_(rotated(sets_, kept_ * sizeof(std::uint32_t))),
-        values_(rotated(sets_, kept_ * sizeof(float))) {
+        indices_(rotated(sets_, selected_ * sizeof(std::uint32_t))),
+        values_(rotated(sets_, selected_ * sizeof(float))) {
     workspace_bytes_ = topk_.workspace_bytes();
   }
 
@@ -113,7 +113,7 @@ class CubTopkOperation : public CodecOperation {
     run();
     const Buffer indices = on_host(indices_), values = on_host(values_);
     std::vector<float> decoded(input_.count);
-    for (std::size_t i = 0; i < kept_; ++i)
+    for (std::size_t i = 0; i < selected_; ++i)
       decoded.at(reinterpret_cast<const std::uint32_t*>(indices.pointer())[i]) =
           reinterpret_cast<const float*>(values.pointer())[i];
     const double error = feedback_error(gradient(), states_.initial(), decoded);
@@ -131,7 +131,7 @@ class CubTopkOperation : public CodecOperation {
 
  private:
   MemoryWork work() {
-    payload_bytes_ = TopkLayout{input_.count, kept_, TopkValues::kF32}.bytes();
+    payload_bytes_ = TopkLayout{input_.count, selected_, TopkValues::kF32}.bytes();
     return {.access = Access::kUpdate,
             .bytes = feedback_bytes(gradient().bytes(), residual_bytes(), payload_bytes_)};
   }
@@ -145,7 +145,7 @@ class CubTopkOperation : public CodecOperation {
 
   std::string name_;
   PlannedCodec codec_;
-  std::size_t kept_;
+  std::size_t selected_;
   CubTopk topk_;
   std::size_t sets_;
   Gradients gradients_;

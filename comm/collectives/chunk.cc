@@ -29,13 +29,13 @@ void ChunkTask::prepare(Transport& transport, const ChunkPlan& plan) {
     if (!lends(transport, plan, plan.made_bytes[i]))
       grow(made_[i], plan.made_bytes[i], plan.memory);
   grow(workspace_, plan.workspace_bytes, plan.memory);
-  grow(kept_memory_, plan.kept_bytes, plan.memory);
+  grow(round_state_, plan.round_state_bytes, plan.memory);
 }
 
 void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint32_t tag) {
   prepare(*context.transport, plan);
   context_ = &context;
-  messages_.bind(context, workspace_.span(), kept_memory_.span());
+  messages_.bind(context, workspace_.span(), round_state_.span());
   plan_ = &plan;
   tag_ = tag;
   step_ = 0;
@@ -44,7 +44,7 @@ void ChunkTask::start(ExchangeContext& context, const ChunkPlan& plan, std::uint
 
 void ChunkTask::drop() {
   handle_ = {};
-  kept_ = {};
+  retained_ = {};
   blocks_ = {};
   plan_ = nullptr;
 }
@@ -126,7 +126,7 @@ void ChunkTask::begin_step() {
   if (step().is_native()) return begin_native();
   make_messages();
   start_messages();
-  kept_ = {};
+  retained_ = {};
 }
 
 // Raw values: in place if the gradient itself is sent, otherwise in the buffer, shard by shard.
@@ -222,9 +222,9 @@ void ChunkTask::finish_step() {
     take_native();
   } else {
     collect();
-    if (step().take != Take::kKeep) decode_received();
+    if (step().take != Take::kRetain) decode_received();
   }
-  if (step().take == Take::kKeep) kept_ = std::move(handle_);
+  if (step().take == Take::kRetain) retained_ = std::move(handle_);
   handle_ = {};
 }
 

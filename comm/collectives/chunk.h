@@ -77,12 +77,12 @@ class ChunkTask {
   std::size_t step_ = 0;  ///< current or next step
   bool ticked_ = false;
   Handle handle_;
-  Handle kept_;  ///< of the messages reduced by the next step
+  Handle retained_;  ///< of the messages reduced by the next step
   /// The results of even and odd steps: messages or raw values.
   std::array<std::shared_ptr<Buffer>, 2> made_ = {std::make_shared<Buffer>(),
                                                   std::make_shared<Buffer>()};
   std::array<Block, 2> blocks_;  ///< used instead, if the transport has blocks
-  Buffer workspace_, kept_memory_;
+  Buffer workspace_, round_state_;
   std::vector<ConstByteSpan> own_;  ///< messages of the step's shards
   std::vector<int> peers_;          ///< number of other ranks receiving each message
   std::vector<Received> received_;  ///< ordered by shard, then by rank

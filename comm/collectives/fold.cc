@@ -42,13 +42,13 @@ void fold_owner(std::span<const float> owner, const ExchangeParameter& param, co
   }
 }
 
-std::vector<float> folded(const KeptResiduals& own, const ExchangeParameter& param,
+std::vector<float> folded(const RankResiduals& own, const ExchangeParameter& param,
                           const Owed& owed, std::size_t count) {
   std::vector<float> whole(count);
   for_each_part(param, own.sender.size(), count,
-                [&](std::size_t first, std::size_t kept, std::size_t known) {
+                [&](std::size_t first, std::size_t stored, std::size_t known) {
                   for (std::size_t i = 0; i < known; ++i)
-                    whole[first + i] = owed.sender * own.sender[kept + i];
+                    whole[first + i] = owed.sender * own.sender[stored + i];
                 });
   fold_owner(own.owner, param, owed, {whole});
   return whole;
@@ -58,8 +58,8 @@ std::vector<float> residual_part(std::span<const float> whole, const ExchangePar
                                  std::size_t count) {
   std::vector<float> part(count);
   for_each_part(param, count, whole.size(),
-                [&](std::size_t first, std::size_t kept, std::size_t known) {
-                  std::copy_n(whole.data() + first, known, part.data() + kept);
+                [&](std::size_t first, std::size_t stored, std::size_t known) {
+                  std::copy_n(whole.data() + first, known, part.data() + stored);
                 });
   return part;
 }

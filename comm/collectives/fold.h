@@ -12,7 +12,7 @@
 namespace tersor {
 
 /// The residuals of a parameter on a rank.
-struct KeptResiduals {
+struct RankResiduals {
   /// Residual of the encoded values, from ExchangeParameter::residual_first or of the shards.
   std::span<const float> sender;
   std::span<const float> owner;  ///< of ExchangeParameter::owned, stage by stage
@@ -32,7 +32,7 @@ void fold_owner(std::span<const float> owner, const ExchangeParameter& param, co
 
 /// The folded residual of a parameter of `count` values, without padding, in units of the undivided
 /// sum of a mean. The sum over ranks is the residual of all ranks.
-std::vector<float> folded(const KeptResiduals& own, const ExchangeParameter& param,
+std::vector<float> folded(const RankResiduals& own, const ExchangeParameter& param,
                           const Owed& owed, std::size_t count);
 
 /// The `count` values of a whole residual stored by a rank as a sender; 0 in the padding.

@@ -138,7 +138,7 @@ Execution Messages::execution(const FramePlan& frame) const {
   Execution execution;
   execution.threads = context_->threads;
   execution.workspace = workspace_;
-  execution.kept = kept_.subspan(frame.kept_offset, frame.kept_bytes);
+  execution.round_state = round_state_.subspan(frame.round_state_offset, frame.round_state_bytes);
   execution.memory = context_->memory;
   execution.stream = context_->stream;
   execution.fault = context_->fault;

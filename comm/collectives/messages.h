@@ -24,10 +24,10 @@ class Messages {
  public:
   /// Sets the context and the memory for the next calls: scratch memory, and the round state of
   /// codecs with several rounds.
-  void bind(ExchangeContext& context, ByteSpan workspace, ByteSpan kept) {
+  void bind(ExchangeContext& context, ByteSpan workspace, ByteSpan round_state) {
     context_ = &context;
     workspace_ = workspace;
-    kept_ = kept;
+    round_state_ = round_state;
   }
   /// Sets the codec round of the next calls.
   void set_round(std::uint8_t round) { round_ = round; }
@@ -96,7 +96,7 @@ class Messages {
   [[noreturn]] void throw_damaged(int rank, const WireError& error) const;
 
   ExchangeContext* context_ = nullptr;
-  ByteSpan workspace_, kept_;
+  ByteSpan workspace_, round_state_;
   std::uint8_t round_ = 0;
   StateWords words_out_;  ///< of each call; only the counter is used
   std::vector<ConstValueSpan> inputs_;

@@ -54,7 +54,7 @@ void size_frame(FramePlan& frame, const PlanContext& context) {
                                  .threads = context.threads});
   frame.frame_bytes = align_up(plan.frame_bytes, kSectionAlignment);
   frame.workspace_bytes = plan.workspace_bytes;
-  frame.kept_bytes = align_up(plan.kept_bytes, kWorkspaceAlignment);
+  frame.round_state_bytes = align_up(plan.round_state_bytes, kWorkspaceAlignment);
   frame.rounds = std::move(plan.rounds);
 }
 
@@ -115,8 +115,8 @@ void size_memory(ChunkPlan& chunk, std::size_t index) {
 void size_memory(ChunkPlan& chunk, Shard& shard) {
   for (FramePlan& frame : shard.frames) {
     chunk.workspace_bytes = std::max(chunk.workspace_bytes, frame.workspace_bytes);
-    frame.kept_offset = chunk.kept_bytes;
-    chunk.kept_bytes += frame.kept_bytes;
+    frame.round_state_offset = chunk.round_state_bytes;
+    chunk.round_state_bytes += frame.round_state_bytes;
   }
 }
 

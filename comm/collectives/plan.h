@@ -74,8 +74,8 @@ struct FramePlan {
   std::size_t frame_bytes = 0;  ///< capacity
   std::size_t workspace_bytes = 0;
   // The codec's round state, in the chunk's memory:
-  std::size_t kept_bytes = 0;
-  std::size_t kept_offset = 0;
+  std::size_t round_state_bytes = 0;
+  std::size_t round_state_offset = 0;
   std::vector<Round> rounds = {};
 
   /// True if the raw values are the gradient itself and are summed in place.
@@ -116,7 +116,7 @@ struct ChunkPlan {
   // The memory needed to run the chunk:
   std::array<std::size_t, 2> made_bytes = {};  ///< for even and odd steps
   std::size_t workspace_bytes = 0;
-  std::size_t kept_bytes = 0;
+  std::size_t round_state_bytes = 0;
 };
 
 /// The memory for the messages a step creates for a shard.

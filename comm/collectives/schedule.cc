@@ -47,7 +47,7 @@ void make_shards(Step& step, const Group& group, ShardRange shards) {
 Step to_owners(const Group& group, int dimension) {
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kReduce,
             .first_shard = group.first_shard,
-            .take = Take::kKeep,
+            .take = Take::kRetain,
             .stage = static_cast<std::uint8_t>(dimension)};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
   for (const int group_rank : owners_of(group, in_turn(subgroup, group.rank)))
@@ -63,7 +63,7 @@ Step to_owners(const Group& group, int dimension) {
 Step to_everybody(const Group& group, int dimension) {
   Step step{.make = Make::kForward,
             .first_shard = group.first_shard,
-            .take = dimension == 0 ? Take::kDecode : Take::kKeep,
+            .take = dimension == 0 ? Take::kDecode : Take::kRetain,
             .gathers = group.whole && group.grid.is_direct(),
             .stage = static_cast<std::uint8_t>(group.grid.dimensions())};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
@@ -86,7 +86,7 @@ Step deal_out(const Group& group, int dimension) {
   Step step{.make = dimension == 0 ? Make::kEncode : Make::kForward,
             .first_shard = group.first_shard + static_cast<std::size_t>(dimension) * n,
             .shard_count = n,
-            .take = Take::kKeep};
+            .take = Take::kRetain};
   for (const int group_rank : in_turn(subgroup, group.rank)) {
     const auto index =
         static_cast<std::size_t>(std::ranges::find(subgroup, group_rank) - subgroup.begin());
@@ -117,7 +117,7 @@ Schedule relay(const Group& group, int root, int steps, Hop came, const std::vec
   if (group.rank != root) {
     Step& step = schedule[static_cast<std::size_t>(came.step)];
     step.receives = {with(rank(came.peer))};
-    step.take = sends.empty() ? Take::kDecode : Take::kKeep;
+    step.take = sends.empty() ? Take::kDecode : Take::kRetain;
   }
   for (const Hop& hop : sends) {
     Step& step = schedule[static_cast<std::size_t>(hop.step)];
@@ -126,7 +126,7 @@ Schedule relay(const Group& group, int root, int steps, Hop came, const std::vec
     step.shard_count = 1;
     step.sends = {with(rank(hop.peer)), with(own)};
     step.receives = {with(own)};
-    step.take = hop.step == sends.back().step ? Take::kDecode : Take::kKeep;
+    step.take = hop.step == sends.back().step ? Take::kDecode : Take::kRetain;
   }
   return schedule;
 }
@@ -223,7 +223,7 @@ Schedule all_gather(const Group& group) {
 // messages like all ranks, so all ranks get the same bits.
 Schedule two_shot(const Group& group) {
   Schedule schedule = reduce_scatter(group);
-  schedule.back().take = Take::kKeep;
+  schedule.back().take = Take::kRetain;
   append(schedule, all_gather(group));
   schedule[static_cast<std::size_t>(group.grid.dimensions())].make = Make::kReduce;
   return schedule;
@@ -248,7 +248,7 @@ Schedule tree_broadcast(const Group& group, int root) {
 
 Schedule reduce_to(const Group& group, int root) {
   Schedule schedule = reduce_scatter(group);
-  schedule.back().take = Take::kKeep;
+  schedule.back().take = Take::kRetain;
   append(schedule, gather_to(group, root));
   schedule.back().make = Make::kReduce;
   schedule.back().stage = static_cast<std::uint8_t>(group.grid.dimensions());
@@ -274,7 +274,7 @@ Schedule chain_reduce(const Group& group, int root) {
   begin->receives = {with(own), with(own + 1)};
   std::ranges::sort(begin->receives, {}, &StepMessage::peer);
   if (own == 0) return schedule;
-  begin->take = Take::kKeep;
+  begin->take = Take::kRetain;
   Step& sum = *std::next(begin);
   sum.make = Make::kReduce;
   sum.shard_count = 1;

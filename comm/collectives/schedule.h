@@ -31,7 +31,7 @@ enum class Make : std::uint8_t {
 enum class Take : std::uint8_t {
   kDecode,  ///< adds all messages of a shard and assigns the sum to the values
   kAbsorb,  ///< the codec stores state for the next round
-  kKeep,    ///< retains the messages for the next step
+  kRetain,  ///< retains the messages for the next step
 };
 
 /// The transport's operation on raw values, in steps without messages.

@@ -38,8 +38,8 @@ class TraceRing {
   template <typename Visitor>
   void for_each(const Visitor& visit) const {
     const std::size_t recorded = recorded_.load(std::memory_order_acquire);
-    const std::size_t kept = std::min(recorded, events_.size() - kSpare);
-    for (std::size_t i = recorded - kept; i < recorded; ++i) visit(events_[i % events_.size()]);
+    const std::size_t retained = std::min(recorded, events_.size() - kSpare);
+    for (std::size_t i = recorded - retained; i < recorded; ++i) visit(events_[i % events_.size()]);
   }
 
  private:

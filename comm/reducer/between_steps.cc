@@ -33,9 +33,9 @@ ReducerState::Parameter exact_parameter(const Parameters& parameters, std::size_
       .owner = to_floats(residuals.current_owner(i), stream),
       .memory = to_floats(residuals.current_memory(i, memory_count(param)), stream)};
   for (int rank = 0; rank < context.ranks; ++rank) {
-    const StateRanges kept = kept_ranges(context, own, param, rank);
-    state.longest_residual = std::max<std::uint64_t>(state.longest_residual, kept.encoded.count);
-    state.longest_owner = std::max<std::uint64_t>(state.longest_owner, kept.owned.count());
+    const StateRanges ranges = feedback_ranges(context, own, param, rank);
+    state.longest_residual = std::max<std::uint64_t>(state.longest_residual, ranges.encoded.count);
+    state.longest_owner = std::max<std::uint64_t>(state.longest_owner, ranges.owned.count());
   }
   return state;
 }

@@ -11,7 +11,7 @@ namespace {
 class ThreadDriver final : public Driver {
  public:
   explicit ThreadDriver(Sender& sender) : Driver(sender) {
-    const kernels::SignalsKeptOut quiet;
+    const kernels::SignalsBlocked quiet;
     thread_ = std::thread([this] { work(); });
   }
 

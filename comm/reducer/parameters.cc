@@ -24,14 +24,14 @@ const RulePhase& ReducerParameter::phase(std::uint32_t step) const {
   return *std::prev(later);
 }
 
-StateRanges kept_ranges(const ExchangeContext& context, const ReducerParameter& own,
-                        const ExchangeParameter& param, int rank) {
-  StateRanges kept = state_ranges(context, param, rank);
+StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParameter& own,
+                            const ExchangeParameter& param, int rank) {
+  StateRanges ranges = state_ranges(context, param, rank);
   const bool feeds_back = param.codec->has_feedback();
   const bool scatters = param.collective == Collective::kReduceScatter;
-  if (!feeds_back) kept.encoded.count = 0;
-  if (!feeds_back || scatters || !own.may_go_two_shot()) kept.owned = {};
-  return kept;
+  if (!feeds_back) ranges.encoded.count = 0;
+  if (!feeds_back || scatters || !own.may_go_two_shot()) ranges.owned = {};
+  return ranges;
 }
 
 Owed owed(const ExchangeContext& context, const ExchangeParameter& param) {
@@ -128,10 +128,10 @@ void Parameters::use_memory(const MemoryBackend& backend) {
   for (std::size_t i = residuals.parameters(); i < params.size(); ++i) {
     ExchangeParameter& param = params[i];
     param.active = backend.active(i);
-    const StateRanges kept = kept_ranges(context_, all[i], param, context_.rank);
-    residuals.add(kept.encoded.count, kept.owned.count(), most_memory(all[i], param));
-    param.residual_first = kept.encoded.first;
-    param.owned = kept.owned;
+    const StateRanges ranges = feedback_ranges(context_, all[i], param, context_.rank);
+    residuals.add(ranges.encoded.count, ranges.owned.count(), most_memory(all[i], param));
+    param.residual_first = ranges.encoded.first;
+    param.owned = ranges.owned;
   }
   bind();
 }

@@ -46,8 +46,8 @@ struct ReducerParameter {
 };
 
 /// The ranges with residuals on a rank: the encoded values, and the owned values encoded again.
-StateRanges kept_ranges(const ExchangeContext& context, const ReducerParameter& own,
-                        const ExchangeParameter& param, int rank);
+StateRanges feedback_ranges(const ExchangeContext& context, const ReducerParameter& own,
+                            const ExchangeParameter& param, int rank);
 
 /// The divisors of the parameter's residuals (see Owed).
 Owed owed(const ExchangeContext& context, const ExchangeParameter& param);

@@ -151,8 +151,8 @@ void Residuals::clear_memory(std::size_t i) {
 
 void Residuals::scale(std::size_t i, float factor) {
   if (entries_[i].count == 0) return;
-  const Range kept = {0, sender_capacity(entries_[i].count) + entries_[i].owned_count};
-  const auto part = [&](unsigned generation) { return values(i, generation, kept); };
+  const Range ranges = {0, sender_capacity(entries_[i].count) + entries_[i].owned_count};
+  const auto part = [&](unsigned generation) { return values(i, generation, ranges); };
   if (factor == 0) return clear_each(part);  // multiplication would keep a NaN
   for (unsigned generation = 0; generation < generations_; ++generation)
     backend_->scale(part(generation), factor, backend_->stream());

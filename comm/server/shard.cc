@@ -51,8 +51,9 @@ Update sgd_update(float rate, float momentum) {
 struct ParameterShard::State {
   struct Worker {
     std::uint32_t clock = 0;  // number of pushes since the server's first clock
-    std::deque<Buffer> kept;  // frames waiting for the other workers' frames of the same clock
-    bool wants = false;       // True if the worker waits for the weights of its clock
+    std::deque<Buffer>
+        pending_frames;  // frames waiting for the other workers' frames of the same clock
+    bool wants = false;  // True if the worker waits for the weights of its clock
     Clock::time_point active = Clock::now();  // time of the last call, or end of the last wait
   };
 
@@ -122,7 +123,7 @@ struct ParameterShard::State {
 
   // True if other workers hold up this worker.
   bool waits(const Worker& worker) const {
-    return !worker.kept.empty() || (worker.wants && !is_near(worker.clock));
+    return !worker.pending_frames.empty() || (worker.wants && !is_near(worker.clock));
   }
 
   void decode(std::span<const ConstByteSpan> frames, std::size_t workers_in_mean) {
@@ -163,13 +164,13 @@ struct ParameterShard::State {
 
   // Applies all frames that may change the weights now, in the order of workers. At staleness 0, a
   // single call applies the frames of all workers.
-  void move_by_kept() {
-    const auto has = [](const auto& one) { return !one.second.kept.empty(); };
+  void apply_pending() {
+    const auto has = [](const auto& one) { return !one.second.pending_frames.empty(); };
     while (!broken && has_begun() && std::ranges::any_of(workers, has)) {
       if (is_whole() && !std::ranges::all_of(workers, has)) return;
       std::vector<ConstByteSpan> frames;
       for (const auto& [rank, worker] : workers)
-        if (!worker.kept.empty()) frames.push_back(worker.kept.front().span());
+        if (!worker.pending_frames.empty()) frames.push_back(worker.pending_frames.front().span());
       if (is_whole()) {
         decode(frames, frames.size());
         move_by(frames.size());
@@ -180,8 +181,8 @@ struct ParameterShard::State {
         }
       }
       for (auto& [rank, worker] : workers) {
-        if (worker.kept.empty()) continue;
-        worker.kept.pop_front();
+        if (worker.pending_frames.empty()) continue;
+        worker.pending_frames.pop_front();
         worker.active = Clock::now();
       }
     }
@@ -217,7 +218,7 @@ std::uint32_t ParameterShard::join(int worker) {
   const std::uint32_t clock = state_->has_begun() ? state_->slowest() : state_->clock;
   state_->workers[worker].clock = clock;
   state_->come.insert(worker);
-  state_->move_by_kept();
+  state_->apply_pending();
   state_->notify(lock);
   return clock;
 }
@@ -232,7 +233,7 @@ void ParameterShard::leave(int worker, bool lost) {
   state.come.insert(worker);
   if (state.has_begun()) state.clock = state.slowest();
   state.workers.erase(worker);
-  state.move_by_kept();
+  state.apply_pending();
   state.notify(lock);
 }
 
@@ -244,7 +245,7 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
   if (clock != from.clock)
     throw state.refusal(named(worker) + " pushes for clock " + std::to_string(clock) +
                         ", and its next is " + std::to_string(from.clock));
-  if (from.kept.size() >= kMostUnanswered)
+  if (from.pending_frames.size() >= kMostUnanswered)
     throw state.refusal(named(worker) + " pushes while " + std::to_string(kMostUnanswered) +
                         " of its pushes wait for other workers; wait for an answer first");
   const bool keeps = state.keeps();
@@ -256,14 +257,14 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
   }
   state.check_finite(worker, clock);
   if (keeps)
-    from.kept.push_back(copy_of(frame.first(frame_bytes(frame))));
+    from.pending_frames.push_back(copy_of(frame.first(frame_bytes(frame))));
   else
     state.move_by(1);
   state.seen.pushed_bytes += frame_bytes(frame);
   ++from.clock;
   from.wants = false;
   from.active = Clock::now();
-  state.move_by_kept();
+  state.apply_pending();
   state.notify(lock);
 }
 
@@ -271,7 +272,7 @@ std::size_t ParameterShard::waiting(int worker) const {
   const std::lock_guard lock(state_->mutex);
   state_->check();
   const auto found = state_->workers.find(worker);
-  return found == state_->workers.end() ? 0 : found->second.kept.size();
+  return found == state_->workers.end() ? 0 : found->second.pending_frames.size();
 }
 
 bool ParameterShard::may_pull(int worker, std::uint32_t clock) const {
@@ -313,7 +314,7 @@ std::vector<int> ParameterShard::leave_out_silent(Clock::time_point since) {
     const auto waits = [&](const auto& one) { return state.waits(one.second); };
     if (!state.has_begun() || std::ranges::none_of(state.workers, waits)) return {};
     for (const auto& [rank, worker] : state.workers)
-      if (worker.clock == state.slowest() && worker.kept.empty() && !worker.wants &&
+      if (worker.clock == state.slowest() && worker.pending_frames.empty() && !worker.wants &&
           worker.active < since)
         silent.push_back(rank);
   }

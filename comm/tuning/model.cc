@@ -163,10 +163,10 @@ class Walk {
   const Stages& stages() const { return stages_; }
 
  private:
-  void add_reduce(const Step& kept) {
-    for (std::size_t i = 0; i < kept.receives.size(); ++i) {
-      const StepMessage& message = kept.receives[i];
-      const bool first = begins_shard(kept, i);
+  void add_reduce(const Step& retained) {
+    for (std::size_t i = 0; i < retained.receives.size(); ++i) {
+      const StepMessage& message = retained.receives[i];
+      const bool first = begins_shard(retained, i);
       stages_.work += shards_[message.shard].seconds(
           message.shards, first ? figures_.codec.reduce : figures_.codec.reduce_more);
     }

@@ -79,12 +79,12 @@ struct Execution {
   /// At least Plan::workspace_bytes, aligned to kWorkspaceAlignment. The codec uses the workspace
   /// until the call is done.
   ByteSpan workspace;
-  /// The round state: at least Plan::kept_bytes, aligned to kWorkspaceAlignment. A codec of several
-  /// rounds stores data here between rounds. Pass the same memory to all calls of one exchange,
-  /// from the encode of round 0 to the last decode. Calls on parts of the plan's segments
+  /// The round state: at least Plan::round_state_bytes, aligned to kWorkspaceAlignment. A codec of
+  /// several rounds stores data here between rounds. Pass the same memory to all calls of one
+  /// exchange, from the encode of round 0 to the last decode. Calls on parts of the plan's segments
   /// (two-shot) use this memory too. Their lists are as long as the plan's lists and contain empty
   /// parts, so segment i keeps its index i.
-  ByteSpan kept;
+  ByteSpan round_state;
   /// The memory of calls with empty lists or without values (`reduce` without states). All other
   /// calls take the memory from their spans, which must all lie in the same memory.
   Memory memory = Memory::kHost;
@@ -122,9 +122,9 @@ struct PlanRequest {
 
 /// The memory that one list of segments needs.
 struct PlanSizes {
-  std::size_t frame_bytes = 0;      ///< capacity of a frame, header included; a multiple of 16
-  std::size_t workspace_bytes = 0;  ///< the maximum over all calls of this plan
-  std::size_t kept_bytes = 0;       ///< bytes of Execution::kept
+  std::size_t frame_bytes = 0;        ///< capacity of a frame, header included; a multiple of 16
+  std::size_t workspace_bytes = 0;    ///< the maximum over all calls of this plan
+  std::size_t round_state_bytes = 0;  ///< bytes of Execution::round_state
 };
 
 /// Sizes and rounds for one list of segments. Calls within this plan allocate no memory.
@@ -274,9 +274,9 @@ class Codec {
   void decode_native(const DecodeCall& call, ConstValueSpan values) const;
 
   /// For codecs of several rounds: stores the result of any round except the last in
-  /// `call.execution.kept`. The result is the frames of a gather, or raw values in `values`. The
-  /// outputs are the outputs of the later decode and stay unchanged. Throws InvalidArgument, and
-  /// WireError for a bad frame.
+  /// `call.execution.round_state`. The result is the frames of a gather, or raw values in `values`.
+  /// The outputs are the outputs of the later decode and stay unchanged. Throws InvalidArgument,
+  /// and WireError for a bad frame.
   void absorb(const DecodeCall& call, ConstValueSpan values) const;
 
  protected:

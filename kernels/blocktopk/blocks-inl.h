@@ -59,7 +59,7 @@ HWY_INLINE void add_payloads(const BlocktopkInput& input, std::size_t index, flo
 
 /// Returns the sum of `count` magnitudes, at least one. The magnitudes are padded with +0 to the
 /// next power of two, and halves are added until one value is left.
-HWY_INLINE float tree_sum(float (&magnitudes)[BlocktopkBlock::kMostKept], std::size_t count) {
+HWY_INLINE float tree_sum(float (&magnitudes)[BlocktopkBlock::kMostSelected], std::size_t count) {
   const std::size_t whole = std::bit_ceil(count);
   std::fill(magnitudes + count, magnitudes + whole, 0.0f);
   for (std::size_t half = whole / 2; half > 0; half /= 2)
@@ -78,7 +78,7 @@ class BlocktopkWriter {
         output_(output),
         residuals_(feedback.residual_in, count),
         left_(feedback.residual_out, residual_store(feedback)),
-        selector_(block.kept) {}
+        selector_(block.selected) {}
 
   HWY_INLINE Pointer<const E> old_residual(std::size_t first) { return residuals_.tile(first); }
 
@@ -107,7 +107,7 @@ class BlocktopkWriter {
         poison<kKind>(first, count, left_.tile(count));
     });
     left_.take(count);
-    write_lists(kept_, block_, output_.high, output_.low, output_.values);
+    write_lists(selected_, block_, output_.high, output_.low, output_.values);
     output_ = output_.from(1, block_);
   }
 
@@ -120,14 +120,14 @@ class BlocktopkWriter {
   /// Selects from p, codes the selected values, and stores the remainder as residual.
   template <BlocktopkValues kKind, typename Ask>
   HWY_INLINE void code(std::uint32_t absmax, Pointer<E> residual, const Ask& ask) {
-    kept_.count = selector_.select(p_, absmax, indices_, ask);
-    std::copy_n(indices_, kept_.count, kept_.index);
+    selected_.count = selector_.select(p_, absmax, indices_, ask);
+    std::copy_n(indices_, selected_.count, selected_.index);
     const BlocktopkScale scale = scale_of<kKind>(absmax);
     write_scale(bits_of(scale.scale));
-    for (std::size_t j = 0; j < kept_.count; ++j) {
-      float& p = p_[kept_.index[j]];
-      kept_.code[j] = static_cast<std::uint16_t>(blocktopk_code<kKind>(p, scale));
-      if constexpr (kHasResidual) p -= blocktopk_value<kKind>(kept_.code[j], scale.scale);
+    for (std::size_t j = 0; j < selected_.count; ++j) {
+      float& p = p_[selected_.index[j]];
+      selected_.code[j] = static_cast<std::uint16_t>(blocktopk_code<kKind>(p, scale));
+      if constexpr (kHasResidual) p -= blocktopk_value<kKind>(selected_.code[j], scale.scale);
     }
     if constexpr (kHasResidual) convert(p_, residual);
   }
@@ -135,19 +135,19 @@ class BlocktopkWriter {
   template <BlocktopkValues kKind>
   HWY_INLINE BlocktopkScale scale_of(std::uint32_t absmax) {
     if (kKind == BlocktopkValues::kInt4) return blocktopk_int4_scale(absmax);
-    if (kKind == BlocktopkValues::kBf16 || kept_.count == 0) return {};
-    for (std::size_t j = 0; j < kept_.count; ++j)
-      magnitudes_[j] = float_of(magnitude_bits(p_[kept_.index[j]]));
-    return blocktopk_sign_scale(tree_sum(magnitudes_, kept_.count),
-                                static_cast<std::uint32_t>(kept_.count));
+    if (kKind == BlocktopkValues::kBf16 || selected_.count == 0) return {};
+    for (std::size_t j = 0; j < selected_.count; ++j)
+      magnitudes_[j] = float_of(magnitude_bits(p_[selected_.index[j]]));
+    return blocktopk_sign_scale(tree_sum(magnitudes_, selected_.count),
+                                static_cast<std::uint32_t>(selected_.count));
   }
 
   /// Sends NaNs at the first indices and keeps the residual.
   template <BlocktopkValues kKind>
   HWY_NOINLINE void poison(std::size_t first, std::size_t count, Pointer<E> residual) {
-    kept_.count = std::min(block_.kept, count);
-    std::iota(kept_.index, kept_.index + kept_.count, std::uint16_t{0});
-    std::fill_n(kept_.code, kept_.count, blocktopk_poison_code<kKind>());
+    selected_.count = std::min(block_.selected, count);
+    std::iota(selected_.index, selected_.index + selected_.count, std::uint16_t{0});
+    std::fill_n(selected_.code, selected_.count, blocktopk_poison_code<kKind>());
     write_scale(kNanBits);
     overflows_ += static_cast<std::size_t>(std::count_if(p_, p_ + count, is_finite));
     if constexpr (kHasResidual) {
@@ -167,9 +167,9 @@ class BlocktopkWriter {
   Output<E, kValues> left_;
   Selector selector_;
   std::size_t overflows_ = 0;
-  BlocktopkKept kept_;
+  BlocktopkSelected selected_;
   alignas(kLine) float p_[kValues];
-  alignas(kLine) float magnitudes_[BlocktopkBlock::kMostKept];
+  alignas(kLine) float magnitudes_[BlocktopkBlock::kMostSelected];
   std::uint16_t indices_[kValues + Selector::kAtOnce];
 };
 

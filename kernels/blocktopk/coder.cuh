@@ -69,7 +69,7 @@ class BlocktopkCoder {
   struct Shared {
     typename BlocktopkSelect::Shared select;
     BlocktopkWritten lists;
-    SharedArray<float, BlocktopkBlock::kMostKept> magnitudes;
+    SharedArray<float, BlocktopkBlock::kMostSelected> magnitudes;
     SharedArray<std::uint32_t, kWarps> largest;
   };
 
@@ -114,7 +114,7 @@ class BlocktopkCoder {
     shared_.lists.clear(block);
     const std::uint32_t largest = largest_key(block, p);
     if (largest >= kBlocktopkPoisonBits || !is_sound) return poison(block, p, is_sound);
-    const BlocktopkCut cut = BlocktopkSelect::cut(block, shared_.select, p, target_.shape.kept);
+    const BlocktopkCut cut = BlocktopkSelect::cut(block, shared_.select, p, target_.shape.selected);
     std::uint16_t chosen[kBlocktopkRows] = {};
     number_values(
         block, [&](unsigned row, unsigned i) { return magnitude_bits(p[row][i]) == cut.key; },
@@ -163,14 +163,14 @@ class BlocktopkCoder {
   TERSOR_DEVICE void code(const Block& block, std::uint32_t largest,
                           const std::uint16_t (&chosen)[kBlocktopkRows], BlocktopkRows& p) const {
     std::uint16_t number[kBlocktopkRows][kBlocktopkRow];
-    const unsigned kept = number_values(
+    const unsigned selected = number_values(
         block, [&](unsigned row, unsigned i) { return (chosen[row] >> i & 1u) != 0; },
         [&](unsigned row, unsigned i, unsigned n) {
           number[row][i] = static_cast<std::uint16_t>(n);
           if constexpr (kValues == BlocktopkValues::kSign)
             shared_.magnitudes.set(n, float_of(magnitude_bits(p[row][i])));
         });
-    const BlocktopkScale scale = scale_of<kValues>(block, largest, kept);
+    const BlocktopkScale scale = scale_of<kValues>(block, largest, selected);
     TERSOR_UNROLL
     for (unsigned row = 0; row < kBlocktopkRows; ++row) {
       TERSOR_UNROLL
@@ -188,19 +188,19 @@ class BlocktopkCoder {
 
   template <BlocktopkValues kValues, class Block>
   TERSOR_DEVICE BlocktopkScale scale_of(const Block& block, std::uint32_t largest,
-                                        unsigned kept) const {
+                                        unsigned selected) const {
     if constexpr (kValues == BlocktopkValues::kInt4) return blocktopk_int4_scale(largest);
     if constexpr (kValues == BlocktopkValues::kBf16) return {};
-    if (kept == 0) return {};
-    return blocktopk_sign_scale(tree_sum(block, kept), kept);
+    if (selected == 0) return {};
+    return blocktopk_sign_scale(tree_sum(block, selected), selected);
   }
 
   /// Returns the sum of the selected magnitudes. Contains barriers.
   template <class Block>
-  TERSOR_DEVICE float tree_sum(const Block& block, unsigned kept) const {
+  TERSOR_DEVICE float tree_sum(const Block& block, unsigned selected) const {
     unsigned whole = 1;
-    while (whole < kept) whole *= 2;
-    for (unsigned i = kept + block.thread_rank(); i < whole; i += Block::threads())
+    while (whole < selected) whole *= 2;
+    for (unsigned i = selected + block.thread_rank(); i < whole; i += Block::threads())
       shared_.magnitudes.set(i, 0.0f);
     for (unsigned half = whole / 2; half != 0; half /= 2) {
       block.sync();
@@ -215,9 +215,9 @@ class BlocktopkCoder {
   template <class Block>
   TERSOR_DEVICE void poison(const Block& block, const BlocktopkRows& p, bool is_sound) const {
     const BlocktopkShape& shape = target_.shape;
-    const unsigned kept = shape.kept < unit_.count ? shape.kept : unit_.count;
+    const unsigned selected = shape.selected < unit_.count ? shape.selected : unit_.count;
     const std::uint32_t code = shape.value_bits == 16 ? kNarrowNanBits : 0;
-    for (unsigned i = block.thread_rank(); i < kept; i += Block::threads())
+    for (unsigned i = block.thread_rank(); i < selected; i += Block::threads())
       shared_.lists.put(shape, i, i, code);
     keep_residual(block);
     if (is_sound) count_finite(block, p);

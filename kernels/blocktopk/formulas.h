@@ -27,9 +27,9 @@ struct BlocktopkScale {
   float inverse = 0;  // int4 only
 };
 
-/// Returns the mean of `kept` magnitudes. `kept` must be at least 1.
-TERSOR_BODY BlocktopkScale blocktopk_sign_scale(float sum, std::uint32_t kept) {
-  const float mean = sum * reciprocal(static_cast<float>(kept));
+/// Returns the mean of `selected` magnitudes. `selected` must be at least 1.
+TERSOR_BODY BlocktopkScale blocktopk_sign_scale(float sum, std::uint32_t selected) {
+  const float mean = sum * reciprocal(static_cast<float>(selected));
   return {mean < kSmallestScale ? 0.0f : mean, 0.0f};
 }
 

@@ -20,17 +20,17 @@ constexpr unsigned kBlocktopkThreads = 256;
 constexpr unsigned kBlocktopkValues = BlocktopkBlock::kValues;
 constexpr unsigned kBlocktopkHighWords = 64;  // maximum per block
 constexpr unsigned kBlocktopkLowWords = 64;
-constexpr unsigned kBlocktopkCodeWords = BlocktopkBlock::kMostKept / 2;
+constexpr unsigned kBlocktopkCodeWords = BlocktopkBlock::kMostSelected / 2;
 
 /// A block's shape in the form used by kernels.
 struct BlocktopkShape {
-  std::uint32_t kept;
+  std::uint32_t selected;
   std::uint32_t low_bits;
   std::uint32_t value_bits;
   std::uint32_t words[4];  // words of each section: scales, high, low, values
 
   static BlocktopkShape of(const BlocktopkBlock& block) {
-    return {static_cast<std::uint32_t>(block.kept),
+    return {static_cast<std::uint32_t>(block.selected),
             block.low_bits(),
             block.value_bits(),
             {static_cast<std::uint32_t>(block.scale_words()),
@@ -138,7 +138,7 @@ class BlocktopkRead {
     const std::uint32_t* high = sections + offsets.begin[1];
     const std::uint32_t first = lane < shape.words[1] ? load_input(high + lane) : 0;
     const std::uint32_t second = lane + 32 < shape.words[1] ? load_input(high + lane + 32) : 0;
-    is_sound_ = warp.add(count_bits(first) + count_bits(second)) <= shape.kept;
+    is_sound_ = warp.add(count_bits(first) + count_bits(second)) <= shape.selected;
     if (!is_sound_) return;
     TERSOR_UNROLL
     for (unsigned i = 0; i < kMost; ++i) {

@@ -13,10 +13,10 @@
 namespace tersor::kernels {
 
 /// The sent values of a block, in ascending order of index.
-struct BlocktopkKept {
+struct BlocktopkSelected {
   std::size_t count = 0;
-  std::uint16_t index[BlocktopkBlock::kMostKept];
-  std::uint16_t code[BlocktopkBlock::kMostKept];
+  std::uint16_t index[BlocktopkBlock::kMostSelected];
+  std::uint16_t code[BlocktopkBlock::kMostSelected];
 };
 
 /// Packs numbers of `bits` bits each, at most 16 bits.
@@ -80,12 +80,13 @@ HWY_INLINE void for_each_index(const std::uint32_t* high, const std::uint32_t* l
   const std::size_t words = block.high_words();
   const unsigned low_bits = block.low_bits();
   BitReader lows(low, low_bits);
-  std::uint32_t kept = 0;
+  std::uint32_t selected = 0;
   for (std::size_t word = 0; word < words; ++word)
-    for (std::uint32_t ones = high[word]; ones != 0 && kept < block.kept; ones &= ones - 1) {
+    for (std::uint32_t ones = high[word]; ones != 0 && selected < block.selected;
+         ones &= ones - 1) {
       const auto bit = static_cast<std::uint32_t>(32 * word) +
                        static_cast<std::uint32_t>(std::countr_zero(ones));
-      visit((bit - kept++) << low_bits | lows.next());
+      visit((bit - selected++) << low_bits | lows.next());
     }
 }
 
@@ -95,7 +96,7 @@ HWY_INLINE const char* wrong_indices(const std::uint32_t* high, const std::uint3
   std::size_t ones = 0;
   for (std::size_t word = 0; word < block.high_words(); ++word)
     ones += static_cast<std::size_t>(std::popcount(high[word]));
-  if (ones > block.kept) return "a block keeps more values than its density allows";
+  if (ones > block.selected) return "a block keeps more values than its density allows";
   std::uint64_t next = 0;
   bool ascends = true;
   for_each_index(high, low, block, [&](std::uint32_t index) {
@@ -107,20 +108,20 @@ HWY_INLINE const char* wrong_indices(const std::uint32_t* high, const std::uint3
 }
 
 /// Writes indices and codes of a block.
-HWY_INLINE void write_lists(const BlocktopkKept& kept, const BlocktopkBlock& block,
+HWY_INLINE void write_lists(const BlocktopkSelected& selected, const BlocktopkBlock& block,
                             std::uint32_t* high, std::uint32_t* low, std::uint32_t* values) {
   const unsigned low_bits = block.low_bits();
   BitWriter lows(low, low_bits), codes(values, block.value_bits());
   std::fill_n(high, block.high_words(), 0u);
   std::uint32_t word = 0, ones = 0;
-  for (std::uint32_t j = 0; j < kept.count; ++j) {
-    const std::uint32_t bit = (kept.index[j] >> low_bits) + j;
+  for (std::uint32_t j = 0; j < selected.count; ++j) {
+    const std::uint32_t bit = (selected.index[j] >> low_bits) + j;
     if (bit / 32 != word) ones = 0;
     word = bit / 32;
     ones |= 1u << bit % 32;
     high[word] = ones;
-    lows.put(kept.index[j] & ((1u << low_bits) - 1));
-    codes.put(kept.code[j]);
+    lows.put(selected.index[j] & ((1u << low_bits) - 1));
+    codes.put(selected.code[j]);
   }
   lows.finish(low + block.low_words());
   codes.finish(values + block.value_words());

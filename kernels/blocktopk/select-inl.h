@@ -182,16 +182,16 @@ class Selector {
     std::fill(candidates_ + found, candidates_ + whole, 0.0f);
     bracket.count = found;
     narrow({candidates_, whole}, {k_, k_, (bracket.high - bracket.low) / 2, true}, bracket);
-    std::size_t ties = bracket.count == k_ ? k_ : k_ - bracket.above, kept = 0;
+    std::size_t ties = bracket.count == k_ ? k_ : k_ - bracket.above, selected = 0;
     for (std::size_t i = 0; i < found; ++i) {
       const std::uint32_t key = magnitude_bits(candidates_[i]);
       const std::size_t is_above = key >= bracket.high;
       const std::size_t is_tie = (key >= bracket.low) & (is_above ^ 1) & (ties > 0);
       ties -= is_tie;
-      indices[kept] = indices[i];
-      kept += is_above + is_tie;
+      indices[selected] = indices[i];
+      selected += is_above + is_tie;
     }
-    return kept;
+    return selected;
   }
 
   const std::size_t k_;

@@ -71,12 +71,12 @@ class BlocktopkSelect {
     SharedArray<std::uint32_t, 2> found;  // bin of the k-th key, and the count above
   };
 
-  /// Returns the cut of the `kept` largest values. Contains barriers. Zeros are not counted. If
-  /// fewer than `kept` values are nonzero, all nonzero values are above the cut.
+  /// Returns the cut of the `selected` largest values. Contains barriers. Zeros are not counted. If
+  /// fewer than `selected` values are nonzero, all nonzero values are above the cut.
   template <class Block>
   TERSOR_DEVICE static BlocktopkCut cut(const Block& block, Shared& shared, const BlocktopkRows& p,
-                                        std::uint32_t kept) {
-    BlocktopkCut cut{0, kept};
+                                        std::uint32_t selected) {
+    BlocktopkCut cut{0, selected};
     if (!narrow<20, 11>(block, shared, p, cut)) return {0, 0};
     narrow<10, 10>(block, shared, p, cut);
     narrow<0, 10>(block, shared, p, cut);

@@ -8,18 +8,18 @@ namespace tersor::kernels {
 
 /// Blocks signals in threads started during this object's lifetime. Fault signals and SIGPROF are
 /// not blocked.
-class SignalsKeptOut {
+class SignalsBlocked {
  public:
-  SignalsKeptOut() {
-    sigset_t kept;
-    sigfillset(&kept);
+  SignalsBlocked() {
+    sigset_t blocked;
+    sigfillset(&blocked);
     for (const int own : {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGPROF, SIGSEGV, SIGSYS, SIGTRAP})
-      sigdelset(&kept, own);
-    pthread_sigmask(SIG_BLOCK, &kept, &before_);
+      sigdelset(&blocked, own);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
   }
-  ~SignalsKeptOut() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsKeptOut(const SignalsKeptOut&) = delete;
-  SignalsKeptOut& operator=(const SignalsKeptOut&) = delete;
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
 
  private:
   sigset_t before_;

@@ -60,7 +60,7 @@ struct Threads::Pool {
   static constexpr std::uint32_t kInside = kOpen - 1;
 
   explicit Pool(unsigned threads) : spin(threads <= cores() ? kSpin : std::chrono::microseconds{}) {
-    const kernels::SignalsKeptOut quiet;
+    const kernels::SignalsBlocked quiet;
     workers.reserve(threads - 1);
     try {
       for (unsigned worker = 1; worker < threads; ++worker)

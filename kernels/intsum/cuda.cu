@@ -62,7 +62,7 @@ void launch_flags(Queue& queue, const Execution& execution, std::span<const Segm
   for (const Segment& segment : segments)
     end += IntsumOffset::of(segment.count, options.accumulator_bits);
   const IntsumFlagKernel<Flag> kernel{{end.maxima},
-                                      reinterpret_cast<float*>(execution.kept.data()),
+                                      reinterpret_cast<float*>(execution.round_state.data()),
                                       reinterpret_cast<Flag*>(codes) + end.codes,
                                       options.scale,
                                       encodes};
@@ -97,7 +97,7 @@ void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan m
   Queue queue(call.execution.stream);
   const IntsumScalesKernel kernel{{maxima.count()},
                                   reinterpret_cast<const std::uint32_t*>(maxima.pointer()),
-                                  reinterpret_cast<float*>(call.execution.kept.data()),
+                                  reinterpret_cast<float*>(call.execution.round_state.data()),
                                   levels};
   queue.launch(kernel, queue.blocks_for<IntsumScalesKernel>(kernel.count, kernel.kThreads));
 }
@@ -106,14 +106,14 @@ void intsum_device_encode(const EncodeCall& call, const IntsumOptions& options, 
                           ValueSpan codes) {
   Queue queue(call.execution.stream);
   if (options.scale > 0) {
-    launch_maxima(queue, call, factor, call.execution.kept.data());
+    launch_maxima(queue, call, factor, call.execution.round_state.data());
     launch_known_scales(queue, call, options, codes.pointer(), true);
   }
   visit_sent(call, [&]<typename G, typename E>(G, E) {
     visit_noise(options.rounding, call.segments, [&]<NoiseKind kKind>(Constant<kKind>) {
       IntsumEncodeKernel<G, E, kKind> kernel;
       kernel.codes = codes.pointer();
-      kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
+      kernel.scales = reinterpret_cast<const float*>(call.execution.round_state.data());
       kernel.key = call.random.key;
       kernel.factor = factor;
       kernel.levels = static_cast<float>(intsum_levels(options, call.contributions));
@@ -133,7 +133,7 @@ void intsum_device_decode(const DecodeCall& call, const IntsumOptions& options,
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     IntsumDecodeKernel<T> kernel;
     kernel.codes = codes.pointer();
-    kernel.scales = reinterpret_cast<const float*>(call.execution.kept.data());
+    kernel.scales = reinterpret_cast<const float*>(call.execution.round_state.data());
     kernel.factor = call.factor;
     kernel.mode = call.mode;
     kernel.accumulator_bits = accumulator_bits;

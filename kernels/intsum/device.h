@@ -10,7 +10,7 @@ namespace tersor::kernels {
 /// Round 0: computes the blocks' raw maxima.
 void intsum_device_maxima(const EncodeCall& call, float factor, ValueSpan maxima);
 
-/// Turns the result of round 0 into scales in the call's round state (Execution::kept).
+/// Turns the result of round 0 into scales in the call's round state (Execution::round_state).
 void intsum_device_scales(const DecodeCall& call, float levels, ConstValueSpan maxima);
 
 /// Computes raw codes, the residuals and the next step's words. If the options contain a scale,

@@ -115,7 +115,7 @@ struct LowrankDirectionsKernel : LowrankColumnKernel {
 /// P̂: each block processes a segment. Each later column is updated by a single warp.
 struct LowrankBasisKernel : LowrankColumnKernel {
   const float* projected;
-  float* kept;
+  float* round_state;
 
   static std::size_t units(const LowrankMatrix&) { return 1; }
 
@@ -123,7 +123,7 @@ struct LowrankBasisKernel : LowrankColumnKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared& shared) const {
     for_each(block, [&](const LowrankColumnEntry& segment, unsigned) {
       const LowrankMatrix& matrix = segment.matrix;
-      float* basis = matrix.basis_of(kept);
+      float* basis = matrix.basis_of(round_state);
       take(block, matrix, projected + segment.offset, basis);
       if (keep_finite(block, shared, matrix, basis)) orthonormalize(block, shared, matrix, basis);
     });

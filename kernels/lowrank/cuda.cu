@@ -75,8 +75,8 @@ auto column_entry_of(const Call& call) {
 float* workspace_of(const Execution& execution) {
   return reinterpret_cast<float*>(execution.workspace.data());
 }
-float* kept_of(const Execution& execution) {
-  return reinterpret_cast<float*>(execution.kept.data());
+float* round_state_of(const Execution& execution) {
+  return reinterpret_cast<float*>(execution.round_state.data());
 }
 
 /// Calls visitor(T{}) with the value type of round 1.
@@ -89,7 +89,7 @@ void visit_sent_type(Dtype dtype, const Visitor& visitor) {
 template <typename G, typename E>
 void launch_partial(Queue& queue, const EncodeCall& call, std::size_t rank) {
   LowrankPartialKernel<G, E> kernel;
-  kernel.kept = kept_of(call.execution);
+  kernel.round_state = round_state_of(call.execution);
   kernel.workspace = workspace_of(call.execution);
   kernel.words = words_of_call(call);
   launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call));
@@ -99,7 +99,7 @@ template <typename T>
 void launch_send(Queue& queue, const EncodeCall& call, std::size_t rank, float factor,
                  ValueSpan values) {
   LowrankSendKernel<T> kernel;
-  kernel.kept = kept_of(call.execution);
+  kernel.round_state = round_state_of(call.execution);
   kernel.workspace = workspace_of(call.execution);
   kernel.values = reinterpret_cast<T*>(values.pointer());
   kernel.factor = factor;
@@ -112,7 +112,7 @@ template <typename G, typename E>
 void launch_residual(Queue& queue, const EncodeCall& call, std::size_t rank) {
   if constexpr (!std::is_same_v<E, NoResidual>) {
     LowrankResidualKernel<G, E> kernel;
-    kernel.kept = kept_of(call.execution);
+    kernel.round_state = round_state_of(call.execution);
     kernel.workspace = workspace_of(call.execution);
     kernel.words = words_of_call(call);
     launch_all(queue, kernel, call.segments, rank, encode_entry_of<&LowrankOffset::right>(call));
@@ -139,7 +139,7 @@ void lowrank_device_basis(const DecodeCall& call, std::size_t rank, ConstValueSp
   Queue queue(call.execution.stream);
   LowrankBasisKernel kernel;
   kernel.projected = reinterpret_cast<const float*>(projected.pointer());
-  kernel.kept = kept_of(call.execution);
+  kernel.round_state = round_state_of(call.execution);
   launch_all(queue, kernel, call.segments, rank, column_entry_of<&LowrankOffset::left>(call));
 }
 
@@ -164,7 +164,7 @@ void lowrank_device_decode(const DecodeCall& call, std::size_t rank, ConstValueS
   });
   visit_gradient_dtype(dtype_of(call.outputs), [&]<typename T>(T) {
     LowrankDecodeKernel<T> kernel;
-    kernel.kept = kept_of(call.execution);
+    kernel.round_state = round_state_of(call.execution);
     kernel.workspace = workspace_of(call.execution);
     kernel.factor = call.factor;
     kernel.mode = call.mode;

@@ -11,7 +11,7 @@ struct LowrankDecodeKernel : UnitKernel {
   static constexpr unsigned kResident = 4;
 
   SegmentTable<LowrankDecodeEntry, kLowrankSegments> table;
-  const float* kept;
+  const float* round_state;
   const float* workspace;
   float factor;
   DecodeMode mode;
@@ -27,7 +27,7 @@ struct LowrankDecodeKernel : UnitKernel {
       LowrankArea::of(matrix, unit)
           .for_each_block(block.warp(), matrix, [&](std::size_t row, std::size_t column) {
             LowrankBlock values;
-            load_values(matrix, matrix.basis_of(kept) + row,
+            load_values(matrix, matrix.basis_of(round_state) + row,
                         matrix.workspace_of(workspace) + column, values);
             TERSOR_UNROLL
             for (unsigned i = 0; i < kLowrankAtOnce; ++i)

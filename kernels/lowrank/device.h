@@ -11,7 +11,7 @@ namespace tersor::kernels {
 /// Round 0: computes P.
 void lowrank_device_project(const EncodeCall& call, std::size_t rank, ValueSpan projected);
 
-/// Turns the sum of P into an orthonormal basis in the call's round state (Execution::kept).
+/// Turns the sum of P into an orthonormal basis in the call's round state (Execution::round_state).
 void lowrank_device_basis(const DecodeCall& call, std::size_t rank, ConstValueSpan projected);
 
 /// Round 1: computes W in f32 or bf16, the residuals and the next step's words.

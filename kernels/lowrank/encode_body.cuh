@@ -94,8 +94,8 @@ struct LowrankProjectKernel : UnitKernel {
 };
 
 /// True if a segment sends no coefficients in round 1.
-TERSOR_DEVICE bool is_silent(const LowrankEncodeEntry& segment, const float* kept) {
-  return is_inactive(segment) || !is_finite(load_input(segment.matrix.basis_of(kept)));
+TERSOR_DEVICE bool is_silent(const LowrankEncodeEntry& segment, const float* round_state) {
+  return is_inactive(segment) || !is_finite(load_input(segment.matrix.basis_of(round_state)));
 }
 
 /// The partial sums of W over 64 rows. A warp processes 128 columns and four directions.
@@ -105,7 +105,7 @@ struct LowrankPartialKernel : UnitKernel {
   static constexpr unsigned kColumns = kWarpThreads * kLowrankRow;
 
   SegmentTable<LowrankEncodeEntry, kLowrankSegments> table;
-  const float* kept;
+  const float* round_state;
   float* workspace;
   CallWords words;
 
@@ -116,7 +116,7 @@ struct LowrankPartialKernel : UnitKernel {
   template <class Block>
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
-      if (!is_silent(segment, kept)) write_unit(block.warp(), segment, unit);
+      if (!is_silent(segment, round_state)) write_unit(block.warp(), segment, unit);
     });
   }
 
@@ -160,7 +160,7 @@ struct LowrankPartialKernel : UnitKernel {
     TERSOR_UNROLL
     for (unsigned j = 0; j < kLowrankAtOnce; ++j) {
       const unsigned own = first + j < matrix.rank ? first + j : matrix.rank - 1;
-      load_four(matrix.basis_of(kept) + own * matrix.row_stride() + row, basis[j]);
+      load_four(matrix.basis_of(round_state) + own * matrix.row_stride() + row, basis[j]);
     }
   }
 
@@ -181,7 +181,7 @@ struct LowrankSendKernel : UnitKernel {
   static constexpr unsigned kResident = 4;
 
   SegmentTable<LowrankEncodeEntry, kLowrankSegments> table;
-  const float* kept;
+  const float* round_state;
   float* workspace;
   T* values;
   NextWords next;
@@ -208,7 +208,7 @@ struct LowrankSendKernel : UnitKernel {
     float* own = matrix.workspace_of(workspace) + matrix.right_at(j) + column;
     if (column >= matrix.columns) return store(own, 0.0f);
     T* value = values + segment.offset + j * matrix.columns + column;
-    if (is_silent(segment, kept))
+    if (is_silent(segment, round_state))
       return store(value, from_f32<T>(is_inactive(segment) ? 0.0f : float_of(kNanBits)));
     float sum = 0;
     TERSOR_UNROLL_4
@@ -226,7 +226,7 @@ struct LowrankResidualKernel : UnitKernel {
   static constexpr unsigned kResident = kLowrankResident.residual;
 
   SegmentTable<LowrankEncodeEntry, kLowrankSegments> table;
-  const float* kept;
+  const float* round_state;
   const float* workspace;
   CallWords words;
 
@@ -236,7 +236,8 @@ struct LowrankResidualKernel : UnitKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     for_each_part(block, table, [&](const LowrankEncodeEntry& segment, std::size_t unit) {
       const LowrankArea area = LowrankArea::of(segment.matrix, unit);
-      if (is_silent(segment, kept) || !is_finite_in(block.warp(), segment.matrix, area.column))
+      if (is_silent(segment, round_state) ||
+          !is_finite_in(block.warp(), segment.matrix, area.column))
         keep(block.warp(), segment, area);
       else
         leave(block.warp(), segment, area);
@@ -280,8 +281,8 @@ struct LowrankResidualKernel : UnitKernel {
     area.for_each_block(warp, matrix, [&](std::size_t row, std::size_t column) {
       LowrankBlock p, decoded;
       sent.load_block(row, column, p);
-      load_values(matrix, matrix.basis_of(kept) + row, matrix.workspace_of(workspace) + column,
-                  decoded);
+      load_values(matrix, matrix.basis_of(round_state) + row,
+                  matrix.workspace_of(workspace) + column, decoded);
       TERSOR_UNROLL
       for (unsigned i = 0; i < kLowrankAtOnce; ++i) {
         TERSOR_UNROLL

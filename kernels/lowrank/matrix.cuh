@@ -55,8 +55,8 @@ struct LowrankMatrix {
   TERSOR_BODY std::size_t tiles() const { return ceil_div(rows, kLowrankChains); }
 
   template <typename T>
-  TERSOR_DEVICE T* basis_of(T* kept) const {
-    return kept + std::size_t{basis} * kLowrankChains;
+  TERSOR_DEVICE T* basis_of(T* round_state) const {
+    return round_state + std::size_t{basis} * kLowrankChains;
   }
   template <typename T>
   TERSOR_DEVICE T* workspace_of(T* values) const {

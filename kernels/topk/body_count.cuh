@@ -160,7 +160,7 @@ struct TopkCountKernel {
       equal += all_equal;
     }
     if (block.thread_rank() == 0)
-      store(&task.memory.control->kept, static_cast<std::uint32_t>(cut.sent(larger, equal)));
+      store(&task.memory.control->selected, static_cast<std::uint32_t>(cut.sent(larger, equal)));
   }
 };
 

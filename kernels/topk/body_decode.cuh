@@ -35,7 +35,7 @@ struct TopkDecodeEntry {
   std::uint64_t begin;  // values [begin, end) are requested
   std::uint64_t end;
   std::uint64_t offset;  // of the segment's sections, in bytes from the start of the payload
-  std::uint32_t kept;
+  std::uint32_t selected;
   std::uint32_t first_unit;
   std::uint32_t segment;  // index of the segment in the call
   std::uint32_t reserved;
@@ -154,7 +154,7 @@ struct TopkDecodeKernel {
     load_outputs(block, shared, unit);
     for (unsigned index = 0; sound && index < list.frames; ++index) {
       const TopkSections frame{list.payload(index) + unit.segment.offset,
-                               {unit.segment.count, unit.segment.kept, values}};
+                               {unit.segment.count, unit.segment.selected, values}};
       const Slice slice = slice_of(block.warp(), frame, unit);
       sound = !block.any(!is_sound(block, frame, unit, slice));
       if (sound)
@@ -210,7 +210,7 @@ struct TopkDecodeKernel {
                                       const TopkDecodeUnit& unit) {
     const std::size_t tile = unit.tile();
     const std::uint32_t begin = frame.first(tile), end = frame.first(tile + 1);
-    const bool sound = begin <= end && end <= frame.layout.kept && (tile != 0 || begin == 0);
+    const bool sound = begin <= end && end <= frame.layout.selected && (tile != 0 || begin == 0);
     if (!sound) return {0, 0, false};
     const unsigned index = unit.index_in_tile();
     const std::uint32_t first = frame.lower_bound(warp, begin, end, index);

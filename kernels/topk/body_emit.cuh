@@ -89,7 +89,7 @@ struct TopkEmitKernel {
     constexpr std::size_t kParts = kTopkTile / kTopkPart;
     if (part % kParts == 0) store(target.first() + part / kParts, position);
     if (part == 0)
-      store(target.first() + target.layout.tiles(), load_input(&task.memory.control->kept));
+      store(target.first() + target.layout.tiles(), load_input(&task.memory.control->selected));
   }
 
   /// Sends the selected values of a row, which starts at value `first`. A row of one value is a
@@ -190,7 +190,7 @@ struct TopkEmitKernel {
 
   template <class Block>
   TERSOR_DEVICE void write_unused(const Block& block) const {
-    for_each(block, load_input(&task.memory.control->kept), task.plan.k, [&](std::size_t i) {
+    for_each(block, load_input(&task.memory.control->selected), task.plan.k, [&](std::size_t i) {
       store(target.index_in_tile() + i, std::uint16_t{0});
       write_value(i, 0.0f);
     });

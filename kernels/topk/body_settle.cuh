@@ -34,19 +34,19 @@ struct TopkSettleKernel {
   TERSOR_DEVICE void operator()(const Block& block, Shared&) const {
     const std::uint32_t path = load_input(&control->path);
     if (path == kTopkIdle) return;
-    const std::size_t kept =
-        path == std::uint32_t(TopkPath::kPoison) ? 0 : load_input(&control->kept);
+    const std::size_t selected =
+        path == std::uint32_t(TopkPath::kPoison) ? 0 : load_input(&control->selected);
     const std::size_t stride = std::size_t{block.blocks()} * block.warps();
     for (std::size_t i = std::size_t{block.rank()} * block.warps() + block.warp_rank();
          i < target.layout.blocks(); i += stride)
-      settle(block.warp(), i, kept);
+      settle(block.warp(), i, selected);
   }
 
  private:
   template <class Warp>
-  TERSOR_DEVICE void settle(const Warp& warp, std::size_t index, std::size_t kept) const {
+  TERSOR_DEVICE void settle(const Warp& warp, std::size_t index, std::size_t selected) const {
     const std::size_t begin = index * kBlock;
-    const std::size_t k = target.layout.kept;
+    const std::size_t k = target.layout.selected;
     float p[kMine];
     std::uint32_t most = 0;
     TERSOR_UNROLL
@@ -57,14 +57,14 @@ struct TopkSettleKernel {
     }
     const BlockScale scale = block_scale<Int8Format>(warp.maximum(most));
     if (warp.thread_rank() == 0) store(target.scales() + index, scale.scale);
-    const Tiles tiles = begin < kept ? tiles_of(begin, kept) : Tiles{0, 0};
+    const Tiles tiles = begin < selected ? tiles_of(begin, selected) : Tiles{0, 0};
     TERSOR_UNROLL
     for (unsigned i = 0; i < kMine; ++i) {
       const std::size_t position = begin + i * 32 + warp.thread_rank();
       const std::int32_t code = scale.poisoned ? 0 : nearest_code(nearest_sum(p[i], scale.inverse));
       if (position < k)
         store(target.template values<std::int8_t>() + position, static_cast<std::int8_t>(code));
-      if (position < kept) correct(tiles, position, p[i] - code_value(code, scale.scale));
+      if (position < selected) correct(tiles, position, p[i] - code_value(code, scale.scale));
     }
   }
 
@@ -73,10 +73,10 @@ struct TopkSettleKernel {
     std::size_t low, high;
   };
 
-  TERSOR_DEVICE Tiles tiles_of(std::size_t begin, std::size_t kept) const {
+  TERSOR_DEVICE Tiles tiles_of(std::size_t begin, std::size_t selected) const {
     const Tiles all{0, target.layout.tiles() - 1};
     if constexpr (std::is_same_v<E, NoResidual>) return all;
-    const std::size_t end = begin + kBlock < kept ? begin + kBlock : kept;
+    const std::size_t end = begin + kBlock < selected ? begin + kBlock : selected;
     return {tile_of(all, begin), tile_of(all, end - 1)};
   }
 

@@ -36,7 +36,7 @@ struct TopkEncode {
 };
 
 struct TopkResult {
-  std::size_t kept;  // number of selected values; below k if fewer than k values are nonzero
+  std::size_t selected;  // number of selected values; below k if fewer than k values are nonzero
   TopkPath path;
   std::size_t non_finite;  // number of non-finite values of p
 };

@@ -25,13 +25,13 @@ struct Tile {
 };
 
 /// Selected values [begin, end) of a payload.
-struct Kept {
+struct Selected {
   std::size_t begin;
   std::size_t end;
 };
 
 /// Returns the selected values of a payload within a part of a tile.
-Kept kept_in(const TopkPayloadView& payload, const Tile& tile) {
+Selected selected_in(const TopkPayloadView& payload, const Tile& tile) {
   const std::uint16_t* index = payload.index_in_tile;
   const std::uint16_t* first = index + payload.first[tile.index];
   const std::uint16_t* last = index + payload.first[tile.index + 1];
@@ -45,8 +45,9 @@ Kept kept_in(const TopkPayloadView& payload, const Tile& tile) {
 /// Adds value · factor to sum[index] for a range of selected values. The visitor `value_of(i)`
 /// returns selected value i.
 template <typename ValueOf>
-void add_kept(const std::uint16_t* index, Kept kept, float factor, float* sum, ValueOf value_of) {
-  for (std::size_t i = kept.begin; i < kept.end; ++i) {
+void add_selected(const std::uint16_t* index, Selected selected, float factor, float* sum,
+                  ValueOf value_of) {
+  for (std::size_t i = selected.begin; i < selected.end; ++i) {
     const float contribution = topk_contribution(value_of(i), factor);
     sum[index[i]] += contribution;
   }
@@ -92,23 +93,24 @@ class Decoder {
     if (task_.mode == DecodeMode::kAssign) std::fill_n(sum, tile.end - tile.begin, 0.0f);
     float* tile_sum = sum - (tile.begin - tile.index * kTopkTile);
     for (const TopkPayloadView& payload : task_.payloads)
-      add_payload(payload, kept_in(payload, tile), tile_sum);
+      add_payload(payload, selected_in(payload, tile), tile_sum);
   }
 
-  void add_payload(const TopkPayloadView& payload, Kept kept, float* sum) const {
+  void add_payload(const TopkPayloadView& payload, Selected selected, float* sum) const {
     const std::uint16_t* index = payload.index_in_tile;
     const float factor = task_.factor;
     if (task_.value_dtype == Dtype::kBf16) {
       const auto* values = static_cast<const Bf16*>(payload.values);
-      add_kept(index, kept, factor, sum, [=](std::size_t i) { return to_f32(values[i]); });
+      add_selected(index, selected, factor, sum, [=](std::size_t i) { return to_f32(values[i]); });
     } else if (task_.value_dtype == Dtype::kI8) {
       const auto* codes = static_cast<const std::int8_t*>(payload.values);
       const float* scales = payload.scales;
-      add_kept(index, kept, factor, sum,
-               [=](std::size_t i) { return code_value(codes[i], scales[i / Int8Format::kBlock]); });
+      add_selected(index, selected, factor, sum, [=](std::size_t i) {
+        return code_value(codes[i], scales[i / Int8Format::kBlock]);
+      });
     } else {
       const auto* values = static_cast<const float*>(payload.values);
-      add_kept(index, kept, factor, sum, [=](std::size_t i) { return values[i]; });
+      add_selected(index, selected, factor, sum, [=](std::size_t i) { return values[i]; });
     }
   }
 
@@ -174,11 +176,12 @@ const char* topk_validate(const TopkPayloadView& payload, std::size_t count, std
     if (first[tile + 1] < first[tile]) return "the tiles' first kept values do not ascend";
   if (first[tiles] > k) return "more values are kept than the payload has room for";
   for (std::size_t tile = 0; tile < tiles; ++tile) {
-    const std::size_t kept = first[tile + 1] - first[tile];
-    if (kept == 0) continue;
+    const std::size_t selected = first[tile + 1] - first[tile];
+    if (selected == 0) continue;
     const std::uint16_t* index = payload.index_in_tile + first[tile];
-    if (!ascends(index, kept)) return "the indices of a tile do not ascend";
-    if (tile * kTopkTile + index[kept - 1] >= count) return "an index lies beyond the last value";
+    if (!ascends(index, selected)) return "the indices of a tile do not ascend";
+    if (tile * kTopkTile + index[selected - 1] >= count)
+      return "an index lies beyond the last value";
   }
   return nullptr;
 }

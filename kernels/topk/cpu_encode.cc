@@ -255,15 +255,15 @@ class Encoder {
   }
 
   void place_tiles(Cut cut) {
-    std::size_t kept = 0;
+    std::size_t selected = 0;
     for (std::size_t tile = 0; tile < plan_.tiles; ++tile) {
-      payload_.first[tile] = static_cast<std::uint32_t>(kept);
+      payload_.first[tile] = static_cast<std::uint32_t>(selected);
       const TopkTileCount& found = workspace_.tiles[tile];
       const std::size_t ties = std::min<std::size_t>(cut.ties, found.equal);
-      kept += found.larger + ties;
+      selected += found.larger + ties;
       cut.ties -= ties;
     }
-    payload_.first[plan_.tiles] = static_cast<std::uint32_t>(kept);
+    payload_.first[plan_.tiles] = static_cast<std::uint32_t>(selected);
   }
 
   void emit(Cut cut) {
@@ -327,9 +327,10 @@ class Encoder {
   }
 
   void fill_unused() {
-    const std::size_t kept = payload_.first[plan_.tiles];
-    std::fill(chosen_ + kept, chosen_ + plan_.k, 0.0f);
-    std::fill(payload_.index_in_tile + kept, payload_.index_in_tile + plan_.k, std::uint16_t{0});
+    const std::size_t selected = payload_.first[plan_.tiles];
+    std::fill(chosen_ + selected, chosen_ + plan_.k, 0.0f);
+    std::fill(payload_.index_in_tile + selected, payload_.index_in_tile + plan_.k,
+              std::uint16_t{0});
   }
 
   void encode_values() {

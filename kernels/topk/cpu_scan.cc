@@ -76,8 +76,8 @@ HWY_INLINE float value_at(const Strip<G, E>& strip, std::size_t i) {
     return g;
   else {
     const float sent = strip.scan.feedback.gradient_factor * g;
-    const float kept = strip.scan.feedback.residual_factor * to_f32(strip.residual[i]);
-    return sent + kept;
+    const float selected = strip.scan.feedback.residual_factor * to_f32(strip.residual[i]);
+    return sent + selected;
   }
 }
 
@@ -187,8 +187,8 @@ HWY_INLINE std::uint64_t bits_of_mask(Mask mask) {
 }
 
 /// The loop over the values of one strip. If the residual is f32, the loop may overwrite the
-/// residual in place: the old values are saved in `kept`, and p is read back. Otherwise p can be
-/// computed again.
+/// residual in place: the old values are saved in `selected`, and p is read back. Otherwise p can
+/// be computed again.
 template <typename G, typename E>
 class VectorScan {
  public:
@@ -212,15 +212,15 @@ class VectorScan {
   /// Scans the values [begin, end), a whole number of vectors. Writes p to the residual and records
   /// candidate indices.
   template <bool kWrites>
-  HWY_INLINE void run(std::size_t begin, std::size_t end, Indices& found, float* kept) const {
-    for (; begin + kWord <= end; begin += kWord) found.add(word<kWrites>(begin, kWord, kept));
-    if (begin < end) found.add(word<kWrites>(begin, end - begin, kept));
+  HWY_INLINE void run(std::size_t begin, std::size_t end, Indices& found, float* selected) const {
+    for (; begin + kWord <= end; begin += kWord) found.add(word<kWrites>(begin, kWord, selected));
+    if (begin < end) found.add(word<kWrites>(begin, end - begin, selected));
   }
 
  private:
   /// Returns a bit mask of the candidates.
   template <bool kWrites>
-  HWY_INLINE std::uint64_t word(std::size_t begin, std::size_t count, float* kept) const {
+  HWY_INLINE std::uint64_t word(std::size_t begin, std::size_t count, float* selected) const {
     std::uint64_t bits = 0;
     for (std::size_t i = 0; i < count; i += kLanes) {
       prefetch(begin + i + kAhead);
@@ -228,7 +228,7 @@ class VectorScan {
       const VF32 p = values_at(begin + i, old);
       bits |= bits_of_mask(hn::Gt(keys_of(p), threshold_)) << i;
       if constexpr (kWrites) {
-        if constexpr (std::is_same_v<E, float>) hn::Store(old, F32(), kept + begin + i);
+        if constexpr (std::is_same_v<E, float>) hn::Store(old, F32(), selected + begin + i);
         store_values(p, strip_.output + begin + i);
       }
     }
@@ -247,14 +247,14 @@ class VectorScan {
 
 /// Examines the candidates [begin, end) of a strip, whose indices are already recorded.
 template <bool kWrites, typename G, typename E>
-HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range, const float* kept,
-                                  TopkCandidates out, TopkTally& tally) {
+HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range,
+                                  const float* selected, TopkCandidates out, TopkTally& tally) {
   for (std::size_t j = range.begin; j < range.end; ++j) {
     const std::size_t i = out.index[j] - strip.first_index;
     float p;
     if constexpr (kWrites && std::is_same_v<E, float>) {
       p = strip.output[i];
-      settle_candidate(strip, i, p, kept[i]);
+      settle_candidate(strip, i, p, selected[i]);
     } else {
       p = value_at(strip, i);
       if constexpr (kWrites) settle_candidate(strip, i, p, strip.residual[i]);
@@ -269,17 +269,17 @@ HWY_INLINE void finish_candidates(const Strip<G, E>& strip, TopkRunRange range, 
 template <bool kWrites, typename G, typename E>
 std::size_t scan_vectors(const Strip<G, E>& strip, std::size_t count, TopkCandidates out,
                          TopkTally& tally) {
-  alignas(64) float kept[kWrites && std::is_same_v<E, float> ? kTopkStrip : 1];
+  alignas(64) float selected[kWrites && std::is_same_v<E, float> ? kTopkStrip : 1];
   const VectorScan<G, E> vectors(strip);
   Indices indices(out.index, strip.first_index);
   std::size_t finished = 0;
   for (std::size_t begin = 0; begin < count; begin += kBlock) {
     const std::size_t ready = indices.count();
-    vectors.template run<kWrites>(begin, std::min(begin + kBlock, count), indices, kept);
-    finish_candidates<kWrites>(strip, {finished, ready}, kept, out, tally);
+    vectors.template run<kWrites>(begin, std::min(begin + kBlock, count), indices, selected);
+    finish_candidates<kWrites>(strip, {finished, ready}, selected, out, tally);
     finished = ready;
   }
-  finish_candidates<kWrites>(strip, {finished, indices.count()}, kept, out, tally);
+  finish_candidates<kWrites>(strip, {finished, indices.count()}, selected, out, tally);
   return indices.count();
 }
 

@@ -47,7 +47,7 @@ struct TopkSealKernel {
 };
 
 TopkLayout layout_of(std::size_t count, const TopkOptions& options) {
-  return {count, topk_kept(count, options.density), options.values};
+  return {count, topk_selected(count, options.density), options.values};
 }
 
 /// What the launches of the last segment write in addition.
@@ -136,7 +136,7 @@ void encode_segments(Queue& queue, const EncodeCall& call, const TopkOptions& op
     }
     TopkTask<G, E> task;
     task.tensor = tensor_of<G, E>(call, i, options);
-    task.plan = topk_device_plan(target.layout.count, target.layout.kept, force);
+    task.plan = topk_device_plan(target.layout.count, target.layout.selected, force);
     std::size_t bytes;
     task.memory = topk_device_memory(task.plan, call.execution.workspace.data(), bytes);
     TopkLaunches<G, E>(queue, task, target).run(force, i + 1 == last ? ending : TopkEnding{});
@@ -154,7 +154,7 @@ TopkDecodeEntry decode_entry_of(const DecodeCall& call, std::size_t index, std::
           .begin = begin,
           .end = begin + call.outputs[index].count(),
           .offset = offset,
-          .kept = static_cast<std::uint32_t>(topk_kept(count, options.density)),
+          .selected = static_cast<std::uint32_t>(topk_selected(count, options.density)),
           .first_unit = 0,
           .segment = static_cast<std::uint32_t>(index),
           .reserved = 0};
@@ -190,7 +190,7 @@ void decode_segments(Queue& queue, const DecodeCall& call, const TopkOptions& op
 std::size_t topk_device_workspace_bytes(std::size_t count, double density) {
   if (count == 0) return 0;
   std::size_t bytes;
-  topk_device_memory(topk_device_plan(count, topk_kept(count, density)), nullptr, bytes);
+  topk_device_memory(topk_device_plan(count, topk_selected(count, density)), nullptr, bytes);
   return bytes;
 }
 

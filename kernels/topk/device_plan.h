@@ -51,7 +51,7 @@ struct TopkControl {
   std::uint32_t shift;      // of the next digit, or kTopkDone
   std::uint32_t key;        // the k-th key; all larger keys are sent
   std::uint32_t ties;       // number of sent values with this key
-  std::uint32_t kept;       // number of sent values
+  std::uint32_t selected;   // number of sent values
   std::uint64_t rank;       // of the k-th key among the keys from `base` on
   std::uint64_t listed;     // candidates in the list
   std::uint64_t found;      // keys that reach the scan's threshold

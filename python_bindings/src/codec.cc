@@ -122,12 +122,13 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
   const nb::object first = first_of(gradients, "array");
   check_residuals(*codec_, residuals);
   const auto values = import_all(gradients, read_values, {.name = "array", .stream = stream});
-  const auto kept = import_all(residuals, write_values, {.name = "residual", .stream = stream});
+  const auto residual_spans =
+      import_all(residuals, write_values, {.name = "residual", .stream = stream});
   const auto output = write_bytes(frame, {.name = "out", .stream = stream});
   check_flat(output);
   const auto& front = values.arrays.front();
   check_same_device(front, values, "array");
-  check_same_device(front, kept, "residual");
+  check_same_device(front, residual_spans, "residual");
   check_same_device(front, output, "out");
 
   check_factor(*codec_, options.factor, front.memory);
@@ -136,7 +137,7 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
   const Location location{front.memory, front.device, to_stream(stream, first, front.memory)};
   const StateWords words{.step = options.step, .gradient_factor = options.factor};
   const std::vector<Segment> segments = segments_of(values, options);
-  const std::vector<SegmentState> states = states_of(kept);
+  const std::vector<SegmentState> states = states_of(residual_spans);
   return without_gil([&] {
     const ScratchPool::Loan scratch(scratches_, location);
     const Plan sizes = plan(segments, front.span.dtype(), location.memory, 1, scratch->threads());

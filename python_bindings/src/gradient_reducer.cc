@@ -122,11 +122,12 @@ void ArrayReducer::let_go(const std::vector<std::string>& names, std::uint64_t c
 // Erases entries before destroying the arrays, because freeing an array may run Python code that
 // calls this function again.
 void ArrayReducer::let_go(Entry& entry, std::uint64_t call) {
-  std::vector<Kept> done;
-  const auto under_way = std::stable_partition(entry.kept.begin(), entry.kept.end(),
-                                               [call](const Kept& one) { return one.call > call; });
-  std::move(under_way, entry.kept.end(), std::back_inserter(done));
-  entry.kept.erase(under_way, entry.kept.end());
+  std::vector<Retained> done;
+  const auto under_way =
+      std::stable_partition(entry.retained.begin(), entry.retained.end(),
+                            [call](const Retained& one) { return one.call > call; });
+  std::move(under_way, entry.retained.end(), std::back_inserter(done));
+  entry.retained.erase(under_way, entry.retained.end());
 }
 
 // A failed call may have taken the new gradients, or may still use the earlier gradients; both are
@@ -137,7 +138,7 @@ ReadyGradients ArrayReducer::hand_over(const std::vector<Part>& parts) {
   std::vector<ReadyGradient> together;
   for (const Part& part : parts) {
     ready.names.emplace_back(part.gradient.name);
-    entry(ready.names.back()).kept.push_back({ready.call, part.owners});
+    entry(ready.names.back()).retained.push_back({ready.call, part.owners});
     together.push_back(part.gradient);
   }
   ready.handles = without_gil([&] { return reducer_->ready(together); });

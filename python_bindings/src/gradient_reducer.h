@@ -66,7 +66,7 @@ class ArrayReducer {
 
  private:
   /// The arrays of a parameter in a call.
-  struct Kept {
+  struct Retained {
     std::uint64_t call;
     std::vector<nb::ndarray<nb::ro>> owners;
   };
@@ -76,7 +76,7 @@ class ArrayReducer {
     /// Set only for parameters without shards.
     std::vector<std::size_t> shape = {}, axes = {};
     /// Arrays of the current step, and of failed calls.
-    std::vector<Kept> kept = {};
+    std::vector<Retained> retained = {};
   };
 
   struct Part {

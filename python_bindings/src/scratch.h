@@ -33,7 +33,7 @@ class Scratch {
     return {.threads = &threads_,
             .stream = location.stream,
             .workspace = space_in(workspace_, sizes.workspace_bytes, location.memory),
-            .kept = space_in(kept_, sizes.kept_bytes, location.memory),
+            .round_state = space_in(round_state_, sizes.round_state_bytes, location.memory),
             .memory = location.memory};
   }
   unsigned threads() const { return threads_.count(); }
@@ -45,7 +45,7 @@ class Scratch {
   }
 
   Threads threads_;
-  Buffer workspace_, kept_;
+  Buffer workspace_, round_state_;
 };
 
 /// The scratches of a codec, as many as concurrent calls. Thread-safe.

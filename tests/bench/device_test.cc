@@ -81,8 +81,8 @@ TEST(UsefulBytes, FollowFromTheLayouts) {
   EXPECT_DOUBLE_EQ(a_value(reduce_bytes(8, kF32, int8)), 8 + 9 * (1 + 4.0 / 256));
   EXPECT_DOUBLE_EQ(a_value(reduce_bytes(8, kF32, int4)), 8 + 9 * (0.5 + 4.0 / 128));
   EXPECT_DOUBLE_EQ(a_value(decode_add_bytes(kF32, int8)), 8 + 1 + 4.0 / 256);
-  const std::size_t kept = topk_kept(kCount, 0.01);
-  const std::size_t topk = TopkLayout{kCount, kept, TopkValues::kF32}.bytes();
+  const std::size_t selected = topk_selected(kCount, 0.01);
+  const std::size_t topk = TopkLayout{kCount, selected, TopkValues::kF32}.bytes();
   EXPECT_EQ(feedback_bytes(kF32, kF32, topk), 12 * kCount + topk);
   EXPECT_NEAR(a_value(topk), 0.06, 1e-3);
 }

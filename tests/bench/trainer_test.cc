@@ -263,14 +263,14 @@ TYPED_TEST(NetworkOn, GradientsMatchFiniteDifferences) {
   for (const Parameter& parameter : network.parameters())
     for (std::size_t i = 0; i < parameter.count(); ++i) {
       float& value = values_of(parameter)[i];
-      const float kept = value, step = 0x1p-12f;
-      value = kept + step;
+      const float retained = value, step = 0x1p-12f;
+      value = retained + step;
       const double width_above = value,
                    above = reference_loss(network.parameters(), dataset, batch);
-      value = kept - step;
+      value = retained - step;
       const double below = reference_loss(network.parameters(), dataset, batch);
       const double slope = (above - below) / (width_above - value);
-      value = kept;
+      value = retained;
       EXPECT_NEAR(gradient_of(parameter)[i], slope, 1e-3) << parameter.name << " at " << i;
     }
 }

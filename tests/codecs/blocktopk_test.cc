@@ -232,7 +232,7 @@ double energy_lost(const char* spec, const std::vector<float>& gradient) {
 
 TEST(Blocktopk, AlwaysContracts) {
   for (const BlocktopkVariant& variant : kBlocktopkVariants) {
-    const auto k = static_cast<double>(variant.task.kept());
+    const auto k = static_cast<double>(variant.task.selected());
     const double least = std::min(k / kSelectedValues, 1 / k);
     for (std::uint64_t seed = 0; seed < (test_device() == nullptr ? 60u : 3u); ++seed) {
       std::vector<float> values = gaussian(kSelectedValues, seed);

@@ -59,11 +59,11 @@ TEST(Format, NoneCopiesANanAndSumsMakeItOneNumber) {
 }
 
 TEST(Format, ANanThatABf16ResidualKeeps) {
-  const std::pair<const char*, std::uint16_t> kept[] = {
+  const std::pair<const char*, std::uint16_t> selected[] = {
       {"none+ef", kNan},      {"bf16+ef", kNan},      {"f16+ef", kNan},
       {"int8+ef", kOtherNan}, {"int4+ef", kOtherNan}, {"topk+ef", kOtherNan}};
   for_each_isa([&] {
-    for (const auto& [spec, bits] : kept)
+    for (const auto& [spec, bits] : selected)
       for (const bool in_place : {false, true}) {
         CodecHarness harness(spec, {1000}, {.residual_dtype = Dtype::kBf16});
         if (in_place) harness.share_residuals();

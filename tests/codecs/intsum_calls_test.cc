@@ -38,7 +38,7 @@ TEST(IntsumCalls, RoundsAndSizes) {
     EXPECT_EQ(plan.rounds[1].exchanges, std::vector{Exchange::kNativeSum});
     EXPECT_EQ(plan.rounds[1].native_dtype, codes[i].first);
     EXPECT_EQ(plan.rounds[1].native_count, codes[i].second);
-    EXPECT_EQ(plan.kept_bytes, 5 * sizeof(float));
+    EXPECT_EQ(plan.round_state_bytes, 5 * sizeof(float));
     EXPECT_EQ(plan.frame_bytes, sizeof(FrameHeader));
   }
 }
@@ -114,7 +114,7 @@ TEST(IntsumCalls, OtherValuesAndMemoryAreRefused) {
   refuses(0, rounds.combined[1].span());
   refuses(1, rounds.combined[0].span());
   EncodeCall call = rank.encode_call();
-  call.execution.kept = call.execution.kept.first(7);
+  call.execution.round_state = call.execution.round_state.first(7);
   EXPECT_THROW(rank.codec().encode_native(call, 1.0f, rounds.combined[1].span()), InvalidArgument);
 }
 

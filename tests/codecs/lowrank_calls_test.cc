@@ -39,7 +39,7 @@ TEST(LowrankCalls, RoundsAndSizes) {
   EXPECT_EQ(plan.rounds[0].native_count, 3 * 8 * kCallRows);
   EXPECT_EQ(plan.rounds[1].native_dtype, Dtype::kBf16);
   EXPECT_EQ(plan.rounds[1].native_count, 8u * (130 + 1000 + 64));
-  EXPECT_EQ(plan.kept_bytes, 3 * 8 * 128 * sizeof(float));
+  EXPECT_EQ(plan.round_state_bytes, 3 * 8 * 128 * sizeof(float));
   const std::size_t widest = 8 * 1024, all = 8 * (192 + 1024 + 64);  // a device also needs 64 rows
   EXPECT_EQ(plan.workspace_bytes,
             (default_memory() == Memory::kHost ? widest : 3 * all) * sizeof(float));

@@ -243,8 +243,8 @@ TEST(Lowrank, AMatrixOfLowRankComesThrough) {
 }
 
 /// The codec's round state without padding.
-Matrix kept_basis(const CodecHarness& rank, Shape shape, std::size_t columns) {
-  const auto* values = reinterpret_cast<const float*>(rank.kept().data());
+Matrix round_state_basis(const CodecHarness& rank, Shape shape, std::size_t columns) {
+  const auto* values = reinterpret_cast<const float*>(rank.round_state().data());
   Matrix basis;
   for (std::size_t j = 0; j < columns; ++j) {
     const float* first = values + j * ((shape.rows + 63) / 64 * 64);
@@ -272,7 +272,7 @@ TEST(Lowrank, DirectionsAreOrthonormal) {
       NativeRounds rounds = rounds_of("lowrank:rank=" + std::to_string(rank), shape,
                                       {.scale = scale, .contributions = 2});
       rounds.exchange();
-      EXPECT_LT(largest_defect(kept_basis(rounds.ranks[1], shape, rank)), 0x1p-20) << rank;
+      EXPECT_LT(largest_defect(round_state_basis(rounds.ranks[1], shape, rank)), 0x1p-20) << rank;
     }
 }
 

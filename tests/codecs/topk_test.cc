@@ -31,21 +31,21 @@ struct Chosen {
 
 /// Indices of the k largest magnitudes. Ties go to the lowest index; zeros are never selected. A
 /// poisoned segment selects the first k indices.
-std::vector<std::size_t> indices_of(const std::vector<float>& p, std::size_t kept) {
+std::vector<std::size_t> indices_of(const std::vector<float>& p, std::size_t selected) {
   std::vector<std::size_t> indices(p.size());
   std::iota(indices.begin(), indices.end(), 0);
   const bool poisoned = std::ranges::any_of(p, [](float v) { return !std::isfinite(v); });
   if (!poisoned)
     std::ranges::stable_sort(
         indices, [&](std::size_t a, std::size_t b) { return std::fabs(p[a]) > std::fabs(p[b]); });
-  indices.resize(kept);
+  indices.resize(selected);
   if (!poisoned) std::erase_if(indices, [&](std::size_t index) { return p[index] == 0; });
   std::ranges::sort(indices);
   return indices;
 }
 
-Chosen choose(const std::vector<float>& p, std::size_t kept, TopkValues type) {
-  Chosen chosen{indices_of(p, kept), {}, {}, {}};
+Chosen choose(const std::vector<float>& p, std::size_t selected, TopkValues type) {
+  Chosen chosen{indices_of(p, selected), {}, {}, {}};
   const bool poisoned = std::ranges::any_of(p, [](float v) { return !std::isfinite(v); });
   for (const std::size_t index : chosen.indices)
     chosen.values.push_back(poisoned ? std::nanf("") : p[index]);
@@ -105,10 +105,10 @@ void expect_topk(const TopkVariant& variant, const std::vector<float>& gradient)
   harness.set_gradient(gradient);
   harness.decode({harness.encode()});
   const GuardedBytes frame = harness.encode();
-  const TopkLayout layout{gradient.size(), topk_kept(gradient.size(), variant.density),
+  const TopkLayout layout{gradient.size(), topk_selected(gradient.size(), variant.density),
                           variant.values};
   const std::vector<float> sent = harness.sent();
-  const Chosen chosen = choose(sent, layout.kept, variant.values);
+  const Chosen chosen = choose(sent, layout.selected, variant.values);
   EXPECT_TRUE(same_bytes(frame.span().subspan(sizeof(FrameHeader)), topk_payload(chosen, layout)));
   std::vector<float> decoded(sent.size()), residual = sent;
   for (std::size_t i = 0; i < chosen.indices.size(); ++i) {
@@ -196,7 +196,7 @@ TEST(Topk, SumsFollowTheFormat) {
       for (std::uint64_t rank = 0; rank < 3; ++rank) {
         harness.draw(rank);
         frames.push_back(harness.encode());
-        const Chosen chosen = choose(harness.sent(), topk_kept(count, 0.2), TopkValues::kF32);
+        const Chosen chosen = choose(harness.sent(), topk_selected(count, 0.2), TopkValues::kF32);
         for (std::size_t i = 0; i < chosen.indices.size(); ++i)
           expected[chosen.indices[i]] += chosen.values[i] * 0.3f;
       }
@@ -233,11 +233,11 @@ TEST(Topk, IndicesOutsideTheSegmentAreRefused) {
 }
 
 TEST(Topk, KeepsFromOneValueToAll) {
-  EXPECT_EQ(topk_kept(0, 0.5), 0u);
-  EXPECT_EQ(topk_kept(1, 1e-9), 1u);
-  EXPECT_EQ(topk_kept(1000, 0.01), 10u);
-  EXPECT_EQ(topk_kept(1001, 0.01), 11u);
-  EXPECT_EQ(topk_kept(7, 1), 7u);
+  EXPECT_EQ(topk_selected(0, 0.5), 0u);
+  EXPECT_EQ(topk_selected(1, 1e-9), 1u);
+  EXPECT_EQ(topk_selected(1000, 0.01), 10u);
+  EXPECT_EQ(topk_selected(1001, 0.01), 11u);
+  EXPECT_EQ(topk_selected(7, 1), 7u);
   const auto codec = make_codec("topk:density=1");
   const Segment huge{.count = std::size_t{1} << 32};
   EXPECT_THROW(codec->plan({.segments = {&huge, 1}}), InvalidArgument);

@@ -44,9 +44,10 @@ float largest_lack(Contribution contribution, const std::string& codec) {
 
 TEST(Contributions, AParameterMayBringNothingAndKeepItsResidual) {
   for (const char* codec : {"int8+ef", "topk:density=0.05+ef"}) {
-    const float kept = largest_lack(Contribution::kNone, codec);
-    EXPECT_EQ(largest_lack(Contribution::kGradientUnlessZero, codec), kept) << codec;
-    EXPECT_NE(largest_lack(Contribution::kGradient, codec), kept) << codec;  // sent its residual
+    const float retained = largest_lack(Contribution::kNone, codec);
+    EXPECT_EQ(largest_lack(Contribution::kGradientUnlessZero, codec), retained) << codec;
+    EXPECT_NE(largest_lack(Contribution::kGradient, codec), retained)
+        << codec;  // sent its residual
   }
 }
 

@@ -183,9 +183,9 @@ TEST(Gossips, WeightsThatAreNotFiniteAreNotSent) {
     Gossip gossip(transport, Topology::ring(2));
     gossip.add("w", values);
     gossip.mix();
-    const float kept = std::exchange(values[9], std::numeric_limits<float>::quiet_NaN());
+    const float retained = std::exchange(values[9], std::numeric_limits<float>::quiet_NaN());
     EXPECT_TRUE(tells(refusal_of([&] { gossip.mix(); }), "w is not finite"));
-    values[9] = kept;
+    values[9] = retained;
     gossip.mix();
     EXPECT_EQ(gossip.statistics().steps, 2u);
   });

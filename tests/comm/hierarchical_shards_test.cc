@@ -185,10 +185,10 @@ TEST_P(ShardsByHostsFeedback, WhatIsNotSentIsKept) {
   }
   const HostGroups groups(hosts, ranks_of(hosts));
   for (int rank = 0; rank < groups.ranks(); ++rank) {
-    auto kept = residuals[static_cast<std::size_t>(rank)].begin();
+    auto retained = residuals[static_cast<std::size_t>(rank)].begin();
     for (const int owner : groups.owners(groups.local_rank(rank)))
       for (std::size_t i = 0; i < kShard; ++i)
-        found[static_cast<std::size_t>(owner) * kShard + i] += *kept++;
+        found[static_cast<std::size_t>(owner) * kShard + i] += *retained++;
   }
   for (std::size_t i = 0; i < count; ++i) ASSERT_NEAR(found[i], wanted[i], 2e-4) << i;
 }

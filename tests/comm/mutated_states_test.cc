@@ -102,7 +102,7 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-void expect_kept(const ReducerState& found, const ReducerState& wanted) {
+void expect_loaded(const ReducerState& found, const ReducerState& wanted) {
   ASSERT_EQ(found.step, wanted.step);
   ASSERT_EQ(found.order, wanted.order);
   ASSERT_EQ(found.rank, wanted.rank);
@@ -149,7 +149,7 @@ TEST(MutatedStates, AreRefusedOrKeptInEveryField) {
       const ReducerState found = read_state(last), wanted = read_state(state);
       ASSERT_EQ(found.step, wanted.step);
       expect_finite(found);
-      if (wanted.form == ReducerState::Form::kExact) expect_kept(found, wanted);
+      if (wanted.form == ReducerState::Form::kExact) expect_loaded(found, wanted);
     }
   });
   RecordProperty("taken", taken);

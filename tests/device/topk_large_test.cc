@@ -14,15 +14,15 @@
 namespace tersor::test {
 namespace {
 
-constexpr std::size_t kBillions = std::size_t{1} << 32, kCount = kBillions + 200'005, kKept = 5;
+constexpr std::size_t kBillions = std::size_t{1} << 32, kCount = kBillions + 200'005, kSelected = 5;
 constexpr float kBefore = 0.25f, kFactor = 0.5f;
 constexpr const char* kSpec = "topk:density=0.000000001";
-constexpr TopkLayout kLayout{kCount, kKept, TopkValues::kF32};
-static_assert(topk_kept(kCount, 0.000000001) == kKept);
+constexpr TopkLayout kLayout{kCount, kSelected, TopkValues::kF32};
+static_assert(topk_selected(kCount, 0.000000001) == kSelected);
 
-constexpr std::array<std::size_t, kKept> kIndices = {7, kBillions - 1, kBillions,
-                                                     kBillions + 65'536 + 3, kCount - 1};
-constexpr std::array<float, kKept> kValues = {1.5f, -2.5f, 3.5f, -4.5f, 5.5f};
+constexpr std::array<std::size_t, kSelected> kIndices = {7, kBillions - 1, kBillions,
+                                                         kBillions + 65'536 + 3, kCount - 1};
+constexpr std::array<float, kSelected> kValues = {1.5f, -2.5f, 3.5f, -4.5f, 5.5f};
 
 template <typename T>
 T* section(ByteSpan payload, std::size_t offset) {
@@ -32,7 +32,7 @@ T* section(ByteSpan payload, std::size_t offset) {
 void write_payload(ByteSpan payload) {
   std::memset(payload.data(), 0, payload.size());
   auto* const first = section<std::uint32_t>(payload, 0);
-  for (std::size_t i = 0; i < kKept; ++i) {
+  for (std::size_t i = 0; i < kSelected; ++i) {
     for (std::size_t tile = kIndices[i] / TopkLayout::kTile + 1; tile <= kLayout.tiles(); ++tile)
       first[tile] = static_cast<std::uint32_t>(i + 1);
     section<std::uint16_t>(payload, kLayout.index_offset())[i] =
@@ -43,7 +43,7 @@ void write_payload(ByteSpan payload) {
 
 /// The header of a short frame with this payload.
 GuardedBytes make_frame(Memory memory) {
-  CodecHarness few(kSpec, {kKept}, {.memory = Memory::kHost});
+  CodecHarness few(kSpec, {kSelected}, {.memory = Memory::kHost});
   GuardedBytes frame(sizeof(FrameHeader) + kLayout.bytes(), 0, memory);
   std::memcpy(frame.span().data(), few.encode().span().data(), sizeof(FrameHeader));
   write_payload(frame.span().subspan(sizeof(FrameHeader)));
@@ -57,7 +57,7 @@ GuardedBytes make_frame(Memory memory) {
 
 std::vector<float> expected(std::size_t begin, std::size_t count) {
   std::vector<float> values(count, kBefore);
-  for (std::size_t i = 0; i < kKept; ++i)
+  for (std::size_t i = 0; i < kSelected; ++i)
     if (kIndices[i] >= begin && kIndices[i] - begin < count)
       values[kIndices[i] - begin] += kFactor * kValues[i];
   return values;

@@ -23,7 +23,7 @@ namespace {
 using namespace tersor;
 using namespace tersor::tcp;
 
-constexpr std::size_t kMostKept = 8;         // messages; no more are read afterwards
+constexpr std::size_t kMostSelected = 8;     // messages; no more are read afterwards
 constexpr std::size_t kMostBytes = 4 << 20;  // of a payload; longer payloads are refused here
 
 void require(bool holds) {
@@ -100,7 +100,7 @@ void read_messages(std::size_t connections, Input& input) {
     }
     idle = bytes == 0 ? idle + 1 : 0;
     if (bytes != 0) message_reader.came(connection, bytes);
-    if (whole >= kMostKept && !std::exchange(dropping, true)) message_reader.drop_payloads();
+    if (whole >= kMostSelected && !std::exchange(dropping, true)) message_reader.drop_payloads();
   }
 }
 

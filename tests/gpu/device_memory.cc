@@ -64,13 +64,13 @@ DeviceCodec::DeviceCodec(std::string_view spec, const std::vector<float>& gradie
       frame_(to_device(std::vector<std::byte>(space_of(plan_)))),
       sum_(to_device(std::vector<std::byte>(plan_.frame_bytes))),
       workspace_(plan_.workspace_bytes, Memory::kDevice),
-      kept_(plan_.kept_bytes, Memory::kDevice) {}
+      round_state_(plan_.round_state_bytes, Memory::kDevice) {}
 
 Execution DeviceCodec::execution(const Stream& stream) const {
   Execution execution;
   execution.stream = stream.view();
   execution.workspace = workspace_.span();
-  execution.kept = kept_.span();
+  execution.round_state = round_state_.span();
   execution.memory = Memory::kDevice;
   return execution;
 }

@@ -60,7 +60,7 @@ class DeviceCodec {
   Segment segment_;
   FrameIdentity identity_;
   Plan plan_;
-  Buffer gradient_, residual_, output_, memory_, words_, frame_, sum_, workspace_, kept_;
+  Buffer gradient_, residual_, output_, memory_, words_, frame_, sum_, workspace_, round_state_;
 };
 
 /// The work queued by `body`, as a graph. The capture forbids waits and allocations in all threads.

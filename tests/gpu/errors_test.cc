@@ -60,13 +60,14 @@ TEST(GpuErrors, ACodecsMemoryOnTheHost) {
   const Segment segment{.count = 64 * 64, .rows = 64, .columns = 64};
   const Plan plan = codec->plan({.segments = {&segment, 1}, .memory = Memory::kDevice});
   const Buffer gradient(4 * segment.count, Memory::kDevice), raw(4 * 4 * 64, Memory::kDevice),
-      workspace(plan.workspace_bytes, Memory::kDevice), kept(plan.kept_bytes, Memory::kDevice);
+      workspace(plan.workspace_bytes, Memory::kDevice),
+      round_state(plan.round_state_bytes, Memory::kDevice);
   std::vector<float> host(4 * 64);
   const SegmentMemory memory{host, host};
   const ConstValueSpan values = gradient.values(segment.count, Dtype::kF32);
   EncodeCall call{.segments = {&segment, 1}, .gradients = {&values, 1}, .memories = {&memory, 1}};
   call.execution.workspace = workspace.span();
-  call.execution.kept = kept.span();
+  call.execution.round_state = round_state.span();
   const std::string error = error_of<InvalidArgument>(
       [&] { codec->encode_native(call, 1.0f, raw.values(4 * 64, Dtype::kF32)); });
   EXPECT_NE(error.find("the codec's memory of segment 0 lies on the host"), std::string::npos)

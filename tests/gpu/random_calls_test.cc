@@ -95,7 +95,7 @@ class CallTwins {
   Plan plan_;
   FrameIdentity identity_;
   std::deque<SegmentTwins> segments_;
-  TwinBytes frame_, sum_, kept_;
+  TwinBytes frame_, sum_, round_state_;
   TwinObject<StateWords> words_;
   TwinObject<std::uint32_t> active_;
   TwinObject<FrameFault> fault_;
@@ -110,7 +110,7 @@ CallTwins::CallTwins(const RandomCall& call)
       identity_{.signature = call.seed, .checksum = call.checksum},
       frame_(plan_.frame_bytes),
       sum_(plan_.frame_bytes),
-      kept_(plan_.kept_bytes),
+      round_state_(plan_.round_state_bytes),
       words_(call.words),
       active_(call.active.value_or(1)),
       fault_(FrameFault{}),
@@ -145,7 +145,7 @@ Half CallTwins::half(Memory memory) {
   half.execution.memory = memory;
   half.execution.workspace =
       memory == Memory::kHost ? host_workspace_.span() : device_workspace_.span();
-  half.execution.kept = kept_.span(memory);
+  half.execution.round_state = round_state_.span(memory);
   if (memory == Memory::kDevice) half.execution.fault = fault_.pointer(memory);
   return half;
 }
@@ -259,8 +259,9 @@ void CallTwins::expect_same_rounds() {
     TwinBytes raw(plan_.rounds[round].native_count * bytes, call_.shift(Part::kOutput) * bytes);
     run_round(round, raw);
     EXPECT_EQ(raw.bytes(Memory::kHost), raw.bytes(Memory::kDevice)) << "round " << +round;
-    EXPECT_EQ(kept_.bytes(Memory::kHost), kept_.bytes(Memory::kDevice)) << "round " << +round;
-    EXPECT_TRUE(raw.intact() && kept_.intact());
+    EXPECT_EQ(round_state_.bytes(Memory::kHost), round_state_.bytes(Memory::kDevice))
+        << "round " << +round;
+    EXPECT_TRUE(raw.intact() && round_state_.intact());
   }
   expect_same_states();
   expect_same_memories();

@@ -158,8 +158,8 @@ std::vector<float> sum_of(const Case& test) {
     if (test.residual.empty()) {
       p.push_back(gradient.get(i));
     } else {
-      const float kept = test.b * residual.get(i);
-      p.push_back(sent + kept);
+      const float selected = test.b * residual.get(i);
+      p.push_back(sent + selected);
     }
   }
   return p;
@@ -202,7 +202,7 @@ Outcome reference(const Case& test) {
   const std::vector<std::size_t> chosen = chosen_of(p, test.k);
   Outcome outcome{{}, Payload(p.size(), test.k, test.value_dtype), {}};
   Payload& payload = outcome.payload;
-  outcome.result.kept = chosen.size();
+  outcome.result.selected = chosen.size();
   const std::size_t tiles = ceil_div(p.size(), kTopkTile);
   for (std::size_t tile = 0; tile <= tiles; ++tile)
     payload.first[tile] = static_cast<std::uint32_t>(
@@ -245,7 +245,7 @@ void expect_exact(const Case& test, const Outcome& expected, unsigned threads, T
                ", threads " + std::to_string(threads) + ", force " + name_of(force) + ", isa " +
                std::string(isa_name(current_isa())));
   const Outcome found = encode(test, threads, force);
-  ASSERT_EQ(found.result.kept, expected.result.kept);
+  ASSERT_EQ(found.result.selected, expected.result.selected);
   ASSERT_EQ(found.result.non_finite, 0u);
   ASSERT_TRUE(found.payload == expected.payload);
   ASSERT_TRUE(same_bits(found.residual, expected.residual));
@@ -288,7 +288,7 @@ std::size_t k_of(std::size_t count, double density) {
 TEST(Topk, NothingOfNothing) {
   for (const unsigned threads : {1u, 3u}) {
     const Outcome outcome = encode({.gradient = {}, .residual = {}, .k = 0}, threads);
-    EXPECT_EQ(outcome.result.kept, 0u);
+    EXPECT_EQ(outcome.result.selected, 0u);
     EXPECT_EQ(outcome.payload.first[0], 0u);
     EXPECT_EQ(topk_validate(outcome.payload.view(), 0, 0), nullptr);
   }
@@ -443,7 +443,7 @@ void expect_old_residual(const Case& test, const Outcome& found, bool exact) {
 void expect_poison(const Case& test, const Outcome& found, bool exact) {
   const std::size_t count = test.gradient.size();
   ASSERT_EQ(found.result.path, TopkPath::kPoison);
-  ASSERT_EQ(found.result.kept, test.k);
+  ASSERT_EQ(found.result.selected, test.k);
   const std::vector<float> p = sum_of(test);
   ASSERT_EQ(found.result.non_finite, static_cast<std::size_t>(std::ranges::count_if(
                                          p, [](float x) { return !std::isfinite(x); })));
@@ -573,7 +573,7 @@ TEST(TopkErrors, AreNamed) {
   wrong = task;
   wrong.workspace = std::span(workspace).first(workspace.size() - 64);
   expect_refused(wrong);
-  EXPECT_EQ(topk_encode(task, threads).kept, 10u);
+  EXPECT_EQ(topk_encode(task, threads).selected, 10u);
 }
 
 }  // namespace

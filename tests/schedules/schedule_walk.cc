@@ -145,7 +145,7 @@ ScheduleWalk::ScheduleWalk(const Layout& layout) : layout_(layout) {
     values_.emplace_back(layout.part_count, expressions_.gradient(rank));
   in_flight_.resize(values_.size());
   received_.resize(values_.size());
-  kept_.resize(values_.size());
+  retained_.resize(values_.size());
   sent_.resize(values_.size());
 }
 
@@ -161,10 +161,10 @@ std::vector<Expression> ScheduleWalk::made(int rank, std::size_t shard) {
   for (std::size_t i = 0; i < shard_parts.size(); ++i) {
     Expression value = values_[size(rank)][shard_parts[i]];
     if (step(rank).make != Make::kEncode) {
-      std::vector<Expression> kept;
-      for (const Content& content : kept_[size(rank)])
-        if (content.shard == shard) kept.push_back(content.values[i]);
-      value = expressions_.sum(kept);
+      std::vector<Expression> retained;
+      for (const Content& content : retained_[size(rank)])
+        if (content.shard == shard) retained.push_back(content.values[i]);
+      value = expressions_.sum(retained);
     }
     if (step(rank).make != Make::kForward)
       value = layout_.raw_shards.contains(shard) ? expressions_.raw(value)
@@ -223,8 +223,8 @@ std::string ScheduleWalk::deliver(int rank) {
 
 void ScheduleWalk::take(int rank) {
   if (step(rank).idle() || step(rank).take == Take::kAbsorb) return;
-  if (step(rank).take == Take::kKeep) {
-    kept_[size(rank)] = std::move(received_[size(rank)]);
+  if (step(rank).take == Take::kRetain) {
+    retained_[size(rank)] = std::move(received_[size(rank)]);
     return;
   }
   std::map<std::size_t, std::vector<Expression>> sums;  // by part

@@ -116,7 +116,7 @@ class ScheduleWalk {
   std::size_t step_ = 0;
   std::vector<std::vector<Expression>> values_;
   std::vector<std::map<int, Contents>> in_flight_;  ///< [to][from]
-  std::vector<Contents> received_, kept_;
+  std::vector<Contents> received_, retained_;
   std::vector<Sent> sent_;
 };
 

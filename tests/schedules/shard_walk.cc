@@ -14,7 +14,7 @@ ShardRange shards_of(const StepMessage& message) { return {message.shard, messag
 ShardWalk::ShardWalk(const std::vector<Schedule>& schedules, std::size_t shards)
     : schedules_(schedules),
       reduced_(schedules.size()),
-      kept_(schedules.size()),
+      retained_(schedules.size()),
       sent_messages_(schedules.size()),
       result_(shards, kNone),
       decodings_(schedules.size()),
@@ -33,7 +33,7 @@ std::string ShardWalk::fault(std::size_t rank, const std::string& what) const {
 std::string ShardWalk::make(std::size_t rank) {
   if (step(rank).make != Make::kReduce || step(rank).idle()) return "";
   Frame sum;
-  for (const Content& content : kept_[rank]) {
+  for (const Content& content : retained_[rank]) {
     if (content.shards != ShardRange{step(rank).first_shard, step(rank).shard_count})
       return fault(rank, "adds other shards than its own");
     const Frame& frame = frames_[content.frame];
@@ -70,11 +70,11 @@ std::string ShardWalk::contents_of(const SentMessage& sent, Contents& all) const
         {shards_of(sent.message), made == Make::kEncode ? sent.from : reduced_[sent.from]});
     return "";
   }
-  const Contents& kept = kept_[sent.from];
+  const Contents& retained = retained_[sent.from];
   std::size_t shard = sent.message.shard;
   const auto first_shard = [](const Content& content) { return content.shards.first; };
-  auto next = std::ranges::lower_bound(kept, shard, {}, first_shard);
-  for (; next != kept.end() && next->shards.first == shard && shard < end; ++next) {
+  auto next = std::ranges::lower_bound(retained, shard, {}, first_shard);
+  for (; next != retained.end() && next->shards.first == shard && shard < end; ++next) {
     all.push_back(*next);
     shard += next->shards.count;
   }
@@ -117,17 +117,17 @@ std::string ShardWalk::run_step() {
     if (std::string what = make(rank); !what.empty()) return what;
     post(rank);
   }
-  std::vector<Contents> kept(ranks);
+  std::vector<Contents> retained(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     Contents came;
     if (std::string what = receive(rank, came); !what.empty()) return what;
-    if (step(rank).take == Take::kKeep || step(rank).idle()) {
-      kept[rank] = step(rank).idle() ? std::move(kept_[rank]) : std::move(came);
+    if (step(rank).take == Take::kRetain || step(rank).idle()) {
+      retained[rank] = step(rank).idle() ? std::move(retained_[rank]) : std::move(came);
     } else if (std::string what = decode(rank, came); !what.empty()) {
       return what;
     }
   }
-  kept_ = std::move(kept);
+  retained_ = std::move(retained);
   return "";
 }
 

@@ -60,7 +60,7 @@ class ShardWalk {
   std::size_t step_ = 0;
   std::vector<Frame> frames_;                            ///< the ranks' own gradients come first
   std::vector<std::size_t> reduced_;                     ///< by rank: the sum made in this step
-  std::vector<Contents> kept_;                           ///< by rank, in the order of shards
+  std::vector<Contents> retained_;                       ///< by rank, in the order of shards
   std::vector<std::vector<SentMessage>> sent_messages_;  ///< to each rank, ascending
   std::vector<std::size_t> result_;  ///< by shard: the frame decoded by all ranks
   std::vector<int> decodings_;

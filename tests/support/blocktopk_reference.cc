@@ -33,12 +33,12 @@ void append(std::vector<std::byte>& bytes, const Bits& bits) {
 
 /// Indices of the k largest magnitudes in ascending order. Ties go to the lowest index; zeros are
 /// never selected.
-Indices indices_of_largest(const std::vector<float>& p, std::size_t kept) {
+Indices indices_of_largest(const std::vector<float>& p, std::size_t selected) {
   Indices indices(p.size());
   std::iota(indices.begin(), indices.end(), std::size_t{0});
   std::ranges::stable_sort(
       indices, [&](std::size_t a, std::size_t b) { return std::fabs(p[a]) > std::fabs(p[b]); });
-  indices.resize(std::min(kept, indices.size()));
+  indices.resize(std::min(selected, indices.size()));
   std::erase_if(indices, [&](std::size_t index) { return p[index] == 0; });
   std::ranges::sort(indices);
   return indices;
@@ -63,17 +63,17 @@ struct Sent {
   float scale = 0;
 };
 
-void send_signs(Sent& sent, const std::vector<float>& kept) {
-  const float mean = mean_magnitude(kept);
+void send_signs(Sent& sent, const std::vector<float>& selected) {
+  const float mean = mean_magnitude(selected);
   sent.scale = mean < 0x1p-100f ? 0.0f : mean;
-  for (const float p : kept) {
+  for (const float p : selected) {
     sent.codes.push_back(std::signbit(p) ? 1 : 0);
     sent.values.push_back(std::copysign(sent.scale, p));
   }
 }
 
-void send_int4(Sent& sent, const std::vector<float>& kept) {
-  const Quantized quantized = quantize({.levels = 7, .block = kSelectedValues}, kept, {});
+void send_int4(Sent& sent, const std::vector<float>& selected) {
+  const Quantized quantized = quantize({.levels = 7, .block = kSelectedValues}, selected, {});
   sent.scale = quantized.scales.front();
   for (const int code : quantized.codes) {
     sent.codes.push_back(static_cast<std::uint32_t>(code) & 15u);
@@ -81,29 +81,29 @@ void send_int4(Sent& sent, const std::vector<float>& kept) {
   }
 }
 
-void send_bf16(Sent& sent, const std::vector<float>& kept) {
-  for (const float p : kept) {
+void send_bf16(Sent& sent, const std::vector<float>& selected) {
+  for (const float p : selected) {
     sent.codes.push_back(narrow(p, Dtype::kBf16));
     sent.values.push_back(rounded(p, Dtype::kBf16));
   }
 }
 
 Sent send(const BlocktopkTask& task, const std::vector<float>& p) {
-  Sent sent{.indices = indices_of_largest(p, task.kept()), .codes = {}, .values = {}};
-  std::vector<float> kept;
-  for (const std::size_t index : sent.indices) kept.push_back(p[index]);
-  if (kept.empty()) return sent;
-  if (task.value_bits == 1) send_signs(sent, kept);
-  if (task.value_bits == 4) send_int4(sent, kept);
-  if (task.value_bits == 16) send_bf16(sent, kept);
+  Sent sent{.indices = indices_of_largest(p, task.selected()), .codes = {}, .values = {}};
+  std::vector<float> selected;
+  for (const std::size_t index : sent.indices) selected.push_back(p[index]);
+  if (selected.empty()) return sent;
+  if (task.value_bits == 1) send_signs(sent, selected);
+  if (task.value_bits == 4) send_int4(sent, selected);
+  if (task.value_bits == 16) send_bf16(sent, selected);
   return sent;
 }
 
 Sent send_poison(const BlocktopkTask& task, std::size_t count) {
-  const std::size_t kept = std::min(task.kept(), count);
-  Sent sent{.indices = Indices(kept),
-            .codes = std::vector<std::uint32_t>(kept, task.value_bits == 16 ? 0x7fff : 0),
-            .values = std::vector<float>(kept, std::nanf("")),
+  const std::size_t selected = std::min(task.selected(), count);
+  Sent sent{.indices = Indices(selected),
+            .codes = std::vector<std::uint32_t>(selected, task.value_bits == 16 ? 0x7fff : 0),
+            .values = std::vector<float>(selected, std::nanf("")),
             .scale = from_bits(0x7fc00000)};
   std::iota(sent.indices.begin(), sent.indices.end(), std::size_t{0});
   return sent;
@@ -114,7 +114,7 @@ struct SectionBytes {
 };
 
 void write(const BlocktopkTask& task, const Sent& sent, SectionBytes& sections) {
-  const std::size_t k = task.kept();
+  const std::size_t k = task.selected();
   const unsigned l = task.low_bits();
   Bits scale(task.value_bits == 16 ? 0 : 32), high = empty_words(k + (kSelectedValues >> l));
   Bits low = empty_words(k * l), values = empty_words(k * task.value_bits);
@@ -134,19 +134,19 @@ std::size_t padded(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 }  // namespace
 
-std::size_t BlocktopkTask::kept() const {
+std::size_t BlocktopkTask::selected() const {
   return static_cast<std::size_t>(std::max(1.0, std::ceil(density * 4096)));
 }
 
 unsigned BlocktopkTask::low_bits() const {
   unsigned bits = 0;
-  while (kept() << (bits + 1) <= kSelectedValues) ++bits;
+  while (selected() << (bits + 1) <= kSelectedValues) ++bits;
   return bits;
 }
 
 std::vector<std::size_t> blocktopk_sections(const BlocktopkTask& task, std::size_t count) {
   const std::size_t blocks = (count + kSelectedValues - 1) / kSelectedValues;
-  const std::size_t k = task.kept();
+  const std::size_t k = task.selected();
   const auto words = [](std::size_t bits) { return (bits + 31) / 32 * 4; };
   std::vector<std::size_t> starts = {0};
   for (const std::size_t bytes :

@@ -13,8 +13,8 @@ struct BlocktopkTask {
   double density;
   unsigned value_bits;  // 1: signs, 4: int4, 16: bf16
 
-  std::size_t kept() const;   ///< k
-  unsigned low_bits() const;  ///< l
+  std::size_t selected() const;  ///< k
+  unsigned low_bits() const;     ///< l
 };
 
 /// The encoding of one segment.

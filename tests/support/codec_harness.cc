@@ -99,7 +99,7 @@ CodecHarness::CodecHarness(std::string_view spec, const std::vector<std::size_t>
   }
   draw(options.seed);
   workspace_.emplace(plan().workspace_bytes, 0, options.memory);
-  kept_.emplace(plan().kept_bytes, 0, options.memory);
+  round_state_.emplace(plan().round_state_bytes, 0, options.memory);
 }
 
 Plan CodecHarness::plan() const {
@@ -146,7 +146,7 @@ Execution CodecHarness::execution() {
   Execution execution;
   execution.threads = threads_.get();
   execution.workspace = workspace_->span();
-  execution.kept = kept_->span();
+  execution.round_state = round_state_->span();
   execution.memory = options_.memory;
   return execution;
 }
@@ -252,7 +252,7 @@ std::vector<float> CodecHarness::sent(std::size_t segment) const {
 bool CodecHarness::intact() const {
   return all_intact(gradients_) && all_intact(residuals_in_) && all_intact(residuals_out_) &&
          all_intact(outputs_) && all_intact(memories_) && (!workspace_ || workspace_->intact()) &&
-         (!kept_ || kept_->intact());
+         (!round_state_ || round_state_->intact());
 }
 
 }  // namespace tersor::test

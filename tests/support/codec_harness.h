@@ -72,7 +72,7 @@ class CodecHarness {
   std::vector<float> residual_out(std::size_t segment = 0) const;
   std::vector<float> output(std::size_t segment = 0) const;
   /// The codec's round state.
-  ConstByteSpan kept() const { return kept_->span(); }
+  ConstByteSpan round_state() const { return round_state_->span(); }
   /// The values of all segments, concatenated.
   std::vector<float> outputs() const;
   std::vector<float> residuals_out() const;
@@ -97,7 +97,7 @@ class CodecHarness {
   std::unique_ptr<Threads> threads_;
   std::vector<GuardedValues> gradients_, residuals_in_, residuals_out_, outputs_, memories_;
   bool shared_ = false;
-  std::optional<GuardedBytes> workspace_, kept_;
+  std::optional<GuardedBytes> workspace_, round_state_;
   // Storage behind the calls' spans.
   std::vector<ConstValueSpan> gradient_spans_;
   std::vector<SegmentState> states_;

@@ -22,7 +22,7 @@ Fabric::~Fabric() {
 void Fabric::watch(std::string who) {
   who_ = std::move(who);
   device_ = kernels::current_device();
-  const kernels::SignalsKeptOut quiet;
+  const kernels::SignalsBlocked quiet;
   thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
 }
 

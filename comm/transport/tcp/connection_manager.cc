@@ -49,7 +49,7 @@ ConnectionManager::ConnectionManager(RankAddress& address, Reactor& wire)
       missing_(links_.size() - address_.connections),
       wire_(wire) {
   reactor_.watch(listener_->number(), *this);
-  const kernels::SignalsKeptOut quiet;
+  const kernels::SignalsBlocked quiet;
   try {
     thread_ = std::jthread([this] { serve(); });
   } catch (const std::system_error& error) {

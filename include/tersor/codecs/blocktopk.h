@@ -41,28 +41,28 @@ struct BlocktopkOptions {
 
 /// The size of one block in each section, in 32-bit words.
 struct BlocktopkBlock {
-  static constexpr std::size_t kValues = 4096;    ///< values per block
-  static constexpr unsigned kIndexBits = 12;      ///< bits of an index in a block
-  static constexpr std::size_t kMostKept = 1024;  ///< k at the largest density
-  std::size_t kept;                               ///< k, the capacity
+  static constexpr std::size_t kValues = 4096;        ///< values per block
+  static constexpr unsigned kIndexBits = 12;          ///< bits of an index in a block
+  static constexpr std::size_t kMostSelected = 1024;  ///< k at the largest density
+  std::size_t selected;                               ///< k, the capacity
   BlocktopkValues values;
 
   constexpr explicit BlocktopkBlock(const BlocktopkOptions& options)
-      : kept(topk_kept(kValues, options.density)), values(options.values) {}
+      : selected(topk_selected(kValues, options.density)), values(options.values) {}
 
   /// Returns l = floor(log2(4096 / k)).
   constexpr unsigned low_bits() const {
-    return kIndexBits - static_cast<unsigned>(std::bit_width(kept - 1));
+    return kIndexBits - static_cast<unsigned>(std::bit_width(selected - 1));
   }
   constexpr unsigned value_bits() const {
     return values == BlocktopkValues::kSign ? 1 : values == BlocktopkValues::kInt4 ? 4 : 16;
   }
   constexpr std::size_t scale_words() const { return values == BlocktopkValues::kBf16 ? 0 : 1; }
   constexpr std::size_t high_words() const {
-    return ceil_div(kept + (kValues >> low_bits()), kWordBits);
+    return ceil_div(selected + (kValues >> low_bits()), kWordBits);
   }
-  constexpr std::size_t low_words() const { return ceil_div(kept * low_bits(), kWordBits); }
-  constexpr std::size_t value_words() const { return ceil_div(kept * value_bits(), kWordBits); }
+  constexpr std::size_t low_words() const { return ceil_div(selected * low_bits(), kWordBits); }
+  constexpr std::size_t value_words() const { return ceil_div(selected * value_bits(), kWordBits); }
 
  private:
   static constexpr std::size_t kWordBits = 32;
@@ -90,7 +90,7 @@ struct BlocktopkLayout {
     return align_up(blocks() * words_a_block * sizeof(std::uint32_t), kSectionAlignment);
   }
 };
-static_assert(BlocktopkBlock({0.01}).kept == 41 && BlocktopkBlock({0.01}).low_bits() == 6);
+static_assert(BlocktopkBlock({0.01}).selected == 41 && BlocktopkBlock({0.01}).low_bits() == 6);
 static_assert(BlocktopkBlock({1e-9}).low_bits() == 12 && BlocktopkBlock({0.25}).low_bits() == 2);
 static_assert(BlocktopkLayout{4096, BlocktopkBlock({0.01})}.bytes() == 16 + 16 + 32 + 16);
 static_assert(BlocktopkLayout{16'385, BlocktopkBlock({0.01, BlocktopkValues::kInt4})}.bytes() ==

@@ -39,32 +39,33 @@ struct TopkOptions {
 };
 
 /// Returns k, the number of sent values of a segment.
-constexpr std::size_t topk_kept(std::size_t count, double density) {
+constexpr std::size_t topk_selected(std::size_t count, double density) {
   const double wanted = density * static_cast<double>(count);
   const auto floor = static_cast<std::size_t>(wanted);
   const std::size_t ceiling = floor + (static_cast<double>(floor) < wanted ? 1 : 0);
   return std::min(count, std::max<std::size_t>(1, ceiling));
 }
-static_assert(topk_kept(0, 0.01) == 0 && topk_kept(1, 0.01) == 1 && topk_kept(101, 0.01) == 2);
+static_assert(topk_selected(0, 0.01) == 0 && topk_selected(1, 0.01) == 1 &&
+              topk_selected(101, 0.01) == 2);
 
 /// The section offsets of a segment's topk payload, in bytes.
 struct TopkLayout {
   static constexpr std::size_t kTile = 65536;  ///< values with a common index base
   static constexpr std::size_t kBlock = 256;   ///< selected values per scale (int8)
   std::size_t count;
-  std::size_t kept;  ///< k, the capacity
+  std::size_t selected;  ///< k, the capacity
   TopkValues values;
 
   constexpr std::size_t tiles() const { return ceil_div(count, kTile); }
   constexpr std::size_t blocks() const {
-    return values == TopkValues::kInt8 ? ceil_div(kept, kBlock) : 0;
+    return values == TopkValues::kInt8 ? ceil_div(selected, kBlock) : 0;
   }
   constexpr std::size_t value_bytes() const {
     return values == TopkValues::kF32 ? 4 : values == TopkValues::kBf16 ? 2 : 1;
   }
   constexpr std::size_t first_bytes() const { return (tiles() + 1) * sizeof(std::uint32_t); }
   constexpr std::size_t index_offset() const { return align_up(first_bytes(), kSectionAlignment); }
-  constexpr std::size_t index_bytes() const { return kept * sizeof(std::uint16_t); }
+  constexpr std::size_t index_bytes() const { return selected * sizeof(std::uint16_t); }
   constexpr std::size_t scales_offset() const {
     return index_offset() + align_up(index_bytes(), kSectionAlignment);
   }
@@ -72,7 +73,7 @@ struct TopkLayout {
   constexpr std::size_t values_offset() const {
     return scales_offset() + align_up(scales_bytes(), kSectionAlignment);
   }
-  constexpr std::size_t values_bytes() const { return kept * value_bytes(); }
+  constexpr std::size_t values_bytes() const { return selected * value_bytes(); }
   constexpr std::size_t bytes() const {
     return values_offset() + align_up(values_bytes(), kSectionAlignment);
   }
