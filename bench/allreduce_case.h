@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "bench/iterations.h"
 #include "bench/ranks.h"
-#include "bench/turns.h"
 
 namespace tersor::bench {
 
@@ -43,7 +43,7 @@ struct BackwardPass {
 
 /// The meaning of `part_seconds` depends on the call. A reducer's step: the exposed time in `wait`.
 /// A call on a device: the time until the call returned to the host.
-struct AllreduceResult : TurnTimes {
+struct AllreduceResult : IterationTimes {
   std::string codec = {};  ///< the codec in use
   double relative_error = 0;
   std::string explanation = {};  ///< explanation of codec auto

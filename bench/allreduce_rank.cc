@@ -19,11 +19,12 @@ void copy(ConstByteSpan from, ByteSpan to, Memory memory, StreamView stream) {
 AllreduceResult measure_rank(const AllreduceCase& wanted, const RankGradients& gradients,
                              Rank& rank) {
   AllreduceRank caller(wanted, gradients.of(rank.index()), rank);
-  while (!caller.settled()) time_turn(caller, rank);
-  time_turn(caller, rank);
+  while (!caller.settled()) time_iteration(caller, rank);
+  time_iteration(caller, rank);
   caller.gather();
   const double error = check_reduced(gradients, rank, caller.codec(), caller.gradient());
-  return {time_turns(caller, rank, wanted.iterations), caller.codec(), error, caller.explanation()};
+  return {time_iterations(caller, rank, wanted.iterations), caller.codec(), error,
+          caller.explanation()};
 }
 
 }  // namespace

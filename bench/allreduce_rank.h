@@ -11,7 +11,7 @@
 
 #include "bench/allreduce_case.h"
 #include "bench/fleet.h"
-#include "bench/turns.h"
+#include "bench/iterations.h"
 
 namespace tersor::bench {
 

@@ -17,7 +17,7 @@ constexpr std::uint64_t kResidualSeed = 2;
 ConstValueSpan values_of_step(ConstValueSpan gradient, std::size_t count, std::size_t index) {
   constexpr std::size_t kStride = 512;  // values; keeps the alignment
   const std::size_t positions = (gradient.count() - count) / kStride + 1;
-  return gradient.subspan(turn(index * 2654435761u, positions) * kStride, count);
+  return gradient.subspan(rotated_index(index * 2654435761u, positions) * kStride, count);
 }
 
 ConstByteSpan bytes_of(ConstValueSpan values) { return {values.pointer(), values.bytes()}; }
@@ -89,7 +89,7 @@ Gradients::Gradients(const OperationInput& input, std::size_t sets, Steps steps)
 }
 
 ConstValueSpan Gradients::at(std::size_t call) const {
-  return values_of_step(sets_[turn(call, sets_.size())], count_, call);
+  return values_of_step(sets_[rotated_index(call, sets_.size())], count_, call);
 }
 
 ValueSpan HostState::values() const {

@@ -229,8 +229,8 @@ class ReduceOperation : public PlannedOperation {
   }
 
   void call(std::size_t call) override {
-    codec_.reduce(frames_[turn(call, sets_)], reduced_.at(call), in_place(states_.residual(call)),
-                  states_.words());
+    codec_.reduce(frames_[rotated_index(call, sets_)], reduced_.at(call),
+                  in_place(states_.residual(call)), states_.words());
   }
 
  private:

@@ -210,7 +210,7 @@ class CodecBenchmark {
                        .workspace_bytes = operation->workspace_bytes()};
     std::vector<TimedCall> calls = operation->references();
     calls.insert(calls.begin(), operation->timed());
-    const std::vector<double> seconds = time_in_turns(machine_, calls, options_.repetitions);
+    const std::vector<double> seconds = time_alternately(machine_, calls, options_.repetitions);
     result.seconds = seconds.front();
     result.baseline = calls[1].name;
     for (std::size_t i = 1; i < calls.size(); ++i)

@@ -145,7 +145,7 @@ class CollectiveRank final : public RankCall {
 /// Every rank checks its output. Returns the maximum relative error.
 double check_first_call(const CollectiveCase& wanted, const RankGradients& gradients, Rank& rank,
                         CollectiveRank& caller) {
-  time_turn(caller, rank);
+  time_iteration(caller, rank);
   const double own = wanted.kind->error(gradients, rank.index(), caller.output());
   double error = 0;
   for (const auto& of_rank : rank.gather(std::span(&own, 1)))
@@ -166,7 +166,7 @@ CollectiveResult measure_collective(Fleet& fleet, const CollectiveCase& wanted,
   return measure_on(fleet, [&](Rank& rank) {
     CollectiveRank caller(wanted, gradients, rank);
     const double error = check_first_call(wanted, gradients, rank, caller);
-    return CollectiveResult{time_turns(caller, rank, wanted.iterations), error};
+    return CollectiveResult{time_iterations(caller, rank, wanted.iterations), error};
   });
 }
 

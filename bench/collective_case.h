@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "bench/iterations.h"
 #include "bench/ranks.h"
-#include "bench/turns.h"
 
 namespace tersor::bench {
 
@@ -51,7 +51,7 @@ struct CollectiveCase {
 };
 
 struct CollectiveResult {
-  TurnTimes times = {};
+  IterationTimes times = {};
   double relative_error = 0;
 };
 

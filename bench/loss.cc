@@ -10,8 +10,8 @@
 #include <csignal>
 #include <vector>
 
+#include "bench/iterations.h"
 #include "bench/reducer_rank.h"
-#include "bench/turns.h"
 
 namespace tersor::bench {
 namespace {
@@ -40,7 +40,7 @@ class LossRank {
     Loss loss;
     RankCall* const callers[] = {&plain_, &elastic_};
     warm_up(callers, rank_, kill.step);
-    const auto times = time_turns(callers, rank_, kill.step);
+    const auto times = time_iterations(callers, rank_, kill.step);
     loss.plain = times[0].seconds;
     loss.elastic = times[1].seconds;
     rank_.meet();

@@ -73,8 +73,8 @@ Buffer Machine::on_host(ConstByteSpan bytes) {
   return host;
 }
 
-std::vector<double> time_in_turns(Machine& machine, const std::vector<TimedCall>& calls,
-                                  int repetitions) {
+std::vector<double> time_alternately(Machine& machine, const std::vector<TimedCall>& calls,
+                                     int repetitions) {
   std::vector<std::size_t> counts;
   for (const TimedCall& call : calls) counts.push_back(calls_of(machine, call));
   const Stopwatch warm_up;

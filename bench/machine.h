@@ -93,12 +93,12 @@ std::unique_ptr<Machine> make_cpu_machine();
 
 /// Returns each call's median seconds per call over `repetitions` rounds. Each round runs every
 /// call once.
-std::vector<double> time_in_turns(Machine& machine, const std::vector<TimedCall>& calls,
-                                  int repetitions);
+std::vector<double> time_alternately(Machine& machine, const std::vector<TimedCall>& calls,
+                                     int repetitions);
 
 /// Returns the index of the current turn among `count` items. A single item needs no division,
 /// because a division would slow down short calls.
-constexpr std::size_t turn(std::size_t call, std::size_t count) {
+constexpr std::size_t rotated_index(std::size_t call, std::size_t count) {
   return count == 1 ? 0 : call % count;
 }
 
@@ -111,7 +111,7 @@ class RotatedBuffer {
   std::size_t bytes() const { return bytes_; }
   /// The buffer of call number `call`.
   ByteSpan at(std::size_t call) const {
-    return {memory_.pointer() + turn(call, sets_) * stride_, bytes_};
+    return {memory_.pointer() + rotated_index(call, sets_) * stride_, bytes_};
   }
   ValueSpan values(std::size_t call, std::size_t count, Dtype dtype) const {
     return {at(call).data(), count, dtype, memory_.memory()};

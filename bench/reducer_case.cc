@@ -25,14 +25,14 @@ AllreduceResult measure_rank(const AllreduceCase& wanted, const BackwardPass& pa
                              const RankGradients& gradients, Rank& rank) {
   ReducerRank caller(wanted, pass, gradients.of(rank.index()), rank.transport());
   GradientReducer& reducer = caller.reducer();
-  time_turn(caller, rank);  // the reducer also learns the order of parameters
+  time_iteration(caller, rank);  // the reducer also learns the order of parameters
   const std::string codec = reducer.parameter_statistics().front().codec;
   const double error = check_reduced(gradients, rank, codec, caller.gradient());
   RankCall* const callers[] = {&caller};
   const std::size_t steps = warm_up(callers, rank, wanted.iterations);
   reducer.reset_statistics();
   rank.meet();
-  const TurnTimes times = time_turns(callers, rank, steps).front();
+  const IterationTimes times = time_iterations(callers, rank, steps).front();
   const ReducerStatistics all = reducer.statistics(),
                           first = reducer.parameter_statistics().front();
   AllreduceResult result{times, first.codec, error, reducer.explain()};

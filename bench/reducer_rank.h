@@ -46,7 +46,7 @@ class ReducerRank final : public RankCall {
   void call() override { time(); }
 
   // `part` is the exposed time in `wait`.
-  TurnTime time() override {
+  IterationTime time() override {
     const Stopwatch watch;
     const auto start = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < names_.size(); ++i) {

@@ -53,10 +53,10 @@ class DeviceAllreduceRank final : public RankCall {
   void call() override { graph_ == nullptr ? caller_.call() : graph_->queue(); }
   /// `whole` is the device time from the call's first kernel to the last kernel. `part` is the host
   /// time until the call returned.
-  TurnTime time() override;
+  IterationTime time() override;
   bool ends_together() const override { return false; }
   const CollectiveStatistics& statistics() const override { return caller_.statistics(); }
-  AllreduceResult result(const TurnTimes& times) const {
+  AllreduceResult result(const IterationTimes& times) const {
     return {times, wanted_.codec, relative_error_, "", wrong_};
   }
 
@@ -109,8 +109,8 @@ std::size_t DeviceAllreduceRank::count_differing_from_host(ConstValueSpan actual
   return count_different(expected.values(actual.count(), actual.dtype()), actual);
 }
 
-TurnTime DeviceAllreduceRank::time() {
-  TurnTime time;
+IterationTime DeviceAllreduceRank::time() {
+  IterationTime time;
   time.whole = clock_.seconds_of([&] {
     const Stopwatch watch;
     call();
@@ -130,7 +130,7 @@ std::vector<AllreduceResult> measure_rank(Rank& rank, std::span<const DeviceAllr
     if (timing.graph) ranks.back()->capture();
     callers.push_back(ranks.back().get());
   }
-  const auto times = time_turns(callers, rank, warm_up(callers, rank, timing.iterations));
+  const auto times = time_iterations(callers, rank, warm_up(callers, rank, timing.iterations));
   std::vector<AllreduceResult> results;
   for (std::size_t i = 0; i < ranks.size(); ++i) results.push_back(ranks[i]->result(times[i]));
   return results;

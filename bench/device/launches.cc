@@ -100,16 +100,17 @@ class MultiTensor : public CodecOperation {
   }
 
   void call(std::size_t call) override {
-    list_.encode(tensors_[turn(call, sets_)], frames_.at(call).first(list_.plan().frame_bytes));
+    list_.encode(tensors_[rotated_index(call, sets_)],
+                 frames_.at(call).first(list_.plan().frame_bytes));
   }
 
   TimedCall timed() override {
-    return in_turn({"list", [this] { run(); }});
+    return alternately({"list", [this] { run(); }});
   }
 
   std::vector<TimedCall> references() override {
     std::vector<TimedCall> calls = CodecOperation::references();
-    calls.insert(calls.begin(), in_turn({"flat", [this] { run_flat(); }}));
+    calls.insert(calls.begin(), alternately({"flat", [this] { run_flat(); }}));
     return calls;
   }
 
@@ -119,7 +120,7 @@ class MultiTensor : public CodecOperation {
     return {.access = Access::kRead, .bytes = encode_bytes(gradient().bytes(), payload_bytes_)};
   }
 
-  TimedCall in_turn(TimedCall call) const {
+  TimedCall alternately(TimedCall call) const {
     if (capture_ == Capture::kNo) return call;
     return in_a_row(std::move(call), 2 * sets_, Capture::kYes, input_.machine->traits().stream);
   }

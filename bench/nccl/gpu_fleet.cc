@@ -99,7 +99,7 @@ Sharing sharing_of_device() {
   int device = 0, mps = 0;
   check_cuda(cudaGetDevice(&device), "asking for the device");
   check_cuda(cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, device), "asking for MPS");
-  return mps != 0 ? Sharing::kAtOnce : Sharing::kInTurns;
+  return mps != 0 ? Sharing::kAtOnce : Sharing::kSharedInTurns;
 }
 
 std::string sharing_note(int ranks, int devices, Sharing sharing) {

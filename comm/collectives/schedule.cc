@@ -15,7 +15,7 @@ void append(Schedule& schedule, Schedule steps) {
 
 /// The order in which a member sends to the others: starts with the next member and ends with
 /// itself, to spread the load over the members.
-std::vector<int> in_turn(std::vector<int> group_ranks, int own) {
+std::vector<int> rotated_after(std::vector<int> group_ranks, int own) {
   const auto self = std::ranges::find(group_ranks, own);
   if (self != group_ranks.end())
     std::rotate(group_ranks.begin(), std::next(self), group_ranks.end());
@@ -50,7 +50,7 @@ Step to_owners(const Group& group, int dimension) {
             .take = Take::kRetain,
             .stage = static_cast<std::uint8_t>(dimension)};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
-  for (const int group_rank : owners_of(group, in_turn(subgroup, group.rank)))
+  for (const int group_rank : owners_of(group, rotated_after(subgroup, group.rank)))
     step.sends.push_back(message(group, group_rank, group_rank, dimension + 1));
   for (const int group_rank : subgroup)
     if (group.owns())
@@ -67,7 +67,7 @@ Step to_everybody(const Group& group, int dimension) {
             .gathers = group.whole && group.grid.is_direct(),
             .stage = static_cast<std::uint8_t>(group.grid.dimensions())};
   const std::vector<int> subgroup = subgroup_of(group, dimension);
-  for (const int group_rank : in_turn(subgroup, group.rank))
+  for (const int group_rank : rotated_after(subgroup, group.rank))
     if (group.owns()) step.sends.push_back(message(group, group_rank, group.rank, dimension + 1));
   for (const int group_rank : owners_of(group, subgroup))
     step.receives.push_back(message(group, group_rank, group_rank, dimension + 1));
@@ -87,7 +87,7 @@ Step deal_out(const Group& group, int dimension) {
             .first_shard = group.first_shard + static_cast<std::size_t>(dimension) * n,
             .shard_count = n,
             .take = Take::kRetain};
-  for (const int group_rank : in_turn(subgroup, group.rank)) {
+  for (const int group_rank : rotated_after(subgroup, group.rank)) {
     const auto index =
         static_cast<std::size_t>(std::ranges::find(subgroup, group_rank) - subgroup.begin());
     step.sends.push_back({group.rank_at(group_rank), step.first_shard + index * shards, shards});
@@ -198,7 +198,7 @@ Schedule one_shot(const Group& group) {
   Step step{.first_shard = group.first_shard,
             .shard_count = group.members.empty() ? std::size_t{0} : 1,
             .gathers = group.whole};
-  for (const int group_rank : in_turn(all_ranks(group_size), group.rank))
+  for (const int group_rank : rotated_after(all_ranks(group_size), group.rank))
     step.sends.push_back({group.rank_at(group_rank), group.first_shard});
   for (const int member : group.members) step.receives.push_back({member, group.first_shard});
   return {step};
@@ -300,7 +300,7 @@ Schedule scatter_from(const Group& group, int root) {
   Step step{.first_shard = group.first_shard};
   if (group.rank == root) {
     const auto group_size = static_cast<int>(group.members.size());
-    for (const int group_rank : in_turn(all_ranks(group_size), root))
+    for (const int group_rank : rotated_after(all_ranks(group_size), root))
       step.sends.push_back(message(group, group_rank, group_rank, group.grid.dimensions()));
     step.shard_count = step.sends.size();
   }

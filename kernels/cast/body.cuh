@@ -325,7 +325,8 @@ struct CastReduceKernel : UnitKernel {
     const ReadSums sums(block, list, sound, shared.read);
     const WrittenSum written(block, seal, shared.written);
     for_each_position<kRow>(
-        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        block, table,
+        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
         [&](const ReduceEntry& segment, const UnitPosition<kRow>& position) {
           overflows += reduce_unit(segment, position, b, sound, noise);
         },

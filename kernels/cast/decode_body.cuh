@@ -50,7 +50,8 @@ struct CastDecodeKernel : UnitKernel {
     const bool sound = list.check(block);
     const ReadSums sums(block, list, sound, shared.read);
     for_each_position<kRow>(
-        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        block, table,
+        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
         [&](const DecodeEntry& segment, const UnitPosition<kRow>& position) {
           decode_unit(segment, position, sound);
         },

@@ -159,8 +159,9 @@ class ReadSums {
     if (is_due()) sums_.clear(block_.thread_rank());
   }
 
-  /// Sums the pieces of round `round` of the launch, which is round number `turn` of this block.
-  TERSOR_DEVICE void add_round(std::uint32_t round, unsigned turn) const {
+  /// Sums the pieces of round `round` of the launch, which is round number `iteration` of this
+  /// block.
+  TERSOR_DEVICE void add_round(std::uint32_t round, unsigned iteration) const {
     if (!is_due()) return;
     const auto share_before = [&](std::uint64_t rounds) {
       return static_cast<std::uint32_t>(rounds * list_.share >> 32);
@@ -168,7 +169,7 @@ class ReadSums {
     for (std::uint32_t piece = share_before(round);
          piece < share_before(std::uint64_t{round} + 1) && piece < list_.pieces; ++piece) {
       for (unsigned index = 0; index < list_.frames; ++index) {
-        if (turn++ % Block::warps() == block_.warp_rank()) add(index, piece);
+        if (iteration++ % Block::warps() == block_.warp_rank()) add(index, piece);
       }
     }
   }

@@ -114,21 +114,21 @@ class BlockRounds {
     }
   }
 
-  TERSOR_DEVICE bool has(unsigned turn) const {
+  TERSOR_DEVICE bool has(unsigned iteration) const {
     if constexpr (kFollow)
-      return turn < count_;
+      return iteration < count_;
     else
-      return round(turn) * block_.warps() * table_.run < table_.units;
+      return round(iteration) * block_.warps() * table_.run < table_.units;
   }
-  TERSOR_DEVICE std::uint32_t round(unsigned turn) const {
-    return kFollow ? first_ + turn : block_.rank() + turn * block_.blocks();
+  TERSOR_DEVICE std::uint32_t round(unsigned iteration) const {
+    return kFollow ? first_ + iteration : block_.rank() + iteration * block_.blocks();
   }
   /// The units of this warp.
-  TERSOR_DEVICE std::uint32_t first_unit(unsigned turn) const {
-    return (round(turn) * block_.warps() + block_.warp_rank()) * table_.run;
+  TERSOR_DEVICE std::uint32_t first_unit(unsigned iteration) const {
+    return (round(iteration) * block_.warps() + block_.warp_rank()) * table_.run;
   }
-  TERSOR_DEVICE std::uint32_t end_unit(unsigned turn) const {
-    const std::uint32_t end = first_unit(turn) + table_.run;
+  TERSOR_DEVICE std::uint32_t end_unit(unsigned iteration) const {
+    const std::uint32_t end = first_unit(iteration) + table_.run;
     return end < table_.units ? end : table_.units;
   }
   /// Returns the index of the segment of a unit. `index` is the segment of an earlier unit, or
@@ -148,7 +148,7 @@ class BlockRounds {
 /// round. The callbacks run in this order:
 /// - Calls visit(segment, first) for each unit of this warp, with the index of the unit's first
 ///   value.
-/// - Calls read(round, turn) in all warps of a block, for the block's round number `turn`.
+/// - Calls read(round, turn) in all warps of a block, for the block's round number `iteration`.
 /// - Calls written(segment, first, end) for the values of the run in each segment.
 ///
 /// Little state is kept between calls, because the callbacks need the registers.
@@ -161,20 +161,21 @@ TERSOR_DEVICE void for_each_run(const Block& block, const Table& table, const Re
   const Rounds rounds(block, table);
   unsigned index = Rounds::kNone;
   TERSOR_KEEP_LOOP
-  for (unsigned turn = 0; rounds.has(turn); ++turn) {
+  for (unsigned iteration = 0; rounds.has(iteration); ++iteration) {
     TERSOR_KEEP_LOOP
-    for (std::uint32_t unit = rounds.first_unit(turn); unit < rounds.end_unit(turn); ++unit) {
+    for (std::uint32_t unit = rounds.first_unit(iteration); unit < rounds.end_unit(iteration);
+         ++unit) {
       index = rounds.find(index, unit);
       const auto& segment = table.entry[index];
       visit(segment, std::size_t{unit - segment.first_unit} * kValues);
     }
-    read(rounds.round(turn), turn);
+    read(rounds.round(iteration), iteration);
     if constexpr (!std::is_same_v<Written, DoNothing>) {
       TERSOR_KEEP_LOOP
-      for (std::uint32_t unit = rounds.first_unit(turn); unit < rounds.end_unit(turn);) {
+      for (std::uint32_t unit = rounds.first_unit(iteration); unit < rounds.end_unit(iteration);) {
         const auto& segment = table.find(unit);
         const std::size_t first = std::size_t{unit - segment.first_unit} * kValues;
-        std::size_t end = std::size_t{rounds.end_unit(turn) - segment.first_unit} * kValues;
+        std::size_t end = std::size_t{rounds.end_unit(iteration) - segment.first_unit} * kValues;
         end = end < segment.count ? end : segment.count;
         written(segment, first, end);
         unit += static_cast<std::uint32_t>((end - first + kValues - 1) / kValues);

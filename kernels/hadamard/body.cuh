@@ -259,7 +259,8 @@ struct HadamardDecodeKernel {
     const std::uint32_t step = list.step_in_header();
     const ReadSums sums(block, list, sound, shared.read);
     for_each_run<kHadamardUnitValues>(
-        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        block, table,
+        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
         [&](const HadamardEntry& segment, std::size_t first) {
           const auto warp = block.warp();
           decode_unit(Rotation(warp, shared.space[block.warp_rank()],
@@ -333,7 +334,8 @@ struct HadamardReduceKernel {
     const ReadSums sums(block, list, sound, shared.read);
     const WrittenSum written(block, seal, shared.written);
     for_each_run<kHadamardUnitValues>(
-        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        block, table,
+        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
         [&](const ReduceEntry& segment, std::size_t first) {
           const auto warp = block.warp();
           const Rotation rotation(warp, shared.space[block.warp_rank()],

@@ -141,9 +141,9 @@ struct FrameCodes {
     const std::uint32_t turned = chosen_bytes(word, kMagic, 0x7032);
     TERSOR_UNROLL
     for (unsigned position = 0; position < 8; ++position) {
-      const bool turns = position == 0 || position > 4;
-      const unsigned at = (turns ? 4 * position + 16 : 4 * position) % 32;
-      const float sum = float_of((turns ? turned : straight) & (0xff000000u | kCode << at));
+      const bool rotations = position == 0 || position > 4;
+      const unsigned at = (rotations ? 4 * position + 16 : 4 * position) % 32;
+      const float sum = float_of((rotations ? turned : straight) & (0xff000000u | kCode << at));
       const float scaled = 1.0f / static_cast<float>(1u << at);
       const float k = fused_multiply_add(
           sum, scaled, -(kHadamardMagic * scaled + HadamardSteps<kBits>::kMiddle));

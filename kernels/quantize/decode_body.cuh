@@ -90,7 +90,8 @@ struct QuantizeDecodeKernel : UnitKernel {
     const bool sound = list.check(block);
     const ReadSums sums(block, list, sound, shared.read);
     for_each_position<kRow>(
-        block, table, [&](std::uint32_t round, unsigned turn) { sums.add_round(round, turn); },
+        block, table,
+        [&](std::uint32_t round, unsigned iteration) { sums.add_round(round, iteration); },
         [&](const DecodeEntry& segment, const UnitPosition<kRow>& position) {
           auto* output = static_cast<T*>(segment.output);
           const bool aligned = is_aligned_for<T, kRow>(output);

@@ -51,11 +51,11 @@ TEST_F(NcclAllreduce, WithoutAGpuOneLineSaysWhyAndNoRankIsStarted) {
 }
 
 TEST(GpuFleet, SharingADeviceIsSaid) {
-  EXPECT_EQ(sharing_note(2, 1, Sharing::kInTurns),
+  EXPECT_EQ(sharing_note(2, 1, Sharing::kSharedInTurns),
             "one GPU, sockets over loopback: the wire is the loopback and the ranks take turns");
   EXPECT_NE(sharing_note(2, 1, Sharing::kAtOnce).find("compute at once"), std::string::npos);
-  EXPECT_EQ(sharing_note(4, 2, Sharing::kInTurns).find("2 GPUs"), 0u);
-  EXPECT_EQ(sharing_note(4, 4, Sharing::kInTurns), "");
+  EXPECT_EQ(sharing_note(4, 2, Sharing::kSharedInTurns).find("2 GPUs"), 0u);
+  EXPECT_EQ(sharing_note(4, 4, Sharing::kSharedInTurns), "");
 }
 
 #else

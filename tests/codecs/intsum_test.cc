@@ -180,9 +180,9 @@ TEST(Intsum, NoOrderAndNoTopologyChangesABit) {
     NativeRounds rounds(one.spec, {301}, {.contributions = 13});
     rounds.exchange();
     std::mt19937_64 random(1);
-    for (int turn = 0; turn < 1'000; ++turn)
+    for (int iteration = 0; iteration < 1'000; ++iteration)
       ASSERT_TRUE(random_sum_is(rounds.combined.back(), rounds.raw.back(), random))
-          << one.spec << turn;
+          << one.spec << iteration;
   }
 }
 

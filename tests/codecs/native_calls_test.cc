@@ -215,7 +215,7 @@ TEST_P(NativeCalls, SecondCallsAllocateNothing) {
   EncodeCall encode = rank.encode_call();
   DecodeCall decode = rank.decode_call({});
   std::size_t before = 0;
-  for (int turn = 0; turn < 2; ++turn) {
+  for (int iteration = 0; iteration < 2; ++iteration) {
     before = allocations();
     for (std::size_t round = 0; round < rounds.raw.size(); ++round) {
       encode.identity.round = decode.identity.round = static_cast<std::uint8_t>(round);

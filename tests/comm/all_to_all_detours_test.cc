@@ -10,13 +10,13 @@
 namespace tersor::testing {
 namespace {
 
-/// Two hosts with half of the ranks each, either consecutive (`behind`) or interleaved (`in_turn`);
-/// and a grid of the same shape.
+/// Two hosts with half of the ranks each, either consecutive (`behind`) or interleaved
+/// (`alternately`); and a grid of the same shape.
 struct Detours {
   explicit Detours(int ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
       behind.push_back(rank * 2 / ranks);
-      in_turn.push_back(rank % 2);
+      alternately.push_back(rank % 2);
     }
     dims = {ranks / 2, 2};
   }
@@ -26,12 +26,12 @@ struct Detours {
     std::vector<CollectiveOptions> all(3, options);
     all[0].algorithm = all[1].algorithm = Algorithm::kHierarchical;
     all[0].hosts = behind;
-    all[1].hosts = in_turn;
+    all[1].hosts = alternately;
     all[2].dims = dims;
     return all;
   }
 
-  std::vector<int> behind, in_turn, dims;
+  std::vector<int> behind, alternately, dims;
 };
 
 // The sender encodes each row once, so every algorithm delivers the same bits.

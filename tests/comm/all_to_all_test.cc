@@ -117,7 +117,7 @@ TEST_P(AllToAll, AWorkspaceServesAllSplits) {
   run_ranks(ranks(), {}, [&](Transport& transport) {
     CollectiveWorkspace workspace;
     for (const std::size_t columns : {512u, 100u})
-      for (int turn = 0; turn < 2; ++turn)
+      for (int iteration = 0; iteration < 2; ++iteration)
         for (const Deal& deal : deals())
           EXPECT_EQ(dealt(transport, deal, columns, {.codec = "int8", .workspace = &workspace}),
                     dealt(transport, deal, columns, {.codec = "int8"}));

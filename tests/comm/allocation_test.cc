@@ -90,11 +90,11 @@ TEST_P(SteadyState, AnAllToAllAllocatesNoBuffer) {
     const Values input = gaussian(kRows * kColumns, 1);
     Values output(input.size());
     CollectiveWorkspace workspace;
-    std::size_t turn = 0;
+    std::size_t iteration = 0;
     const auto call = [&] {  // rank r sends to rank p as many rows as p sends to r
       std::vector<std::size_t> rows(3, 4);
       const auto rank = static_cast<std::size_t>(transport.rank());
-      const std::size_t more = turn++ % 4;
+      const std::size_t more = iteration++ % 4;
       if (rank < 2) {
         rows[1 - rank] += more;
         rows[rank] -= more;

@@ -44,10 +44,10 @@ TEST(LowrankOnADevice, AnyShape) {
   constexpr PairShape kShapes[] = {{5, 20},    {20, 5},   {16, 33},  {31, 63},  {32, 64},
                                    {33, 65},   {64, 64},  {63, 129}, {65, 127}, {70, 130},
                                    {128, 256}, {257, 66}, {66, 257}, {9, 1030}, {1030, 9}};
-  std::size_t turn = 0;
+  std::size_t iteration = 0;
   for (const std::string spec : kPairSpecs)
     for (const PairShape shape : kShapes) {
-      if (!carries(spec, shape) || (grid_is_small() && turn++ % 3 != 0)) continue;
+      if (!carries(spec, shape) || (grid_is_small() && iteration++ % 3 != 0)) continue;
       SCOPED_TRACE(spec + ", " + std::to_string(shape.rows) + " rows, " +
                    std::to_string(shape.columns) + " columns");
       for_each_type(spec, {shape.count()}, {.rows = shape.rows}, expect_same_steps);

@@ -26,7 +26,7 @@ class SameBytes : public ::testing::TestWithParam<std::string> {
         {Dtype::kF32, Dtype::kF32}, {Dtype::kBf16, Dtype::kF32}, {Dtype::kF16, Dtype::kF32}};
     if (make_codec(spec())->has_feedback())
       for (std::size_t i = 0; i < 3; ++i) types.emplace_back(types[i].first, Dtype::kBf16);
-    if (grid_is_small()) types = {types[turn_++ % types.size()]};
+    if (grid_is_small()) types = {types[iteration_++ % types.size()]};
     for (const auto& [dtype, residual] : types) {
       options.dtype = dtype;
       options.residual_dtype = residual;
@@ -38,7 +38,7 @@ class SameBytes : public ::testing::TestWithParam<std::string> {
   }
 
  private:
-  std::size_t turn_ = index_of(GetParam());
+  std::size_t iteration_ = index_of(GetParam());
 
   static std::size_t index_of(const std::string& spec) {
     const std::vector<std::string> specs = framed_specs();

@@ -305,11 +305,11 @@ TEST(Schedules, AHierarchySendsWhatTheTableSays) {
 TEST(Schedules, AtAnyTimeEachRankSendsToAnother) {
   for (const int n : {2, 3, 8, 33})
     for (const auto& schedule_by : {two_shot, one_shot})
-      for (std::size_t turn = 0; turn < static_cast<std::size_t>(n); ++turn) {
+      for (std::size_t iteration = 0; iteration < static_cast<std::size_t>(n); ++iteration) {
         std::set<int> peers;
         for (int rank = 0; rank < n; ++rank)
-          peers.insert(schedule_by(everybody(rank, n)).front().sends[turn].peer);
-        EXPECT_EQ(peers.size(), static_cast<std::size_t>(n)) << turn;
+          peers.insert(schedule_by(everybody(rank, n)).front().sends[iteration].peer);
+        EXPECT_EQ(peers.size(), static_cast<std::size_t>(n)) << iteration;
       }
 }
 

@@ -37,10 +37,10 @@ void expect_gathered(ScheduleWalk& walk, int ranks) {
 std::vector<std::vector<int>> even_hosts(int hosts, int each) {
   std::vector<std::vector<int>> all(3);
   for (int rank = 0; rank < hosts * each; ++rank) {
-    const int turn = rank / hosts, next = rank % hosts;
+    const int iteration = rank / hosts, next = rank % hosts;
     all[0].push_back(rank / each);
     all[1].push_back(next);
-    all[2].push_back(turn % 2 == 0 ? next : hosts - 1 - next);
+    all[2].push_back(iteration % 2 == 0 ? next : hosts - 1 - next);
   }
   return all;
 }

@@ -70,7 +70,7 @@ class LateRanks {
 
   /// Polls ranks 1 and 2 until all operations have ended. Returns false if some never end.
   bool finish(const std::vector<Watched*>& all) {
-    for (int turn = 0; turn < 100'000; ++turn) {
+    for (int iteration = 0; iteration < 100'000; ++iteration) {
       if (std::ranges::all_of(all, [](Watched* each) { return each->ended(); })) return true;
       poll(1);
     }

@@ -38,7 +38,7 @@ class BackoffPolicy {
   static constexpr std::chrono::microseconds kLendingBeforeSleep{50};
   static constexpr std::chrono::microseconds kNap{50};
   // An iteration longer than this time shows a computing thread.
-  static constexpr std::chrono::microseconds kLongTurn{600};
+  static constexpr std::chrono::microseconds kLongIteration{600};
   static constexpr unsigned kNapsAfter = 200;  // number of naps after a long iteration
 
   static constexpr Clock::time_point kNow = Clock::time_point::max();  // set at the next wait
@@ -47,7 +47,7 @@ class BackoffPolicy {
   Clock::time_point wait(Clock::duration lending, bool lent, Nap&& nap) {
     const auto now = Clock::now();
     if (news_ == kNow) news_ = looked_ = now;
-    if (now - looked_ > kLongTurn) naps_ = kNapsAfter;
+    if (now - looked_ > kLongIteration) naps_ = kNapsAfter;
     if (naps_ == 0 && now - news_ < lending) {
       looked_ = now;
       if (!lent) sched_yield();

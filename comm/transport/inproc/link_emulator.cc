@@ -42,7 +42,7 @@ LinkEmulator::LinkEmulator(int hosts, const Link& link)
   for (int host = 0; host < hosts; ++host) {
     Egress& egress = egresses_[static_cast<std::size_t>(host)];
     egress.flows.resize(egresses_.size());
-    egress.turn = host;
+    egress.last_served = host;
   }
 }
 
@@ -82,9 +82,9 @@ void LinkEmulator::finish_segment(Egress& egress) {
 void LinkEmulator::begin_segment(Egress& egress, Seconds now) {
   egress.current = nullptr;
   if (egress.busy.empty()) return;
-  auto next = std::ranges::upper_bound(egress.busy, egress.turn);
+  auto next = std::ranges::upper_bound(egress.busy, egress.last_served);
   if (next == egress.busy.end()) next = egress.busy.begin();
-  egress.turn = *next;
+  egress.last_served = *next;
   PacketQueue& flow = egress.flows[static_cast<std::size_t>(*next)];
   Packet& packet = *flow.first;
   egress.current = &packet;

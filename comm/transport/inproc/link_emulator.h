@@ -72,7 +72,7 @@ class LinkEmulator {
     Packet* current = nullptr;       // packet of the departing segment
     std::size_t segment = 0;         // bytes of the departing segment
     Seconds free = 0;                // departure time of the segment
-    int turn = 0;                    // destination of the last served flow
+    int last_served = 0;             // destination of the last served flow
   };
 
   template <typename Event>

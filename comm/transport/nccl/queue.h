@@ -65,7 +65,7 @@ class Queue {
   void spoil() noexcept;
 
   /// Makes later work on `later` wait for the work queued so far on `earlier`.
-  void order(StreamView earlier, StreamView later) { kernels::order(earlier, later, turn_); }
+  void order(StreamView earlier, StreamView later) { kernels::order(earlier, later, order_event_); }
   /// Returns an event for the end of an operation.
   kernels::Event take_event();
   void give_back(kernels::Event event) { events_.push_back(std::move(event)); }
@@ -93,7 +93,7 @@ class Queue {
   std::vector<kernels::Event> events_;
   std::vector<std::unique_ptr<Relay>> relays_;
   std::uint64_t signals_ = 0;  // number of queued signals
-  kernels::Event turn_;
+  kernels::Event order_event_;
   kernels::Event last_;  // recorded after the last bracket outside of captures
   bool has_ended_ = false;
   unsigned depth_ = 0;

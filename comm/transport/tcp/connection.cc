@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kMostRest = std::size_t{64} << 20;  // more than systems buffer
 // Limit per poll, to serve all connections.
-constexpr std::size_t kMostBytesATurn = std::size_t{4} << 20;
+constexpr std::size_t kMostBytesPerPoll = std::size_t{4} << 20;
 
 }  // namespace
 
@@ -57,7 +57,7 @@ bool Connection::act() {
 // Reads bytes received before an error first: the bytes may contain the reason.
 bool Connection::read() {
   std::size_t bytes = 0;
-  while (socket_ && readable_ && bytes < kMostBytesATurn) {
+  while (socket_ && readable_ && bytes < kMostBytesPerPoll) {
     const ReadSpaces spaces = message_reader_.spaces(number_);
     if (spaces[0].empty()) break;
     const Moved moved = socket_->read(spaces);

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kCrowdedPause = 20ms;
 constexpr std::size_t kFewStrangers = 128;  // in addition to the number of possible callers
-constexpr int kMostCallsATurn = 32;         // limit per poll, to handle handshakes in between
+constexpr int kMostCallsPerPoll = 32;       // limit per poll, to handle handshakes in between
 
 std::string refusal(const OutgoingCall& call, Verdict verdict) {
   const Hello& own = call.hello();
@@ -66,7 +66,7 @@ ConnectionManager::~ConnectionManager() {
 void ConnectionManager::serve() {
   while (serving_ && missing_ != 0) {
     reactor_.sleep(next_deadline());
-    reactor_.turn();
+    reactor_.poll();
     take_wishes();  // afterwards, because polling consumes the alarm of earlier requests
     finished_.clear();
     look_at_clock();
@@ -140,7 +140,7 @@ void ConnectionManager::look_at_clock() {
 
 bool ConnectionManager::act() {
   more_ = true;
-  for (int calls = 0; more_ && calls < kMostCallsATurn; ++calls) more_ = accept();
+  for (int calls = 0; more_ && calls < kMostCallsPerPoll; ++calls) more_ = accept();
   return true;
 }
 

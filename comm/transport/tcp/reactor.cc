@@ -86,7 +86,7 @@ void Reactor::record(std::uint32_t events, void* watched) {
   activate(who);
 }
 
-bool Reactor::turn() {
+bool Reactor::poll() {
   look();
   bool moved = false;
   acting_.swap(active_);

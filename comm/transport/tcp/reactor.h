@@ -46,7 +46,7 @@ class Reactor {
   void activate(Watched& who);
   /// Polls once and calls all handlers with events; never waits. Returns true if anything
   /// progressed. A handler may watch and forget handlers, including itself.
-  bool turn();
+  bool poll();
   /// Returns as soon as there is work, the descriptor `alarm` is readable (none: -1), or at
   /// `until`. Thread-safe, also for concurrent calls.
   void sleep(Clock::time_point until, int alarm = -1) const;

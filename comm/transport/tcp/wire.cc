@@ -138,8 +138,8 @@ bool TcpWire::poll() {
 // Connections made after a poll wake the next sleep. Connections made before the poll need this
 // explicit check.
 bool TcpWire::move() {
-  bool moved = reactor_.turn();
-  while (take_connections()) moved |= reactor_.turn();
+  bool moved = reactor_.poll();
+  while (take_connections()) moved |= reactor_.poll();
   return moved;
 }
 

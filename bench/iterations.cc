@@ -1,5 +1,5 @@
 
-#include "bench/turns.h"
+#include "bench/iterations.h"
 
 #include <algorithm>
 
@@ -8,10 +8,10 @@
 namespace tersor::bench {
 namespace {
 
-constexpr int kWarmUpTurns = 2;
+constexpr int kWarmUpIterations = 2;
 
 /// The times of a single call on a rank.
-TurnTimes times_of(const TurnTime& time, const CollectiveStatistics& statistics) {
+IterationTimes times_of(const IterationTime& time, const CollectiveStatistics& statistics) {
   return {.algorithm = statistics.algorithm,
           .seconds = time.whole,
           .part_seconds = time.part,
@@ -28,62 +28,66 @@ std::size_t iterations_for(double seconds) {
 
 /// The median over iterations of the maximum over ranks.
 template <typename Value>
-Value median_of(const std::vector<std::vector<TurnTimes>>& per_rank, Value TurnTimes::*field) {
+Value median_of(const std::vector<std::vector<IterationTimes>>& per_rank,
+                Value IterationTimes::*field) {
   std::vector<std::vector<double>> values;
-  for (const std::vector<TurnTimes>& calls : per_rank) {
+  for (const std::vector<IterationTimes>& calls : per_rank) {
     values.emplace_back();
-    for (const TurnTimes& call : calls) values.back().push_back(static_cast<double>(call.*field));
+    for (const IterationTimes& call : calls)
+      values.back().push_back(static_cast<double>(call.*field));
   }
   return static_cast<Value>(median_of_slowest(values));
 }
 
-TurnTimes medians_of(const std::vector<std::vector<TurnTimes>>& per_rank, Algorithm algorithm) {
-  TurnTimes medians{.algorithm = algorithm,
-                    .wire_bytes = median_of(per_rank, &TurnTimes::wire_bytes)};
-  for (const auto field : {&TurnTimes::seconds, &TurnTimes::part_seconds, &TurnTimes::wire_seconds,
-                           &TurnTimes::encode_seconds, &TurnTimes::decode_seconds})
+IterationTimes medians_of(const std::vector<std::vector<IterationTimes>>& per_rank,
+                          Algorithm algorithm) {
+  IterationTimes medians{.algorithm = algorithm,
+                         .wire_bytes = median_of(per_rank, &IterationTimes::wire_bytes)};
+  for (const auto field :
+       {&IterationTimes::seconds, &IterationTimes::part_seconds, &IterationTimes::wire_seconds,
+        &IterationTimes::encode_seconds, &IterationTimes::decode_seconds})
     medians.*field = median_of(per_rank, field);
   return medians;
 }
 
 }  // namespace
 
-TurnTime time_turn(RankCall& caller, Rank& rank) {
+IterationTime time_iteration(RankCall& caller, Rank& rank) {
   caller.restore();
   rank.meet();
-  const TurnTime time = caller.time();
+  const IterationTime time = caller.time();
   if (caller.ends_together()) rank.meet();
   return time;
 }
 
 std::size_t warm_up(std::span<RankCall* const> callers, Rank& rank, std::size_t iterations) {
   double seconds = 0;
-  for (int round = 0; round < kWarmUpTurns; ++round) {
+  for (int round = 0; round < kWarmUpIterations; ++round) {
     seconds = 0;
-    for (RankCall* caller : callers) seconds += time_turn(*caller, rank).whole;
+    for (RankCall* caller : callers) seconds += time_iteration(*caller, rank).whole;
   }
   const double each = seconds / static_cast<double>(callers.size());
   return rank.from_first(iterations == 0 ? iterations_for(each) : iterations);
 }
 
-std::vector<TurnTimes> time_turns(std::span<RankCall* const> callers, Rank& rank,
-                                  std::size_t iterations) {
-  std::vector<std::vector<TurnTimes>> calls(callers.size());
+std::vector<IterationTimes> time_iterations(std::span<RankCall* const> callers, Rank& rank,
+                                            std::size_t iterations) {
+  std::vector<std::vector<IterationTimes>> calls(callers.size());
   for (std::size_t i = 0; i < iterations; ++i)
     for (std::size_t which = 0; which < callers.size(); ++which) {
-      const TurnTime time = time_turn(*callers[which], rank);
+      const IterationTime time = time_iteration(*callers[which], rank);
       calls[which].push_back(times_of(time, callers[which]->statistics()));
     }
-  std::vector<TurnTimes> times;
+  std::vector<IterationTimes> times;
   for (std::size_t which = 0; which < callers.size(); ++which)
-    times.push_back(medians_of(rank.gather(std::span<const TurnTimes>(calls[which])),
+    times.push_back(medians_of(rank.gather(std::span<const IterationTimes>(calls[which])),
                                callers[which]->statistics().algorithm));
   return times;
 }
 
-TurnTimes time_turns(RankCall& caller, Rank& rank, std::size_t iterations) {
+IterationTimes time_iterations(RankCall& caller, Rank& rank, std::size_t iterations) {
   RankCall* const one[] = {&caller};
-  return time_turns(one, rank, warm_up(one, rank, iterations)).front();
+  return time_iterations(one, rank, warm_up(one, rank, iterations)).front();
 }
 
 }  // namespace tersor::bench

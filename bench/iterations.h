@@ -15,7 +15,7 @@
 namespace tersor::bench {
 
 /// Seconds of a rank in a turn.
-struct TurnTime {
+struct IterationTime {
   double whole = 0;
   double part = 0;  ///< a separately reported part of `whole`; otherwise 0
 };
@@ -29,7 +29,7 @@ class RankCall {
   virtual void restore() = 0;
   virtual void call() = 0;
   /// Makes a call and returns the time, by default from the host's clock.
-  virtual TurnTime time() {
+  virtual IterationTime time() {
     const Stopwatch watch;
     call();
     return {watch.seconds()};
@@ -42,7 +42,7 @@ class RankCall {
 };
 
 /// Medians over turns. Times are the slowest rank's times, bytes the largest number of bytes.
-struct TurnTimes {
+struct IterationTimes {
   Algorithm algorithm = Algorithm::kAuto;  ///< the algorithm in use
   double seconds = 0;
   double part_seconds = 0;
@@ -53,17 +53,17 @@ struct TurnTimes {
 };
 
 /// A turn, started by all ranks together.
-TurnTime time_turn(RankCall& caller, Rank& rank);
+IterationTime time_iteration(RankCall& caller, Rank& rank);
 
 /// Makes a few turns of each kind. Returns the number of turns to time: `iterations` or, for 0,
 /// about one second per kind.
 std::size_t warm_up(std::span<RankCall* const> callers, Rank& rank, std::size_t iterations);
 
 /// Times this number of turns of each kind.
-std::vector<TurnTimes> time_turns(std::span<RankCall* const> callers, Rank& rank,
-                                  std::size_t iterations);
+std::vector<IterationTimes> time_iterations(std::span<RankCall* const> callers, Rank& rank,
+                                            std::size_t iterations);
 
 /// Warms up and times a single kind.
-TurnTimes time_turns(RankCall& caller, Rank& rank, std::size_t iterations);
+IterationTimes time_iterations(RankCall& caller, Rank& rank, std::size_t iterations);
 
 }  // namespace tersor::bench
