@@ -82,7 +82,7 @@ void ChunkTask::tick() {
 // mismatch there. A relay delivers a rank's first message in any step, and no other message
 // follows.
 Operation ChunkTask::operation() const {
-  const auto step = static_cast<std::uint32_t>(this->step().relays ? 0 : step_);
+  const auto step = static_cast<std::uint32_t>(this->step().forwards ? 0 : step_);
   return {.name = context_->name,
           .signature = plan_->signature == 0 ? context_->signature : plan_->signature,
           .agreement = context_->agreement,

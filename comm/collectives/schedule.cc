@@ -107,12 +107,13 @@ struct Hop {
 
 // Forwards each message in consecutive steps. Each step also hands the message to the rank itself,
 // and the last step decodes the message.
-Schedule relay(const Group& group, int root, int steps, Hop came, const std::vector<Hop>& sends) {
+Schedule forward_from_root(const Group& group, int root, int steps, Hop came,
+                           const std::vector<Hop>& sends) {
   const int n = static_cast<int>(group.members.size());
   const auto rank = [&](int peer) { return group.rank_at((peer + root) % n); };
   const auto with = [&](int peer) { return StepMessage{peer, group.first_shard}; };
   Schedule schedule(static_cast<std::size_t>(steps),
-                    Step{.first_shard = group.first_shard, .relays = true});
+                    Step{.first_shard = group.first_shard, .forwards = true});
   const int own = group.rank_at(group.rank);
   if (group.rank != root) {
     Step& step = schedule[static_cast<std::size_t>(came.step)];
@@ -233,7 +234,7 @@ Schedule chain_broadcast(const Group& group, int root) {
   const int n = static_cast<int>(group.members.size()), own = (group.rank - root + n) % n;
   std::vector<Hop> sends;
   if (own + 1 < n) sends.push_back({own, own + 1});
-  return relay(group, root, n - 1, {own - 1, own - 1}, sends);
+  return forward_from_root(group, root, n - 1, {own - 1, own - 1}, sends);
 }
 
 Schedule tree_broadcast(const Group& group, int root) {
@@ -243,7 +244,8 @@ Schedule tree_broadcast(const Group& group, int root) {
   for (int step = bits(own); own + (1 << step) < n; ++step)
     sends.push_back({step, own + (1 << step)});
   const int came = bits(own) - 1;
-  return relay(group, root, bits(n - 1), {came, own == 0 ? 0 : own - (1 << came)}, sends);
+  return forward_from_root(group, root, bits(n - 1), {came, own == 0 ? 0 : own - (1 << came)},
+                           sends);
 }
 
 Schedule reduce_to(const Group& group, int root) {
@@ -263,7 +265,7 @@ Schedule chain_reduce(const Group& group, int root) {
     return StepMessage{group.rank_at((peer + root) % n), group.first_shard};
   };
   Schedule schedule(static_cast<std::size_t>(n - 1),
-                    Step{.first_shard = group.first_shard, .relays = true});
+                    Step{.first_shard = group.first_shard, .forwards = true});
   const auto begin = schedule.begin() + std::max(n - 2 - own, 0);
   begin->shard_count = 1;
   if (own == n - 1) {

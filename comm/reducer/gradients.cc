@@ -82,33 +82,33 @@ void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given
 }
 
 // A shard may use its own range within the gradient.
-void Gradients::lend(const ReducerStep& step, std::uint32_t parameter,
-                     const std::optional<Given>& given) {
+void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
+                            const std::optional<Given>& given) {
   const Given& memory = given ? *given : Given{parameters_.all[parameter].gradient, {}};
-  lend(step, parameter, memory.gradient);
+  take_memory(step, parameter, memory.gradient);
   const auto rank = static_cast<std::size_t>(parameters_.context().rank);
   if (memory.shard.pointer() != memory.gradient.pointer() + rank * memory.shard.bytes())
-    lend(step, parameter, memory.shard);
+    take_memory(step, parameter, memory.shard);
 }
 
-void Gradients::lend(const ReducerStep& step, std::uint32_t parameter,
-                     const ConstValueSpan& memory) {
+void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
+                            const ConstValueSpan& memory) {
   if (memory.empty()) return;
-  auto at = std::ranges::upper_bound(lent_, memory.pointer(), {},
-                                     [](const Lent& one) { return one.memory.pointer(); });
-  if (at != lent_.begin() && encoding::overlap(std::prev(at)->memory, memory)) --at;
-  while (at != lent_.end() && encoding::overlap(at->memory, memory)) {
+  auto at = std::ranges::upper_bound(in_use_, memory.pointer(), {},
+                                     [](const InUse& one) { return one.memory.pointer(); });
+  if (at != in_use_.begin() && encoding::overlap(std::prev(at)->memory, memory)) --at;
+  while (at != in_use_.end() && encoding::overlap(at->memory, memory)) {
     const std::uint32_t other = at->parameter;
     if (step.is_back(other, step.number())) {
-      at = lent_.erase(at);
+      at = in_use_.erase(at);
       continue;
     }
-    std::erase_if(lent_, [&](const Lent& one) { return !step.is_ready(one.parameter); });
+    std::erase_if(in_use_, [&](const InUse& one) { return !step.is_ready(one.parameter); });
     throw InvalidArgument("the memory of \"" + parameters_.all[parameter].name +
                           "\" overlaps that of \"" + parameters_.all[other].name +
                           "\" in one step: give each gradient and shard memory of its own");
   }
-  lent_.insert(at, {memory, parameter});
+  in_use_.insert(at, {memory, parameter});
 }
 
 // An earlier call that failed may have left the parameter inactive.
@@ -187,7 +187,7 @@ void Gradients::end_step() {
     parameters_.params[i].host_sum = {};
   }
   left_out_ = false;
-  lent_.clear();
+  in_use_.clear();
   nowhere_.assign(parameters_.params.size(), false);
 }
 

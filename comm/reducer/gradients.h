@@ -42,7 +42,8 @@ class Gradients {
   /// Lends a parameter's memory until the step is complete. Throws InvalidArgument with the names
   /// of both parameters if the memory overlaps lent memory whose result has not arrived. Memory of
   /// parameters that are not ready is then no longer lent.
-  void lend(const ReducerStep& step, std::uint32_t parameter, const std::optional<Given>& given);
+  void take_memory(const ReducerStep& step, std::uint32_t parameter,
+                   const std::optional<Given>& given);
   void take(std::uint32_t parameter, const std::optional<Given>& given, Contribution contribution);
   /// Sends zeros for the parameter. A residual does not change.
   void leave_out(std::uint32_t parameter);
@@ -53,7 +54,7 @@ class Gradients {
 
  private:
   void check_values(std::uint32_t parameter, const ValueSpan& values, std::size_t count) const;
-  void lend(const ReducerStep& step, std::uint32_t parameter, const ConstValueSpan& memory);
+  void take_memory(const ReducerStep& step, std::uint32_t parameter, const ConstValueSpan& memory);
   void check_given(std::uint32_t parameter, const Given& given) const;
   void bind(std::uint32_t parameter, const Given& given);
   bool contributes(std::uint32_t parameter, Contribution contribution) const;
@@ -66,11 +67,11 @@ class Gradients {
   MemoryBackend* backend_ = nullptr;
   bool left_out_ = false;  ///< True if some parameter is inactive in this step
   std::vector<bool> nowhere_;
-  struct Lent {
+  struct InUse {
     ConstValueSpan memory;
     std::uint32_t parameter;
   };
-  std::vector<Lent> lent_;  ///< of this step, by address, without overlaps
+  std::vector<InUse> in_use_;  ///< of this step, by address, without overlaps
 };
 
 }  // namespace tersor

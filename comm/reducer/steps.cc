@@ -122,7 +122,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
   if (together.size() > 1) check_apart(parameters, parameters_.all[parameters.front()].name);
   begin_ready(step);
   for (const Ready& one : together) check_ready(step, one);
-  for (const Ready& one : together) gradients_.lend(*step, one.parameter, one.given);
+  for (const Ready& one : together) gradients_.take_memory(*step, one.parameter, one.given);
   for (std::size_t i = 0; i < together.size(); ++i) {
     gradients_.take(together[i].parameter, together[i].given, together[i].contribution);
     handles[i] = handle_of(step, together[i].parameter);

@@ -39,7 +39,7 @@ class Workspace {
   explicit Workspace(unsigned threads) : threads_(threads) {}
 
   /// Sets the workspace and threads of a call over `transport`. Needs the GIL.
-  void lend(CollectiveOptions& options, nb::handle transport) {
+  void bind(CollectiveOptions& options, nb::handle transport) {
     transports_.add(transport);
     options.workspace = plans_.get();
     options.threads = &threads_;
@@ -56,7 +56,7 @@ class Workspace {
 struct CallOptions : CollectiveOptions {
   std::vector<int> host_of_rank, grid;
   FeedbackState* feedback = nullptr;
-  Workspace* lent = nullptr;
+  Workspace* own_workspace = nullptr;
 
   /// Returns the library's options, valid as long as this object. Needs the GIL.
   CollectiveOptions resolve(nb::handle transport, CollectiveStatistics& filled) const {
@@ -65,7 +65,7 @@ struct CallOptions : CollectiveOptions {
     options.dims = grid;
     options.statistics = &filled;
     if (feedback != nullptr) options.state = &feedback->state();
-    if (lent != nullptr) lent->lend(options, transport);
+    if (own_workspace != nullptr) own_workspace->bind(options, transport);
     return options;
   }
 };
@@ -206,7 +206,7 @@ void bind_collective_options(nb::module_& module) {
       .def_rw("error_growth", &CallOptions::error_growth)
       .def_rw("host_codec", &CallOptions::host_codec)
       .def_rw("state", &CallOptions::feedback, nb::for_setter(nb::arg().none()), keeps)
-      .def_rw("workspace", &CallOptions::lent, nb::for_setter(nb::arg().none()), keeps)
+      .def_rw("workspace", &CallOptions::own_workspace, nb::for_setter(nb::arg().none()), keeps)
       .def_rw("tuner", &CallOptions::tuner, nb::for_setter(nb::arg().none()), keeps)
       .def_rw("parameter", &CallOptions::parameter)
       .def_rw("seed", &CallOptions::seed)

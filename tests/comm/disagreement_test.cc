@@ -107,23 +107,24 @@ void rooted_call(Transport& transport, int which, int root, std::size_t count,
 TEST(Disagreement, OnTheRootEndsOnAllRanks) {
   for (int which = 0; which < 4; ++which)
     for (const int ranks : {2, 4})
-      for (int culprit = 0; culprit < ranks; ++culprit)
+      for (int failed_rank = 0; failed_rank < ranks; ++failed_rank)
         for (int other = 1; other < ranks; ++other)
           for (const std::size_t count : {std::size_t{100}, std::size_t{70'000}}) {
-            if (test::grid_is_small() && (other + culprit + which) % 2 != (count == 100)) continue;
+            if (test::grid_is_small() && (other + failed_rank + which) % 2 != (count == 100))
+              continue;
             SCOPED_TRACE(::testing::Message() << "call " << which << ", " << ranks << " ranks, "
-                                              << culprit << " names " << other);
-            const bool silent = which == 2 ? other == culprit : which != 1 && culprit == 0;
+                                              << failed_rank << " names " << other);
+            const bool silent = which == 2 ? other == failed_rank : which != 1 && failed_rank == 0;
             const std::chrono::milliseconds timeout(silent ? 300 : 20'000);
             std::vector<std::string> messages;
             const auto call = [&](Transport& transport) {
-              rooted_call(transport, which, transport.rank() == culprit ? other : 0, count,
+              rooted_call(transport, which, transport.rank() == failed_rank ? other : 0, count,
                           {.codec = "bf16", .timeout = timeout});
             };
             EXPECT_EQ(failures(ranks, call, &messages), ranks);
             for (const std::string& message : messages) {
               EXPECT_NE(message.find("signature"), std::string::npos) << message;
-              EXPECT_NE(message.find("rank " + std::to_string(culprit)), std::string::npos)
+              EXPECT_NE(message.find("rank " + std::to_string(failed_rank)), std::string::npos)
                   << message;
             }
           }

@@ -26,17 +26,17 @@ class Judge {
 
  private:
   const Fault& fault() const { return scenario_.fault; }
-  bool culprit() const { return rank_ == fault().rank; }
+  bool failed_rank() const { return rank_ == fault().rank; }
   /// True if this rank made a mistaken call in this step.
   bool mistaken(std::size_t step) const {
-    return culprit() && step == fault().step && is_mistake(fault().kind);
+    return failed_rank() && step == fault().step && is_mistake(fault().kind);
   }
   /// True if frames contain row counts, so a receiver may detect the mismatch in a frame.
   bool rows_differ() const {
     return fault().kind == FaultKind::kDisagree &&
            scenario_.steps[fault().step].work == Work::kAllToAll;
   }
-  std::string culprit_name() const { return "rank " + std::to_string(fault().rank); }
+  std::string failed_rank_name() const { return "rank " + std::to_string(fault().rank); }
   std::vector<Ending> endings() const;
   /// The message must contain at least one of these texts.
   std::vector<std::string> causes() const;
@@ -75,7 +75,7 @@ void Judge::check_results(const std::vector<std::uint64_t>& sound) {
 
 std::vector<Ending> Judge::endings() const {
   if (rows_differ()) return {Ending::kTransportError, Ending::kWireError};
-  if (!culprit()) {
+  if (!failed_rank()) {
     if (fault().kind == FaultKind::kDamage) return {Ending::kTransportError, Ending::kWireError};
     return {Ending::kTransportError};
   }
@@ -121,7 +121,7 @@ bool Judge::within_rounds() const {
 
 // The reducer may be destroyed before the exception reaches the code poisoning the transport.
 std::vector<std::string> Judge::causes() const {
-  const std::string who = culprit_name();
+  const std::string who = failed_rank_name();
   switch (fault().kind) {
     case FaultKind::kThrow:
       return departures(who + " gave up: " + std::string(kThrownText));
@@ -142,15 +142,15 @@ std::vector<std::string> Judge::causes() const {
 
 // TCP does not detect the end of a process before the connection is made.
 std::vector<std::string> Judge::departures(std::string words) const {
-  std::vector<std::string> all = {std::move(words), culprit_name() + " left"};
+  std::vector<std::string> all = {std::move(words), failed_rank_name() + " left"};
   if (ends_ == Ends::kHeard)
-    all.push_back("the connection to " + culprit_name() + " broke: it cannot be reached");
+    all.push_back("the connection to " + failed_rank_name() + " broke: it cannot be reached");
   return all;
 }
 
 // TCP detects the end of a process, but not a suspended process.
 std::vector<std::string> Judge::silences() const {
-  const std::string who = culprit_name();
+  const std::string who = failed_rank_name();
   std::vector<std::string> all = {"no message from " + (may_name_another() ? "" : who + late())};
   if (fault().kind == FaultKind::kKill && ends_ == Ends::kHeard)
     all.push_back("the connection to " + who + " broke");
@@ -170,7 +170,8 @@ bool Judge::says_operation() const {
 
 void Judge::check_message() {
   if (!says_operation()) complain("does not name the operation");
-  if (!says(culprit_name()) && !may_name_another()) complain("does not name " + culprit_name());
+  if (!says(failed_rank_name()) && !may_name_another())
+    complain("does not name " + failed_rank_name());
   const auto wanted = causes();
   if (std::none_of(wanted.begin(), wanted.end(), [&](const auto& cause) { return says(cause); }))
     complain("does not say \"" + wanted.front() + "\"");

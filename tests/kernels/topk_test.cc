@@ -129,7 +129,7 @@ Outcome encode(const Case& test, unsigned thread_count, TopkForce force = TopkFo
                          .dtype = test.residual_dtype,
                          .gradient_factor = test.a,
                          .residual_factor = test.b};
-  const std::span<std::byte> lent(workspace.data() + 1, workspace.size() - 8);
+  const std::span<std::byte> borrowed(workspace.data() + 1, workspace.size() - 8);
   outcome.result = topk_encode({.gradient = gradient.pointer(),
                                 .dtype = test.dtype,
                                 .count = count,
@@ -137,7 +137,7 @@ Outcome encode(const Case& test, unsigned thread_count, TopkForce force = TopkFo
                                 .k = test.k,
                                 .value_dtype = test.value_dtype,
                                 .payload = outcome.payload.sections(),
-                                .workspace = lent,
+                                .workspace = borrowed,
                                 .force = force},
                                threads);
   for (std::size_t i = workspace.size() - 7; i < workspace.size(); ++i)

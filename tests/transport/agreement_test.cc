@@ -48,10 +48,10 @@ TEST_P(TransportFaultsByDisagreement, AnotherCountEndsOnAllRanksWhicheverWayThey
   constexpr std::size_t kCounts[] = {200, 10'000, 200'000};
   for (const std::size_t count : kCounts)
     for (const std::size_t other : kCounts)
-      for (int culprit = 0; culprit < 4 && count != other; ++culprit) {
-        SCOPED_TRACE(::testing::Message() << count << ", rank " << culprit << " " << other);
+      for (int failed_rank = 0; failed_rank < 4 && count != other; ++failed_rank) {
+        SCOPED_TRACE(::testing::Message() << count << ", rank " << failed_rank << " " << other);
         const auto errors = errors_of(GetParam(), 4, [&](Transport& transport) {
-          const bool differs = transport.rank() == culprit;
+          const bool differs = transport.rank() == failed_rank;
           call(transport, 5, {.name = "step", .timeout = 20s}, differs ? other : count);
         });
         expect_all_fail(errors, {"step", std::to_string(count) + " values of f32"});

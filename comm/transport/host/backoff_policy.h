@@ -19,10 +19,10 @@ class BackoffPolicy {
   /// Call before the first poll and after each poll with progress.
   void renew() { news_ = kNow; }
 
-  /// Waits for a moment, unless the preceding poll already yielded (`lent`). Waits at most until a
-  /// signal of `event` or `until`. Returns the time of the last clock reading.
-  Clock::time_point wait(Event& event, std::uint32_t seen, Clock::time_point until, bool lent) {
-    return wait(kLending, lent, [&](Clock::time_point now) {
+  /// Waits for a moment, unless the preceding poll already yielded (`borrowed`). Waits at most
+  /// until a signal of `event` or `until`. Returns the time of the last clock reading.
+  Clock::time_point wait(Event& event, std::uint32_t seen, Clock::time_point until, bool borrowed) {
+    return wait(kYielding, borrowed, [&](Clock::time_point now) {
       event.wait(seen, std::min(until, now + kNap), Event::WaitMode::kLong);
     });
   }
@@ -30,12 +30,12 @@ class BackoffPolicy {
   /// Same for a network that wakes sleeping threads: `sleep` returns when there is news.
   template <typename Sleep>
   Clock::time_point wait_for_news(Sleep&& sleep) {
-    return wait(kLendingBeforeSleep, false, [&](Clock::time_point) { sleep(); });
+    return wait(kYieldingBeforeSleep, false, [&](Clock::time_point) { sleep(); });
   }
 
  private:
-  static constexpr std::chrono::microseconds kLending{500};  // without progress
-  static constexpr std::chrono::microseconds kLendingBeforeSleep{50};
+  static constexpr std::chrono::microseconds kYielding{500};  // without progress
+  static constexpr std::chrono::microseconds kYieldingBeforeSleep{50};
   static constexpr std::chrono::microseconds kNap{50};
   // An iteration longer than this time shows a computing thread.
   static constexpr std::chrono::microseconds kLongIteration{600};
@@ -44,13 +44,13 @@ class BackoffPolicy {
   static constexpr Clock::time_point kNow = Clock::time_point::max();  // set at the next wait
 
   template <typename Nap>
-  Clock::time_point wait(Clock::duration lending, bool lent, Nap&& nap) {
+  Clock::time_point wait(Clock::duration yielding, bool borrowed, Nap&& nap) {
     const auto now = Clock::now();
     if (news_ == kNow) news_ = looked_ = now;
     if (now - looked_ > kLongIteration) naps_ = kNapsAfter;
-    if (naps_ == 0 && now - news_ < lending) {
+    if (naps_ == 0 && now - news_ < yielding) {
       looked_ = now;
-      if (!lent) sched_yield();
+      if (!borrowed) sched_yield();
       return now;
     }
     if (naps_ != 0) --naps_;

@@ -204,17 +204,18 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
 }
 
 // Explains a timeout: the ranks to blame, or how one call differs from another.
-Culprits Channel::why_late(const HostTransfer& transfer) {
+FailedRanks Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   if (transfer.copying())
     return {{}, "the operation's stream has not come to its copies" + within(transfer)};
   const Question question{.name = operation.name,
                           .tag = operation.tag,
                           .timeout = std::min(operation.timeout / 2, kLongestQuestion)};
-  Culprits culprits = engine_->culprits(state_, question, transfer.missing());
-  if (culprits.difference.empty())
-    culprits.difference = "no message from " + names(*this, culprits.ranks) + within(transfer);
-  return culprits;
+  FailedRanks failed_ranks = engine_->failed_ranks(state_, question, transfer.missing());
+  if (failed_ranks.difference.empty())
+    failed_ranks.difference =
+        "no message from " + names(*this, failed_ranks.ranks) + within(transfer);
+  return failed_ranks;
 }
 
 // On an isolated channel, the operation fails alone and asks no rank, because a late rank may be
@@ -226,12 +227,12 @@ void Channel::end_late(HostTransfer& transfer) {
     return transfer.end(std::make_exception_ptr(
         PeerLost(transfer.cause("no message from " + names(*this, late) + within(transfer)), who)));
   }
-  const Culprits culprits = why_late(transfer);
-  if (const Mismatch& found = culprits.mismatch; found.signature != found.other_signature) {
-    transfer.settle(culprits.mismatch, culprits.difference);
+  const FailedRanks failed_ranks = why_late(transfer);
+  if (const Mismatch& found = failed_ranks.mismatch; found.signature != found.other_signature) {
+    transfer.settle(failed_ranks.mismatch, failed_ranks.difference);
     check(transfer.operation_.name);
   }
-  const std::string cause = transfer.raise(culprits.difference);
+  const std::string cause = transfer.raise(failed_ranks.difference);
   // Throws an earlier fault, if another one was raised meanwhile.
   if (fault().text != cause) check(transfer.operation_.name);
   throw TransportError(cause);

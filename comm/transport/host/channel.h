@@ -132,7 +132,7 @@ class Channel {
   bool step(HostTransfer& transfer);
   bool advance(HostTransfer& transfer);
   void end_late(HostTransfer& transfer);
-  Culprits why_late(const HostTransfer& transfer);
+  FailedRanks why_late(const HostTransfer& transfer);
   HostTransfer* most_urgent() const;
   Clock::time_point sleep_until(Clock::time_point until) const;
 

@@ -108,10 +108,11 @@ void ProgressEngine::send(ChannelState& channel, Batch& batch, Outgoing& outgoin
   ++channel.counters.sent_messages;
   Wire::Payload payload{.bytes = outgoing.payload, .block = std::move(outgoing.block)};
   if (payload.block) payload.bytes = payload.block.bytes();
-  const bool lent = !payload.block && payload.bytes.size() > traits_.copied_bytes;
+  const bool borrowed = !payload.block && payload.bytes.size() > traits_.copied_bytes;
   const int peer = channel.member(outgoing.peer);
   const bool goes = flow(peer).send_eagerly(eager_cost(payload.bytes.size()));
-  if (lent || must_leave(batch) || !goes) payload.job = count_send(channel, batch, outgoing.peer);
+  if (borrowed || must_leave(batch) || !goes)
+    payload.job = count_send(channel, batch, outgoing.peer);
   goes ? send(peer, head, std::move(payload)) : hold(peer, head, std::move(payload));
 }
 

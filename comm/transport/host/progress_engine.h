@@ -102,7 +102,7 @@ struct Question {
 
 /// The ranks blocking the others: ranks without an answer and ranks waiting for no rank.
 /// Alternatively, the difference between two calls.
-struct Culprits {
+struct FailedRanks {
   std::vector<int> ranks = {};
   std::string difference = {};
   Mismatch mismatch = {};  ///< the calls that differ
@@ -159,7 +159,8 @@ class ProgressEngine {
   /// Finds the ranks to blame. Asks the late ranks, then follows the answers along the awaited
   /// ranks. Ends at the ranks without an answer, at the ranks waiting for no rank, or at a
   /// differing call. Returns the late ranks if all ranks wait for each other.
-  Culprits culprits(ChannelState& channel, const Question& question, std::span<const int> late);
+  FailedRanks failed_ranks(ChannelState& channel, const Question& question,
+                           std::span<const int> late);
   std::vector<int> unsent(const Batch& batch) const;
   TransferCounters counters(const ChannelState& channel) const;
   std::vector<int> hosts(const ChannelState& channel) const;

@@ -77,7 +77,7 @@ class ProgressEngine::Inquiry {
   Inquiry(ProgressEngine& engine, ChannelState& channel, const Question& question)
       : engine_(engine), channel_(channel), question_(question) {}
 
-  Culprits find(std::span<const int> late) {
+  FailedRanks find(std::span<const int> late) {
     const Awaited own = [&] {
       const std::lock_guard lock(engine_.shared_lock_);
       return engine_.awaited(channel_, question_.tag);
@@ -183,8 +183,8 @@ class ProgressEngine::Inquiry {
   std::set<int> silent_;
 };
 
-Culprits ProgressEngine::culprits(ChannelState& channel, const Question& question,
-                                  std::span<const int> late) {
+FailedRanks ProgressEngine::failed_ranks(ChannelState& channel, const Question& question,
+                                         std::span<const int> late) {
   return Inquiry(*this, channel, question).find(late);
 }
 

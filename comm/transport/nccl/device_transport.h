@@ -101,7 +101,7 @@ class DeviceTransport final : public Transport {
       fail(operation, error.what());
     }
   }
-  std::byte* lend(QueuedTransfer& transfer, std::span<const ReceiveFrom> receives);
+  std::byte* receive_memory(QueuedTransfer& transfer, std::span<const ReceiveFrom> receives);
   Handle reduce(const Operation& operation, std::span<const ValueSpan> parts, ncclRedOp_t how);
   Handle meet(const Operation& operation);
 

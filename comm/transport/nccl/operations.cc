@@ -108,7 +108,8 @@ void DeviceTransport::count_sent(std::uint64_t bytes, std::uint64_t messages) {
   sent_messages_ += messages;
 }
 
-std::byte* DeviceTransport::lend(QueuedTransfer& transfer, std::span<const ReceiveFrom> receives) {
+std::byte* DeviceTransport::receive_memory(QueuedTransfer& transfer,
+                                           std::span<const ReceiveFrom> receives) {
   std::size_t bytes = 0;
   for (const ReceiveFrom& message : receives) bytes += align_up(message.capacity, kAlignment);
   if (bytes == 0) return nullptr;
@@ -129,7 +130,7 @@ Handle DeviceTransport::launch(const Operation& operation, std::span<const Recei
                                const Queueing& queueing) {
   LoneBracket bracket(*this, operation);
   auto transfer = std::make_unique<QueuedTransfer>(fabric_, queue_, operation, ranks());
-  std::byte* const into = lend(*transfer, receives);
+  std::byte* const into = receive_memory(*transfer, receives);
   const StreamView stream = transfer->enter();
   call_nccl(operation,
             [&](ncclComm_t handle) { return queueing(handle, stream_of(stream), into); });

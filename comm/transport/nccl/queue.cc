@@ -47,7 +47,7 @@ Queue::~Queue() {
   // Freeing memory waits for the whole device, and the device may wait for a lost rank. Leak the
   // memory.
   static_cast<void>(pool_.release());
-  new std::vector<std::unique_ptr<Relay>>(std::move(relays_));
+  new std::vector<std::unique_ptr<StagingBuffers>>(std::move(staging_buffers_));
   new kernels::PinnedBuffer(std::move(pinned_));
 }
 
@@ -105,25 +105,25 @@ kernels::Event Queue::take_event() {
   return event;
 }
 
-Relay& Queue::take_relay(std::size_t bytes) {
-  for (const auto& relay : relays_)
-    if (relay->free && relay->host.bytes() >= bytes && is_signalled(*relay)) {
-      relay->free = false;
-      relay->ticket = kNever;
-      return *relay;
+StagingBuffers& Queue::take_staging(std::size_t bytes) {
+  for (const auto& staging : staging_buffers_)
+    if (staging->free && staging->host.bytes() >= bytes && is_signalled(*staging)) {
+      staging->free = false;
+      staging->ticket = kNever;
+      return *staging;
     }
-  relays_.push_back(std::make_unique<Relay>(
-      Relay{kernels::PinnedBuffer(bytes), Buffer(bytes, Memory::kDevice), kNever, false}));
-  return *relays_.back();
+  staging_buffers_.push_back(std::make_unique<StagingBuffers>(
+      StagingBuffers{kernels::PinnedBuffer(bytes), Buffer(bytes, Memory::kDevice), kNever, false}));
+  return *staging_buffers_.back();
 }
 
-void Queue::signal(Relay& relay) {
+void Queue::signal(StagingBuffers& staging) {
   kernels::mark_signal(words_, wire());
-  relay.ticket = ++signals_;
+  staging.ticket = ++signals_;
 }
 
-bool Queue::is_signalled(const Relay& relay) const {
-  return kernels::read_progress(*words_).signals >= relay.ticket;
+bool Queue::is_signalled(const StagingBuffers& staging) const {
+  return kernels::read_progress(*words_).signals >= staging.ticket;
 }
 
 std::optional<LateBracket> Queue::observe(Clock::time_point now) {

@@ -21,7 +21,7 @@
 namespace tersor::nccl {
 
 /// The pinned host buffer and the device buffer of a host-memory message.
-struct Relay {
+struct StagingBuffers {
   kernels::PinnedBuffer host;
   Buffer device;
   std::uint64_t ticket = 0;  ///< number of the signal that ends the use
@@ -70,10 +70,10 @@ class Queue {
   kernels::Event take_event();
   void give_back(kernels::Event event) { events_.push_back(std::move(event)); }
 
-  Relay& take_relay(std::size_t bytes);
+  StagingBuffers& take_staging(std::size_t bytes);
   /// Queues the signal that ends the use of the relay.
-  void signal(Relay& relay);
-  bool is_signalled(const Relay& relay) const;
+  void signal(StagingBuffers& staging);
+  bool is_signalled(const StagingBuffers& staging) const;
 
   /// Returns the late bracket, if any. Called periodically.
   std::optional<LateBracket> observe(Clock::time_point now);
@@ -91,7 +91,7 @@ class Queue {
   Stream wire_;
   std::unique_ptr<DeviceBlocks> pool_ = std::make_unique<DeviceBlocks>();
   std::vector<kernels::Event> events_;
-  std::vector<std::unique_ptr<Relay>> relays_;
+  std::vector<std::unique_ptr<StagingBuffers>> staging_buffers_;
   std::uint64_t signals_ = 0;  // number of queued signals
   kernels::Event order_event_;
   kernels::Event last_;  // recorded after the last bracket outside of captures

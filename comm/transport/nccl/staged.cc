@@ -19,22 +19,22 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
   const std::size_t bytes = SizedMessage::bytes(capacity);
   const auto count = static_cast<std::size_t>(ranks());
   auto transfer =
-      std::make_unique<RelayedTransfer>(fabric_, queue_, operation, ranks(), count * bytes);
-  Relay& relay = transfer->relay();
+      std::make_unique<StagedTransfer>(fabric_, queue_, operation, ranks(), count * bytes);
+  StagingBuffers& staging = transfer->staging();
   const auto own = static_cast<std::size_t>(rank()) * bytes;
-  SizedMessage::write(relay.host.span().subspan(own, bytes), send);
-  std::byte* device = relay.device.pointer();
+  SizedMessage::write(staging.host.span().subspan(own, bytes), send);
+  std::byte* device = staging.device.pointer();
   const StreamView wire = queue_->wire();
-  kernels::copy_bytes(device + own, relay.host.pointer() + own, bytes, wire);
+  kernels::copy_bytes(device + own, staging.host.pointer() + own, bytes, wire);
   call_nccl(operation, [&](ncclComm_t handle) {
     return api().all_gather(device + own, device, bytes, ncclUint8, handle, stream_of(wire));
   });
-  kernels::copy_bytes(relay.host.pointer(), device, count * bytes, wire);
-  queue_->signal(relay);
+  kernels::copy_bytes(staging.host.pointer(), device, count * bytes, wire);
+  queue_->signal(staging);
   for (int peer = 0; peer < ranks(); ++peer)
     if (peer != rank())
       transfer->set_received(
-          peer, relay.host.span().subspan(static_cast<std::size_t>(peer) * bytes, bytes));
+          peer, staging.host.span().subspan(static_cast<std::size_t>(peer) * bytes, bytes));
   count_sent((count - 1) * bytes, count - 1);
   received_bytes_ += (count - 1) * bytes;
   return Handle(std::move(transfer));
@@ -51,15 +51,15 @@ void DeviceTransport::check_host(const Operation& operation) const {
 ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Operation& operation) {
   ncclUniqueId id{};
   check_host(operation);
-  RelayedTransfer transfer(fabric_, queue_, operation, ranks(), sizeof id);
-  Relay& relay = transfer.relay();
+  StagedTransfer transfer(fabric_, queue_, operation, ranks(), sizeof id);
+  StagingBuffers& staging = transfer.staging();
   const bool first = members.front() == rank();
   const StreamView wire = queue_->wire();
-  std::byte* device = relay.device.pointer();
+  std::byte* device = staging.device.pointer();
   if (first) {
     check(api().get_unique_id(&id), "ncclGetUniqueId", nullptr);
-    std::memcpy(relay.host.pointer(), &id, sizeof id);
-    kernels::copy_bytes(device, relay.host.pointer(), sizeof id, wire);
+    std::memcpy(staging.host.pointer(), &id, sizeof id);
+    kernels::copy_bytes(device, staging.host.pointer(), sizeof id, wire);
   }
   call_nccl(operation, [&](ncclComm_t handle) {
     return grouped([&] {
@@ -73,10 +73,10 @@ ncclUniqueId DeviceTransport::spread_id(std::span<const int> members, const Oper
       return result;
     });
   });
-  if (!first) kernels::copy_bytes(relay.host.pointer(), device, sizeof id, wire);
-  queue_->signal(relay);
+  if (!first) kernels::copy_bytes(staging.host.pointer(), device, sizeof id, wire);
+  queue_->signal(staging);
   transfer.wait_synchronize();
-  std::memcpy(&id, relay.host.pointer(), sizeof id);
+  std::memcpy(&id, staging.host.pointer(), sizeof id);
   return id;
 }
 

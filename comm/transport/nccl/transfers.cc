@@ -50,15 +50,15 @@ bool QueuedTransfer::test() {
   return true;
 }
 
-RelayedTransfer::RelayedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
-                                 const Operation& operation, int ranks, std::size_t bytes)
+StagedTransfer::StagedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+                               const Operation& operation, int ranks, std::size_t bytes)
     : NcclTransfer(std::move(fabric), std::move(queue), operation, ranks),
       deadline_(Clock::now() + operation.timeout),
-      relay_(queue_->take_relay(bytes)) {}
+      staging_(queue_->take_staging(bytes)) {}
 
-bool RelayedTransfer::test() {
+bool StagedTransfer::test() {
   fabric_->check(operation_.name);
-  if (queue_->is_signalled(relay_)) return true;
+  if (queue_->is_signalled(staging_)) return true;
   if (Clock::now() < deadline_) return false;
   fabric_->fail(std::string(operation_.name) + " on " + fabric_->who() +
                 ": not all ranks came within " + std::to_string(operation_.timeout.count()) +
@@ -67,11 +67,11 @@ bool RelayedTransfer::test() {
   return false;
 }
 
-void RelayedTransfer::wait_synchronize() {
+void StagedTransfer::wait_synchronize() {
   while (!test()) kernels::rest();
 }
 
-ConstByteSpan RelayedTransfer::received(int rank) const {
+ConstByteSpan StagedTransfer::received(int rank) const {
   const ConstByteSpan memory = NcclTransfer::received(rank);
   return memory.empty() ? memory : SizedMessage::read(memory);
 }

@@ -72,13 +72,13 @@ class QueuedTransfer final : public NcclTransfer {
 
 /// An operation on host memory. The bytes of all ranks are sent through pinned memory and the
 /// device. The host waits.
-class RelayedTransfer final : public NcclTransfer {
+class StagedTransfer final : public NcclTransfer {
  public:
-  RelayedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
-                  const Operation& operation, int ranks, std::size_t bytes);
-  ~RelayedTransfer() override { relay_.free = true; }
+  StagedTransfer(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,
+                 const Operation& operation, int ranks, std::size_t bytes);
+  ~StagedTransfer() override { staging_.free = true; }
 
-  Relay& relay() { return relay_; }
+  StagingBuffers& staging() { return staging_; }
 
   bool test() override;
   void wait_synchronize() override;
@@ -86,7 +86,7 @@ class RelayedTransfer final : public NcclTransfer {
 
  private:
   const Clock::time_point deadline_;
-  Relay& relay_;
+  StagingBuffers& staging_;
 };
 
 /// A message of up to `capacity` bytes in a relay: the length, then the bytes.
