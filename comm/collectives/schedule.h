@@ -57,8 +57,8 @@ struct Step {
   Take take = Take::kDecode;
   Native native = Native::kNone;  ///< in native steps, member l owns shard l
   bool gathers = false;           ///< True if each rank sends one message to each other rank
-  bool forwards =
-      false;  ///< True if messages are forwarded from rank to rank; all steps share a tag
+  /// True if ranks forward messages; all steps then share a tag.
+  bool forwards = false;
   std::uint8_t round = 0;  ///< of the codec
   std::uint8_t stage = 0;  ///< number of earlier reductions of the created messages; 1 in a chain
 

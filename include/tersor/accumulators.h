@@ -42,7 +42,7 @@ void decode_accumulators(ConstByteSpan accumulators, const AccumulatorFormat& fo
                          std::span<float> values);
 
 /// Adds accumulators: sums = sums + others. Both spans have the same number of bytes.
-/// `accumulators` is the number of bits per accumulator.
+/// `accumulator_bits` is 8, 16 or 32.
 void add_accumulators(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits);
 /// Subtracts accumulators: sums = sums - others. The parameters are those of `add_accumulators`.
 void subtract_accumulators(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits);

@@ -320,6 +320,7 @@ class GradientReducer {
   /// Throws this reducer's error once there is one: RanksLost, or the errors of `resume`, for an
   /// elastic reducer. Returns if no fault is known.
   void check_faults();
+  [[deprecated("use check_faults")]] void hear_fault() { check_faults(); }
   /// Returns the transport of the current ranks: the constructor's argument or, after `resume`, the
   /// reducer's own transport.
   Transport& transport() const;

@@ -253,6 +253,9 @@ class Transport {
   /// MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
   /// TcpTransport in these cases.
   virtual std::unique_ptr<Transport> isolated_channel();
+  [[deprecated("use isolated_channel")]] std::unique_ptr<Transport> lifeline() {
+    return isolated_channel();
+  }
 
   /// Device memory: opens one collective. Until `end`, operations with this signature and stream
   /// belong to the collective. It starts after all work queued earlier on this channel, on any

@@ -33,8 +33,8 @@ void combine(nb::handle sums, nb::handle others, unsigned accumulator_bits, bool
   const auto left = write_bytes(sums, {.name = "sums", .on_host = true});
   const auto right = read_bytes(others, {.name = "others", .on_host = true});
   const nb::gil_scoped_release released;
-  subtract ? subtract_accumulators(left.span, right.span, accumulators)
-           : add_accumulators(left.span, right.span, accumulators);
+  subtract ? subtract_accumulators(left.span, right.span, accumulator_bits)
+           : add_accumulators(left.span, right.span, accumulator_bits);
 }
 
 }  // namespace

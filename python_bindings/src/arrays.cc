@@ -220,7 +220,7 @@ Dtype gradient_dtype(const Import& import, const ArrayRequest& request) {
   const nb::dlpack::dtype dtype = import.array.dtype();
   const auto is = [&](nb::dlpack::dtype_code code, int bits) {
     return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits &&
-           dtype.accumulators == 1;
+           dtype.lanes == 1;
   };
   if (is(nb::dlpack::dtype_code::Float, 32)) return Dtype::kF32;
   if (is(nb::dlpack::dtype_code::Float, 16)) return Dtype::kF16;

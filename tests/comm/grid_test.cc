@@ -148,7 +148,7 @@ TEST(GridMessages, AreTheSumOfTheDimensions) {
 /// traffic.
 double extra_share(const Grid& grid) {
   const int width = grid.digits().front();
-  return static_cast<double>(grid.group(0, 0).size()) / width - 1;
+  return static_cast<double>(grid.subgroup(0, 0).size()) / width - 1;
 }
 
 TEST(StandardGrid, HasAsFewDimensionsAsHaveAtMost32Ranks) {

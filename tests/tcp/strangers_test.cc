@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const std::string kSecret(64, '5');  // 64 digits avoid the slow stretching of a phrase
+const std::string kGroupSecret(64, '5');  // 64 digits avoid the slow stretching of a phrase
 const std::string kOldSecret(64, '6');
 constexpr std::size_t kGatheredBytes = 100'000;
 
@@ -30,7 +30,7 @@ class TcpStrangers : public ::testing::Test {
   const std::string& address(int rank) const { return addresses_[static_cast<std::size_t>(rank)]; }
 
   std::unique_ptr<TcpTransport> rank(int number, TcpOptions options = {}) const {
-    return std::make_unique<TcpTransport>(addresses_, kSecret, number, options);
+    return std::make_unique<TcpTransport>(addresses_, kGroupSecret, number, options);
   }
   tcp::Hello hello(int from, int to) const {
     return {.from = static_cast<std::uint32_t>(from),
@@ -65,7 +65,7 @@ class TcpStrangers : public ::testing::Test {
   }
 
   std::vector<std::string> addresses_;
-  const tcp::Secret secret_{kSecret};
+  const tcp::Secret secret_{kGroupSecret};
 };
 
 constexpr std::size_t kManySilent = 300;  // more than the simultaneous handshakes of a rank
@@ -223,7 +223,7 @@ TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
   const auto transport = rank(0);
   std::vector<std::string> more = addresses_;
   more.push_back(free_addresses(1).front());
-  TcpTransport other(more, kSecret, 1);
+  TcpTransport other(more, kGroupSecret, 1);
   try {
     other.receive({.name = "receive", .timeout = 20s}, 0, 10);
     other.send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();

@@ -21,9 +21,9 @@ constexpr std::size_t kMostEager = Wire::Traits().most_eager_bytes;
 
 void meet(Transport& transport) { transport.barrier(operation_of(transport)).wait_synchronize(); }
 
-/// Messages from rank 0 to rank 1, each with a separate tag.
-struct Messages {
-  Messages(Transport& transport, std::size_t count, std::size_t bytes)
+/// TaggedMessages from rank 0 to rank 1, each with a separate tag.
+struct TaggedMessages {
+  TaggedMessages(Transport& transport, std::size_t count, std::size_t bytes)
       : contents(std::make_shared<std::vector<std::byte>>(pattern(bytes, 0, 1))) {
     for (std::size_t i = 0; i < count; ++i) {
       operations.push_back(operation_of(transport));
@@ -37,7 +37,7 @@ struct Messages {
 };
 
 /// Starts all sends, waits for the other rank, and counts completed sends.
-std::size_t sent_ahead(Transport& transport, Transport& other, const Messages& messages,
+std::size_t sent_ahead(Transport& transport, Transport& other, const TaggedMessages& messages,
                        std::vector<Handle>& handles) {
   for (const Operation& operation : messages.operations)
     handles.push_back(transport.send(operation, 1, messages.bytes()));
@@ -49,7 +49,7 @@ std::size_t sent_ahead(Transport& transport, Transport& other, const Messages& m
 }
 
 /// Receives in reverse order.
-void take_all(Transport& transport, const Messages& messages) {
+void take_all(Transport& transport, const TaggedMessages& messages) {
   for (std::size_t i = messages.operations.size(); i-- > 0;) {
     Handle handle = transport.receive(messages.operations[i], 0, messages.bytes().size());
     handle.wait_synchronize();
@@ -59,7 +59,7 @@ void take_all(Transport& transport, const Messages& messages) {
 
 void send_eagerly(Transport& transport, std::size_t count, std::size_t bytes) {
   const auto other = transport.channel();
-  const Messages messages(transport, count, bytes);
+  const TaggedMessages messages(transport, count, bytes);
   if (transport.rank() == 0) {
     std::vector<Handle> handles;
     EXPECT_LE(sent_ahead(transport, *other, messages, handles) * bytes, kMostEager);
@@ -81,7 +81,7 @@ TEST_P(TransportFlow, WhatNobodyAsksForIsBoundedAndComesInAnyOrder) {
   });
 }
 
-// Messages with equal tags keep their order, whether eager or rendezvous.
+// TaggedMessages with equal tags keep their order, whether eager or rendezvous.
 TEST_P(TransportFlow, EqualTagsKeepTheirOrder) {
   constexpr std::size_t kCount = 60, kBytes = 700'000;
   run(2, [](Transport& transport) {

@@ -210,16 +210,16 @@ std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks
                                  const TcpOptions& options) {
   const auto count = static_cast<std::size_t>(std::max(ranks, 0));
   check(rank, count, options);
-  RankAddress address{.rank = rank,
-                      .endpoints = {count, Endpoint(asio::ip::address_v4::loopback(), 0)},
-                      .host_names = std::vector<int>(count),
-                      .secret = Secret(options.secret),
-                      .protect = TcpProtection::kEncrypt,
-                      .listening_until = deadline_of(options),
-                      .timeout = timeout_of(options)};
-  address.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
-  address.listener = std::make_unique<Listener>(address.endpoints[static_cast<std::size_t>(rank)]);
-  return std::make_unique<host::HostTransport>(engine_at(std::move(address)));
+  RankAddress own{.rank = rank,
+                  .endpoints = {count, Endpoint(asio::ip::address_v4::loopback(), 0)},
+                  .host_names = std::vector<int>(count),
+                  .secret = Secret(options.secret),
+                  .protect = TcpProtection::kEncrypt,
+                  .listening_until = deadline_of(options),
+                  .timeout = timeout_of(options)};
+  own.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
+  own.listener = std::make_unique<Listener>(own.endpoints[static_cast<std::size_t>(rank)]);
+  return std::make_unique<host::HostTransport>(engine_at(std::move(own)));
 }
 
 }  // namespace tersor::tcp

@@ -39,6 +39,7 @@ inline constexpr std::uint16_t kIntsumCodecId = 7;
 
 /// Accumulator bits of one value, for the sum of all ranks' codes.
 enum class AccumulatorBits : std::uint8_t { k8 = 8, k16 = 16, k32 = 32 };
+using IntsumLanes [[deprecated("use AccumulatorBits")]] = AccumulatorBits;
 
 /// Options of the spec intsum[:bits=8|16|32,rounding=nearest|stochastic,scale=VALUE].
 struct IntsumOptions {
