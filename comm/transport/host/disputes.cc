@@ -13,6 +13,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// Time for a fault's announcement after a peer of a dispute has left.
+constexpr auto kAnnouncedWithin = 250ms;
 // The peer answers in its next call. If the peer computes for longer, the error names no options.
 constexpr auto kExplainedWithin = 2s;
 
@@ -76,8 +78,7 @@ void ProgressEngine::dispute(ChannelState& channel, const Mismatch& mismatch,
   const bool own = mismatch.rank == channel.rank;
   const Agreement* agreement = own ? channel.agreements.find(mismatch.signature) : nullptr;
   const int peer = channel.member(own ? mismatch.other_rank : mismatch.rank);
-  const bool is_gone = gone_.contains(peer) || lost_.contains(peer);
-  if (is_gone || (own && agreement == nullptr)) return raise_locked(domain, cause);
+  if (own && agreement == nullptr) return raise_locked(domain, cause);
   Head head = head_in(channel, own ? Kind::kOptions : Kind::kCompare);
   head.envelope.signature = mismatch.other_signature;
   head.envelope.count = mismatch.signature;
@@ -86,6 +87,7 @@ void ProgressEngine::dispute(ChannelState& channel, const Mismatch& mismatch,
   const Clock::time_point until = Clock::now() + kExplainedWithin;
   disputes_.push_back({channel.domain, peer, cause, until});
   next_loss_ = std::min(next_loss_.load(), until);
+  if (gone_.contains(peer) || lost_.contains(peer)) return hasten_disputes_with(peer);
   signal_all();  // a sleeping thread must wake up at `until`
   try {
     send(peer, head, {block.bytes(), block});
@@ -134,11 +136,14 @@ void ProgressEngine::end_disputes(Clock::time_point now) {
   for (const Dispute& one : disputes_) next_loss_ = std::min(next_loss_.load(), one.until);
 }
 
-void ProgressEngine::end_disputes_with(int peer) {
-  const auto found = std::ranges::find(disputes_, peer, &Dispute::peer);
-  if (found == disputes_.end()) return;
-  const Dispute ended = *found;
-  raise_locked(*ended.domain, ended.cause);
+// The peer may have left because of a fault that another rank still has to announce.
+void ProgressEngine::hasten_disputes_with(int peer) {
+  for (Dispute& one : disputes_) {
+    if (one.peer != peer) continue;
+    one.until = std::min(one.until, Clock::now() + kAnnouncedWithin);
+    next_loss_ = std::min(next_loss_.load(), one.until);
+    signal_all();
+  }
 }
 
 // Called by the thread of the operation with the mismatch. Returns after the fault was raised.

@@ -20,6 +20,7 @@ constexpr std::size_t kMostDifferences = 4096;
 }  // namespace
 
 void ProgressEngine::check_abandoned(ChannelState& channel) {
+  if (channel.domain != nullptr && in_dispute(*channel.domain)) return;
   while (!channel.members.empty() && !channel.faulty()) {  // no members: not joined yet
     const auto found = channel.match_queue.in_vain([&](int peer) { return gone(channel, peer); });
     if (!found.has_value()) return;
@@ -35,8 +36,10 @@ void ProgressEngine::abandon(ChannelState& channel, Batch& batch, int who) {
   why += loss == lost_.end() ? " left" : " is lost: " + loss->second.cause;
   const std::string cause =
       std::string(batch.name) + " on " + channel.name(channel.rank) + ": " + why;
-  if (!channel.is_isolated()) return raise_locked(*channel.domain, cause);
-  end(channel, batch, std::make_exception_ptr(PeerLost(cause, who)));
+  if (channel.is_isolated())
+    end(channel, batch, std::make_exception_ptr(PeerLost(cause, who)));
+  else if (!in_dispute(*channel.domain))  // a dispute ends by itself
+    raise_locked(*channel.domain, cause);
 }
 
 void ProgressEngine::end(ChannelState& channel, Batch& batch, std::exception_ptr error) {

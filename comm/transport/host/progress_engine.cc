@@ -167,7 +167,7 @@ void ProgressEngine::take_leave(const Head& head, int peer) {
 // Ends everything waiting for a departed rank. Abandoning an operation sends messages and may free
 // other channel states, so the loop iterates over ids.
 void ProgressEngine::part_with(int peer) {
-  end_disputes_with(peer);
+  hasten_disputes_with(peer);
   drop_announced(peer);
   drop_held(peer, nullptr);
   std::vector<std::uint64_t> channels;

@@ -274,7 +274,7 @@ class ProgressEngine {
   void take_comparison(const Head& head, const Wire::Arrival& arrival);
   void take_options(const Head& head, const Wire::Arrival& arrival);
   void end_disputes(Clock::time_point now);
-  void end_disputes_with(int peer);
+  void hasten_disputes_with(int peer);
   void lose(int peer, const std::string& cause);
   void end_sends(int peer);
   bool announce_losses();
