@@ -314,6 +314,12 @@ def test_graphs_that_gossip_cannot_go_by() -> None:
                 tersor.Gossip(transport, topology)
         with pytest.raises(tersor.InvalidArgument, match="on_split='stop'"):
             tersor.Gossip(transport, on_split="stop")  # type: ignore[arg-type]
+
+    tersor.local.run(4, rank)
+
+
+def test_gossip_names_the_options_that_differ() -> None:
+    def rank(transport: tersor.Transport) -> None:
         with pytest.raises(tersor.TransportError, match="codec is "):
             gossip = tersor.Gossip(transport, codec="int4" if transport.rank == 1 else "int8")
             gossip.add("w", np.zeros(10, np.float32))
