@@ -319,10 +319,11 @@ def test_graphs_that_gossip_cannot_go_by() -> None:
 
 
 def test_gossip_names_the_options_that_differ() -> None:
-    def rank(transport: tersor.Transport) -> None:
-        with pytest.raises(tersor.TransportError, match="codec is "):
-            gossip = tersor.Gossip(transport, codec="int4" if transport.rank == 1 else "int8")
-            gossip.add("w", np.zeros(10, np.float32))
-            gossip.mix()
+    def mix(transport: tersor.Transport) -> None:
+        gossip = tersor.Gossip(transport, codec="int4" if transport.rank == 1 else "int8")
+        gossip.add("w", np.zeros(10, np.float32))
+        gossip.mix()
 
-    tersor.local.run(4, rank)
+    with pytest.raises(tersor.TransportError, match="codec is ") as caught:
+        tersor.local.run(4, mix)
+    assert [one.name for one in caught.value.disagreement] == ["codec"]
