@@ -91,6 +91,7 @@ void translate_loss(const std::exception_ptr& error, void* type) {
     nb::object told = made(in_python(lost.what()));
     told.attr("members") = nb::cast(lost.members());
     told.attr("last_step") = lost.last_step();
+    told.attr("disagreement") = nb::cast(lost.disagreement());
     PyErr_SetObject(made.ptr(), told.ptr());
   }
 }

@@ -103,8 +103,13 @@ void ProgressEngine::take_comparison(const Head& head, const Wire::Arrival& arri
   if (!is_sender(channel, head.from, arrival.peer)) return refuse(arrival.peer);
   const auto other = static_cast<int>(head.part);
   if (head.part >= channel.members.size() || other == channel.rank) return refuse(arrival.peer);
-  dispute(channel, {channel.rank, head.envelope.count, other, head.envelope.signature},
-          strings_of(arrival).front());
+  try {
+    dispute(channel, {channel.rank, head.envelope.count, other, head.envelope.signature},
+            strings_of(arrival).front());
+  } catch (const WireError& error) {
+    raise_locked(*channel.domain, channel.name(head.from) +
+                                      " sends a mismatch that cannot be read: " + error.what());
+  }
 }
 
 void ProgressEngine::take_options(const Head& head, const Wire::Arrival& arrival) {
