@@ -42,8 +42,11 @@ Argument add_allowed(Command& command, std::vector<std::string>& specs) {
 
 Argument add_codecs(Command& command, std::vector<std::string>& specs, Automatic automatic) {
   std::string help = "Codecs, each NAME[:key=value[,key=value]...][+ef]. Names and keys:";
-  for (const CodecInfo& codec : codecs())
-    help += fmt::format("\n  {:<6} {}", codec.name, fmt::join(codec.keys, ", "));
+  for (const CodecInfo& codec : codecs()) {
+    help += fmt::format("\n  {:<6}", codec.name);
+    for (const CodecOption& option : codec.options)
+      help += (&option == codec.options.data() ? " " : ", ") + option.help();
+  }
   if (automatic == Automatic::kTaken)
     help += "\n  auto   whichever of none, bf16 and --allow is quickest";
   const auto canonical = [automatic](const std::string& spec) {
