@@ -20,8 +20,11 @@ using kernels::IntsumOffset;
 using IntsumSlice = SliceAt<IntsumOffset>;
 
 constexpr Choice<AccumulatorBits, 3> kAccumulatorChoice = {
-    "lanes",
-    {{{"8", AccumulatorBits::k8}, {"16", AccumulatorBits::k16}, {"32", AccumulatorBits::k32}}}};
+    .key = "bits",
+    .words = {{{"8", AccumulatorBits::k8},
+               {"16", AccumulatorBits::k16},
+               {"32", AccumulatorBits::k32}}},
+    .deprecated = "lanes"};
 
 constexpr Number kScaleNumber = {"scale", 1e-30, 1e30, 0};
 
@@ -182,16 +185,16 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   void check_contributions(std::size_t contributions) const {
     if (intsum_levels(options_, contributions) != 0) return;
-    std::string advice = "no lanes hold so many";
+    std::string advice = "no accumulator holds so many";
     for (const auto& [word, accumulator_bits] : kAccumulatorChoice.words)
       if (intsum_levels({accumulator_bits, options_.rounding}, contributions) != 0) {
-        advice = "take lanes=" + std::string(word);
+        advice = "use bits=" + std::string(word);
         break;
       }
     fail(*this, "the codes of " + std::to_string(contributions) +
-                    " ranks do not fit into lanes of " +
+                    " ranks do not fit into accumulators of " +
                     std::to_string(static_cast<unsigned>(options_.accumulator_bits)) +
-                    " bits, which hold those of " +
+                    " bits, which hold the codes of " +
                     std::to_string(intsum_most(options_.accumulator_bits)) + "; " + advice);
   }
 

@@ -14,8 +14,10 @@ namespace {
                         (known.empty() ? "it has none" : "its options are: " + known));
 }
 
-bool has_key(const CodecInfo& codec, const std::string& key) {
-  return std::ranges::find(codec.options, key, &CodecOption::name) != codec.options.end();
+const CodecOption& option_of(const CodecInfo& codec, const std::string& key) {
+  for (const CodecOption& option : codec.options)
+    if (key == option.name || key == option.deprecated) return option;
+  throw_unknown_key(codec, key);
 }
 
 }  // namespace
@@ -40,9 +42,12 @@ std::string Number::range() const {
 }
 
 OptionReader::OptionReader(const CodecSpec& spec, const CodecInfo& codec)
-    : spec_(spec), canonical_{spec.name, {}, spec.feedback} {
-  for (const auto& option : spec.options)
-    if (!has_key(codec, option.first)) throw_unknown_key(codec, option.first);
+    : spec_{spec.name, {}, spec.feedback}, canonical_{spec_} {
+  for (const auto& [key, value] : spec.options) {
+    const std::string& name = option_of(codec, key).name;
+    if (find(name) != nullptr) throw_wrong_value(name, value, "one value");
+    spec_.options.emplace_back(name, value);
+  }
 }
 
 double OptionReader::read(const Number& number) {

@@ -19,9 +19,12 @@ struct Choice {
   std::string_view key;
   std::array<std::pair<std::string_view, Value>, kWords> words;
   std::size_t standard = 0;
+  std::string_view deprecated = {};  ///< a former key, accepted for one release
 
   CodecOption option() const {
-    CodecOption option{.name = std::string(key), .standard = std::string(words[standard].first)};
+    CodecOption option{.name = std::string(key),
+                       .standard = std::string(words[standard].first),
+                       .deprecated = std::string(deprecated)};
     for (const auto& word : words) option.words.emplace_back(word.first);
     return option;
   }
@@ -58,7 +61,8 @@ std::string number_text(double value);
 /// defaults, in reading order.
 class OptionReader {
  public:
-  /// `codec` holds the keys for error messages.
+  /// `codec` holds the keys. Throws InvalidArgument for an unknown key, and for a key that is given
+  /// twice under two names.
   OptionReader(const CodecSpec& spec, const CodecInfo& codec);
 
   /// Throws InvalidArgument for an unknown word; the message lists the words.
@@ -88,7 +92,7 @@ class OptionReader {
   [[noreturn]] void throw_wrong_value(std::string_view key, const std::string& text,
                                       const std::string& help) const;
 
-  const CodecSpec& spec_;
+  CodecSpec spec_;  // without deprecated keys
   CodecSpec canonical_;
 };
 

@@ -9,6 +9,7 @@
 #include "kernels/host/checksum.h"
 
 #include <tersor/align.h>
+#include <tersor/codec.h>
 #include <tersor/error.h>
 
 #include <algorithm>
@@ -152,6 +153,13 @@ void visit_parameter(Archive& archive, Parameter& one) {
           one.longest_residual, one.longest_owner, one.memory);
 }
 
+/// Returns the spec without deprecated names of options. A malformed spec is returned unchanged.
+std::string current_spec(const std::string& spec) try {
+  return make_codec(spec)->spec().text();
+} catch (const InvalidArgument&) {
+  return spec;
+}
+
 }  // namespace
 
 std::vector<std::byte> write_state(const ReducerState& state) {
@@ -170,8 +178,11 @@ ReducerState read_state(std::span<const std::byte> bytes) {
   if (state.form > ReducerState::Form::kPortable || state.reduction > Reduction::kMean)
     throw InvalidArgument("the reducer's state has an unknown form or reduction");
   const auto parameters = reader.number<std::uint64_t>();
-  for (std::uint64_t i = 0; i < parameters; ++i)
-    visit_parameter(reader, state.parameters.emplace_back());
+  for (std::uint64_t i = 0; i < parameters; ++i) {
+    ReducerState::Parameter& parameter = state.parameters.emplace_back();
+    visit_parameter(reader, parameter);
+    parameter.codec = current_spec(parameter.codec);
+  }
   reader.end();
   return state;
 }

@@ -302,7 +302,8 @@ struct CodecOption {
   std::vector<std::string> words = {};  ///< empty for a number
   double above = 0;
   double most = 0;
-  std::string standard = {};  ///< the default; empty if the codec does without a value
+  std::string standard = {};    ///< the default; empty if the codec does without a value
+  std::string deprecated = {};  ///< a former name, accepted for one release; usually empty
 
   bool is_number() const { return words.empty(); }
   /// "nearest|stochastic", "(0, 1]"

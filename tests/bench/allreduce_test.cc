@@ -85,7 +85,7 @@ TEST_F(Allreduce, Bf16SummedInF32IsNearerToTheSum) {
 
 // The error depends on the number of ranks, because the ranks share scales.
 TEST_F(Allreduce, ACodecWithoutFramesIsCheckedToo) {
-  const Json records = records_of({"allreduce", "--codec", "intsum", "intsum:lanes=16+ef", "--min",
+  const Json records = records_of({"allreduce", "--codec", "intsum", "intsum:bits=16+ef", "--min",
                                    "16K", "--max", "16K", "--iterations", "2", "--ranks", "3"});
   ASSERT_EQ(records.size(), 5u);  // with none and bf16, measured twice
   for (const Json& record : records) EXPECT_TRUE(record["identical"].get<bool>());

@@ -240,7 +240,7 @@ TEST(AllCodecs, AreThoseOfTheRegistryWithEveryValueOfTheirOptions) {
             specs, [&](const std::string& spec) { return make_codec(spec)->id() == codec.id; }))
         << codec.name;
   for (const char* spec : {"none", "int4:rounding=stochastic", "topk:density=0.001",
-                           "topk:density=0.01,values=bf16", "intsum:lanes=32"})
+                           "topk:density=0.01,values=bf16", "intsum:bits=32"})
     EXPECT_EQ(std::ranges::count(specs, spec), 1) << spec;
 }
 

@@ -19,9 +19,9 @@ namespace tersor::test {
 namespace {
 
 const std::vector<std::string> kIntsumSpecs = {
-    "intsum+ef",          "intsum:rounding=stochastic+ef",
-    "intsum:lanes=16+ef", "intsum:lanes=16,rounding=stochastic+ef",
-    "intsum:lanes=32+ef", "intsum:lanes=32,rounding=stochastic+ef"};
+    "intsum+ef",         "intsum:rounding=stochastic+ef",
+    "intsum:bits=16+ef", "intsum:bits=16,rounding=stochastic+ef",
+    "intsum:bits=32+ef", "intsum:bits=32,rounding=stochastic+ef"};
 
 TEST(IntsumCalls, RoundsAndSizes) {
   const auto plan_of = [](const char* spec) {
@@ -46,8 +46,8 @@ TEST(IntsumCalls, RoundsAndSizes) {
 TEST(IntsumCalls, AKnownScaleSparesTheRoundOfMaxima) {
   const std::vector<std::pair<const char*, std::size_t>> specs = {
       {"intsum:scale=0.01+ef", 1001 + 5},
-      {"intsum:lanes=16,scale=0.01+ef", 350 + 151 + 5},
-      {"intsum:lanes=32,scale=0.01+ef", 1001 + 5}};
+      {"intsum:bits=16,scale=0.01+ef", 350 + 151 + 5},
+      {"intsum:bits=32,scale=0.01+ef", 1001 + 5}};
   for (const auto& [spec, values] : specs) {
     CodecHarness harness(spec, {700, 0, 301}, {.contributions = 5});
     const Plan plan = harness.plan();
@@ -65,7 +65,7 @@ TEST(IntsumCalls, AKnownScaleSparesTheRoundOfMaxima) {
 }
 
 TEST(IntsumCalls, BlocksToAKnownScaleSayHowManyRanksHadWhatIsNotFinite) {
-  for (const char* spec : {"intsum:scale=0.01", "intsum:lanes=16,scale=0.01"}) {
+  for (const char* spec : {"intsum:scale=0.01", "intsum:bits=16,scale=0.01"}) {
     NativeRounds rounds(spec, {300, 700}, {.contributions = 3});
     for (const std::size_t rank : {0, 2}) {
       std::vector<float> gradient = rounds.ranks[rank].gradient(1);
@@ -94,12 +94,12 @@ TEST(IntsumCalls, TooManyRanksAreToldWhichBitsToTake) {
   };
   EXPECT_EQ(error("intsum", 127), "");
   EXPECT_TRUE(says(error("intsum", 128), "the codes of 128 ranks"));
-  EXPECT_TRUE(says(error("intsum", 128), "take lanes=16"));
-  EXPECT_TRUE(says(error("intsum", 40'000), "take lanes=32"));
-  EXPECT_EQ(error("intsum:lanes=16", 32'767), "");
-  EXPECT_TRUE(says(error("intsum:lanes=16,rounding=stochastic", 32'768), "take lanes=32"));
-  EXPECT_EQ(error("intsum:lanes=32", 0x7fffffff), "");
-  EXPECT_TRUE(says(error("intsum:lanes=32", 0x80000000), "no lanes hold so many"));
+  EXPECT_TRUE(says(error("intsum", 128), "use bits=16"));
+  EXPECT_TRUE(says(error("intsum", 40'000), "use bits=32"));
+  EXPECT_EQ(error("intsum:bits=16", 32'767), "");
+  EXPECT_TRUE(says(error("intsum:bits=16,rounding=stochastic", 32'768), "use bits=32"));
+  EXPECT_EQ(error("intsum:bits=32", 0x7fffffff), "");
+  EXPECT_TRUE(says(error("intsum:bits=32", 0x80000000), "no accumulator holds so many"));
 }
 
 TEST(IntsumCalls, OtherValuesAndMemoryAreRefused) {

@@ -36,7 +36,7 @@ std::vector<IntsumCase> cases(const std::string& suffix = "") {
        {AccumulatorBits::k8, AccumulatorBits::k16, AccumulatorBits::k32})
     for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
       const std::string name = rounding == Rounding::kNearest ? "nearest" : "stochastic";
-      all.push_back({"intsum:lanes=" + std::to_string(static_cast<int>(accumulator_bits)) +
+      all.push_back({"intsum:bits=" + std::to_string(static_cast<int>(accumulator_bits)) +
                          ",rounding=" + name + suffix,
                      {accumulator_bits, rounding}});
     }

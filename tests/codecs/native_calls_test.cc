@@ -27,9 +27,9 @@ struct Native {
 
 Native intsum() {
   return {.codec = "intsum",
-          .specs = {"intsum+ef", "intsum:rounding=stochastic+ef", "intsum:lanes=16+ef",
-                    "intsum:lanes=16,rounding=stochastic+ef", "intsum:lanes=32+ef",
-                    "intsum:lanes=32,rounding=stochastic+ef"},
+          .specs = {"intsum+ef", "intsum:rounding=stochastic+ef", "intsum:bits=16+ef",
+                    "intsum:bits=16,rounding=stochastic+ef", "intsum:bits=32+ef",
+                    "intsum:bits=32,rounding=stochastic+ef"},
           .counts = {3001, 300, 77},
           .long_counts = {5, grid_is_small() ? 20'001u : 200'001u, 0, 70'001, 1},
           .tolerance = 1e-6};
@@ -37,8 +37,8 @@ Native intsum() {
 
 Native known_scale() {
   return {.codec = "intsum:scale=0.01",
-          .specs = {"intsum:scale=0.01+ef", "intsum:lanes=16,rounding=stochastic,scale=1e-4+ef",
-                    "intsum:lanes=32,scale=1e-5+ef"},
+          .specs = {"intsum:scale=0.01+ef", "intsum:bits=16,rounding=stochastic,scale=1e-4+ef",
+                    "intsum:bits=32,scale=1e-5+ef"},
           .counts = {3001, 300, 77},
           .long_counts = {5, grid_is_small() ? 20'001u : 200'001u, 0, 70'001, 1},
           .tolerance = 1e-6};

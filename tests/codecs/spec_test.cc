@@ -78,13 +78,15 @@ TEST(Spec, UnknownOptionsListTheRightOnes) {
   EXPECT_TRUE(tells(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(tells(error_with("bf16:rounding=up"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(tells(error_with("f16:rounding=stochastic"), "it has none"));
-  EXPECT_TRUE(tells(error_with("intsum:lanes=9"), "lanes=8|16|32 (8)"));
-  EXPECT_TRUE(tells(error_with("intsum:bits=8"), "lanes=8|16|32 (8), rounding=nearest|stochastic"));
-  EXPECT_TRUE(tells(error_with("intsum:bits=8"), "scale=(1e-30, 1e30] (none)"));
+  EXPECT_TRUE(tells(error_with("intsum:bits=9"), "bits=8|16|32 (8)"));
+  EXPECT_TRUE(tells(error_with("intsum:width=8"), "bits=8|16|32 (8), rounding=nearest|stochastic"));
+  EXPECT_TRUE(tells(error_with("intsum:width=8"), "scale=(1e-30, 1e30] (none)"));
   for (const char* scale : {"0", "-1", "nan", "inf", "1e-30", "1e31"})
     EXPECT_TRUE(tells(error_with(std::string("intsum:scale=") + scale), "at most 1e30")) << scale;
   EXPECT_EQ(make_codec("intsum:scale=0.10")->spec().text(), "intsum:scale=0.1");
   EXPECT_EQ(make_codec("intsum")->spec().text(), "intsum");
+  EXPECT_EQ(make_codec("intsum:lanes=16+ef")->spec().text(), "intsum:bits=16+ef");
+  EXPECT_TRUE(tells(error_with("intsum:bits=8,lanes=16"), "bits cannot be \"16\""));
   for (const char* scale : {"100000", "1e30"}) {
     const std::string spec = make_codec(std::string("intsum:scale=") + scale)->spec().text();
     EXPECT_EQ(make_codec(spec)->spec().text(), spec);
@@ -128,8 +130,8 @@ TEST(Registry, ExamplesHoldEveryWordOfEveryOption) {
                    "blocktopk:density=0.075,values=int4", "blocktopk:density=0.025,values=bf16",
                    "blocktopk:density=0.00075", "blocktopk:density=2.5e-05,values=int4"}));
   EXPECT_EQ(examples_of("intsum"),
-            (Specs{"intsum", "intsum:lanes=16", "intsum:lanes=32", "intsum:rounding=stochastic",
-                   "intsum:lanes=16,rounding=stochastic", "intsum:lanes=32,rounding=stochastic"}));
+            (Specs{"intsum", "intsum:bits=16", "intsum:bits=32", "intsum:rounding=stochastic",
+                   "intsum:bits=16,rounding=stochastic", "intsum:bits=32,rounding=stochastic"}));
   EXPECT_EQ(examples_of("topk"),
             (Specs{"topk:density=0.01", "topk:density=1", "topk:density=0.3,values=bf16",
                    "topk:density=0.1,values=int8", "topk:density=0.003",

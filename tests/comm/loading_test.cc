@@ -55,6 +55,18 @@ Bytes saved(Transport& transport, const ReducerOptions& options, int steps,
   return run.reducer.save_state();
 }
 
+// A state that was saved before the option `lanes` became `bits`.
+TEST(Loading, AStateMayHaveAFormerNameOfAnOption) {
+  run_ranks(2, {}, [](Transport& transport) {
+    const ReducerOptions options{.rules = {{"*", "intsum:bits=16+ef"}}};
+    ReducerState state = read_state(saved(transport, options, 2));
+    for (ReducerState::Parameter& one : state.parameters) one.codec = "intsum:lanes=16+ef";
+    Trio run(transport, options);
+    run.reducer.load_state(write_state(state));
+    EXPECT_EQ(run.reducer.save_state(), saved(transport, options, 2));
+  });
+}
+
 TEST(Loading, RanksWithSavesOfUnequalSendingOrdersTakeTheOrderOfRank0) {
   run_ranks(2, {}, [](Transport& transport) {
     const std::array<Bytes, 2> saves = {saved(transport, summed(), 3),

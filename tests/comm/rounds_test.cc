@@ -16,9 +16,8 @@
 namespace tersor::testing {
 namespace {
 
-const char* const kSpecs[] = {"intsum", "intsum:lanes=16", "intsum:lanes=32",
-                              "intsum:lanes=16,rounding=stochastic",
-                              "intsum:lanes=32,scale=0.0005"};
+const char* const kSpecs[] = {"intsum", "intsum:bits=16", "intsum:bits=32",
+                              "intsum:bits=16,rounding=stochastic", "intsum:bits=32,scale=0.0005"};
 
 std::vector<Values> summed(const std::vector<Values>& inputs, const CollectiveOptions& options) {
   return on_ranks(inputs, [&](Transport& transport, Values& gradient) {
@@ -44,7 +43,7 @@ TEST(Rounds, AllRanksEndWithTheSameBitsNearTheSum) {
 
 TEST(Rounds, BitsDependOnNeitherChunksNorTheOrderOfRanks) {
   auto inputs = gradients(4, 70001);
-  const CollectiveOptions options{.codec = "intsum:lanes=16", .reduction = Reduction::kMean};
+  const CollectiveOptions options{.codec = "intsum:bits=16", .reduction = Reduction::kMean};
   const Values wanted = summed(inputs, options).front();
   CollectiveOptions cut = options;
   cut.chunk_count = 4096;
@@ -73,7 +72,7 @@ TEST(Rounds, AKnownScaleTakesHalfTheMessages) {
 TEST(Rounds, GoBetweenTheHostsOfAHierarchy) {
   const auto inputs = gradients(6, 70001);
   const std::vector<int> hosts{0, 0, 0, 1, 1, 2};
-  CollectiveOptions options{.codec = "intsum:lanes=16", .algorithm = Algorithm::kHierarchical};
+  CollectiveOptions options{.codec = "intsum:bits=16", .algorithm = Algorithm::kHierarchical};
   options.hosts = hosts;
   options.chunk_count = 8192;
   const auto outputs = summed(inputs, options);
@@ -111,7 +110,7 @@ TEST(Rounds, ANanPoisonsItsBlockOnAllRanks) {
 TEST(Rounds, TheReducerLosesNothing) {
   for (const bool hierarchical : {false, true}) {
     run_ranks(4, {}, [&](Transport& transport) {
-      ReducerOptions options{.codec = "intsum:lanes=16+ef", .reduction = Reduction::kSum};
+      ReducerOptions options{.codec = "intsum:bits=16+ef", .reduction = Reduction::kSum};
       if (hierarchical) {
         options.algorithm = Algorithm::kHierarchical;
         options.hosts = {0, 0, 1, 1};
@@ -138,7 +137,7 @@ TEST(Rounds, TheReducerLosesNothing) {
 // and a fixed scale's clipping is included.
 TEST(Rounds, TheReducersErrorIsThatOfRanksWhoShareScales) {
   for (const std::string spec :
-       {"intsum", "intsum:lanes=16", "intsum:scale=0.02", "intsum:scale=0.5"})
+       {"intsum", "intsum:bits=16", "intsum:scale=0.02", "intsum:scale=0.5"})
     for (const Reduction reduction : {Reduction::kMean, Reduction::kSum}) {
       SCOPED_TRACE(spec + (reduction == Reduction::kMean ? " mean" : " sum"));
       run_ranks(8, {}, [&](Transport& transport) {
@@ -177,7 +176,7 @@ TEST(Rounds, MoreRanksThanAnAccumulatorHoldsAreRefusedByName) {
       allreduce(transport, gradient, {.codec = "intsum"});
       ADD_FAILURE() << "no error";
     } catch (const InvalidArgument& error) {
-      EXPECT_NE(std::string(error.what()).find("lanes=16"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("bits=16"), std::string::npos) << error.what();
     }
   });
 }

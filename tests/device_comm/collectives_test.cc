@@ -103,13 +103,13 @@ TEST_P(CollectivesOnDevice, NativeSums) {
 // Two rounds or, with a fixed scale, one. Sums are exact, so the bits equal the host's bits for
 // every order of additions.
 TEST_P(CollectivesOnDevice, SumsOfWholeNumbersGiveTheBitsOfHosts) {
-  for (const char* codec : {"intsum", "intsum:lanes=16+ef", "intsum:lanes=32,rounding=stochastic",
-                            "intsum:scale=0.05", "intsum:lanes=16,scale=0.001+ef"})
+  for (const char* codec : {"intsum", "intsum:bits=16+ef", "intsum:bits=32,rounding=stochastic",
+                            "intsum:scale=0.05", "intsum:bits=16,scale=0.001+ef"})
     for (const std::size_t count : {1ul, 600ul, 7001ul})
       expect_as_on_hosts(allreduce_steps, {.codec = codec, .count = count}, 3);
   expect_as_on_hosts(allreduce_steps,
                      {.algorithm = Algorithm::kHierarchical,
-                      .codec = "intsum:lanes=16",
+                      .codec = "intsum:bits=16",
                       .count = 6007,
                       .hosts = {0, 0, 1, 1}},
                      4);

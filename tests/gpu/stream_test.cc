@@ -80,8 +80,8 @@ INSTANTIATE_TEST_SUITE_P(Codecs, OnStream,
                                            "int8:rounding=stochastic+ef", "int4+ef",
                                            "int4:rounding=stochastic", "topk+ef",
                                            "topk:density=0.001,values=int8+ef", "intsum+ef",
-                                           "intsum:lanes=16,rounding=stochastic+ef",
-                                           "intsum:lanes=32", "intsum:scale=0.05+ef", "lowrank+ef",
+                                           "intsum:bits=16,rounding=stochastic+ef",
+                                           "intsum:bits=32", "intsum:scale=0.05+ef", "lowrank+ef",
                                            "lowrank:rank=8,values=bf16+ef"),
                          [](const auto& info) {
                            std::string name = info.param;
