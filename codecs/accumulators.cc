@@ -15,20 +15,22 @@ constexpr unsigned kMostBits = 14;  // f32 holds 11 fractional bits of such code
 
 void check_width(unsigned accumulator_bits) {
   if (accumulator_bits == 8 || accumulator_bits == 16 || accumulator_bits == 32) return;
-  throw InvalidArgument("lanes: " + std::to_string(accumulator_bits) + " bits; give 8, 16 or 32");
+  throw InvalidArgument("accumulators: " + std::to_string(accumulator_bits) +
+                        " bits; give 8, 16 or 32");
 }
 
 void check(const AccumulatorFormat& format, std::size_t count, std::size_t bytes) {
   check_width(format.accumulator_bits);
   if (format.bits < 2 || format.bits > std::min(kMostBits, format.accumulator_bits))
-    throw InvalidArgument("lanes: codes of " + std::to_string(format.bits) + " bits in lanes of " +
-                          std::to_string(format.accumulator_bits) + "; give 2 to " +
+    throw InvalidArgument("accumulators: codes of " + std::to_string(format.bits) +
+                          " bits in accumulators of " + std::to_string(format.accumulator_bits) +
+                          "; give 2 to " +
                           std::to_string(std::min(kMostBits, format.accumulator_bits)));
   if (!std::isfinite(format.scale) || !(format.scale >= 0x1p-100f))
-    throw InvalidArgument("lanes: the scale is " + std::to_string(format.scale) +
+    throw InvalidArgument("accumulators: the scale is " + std::to_string(format.scale) +
                           "; give a finite number of at least 2^-100");
   if (bytes != format.bytes(count))
-    throw InvalidArgument("lanes: " + std::to_string(bytes) + " bytes for " +
+    throw InvalidArgument("accumulators: " + std::to_string(bytes) + " bytes for " +
                           std::to_string(count) + " values, which take " +
                           std::to_string(format.bytes(count)));
 }
@@ -37,8 +39,8 @@ void combine(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits,
              kernels::AccumulatorOperation operation) {
   check_width(accumulator_bits);
   if (sums.size() != others.size() || sums.size() % (accumulator_bits / 8) != 0)
-    throw InvalidArgument("lanes: " + std::to_string(sums.size()) + " and " +
-                          std::to_string(others.size()) + " bytes of lanes of " +
+    throw InvalidArgument("accumulators: " + std::to_string(sums.size()) + " and " +
+                          std::to_string(others.size()) + " bytes of accumulators of " +
                           std::to_string(accumulator_bits) + " bits");
   kernels::accumulators_combine(sums.data(), others.data(), sums.size() / (accumulator_bits / 8),
                                 accumulator_bits, operation);
@@ -54,8 +56,8 @@ std::size_t encode_accumulators(std::span<const float> values, const Accumulator
                                                   accumulators.data());
   if (found.not_finite == 0) return found.cut;
   std::ranges::fill(accumulators, std::byte{});
-  throw InvalidArgument("lanes: " + std::to_string(found.not_finite) +
-                        " values are not finite; their sum would be none");
+  throw InvalidArgument("accumulators: " + std::to_string(found.not_finite) +
+                        " values are not finite");
 }
 
 void decode_accumulators(ConstByteSpan accumulators, const AccumulatorFormat& format,

@@ -30,7 +30,7 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
     again here: that of a rank which failed by itself before one that was told.
     """
     if ranks < 1:
-        raise InvalidArgument(f"a world has at least one rank, not {ranks}")
+        raise InvalidArgument(f"{ranks} ranks: give at least one")
     world = InProcessWorld(ranks, link)
     results: dict[int, Result] = {}
     errors: dict[int, BaseException] = {}

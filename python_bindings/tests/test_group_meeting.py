@@ -66,7 +66,7 @@ def test_worlds_of_other_sizes_may_meet_where_one_has_met() -> None:
 
 def test_the_call_of_a_rank_that_gave_up_deceives_nobody() -> None:
     store = dist.HashStore()
-    with pytest.raises(tersor.TransportError, match="rank 0 did not come to the meeting within"):
+    with pytest.raises(tersor.TransportError, match="rank 0 missed the rendezvous"):
         met(store, 1, 2, seconds=0.1)
     store.set("tersor/call-1", "tersor/of-a-rank-that-was-killed")
 
@@ -83,7 +83,7 @@ def test_a_rank_that_does_not_come_is_named_to_all() -> None:
     found = at_once(lambda: met(store, 0, 3, seconds=1.0), lambda: met(store, 2, 3))
     for one in found:
         assert isinstance(one.exception(), tersor.TransportError)
-        assert "rank 1 did not come to the meeting in time" in str(one.exception())
+        assert "rank 1 missed the rendezvous" in str(one.exception())
     assert "rank 0 gave up the meeting" in str(found[1].exception())
 
 

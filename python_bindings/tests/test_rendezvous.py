@@ -109,7 +109,7 @@ def test_an_address_of_another_host_is_named(port: int) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named(port: int) -> None:
-    with pytest.raises(tersor.TransportError, match="rank 1 did not come to the meeting in time"):
+    with pytest.raises(tersor.TransportError, match="rank 1 missed the rendezvous"):
         meet(f"127.0.0.1:{port}", 0, timeout=0.1)
 
 

@@ -106,9 +106,9 @@ bool OutgoingCall::prove() {
     if (moved.dry && moved.bytes == 0) return readable_ = false;
     if (!caller_->came(moved.bytes)) {
       owner_.failed(*this, "what answers at " + text_of(to_) +
-                               " does not know the secret of this world: it is no rank of the "
-                               "world, or has an old secret, or another TcpOptions::secret "
-                               "(TERSOR_SECRET in Python)");
+                               " does not know the secret of this group: the process is not a "
+                               "rank of the group, has an old secret, or has another "
+                               "TcpOptions::secret (TERSOR_SECRET in Python)");
       return true;
     }
     if (!caller_->reply().empty() && !socket_->write_all(caller_->reply()))
@@ -135,8 +135,11 @@ bool OutgoingCall::hung_up(const std::string& why) {
   if (++ended_calls_ < kMostEndedCalls)
     again_ = Clock::now() + pause_after(ended_calls_);
   else
-    owner_.failed(*this, "what answers at " + text_of(to_) +
-                             " ends each call before it has proven to be of this world: " + why);
+    owner_.failed(
+        *this,
+        "what answers at " + text_of(to_) +
+            " ends each connection before a proof that the process is a rank of this group: " +
+            why);
   return true;
 }
 

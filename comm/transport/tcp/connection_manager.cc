@@ -29,7 +29,7 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
       return "what answers at " + text_of(call.to()) + " is not " + peer +
              ": the lists of addresses differ";
     case Verdict::kOtherRanks:
-      return peer + " is of a world that has not " + std::to_string(own.ranks) + " ranks";
+      return peer + " belongs to a group without " + std::to_string(own.ranks) + " ranks";
     case Verdict::kOtherProtection:
       return peer +
              " has another TcpOptions::protect (TERSOR_TCP_PROTECT in Python): set the same "

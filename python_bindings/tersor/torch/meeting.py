@@ -45,7 +45,7 @@ class Meeting:
         name = self._find(call, time.monotonic() + seconds)
         self._store.set(_call_of(self._rank), _NO_CALL)  # the next rank 0 is not to answer it
         if name is None:
-            raise TransportError(f"rank 0 did not come to the meeting within {seconds:g} s")
+            raise TransportError(f"rank 0 missed the rendezvous within {seconds:g} s")
         self._name = name
         self._remove(call)
 
