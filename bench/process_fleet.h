@@ -33,7 +33,7 @@ std::unique_ptr<Fleet> make_mpi_fleet(const FleetOptions& options);
 
 /// Starts the other ranks unless a launcher started them: by default 4 in total. Throws
 /// InvalidArgument if --ranks differs from the launcher's number, and for invalid variables of the
-/// launcher. Also throws the exceptions of TcpTransport.
+/// launcher. Also throws the exceptions of make_tcp_transport.
 std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options);
 
 }  // namespace tersor::bench

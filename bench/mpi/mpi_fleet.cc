@@ -65,7 +65,7 @@ void call_library(std::string_view name, ConstValueSpan input, ValueSpan output)
 std::unique_ptr<Fleet> make_mpi_fleet(const FleetOptions& options) {
   LibrarySum::prepare();
   auto session = std::make_shared<MpiSession>();
-  auto transport = std::make_unique<MpiTransport>(MPI_COMM_WORLD);
+  auto transport = make_mpi_transport(MPI_COMM_WORLD);
   const int ranks = transport->ranks();
   if (options.ranks.value_or(ranks) != ranks)
     throw InvalidArgument(fmt::format(

@@ -88,7 +88,7 @@ std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankIde
     throw InvalidArgument(fmt::format("--ranks {}, but {}={}: leave one of them out",
                                       *options.ranks, kRanksVariable, identity.ranks));
   check_cuda(cudaSetDevice(device_of(identity.rank, device_count())), "choosing a device");
-  auto transport = std::make_unique<NcclTransport>(communicator(identity, ""));
+  auto transport = make_nccl_transport(communicator(identity, ""));
   return make_process_fleet({.transport = std::move(transport),
                              .library = library_of(identity),
                              .text = text_of(identity),

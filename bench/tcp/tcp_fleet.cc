@@ -57,9 +57,9 @@ std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options) {
     identity = {0, ranks, others->file()};
     if (address.empty()) address = "127.0.0.1";
   }
-  auto transport = std::make_unique<TcpTransport>(
-      identity->file, identity->rank, identity->ranks,
-      TcpOptions{.address = address, .connections = options.connections});
+  auto transport =
+      make_tcp_transport(identity->file, identity->rank, identity->ranks,
+                         TcpOptions{.address = address, .connections = options.connections});
   return make_process_fleet(
       {.keeper = std::move(others),
        .transport = std::move(transport),

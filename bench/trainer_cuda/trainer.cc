@@ -62,16 +62,16 @@ void note(const BatchResult& result, std::size_t step, std::size_t steps, Learnt
   learnt.last.right += result.right / static_cast<double>(averaged);
 }
 
-Learnt train(tersor::Transport& transport, const Options& options, const std::string& codec) {
+Learnt train(tersor::Transport* transport, const Options& options, const std::string& codec) {
   const std::size_t steps = options.steps, hidden = options.hidden;
   const tersor::Stream own;
   const tersor::StreamView stream = own.view();
   const GpuMachine machine(stream);
   Network network(machine, std::vector{kInputs, hidden, hidden, kClasses}, 1);
-  Teacher teacher(kInputs, kClasses, 100 + static_cast<unsigned>(transport.rank()));
+  Teacher teacher(kInputs, kClasses, 100 + static_cast<unsigned>(transport->rank()));
   Learnt learnt;
   const auto start = std::chrono::steady_clock::now();
-  tersor::GradientReducer reducer(transport, {.codec = codec, .stream = stream});
+  tersor::GradientReducer reducer(*transport, {.codec = codec, .stream = stream});
   for (const Parameter& p : network.parameters())
     reducer.add(p.name, p.gradient, p.rows, p.columns);
   for (std::size_t step = 0; step < steps; ++step) {
@@ -106,12 +106,12 @@ void run_rank(const RankIdentity& identity, const Options& options) {
   cudaSetDevice(tersor::bench::device_of(identity.rank, devices));
   const auto id_file = identity.file;
   const int rank = identity.rank, ranks = identity.ranks;
-  tersor::NcclTransport transport(
+  const auto transport = tersor::make_nccl_transport(
       tersor::NcclCommunicator::from_file(id_file, rank, ranks, kToMeet));
   if (rank == 0) fmt::print("{} ranks, {}\n", ranks, tersor::nccl_library());
   for (const std::string& codec : options.codecs) {
-    const Learnt learnt = train(transport, options, codec);
-    check_same(transport, learnt.values);
+    const Learnt learnt = train(transport.get(), options, codec);
+    check_same(*transport, learnt.values);
     if (!(learnt.last.loss < learnt.first.loss))
       throw tersor::Error(fmt::format("{}: the loss did not fall: {:.4f}, then {:.4f}", codec,
                                       learnt.first.loss, learnt.last.loss));

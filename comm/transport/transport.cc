@@ -11,8 +11,8 @@ Block Transport::block(std::size_t) { return {}; }
 
 std::unique_ptr<Transport> Transport::isolated_channel() {
   throw InvalidArgument(
-      "lifeline: this transport hears of no rank that is gone (over MPI and NCCL none does): take "
-      "TcpTransport");
+      "isolated_channel: MPI and NCCL do not report the loss of a rank; use "
+      "make_tcp_transport");
 }
 
 // Starts with the next rank, to spread the load over the ranks.

@@ -35,25 +35,10 @@ struct Link {
 /// shows the grammar.
 Link parse_link(std::string_view text);
 
-/// A group of ranks in this process. Must outlive its transports.
-class InProcessWorld {
- public:
-  /// Throws InvalidArgument for fewer than 1 rank, in total or per host.
-  explicit InProcessWorld(int ranks, Link link = {});
-  ~InProcessWorld();
-
-  /// Returns the number of ranks.
-  int ranks() const;
-  /// Returns the transport of `rank`. Call this once per rank; only the thread of the rank may use
-  /// the transport. If a transport is destroyed while its peers wait, the peers throw an error that
-  /// names the rank.
-  std::unique_ptr<Transport> transport(int rank);
-
-  struct State;
-
- private:
-  std::shared_ptr<State> state_;
-};
+/// Returns one transport per rank, in the order of the ranks. Only the thread of a rank may use the
+/// rank's transport. If a transport is destroyed while its peers wait, the peers throw an error
+/// that names the rank. Throws InvalidArgument for fewer than 1 rank, in total or per host.
+std::vector<std::unique_ptr<Transport>> make_inprocess_transports(int ranks, const Link& link = {});
 
 /// Runs `body` once per rank, each on a separate thread, and returns after all threads. If a rank
 /// throws, the transports of the other ranks are aborted, and `run_ranks` rethrows the exception.

@@ -2,25 +2,23 @@
 #pragma once
 
 #include <mpi.h>
-#include <tersor/forwarding.h>
+#include <tersor/transport.h>
+
+#include <memory>
 
 namespace tersor {
 
-/// Moves bytes over the caller's communicator with non-blocking messages between pairs of ranks.
-/// Any thread may use the transport if MPI was initialised with MPI_THREAD_MULTIPLE. Otherwise,
-/// only the thread that made the transport may use it (TransportTraits::any_thread). MPI reports
-/// the ranks that share a host. docs/mpi.md describes the thread levels and the death of a process.
-class MpiTransport final : public ForwardingTransport {
- public:
-  /// Duplicates `communicator`, to separate Tersor's messages from the caller's messages. A
-  /// collective call. MPI must live until this transport and all its channels, splits and handles
-  /// are gone. Throws InvalidArgument if MPI is not initialised or already finalised, for
-  /// MPI_COMM_NULL, and for an inter-communicator. Throws TransportError if MPI reports an error.
-  explicit MpiTransport(MPI_Comm communicator);
-  ~MpiTransport() override;
-  MpiTransport(const MpiTransport&) = delete;
-  MpiTransport& operator=(const MpiTransport&) = delete;
-};
+/// Returns a transport that moves bytes over the caller's communicator with non-blocking messages
+/// between pairs of ranks. Any thread may use the transport if MPI was initialised with
+/// MPI_THREAD_MULTIPLE. Otherwise, only the thread that made the transport may use it
+/// (TransportTraits::any_thread). MPI reports the ranks that share a host. docs/mpi.md describes
+/// the thread levels and the death of a process.
+///
+/// Duplicates `communicator`, to separate Tersor's messages from the caller's messages. A
+/// collective call. MPI must live until the transport and all its channels, splits and handles are
+/// gone. Throws InvalidArgument if MPI is not initialised or already finalised, for MPI_COMM_NULL,
+/// and for an inter-communicator. Throws TransportError if MPI reports an error.
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator);
 
 /// Initialises and finalises MPI for programs without MPI, with MPI_THREAD_MULTIPLE if available.
 /// Make one session per process; the session must outlive all transports.

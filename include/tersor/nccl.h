@@ -2,10 +2,11 @@
 #pragma once
 
 #include <nccl.h>
-#include <tersor/forwarding.h>
+#include <tersor/transport.h>
 
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -56,9 +57,9 @@ class NcclCommunicator {
 /// host about 70 us, and the device's stream the latency of two message groups.
 inline constexpr std::size_t kNcclChunkCount = std::size_t{1} << 23;
 
-/// Moves device memory over a communicator. Operations are queued and never block the host
-/// (TransportTraits::queues). docs/gpu.md describes the effects on deadlines, agreement, graphs and
-/// errors.
+/// An NCCL transport moves device memory over a communicator. Operations are queued and never block
+/// the host (TransportTraits::queues). docs/gpu.md describes the effects on deadlines, agreement,
+/// graphs and errors.
 ///
 /// The peer's capacity sets the length of a sent message. If the capacity is 0, no message is sent,
 /// and only all_gather waits. Host memory works only with all_gather and barrier. There is no
@@ -69,29 +70,24 @@ inline constexpr std::size_t kNcclChunkCount = std::size_t{1} << 23;
 ///
 /// Each channel has its own communicator, streams and `begin` state. A split has its own
 /// communicator, and uses this transport's streams and `begin` state.
-class NcclTransport final : public ForwardingTransport {
- public:
-  /// Uses the caller's communicator on the current device. The caller keeps ownership, and must not
-  /// use the communicator while this transport lives. Destroy graphs that captured the communicator
-  /// earlier. A collective call.
-  ///
-  /// After a missed deadline, a damaged frame or an abort, Tersor revokes the communicator. Only
-  /// ncclCommAbort and ncclCommDestroy may follow. NCCL before 2.28.9 cannot revoke; the error then
-  /// asks the caller to abort. Values decoded from an interrupted exchange are NaN; interrupted
-  /// native sums are undefined.
-  ///
-  /// Throws InvalidArgument for null, for a communicator of another device, and for an aborted or
-  /// failed communicator if NCCL reports the failure. Throws TransportError if NCCL is missing or
-  /// reports an error, or if a rank does not call within `timeout`.
-  explicit NcclTransport(ncclComm_t communicator,
-                         std::chrono::milliseconds timeout = kDefaultTimeout);
-  /// Takes ownership of the communicator, and aborts it in these cases.
-  explicit NcclTransport(NcclCommunicator communicator,
-                         std::chrono::milliseconds timeout = kDefaultTimeout);
-  /// Waits for queued work.
-  ~NcclTransport() override;
-  NcclTransport(const NcclTransport&) = delete;
-  NcclTransport& operator=(const NcclTransport&) = delete;
-};
+///
+/// `timeout` limits the collective calls that make the transport, its channels and its splits. A
+/// collective call. Throws InvalidArgument for null, for a communicator of a device other than the
+/// current device, and for an aborted or failed communicator if NCCL reports the failure. Throws
+/// TransportError if NCCL is missing or reports an error, or if a rank does not call within
+/// `timeout`. Destroying the transport waits for queued work.
+
+/// Uses the caller's communicator. The caller keeps ownership, and must not use the communicator
+/// while the transport lives. Destroy graphs that captured the communicator earlier.
+///
+/// After a missed deadline, a damaged frame or an abort, Tersor revokes the communicator. Only
+/// ncclCommAbort and ncclCommDestroy may follow. NCCL before 2.28.9 cannot revoke; the error then
+/// asks the caller to abort. Values decoded from an interrupted exchange are NaN; interrupted
+/// native sums are undefined.
+std::unique_ptr<Transport> make_nccl_transport(ncclComm_t communicator,
+                                               std::chrono::milliseconds timeout = kDefaultTimeout);
+/// Takes ownership of the communicator, and aborts it in these cases.
+std::unique_ptr<Transport> make_nccl_transport(NcclCommunicator communicator,
+                                               std::chrono::milliseconds timeout = kDefaultTimeout);
 
 }  // namespace tersor

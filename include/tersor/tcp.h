@@ -2,7 +2,7 @@
 // Link the target tersor::tcp. docs/tcp.md describes costs and guarantees.
 #pragma once
 
-#include <tersor/forwarding.h>
+#include <tersor/transport.h>
 
 #include <chrono>
 #include <cstdint>
@@ -14,12 +14,8 @@
 
 namespace tersor {
 
-namespace host {
-class ProgressEngine;
-}
-
 /// A store in which ranks exchange addresses during the rendezvous, e.g. PyTorch's store or etcd.
-/// Only the constructor of TcpTransport calls the store, on its thread.
+/// Only make_tcp_transport calls the store, on the calling thread.
 class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;
@@ -48,7 +44,7 @@ struct TcpOptions {
   /// Connections per pair of ranks, 1 to 16, equal on all ranks. Payloads of at least 256 KiB are
   /// distributed over the connections. Use more than 1 if one connection does not fill the link.
   int connections = 1;
-  /// Timeout of the rendezvous: in the constructor or, for a list of addresses, until each rank
+  /// Timeout of the rendezvous: in make_tcp_transport or, for a list of addresses, until each rank
   /// listens. Also the timeout of the first connection between two ranks if the network is
   /// unreachable. Later operations use Operation::timeout.
   std::chrono::milliseconds timeout = kDefaultTimeout;
@@ -59,49 +55,35 @@ struct TcpOptions {
   TcpProtection protect = TcpProtection::kNone;
 };
 
-/// Moves bytes over TCP. Two ranks connect at their first message. Any thread may use the
-/// transport. Both ends of a connection prove by HMAC-SHA256 that they know the group's secret, the
-/// caller first. After these proofs, only TcpOptions::protect authenticates bytes. Host names and
-/// boot times identify hosts.
+/// A TCP transport connects two ranks at their first message. Any thread may use the transport.
+/// Both ends of a connection prove by HMAC-SHA256 that they know the group's secret, the caller
+/// first. After these proofs, only TcpOptions::protect authenticates bytes. Host names and boot
+/// times identify hosts.
 ///
-/// The constructors with a store or a file block until the rendezvous is complete. The constructor
-/// with addresses does not wait for other ranks. All constructors throw InvalidArgument for an
-/// invalid rank, for options out of range, and for a secret of fewer than 16 bytes. They throw
-/// TransportError for an unresolvable or foreign address, for a port in use, and for ranks that
-/// miss the rendezvous; the message names the first missing rank.
-class TcpTransport final : public ForwardingTransport {
- public:
-  /// Rendezvous in a store that all ranks reach. The store must not contain an earlier group;
-  /// otherwise, prefix the keys. Rank 0 stores a new random secret there. Any reader of the store
-  /// can join the group, unless the ranks have TcpOptions::secret.
-  TcpTransport(KeyValueStore& store, int rank, int ranks, const TcpOptions& options = {});
+/// The functions with a store or a file block until the rendezvous is complete. The function with
+/// addresses does not wait for other ranks. All three throw InvalidArgument for an invalid rank,
+/// for options out of range, and for a secret of fewer than 16 bytes. They throw TransportError for
+/// an unresolvable or foreign address, for a port in use, and for ranks that miss the rendezvous;
+/// the message names the first missing rank.
 
-  /// Rendezvous in a file that all ranks reach. Each run needs a new file; throws InvalidArgument
-  /// on rank 0 if the file exists. The file stays and only its owner can read it, because it
-  /// contains the group's secret. Throws InvalidArgument if another user owns, may read or may
-  /// write the file.
-  TcpTransport(const std::filesystem::path& file, int rank, int ranks,
-               const TcpOptions& options = {});
+/// Rendezvous in a store that all ranks reach. The store must not contain an earlier group;
+/// otherwise, prefix the keys. Rank 0 stores a new random secret there. Any reader of the store can
+/// join the group, unless the ranks have TcpOptions::secret.
+std::unique_ptr<Transport> make_tcp_transport(KeyValueStore& store, int rank, int ranks,
+                                              const TcpOptions& options = {});
 
-  /// Connects ranks with known addresses ("10.0.0.3:4711", "node3:4711", "[fd00::3]:4711"), the
-  /// same list on all ranks. `secret` has at least 16 bytes; use the output of `openssl rand -hex
-  /// 32`. Any text except 64 hexadecimal digits is stretched (0.1 s, 64 MiB). Ranks with equal host
-  /// parts share a host. TcpOptions::address is ignored.
-  TcpTransport(std::span<const std::string> addresses, std::string_view secret, int rank,
-               const TcpOptions& options = {});
+/// Rendezvous in a file that all ranks reach. Each run needs a new file; throws InvalidArgument on
+/// rank 0 if the file exists. The file stays and only its owner can read it, because it contains
+/// the group's secret. Throws InvalidArgument if another user owns, may read or may write the file.
+std::unique_ptr<Transport> make_tcp_transport(const std::filesystem::path& file, int rank,
+                                              int ranks, const TcpOptions& options = {});
 
-  ~TcpTransport() override;
-  TcpTransport(const TcpTransport&) = delete;
-  TcpTransport& operator=(const TcpTransport&) = delete;
-
-  /// Sends goodbyes and closes all connections, including the connections of live channels and
-  /// splits. Pending and later operations throw TransportError. Thread-safe.
-  void close();
-
- private:
-  explicit TcpTransport(std::shared_ptr<host::ProgressEngine> engine);
-
-  std::shared_ptr<host::ProgressEngine> engine_;
-};
+/// Connects ranks with known addresses ("10.0.0.3:4711", "node3:4711", "[fd00::3]:4711"), the same
+/// list on all ranks. `secret` has at least 16 bytes; use the output of `openssl rand -hex 32`. Any
+/// text except 64 hexadecimal digits is stretched (0.1 s, 64 MiB). Ranks with equal host parts
+/// share a host. TcpOptions::address is ignored.
+std::unique_ptr<Transport> make_tcp_transport(std::span<const std::string> addresses,
+                                              std::string_view secret, int rank,
+                                              const TcpOptions& options = {});
 
 }  // namespace tersor

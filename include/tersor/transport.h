@@ -251,7 +251,7 @@ class Transport {
   /// earlier and outside faults. A channel of the channel is again isolated. All ranks must make
   /// isolated channels before a fault, in the same order as channels. Throws InvalidArgument over
   /// MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
-  /// TcpTransport in these cases.
+  /// make_tcp_transport in these cases.
   virtual std::unique_ptr<Transport> isolated_channel();
   [[deprecated("use isolated_channel")]] std::unique_ptr<Transport> lifeline() {
     return isolated_channel();
@@ -285,6 +285,11 @@ class Transport {
   /// all ranks, channels and splits then throws a TransportError with this cause; isolated channels
   /// continue. Thread-safe.
   virtual void poison(std::string_view cause) = 0;
+
+  /// Leaves the group, with all channels and splits, while these objects still exist. Pending and
+  /// later operations throw TransportError. TCP sends goodbyes and closes all connections; NCCL
+  /// aborts its communicators. Thread-safe.
+  virtual void close() = 0;
 };
 
 }  // namespace tersor

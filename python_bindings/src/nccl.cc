@@ -17,16 +17,15 @@ namespace {
 #ifdef TERSOR_HAS_NCCL
 constexpr bool kHasNccl = true;
 
-std::unique_ptr<Transport> make_nccl_transport(Transport& meeting, double timeout) {
+std::unique_ptr<Transport> make_over(Transport& meeting, double timeout) {
   const auto within = to_timeout(timeout);
-  return make_patient([&] {
-    return std::make_unique<NcclTransport>(NcclCommunicator::over(meeting, within), within);
-  });
+  return make_patient(
+      [&] { return make_nccl_transport(NcclCommunicator::over(meeting, within), within); });
 }
 #else
 constexpr bool kHasNccl = false;
 
-std::unique_ptr<Transport> make_nccl_transport(Transport&, double) {
+std::unique_ptr<Transport> make_over(Transport&, double) {
   throw TransportError("this build of Tersor has no NCCL: its header was not found");
 }
 #endif
@@ -37,7 +36,7 @@ void bind_nccl(nb::module_& module) {
   using namespace nb::literals;
   module.def(
       "has_nccl", [] { return kHasNccl; }, "Whether this build can make an nccl_transport.");
-  module.def("nccl_transport", &make_nccl_transport, "meeting"_a, "timeout"_a,
+  module.def("nccl_transport", &make_over, "meeting"_a, "timeout"_a,
              "Device memory, over a communicator of the current device among the ranks of another "
              "transport, which is not needed afterwards; a collective call.");
 }

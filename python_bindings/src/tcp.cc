@@ -111,29 +111,22 @@ class LobbyStore final : public KeyValueStore {
 };
 
 /// `store` is a Python object, or rank 0's address as a string.
-std::shared_ptr<TcpTransport> meet(nb::handle store, int rank, int ranks,
-                                   const TcpOptions& options) {
+std::unique_ptr<Transport> meet(nb::handle store, int rank, int ranks, const TcpOptions& options) {
   const auto address = nb::isinstance<nb::str>(store) ? nb::cast<std::string>(store) : "";
-  return ended_without_gil(without_gil([&] {
+  return without_gil([&] {
     std::unique_ptr<KeyValueStore> found;
     if (address.empty())
       found = std::make_unique<PythonStore>(store);
     else
       found = std::make_unique<LobbyStore>(address, rank, ranks, options);
-    return std::make_unique<TcpTransport>(*found, rank, ranks, options);
-  }));
+    return make_tcp_transport(*found, rank, ranks, options);
+  });
 }
 
-/// A TcpTransport constructed and destroyed without the GIL.
-class StoreTransport final : public ForwardingTransport {
+/// The Python class TcpTransport.
+class StoreTransport final : public PatientTransport {
  public:
-  explicit StoreTransport(std::shared_ptr<TcpTransport> tcp)
-      : ForwardingTransport(tcp), tcp_(std::move(tcp)) {}
-
-  void close() { tcp_->close(); }
-
- private:
-  std::shared_ptr<TcpTransport> tcp_;
+  using PatientTransport::PatientTransport;
 };
 
 }  // namespace

@@ -4,11 +4,15 @@
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/waiting.h"
 
+#include <tersor/error.h>
 #include <tersor/inprocess.h>
 #include <tersor/transport.h>
 
-#include <new>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tersor::python {
@@ -22,25 +26,40 @@ void wait_for_all(Transport& transport, double timeout) {
   });
 }
 
+/// The transports of ranks in this process. Each transport is given out once.
+class InProcessWorld {
+ public:
+  InProcessWorld(int ranks, std::string_view link)
+      : transports_(make_inprocess_transports(ranks, parse_link(link))) {}
+
+  int ranks() const { return static_cast<int>(transports_.size()); }
+
+  std::unique_ptr<Transport> transport(int rank) {
+    if (rank < 0 || rank >= ranks())
+      throw InvalidArgument("rank " + std::to_string(rank) + " is not one of " +
+                            std::to_string(ranks()) + " ranks");
+    const std::lock_guard lock(mutex_);
+    auto& own = transports_[static_cast<std::size_t>(rank)];
+    if (own == nullptr)
+      throw InvalidArgument("the transport of rank " + std::to_string(rank) +
+                            " was given out before");
+    return std::make_unique<PatientTransport>(std::move(own));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+};
+
 /// Binds ranks as threads of a process.
 void bind_inprocess(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<InProcessWorld>(module, "InProcessWorld",
                              "A group of ranks in this process, over an emulated link.")
-      .def(
-          "__init__",
-          [](InProcessWorld* world, int ranks, std::string_view link) {
-            new (world) InProcessWorld(ranks, parse_link(link));
-          },
-          "ranks"_a, "link"_a = "none")
+      .def(nb::init<int, std::string_view>(), "ranks"_a, "link"_a = "none")
       .def_prop_ro("ranks", &InProcessWorld::ranks)
-      .def(
-          "transport",
-          [](InProcessWorld& world, int rank) {
-            return make_patient([&] { return world.transport(rank); });
-          },
-          "rank"_a, nb::keep_alive<0, 1>(),
-          "The transport of one rank, once for each; for that rank's thread.");
+      .def("transport", &InProcessWorld::transport, "rank"_a,
+           "The transport of one rank, once for each; for that rank's thread.");
 }
 
 }  // namespace

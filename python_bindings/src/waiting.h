@@ -2,11 +2,12 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <tersor/forwarding.h>
 #include <unistd.h>
 
 #include <memory>
 #include <utility>
+
+#include "comm/transport/forwarding.h"
 
 namespace tersor::python {
 
@@ -49,7 +50,7 @@ std::shared_ptr<T> make_without_gil(Arguments&&... arguments) {
 }
 
 /// A transport owned by Python. The destructor may wait for other ranks.
-class PatientTransport final : public ForwardingTransport {
+class PatientTransport : public ForwardingTransport {
  public:
   explicit PatientTransport(std::unique_ptr<Transport> inner)
       : ForwardingTransport(ended_without_gil(std::move(inner))) {}

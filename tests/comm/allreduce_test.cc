@@ -1,8 +1,8 @@
 // allreduce: equal bits on all ranks, near the exact sum, for all chunk sizes.
+#include "comm/transport/forwarding.h"
 #include "comm/transport/host/envelope.h"
 #include "tests/comm/ranks.h"
 
-#include <tersor/forwarding.h>
 #include <tersor/tersor.h>
 
 #include <gtest/gtest.h>

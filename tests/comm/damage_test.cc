@@ -1,8 +1,8 @@
 // A message damaged in transit, and then forwarded. Every error names the source of the damage, not
 // the forwarding rank.
+#include "comm/transport/forwarding.h"
 #include "tests/comm/ranks.h"
 
-#include <tersor/forwarding.h>
 #include <tersor/tersor.h>
 
 #include <gtest/gtest.h>

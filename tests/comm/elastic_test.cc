@@ -28,10 +28,10 @@ ReducerOptions elastic(const std::string& codec = "int8+ef") {
 
 /// Runs `body` on each rank. A rank disconnects when its body returns.
 void run_mortal(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
-  InProcessWorld world(ranks, link);
+  auto transports = make_inprocess_transports(ranks, link);
   std::vector<std::jthread> threads;
-  for (int rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&world, &body, rank] { body(*world.transport(rank)); });
+  for (auto& transport : transports)
+    threads.emplace_back([&body, own = std::move(transport)] { body(*own); });
 }
 
 void run_mortal(const std::function<void(Transport&)>& body) {

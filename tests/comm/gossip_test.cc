@@ -276,12 +276,12 @@ TEST(Gossips, ALateRankIsLostAloneAndIsTold) {
   constexpr int kRanks = 6, kLate = 2;
   std::vector<Values> all = gradients(kRanks, kMixed);
   std::vector<LateOutcome> ends(kRanks);
-  InProcessWorld world(kRanks);
+  auto transports = make_inprocess_transports(kRanks);
   std::latch has_lost(2), done(kRanks);
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
-      const auto transport = world.transport(rank);
+      const auto transport = std::move(transports[static_cast<std::size_t>(rank)]);
       auto& [seen, error] = ends[static_cast<std::size_t>(rank)];
       Gossip gossip(*transport, Topology::ring(kRanks), {.timeout = std::chrono::seconds(2)});
       gossip.add("w", all[static_cast<std::size_t>(rank)]);
@@ -320,15 +320,15 @@ TEST(Gossips, ALateRankIsLostAloneAndIsTold) {
 }
 
 TEST(Gossips, ARankWithoutNeighboursMayMixOn) {
-  InProcessWorld world(2);
+  auto transports = make_inprocess_transports(2);
   std::jthread leaves([&] {
-    const auto transport = world.transport(1);
+    const auto transport = std::move(transports[1]);
     Values values(kMixed);
     Gossip gossip(*transport, Topology::ring(2));
     gossip.add("w", values);
     gossip.mix();
   });
-  const auto transport = world.transport(0);
+  const auto transport = std::move(transports[0]);
   Values values(kMixed);
   Gossip gossip(*transport, Topology::ring(2), {.on_split = OnSplit::kContinue});
   gossip.add("w", values);
@@ -340,11 +340,11 @@ TEST(Gossips, ARankWithoutNeighboursMayMixOn) {
 TEST(Gossips, ALostNeighbourCountsNoMore) {
   constexpr int kRanks = 5, kGone = 2;
   std::vector<Values> all = gradients(kRanks, kMixed);
-  InProcessWorld world(kRanks);
+  auto transports = make_inprocess_transports(kRanks);
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
-      const auto transport = world.transport(rank);
+      const auto transport = std::move(transports[static_cast<std::size_t>(rank)]);
       Gossip gossip(*transport, Topology::ring(kRanks), {.codec = "int8"});
       gossip.add("w", all[static_cast<std::size_t>(rank)]);
       for (int step = 0; step < 200; ++step) {

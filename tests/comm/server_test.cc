@@ -177,11 +177,11 @@ void serve_mortals(Update update, const ServerOptions& options,
                    const std::function<void(ParameterShard&, Transport&)>& as_server,
                    std::chrono::milliseconds timeout = kDefaultTimeout) {
   constexpr int kRanks = 4;
-  InProcessWorld world(kRanks);
+  auto transports = make_inprocess_transports(kRanks);
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < kRanks; ++rank)
     threads.emplace_back([&, rank] {
-      const auto transport = world.transport(rank);
+      const auto transport = std::move(transports[static_cast<std::size_t>(rank)]);
       const auto isolated = transport->isolated_channel();
       ServedWeights begin = no_weights();
       if (rank == 0) {
@@ -295,8 +295,8 @@ TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
 }
 
 TEST(ParameterServers, AServersLimitIsBelowItsClients) {
-  InProcessWorld world(1);
-  const auto transport = world.transport(0);
+  auto transports = make_inprocess_transports(1);
+  const auto transport = std::move(transports[0]);
   const auto isolated = transport->isolated_channel();
   ServedWeights begin = no_weights();
   ParameterShard shard(spans<ConstValueSpan>(begin), sgd_update(1.0f), {.workers = {0}});
@@ -341,12 +341,12 @@ TEST(ParameterServers, AWorkerThatReceivesNothingIsNotHeard) {
 
 // A worker on the server's rank rethrows the update's exception. Other workers receive its text.
 TEST(ParameterServers, AnUpdateThatFailsIsToldToTheRankThatServesToo) {
-  InProcessWorld world(2);
+  auto transports = make_inprocess_transports(2);
   std::vector<std::jthread> threads;
   std::atomic<int> told = 0;
   for (int rank = 0; rank < 2; ++rank)
     threads.emplace_back([&, rank] {
-      const auto transport = world.transport(rank);
+      const auto transport = std::move(transports[static_cast<std::size_t>(rank)]);
       const auto isolated = transport->isolated_channel();
       const ServerOptions options{.workers = {0, 1}};
       ServedWeights begin = no_weights(), gradient = gradient_of(rank, 0);

@@ -1,8 +1,7 @@
 // Compares the transmitted signatures and random keys of collectives with docs/wire-format.md.
+#include "comm/transport/forwarding.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/reference.h"
-
-#include <tersor/forwarding.h>
 
 #include <gtest/gtest.h>
 

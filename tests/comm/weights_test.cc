@@ -276,11 +276,11 @@ TEST(Weights, RanksThatDisagreeAreTold) {
 // Rank 2 leaves before sending a weight. Rank 1 has already sent a weight.
 TEST(Weights, ALossMeanwhileIsOneLikeAnyOther) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller}) {
-    InProcessWorld world(4, {});
+    auto transports = make_inprocess_transports(4);
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < 4; ++rank)
       threads.emplace_back([&, rank] {
-        const auto transport = world.transport(rank);
+        const auto transport = std::move(transports[static_cast<std::size_t>(rank)]);
         ReducerOptions options = weighed("int8+ef");
         options.elastic = Elastic::kOn;
         options.progress = progress;

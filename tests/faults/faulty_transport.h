@@ -1,8 +1,6 @@
 // A transport with injected faults. Forwards all other calls to the wrapped transport.
 #pragma once
 
-#include <tersor/forwarding.h>
-
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -10,6 +8,8 @@
 #include <mutex>
 #include <optional>
 #include <vector>
+
+#include "comm/transport/forwarding.h"
 
 namespace tersor::faults {
 

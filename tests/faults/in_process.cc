@@ -77,10 +77,7 @@ std::vector<RankReport> run_in_process(const Scenario& scenario, const MakeWorld
 }  // namespace
 
 std::vector<std::unique_ptr<Transport>> world_of_threads(const Scenario& scenario) {
-  InProcessWorld world(scenario.ranks, parse_link(scenario.link));
-  std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < scenario.ranks; ++rank) transports.push_back(world.transport(rank));
-  return transports;
+  return make_inprocess_transports(scenario.ranks, parse_link(scenario.link));
 }
 
 std::vector<std::unique_ptr<Transport>> elastic_world(const ElasticPlan& plan) {

@@ -53,7 +53,7 @@ Doom doom_of(const Scenario& scenario) {
 
 /// Runs the scenario on this rank with a new transport.
 RankReport run_over_mpi(const Scenario& scenario) {
-  auto transport = std::make_unique<MpiTransport>(MPI_COMM_WORLD);
+  auto transport = make_mpi_transport(MPI_COMM_WORLD);
   const RankReport report = run_rank(scenario, *transport, doom_of(scenario));
   transport.reset();
   // If no rank died, all ranks wait here, because an early exit would be a further fault.

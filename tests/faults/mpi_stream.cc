@@ -62,11 +62,11 @@ void stream(Transport& transport, const CollectiveOptions& options) {
 }
 
 std::unique_ptr<Transport> transport_at(const char* meeting) {
-  if (meeting == nullptr) return std::make_unique<MpiTransport>(MPI_COMM_WORLD);
+  if (meeting == nullptr) return make_mpi_transport(MPI_COMM_WORLD);
   int rank = 0, ranks = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  return std::make_unique<TcpTransport>(meeting, rank, ranks);
+  return make_tcp_transport(meeting, rank, ranks);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ int connections_of(const Plan& plan) {
 
 template <typename Plan>
 std::unique_ptr<Transport> meet(const Plan& plan, const fs::path& folder, int rank) {
-  return std::make_unique<TcpTransport>(
+  return make_tcp_transport(
       folder / "meeting", rank, plan.ranks,
       TcpOptions{.address = "127.0.0.1", .connections = connections_of(plan)});
 }

@@ -47,12 +47,12 @@ Values train_through_a_loss(Transport& transport, const Location& location) {
 
 /// The results of each rank. A rank disconnects at the end of its training.
 std::vector<Values> on_mortal_ranks(Memory memory) {
-  InProcessWorld world(kDeviceRanks);
+  auto transports = make_inprocess_transports(kDeviceRanks);
   std::vector<Values> all(kDeviceRanks);
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < kDeviceRanks; ++rank)
     threads.emplace_back([&, rank] {
-      const auto transport = world.transport(rank);
+      const auto transport = std::move(transports[static_cast<std::size_t>(rank)]);
       Values& values = all[static_cast<std::size_t>(rank)];
       if (memory == Memory::kHost) {
         values = train_through_a_loss(*transport, {});

@@ -24,7 +24,8 @@ void expect_same_bits(const Values& one, const Values& other, std::string_view w
 }
 
 TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   const auto inputs = gradients(transport.ranks(), kCount);
   const auto own = static_cast<std::size_t>(transport.rank());
   for (const CodecInfo& info : test::flat_codecs())
@@ -56,7 +57,8 @@ Values weighed_steps(Transport& transport, const Values& gradient) {
 }
 
 TEST(MpiCollectives, WeighedStepsHaveTheBitsOfThreads) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   if (transport.ranks() < 2) GTEST_SKIP() << "on 2 or more ranks";
   const auto inputs = gradients(transport.ranks(), 50'001);
   const auto own = static_cast<std::size_t>(transport.rank());
@@ -66,13 +68,15 @@ TEST(MpiCollectives, WeighedStepsHaveTheBitsOfThreads) {
 }
 
 TEST(MpiCollectives, WhoRunsAheadTakesLittleMemory) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   if (transport.ranks() < 3) GTEST_SKIP() << "on 3 or more ranks";
   RunningAhead(transport).expect_bounded();
 }
 
 TEST(MpiCollectives, GridsHaveTheBitsOfThreads) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   if (transport.ranks() < 4 || transport.ranks() % 2 != 0) GTEST_SKIP() << "on 4, 6, … ranks";
   const int dims[] = {2, transport.ranks() / 2};
   const auto inputs = gradients(transport.ranks(), kCount);
@@ -89,7 +93,8 @@ TEST(MpiCollectives, GridsHaveTheBitsOfThreads) {
 }
 
 TEST(MpiCollectives, AllHaveTheBitsOfThreads) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   const auto own = static_cast<std::size_t>(transport.rank());
   for (const std::size_t count : {std::size_t{6000}, kCount})
     for (const char* codec : {"none", "int8:rounding=stochastic", "blocktopk"}) {
@@ -122,7 +127,7 @@ std::vector<Values> reduce_steps(Transport& transport, const std::string& codec,
   return layers;
 }
 
-void expect_same_steps(MpiTransport& transport, const std::string& codec) {
+void expect_same_steps(Transport& transport, const std::string& codec) {
   const auto own = static_cast<std::size_t>(transport.rank());
   std::vector<std::vector<Values>> wanted(static_cast<std::size_t>(transport.ranks()));
   run_ranks(transport.ranks(), {}, [&](Transport& threads) {
@@ -137,14 +142,16 @@ void expect_same_steps(MpiTransport& transport, const std::string& codec) {
 }
 
 TEST(MpiCollectives, ReducerHasTheBitsOfThreads) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   for (const CodecInfo& info : codecs())
     expect_same_steps(transport, std::string(info.name) + "+ef");
 }
 
 // One rank uses another instruction set; the bytes must be equal.
 TEST(MpiCollectives, RanksMayHaveOtherInstructionSets) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   const auto inputs = gradients(transport.ranks(), kCount);
   const auto own = static_cast<std::size_t>(transport.rank());
   for (const char* codec : {"int8:rounding=stochastic", "hadamard", "blocktopk"}) {

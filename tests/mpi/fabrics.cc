@@ -49,7 +49,8 @@ void share(std::vector<std::string>& of_ranks) {
 
 /// The text of the exception thrown by the body, or "".
 std::string outcome_of(MPI_Comm communicator, const Body& body) {
-  MpiTransport transport(communicator);
+  const auto owned_transport = make_mpi_transport(communicator);
+  Transport& transport = *owned_transport;
   try {
     body(transport);
   } catch (const std::exception& error) {

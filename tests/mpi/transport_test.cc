@@ -31,12 +31,14 @@ bool multiple() {
 }
 
 TEST(MpiTransport, SaysWhichThreadsMayCall) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   EXPECT_EQ(transport.traits().any_thread, multiple());
 }
 
 TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   if (transport.traits().any_thread) GTEST_SKIP() << "MPI lets all threads in";
   std::jthread([&] {
     try {
@@ -51,15 +53,14 @@ TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
 
 TEST(MpiTransport, IsMadeByTheMainThreadWhereMpiLetsInNoOther) {
   if (multiple()) GTEST_SKIP() << "MPI lets all threads in";
-  std::jthread([] {
-    EXPECT_THROW(MpiTransport transport(MPI_COMM_WORLD), InvalidArgument);
-  }).join();
+  std::jthread([] { EXPECT_THROW(make_mpi_transport(MPI_COMM_WORLD), InvalidArgument); }).join();
 }
 
 // Poison from another thread is reported by the next call at the latest, with every thread level.
 TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
   const auto start = Clock::now();
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   if (transport.ranks() == 1) GTEST_SKIP() << "needs 2 ranks";
   if (transport.rank() == 0) std::jthread([&] { transport.poison("the disk is full"); }).join();
   try {
@@ -74,7 +75,7 @@ TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
 }
 
 TEST(MpiTransport, RefusesNoCommunicator) {
-  EXPECT_THROW(MpiTransport transport(MPI_COMM_NULL), InvalidArgument);
+  EXPECT_THROW(make_mpi_transport(MPI_COMM_NULL), InvalidArgument);
 }
 
 TEST(MpiTransport, RefusesTwoGroups) {
@@ -85,7 +86,7 @@ TEST(MpiTransport, RefusesTwoGroups) {
   MPI_Comm half = MPI_COMM_NULL, between = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
   MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 7, &between);
-  EXPECT_THROW(MpiTransport transport(between), InvalidArgument);
+  EXPECT_THROW(make_mpi_transport(between), InvalidArgument);
   MPI_Comm_free(&between);
   MPI_Comm_free(&half);
 }
@@ -94,7 +95,8 @@ TEST(MpiTransport, ASecondSessionIsRefused) { EXPECT_THROW(MpiSession session, I
 
 // The caller's own messages, with any tag and from any rank, never match the transport's messages.
 TEST(MpiTransport, LeavesTheCallersMessagesAlone) {
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   const int ranks = transport.ranks(), rank = transport.rank();
   int got = -1;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -115,7 +117,8 @@ std::size_t available_bytes() {
 TEST(MpiTransport, CarriesMoreThanTwoGibibytes) {
   constexpr std::size_t kBytes = (std::size_t{1} << 31) + 12'345;
   if (available_bytes() < 4 * kBytes) GTEST_SKIP() << "needs 9 GB of memory";
-  MpiTransport transport(MPI_COMM_WORLD);
+  const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+  Transport& transport = *owned_transport;
   if (transport.ranks() != 2) GTEST_SKIP() << "needs 2 ranks";
   if (transport.rank() == 0) {
     const auto buffer = std::make_shared<Buffer>(kBytes);
@@ -187,7 +190,8 @@ TEST(MpiTransport, RefusesMessagesOfAnotherLength) {
 
 TEST(MpiTransport, ManyInARowLeaveNothingBehind) {
   for (int round = 0; round < 50; ++round) {
-    MpiTransport transport(MPI_COMM_WORLD);
+    const auto owned_transport = make_mpi_transport(MPI_COMM_WORLD);
+    Transport& transport = *owned_transport;
     const auto channel = transport.channel();
     channel->barrier({.name = "test"}).wait_synchronize();
   }

@@ -1,6 +1,7 @@
 // Faults on every rank: disagreement, missing ranks, NCCL errors, invalid input.
 #include "tests/nccl/nccl_ranks.h"
 
+#include <tersor/collectives.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -15,6 +16,7 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
 
 TEST(NcclFaults, DisagreementIsSaidOnAllRanks) {
@@ -34,6 +36,31 @@ TEST(NcclFaults, OtherArgumentsAreADisagreement) {
     sum_up(rank, rank.operation("allreduce", rank.rank() == 0 ? 1 : 2));
   });
   EXPECT_THAT(run.errors, Each(HasSubstr("calls allreduce with other arguments")));
+}
+
+TEST(NcclFaults, OptionsThatDifferAreNamedOnAllRanks) {
+  WatchedNccl nccl;
+  std::vector<std::vector<std::string>> named(3);
+  run_nccl(nccl, 3, [&](NcclRank& rank) {
+    const bool is_odd = rank.rank() == 1;
+    const CollectiveOptions options{.codec = is_odd ? "int4" : "int8",
+                                    .reduction = is_odd ? Reduction::kMean : Reduction::kSum};
+    const DeviceBytes gradient(4000);
+    try {
+      allreduce(rank.transport, gradient.values(), options, rank.stream);
+    } catch (const TransportError& error) {
+      for (const Difference& one : error.disagreement())
+        named[static_cast<std::size_t>(rank.rank())].push_back(
+            one.name + " " + one.value + " on " + std::to_string(one.rank) + ", " +
+            one.other_value + " on " + std::to_string(one.other_rank));
+    }
+  });
+  EXPECT_THAT(named[0],
+              IsSupersetOf({"codec int8 on 0, int4 on 1", "reduction sum on 0, mean on 1"}));
+  EXPECT_THAT(named[1], IsSupersetOf({"codec int4 on 1, int8 on 0", "codec int4 on 1, int8 on 2",
+                                      "reduction mean on 1, sum on 2"}));
+  EXPECT_THAT(named[2],
+              IsSupersetOf({"codec int8 on 2, int4 on 1", "reduction sum on 2, mean on 1"}));
 }
 
 /// The last rank joins the first sum and misses the second.
@@ -90,7 +117,8 @@ TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
     threads.emplace_back([&, i] {
       kernels::use_device(static_cast<int>(i));
       const Stream stream;
-      NcclTransport transport(clique[i]);
+      const auto owned_transport = make_nccl_transport(clique[i]);
+      Transport& transport = *owned_transport;
       NcclRank rank{transport, stream.view(), clique[i], meeting};
       Operation operation = rank.operation("allreduce");
       sum_up(rank, operation);
@@ -207,7 +235,7 @@ TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
   WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   const auto refusal = [](ncclComm_t handle) {
-    return message_of<InvalidArgument>([&] { NcclTransport transport(handle); });
+    return message_of<InvalidArgument>([&] { make_nccl_transport(handle); });
   };
   EXPECT_THAT(refusal(nullptr), HasSubstr("the communicator is null"));
   kernels::use_device(2);
@@ -242,7 +270,8 @@ TEST(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
   for (std::size_t i = 0; i < 2; ++i)
     threads.emplace_back([&, i] {
       kernels::use_device(static_cast<int>(i));
-      NcclTransport transport(clique[i], 3s);
+      const auto owned_transport = make_nccl_transport(clique[i], 3s);
+      Transport& transport = *owned_transport;
       if (i == 0) errors[i] = message_of<TransportError>([&] { transport.channel(); });
       for (--running; running > 0;) std::this_thread::sleep_for(1ms);
     });

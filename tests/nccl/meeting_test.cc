@@ -52,7 +52,9 @@ TEST_F(NcclMeeting, ThroughAFile) {
   for (const int rank : {2, 1, 0})
     threads.emplace_back([&, rank] {
       kernels::use_device(rank);
-      NcclTransport transport(NcclCommunicator::from_file(folder_ / "id", rank, 3, 20s));
+      const auto owned_transport =
+          make_nccl_transport(NcclCommunicator::from_file(folder_ / "id", rank, 3, 20s));
+      Transport& transport = *owned_transport;
       EXPECT_EQ(transport.rank(), rank);
       EXPECT_EQ(transport.ranks(), 3);
       meet_on_device(transport);
@@ -66,7 +68,8 @@ TEST_F(NcclMeeting, OverAnotherTransport) {
   WatchedNccl nccl;
   run_ranks(4, parse_link("none"), [](Transport& threads) {
     kernels::use_device(threads.rank());
-    NcclTransport transport(NcclCommunicator::over(threads, 20s));
+    const auto owned_transport = make_nccl_transport(NcclCommunicator::over(threads, 20s));
+    Transport& transport = *owned_transport;
     EXPECT_EQ(transport.rank(), threads.rank());
     meet_on_device(transport);
   });

@@ -210,9 +210,9 @@ inline NcclRun run_nccl(WatchedNccl& nccl, int ranks, const NcclBody& body,
         kernels::use_device(static_cast<int>(i));
         stream = std::make_unique<Stream>();
         if (whose == Whose::kCallers)
-          transport = std::make_unique<NcclTransport>(clique[i]);
+          transport = make_nccl_transport(clique[i]);
         else
-          transport = std::make_unique<NcclTransport>(NcclCommunicator(clique[i]));
+          transport = make_nccl_transport(NcclCommunicator(clique[i]));
         NcclRank rank{*transport, stream->view(), clique[i], meeting};
         body(rank);
         stream->synchronize();

@@ -116,7 +116,7 @@ TEST(NcclStops, ARevokedCommunicatorIsNamed) {
   WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   nccl.table().comm_revoke(communicator, 0);
-  EXPECT_THAT(message_of<TransportError>([&] { NcclTransport transport(communicator); }),
+  EXPECT_THAT(message_of<TransportError>([&] { make_nccl_transport(communicator); }),
               HasSubstr("it refuses communicators that were revoked so"));
 }
 

@@ -102,7 +102,8 @@ class State {
 template <typename Measure>
 auto of_allreduce(const Case& wanted, const Measure& measure) {
   const idle::Nccl nccl;
-  NcclTransport transport(idle::communicator_of(wanted.ranks));
+  const auto owned_transport = make_nccl_transport(idle::communicator_of(wanted.ranks));
+  Transport& transport = *owned_transport;
   const Stream stream;
   State memory(wanted.chunks * kChunkCount);
   CollectiveWorkspace workspace;
@@ -121,7 +122,8 @@ template <typename Measure>
 auto of_step(int ranks, const Measure& measure) {
   constexpr std::size_t kParameters = 20, kCount = std::size_t{1} << 14;
   const idle::Nccl nccl;
-  NcclTransport transport(idle::communicator_of(ranks));
+  const auto owned_transport = make_nccl_transport(idle::communicator_of(ranks));
+  Transport& transport = *owned_transport;
   const Stream stream;
   const Buffer gradients(kParameters * kCount * sizeof(float), Memory::kDevice);
   const ValueSpan all = gradients.values(kParameters * kCount, Dtype::kF32);

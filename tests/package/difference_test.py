@@ -29,7 +29,7 @@ def changes():
 
 def readme_lines():
     blocks = re.findall(r"^```cpp\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    return [code_lines(block) for block in blocks if "MpiTransport" in block]
+    return [code_lines(block) for block in blocks if "make_mpi_transport" in block]
 
 
 class Difference(unittest.TestCase):

@@ -24,7 +24,7 @@ std::string error_of_receiving(Transport& transport, int peer) {
 
 class TcpClose : public testing::Test {
  protected:
-  TcpTransport& closer() { return static_cast<TcpTransport&>(*transports_[0]); }
+  Transport& closer() { return *transports_[0]; }
   Transport& other() { return *transports_[1]; }
 
  private:

@@ -99,8 +99,8 @@ TEST_P(TcpFork, HasNoRank) {
 TEST(TcpForkedProcess, MakesATransportOfItsOwn) {
   auto transports = tcp_transports(2);
   EXPECT_EQ(in_a_child([] {
-              TcpTransport alone(free_addresses(1), "a secret of the tests", 0);
-              alone.barrier(operation_of(alone)).wait_synchronize();
+              const auto alone = make_tcp_transport(free_addresses(1), "a secret of the tests", 0);
+              alone->barrier(operation_of(*alone)).wait_synchronize();
             }),
             0);
   run_ranks(std::move(transports), gather);

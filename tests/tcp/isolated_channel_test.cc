@@ -72,8 +72,9 @@ void require_survivors(const std::vector<int>& alive) {
 void go_on_without(int signal, const fs::path& meeting, int rank, int connections) {
   const bool is_silent = signal == SIGSTOP;
   const std::chrono::milliseconds timeout = is_silent ? 2s : 20s;
-  TcpTransport transport(meeting, rank, kRanks,
-                         {.address = "127.0.0.1", .connections = connections});
+  const auto owned_transport = make_tcp_transport(
+      meeting, rank, kRanks, {.address = "127.0.0.1", .connections = connections});
+  Transport& transport = *owned_transport;
   const auto isolated_channel = transport.isolated_channel();
   if (rank == kVictim) require_sum(transport);
   if (rank == kVictim) std::raise(signal);

@@ -64,7 +64,9 @@ Count take_part(const fs::path& meeting, int rank, int ranks) {
   Count count;
   const long files_before = files(), kilobytes_before = status("RssAnon");
   const auto start = Clock::now();
-  TcpTransport transport(meeting, rank, ranks, {.address = "127.0.0.1", .timeout = 60s});
+  const auto owned_transport =
+      make_tcp_transport(meeting, rank, ranks, {.address = "127.0.0.1", .timeout = 60s});
+  Transport& transport = *owned_transport;
   transport.barrier({.name = "formed"}).wait_synchronize();
   count.formed_seconds = seconds_since(start);
   count.threads = status("Threads");

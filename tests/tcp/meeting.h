@@ -44,8 +44,7 @@ inline std::vector<std::unique_ptr<Transport>> tcp_transports(int ranks, TcpOpti
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      transports[static_cast<std::size_t>(rank)] =
-          std::make_unique<TcpTransport>(store, rank, ranks, options);
+      transports[static_cast<std::size_t>(rank)] = make_tcp_transport(store, rank, ranks, options);
     });
   threads.clear();
   return transports;

@@ -78,9 +78,7 @@ std::string error_of(const std::function<void()>& make) {
 TEST(TcpMeeting, InAFile) {
   const Folder folder;
   const fs::path file = folder / "meeting";
-  const auto make = [&](int rank) {
-    return std::make_unique<TcpTransport>(file, rank, 4, kLoopback);
-  };
+  const auto make = [&](int rank) { return make_tcp_transport(file, rank, 4, kLoopback); };
   expect_connected(4, make);
   const fs::path table = file.string() + ".table";
   struct stat status {};
@@ -88,7 +86,7 @@ TEST(TcpMeeting, InAFile) {
   EXPECT_EQ(status.st_mode & 0777u, 0600u) << "others may read the secret";
   EXPECT_FALSE(fs::exists(file.string() + ".rank-1"));
   const std::string again = error_of<InvalidArgument>([&] { make(0); });
-  EXPECT_TRUE(contains(again, "is there already")) << again;
+  EXPECT_TRUE(contains(again, "exists: use a new name")) << again;
 }
 
 TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
@@ -96,10 +94,10 @@ TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
   const fs::path file = folder / "meeting";
   std::ofstream(file.string() + ".table") << "a\nshopping\nlist\n";
   const std::string error =
-      error_of<TransportError>([&] { TcpTransport transport(file, 1, 2, kLoopback); });
-  EXPECT_TRUE(contains(error, "holds what is not of this world")) << error;
+      error_of<TransportError>([&] { make_tcp_transport(file, 1, 2, kLoopback); });
+  EXPECT_TRUE(contains(error, "has contents of another program")) << error;
   const std::string nowhere = error_of<InvalidArgument>(
-      [&] { TcpTransport transport(folder / "no folder/meeting", 1, 2, kLoopback); });
+      [&] { make_tcp_transport(folder / "no folder/meeting", 1, 2, kLoopback); });
   EXPECT_TRUE(contains(nowhere, "cannot write")) << nowhere;
 }
 
@@ -109,8 +107,8 @@ TEST(TcpMeeting, AFolderThatIsNotThereIsNamedByAll) {
   std::ofstream(folder / "file") << "no folder";
   for (const int rank : {0, 1})
     for (const char* name : {"no folder/meeting", "file/meeting"}) {
-      const std::string error = error_of<InvalidArgument>(
-          [&] { TcpTransport transport(folder / name, rank, 2, kLoopback); });
+      const std::string error =
+          error_of<InvalidArgument>([&] { make_tcp_transport(folder / name, rank, 2, kLoopback); });
       EXPECT_TRUE(contains(error, "cannot write " + (folder / name).string())) << error;
       EXPECT_TRUE(contains(error, ": No such file") || contains(error, ": Not a dir")) << error;
     }
@@ -123,9 +121,7 @@ TEST(TcpMeeting, TheSecretGoesIntoNoFileThatIsThere) {
   std::ofstream(trap) << "mine";
   fs::permissions(trap, fs::perms::all);
   fs::create_symlink(trap, file.string() + ".table.part");
-  const auto make = [&](int rank) {
-    return std::make_unique<TcpTransport>(file, rank, 2, kLoopback);
-  };
+  const auto make = [&](int rank) { return make_tcp_transport(file, rank, 2, kLoopback); };
   expect_connected(2, make);
   EXPECT_EQ(fs::file_size(trap), 4u);
   EXPECT_FALSE(fs::is_symlink(file.string() + ".table"));
@@ -135,7 +131,7 @@ TEST(TcpMeeting, ATableThatOthersMayReadOrWriteIsNotBelieved) {
   const Folder folder;
   const fs::path file = folder / "meeting", table = file.string() + ".table";
   const auto error = [&] {
-    return error_of<InvalidArgument>([&] { TcpTransport transport(file, 1, 2, kLoopback); });
+    return error_of<InvalidArgument>([&] { make_tcp_transport(file, 1, 2, kLoopback); });
   };
   std::ofstream(table) << "a table\n";
   for (const fs::perms more :
@@ -156,10 +152,10 @@ TEST(TcpMeeting, WhatARunBeforeLeftIsNoticed) {
   const Folder folder;
   const fs::path file = folder / "meeting";
   std::ofstream(file.string() + ".rank-1") << "127.0.0.1:1\nhost\n";
-  const auto first = std::make_unique<TcpTransport>(file, 0, 2, kLoopback);
+  const auto first = make_tcp_transport(file, 0, 2, kLoopback);
   const std::string error =
-      error_of<TransportError>([&] { TcpTransport transport(file, 1, 2, kLoopback); });
-  EXPECT_TRUE(contains(error, "says of rank 1 what another process left")) << error;
+      error_of<TransportError>([&] { make_tcp_transport(file, 1, 2, kLoopback); });
+  EXPECT_TRUE(contains(error, "has an entry of another process for rank 1")) << error;
   EXPECT_FALSE(fs::exists(file.string() + ".rank-1")) << "the next run finds it";
 }
 
@@ -167,15 +163,15 @@ TEST(TcpMeeting, WhoGivesUpLeavesNothing) {
   const Folder folder;
   const fs::path file = folder / "meeting";
   const TcpOptions hasty{.address = "127.0.0.1", .timeout = 20ms};
-  EXPECT_THROW(TcpTransport(file, 1, 2, hasty), TransportError);
-  EXPECT_THROW(TcpTransport(file, 0, 2, hasty), TransportError);
+  EXPECT_THROW(make_tcp_transport(file, 1, 2, hasty), TransportError);
+  EXPECT_THROW(make_tcp_transport(file, 0, 2, hasty), TransportError);
   EXPECT_TRUE(fs::is_empty(file.parent_path()));
 }
 
 TEST(TcpMeeting, TheLongestTimeoutIsNotOver) {
   MemoryStore store;
   expect_connected(2, [&](int rank) {
-    return std::make_unique<TcpTransport>(
+    return make_tcp_transport(
         store, rank, 2,
         TcpOptions{.address = "127.0.0.1", .timeout = std::chrono::milliseconds::max()});
   });
@@ -185,18 +181,18 @@ TEST(TcpMeeting, WhoDoesNotComeIsNamed) {
   MemoryStore store;
   store.set("rank-1", "127.0.0.1:1\nhost\n");
   const std::string missing = error_of<TransportError>(
-      [&] { TcpTransport transport(store, 0, 3, {.address = "127.0.0.1", .timeout = 20ms}); });
-  EXPECT_TRUE(contains(missing, "rank 2 did not come to the meeting in time")) << missing;
+      [&] { make_tcp_transport(store, 0, 3, {.address = "127.0.0.1", .timeout = 20ms}); });
+  EXPECT_TRUE(contains(missing, "rank 2 missed the rendezvous")) << missing;
   const std::string first = error_of<TransportError>(
-      [&] { TcpTransport transport(store, 1, 3, {.address = "127.0.0.1", .timeout = 20ms}); });
-  EXPECT_TRUE(contains(first, "rank 0 did not come to the meeting in time")) << first;
+      [&] { make_tcp_transport(store, 1, 3, {.address = "127.0.0.1", .timeout = 20ms}); });
+  EXPECT_TRUE(contains(first, "rank 0 missed the rendezvous")) << first;
 }
 
 TEST(TcpMeeting, ByAddresses) {
   const auto addresses = free_addresses(3);
   expect_connected(3, [&](int rank) {
     std::this_thread::sleep_for(100ms * rank);  // other ranks connect before this rank listens
-    return std::make_unique<TcpTransport>(addresses, kMeetingSecret, rank);
+    return make_tcp_transport(addresses, kMeetingSecret, rank);
   });
 }
 
@@ -207,8 +203,8 @@ TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
   options.secret = "a phrase that the ranks share";
   std::vector<std::unique_ptr<Transport>> met(2);
   {
-    std::jthread second([&] { met[1] = std::make_unique<TcpTransport>(store, 1, 2, options); });
-    met[0] = std::make_unique<TcpTransport>(store, 0, 2, options);
+    std::jthread second([&] { met[1] = make_tcp_transport(store, 1, 2, options); });
+    met[0] = make_tcp_transport(store, 0, 2, options);
   }
   std::istringstream table(store.get("table", Clock::now()));
   std::string title, drawn, address;
@@ -223,7 +219,7 @@ TEST(TcpMeeting, WhoReadsTheStoreDoesNotKnowTheCompletedSecret) {
 
 TEST(TcpMeeting, ATransportOfOneRankLeavesNoSecret) {
   MemoryStore store;
-  const TcpTransport alone(store, 0, 1, kLoopback);
+  const auto alone = make_tcp_transport(store, 0, 1, kLoopback);
   EXPECT_THROW(store.get("table", Clock::now()), TransportError);
 }
 
@@ -231,55 +227,51 @@ TEST(TcpMeeting, ByNamesAndSixGroups) {
   auto addresses = free_addresses(2);
   addresses[0].replace(0, addresses[0].find(':'), "localhost");
   addresses[1].replace(0, addresses[1].find(':'), "localhost");
-  expect_connected(
-      2, [&](int rank) { return std::make_unique<TcpTransport>(addresses, kMeetingSecret, rank); });
+  expect_connected(2,
+                   [&](int rank) { return make_tcp_transport(addresses, kMeetingSecret, rank); });
   if (!fs::exists("/proc/net/if_inet6") || fs::file_size("/proc/net/if_inet6") == 0) {
     std::ifstream interfaces("/proc/net/if_inet6");
     if (interfaces.peek() == std::ifstream::traits_type::eof()) GTEST_SKIP() << "no IPv6 here";
   }
   MemoryStore store;
   expect_connected(2, [&](int rank) {
-    return std::make_unique<TcpTransport>(store, rank, 2,
-                                          TcpOptions{.address = "::1", .timeout = 20s});
+    return make_tcp_transport(store, rank, 2, TcpOptions{.address = "::1", .timeout = 20s});
   });
 }
 
 TEST(TcpMeeting, ByAnInterface) {
   MemoryStore store;
   expect_connected(2, [&](int rank) {
-    return std::make_unique<TcpTransport>(store, rank, 2,
-                                          TcpOptions{.address = "lo", .timeout = 20s});
+    return make_tcp_transport(store, rank, 2, TcpOptions{.address = "lo", .timeout = 20s});
   });
 }
 
 TEST(TcpMeeting, ByWhatTheHostIsCalled) {
   MemoryStore store;
-  expect_connected(2, [&](int rank) {
-    return std::make_unique<TcpTransport>(store, rank, 2, TcpOptions{.timeout = 20s});
-  });
+  expect_connected(
+      2, [&](int rank) { return make_tcp_transport(store, rank, 2, TcpOptions{.timeout = 20s}); });
 }
 
 // The address is reserved for documentation (RFC 5737), and no host has this address.
 TEST(TcpMeeting, ANameThatStandsForAnotherHostsAddressIsPassedOver) {
   const HostNamed named("192.0.2.77");
   MemoryStore store;
-  expect_connected(2, [&](int rank) {
-    return std::make_unique<TcpTransport>(store, rank, 2, TcpOptions{.timeout = 20s});
-  });
+  expect_connected(
+      2, [&](int rank) { return make_tcp_transport(store, rank, 2, TcpOptions{.timeout = 20s}); });
 }
 
 TEST(TcpMeeting, AnAddressOfAnotherHostIsNamed) {
   MemoryStore store;
-  const std::string error = error_of<TransportError>(
-      [&] { TcpTransport transport(store, 0, 1, {.address = "192.0.2.77"}); });
+  const std::string error =
+      error_of<TransportError>([&] { make_tcp_transport(store, 0, 1, {.address = "192.0.2.77"}); });
   EXPECT_TRUE(contains(error, "this rank's address, \"192.0.2.77\": cannot listen at")) << error;
 }
 
 TEST(TcpMeeting, APortThatIsTakenIsNamed) {
   const auto addresses = free_addresses(2);
-  const TcpTransport first(addresses, kMeetingSecret, 0);
+  const auto first = make_tcp_transport(addresses, kMeetingSecret, 0);
   const std::string error =
-      error_of<TransportError>([&] { TcpTransport again(addresses, kMeetingSecret, 0); });
+      error_of<TransportError>([&] { make_tcp_transport(addresses, kMeetingSecret, 0); });
   EXPECT_TRUE(contains(error, "cannot listen at " + addresses[0] + ": Address already in use"))
       << error;
 }
@@ -288,18 +280,19 @@ TEST(TcpMeeting, AnAddressThatDoesNotResolveIsNamed) {
   auto addresses = free_addresses(2);
   addresses[1] = "no-such-host.invalid:4711";
   const std::string error =
-      error_of<TransportError>([&] { TcpTransport transport(addresses, kMeetingSecret, 0); });
+      error_of<TransportError>([&] { make_tcp_transport(addresses, kMeetingSecret, 0); });
   EXPECT_TRUE(contains(error, "the address of rank 1, \"no-such-host.invalid\", does not resolve"))
       << error;
   MemoryStore store;
   const std::string own = error_of<TransportError>(
-      [&] { TcpTransport transport(store, 0, 1, {.address = "no-such-host.invalid"}); });
+      [&] { make_tcp_transport(store, 0, 1, {.address = "no-such-host.invalid"}); });
   EXPECT_TRUE(contains(own, "this rank's address, \"no-such-host.invalid\"")) << own;
 }
 
 TEST(TcpMeeting, WhoNeverListensIsNamed) {
   const auto addresses = free_addresses(2);
-  TcpTransport transport(addresses, kMeetingSecret, 0, {.timeout = 50ms});
+  const auto owned_transport = make_tcp_transport(addresses, kMeetingSecret, 0, {.timeout = 50ms});
+  Transport& transport = *owned_transport;
   const std::string error = error_of<TransportError>(
       [&] { exchange_all(transport, {.name = "exchange", .timeout = 20s}, pattern(10, 0, 1)); });
   EXPECT_TRUE(contains(error, "rank 1") &&
@@ -310,20 +303,20 @@ TEST(TcpMeeting, WhoNeverListensIsNamed) {
 TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
   MemoryStore store;
   const auto addresses = free_addresses(2);
-  EXPECT_THROW(TcpTransport(store, 2, 2), InvalidArgument);
-  EXPECT_THROW(TcpTransport(store, -1, 2), InvalidArgument);
-  EXPECT_THROW(TcpTransport(store, 0, 0), InvalidArgument);
-  EXPECT_THROW(TcpTransport(store, 0, -5), InvalidArgument);
-  EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 0}), InvalidArgument);
-  EXPECT_THROW(TcpTransport(store, 0, 1, {.connections = 17}), InvalidArgument);
-  EXPECT_THROW(TcpTransport(store, 0, 1, {.timeout = -1ms}), InvalidArgument);
-  EXPECT_THROW(TcpTransport(store, 0, 2, {.secret = "too short"}), InvalidArgument);
-  EXPECT_THROW(TcpTransport(addresses, "too short", 0), InvalidArgument);
-  EXPECT_THROW(TcpTransport(addresses, kMeetingSecret, 2), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 2, 2), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, -1, 2), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 0, 0), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 0, -5), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.connections = 0}), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.connections = 17}), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.timeout = -1ms}), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 0, 2, {.secret = "too short"}), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(addresses, "too short", 0), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(addresses, kMeetingSecret, 2), InvalidArgument);
   for (const char* text : {"", "host", ":4711", "host:", "host:0", "host:65536", "host:http",
                            "::1:4711", "host:4711x"}) {
     const std::vector<std::string> wrong = {text};
-    EXPECT_THROW(TcpTransport(wrong, kMeetingSecret, 0), InvalidArgument) << text;
+    EXPECT_THROW(make_tcp_transport(wrong, kMeetingSecret, 0), InvalidArgument) << text;
   }
 }
 

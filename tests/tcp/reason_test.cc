@@ -45,17 +45,20 @@ TEST(TcpReason, IsToldByWhoGoesBeforeItIsMissed) {
   std::string said;
   std::vector<std::jthread> threads;
   threads.emplace_back([&] {
-    TcpTransport transport(of_first, kSecret, 0);
+    const auto owned_transport = make_tcp_transport(of_first, kSecret, 0);
+    Transport& transport = *owned_transport;
     meet(transport, 1, 0);
     transport.poison("out of cheese");
   });
   threads.emplace_back([&] {
-    TcpTransport transport(all, kSecret, 1);
+    const auto owned_transport = make_tcp_transport(all, kSecret, 1);
+    Transport& transport = *owned_transport;
     meet(transport, 2, 0);
     EXPECT_TRUE(contains(error_of_waiting(transport, 0), "out of cheese"));
   });
   threads.emplace_back([&] {
-    TcpTransport transport(all, kSecret, 2);
+    const auto owned_transport = make_tcp_transport(all, kSecret, 2);
+    Transport& transport = *owned_transport;
     said = error_of_waiting(transport, 1);
   });
   threads.clear();

@@ -199,8 +199,9 @@ Exchange exchange_through(TcpProtection protection, Middle::Change change) {
   Exchange found;
   Middle middle(addresses[1], std::move(change));
   const std::vector<std::string> seen = {addresses[0], middle.address()};
-  TcpTransport first(seen, secret, 0, options), second(addresses, secret, 1, options);
-  const auto run = [&](TcpTransport& transport) {
+  const auto first = make_tcp_transport(seen, secret, 0, options);
+  const auto second = make_tcp_transport(addresses, secret, 1, options);
+  const auto run = [&](Transport& transport) {
     const int rank = transport.rank();
     try {
       // The lower rank connects. Rank 1 waits for the first message before sending.
@@ -217,8 +218,8 @@ Exchange exchange_through(TcpProtection protection, Middle::Change change) {
       transport.close();
     }
   };
-  std::jthread other([&] { run(second); });
-  run(first);
+  std::jthread other([&] { run(*second); });
+  run(*first);
   other.join();
   return found;
 }

@@ -2,12 +2,16 @@
 // ranks continue.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <tersor/agreement.h>
 #include <tersor/wire.h>
 
 #include <chrono>
 #include <functional>
 #include <limits>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "comm/transport/host/head.h"
 #include "tests/tcp/fake_peer.h"
@@ -29,8 +33,8 @@ class TcpStrangers : public ::testing::Test {
   void use_addresses(int ranks) { addresses_ = free_addresses(ranks); }
   const std::string& address(int rank) const { return addresses_[static_cast<std::size_t>(rank)]; }
 
-  std::unique_ptr<TcpTransport> rank(int number, TcpOptions options = {}) const {
-    return std::make_unique<TcpTransport>(addresses_, kGroupSecret, number, options);
+  std::unique_ptr<Transport> rank(int number, TcpOptions options = {}) const {
+    return make_tcp_transport(addresses_, kGroupSecret, number, options);
   }
   tcp::Hello hello(int from, int to) const {
     return {.from = static_cast<std::uint32_t>(from),
@@ -123,10 +127,10 @@ TEST_F(TcpStrangers, AnOldSecretIsDropped) {
 TEST_F(TcpStrangers, ARankWithAnotherSecretIsNamed) {
   use_addresses(2);
   const auto transport = rank(0);
-  const TcpTransport other(addresses_, kOldSecret, 1);
+  const auto other = make_tcp_transport(addresses_, kOldSecret, 1);
   const std::string error = error_of(*transport);
   EXPECT_TRUE(contains(error, "rank 1") &&
-              contains(error, "does not know the secret of this world"))
+              contains(error, "does not know the secret of this group"))
       << error;
 }
 
@@ -199,7 +203,7 @@ TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
   use_addresses(2);
   const auto transport = rank(0, {.secret = kOldSecret}), other = rank(1);
   const std::string error = error_of(*transport);
-  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "or another TcpOptions::secret"))
+  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "another TcpOptions::secret"))
       << error;
 }
 
@@ -223,14 +227,14 @@ TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
   const auto transport = rank(0);
   std::vector<std::string> more = addresses_;
   more.push_back(free_addresses(1).front());
-  TcpTransport other(more, kGroupSecret, 1);
+  const auto other = make_tcp_transport(more, kGroupSecret, 1);
   try {
-    other.receive({.name = "receive", .timeout = 20s}, 0, 10);
-    other.send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();
-    other.receive({.name = "receive", .tag = 1, .timeout = 20s}, 0, 10).wait_synchronize();
+    other->receive({.name = "receive", .timeout = 20s}, 0, 10);
+    other->send({.name = "send", .timeout = 20s}, 0, {}).wait_synchronize();
+    other->receive({.name = "receive", .tag = 1, .timeout = 20s}, 0, 10).wait_synchronize();
     ADD_FAILURE() << "no error";
   } catch (const TransportError& error) {
-    EXPECT_TRUE(contains(error.what(), "rank 0 is of a world that has not 3 ranks"))
+    EXPECT_TRUE(contains(error.what(), "rank 0 belongs to a group without 3 ranks"))
         << error.what();
   }
 }
@@ -245,7 +249,7 @@ class TcpPlayedPeer : public TcpStrangers {
     ASSERT_EQ(peer_->call(secret_, hello(1, 0)), tcp::Verdict::kWelcome);
   }
 
-  std::unique_ptr<TcpTransport> transport_;
+  std::unique_ptr<Transport> transport_;
   std::optional<FakePeer> peer_;
 };
 
@@ -306,6 +310,39 @@ TEST_F(TcpPlayedPeer, AnAnswerBeyondAllRanksIsNobody) {
     peer_->say(std::as_bytes(std::span(&message, 1)));
     const std::string error = error_of(*transport_, 100ms);
     EXPECT_TRUE(contains(error, "no message from rank 1 within 100 ms")) << error;
+  }
+}
+
+// Rank 1 sends options, a mismatch or a fault with a malformed payload.
+TEST_F(TcpPlayedPeer, AMalformedAgreementIsNamed) {
+  const auto valid = pack(std::vector<std::string>{"mismatch", "1", "codec", "int8"});
+  const auto options = std::as_bytes(std::span(valid));
+  const std::vector<std::byte> huge(8, std::byte{0xff});
+  struct Malformed {
+    host::Kind kind;
+    const char* error;
+    ConstByteSpan payload;
+  };
+  std::vector<Malformed> messages;
+  for (const auto& [kind, error] :
+       {std::pair{host::Kind::kOptions, "sends options that cannot be read"},
+        std::pair{host::Kind::kCompare, "sends a mismatch that cannot be read"},
+        std::pair{host::Kind::kFault, "rank 1 announces a fault that cannot be read"}})
+    for (const ConstByteSpan payload : {ConstByteSpan(), options.first(3),
+                                        options.first(options.size() - 1), ConstByteSpan(huge)})
+      messages.push_back({kind, error, payload});
+  for (const auto& [kind, wanted, payload] : messages) {
+    SetUp();
+    host::Head head;
+    head.channel = Signature().value();
+    head.kind = kind;
+    head.part = head.from = 1;
+    head.envelope.bytes = payload.size();
+    const MessageHead message = host::to_message_head(head);
+    peer_->say(std::as_bytes(std::span(&message, 1)));
+    peer_->say(payload);
+    const std::string error = error_of(*transport_);
+    EXPECT_TRUE(contains(error, "rank 1") && contains(error, wanted)) << error;
   }
 }
 

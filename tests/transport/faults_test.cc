@@ -289,6 +289,28 @@ TEST_P(TransportFaults, LeavingAfterTheLastMessageIsNoFault) {
     });
 }
 
+/// Expects an error that names rank 0 as the rank that left.
+void expect_error_after_close(Transport& transport, int peer) {
+  try {
+    transport.receive({.name = "receive", .timeout = 20s}, peer, 1).wait_synchronize();
+    ADD_FAILURE() << "no error";
+  } catch (const TransportError& error) {
+    EXPECT_TRUE(contains(error.what(), "rank 0 left") ||
+                contains(error.what(), "rank 0 closed the transport"))
+        << error.what();
+  }
+}
+
+// Rank 0 closes its transport while a channel exists and the other ranks wait.
+TEST_P(TransportFaults, AClosedTransportEndsAllWaits) {
+  run(3, [](Transport& transport) {
+    const auto channel = transport.rank() == 0 ? transport.channel() : nullptr;
+    if (transport.rank() != 0) return expect_error_after_close(transport, 0);
+    for (int attempt = 0; attempt < 2; ++attempt) transport.close();
+    for (Transport* one : {&transport, channel.get()}) expect_error_after_close(*one, 1);
+  });
+}
+
 TEST_P(TransportFaults, PoisonFromAnotherThreadEndsAWait) {
   const auto errors = errors_of(GetParam(), 2, [&](Transport& transport) {
     if (transport.rank() == 1) return;

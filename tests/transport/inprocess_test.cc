@@ -1,4 +1,5 @@
-// Features of the in-process transport only: links as text, InProcessWorld, and run_ranks.
+// Features of the in-process transport only: links as text, make_inprocess_transports, and
+// run_ranks.
 #include <tersor/inprocess.h>
 #include <tersor/network.h>
 
@@ -87,18 +88,12 @@ TEST(Link, RefusesAnythingElseAndShowsTheGrammar) {
     }
 }
 
-TEST(InProcessWorld, GivesEachTransportOutOnce) {
-  InProcessWorld world(2);
-  EXPECT_EQ(world.ranks(), 2);
-  const auto first = world.transport(0);
-  EXPECT_THROW(world.transport(0), InvalidArgument);
-  EXPECT_THROW(world.transport(2), InvalidArgument);
-  EXPECT_THROW(world.transport(-1), InvalidArgument);
-  EXPECT_THROW(InProcessWorld(0), InvalidArgument);
-  EXPECT_THROW(InProcessWorld(2, {.ranks_per_host = 0}), InvalidArgument);
+TEST(InProcess, RefusesNoRanks) {
+  EXPECT_THROW(make_inprocess_transports(0), InvalidArgument);
+  EXPECT_THROW(make_inprocess_transports(2, {.ranks_per_host = 0}), InvalidArgument);
 }
 
-TEST(InProcessWorld, PutsRanksOnHosts) {
+TEST(InProcess, PutsRanksOnHosts) {
   run_ranks(5, parse_link("none,per_host=2"), [](Transport& transport) {
     EXPECT_EQ(transport.hosts(), (std::vector<int>{0, 0, 1, 1, 2}));
     if (transport.rank() < 2) return;
@@ -112,12 +107,10 @@ TEST(InProcessWorld, PutsRanksOnHosts) {
 }
 
 // A single thread may hold all ranks if every rank starts an operation before the first wait.
-TEST(InProcessWorld, OneThreadMayHoldAllRanks) {
-  InProcessWorld world(3);
-  std::vector<std::unique_ptr<Transport>> transports;
+TEST(InProcess, OneThreadMayHoldAllRanks) {
+  const auto transports = make_inprocess_transports(3);
   std::vector<std::vector<float>> values(3, std::vector<float>(50'000, 1.0f));
   std::vector<Handle> handles;
-  for (int rank = 0; rank < 3; ++rank) transports.push_back(world.transport(rank));
   for (std::size_t rank = 0; rank < 3; ++rank)
     handles.push_back(transports[rank]->sum({.name = "sum"}, cut(values[rank], {1, 2, 49'997})));
   for (bool done = false; !done;) {
@@ -127,24 +120,22 @@ TEST(InProcessWorld, OneThreadMayHoldAllRanks) {
   for (const auto& sums : values) EXPECT_EQ(sums, std::vector<float>(50'000, 3.0f));
 }
 
-TEST(InProcessWorld, HandlesMayOutliveTransportAndWorld) {
+TEST(InProcess, HandlesMayOutliveTransports) {
   Handle handle;
   {
-    InProcessWorld world(2);
-    const auto one = world.transport(0);
-    const auto other = world.transport(1);
+    const auto transports = make_inprocess_transports(2);
     const auto bytes = pattern(100, 0, 1);
-    one->send({.name = "send"}, 1, bytes).wait_synchronize();
-    handle = other->receive({.name = "receive"}, 0, 100);
+    transports[0]->send({.name = "send"}, 1, bytes).wait_synchronize();
+    handle = transports[1]->receive({.name = "receive"}, 0, 100);
     handle.wait_synchronize();
   }
   EXPECT_TRUE(equal_bytes(handle.received(0), pattern(100, 0, 1)));
 }
 
 // The receiver reads a block in the sender's memory. The block lives until its last reference ends.
-TEST(InProcessWorld, HandsMessagesOverThatLieInABlock) {
-  InProcessWorld world(2);
-  const auto one = world.transport(0), other = world.transport(1);
+TEST(InProcess, HandsMessagesOverThatLieInABlock) {
+  const auto transports = make_inprocess_transports(2);
+  const auto &one = transports[0], &other = transports[1];
   const auto bytes = pattern(2000, 0, 1);
   Block block = one->block(3000);
   const ByteSpan sent = block.writable().subspan(1000, bytes.size());
@@ -160,10 +151,9 @@ TEST(InProcessWorld, HandsMessagesOverThatLieInABlock) {
   EXPECT_EQ(one->block(3000).writable().data(), sent.data() - 1000);
 }
 
-TEST(InProcessWorld, ResultsAreAskedForWhenDone) {
-  InProcessWorld world(2);
-  const auto one = world.transport(0);
-  Handle handle = one->receive({.name = "receive"}, 1, 8);
+TEST(InProcess, ResultsAreAskedForWhenDone) {
+  const auto transports = make_inprocess_transports(2);
+  Handle handle = transports[0]->receive({.name = "receive"}, 1, 8);
   EXPECT_FALSE(handle.test());
   EXPECT_THROW(handle.received(1), InvalidArgument);
 }

@@ -17,7 +17,7 @@ using namespace std::chrono_literals;
 std::unique_ptr<Transport> isolated_channel_of(Transport& transport) try {
   return transport.isolated_channel();
 } catch (const InvalidArgument& error) {
-  EXPECT_TRUE(contains(error.what(), "take TcpTransport")) << error.what();
+  EXPECT_TRUE(contains(error.what(), "use make_tcp_transport")) << error.what();
   return nullptr;
 }
 

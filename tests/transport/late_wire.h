@@ -4,7 +4,6 @@
 // checks that no rank writes to memory during a send.
 #pragma once
 
-#include <tersor/forwarding.h>
 #include <tersor/network.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <random>
 #include <set>
 
+#include "comm/transport/forwarding.h"
 #include "tests/transport/ranks.h"
 
 namespace tersor::test {

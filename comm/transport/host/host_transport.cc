@@ -163,7 +163,8 @@ std::unique_ptr<Transport> HostTransport::join(std::span<const int> members,
 
 void HostTransport::refuse_if_isolated(const Operation& operation, std::string_view what) const {
   if (!channel_->state().is_isolated()) return;
-  refuse(operation, "a lifeline has no " + std::string(what) + ": take a split of it");
+  refuse(operation,
+         "an isolated channel has no " + std::string(what) + "; use a split of the channel");
 }
 
 void HostTransport::poison(std::string_view cause) {

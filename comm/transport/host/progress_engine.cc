@@ -50,7 +50,11 @@ ProgressEngine::ProgressEngine(std::unique_ptr<Wire> wire)
 }
 
 ProgressEngine::~ProgressEngine() {
-  if (!ended_) ended_ = wire_->end(parting());
+  if (!ended_) {
+    const Wire::Parting agreed = parting();
+    const std::lock_guard lock(shared_lock_);
+    ended_ = wire_->end(agreed);
+  }
   if (!*ended_) state_.release();
 }
 

@@ -128,8 +128,7 @@ class ProgressEngine {
   ~ProgressEngine();
 
   /// Leaves all channels and ends the wire while transports still exist. Every later call and every
-  /// current wait of these transports throws TransportError. Used on wires without background
-  /// progress.
+  /// current wait of these transports throws TransportError.
   void close();
 
   const Wire::Traits& traits() const { return traits_; }

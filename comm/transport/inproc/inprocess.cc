@@ -1,12 +1,12 @@
 // Implements <tersor/inprocess.h>.
 #include <tersor/error.h>
 #include <tersor/inprocess.h>
+#include <tersor/network.h>
 
 #include <exception>
 #include <mutex>
 #include <thread>
 
-#include "comm/transport/host/host_transport.h"
 #include "comm/transport/inproc/wire.h"
 
 namespace tersor {
@@ -48,40 +48,16 @@ void run_rank(Transport& transport, const std::function<void(Transport&)>& body,
 
 }  // namespace
 
-/// The engines of ranks without a requested transport.
-struct InProcessWorld::State {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<host::ProgressEngine>> engines;
-};
-
-InProcessWorld::InProcessWorld(int ranks, Link link) : state_(std::make_shared<State>()) {
+std::vector<std::unique_ptr<Transport>> make_inprocess_transports(int ranks, const Link& link) {
   const auto network = std::make_shared<inproc::Network>(ranks, link);
+  std::vector<std::unique_ptr<Transport>> transports;
   for (int rank = 0; rank < ranks; ++rank)
-    state_->engines.push_back(std::make_shared<host::ProgressEngine>(
-        std::make_unique<inproc::InProcessWire>(network, rank)));
-}
-
-InProcessWorld::~InProcessWorld() = default;
-
-int InProcessWorld::ranks() const { return static_cast<int>(state_->engines.size()); }
-
-std::unique_ptr<Transport> InProcessWorld::transport(int rank) {
-  if (rank < 0 || rank >= ranks())
-    throw InvalidArgument("rank " + std::to_string(rank) + " of a world of " +
-                          std::to_string(ranks()) + " ranks");
-  const std::lock_guard lock(state_->mutex);
-  auto& engine = state_->engines[static_cast<std::size_t>(rank)];
-  if (engine == nullptr)
-    throw InvalidArgument("the transport of rank " + std::to_string(rank) +
-                          " was given out before");
-  return std::make_unique<host::HostTransport>(std::move(engine));
+    transports.push_back(make_transport(std::make_unique<inproc::InProcessWire>(network, rank)));
+  return transports;
 }
 
 void run_ranks(int ranks, const Link& link, const std::function<void(Transport&)>& body) {
-  InProcessWorld all(ranks, link);
-  std::vector<std::unique_ptr<Transport>> transports;
-  for (int rank = 0; rank < ranks; ++rank) transports.push_back(all.transport(rank));
-  run_ranks(std::move(transports), body);
+  run_ranks(make_inprocess_transports(ranks, link), body);
 }
 
 void run_ranks(std::vector<std::unique_ptr<Transport>> transports,

@@ -14,7 +14,7 @@ namespace tersor::inproc {
 namespace {
 
 std::size_t checked_ranks(int ranks) {
-  if (ranks < 1) throw InvalidArgument("a world has at least 1 rank, not " + std::to_string(ranks));
+  if (ranks < 1) throw InvalidArgument(std::to_string(ranks) + " ranks: give at least 1");
   return static_cast<std::size_t>(ranks);
 }
 
@@ -39,7 +39,6 @@ void Network::enter(int rank, std::function<void(Wire::Arrival)> take) {
 }
 
 void Network::leave(int rank) {
-  const std::lock_guard lock(shared_->shared_lock);
   takers_[static_cast<std::size_t>(rank)] = nullptr;
   for (Message& message : messages_)
     if (message.to == rank) message.job = nullptr;

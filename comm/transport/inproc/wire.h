@@ -24,7 +24,7 @@ struct Message : Packet {
 };
 
 /// State shared by all ranks: the present ranks and the emulated link. All functions except `enter`
-/// and `leave` require the wires' lock.
+/// require the wires' lock.
 class Network {
  public:
   Network(int ranks, const Link& link);

@@ -18,7 +18,7 @@ MPI_Comm initialise(int* argument_count, char*** arguments) {
   if (after != 0) throw InvalidArgument("MPI was finalised, and cannot be initialised again");
   if (before != 0)
     throw InvalidArgument(
-        "MPI was initialised before: make a tersor::MpiTransport over your own communicator");
+        "MPI was initialised before: call tersor::make_mpi_transport with your own communicator");
   int level = MPI_THREAD_SINGLE;
   mpi::check(MPI_Init_thread(argument_count, arguments, MPI_THREAD_MULTIPLE, &level),
              "MPI_Init_thread");
@@ -43,10 +43,9 @@ bool everybody_comes(MPI_Comm meeting) {
 
 }  // namespace
 
-MpiTransport::MpiTransport(MPI_Comm communicator)
-    : ForwardingTransport(make_transport(std::make_unique<mpi::MpiWire>(communicator))) {}
-
-MpiTransport::~MpiTransport() = default;
+std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator) {
+  return make_transport(std::make_unique<mpi::MpiWire>(communicator));
+}
 
 MpiSession::MpiSession() : meeting_(initialise(nullptr, nullptr)) {}
 

@@ -255,7 +255,7 @@ std::unique_ptr<Transport> DeviceTransport::join(std::span<const int> members,
 }
 
 void DeviceTransport::gather_hosts() {
-  const Operation operation{.name = "NcclTransport", .timeout = timeout_};
+  const Operation operation{.name = "make_nccl_transport", .timeout = timeout_};
   const std::uint64_t own = machine_number();
   Handle handle = gather_staged(operation, std::as_bytes(std::span(&own, 1)), sizeof own);
   handle.wait_synchronize();
@@ -283,6 +283,8 @@ void DeviceTransport::wake() {
   }
   woken_changed_.notify_all();
 }
+
+void DeviceTransport::close() { poison("closed the transport"); }
 
 void DeviceTransport::poison(std::string_view cause) {
   fabric_->fail(name(rank()) + " gave up: " + std::string(cause));

@@ -80,6 +80,7 @@ class DeviceTransport final : public Transport {
   void wait_activity(Clock::time_point until) override;
   void wake() override;
   void poison(std::string_view cause) override;
+  void close() override;
 
  private:
   DeviceTransport(std::shared_ptr<Fabric> fabric, std::shared_ptr<Queue> queue,

@@ -10,7 +10,7 @@ namespace tersor::tcp {
 
 /// Carries messages between rank 0 and each other rank, under TcpProtection::kEncrypt. Rank 0
 /// listens at `address`. The other ranks connect to rank 0 with the first message. The secret is
-/// TcpOptions::secret. Throws as the constructors of TcpTransport do.
+/// TcpOptions::secret. Throws the exceptions of make_tcp_transport.
 std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks,
                                  const TcpOptions& options);
 

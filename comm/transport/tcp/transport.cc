@@ -10,9 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "comm/transport/host/host_transport.h"
 #include "comm/transport/host/hosts.h"
-#include "comm/transport/host/progress_engine.h"
 #include "comm/transport/tcp/address.h"
 #include "comm/transport/tcp/file_store.h"
 #include "comm/transport/tcp/lobby.h"
@@ -84,8 +82,8 @@ std::vector<std::string> lines_of(const std::string& text, std::size_t count) {
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   if (lines.size() != count || std::ranges::any_of(lines, &std::string::empty))
     throw TransportError(
-        "the ranks' meeting place holds what is not of this world: give it a name "
-        "that no run had before");
+        "the rendezvous store or file has contents of another program: use a new name for each "
+        "run");
   return lines;
 }
 
@@ -104,7 +102,7 @@ std::string get_of(KeyValueStore& store, int rank, const std::string& key,
     return store.get(key, until);
   } catch (const TransportError& error) {
     throw TransportError("rank " + std::to_string(rank) +
-                         " did not come to the meeting in time: " + error.what());
+                         " missed the rendezvous: " + error.what());
   }
 }
 
@@ -124,9 +122,10 @@ Table exchange(KeyValueStore& store, int rank, int ranks, const Entry& own,
   store.set(key_of(rank), own.text());
   Table table = parse_table(get_of(store, 0, std::string(kTableKey), until), ranks);
   if (table.entries[static_cast<std::size_t>(rank)] != own)
-    throw TransportError("the ranks' meeting place says of rank " + std::to_string(rank) +
-                         " what another process left, of a run before it or of the same number: "
-                         "give it a name that no run had before");
+    throw TransportError("the rendezvous store or file has an entry of another process for rank " +
+                         std::to_string(rank) +
+                         ", from an earlier run or a process with the same rank: use a new name "
+                         "for each run");
   return table;
 }
 
@@ -173,7 +172,7 @@ RankAddress meet_in_file(const fs::path& file, int rank, int ranks, const TcpOpt
   const fs::path table = store.file(std::string(kTableKey));
   std::error_code ignored;
   if (rank == 0 && fs::exists(table, ignored))
-    throw InvalidArgument(table.string() + " is there already: give a name that no run had before");
+    throw InvalidArgument(table.string() + " exists: use a new name for each run");
   // Written only after all ranks have come.
   if (rank == 0) store.check_writable(std::string(kTableKey));
   try {
@@ -199,8 +198,8 @@ RankAddress meet_at_addresses(std::span<const std::string> addresses, std::strin
   return address;
 }
 
-std::shared_ptr<host::ProgressEngine> engine_at(RankAddress address) {
-  return std::make_shared<host::ProgressEngine>(std::make_unique<TcpWire>(std::move(address)));
+std::unique_ptr<Transport> transport_at(RankAddress address) {
+  return make_transport(std::make_unique<TcpWire>(std::move(address)));
 }
 
 }  // namespace
@@ -219,30 +218,27 @@ std::unique_ptr<Transport> lobby(const std::string& address, int rank, int ranks
                   .timeout = timeout_of(options)};
   own.endpoints[0] = resolve(parse_address(address), "the address of rank 0");
   own.listener = std::make_unique<Listener>(own.endpoints[static_cast<std::size_t>(rank)]);
-  return std::make_unique<host::HostTransport>(engine_at(std::move(own)));
+  return transport_at(std::move(own));
 }
 
 }  // namespace tersor::tcp
 
 namespace tersor {
 
-TcpTransport::TcpTransport(std::shared_ptr<host::ProgressEngine> engine)
-    : ForwardingTransport(std::make_unique<host::HostTransport>(engine)),
-      engine_(std::move(engine)) {}
+std::unique_ptr<Transport> make_tcp_transport(KeyValueStore& store, int rank, int ranks,
+                                              const TcpOptions& options) {
+  return tcp::transport_at(tcp::meet_in_store(store, rank, ranks, options));
+}
 
-TcpTransport::TcpTransport(KeyValueStore& store, int rank, int ranks, const TcpOptions& options)
-    : TcpTransport(tcp::engine_at(tcp::meet_in_store(store, rank, ranks, options))) {}
+std::unique_ptr<Transport> make_tcp_transport(const std::filesystem::path& file, int rank,
+                                              int ranks, const TcpOptions& options) {
+  return tcp::transport_at(tcp::meet_in_file(file, rank, ranks, options));
+}
 
-TcpTransport::TcpTransport(const std::filesystem::path& file, int rank, int ranks,
-                           const TcpOptions& options)
-    : TcpTransport(tcp::engine_at(tcp::meet_in_file(file, rank, ranks, options))) {}
-
-TcpTransport::TcpTransport(std::span<const std::string> addresses, std::string_view secret,
-                           int rank, const TcpOptions& options)
-    : TcpTransport(tcp::engine_at(tcp::meet_at_addresses(addresses, secret, rank, options))) {}
-
-TcpTransport::~TcpTransport() = default;
-
-void TcpTransport::close() { engine_->close(); }
+std::unique_ptr<Transport> make_tcp_transport(std::span<const std::string> addresses,
+                                              std::string_view secret, int rank,
+                                              const TcpOptions& options) {
+  return tcp::transport_at(tcp::meet_at_addresses(addresses, secret, rank, options));
+}
 
 }  // namespace tersor

@@ -27,7 +27,7 @@ std::string library_version() {
 /// `address` points to the MPI_Comm in an mpi4py communicator.
 std::unique_ptr<Transport> make_transport(std::uintptr_t address) {
   const MPI_Comm communicator = *reinterpret_cast<const MPI_Comm*>(address);
-  return make_patient([&] { return std::make_unique<MpiTransport>(communicator); });
+  return make_patient([&] { return make_mpi_transport(communicator); });
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ constexpr std::string_view kSparse[] = {"topk:density=0.01"};  // without two-sh
 /// Tests codecs with both dtypes and all counts for one algorithm.
 void check_all(const RankIdentity& identity, Algorithm algorithm,
                std::span<const std::string_view> codecs, const std::vector<int>& hosts = {}) {
-  NcclTransport transport(meet(identity));
+  const auto owned_transport = make_nccl_transport(meet(identity));
+  Transport& transport = *owned_transport;
   const Stream stream;
   for (const std::string_view codec : codecs)
     for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16})
@@ -47,7 +48,8 @@ const Registered kHierarchical("hierarchical", [](const RankIdentity& identity) 
 
 /// NCCL's own sum of two f32 values is independent of the order.
 const Registered kNative("native", [](const RankIdentity& identity) {
-  NcclTransport transport(meet(identity));
+  const auto owned_transport = make_nccl_transport(meet(identity));
+  Transport& transport = *owned_transport;
   const Stream stream;
   for (const std::size_t count : kCounts) {
     const Reduction reduction{"none", Algorithm::kNative, Dtype::kF32, count};

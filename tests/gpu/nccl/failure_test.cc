@@ -61,7 +61,8 @@ void lose_the_last(const RankIdentity& identity, Steps steps, Death death) {
   const Bytes expected = reduced_on_cpu(kWanted, identity.ranks).front();
   const Bytes expected_next = reduced_on_cpu(kStopped, identity.ranks).front();
   const Stream stream;
-  NcclTransport transport(meet(identity));
+  const auto owned_transport = make_nccl_transport(meet(identity));
+  Transport& transport = *owned_transport;
   DeviceReduction on_device(kWanted, transport, stream);
   on_device.options().timeout = kDeadline;
   on_device.call();
@@ -82,7 +83,8 @@ void lose_the_last(const RankIdentity& identity, Steps steps, Death death) {
 
 void go_on(const RankIdentity& identity) {
   const Stream stream;
-  NcclTransport transport(meet(identity, ".after"));
+  const auto owned_transport = make_nccl_transport(meet(identity, ".after"));
+  Transport& transport = *owned_transport;
   DeviceReduction on_device(kWanted, transport, stream);
   on_device.call();
   on_device.require_bits(reduced_on_cpu(kWanted, identity.ranks).front());

@@ -17,8 +17,8 @@ const Reduction kWanted{"int8+ef", Algorithm::kTwoShot, Dtype::kF32, 3001};
 class Run {
  public:
   Run(const RankIdentity& identity, std::size_t number)
-      : transport_(meet(identity, "." + std::to_string(number))),
-        on_device_(kWanted, transport_, stream_) {
+      : transport_(make_nccl_transport(meet(identity, "." + std::to_string(number)))),
+        on_device_(kWanted, *transport_, stream_) {
     on_device_.options().timeout = kDeadline;
   }
 
@@ -41,7 +41,7 @@ class Run {
   void require_bits(const Bytes& expected) { on_device_.require_bits(expected); }
 
  private:
-  NcclTransport transport_;
+  const std::unique_ptr<Transport> transport_;
   const Stream stream_;
   DeviceReduction on_device_;
   std::size_t called_ = 0;

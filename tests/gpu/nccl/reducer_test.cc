@@ -120,7 +120,8 @@ class DeviceTraining {
 
 const Registered kReducer("reducer", [](const RankIdentity& identity) {
   const Steps expected = steps_on_cpu(identity.ranks);
-  NcclTransport transport(meet(identity));
+  const auto owned_transport = make_nccl_transport(meet(identity));
+  Transport& transport = *owned_transport;
   const Stream stream;
   DeviceTraining training(transport, stream);
   for (int step = 0; step < kSteps; ++step) {

@@ -19,7 +19,8 @@ std::vector<Reduction> reductions(int ranks) {
 }
 
 const Registered kGraphs("graphs", [](const RankIdentity& identity) {
-  NcclTransport transport(meet(identity));
+  const auto owned_transport = make_nccl_transport(meet(identity));
+  Transport& transport = *owned_transport;
   const Stream stream;
   for (const Reduction& reduction : reductions(identity.ranks)) {
     const std::vector<Bytes> expected = reduced_on_cpu(reduction, identity.ranks, 1 + kReplays);
@@ -49,7 +50,8 @@ std::size_t free_bytes(Transport& transport) {
 
 const Registered kAllocations("allocations", [](const RankIdentity& identity) {
   constexpr int kCalls = 5;
-  NcclTransport transport(meet(identity));
+  const auto owned_transport = make_nccl_transport(meet(identity));
+  Transport& transport = *owned_transport;
   const Stream stream;
   for (const Reduction& reduction : reductions(identity.ranks)) {
     DeviceReduction on_device(reduction, transport, stream);

@@ -21,16 +21,16 @@ bool refuses(const char* when, const char* word, Call&& call) {
   return false;
 }
 
-void make() { tersor::MpiTransport transport(MPI_COMM_WORLD); }
+void make() { tersor::make_mpi_transport(MPI_COMM_WORLD); }
 
 }  // namespace
 
 int main() {
   bool right = refuses("before MPI_Init", "not initialised", make);
-  std::unique_ptr<tersor::MpiTransport> kept;
+  std::unique_ptr<tersor::Transport> kept;
   {
     const tersor::MpiSession session;
-    kept = std::make_unique<tersor::MpiTransport>(MPI_COMM_WORLD);
+    kept = tersor::make_mpi_transport(MPI_COMM_WORLD);
     kept->barrier({.name = "test"}).wait_synchronize();
   }
   right &= refuses("a transport after MPI_Finalize", "finalised", [&] { kept->progress(); });

@@ -63,7 +63,8 @@ bool keeps_beside_transports(int level) {
   bool right = true;
   right &= swaps_beside(level, [&] {
     for (int round = 0; round < 3; ++round) {
-      tersor::MpiTransport transport(MPI_COMM_WORLD);
+      const auto owned_transport = tersor::make_mpi_transport(MPI_COMM_WORLD);
+      tersor::Transport& transport = *owned_transport;
       right &= keeps(level, "a transport was made");
       transport.barrier({.name = "test"}).wait_synchronize();
       right &= keeps(level, "a barrier");

@@ -17,8 +17,8 @@ void train(MPI_Comm communicator) {
   MPI_Comm_size(communicator, &ranks);
   const std::vector<Example> examples = make_examples(rank);
   std::vector<Layer> layers = {{"hidden", kHidden, kInputs, 2}, {"output", kClasses, kHidden, 3}};
-  tersor::MpiTransport transport(communicator);
-  tersor::GradientReducer reducer(transport, {.codec = "int8"});
+  const auto transport = tersor::make_mpi_transport(communicator);
+  tersor::GradientReducer reducer(*transport, {.codec = "int8"});
   for (Layer& layer : layers) reducer.add(layer.name, layer.gradient, layer.rows, layer.columns);
   double first_loss = 0, loss = 0;
   for (int step = 0; step < kSteps; ++step) {

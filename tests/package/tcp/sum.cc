@@ -8,8 +8,9 @@
 
 int main(int, char** words) {
   const int rank = std::stoi(words[2]), ranks = std::stoi(words[3]);
-  tersor::TcpTransport transport(words[1], rank, ranks, {.address = "127.0.0.1"});
+  const auto transport =
+      tersor::make_tcp_transport(words[1], rank, ranks, {.address = "127.0.0.1"});
   std::vector<float> gradient(1000, 1.0f);
-  tersor::allreduce(transport, gradient, {.codec = "int8"});
+  tersor::allreduce(*transport, gradient, {.codec = "int8"});
   std::printf("rank %d: %.3f\n", rank, static_cast<double>(gradient.front()));
 }
