@@ -140,7 +140,7 @@ TEST_F(Codecs, ADamagedFileOfValuesIsRefused) {
   const std::map<std::string, std::string> damaged = {
       {"not a .npy", "PK" + good},
       {"has 31 bytes", good.substr(0, good.size() - 1)},
-      {"9 values", npy_of(values, "<f4", "9,")},
+      {"its shape says 9 of 4 bytes", npy_of(values, "<f4", "9,")},
       {"<c8", npy_of(values, "<c8", "4,")},
       {"cut short", good.substr(0, 20)},
       {"not finite", npy_of(with_nan, "<f4", "2,")},
