@@ -1,4 +1,4 @@
-"""The CUDA trainer's steps contain exactly the five lines of Tersor shown in docs/gpu.md."""
+"""The CUDA trainer's steps contain exactly the five lines of Tersor shown in docs/how-to/gpu.md."""
 
 import pathlib
 import re
