@@ -1,6 +1,6 @@
 // A trainer on GPUs with one process per rank. Tersor reduces the gradients with the five lines of
-// docs/gpu.md. Without a rank in the environment, the program starts the ranks. Status 1 means:
-// ranks end with different bits, or the loss did not fall.
+// docs/how-to/gpu.md. Without a rank in the environment, the program starts the ranks. Status 1
+// means: ranks end with different bits, or the loss did not fall.
 //
 // usage: tersor-trainer-cuda [--ranks N] [--steps N] [--hidden N] [--codec SPEC...]
 #include <cuda_runtime_api.h>

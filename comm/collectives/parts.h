@@ -22,7 +22,7 @@ inline std::size_t unit_of(const Codec& codec, std::size_t count) {
 }
 
 /// A chunk is divided among its shards. Beyond this number of shards, the shard length stays
-/// constant, because each message costs microseconds (docs/algorithms.md#chunks).
+/// constant, because each message costs microseconds (docs/explain/algorithms.md#chunks).
 inline constexpr std::size_t kShardsOfChunk = 32;
 
 /// On a grid, shards share a few messages for any number of ranks. Chunks grow with the shards up

@@ -4,7 +4,7 @@
 //
 // Messages are identified by *shards*: units encoded, sent and decoded as a whole. Peers are ranks
 // of the whole transport. tests/schedules runs the schedules of all ranks and checks them against
-// docs/algorithms.md.
+// docs/explain/algorithms.md.
 #pragma once
 
 #include "comm/collectives/grid.h"

@@ -12,7 +12,7 @@
 
 namespace tersor {
 
-/// The contents of a checkpoint. docs/algorithms.md explains the sum in the portable form.
+/// The contents of a checkpoint. docs/explain/algorithms.md explains the sum in the portable form.
 struct ReducerState {
   enum class Form : std::uint8_t { kExact = 0, kPortable = 1 };
 

@@ -1,5 +1,5 @@
 // The cost model: predicts the duration of an allreduce from a few figures. A pure function, so
-// ranks with equal figures make equal decisions. docs/algorithms.md derives the formulas.
+// ranks with equal figures make equal decisions. docs/explain/algorithms.md derives the formulas.
 #pragma once
 
 #include <tersor/auto.h>

@@ -1,6 +1,6 @@
 // Chooses a codec for each parameter: the least squared error within a budget of bytes. The problem
 // is that of L-GreCo (Markov, Alimohammadi, Frantar and Alistarh 2022, arXiv 2210.17357). Tersor
-// solves the problem on convex hulls; docs/algorithms.md describes the method.
+// solves the problem on convex hulls; docs/explain/algorithms.md describes the method.
 #pragma once
 
 #include <tersor/reducer.h>

@@ -1,6 +1,6 @@
 // The codec "auto". A Tuner measures the link and the codecs once, and then returns the fastest
 // codec, algorithm and chunk length for each gradient. A GradientReducer starts with the Tuner's
-// predictions and improves them during training. docs/algorithms.md lists the formulas.
+// predictions and improves them during training. docs/explain/algorithms.md lists the formulas.
 #pragma once
 
 #include <tersor/collectives.h>

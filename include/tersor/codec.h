@@ -1,6 +1,6 @@
 // The codec interface: gradient segments in, a payload out, and back. A codec has options and no
 // state, is thread-safe, and knows no ranks. A codec allocates memory only for its plan.
-// docs/contracts.md describes how an exchange calls a codec.
+// docs/inside/contracts.md describes how an exchange calls a codec.
 #pragma once
 
 #include <tersor/modes.h>

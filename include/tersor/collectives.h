@@ -1,5 +1,5 @@
 // Collectives of encoded bytes. Only here codecs and transports are used together.
-// docs/algorithms.md describes the algorithms and their errors.
+// docs/explain/algorithms.md describes the algorithms and their errors.
 //
 // All collectives accept host or device memory, must be called by all ranks with equal options, and
 // are safe to call from one thread at a time per channel (TransportTraits::any_thread).

@@ -13,8 +13,8 @@
 namespace tersor {
 
 /// Returns the NCCL version and the path of the loaded library, for reports. Tersor loads NCCL at
-/// the first call without linking it; docs/gpu.md describes the search. Throws TransportError if
-/// NCCL is not found.
+/// the first call without linking it; docs/how-to/gpu.md describes the search. Throws
+/// TransportError if NCCL is not found.
 std::string nccl_library();
 
 /// The owner of a communicator on the current device. Move only. Making a communicator is a
@@ -58,8 +58,8 @@ class NcclCommunicator {
 inline constexpr std::size_t kNcclChunkCount = std::size_t{1} << 23;
 
 /// An NCCL transport moves device memory over a communicator. Operations are queued and never block
-/// the host (TransportTraits::queues). docs/gpu.md describes the effects on deadlines, agreement,
-/// graphs and errors.
+/// the host (TransportTraits::queues). docs/how-to/gpu.md describes the effects on deadlines,
+/// agreement, graphs and errors.
 ///
 /// The peer's capacity sets the length of a sent message. If the capacity is 0, no message is sent,
 /// and only all_gather waits. Host memory works only with all_gather and barrier. There is no

@@ -219,7 +219,7 @@ struct ReducerStatistics {
 /// that queues (NCCL), only the first step blocks the host. Later steps may be captured in a CUDA
 /// graph (Transactions::kOff, all gradients on the device). Over other transports (MPI), `wait`
 /// returns when the results are queued. The reducer uses a separate communicator concurrently with
-/// the trainer's; docs/gpu.md lists NCCL's conditions.
+/// the trainer's; docs/how-to/gpu.md lists NCCL's conditions.
 ///
 /// Functions throw InvalidArgument for bad arguments and change nothing then. One thread at a time
 /// may call a reducer, except where noted.

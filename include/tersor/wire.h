@@ -1,6 +1,6 @@
 // The frame of the wire format: a 64-byte header, then the payload's sections at multiples of 16
-// bytes. All numbers are little-endian. docs/wire-format.md specifies the format; C++ code reads
-// the format from this header.
+// bytes. All numbers are little-endian. docs/reference/wire-format.md specifies the format; C++
+// code reads the format from this header.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -42,8 +42,8 @@ static_assert(sizeof(FrameHeader) == 64 && std::is_trivially_copyable_v<FrameHea
 static_assert(offsetof(FrameHeader, count) == 16 && offsetof(FrameHeader, checksum) == 56);
 
 /// Selects whether frames carry a checksum: a sum over the words of header and payload in the field
-/// of 2^61 - 1 elements (docs/wire-format.md). The checksum detects every change of up to two bits.
-/// Other changes escape with probability 2^-31.
+/// of 2^61 - 1 elements (docs/reference/wire-format.md). The checksum detects every change of up to
+/// two bits. Other changes escape with probability 2^-31.
 enum class Checksum : std::uint8_t { kOn, kOff };
 
 /// Reads the header of a frame. Throws WireError if the frame is shorter than a header, or if the

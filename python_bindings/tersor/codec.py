@@ -49,7 +49,7 @@ def _option(option: _core.CodecOption) -> CodecOption:
 
 
 class Codec:
-    """Turns gradients into payloads and back; see ``docs/wire-format.md`` for the bytes.
+    """Turns gradients into payloads and back; see ``docs/reference/wire-format.md`` for the bytes.
 
     A codec has options and no state; several threads may use it at once. Calls release the GIL.
     Arrays are of any library with DLPack or the buffer protocol, and worked on where they lie, on

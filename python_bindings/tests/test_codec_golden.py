@@ -56,7 +56,7 @@ def mixed(state: Any) -> Any:
 
 
 def golden_values(stream: int, count: int) -> Any:
-    """24 random bits and a random exponent each, as docs/wire-format.md says."""
+    """24 random bits and a random exponent each, as docs/reference/wire-format.md says."""
     numbers = mixed(numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(stream << 32))
     digits = (numbers >> numpy.uint64(40)).astype(numpy.int64) - (1 << 23)
     exponents = (numbers & numpy.uint64(15)).astype(numpy.int64) - 31

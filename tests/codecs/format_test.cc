@@ -1,4 +1,4 @@
-// docs/wire-format.md on NaNs, unread bytes, and old residuals.
+// docs/reference/wire-format.md on NaNs, unread bytes, and old residuals.
 #include "tests/support/codec_conformance.h"
 #include "tests/support/codec_harness.h"
 #include "tests/support/reference.h"

@@ -1,7 +1,7 @@
 // The wire format, fixed by files. Every build must write tests/golden/*.bin byte for byte, and
-// must refuse tests/golden/broken/*.bin with the same error texts. docs/wire-format.md defines the
-// gradients. A change of the format needs a new version, not new files. TERSOR_WRITE_GOLDEN=1
-// writes the files (for a new codec) and the fuzz corpus.
+// must refuse tests/golden/broken/*.bin with the same error texts. docs/reference/wire-format.md
+// defines the gradients. A change of the format needs a new version, not new files.
+// TERSOR_WRITE_GOLDEN=1 writes the files (for a new codec) and the fuzz corpus.
 
 #include "tests/support/codec_harness.h"
 #include "tests/support/reference.h"

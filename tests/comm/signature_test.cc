@@ -1,4 +1,5 @@
-// Compares the transmitted signatures and random keys of collectives with docs/wire-format.md.
+// Compares the transmitted signatures and random keys of collectives with
+// docs/reference/wire-format.md.
 #include "comm/transport/forwarding.h"
 #include "tests/comm/ranks.h"
 #include "tests/support/reference.h"

@@ -2,14 +2,15 @@
 """Installs a build into a temporary folder and builds user programs against the copy.
 
 The project in the folder `consumer` uses find_package. That source and every program of the
-README, docs/adam.md, docs/elastic.md and docs/gpu.md use pkg-config. A program compiled for another
-ABI must not link. Options select other programs instead:
+README, docs/adam.md, docs/elastic.md and docs/how-to/gpu.md use pkg-config. A program compiled for
+another ABI must not link. Options select other programs instead:
 
 --mpi   The two trainers of the folder `mpi`. Both must reach the same losses.
 
 --tcp   The processes of the folder `tcp`. They must sum, with system libraries only.
 
---nccl  The NCCL program of docs/gpu.md. Without a GPU, the program must report the missing part.
+--nccl  The NCCL program of docs/how-to/gpu.md. Without a GPU, the program must report what is
+        missing.
 
 usage: check_package.py BUILD COMPILER [--mpi|--tcp|--nccl]    CXXFLAGS is passed on
 
@@ -103,7 +104,7 @@ def check_programs(build, compiler):
     prefix = install(build, work)
     run(build_project(FOLDER / "consumer", prefix, work, compiler) / "consumer")
     programs = [(FOLDER / "consumer" / "main.cc").read_text()]
-    for page in ("README.md", "docs/adam.md", "docs/elastic.md", "docs/gpu.md"):
+    for page in ("README.md", "docs/adam.md", "docs/elastic.md", "docs/how-to/gpu.md"):
         programs += [text for text in programs_in(page) if not needs_nccl(text)]
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"
@@ -168,15 +169,15 @@ def check_nccl(build, compiler):
         print("package: skipped: this build has no tersor::nccl")
         return SKIPPED
     shutil.copytree(FOLDER / "nccl", work / "project")
-    [program] = filter(needs_nccl, programs_in("docs/gpu.md"))
+    [program] = filter(needs_nccl, programs_in("docs/how-to/gpu.md"))
     (work / "project" / "program.cc").write_text(program)
     by_pkg_config(prefix, work / "project" / "program.cc", work, compiler, "tersor-nccl")
     built = build_project(work / "project", prefix, work, compiler) / "program"
     done = subprocess.run([built, "0", "1", work / "nccl-id"], text=True, capture_output=True)
     print(done.stdout, done.stderr, sep="", end="")
     if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stderr.strip()):
-        sys.exit(f"package: the program of docs/gpu.md ended with status {done.returncode}")
-    print("package: the program of docs/gpu.md was built and run")
+        sys.exit(f"package: the program of docs/how-to/gpu.md ended with status {done.returncode}")
+    print("package: the program of docs/how-to/gpu.md was built and run")
     return 0
 
 

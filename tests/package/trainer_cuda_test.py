@@ -1,4 +1,4 @@
-"""The CUDA trainer's steps contain exactly the five lines of Tersor shown in docs/gpu.md."""
+"""The CUDA trainer's steps contain exactly the five lines of Tersor shown in docs/how-to/gpu.md."""
 
 import pathlib
 import re
@@ -13,7 +13,7 @@ def without_space(text):
 
 
 def shown_lines():
-    text = (REPOSITORY / "docs" / "gpu.md").read_text()
+    text = (REPOSITORY / "docs" / "how-to" / "gpu.md").read_text()
     blocks = re.findall(r"^```cpp\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     [block] = [block for block in blocks if "GradientReducer" in block]
     return [line for line in block.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-// Grids of hundreds and thousands of ranks, compared with the table of docs/algorithms.md.
+// Grids of hundreds and thousands of ranks, compared with the table of docs/explain/algorithms.md.
 #include "tests/schedules/shard_walk.h"
 
 #include <gtest/gtest.h>

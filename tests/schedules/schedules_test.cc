@@ -1,5 +1,5 @@
-// The schedules of all ranks compared with the table of docs/algorithms.md, for many numbers of
-// ranks.
+// The schedules of all ranks compared with the table of docs/explain/algorithms.md, for many
+// numbers of ranks.
 #include "tests/schedules/schedule_walk.h"
 
 #include <gtest/gtest.h>

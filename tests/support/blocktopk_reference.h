@@ -1,5 +1,5 @@
-// A reference of blocktopk for the kernel tests. Written from docs/wire-format.md alone, with
-// sorting, value by value and bit by bit; includes no kernels.
+// A reference of blocktopk for the kernel tests. Written from docs/reference/wire-format.md alone,
+// with sorting, value by value and bit by bit; includes no kernels.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// A reference of hadamard for the kernel tests. Written from docs/wire-format.md alone, value by
-// value; includes no kernels.
+// A reference of hadamard for the kernel tests. Written from docs/reference/wire-format.md alone,
+// value by value; includes no kernels.
 #pragma once
 
 #include <array>

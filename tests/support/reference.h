@@ -1,5 +1,5 @@
-// A reference of the arithmetic in docs/wire-format.md for the kernel tests. Written from the
-// document alone, in double precision, without optimization; includes no kernels.
+// A reference of the arithmetic in docs/reference/wire-format.md for the kernel tests. Written from
+// the document alone, in double precision, without optimization; includes no kernels.
 #pragma once
 
 #include <tersor/dtype.h>
@@ -45,7 +45,7 @@ std::uint32_t random_byte(std::uint64_t element, std::uint64_t key, std::uint32_
 std::uint32_t random_bits(std::uint64_t element, std::uint64_t key, std::uint32_t step,
                           std::uint32_t parameter);
 
-/// The checksum of docs/wire-format.md. The frame's checksum field counts as 0.
+/// The checksum of docs/reference/wire-format.md. The frame's checksum field counts as 0.
 std::uint64_t frame_checksum(ConstByteSpan frame);
 
 /// The blockwise quantization of one list of values.

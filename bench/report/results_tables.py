@@ -1,0 +1,318 @@
+"""The six tables of the results page, computed from the records in bench/results."""
+
+import functools
+import json
+import pathlib
+import statistics
+import typing
+
+import records
+import summary
+
+RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+GPU_NCCL = "gpu-h200.json"
+GPU_NCCL_AGAIN = "gpu-h200-again.json"
+GPU_KERNELS = "gpu-h200-format-3.json"
+MPI = "mpi-1gbit.json"
+GPT_2000 = "python-train-gpt-2000.json"
+GPT_SLOW_LINK = "python-train-gpt-100mbit.json"
+FASHION = "train-fashion-mnist-1gbit.json"
+PACKET, PAYLOAD = 1514, 1448  # bytes of a full Ethernet packet, and of its TCP payload
+
+CODECS = {
+    "none": "`none`",
+    "bf16": "`bf16`",
+    "int8": "`int8`",
+    "int4": "`int4`",
+    "int4+ef": "`int4+ef`",
+    "topk:density=0.01": "`topk:density=0.01`",
+    "topk:density=0.01+ef": "`topk:density=0.01+ef`",
+}
+
+Entry = dict[str, typing.Any]
+
+
+@functools.cache
+def _read(name: str) -> list[Entry]:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
+def entries(name: str, **fields: typing.Any) -> list[Entry]:
+    """The records of a file whose fields have the given values."""
+    return [one for one in _read(name) if all(one.get(key) == fields[key] for key in fields)]
+
+
+def only(name: str, **fields: typing.Any) -> Entry:
+    found = entries(name, **fields)
+    if len(found) != 1:
+        raise records.ReportError(f"{name}: {len(found)} records with {fields}, expected one")
+    return found[0]
+
+
+@functools.cache
+def training(name: str) -> list[summary.Training]:
+    return summary.trainings(records.load([RESULTS / name]))
+
+
+def day(name: str) -> str:
+    """The day of the first record, as in 26 November 2026."""
+    months = "January February March April May June July August September October November December"
+    year, month, number = entries(name)[0]["date"][:10].split("-")
+    return f"{int(number)} {months.split()[int(month) - 1]} {year}"
+
+
+def table(heading: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; all columns but the first are figures."""
+    ruler = ["---", *["---:"] * (len(heading) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heading, ruler, *rows])
+
+
+def ms(seconds: float) -> str:
+    value = 1e3 * seconds
+    decimals = 0 if value >= 99.5 else 1 if value >= 9.95 else 2
+    return f"{value:,.{decimals}f} ms"
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio >= 9.95 else f"{ratio:.2f}x"
+
+
+def kib(count: float) -> str:
+    value = count / 1024
+    return f"{value / 1024:.2f} MiB" if value >= 1024 else f"{value:.0f} KiB"
+
+
+def percent(fraction: float) -> str:
+    value = 100 * fraction
+    return f"{value:.0f} %" if value >= 9.95 else f"{value:.2g} %"
+
+
+def signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def spread(values: summary.Spread, digits: int, scale: float = 1.0) -> str:
+    mean = f"{scale * values.mean:.{digits}f}"
+    if values.known_deviation is None:
+        return mean
+    return f"{mean} ± {scale * values.known_deviation:.{digits}f}"
+
+
+def all_reduce() -> str:
+    """Four ranks over shaped links, compared with MPI_Allreduce."""
+    counts = sorted({one["count"] for one in entries(MPI)})
+    peer = only(MPI, codec="MPI_Allreduce", count=counts[-1])["seconds"]
+    rows = []
+    for codec in ("MPI_Allreduce", "none", "bf16", "int8", "int4", "topk:density=0.01"):
+        calls = [only(MPI, codec=codec, count=count) for count in counts]
+        sent, error = calls[-1]["wire_bytes"], calls[-1]["relative_error"]
+        rows.append([
+            "`MPI_Allreduce`, ring" if codec == "MPI_Allreduce" else CODECS[codec],
+            *[ms(call["seconds"]) for call in calls],
+            times(peer / calls[-1]["seconds"]),
+            f"{sent / 1e6:.1f} MB" if sent else "not counted",
+            percent(error) if error > 1e-5 else "f32 rounding",
+        ])  # fmt: skip
+    sizes = [f"{4 * count >> 20} MiB" for count in counts]
+    speed = f"speed-up at {sizes[-1]}"
+    return table(["codec", *sizes, speed, f"sent per rank at {sizes[-1]}", "relative error"], rows)
+
+
+def wire_seconds() -> float:
+    """The time of the f32 values of the MPI table on a link of 1 Gbit/s, with packet headers."""
+    ranks, count = 4, max(one["count"] for one in entries(MPI))
+    sent = 2 * (ranks - 1) / ranks * 4 * count
+    return sent * PACKET / PAYLOAD * 8 / 1e9
+
+
+BACKWARD = {2: "python-backward-1gbit-2.json", 4: "python-backward-1gbit-4.json"}
+WAYS = {
+    "none": "DDP without a hook",
+    "torch:fp16": "PyTorch's `fp16_compress_hook`",
+    "tersor:none": "Tersor `none`",
+    "bf16": "Tersor `bf16`",
+    "int8": "Tersor `int8`",
+    "int4+ef": "Tersor `int4+ef`",
+    "topk:density=0.01+ef": "Tersor `topk:density=0.01+ef`",
+    "auto": "Tersor `auto` (settled on `int8`)",
+}
+
+
+def backward() -> str:
+    """DDP's backward pass on two and four ranks."""
+    rows = []
+    for codec, name in WAYS.items():
+        row = [name]
+        for file in BACKWARD.values():
+            own = only(file, codec=codec)["seconds"]
+            row.append(ms(own))
+            row += [
+                times(only(file, codec=peer)["seconds"] / own) for peer in ("none", "torch:fp16")
+            ]
+        rows.append(row)
+    heading = ["gradient exchange"]
+    for ranks in BACKWARD:
+        heading += [f"{ranks} ranks", "against DDP", "against fp16"]
+    return table(heading, rows)
+
+
+def slow_link() -> str:
+    """A GPT over 100 Mbit/s, one seed."""
+    [one] = training(GPT_SLOW_LINK)
+    rows = []
+    order = ["none", "torch:fp16", "int8", "int4+ef", "torch:powersgd", "topk:density=0.01+ef"]
+    names = {**WAYS, "torch:powersgd": "PyTorch's `powerSGD_hook`, rank 1"}
+    for codec in order:
+        runs = one.codecs[codec]
+        last = runs.runs[0].epochs[-1]
+        rows.append([
+            names[codec], f"{100 * last.accuracy:.2f} %", f"{last.loss:.3f}", kib(last.wire_bytes),
+            ms(last.step_seconds), ms(last.exposed_seconds), f"{last.seconds:.0f} s",
+            times(one.codecs["none"].runs[0].epochs[-1].seconds / last.seconds),
+        ])  # fmt: skip
+    heading = ["gradient exchange", "accuracy", "training loss", "sent per step", "step"]
+    return table([*heading, "of it waiting", "training", "speed-up"], rows)
+
+
+def fashion() -> str:
+    """Six paired seeds on Fashion-MNIST."""
+    [one] = training(FASHION)
+    order = ["none", "bf16", "int8", "int4+ef", "topk:density=0.01+ef", "topk:density=0.01"]
+    step = one.codecs["none"].step_mean("step_seconds")
+    rows = []
+    for codec in order:
+        runs = one.codecs[codec]
+        paired = summary.Spread.of(one.paired(codec, "none").values())
+        change = "" if codec == "none" else signed(100 * paired.mean, 2)
+        rows.append([
+            CODECS[codec],
+            f"{spread(runs.accuracy, 2, 100)} %",
+            f"{change} ± {100 * paired.deviation:.2f}" if change else "",
+            ms(runs.step_mean("step_seconds")),
+            times(step / runs.step_mean("step_seconds")),
+            kib(runs.step_mean("wire_bytes")),
+        ])  # fmt: skip
+    heading = ["codec", "test accuracy", "difference in points, same seeds", "step", "speed-up"]
+    return table([*heading, "sent per step"], rows)
+
+
+OPTIMIZERS = {
+    "none": "AdamW, uncompressed",
+    "onebit-adam=400": "1-bit Adam (f32 for 400 steps)",
+    "torch:powersgd=4": "AdamW, PyTorch's `powerSGD_hook`, rank 4",
+    "adamw:hadamard:bits=1+ef": "`CompressedAdamW`, 1 bit",
+    "adamw:blocktopk:density=0.03+ef": "`CompressedAdamW`, 3 % of the values",
+    "adamw:blocktopk:density=0.01+ef": "`CompressedAdamW`, 1 % of the values",
+    "muon": "PyTorch's Muon, uncompressed",
+    "muon,momentum=0.9:hadamard:bits=2+ef": "`CompressedMuon`, 2 bits",
+    "muon:hadamard:bits=1+ef": "`CompressedMuon`, 1 bit",
+    "muon:blocktopk:density=0.03+ef": "`CompressedMuon`, 3 % of the values",
+    "muon,momentum=0.7:blocktopk:density=0.01+ef": "`CompressedMuon`, 1 % of the values",
+}
+
+
+class Best(typing.NamedTuple):
+    """A codec at its best learning rate among the rates with most seeds."""
+
+    loss: summary.Spread
+    rate: float
+    tried: int  # learning rates
+    kib: float  # sent per step, mean of the whole training
+
+
+def best(codec: str, trainings: list[summary.Training]) -> Best:
+    runs = [(one.codecs[codec], one.learning_rate) for one in trainings if codec in one.codecs]
+    seeds = max(len(found.runs) for found, _ in runs)
+    full = [(found, rate) for found, rate in runs if len(found.runs) == seeds]
+    chosen, rate = min(full, key=lambda pair: pair[0].test_loss.mean)
+    return Best(chosen.test_loss, rate, len(runs), chosen.step_mean("wire_bytes") / 1024)
+
+
+def optimizers() -> str:
+    """2,000 steps of a GPT, each optimizer at its best learning rate."""
+    found = training(GPT_2000)
+    rows = []
+    for codec, name in OPTIMIZERS.items():
+        one = best(codec, found)
+        sent = best("none", found).kib / one.kib
+        rows.append([
+            name, spread(one.loss, 3), str(one.loss.count), f"{one.rate:g}", str(one.tried),
+            f"{one.kib:,.0f} KiB", f"1/{sent:.0f}" if sent > 1.5 else "1",
+        ])  # fmt: skip
+    heading = ["optimizer", "test loss", "seeds", "best rate", "rates tried", "sent per step"]
+    return table([*heading, "of AdamW's bytes"], rows)
+
+
+KERNELS = (
+    "none",
+    "bf16",
+    "int8",
+    "int4",
+    "hadamard:bits=4",
+    "hadamard:bits=1",
+    "topk:density=0.01",
+    "blocktopk:density=0.01",
+)
+
+
+def kernel_share(codec: str, operation: str, checksum: bool = False) -> str:
+    """The speed of an operation on 64 Mi f32 values as a share of a copy; empty if unmeasured."""
+    found = entries(GPU_KERNELS, benchmark="codecs", codec=codec, operation=operation,
+                    dtype="f32", count=2**26, checksum=checksum)  # fmt: skip
+    return f"{100 * found[0]['ratio']:.0f} %" if found else ""
+
+
+def kernels() -> str:
+    """Codecs on a GPU as shares of the speed of a copy."""
+    rows = [
+        [f"`{codec}`", kernel_share(codec, "encode"), kernel_share(codec, "decode"),
+         kernel_share(codec + "+ef", "encode+feedback"), kernel_share(codec + "+ef", "reduce")]
+        for codec in KERNELS
+    ]  # fmt: skip
+    checked = [
+        kernel_share("int8", "encode", True), kernel_share("int8", "decode", True), "",
+        kernel_share("int8+ef", "reduce", True),
+    ]  # fmt: skip
+    rows.insert(3, ["`int8` with checksums", *checked])
+    heading = ["codec", "encode", "decode", "encode with error feedback", "reduce of 8 frames"]
+    return table(heading, rows)
+
+
+def nccl(file: str) -> dict[tuple[str, str, str], float]:
+    """Seconds of 256 MiB by (codec, dtype, algorithm), without CUDA graphs; of the first run."""
+    found: dict[tuple[str, str, str], float] = {}
+    for one in entries(file, benchmark="allreduce", count=2**26, graph=False):
+        found.setdefault((one["codec"], one["dtype"], one["algorithm"]), one["seconds"])
+    return found
+
+
+def nccl_topk(file: str) -> tuple[float, float]:
+    """Seconds of ncclAllReduce and of top-k, measured in turns in one run."""
+    reference = 0.0
+    for one in entries(file, benchmark="allreduce", count=2**26, graph=False):
+        if one["codec"] == "ncclAllReduce" and one["dtype"] == "f32":
+            reference = one["seconds"]
+        if one["codec"] == "topk:density=0.01":
+            return reference, one["seconds"]
+    raise records.ReportError(f"{file}: no top-k over NCCL")
+
+
+def pipeline() -> float:
+    """How many times longer a pipeline stage waits for the link with bf16 than with int8.
+
+    Waiting without a link is the bubble of the pipeline, and is subtracted.
+    """
+    waiting = []
+    for codec in ("torch:bf16", "int8"):
+        files = ("python-pipeline-100mbit.json", "python-pipeline-100mbit-again.json")
+        shaped = [one["exposed_seconds"] for name in files for one in entries(name, codec=codec)]
+        unshaped = entries("python-pipeline-no-link.json", codec=codec)
+        bubble = [one["exposed_seconds"] for one in unshaped]
+        waiting.append(statistics.fmean(shaped) - statistics.fmean(bubble))
+    return waiting[0] / waiting[1]
+
+
+def paired_points(file: str, codec: str) -> float:
+    """Mean difference to `none` in percentage points over common seeds."""
+    [one] = training(file)
+    return 100 * statistics.fmean(one.paired(codec, "none").values())

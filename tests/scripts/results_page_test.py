@@ -1,0 +1,78 @@
+"""The results page and its charts equal the output of the generator."""
+
+import pathlib
+import re
+import sys
+import unittest
+import xml.etree.ElementTree
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "bench" / "report"))
+sys.dont_write_bytecode = True
+
+import results_charts  # noqa: E402
+import results_page  # noqa: E402
+import results_tables  # noqa: E402
+
+MOST_WORDS = 2500
+LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+
+
+class ResultsPage(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.pages = results_page.pages()
+
+    def test_the_committed_files_are_the_generators_output(self) -> None:
+        for name, text in self.pages.items():
+            with self.subTest(name):
+                committed = (results_page.OUTPUT / name).read_text(encoding="utf-8")
+                self.assertEqual(committed, text, "run bench/report/results_page.py")
+
+    def test_no_other_file_is_left_in_the_folder(self) -> None:
+        files = {path.name for path in results_page.OUTPUT.iterdir()}
+        self.assertEqual(files, set(self.pages))
+
+    def test_the_page_stays_short(self) -> None:
+        words = self.pages["index.md"].replace("|", " ").split()
+        self.assertLess(len(words), MOST_WORDS)
+
+    def test_the_page_has_six_tables_of_records(self) -> None:
+        for table in ("all_reduce", "backward", "slow_link", "fashion", "optimizers", "kernels"):
+            self.assertIn(getattr(results_tables, table)(), self.pages["index.md"])
+
+    def test_each_link_to_a_note_has_a_file(self) -> None:
+        for target in LINK.findall(self.pages["index.md"]):
+            if "/notes/" in target or target.endswith(".svg"):
+                self.assertTrue((results_page.OUTPUT / target).exists(), target)
+
+    def test_charts_are_xml_and_read_without_their_colours(self) -> None:
+        for name in self.pages:
+            if name.endswith(".svg"):
+                root = xml.etree.ElementTree.fromstring(self.pages[name])
+                texts = [one.text for one in root.iter() if one.tag.endswith("}text")]
+                self.assertTrue(any("better" in text for text in texts), name)
+
+    def test_labels_are_escaped(self) -> None:
+        drawn = results_charts.bars("a < b", "&", [results_charts.Bar("<x>", 1.0, "1 & 2", False)])
+        xml.etree.ElementTree.fromstring(drawn)
+        self.assertNotIn("<x>", drawn)
+
+
+class Figures(unittest.TestCase):
+    def test_numbers_for_readers(self) -> None:
+        self.assertEqual(results_tables.ms(0.0123), "12.3 ms")
+        self.assertEqual(results_tables.ms(1.0274), "1,027 ms")
+        self.assertEqual(results_tables.times(3.867), "3.87x")
+        self.assertEqual(results_tables.times(20.06), "20.1x")
+        self.assertEqual(results_tables.kib(3280896), "3.13 MiB")
+        self.assertEqual(results_tables.percent(0.00983), "0.98 %")
+        self.assertEqual(results_tables.signed(-0.066, 2), "−0.07")
+
+    def test_a_wrong_selection_is_an_error(self) -> None:
+        with self.assertRaisesRegex(results_tables.records.ReportError, "0 records"):
+            results_tables.only(results_tables.MPI, codec="no such codec")
+
+
+if __name__ == "__main__":
+    unittest.main()
