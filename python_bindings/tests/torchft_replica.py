@@ -29,6 +29,7 @@ from tersor.torch.ft import ProcessGroupTersor
 
 SECONDS = timedelta(seconds=120)
 FRAGMENTS = 2
+LEAST_STEPS = 100  # enough to learn, even if all replicas join after few steps
 
 
 class Data:
@@ -83,7 +84,7 @@ def goes_on(manager: Any, steps: int, words: dict[str, Any]) -> bool:
     if "until" in words:
         last = pathlib.Path(words["until"])
         if "after" in words and all_there and not last.exists():
-            last.with_suffix(".new").write_text(str(step + 10))
+            last.with_suffix(".new").write_text(str(max(step + 10, LEAST_STEPS)))
             last.with_suffix(".new").rename(last)
         return not last.exists() or step < int(last.read_text())
     return step < steps
