@@ -1,5 +1,5 @@
 // Many ranks on one machine as processes. All ranks connect with each other, and descriptors,
-// threads and memory per rank stay within the numbers of docs/how-to/networks.md.
+// threads and memory per rank stay within the numbers of docs/reference/compatibility.md.
 // TERSOR_TCP_RANKS=256 selects another number of ranks and prints the measurements.
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@ def _parser() -> argparse.ArgumentParser:
         own.set_defaults(run=command.run)
     if not _has("torch"):
         parser.epilog = (
-            "train, backward, step and goodput need PyTorch: pip install 'tersor[torch]'"
+            "train, backward, step and goodput need PyTorch: pip install 'torch>=2.11'"
         )
     return parser
 
