@@ -53,7 +53,7 @@ double step_size_of(const GossipOptions& options) {
   std::vector<float> values(1 << 14);
   for (float& one : values) one = normal(generator);
   const CodecLoss loss = measure_loss({options.codec, {.count = values.size()}}, values);
-  // Measured on rings of 8 and 16: docs/gossip.md.
+  // Measured on rings of 8 and 16: docs/systems/gossip.md.
   const double retained = 1 - loss.energy_lost / loss.energy;
   return retained > 0.6 ? 1.0 : std::max(retained / 2, 0.01);
 }

@@ -1,5 +1,5 @@
 // Averaging among neighbours. Each rank keeps its own weights and moves them towards the weights of
-// a few neighbours. docs/gossip.md lists cases in which to avoid this method.
+// a few neighbours. docs/systems/gossip.md lists cases in which to avoid this method.
 #pragma once
 
 #include <tersor/span.h>

@@ -11,8 +11,8 @@ namespace tersor {
 /// Returns a transport that moves bytes over the caller's communicator with non-blocking messages
 /// between pairs of ranks. Any thread may use the transport if MPI was initialised with
 /// MPI_THREAD_MULTIPLE. Otherwise, only the thread that made the transport may use it
-/// (TransportTraits::any_thread). MPI reports the ranks that share a host. docs/mpi.md describes
-/// the thread levels and the death of a process.
+/// (TransportTraits::any_thread). MPI reports the ranks that share a host. docs/how-to/mpi.md
+/// describes the thread levels and the death of a process.
 ///
 /// Duplicates `communicator`, to separate Tersor's messages from the caller's messages. A
 /// collective call. MPI must live until the transport and all its channels, splits and handles are

@@ -1,6 +1,6 @@
 // A parameter server: workers push encoded gradients and pull encoded weights. Bounded staleness
-// limits the lead of a worker over the slowest worker. docs/server.md lists cases in which to avoid
-// a server.
+// limits the lead of a worker over the slowest worker. docs/systems/parameter-server.md lists cases
+// in which to avoid a server.
 #pragma once
 
 #include <tersor/agreement.h>

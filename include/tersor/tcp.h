@@ -1,5 +1,6 @@
 // The TCP transport: ranks are processes on one or several hosts, connected by Tersor without MPI.
-// Link the target tersor::tcp. docs/tcp.md describes costs and guarantees.
+// Link the target tersor::tcp. docs/how-to/networks.md describes costs and
+// docs/explain/security.md guarantees.
 #pragma once
 
 #include <tersor/transport.h>
@@ -51,7 +52,7 @@ struct TcpOptions {
   /// A secret common to all ranks, at least 16 bytes; use the output of `openssl rand -hex 32`. A
   /// reader of the store or file then cannot join the group. By default, there is no secret.
   std::string secret = {};
-  /// Must be equal on all ranks. docs/tcp.md lists the costs.
+  /// Must be equal on all ranks. docs/how-to/networks.md lists the costs.
   TcpProtection protect = TcpProtection::kNone;
 };
 

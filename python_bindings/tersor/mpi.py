@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "this build of tersor has no MPI: install MPI's headers (libopenmpi-dev) and build the "
-        "package from its sources with pip install --no-binary tersor tersor"
+        "package again in a copy of its repository: pip install '.[mpi]'"
     ) from error
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """A parameter server as actors of Ray, whose frames go through Ray's object store.
 
 For machines that come and go: there are no ranks that all begin together, and a worker is any task
-or actor of the cluster. ``docs/server.md`` says what the server does.
+or actor of the cluster. ``docs/systems/parameter-server.md`` says what the server does.
 """
 
 from __future__ import annotations

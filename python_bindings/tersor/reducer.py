@@ -44,8 +44,8 @@ class GradientOptions(CommonOptions, total=False):
     residual_dtype: Literal["f32", "bf16"]
     """Default ``"f32"``."""
     elastic: bool
-    """Whether the others go on when a rank dies (docs/elastic.md): ``RanksLost`` is raised then,
-    and ``resume()`` goes on without it. In process and over TCP. Default False."""
+    """Whether the others go on when a rank dies (docs/how-to/lost-ranks.md): ``RanksLost`` is
+    raised then, and ``resume()`` goes on without it. In process and over TCP. Default False."""
     least_ranks: int
     """How many ranks may go on without the others. Default 0: more than half, or half with the
     lowest."""

@@ -1,7 +1,8 @@
 """A parameter server, and averaging among neighbours, of arrays of the host.
 
 Both are for ranks that an allreduce does not suit: of unequal speed, or behind links whose latency
-is what one waits for. ``docs/server.md`` and ``docs/gossip.md`` say when not to use them.
+is what one waits for. ``docs/systems/parameter-server.md`` and ``docs/systems/gossip.md`` say when
+not to use them.
 """
 
 from __future__ import annotations

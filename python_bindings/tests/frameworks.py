@@ -1,7 +1,8 @@
 """Versions of frameworks with which tests were last seen green, and the table that tells of them.
 
 ``@green("transformers")`` notes them when a test has passed, in ``build/test-results``;
-``python3 python_bindings/tests/frameworks.py`` then writes the table of docs/adopt.md.
+``python3 python_bindings/tests/frameworks.py`` then writes the table of
+docs/reference/compatibility.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from pages import SOURCES
 
-PAGE = SOURCES / "docs" / "adopt.md"
+PAGE = SOURCES / "docs" / "reference" / "compatibility.md"
 FOUND = SOURCES / "build" / "test-results" / "frameworks.json"
 HEAD = "| package | version | beside | day |\n| --- | --- | --- | --- |\n"
 ROW = re.compile(r"^\| (\S+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)

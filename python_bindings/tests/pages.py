@@ -1,4 +1,4 @@
-"""The Python programs of a Markdown page, so that tests run what readers copy."""
+"""The Python programs of Markdown pages, for tests that run the programs as readers copy them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,24 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 180
+
+# Pages for users; each page's programs run in a test.
+PAGES = tuple(
+    sorted(
+        str(page.relative_to(SOURCES))
+        for folder in ("get-started", "how-to", "systems")
+        for page in (SOURCES / "docs" / folder).glob("*.md")
+    )
+)
+
+
+def kinds(page: str) -> list[str]:
+    """The KIND of each block that starts with "```python KIND", in order."""
+    return re.findall(r"^```python *(.*)$", (SOURCES / page).read_text(), re.MULTILINE)
 
 
 def programs(page: str, kind: str = "") -> list[str]:
@@ -18,8 +33,21 @@ def programs(page: str, kind: str = "") -> list[str]:
     return re.findall(rf"^{opening}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def surroundings(rank: int, folder: str) -> dict[str, Any]:
+    """The names that the setup of a page defines, without its process group.
+
+    All pages have the same setup, as a test checks. `folder` replaces the reader's folder.
+    """
+    (setup,) = programs("docs/how-to/ddp.md", "setup")
+    without_group, count = re.subn(r"^dist\.init_process_group.*\n", "", setup, flags=re.MULTILINE)
+    assert count == 1
+    found: dict[str, Any] = {}
+    exec(without_group.replace("dist.get_rank()", str(rank)), found)
+    return found | {"folder": folder}
+
+
 def output_by_torchrun(program: str, folder: pathlib.Path, ranks: int = 2) -> str:
-    """What a program prints that torchrun starts, as a reader would; it must succeed."""
+    """Runs a program by torchrun, as a reader does, and returns its output; it must succeed."""
     file = folder / "train.py"
     file.write_text(program)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -225,7 +225,7 @@ def test_pytorch_finds_it_by_the_entry_point(tmp_path: pathlib.Path) -> None:
 
 def test_the_pages_program_runs(tmp_path: pathlib.Path) -> None:
     install(tmp_path)
-    (program,) = pages.programs("docs/python.md", "backend")
+    (program,) = pages.programs("docs/how-to/backend.md", "backend")
     output = pages.output_by_torchrun(program, tmp_path)
     assert "".join(output.split()) == "0.50.5"  # lines of two ranks may meet
 

@@ -90,7 +90,7 @@ def test_what_sends_otherwise_is_refused_with_the_way_out(rank: int, count: int)
         r"ZeRO\+\+": DeepSpeedEngine(),
     }
     for text, model in refused.items():
-        with pytest.raises(tersor.InvalidArgument, match=f"{text}.*adopt.md"):
+        with pytest.raises(tersor.InvalidArgument, match=f"{text}.*compatibility.md"):
             tersor.torch.compress(model, codec="int8")
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 
-NOTEBOOK = pathlib.Path(__file__).parents[2] / "docs" / "tersor.ipynb"
+NOTEBOOK = pathlib.Path(__file__).parents[2] / "docs" / "get-started" / "tersor.ipynb"
 CELL_SECONDS = 180
 
 # Run after the last cell, where the notebook's variables still are.

@@ -1,4 +1,4 @@
-"""The programs of docs/python.md run as they stand there."""
+"""The programs of pages that need no PyTorch run as the pages show them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,59 @@ import sys
 from typing import Any
 
 import pytest
-from pages import SOURCES, programs
+from pages import PAGES, SOURCES, kinds, programs
 
-PAGE = "docs/python.md"
 RANKS = 2
 DEADLINE_SECONDS = 180
+# Kinds of blocks and the tests that run them. A block of torchft needs a lighthouse and functions
+# of the reader; test_torchft.py makes the same calls.
+TESTS = {
+    "": "test_docs_python.py, test_docs_readme.py, test_server.py",
+    "accelerate": "test_docs_frameworks.py",
+    "backend": "test_backend_ends.py",
+    "flower": "test_flower.py, test_flower_secure.py",
+    "lightning": "test_docs_frameworks.py",
+    "mpi": "test_docs_python.py",
+    "ray": "test_ray.py",
+    "setup": "test_docs_torch.py",
+    "tensorflow": "test_tensorflow.py",
+    "torch": "test_docs_torch.py",
+    "torchft": "",
+    "transformers": "test_docs_frameworks.py",
+}
+# Pages with blocks of no kind.
+BY_TORCHRUN = {"docs/get-started/pytorch.md", "docs/how-to/diloco.md"}
+IN_PROCESS = {"docs/get-started/install.md", "docs/how-to/will-it-help.md"}
+IN_TEST_SERVER = {"docs/systems/gossip.md"}
 
 
-def test_the_programs_of_one_process_run_in_order() -> None:
+def test_every_block_is_run_by_a_test() -> None:
+    found = {page: set(kinds(page)) for page in PAGES}
+    assert set.union(*found.values()) == set(TESTS)
+    plain = {page for page in PAGES if "" in found[page]}
+    assert plain == BY_TORCHRUN | IN_PROCESS | IN_TEST_SERVER
+    (torchft,) = programs("docs/how-to/torchft.md", "torchft")
+    compile(torchft, "torchft", "exec")
+
+
+@pytest.mark.parametrize("page", sorted(IN_PROCESS))
+def test_the_programs_of_one_process_run_in_order(page: str) -> None:
     known: dict[str, Any] = {}
-    for program in programs(PAGE):
-        exec(compile(program, PAGE, "exec"), known)
-    assert known["payload"].nbytes < known["gradient"].nbytes / 40  # the last was top-k's
-    assert known["error"] < 0.25
+    for program in programs(page):
+        exec(compile(program, page, "exec"), known)
+    if "payload" in known:
+        assert known["payload"].nbytes < known["gradient"].nbytes / 40  # the last one is top-k's
+        assert known["error"] < 0.25
+    else:  # 8 bits in a byte, 1.75 times the gradient among 8 ranks
+        assert known["exchange_seconds"](1e6, 8, 1) == pytest.approx(1.75 * 4e6 * 8 / 1e9)
 
 
-@pytest.mark.parametrize("page", [PAGE, "docs/adopt.md"])
-def test_the_program_over_mpi_runs(page: str, tmp_path: pathlib.Path) -> None:
+def test_the_program_over_mpi_runs(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("mpi4py", exc_type=ImportError)
     pytest.importorskip("tersor._mpi", exc_type=ImportError, reason="this build found no MPI")
     if shutil.which("mpirun") is None:
         pytest.skip("there is no mpirun")
-    [program] = programs(page, "mpi")
+    [program] = programs("docs/how-to/mpi.md", "mpi")
     file = tmp_path / "program.py"
     file.write_text(program + "assert (gradient == 0.5).all(), gradient\n")
     command = [str(SOURCES / "scripts" / "mpirun"), str(RANKS), sys.executable, str(file)]

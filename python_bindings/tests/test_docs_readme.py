@@ -1,4 +1,4 @@
-"""The programs of the README and of docs/diloco.md train, started by torchrun."""
+"""The programs of the README and of two pages train, started by torchrun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ pytest.importorskip("torch")
     ("page", "unit", "share"),
     [
         ("README.md", "KiB", 0.3),
-        pytest.param("docs/diloco.md", "bytes", 0.001, marks=pytest.mark.long),
+        ("docs/get-started/pytorch.md", "KiB", 0.3),
+        pytest.param("docs/how-to/diloco.md", "bytes", 0.001, marks=pytest.mark.long),
     ],
 )
 def test_the_pages_program_trains(

@@ -1,4 +1,4 @@
-"""The programs of pages that use PyTorch alone run as they stand there, on two ranks."""
+"""The programs of pages that use PyTorch alone run as the pages show them, on two ranks."""
 
 from __future__ import annotations
 
@@ -6,54 +6,19 @@ import pathlib
 from typing import Any
 
 import pytest
-from pages import programs
+from pages import PAGES, output_by_torchrun, programs, surroundings
 
 import ranks
 
 torch = pytest.importorskip("torch")
 
-PAGES = tuple(
-    f"docs/{page}.md" for page in ("python", "adopt", "diloco", "elastic", "muon", "server")
-)
 RANKS = 2
-
-
-def surroundings(rank: int, folder: str) -> dict[str, Any]:
-    """What the page says is the reader's own, and what its programs import."""
-    import torch.distributed as dist
-    from torch import Tensor, nn
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.tensorboard import SummaryWriter
-
-    import tersor.torch
-
-    def network() -> nn.Sequential:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 10))
-
-    def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        inputs, labels = batch
-        return nn.functional.cross_entropy(model(inputs), labels)
-
-    random = torch.Generator().manual_seed(rank)
-    images = torch.randn(4, 16, 32, generator=random)
-    return {
-        "DistributedDataParallel": DistributedDataParallel,
-        "SummaryWriter": SummaryWriter,
-        "batches": [(one, one[:, :10].argmax(1)) for one in images],
-        "dist": dist,
-        "folder": folder,
-        "fully_shard": fully_shard,
-        "loss_of": loss_of,
-        "network": network,
-        "tersor": tersor,
-        "torch": torch,
-    }
+# A rank has gradients of its own, and equal parameters.
+OWN_GRADIENTS = ("DiLoCo", "torch.Compressed", "torch.allocate", "ParameterClient")
 
 
 def weights_of(found: dict[str, Any]) -> list[Any]:
-    """What a program leaves behind that all ranks have: parameters, their gradients among them."""
+    """The tensors that all ranks have after a program: parameters and their gradients."""
     if "model" not in found:
         return [found[name] for name in ("gradient",) if name in found]
     from torch.distributed.tensor import DTensor
@@ -73,12 +38,24 @@ def run_program(rank: int, _: int, program: str, folder: str) -> list[Any]:
     [(page, number) for page in PAGES for number in range(len(programs(page, "torch")))],
 )
 def test_a_program_runs_and_ranks_agree(page: str, number: int, tmp_path: pathlib.Path) -> None:
-    pytest.importorskip("tensorboard")
     program = programs(page, "torch")[number]
+    if "tensorboard" in program:
+        pytest.importorskip("tensorboard")
     first, second = ranks.run(run_program, RANKS, program, str(tmp_path))
-    # These have gradients of their own on each rank, and equal parameters.
-    own_gradients = ("DiLoCo", "torch.Compressed", "torch.allocate", "ParameterClient")
-    step = 2 if any(name in program for name in own_gradients) else 1
+    step = 2 if any(name in program for name in OWN_GRADIENTS) else 1
     for one, other in zip(first[::step], second[::step], strict=True):
         assert torch.equal(one, other)
         assert one.isfinite().all()
+
+
+def test_each_page_with_programs_has_the_same_setup() -> None:
+    pages = [page for page in PAGES if programs(page, "torch")]
+    (setup,) = {one for page in pages for one in programs(page, "setup")}
+    assert all(len(programs(page, "setup")) == 1 for page in pages)
+    assert setup.count("init_process_group") == 1
+
+
+def test_a_program_with_its_setup_runs_as_it_is_copied(tmp_path: pathlib.Path) -> None:
+    page = "docs/how-to/ddp.md"
+    (setup,), program = programs(page, "setup"), programs(page, "torch")[0]
+    assert "int8" in output_by_torchrun(setup + program, tmp_path)

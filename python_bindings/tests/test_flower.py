@@ -66,7 +66,7 @@ def distance(one: ArrayRecord, other: ArrayRecord) -> float:
 
 
 def test_the_pages_program() -> None:
-    program, _ = programs("docs/federated.md", "flower")
+    program, _ = programs("docs/systems/federated.md", "flower")
     page: dict[str, Any] = {}
     exec(program, page)
     nodes = Nodes(client_app([tersor.flower.compress("int8+ef")]))

@@ -603,7 +603,7 @@ def test_nodes_that_die_anywhere(seed: int) -> None:
 
 
 def test_the_pages_program() -> None:
-    _, program = programs("docs/federated.md", "flower")
+    _, program = programs("docs/systems/federated.md", "flower")
     page: dict[str, Any] = {}
     exec(program, page)
     result = page["strategy"].start(Nodes(secured(), SIX), model(), num_rounds=2)

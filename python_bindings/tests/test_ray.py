@@ -34,7 +34,7 @@ def cluster() -> Iterator[None]:
 
 
 def test_the_program_of_the_page() -> None:
-    (program,) = programs("docs/server.md", "ray")
+    (program,) = programs("docs/systems/ray.md", "ray")
     exec(program.replace("ray.init()", ""), {})
 
 

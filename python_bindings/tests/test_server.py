@@ -270,7 +270,7 @@ def test_neighbours_agree_on_the_mean(topology: str, codec: str) -> None:
 
 
 def test_the_pages_program_averages(capsys: pytest.CaptureFixture[str]) -> None:
-    [program] = programs("docs/gossip.md")
+    [program] = programs("docs/systems/gossip.md")
     exec(program, {})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 8

@@ -192,7 +192,7 @@ digest = [float(np.abs(one.numpy()).sum()) for one in model.trainable_variables]
 print(json.dumps([*digest, optimizer.reducer.statistics().steps]))
 tersor.tensorflow.shutdown()
 """
-    script = before + programs("docs/adopt.md", "tensorflow")[0] + after
+    script = before + programs("docs/systems/tensorflow.md", "tensorflow")[0] + after
     first, second = told(run(tmp_path, script, environments=of_two()))
     assert first == second
     assert first[-1] == 2

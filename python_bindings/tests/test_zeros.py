@@ -1,4 +1,4 @@
-"""Exact zeros arrive as zeros by every codec but the one that turns blocks (which-codec.md)."""
+"""Exact zeros arrive as zeros by every codec except hadamard (docs/how-to/choose-a-codec.md)."""
 
 from __future__ import annotations
 

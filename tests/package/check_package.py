@@ -2,8 +2,8 @@
 """Installs a build into a temporary folder and builds user programs against the copy.
 
 The project in the folder `consumer` uses find_package. That source and every program of the
-README, docs/adam.md, docs/elastic.md and docs/how-to/gpu.md use pkg-config. A program compiled for
-another ABI must not link. Options select other programs instead:
+README and of the pages in docs/ use pkg-config. A program compiled for another ABI must not link.
+Options select other programs instead:
 
 --mpi   The two trainers of the folder `mpi`. Both must reach the same losses.
 
@@ -104,7 +104,7 @@ def check_programs(build, compiler):
     prefix = install(build, work)
     run(build_project(FOLDER / "consumer", prefix, work, compiler) / "consumer")
     programs = [(FOLDER / "consumer" / "main.cc").read_text()]
-    for page in ("README.md", "docs/adam.md", "docs/elastic.md", "docs/how-to/gpu.md"):
+    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
         programs += [text for text in programs_in(page) if not needs_nccl(text)]
     for number, text in enumerate(programs):
         source = work / f"program_{number}.cc"

@@ -1,6 +1,6 @@
 // Many ranks on one machine as processes. All ranks connect with each other, and descriptors,
-// threads and memory per rank stay within the numbers of docs/tcp.md. TERSOR_TCP_RANKS=256 selects
-// another number of ranks and prints the measurements.
+// threads and memory per rank stay within the numbers of docs/reference/compatibility.md.
+// TERSOR_TCP_RANKS=256 selects another number of ranks and prints the measurements.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <tersor/collectives.h>

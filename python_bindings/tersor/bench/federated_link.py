@@ -66,7 +66,7 @@ class Link:
         """Raises BenchmarkError where Flower does not start; ``close`` ends what did. Whoever
         terminates this process gets ``close``, too: by SystemExit."""
         if not (PROGRAMS / "flower-superlink").exists():
-            raise BenchmarkError(f"no flower-superlink in {PROGRAMS}: pip install 'tersor[flower]'")
+            raise BenchmarkError(f"no flower-superlink in {PROGRAMS}: pip install 'flwr>=1.30'")
         self._terminated = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         port = _free_port()
         (self._folder / "home").mkdir()

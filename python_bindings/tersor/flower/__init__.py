@@ -1,7 +1,7 @@
 """Federated learning on Flower: clients send frames of our codecs.
 
 ``compress`` is a mod of the client app, ``Strategy`` wraps one of Flower's on the server; with
-``secure`` and ``SecureStrategy`` the server learns sums alone: ``docs/federated.md``. Needs
+``secure`` and ``SecureStrategy`` the server learns sums alone: ``docs/systems/federated.md``. Needs
 flwr 1.30 or later.
 """
 

@@ -30,7 +30,8 @@ a neighbour's mask key, which are fewer than ``t``. Each of these neighbours has
 so the victim's update has a mask with each of them. These masks cancel only in a sum with all of
 them. A sum therefore has at least ``t + 1`` clients, whatever the server tells to whom. If up to
 ``c`` neighbours of each client collude with the server, and ``c < 2 t - m``, a sum has at least
-``t + 1 - c`` clients that do not collude. The keys must be the clients' own: docs/federated.md.
+``t + 1 - c`` clients that do not collude. The keys must be the clients' own:
+docs/explain/security.md.
 """
 
 from __future__ import annotations

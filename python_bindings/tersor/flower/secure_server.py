@@ -61,7 +61,7 @@ class SecureStrategy(Wrapper):
     it becomes a code of ``bits`` bits in ``lanes``; ``cut`` of the round's metrics is the share of
     values that were, and above 1 % the log says so. Updates count the same, or by
     ``most_examples``: as many examples as a client has, up to that. The server then learns each
-    client's number over the rounds: docs/federated.md.
+    client's number over the rounds: docs/explain/security.md.
 
     ``neighbours``: of each client in a random ring, all where there are no more. By default, the
     number follows the cohort: if each client goes with the probability ``dropouts``, at most the

@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "tersor.torch needs PyTorch: pip install 'tersor[torch]'", name="torch"
+        "tersor.torch needs PyTorch: pip install 'torch>=2.11'", name="torch"
     ) from error
 
 from torch.distributed.fsdp import FSDPModule
@@ -136,7 +136,7 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
         return ddp.compress(uncompiled, **options)
     for one in type(uncompiled).__mro__:
         if one.__name__ in _REFUSED:
-            raise InvalidArgument(f"{_REFUSED[one.__name__]} (docs/adopt.md)")
+            raise InvalidArgument(f"{_REFUSED[one.__name__]} (docs/reference/compatibility.md)")
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return _compress_sharded(model, **options)
     raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""The programs of docs/adopt.md run as they stand there, where their frameworks are installed."""
+"""The programs of docs/how-to/trainer.md run as shown, if their frameworks are installed."""
 
 from __future__ import annotations
 
@@ -12,34 +12,27 @@ from unittest import mock
 
 import frameworks
 import pytest
-from pages import SOURCES, programs
-from test_docs_torch import surroundings
+from pages import SOURCES, programs, surroundings
 
 import ranks
 
 torch = pytest.importorskip("torch")
 
-PAGE = "docs/adopt.md"
+TRAINERS = "docs/how-to/trainer.md"
+NO_CODE = "docs/how-to/without-code-changes.md"
 RANKS = 2
-# `torch` and `mpi` in test_docs_torch.py and test_docs_python.py, `tensorflow` in
-# test_tensorflow.py, the others below.
-KINDS = {"torch", "mpi", "transformers", "accelerate", "lightning", "hvd", "tensorflow"}
 
 
-def test_every_program_of_the_page_is_run() -> None:
-    kinds = re.findall(r"^```python *(.*)$", (SOURCES / PAGE).read_text(), re.MULTILINE)
-    assert set(kinds) == KINDS
+GUIDES = ["how-to/ddp", "how-to/fsdp2", "how-to/trainer", "systems/horovod", "systems/tensorflow"]
 
 
-def test_every_section_says_first_what_is_not_compressed() -> None:
-    _, *sections = re.split(r"^## ", (SOURCES / PAGE).read_text(), flags=re.MULTILINE)
-    for section in sections[:-1]:  # the last is of versions
-        title, _, text = section.partition("\n\n")
-        assert re.match(r"(\*\*\w+\*\*, n|N)ot compressed: ", text), title
+@pytest.mark.parametrize("page", GUIDES)
+def test_the_page_lists_the_uncompressed_values(page: str) -> None:
+    assert "Not compressed: " in (SOURCES / "docs" / f"{page}.md").read_text()
 
 
 def test_the_table_of_versions_takes_what_tests_found() -> None:
-    page = (SOURCES / PAGE).read_text()
+    page = frameworks.PAGE.read_text()
     _, before = frameworks.table_of(page)
     found = {"one": ["1.2", "PyTorch 3", "2026-01-01"]}
     changed = frameworks.with_rows(page, found)
@@ -56,28 +49,26 @@ def result(model: Any, handle: Any) -> tuple[list[Any], float]:
 
 def run_transformers(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
     import hugging_face
-    from transformers import Trainer, TrainingArguments
+    from transformers import TrainingArguments
 
     options = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3}
     with hugging_face.started(rank, count):
         found = {
             **surroundings(rank, folder),
-            "Trainer": Trainer,
             "arguments": TrainingArguments(folder, **options),
             "dataset": hugging_face.data(),
             "network": hugging_face.Network,
         }
-        exec(programs(PAGE, "transformers")[0], found)
+        exec(programs(TRAINERS, "transformers")[0], found)
         return result(found["trainer"].model, found["callback"].handle)
 
 
 def run_accelerate(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
     import hugging_face
-    from accelerate import Accelerator
 
     with hugging_face.started(rank, count):
-        found = surroundings(rank, folder) | {"Accelerator": Accelerator}
-        exec(programs(PAGE, "accelerate")[0], found)
+        found = surroundings(rank, folder)
+        exec(programs(TRAINERS, "accelerate")[0], found)
         return result(found["model"], found["handle"])
 
 
@@ -100,11 +91,9 @@ def fit(task: Any, batches: list[Any], folder: str, strategy: Any) -> None:
 
 
 def run_lightning(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
-    import lightning
-
     ranks.environment(rank, count)
-    found = surroundings(rank, folder) | {"lightning": lightning}
-    exec(programs(PAGE, "lightning")[0], found)
+    found = surroundings(rank, folder)
+    exec(programs(TRAINERS, "lightning")[0], found)
     task = found["Task"]()
     fit(task, found["batches"], folder, "ddp")
     return result(task, task.handle)
@@ -112,14 +101,13 @@ def run_lightning(rank: int, count: int, folder: str) -> tuple[list[Any], float]
 
 def run_lightning_strategy(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
     """The line for GPUs; Lightning looks at the device's type only to leave it out."""
-    import lightning
     from lightning.pytorch.strategies import DDPStrategy
 
     import tersor.torch
 
     ranks.environment(rank, count)
-    found = surroundings(rank, folder) | {"lightning": lightning}
-    exec(programs(PAGE, "lightning")[0], found)
+    found = surroundings(rank, folder)
+    exec(programs(TRAINERS, "lightning")[0], found)
     task = type("Task", (found["Task"],), {"on_train_start": lambda self: None})()
     state = tersor.torch.HookState(task, codec="int8")
     strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=tersor.torch.hook)
@@ -133,13 +121,6 @@ def run_lightning_strategy(rank: int, count: int, folder: str) -> tuple[list[Any
     strategy._register_ddp_hooks = registered
     fit(task, found["batches"], folder, strategy)
     return result(task, state)
-
-
-def run_horovod(rank: int, count: int, folder: str) -> tuple[list[Any], float]:
-    ranks.environment(rank, count)
-    found = surroundings(rank, folder)
-    exec(programs(PAGE, "hvd")[0], found)
-    return [one.detach() for one in found["model"].parameters()], 4.0
 
 
 def needs(package: str) -> Any:
@@ -184,7 +165,8 @@ accelerator.end_training()
 @needs("accelerate")
 @frameworks.green("accelerate")
 def test_the_command_for_accelerate_runs(tmp_path: pathlib.Path) -> None:
-    (command,) = re.findall(r"^accelerate launch .*$", (SOURCES / PAGE).read_text(), re.MULTILINE)
+    text = (SOURCES / NO_CODE).read_text()
+    (command,) = re.findall(r"^accelerate launch .*$", text, re.MULTILINE)
     # On processors it starts one process alone, unless it is told of GPUs.
     launch = f"-m accelerate.commands.launch --multi_gpu --num_processes {RANKS} --num_machines 1"
     launch += " --main_process_port 0 --mixed_precision no --dynamo_backend no"
@@ -204,7 +186,3 @@ def test_the_command_for_accelerate_runs(tmp_path: pathlib.Path) -> None:
 @frameworks.green("lightning")
 def test_the_program_for_lightning_runs(body: Any, tmp_path: pathlib.Path) -> None:
     check(body, tmp_path)
-
-
-def test_the_program_for_horovod_runs(tmp_path: pathlib.Path) -> None:
-    check(run_horovod, tmp_path)
