@@ -1,4 +1,4 @@
-"""The programs of the README and of docs/diloco.md train, started by torchrun."""
+"""The program of docs/diloco.md trains, started by torchrun; test_examples.py has the README."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize(
     ("page", "unit", "share"),
     [
-        ("README.md", "KiB", 0.3),
         pytest.param("docs/diloco.md", "bytes", 0.001, marks=pytest.mark.long),
     ],
 )
