@@ -21,21 +21,20 @@ def sections(found: list[records.Record]) -> list[Section]:
     parts = list(itertools.chain(*numbered([_parts(*group) for group in groups.items()])))
     sharing = {loss.ranks: loss for group in groups.values() for loss in group if loss.ranks > 1}
     says = [
-        f"{loss.codec.split(':')[0]} sends bare values that are added: "
-        f"{ranks} ranks share its levels."
+        f"{loss.codec.split(':')[0]} sends integers that are added: {ranks} ranks share its levels."
         for ranks, loss in sharing.items()
     ]
     return [Section("Errors", says, parts)] if parts else []
 
 
 def _parts(data: Data, group: list[Loss]) -> list[Part]:
-    heading = f"Energy lost against bits: {_subject(data, group)}"
-    columns = ["codec", "bits a value", "energy lost", "relative error"]
+    heading = f"Squared error against bits: {_subject(data, group)}"
+    columns = ["codec", "bits per value", "squared error", "relative error"]
     table = Table(heading, columns, [_row(loss) for loss in group])
     caption = (
-        "Each point is a codec without feedback on all tensors. Energy lost is |p − d|² / |p|² of "
-        "what was sent and what was decoded; bits are the payload's. The dotted line joins codecs "
-        "that no other beats in both. What loses nothing is not drawn."
+        "Each point is a codec without feedback on all tensors. The squared error is |p − d|² / |p|² "
+        "of the sent values p and the decoded values d; bits are payload bits. The dotted line is the "
+        "Pareto front. Codecs without error are not drawn."
     )
     return [table, Picture("errors", heading, caption, functools.partial(draw, data, group))]
 
@@ -65,8 +64,8 @@ def draw(data: Data, group: list[Loss], palette: Palette) -> Figure:
             drawing.point(axes, loss.codec, (loss.bits, loss.energy), style)
         _front_line(axes, group, palette.theme)
         axes.set_title(_subject(data, group))
-        axes.set_xlabel("bits a value (logarithmic)")
-        axes.set_ylabel("energy lost (logarithmic)")
+        axes.set_xlabel("bits per value (logarithmic)")
+        axes.set_ylabel("relative squared error (logarithmic)")
         drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
         drawing.log_axis(axes.yaxis, drawing.power, 10)
         axes.margins(x=0.06, y=0.06)
@@ -80,4 +79,4 @@ def _front_line(axes: Axes, group: list[Loss], theme: Theme) -> None:
     front = summary.pareto_front({loss.codec: (loss.bits, -loss.energy) for loss in group})
     best = [loss for codec in front for loss in group if loss.codec == codec and loss.energy > 0]
     line = [loss.bits for loss in best], [loss.energy for loss in best]
-    axes.plot(*line, color=theme.ink, label="nobody better", **drawing.FRONT)
+    axes.plot(*line, color=theme.ink, label="Pareto front", **drawing.FRONT)

@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 
 import summary
+from words import in_words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
     best, best_rate = min(most, key=lambda pair: getattr(pair[0], told).mean)
     loss = getattr(best, told)
     others = [loss.mean + _above(best, runs, told) for runs, _ in tried if runs is not best]
-    label = f"{codec}, rate {best_rate:g}" if len(trainings) > 1 else codec
+    label = f"{in_words(codec)}, rate {best_rate:g}" if len(trainings) > 1 else in_words(codec)
     if others:
         label += f", best of {len(tried)}"
     every = max(len(runs.runs) for one in trainings for runs in one.codecs.values())

@@ -2,7 +2,6 @@
 
 HOOKS = {"adamw": "CompressedAdamW", "muon": "CompressedMuon", "sgd": "CompressedSGD"}
 WHOLE = {
-    "none": "uncompressed AdamW",
     "muon": "uncompressed Muon",
     "torch:fp16": "PyTorch fp16 hook",
     "torch:bf16": "PyTorch bf16 hook",

@@ -83,6 +83,7 @@ def test_fsdp2_trains_in_fewer_bytes() -> None:
     assert sent_share(printed) < 0.3
 
 
+@pytest.mark.long  # in the part with transformers
 def test_the_trainer_of_hugging_face_trains_in_fewer_bytes() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

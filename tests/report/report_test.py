@@ -454,7 +454,7 @@ class Text(Folder):
         text = self.text([error_record("int8"), small, shared])
         self.assertEqual(self.row(text, "int8")[1:], ["14.000", "4.00e-01", "6.32e-01"])
         self.assertEqual(self.row(text, "sum")[1:], ["8.000", "1.00e-02", "1.00e-01"])
-        self.assertIn("sum sends bare values that are added: 8 ranks share its levels.", text)
+        self.assertIn("sum sends integers that are added: 8 ranks share its levels.", text)
 
     def test_allocations_stand_beside_one_codec_for_all(self) -> None:
         text = self.text(sample_allocation())
