@@ -9,8 +9,8 @@ SO_MAX_PACING_RATE = 47  # of Linux; Python's socket module has no name for the 
 def limit(bits_per_second: float) -> None:
     """Limits each open socket of this process, of gloo as of Tersor, to a rate.
 
-    Each of two ranks sends over one connection, so this is a full-duplex link of that rate. Call
-    again when new connections are open.
+    Two ranks share a connection. The limit then acts like a full-duplex link of this rate. Call
+    this function again after new connections are made.
     """
     rate = min(int(bits_per_second / 8), 2**31 - 1)
     for name in os.listdir("/proc/self/fd"):

@@ -1,4 +1,4 @@
-"""Each example of the folder `examples` runs on two ranks and prints what its text promises."""
+"""Each example of the folder `examples` runs on two ranks and prints the promised lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SVG figures of docs/figures are what their script writes from bench/results."""
+"""Each SVG figure of docs/figures equals the output of its script."""
 
 import math
 import pathlib
