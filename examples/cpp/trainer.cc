@@ -57,7 +57,7 @@ void train() {
   const Data data = make_data(transport->rank());
   std::vector<float> weight(kFeatures), gradient(kFeatures);
   tersor::GradientReducer reducer(*transport, {.codec = "int8"});
-  reducer.add("weight", gradient);
+  reducer.add("weight", gradient, 128, kFeatures / 128);  // a vector is sent as bf16
   for (int step = 0; step <= kSteps; ++step) {
     const float loss = backward(data, weight, gradient);
     reducer.ready("weight");  // sent in the background
