@@ -89,7 +89,7 @@ def test_the_trainer_of_hugging_face_trains_in_fewer_bytes() -> None:
     pytest.importorskip("accelerate")
     printed = output_of("trainer.py")
     assert losses(printed)[0] < 2.3  # ln 10: the loss of a guess
-    assert sent_share(printed) < 0.2
+    assert sent_share(printed) < 0.25
 
 
 def test_diloco_trains_in_fewer_bytes() -> None:
