@@ -27,7 +27,8 @@ def train(codec: str | None) -> tuple[float, float, float]:
     torch.manual_seed(0)
     layers = [nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
     model = DistributedDataParallel(nn.Sequential(*layers))
-    handle = tersor.torch.compress(model, codec=codec) if codec else None  # the only change
+    if codec:
+        handle = tersor.torch.compress(model, codec=codec)  # the only change
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     torch.manual_seed(1 + dist.get_rank())
@@ -45,7 +46,7 @@ def train(codec: str | None) -> tuple[float, float, float]:
     seconds = statistics.median(times[2:])
     ranks, values = dist.get_world_size(), sum(p.numel() for p in model.parameters())
     sent = 2 * (ranks - 1) / ranks * 4 * values  # of an all-reduce of float32
-    if handle:
+    if codec:
         sent = handle.totals()["sent_bytes"] / (2 + arguments.steps)
     return seconds, sent, loss.item()
 
