@@ -1,6 +1,5 @@
 """The loss of codecs on tensors by bits per value: a table and a picture."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -12,53 +11,9 @@ import drawing
 import records
 import summary
 import units
+from error_totals import Data, Loss, losses
 from page import Part, Picture, Section, Table, numbered
-from palette import Palette, Theme, in_order
-from records import ErrorRecord
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """The encoded data."""
-
-    name: str
-    dtype: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Loss:
-    """A codec's loss over all tensors."""
-
-    codec: str
-    bits: float  # per value
-    energy: float  # lost share, from 0 to 1
-    count: int
-    tensors: int
-    ranks: int
-
-
-def losses(found: list[records.Record]) -> dict[Data, list[Loss]]:
-    """Returns the losses of each data set, with codecs in the palette's order."""
-    errors = records.select(found, ErrorRecord)
-    groups = records.grouped(errors, lambda r: Data(r.data, r.dtype))
-    return {data: _by_codec(group) for data, group in groups.items()}
-
-
-def _by_codec(group: list[ErrorRecord]) -> list[Loss]:
-    by_codec = records.grouped(group, lambda r: r.codec)
-    return [_together(codec, by_codec[codec]) for codec in in_order({*by_codec})]
-
-
-def _together(codec: str, found: list[ErrorRecord]) -> Loss:
-    of_tensors = {record.tensor: record for record in found}.values()  # last of repeated records
-    count = sum(record.count for record in of_tensors)
-    bits = sum(record.bits * record.count for record in of_tensors)
-    energy = sum(record.norm**2 for record in of_tensors)
-    lost = sum(record.energy_lost * record.norm**2 for record in of_tensors)
-    ranks = max(record.ranks for record in of_tensors)
-    return Loss(
-        codec, bits / count, lost / energy if energy else 0.0, count, len(of_tensors), ranks
-    )
+from palette import Palette, Theme
 
 
 def sections(found: list[records.Record]) -> list[Section]:
@@ -66,21 +21,20 @@ def sections(found: list[records.Record]) -> list[Section]:
     parts = list(itertools.chain(*numbered([_parts(*group) for group in groups.items()])))
     sharing = {loss.ranks: loss for group in groups.values() for loss in group if loss.ranks > 1}
     says = [
-        f"{loss.codec.split(':')[0]} sends bare values that are added: "
-        f"{ranks} ranks share its levels."
+        f"{loss.codec.split(':')[0]} sends integers that are added: {ranks} ranks share its levels."
         for ranks, loss in sharing.items()
     ]
     return [Section("Errors", says, parts)] if parts else []
 
 
 def _parts(data: Data, group: list[Loss]) -> list[Part]:
-    heading = f"Energy lost against bits: {_subject(data, group)}"
-    columns = ["codec", "bits a value", "energy lost", "relative error"]
+    heading = f"Squared error against bits: {_subject(data, group)}"
+    columns = ["codec", "bits per value", "squared error", "relative error"]
     table = Table(heading, columns, [_row(loss) for loss in group])
     caption = (
-        "Each point is a codec without feedback on all tensors. Energy lost is |p − d|² / |p|² of "
-        "what was sent and what was decoded; bits are the payload's. The dotted line joins codecs "
-        "that no other beats in both. What loses nothing is not drawn."
+        "Each point is a codec without feedback on all tensors. The squared error is |p − d|² / |p|² "
+        "of the sent values p and the decoded values d; bits are payload bits. The dotted line is the "
+        "Pareto front. Codecs without error are not drawn."
     )
     return [table, Picture("errors", heading, caption, functools.partial(draw, data, group))]
 
@@ -110,8 +64,8 @@ def draw(data: Data, group: list[Loss], palette: Palette) -> Figure:
             drawing.point(axes, loss.codec, (loss.bits, loss.energy), style)
         _front_line(axes, group, palette.theme)
         axes.set_title(_subject(data, group))
-        axes.set_xlabel("bits a value (logarithmic)")
-        axes.set_ylabel("energy lost (logarithmic)")
+        axes.set_xlabel("bits per value (logarithmic)")
+        axes.set_ylabel("relative squared error (logarithmic)")
         drawing.log_axis(axes.xaxis, lambda bits: f"{bits:g}", 2)
         drawing.log_axis(axes.yaxis, drawing.power, 10)
         axes.margins(x=0.06, y=0.06)
@@ -125,4 +79,4 @@ def _front_line(axes: Axes, group: list[Loss], theme: Theme) -> None:
     front = summary.pareto_front({loss.codec: (loss.bits, -loss.energy) for loss in group})
     best = [loss for codec in front for loss in group if loss.codec == codec and loss.energy > 0]
     line = [loss.bits for loss in best], [loss.energy for loss in best]
-    axes.plot(*line, color=theme.ink, label="nobody better", **drawing.FRONT)
+    axes.plot(*line, color=theme.ink, label="Pareto front", **drawing.FRONT)

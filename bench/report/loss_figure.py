@@ -1,12 +1,10 @@
 """Loss by bytes for a single model. Each codec has its best learning rate, among other rates."""
 
-import dataclasses
-import statistics
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import drawing
+import loss_points
 import summary
 import units
 from palette import Palette
@@ -17,24 +15,13 @@ DENSE = ("none", "muon")  # codecs with all bytes also have a horizontal line
 OF_BF16 = 0.5  # share of the bytes of `none`
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """A codec at its best learning rate."""
-
-    codec: str
-    sent: float  # bytes
-    loss: summary.Spread
-    label: str
-    others: list[float]  # losses at other rates
-
-
 def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
     """Draws `trainings` with different learning rates and otherwise equal settings.
 
     All need losses.
     """
     tested = all(runs.test_loss for one in trainings for runs in one.codecs.values())
-    found = points(trainings, "test_loss" if tested else "loss")
+    found = loss_points.points(trainings, "test_loss" if tested else "loss")
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -55,39 +42,7 @@ def draw(trainings: list[summary.Training], palette: Palette) -> Figure:
     return drawing.figure(palette, (width, max(4.8, ROW_HEIGHT * len(found))), paint)
 
 
-def points(trainings: list[summary.Training], told: str) -> list[Point]:
-    """Returns points by increasing bytes. `told` is "loss" or "test_loss"."""
-    codecs = {codec for one in trainings for codec in one.codecs}
-    found = [_point(codec, trainings, told) for codec in codecs]
-    return sorted(found, key=lambda point: (point.sent, point.codec))
-
-
-def _point(codec: str, trainings: list[summary.Training], told: str) -> Point:
-    """Chooses the best rate among the rates with most seeds."""
-    tried = [(one.codecs[codec], one.learning_rate) for one in trainings if codec in one.codecs]
-    seeds = max(len(runs.runs) for runs, _ in tried)
-    most = [(runs, rate) for runs, rate in tried if len(runs.runs) == seeds]
-    best, best_rate = min(most, key=lambda pair: getattr(pair[0], told).mean)
-    loss = getattr(best, told)
-    others = [loss.mean + _above(best, runs, told) for runs, _ in tried if runs is not best]
-    label = f"{codec}, rate {best_rate:g}" if len(trainings) > 1 else codec
-    if others:
-        label += f", best of {len(tried)}"
-    every = max(len(runs.runs) for one in trainings for runs in one.codecs.values())
-    if seeds < every:
-        label += f" ({seeds} of {every} seeds)"
-    return Point(codec, best.step_mean("wire_bytes"), loss, label, others)
-
-
-def _above(best: summary.CodecRuns, other: summary.CodecRuns, told: str) -> float:
-    """Compares losses by common seeds; without common seeds, compares the means."""
-    own = {run.seed: getattr(run, told) for run in best.runs}
-    pairs = [getattr(run, told) - own[run.seed] for run in other.runs if run.seed in own]
-    means = getattr(other, told).mean - getattr(best, told).mean
-    return statistics.fmean(pairs) if pairs else means
-
-
-def _paint_point(axes: Axes, point: Point, palette: Palette) -> None:
+def _paint_point(axes: Axes, point: loss_points.Point, palette: Palette) -> None:
     style = drawing.line_style(palette, point.codec, 0)
     if point.codec in DENSE:
         axes.axhline(point.loss.mean, color=style["color"], linestyle="--", linewidth=1.2)
@@ -97,7 +52,7 @@ def _paint_point(axes: Axes, point: Point, palette: Palette) -> None:
     drawing.point(axes, point.label, at, style, point.loss.known_deviation)
 
 
-def _paint_bf16(axes: Axes, points: list[Point], palette: Palette) -> None:
+def _paint_bf16(axes: Axes, points: list[loss_points.Point], palette: Palette) -> None:
     """Marks the bytes of mixed precision without a codec."""
     for sent in [OF_BF16 * point.sent for point in points if point.codec == "none"]:
         axes.axvline(sent, color=palette.theme.quiet, linestyle=":", linewidth=1.2)

@@ -182,8 +182,17 @@ def _panel(
         style = palette[codec]
         for found, look in (
             (group.predicted, {"linestyle": "-"}),
-            (group.measured, {"linestyle": "none", "marker": style.marker, "markersize": 9,
-                              "markerfacecolor": "none", "markeredgewidth": 1.8, "zorder": 3}),
+            (
+                group.measured,
+                {
+                    "linestyle": "none",
+                    "marker": style.marker,
+                    "markersize": 9,
+                    "markerfacecolor": "none",
+                    "markeredgewidth": 1.8,
+                    "zorder": 3,
+                },
+            ),
         ):
             points = [(group.place(r), field(r, found)) for r in group.curve(codec, found)]
             drawn = [(place, value) for place, value in points if value is not None]

@@ -1,4 +1,4 @@
-"""The programs of the README and of two pages train, started by torchrun."""
+"""The programs of two pages train, started by torchrun; test_examples.py has the README's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize(
     ("page", "unit", "share"),
     [
-        ("README.md", "KiB", 0.3),
         ("docs/get-started/pytorch.md", "KiB", 0.3),
         pytest.param("docs/how-to/diloco.md", "bytes", 0.001, marks=pytest.mark.long),
     ],

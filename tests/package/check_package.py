@@ -5,7 +5,7 @@ The project in the folder `consumer` uses find_package. That source and every pr
 README and of the pages in docs/ use pkg-config. A program compiled for another ABI must not link.
 Options select other programs instead:
 
---mpi   The two trainers of the folder `mpi`. Both must reach the same losses.
+--mpi   The two trainers of the folder `mpi`, which must reach the same losses, and `examples/cpp`.
 
 --tcp   The processes of the folder `tcp`. They must sum, with system libraries only.
 
@@ -139,7 +139,19 @@ def check_trainers(build, compiler):
     if not abs(with_tersor - plain) <= LOSS_TOLERANCE * plain:
         sys.exit(f"package: loss {with_tersor} with Tersor, {plain} without")
     print("package: both trainers learnt the same")
+    check_example(prefix, work, compiler)
     return 0
+
+
+def check_example(prefix, work, compiler):
+    """The C++ example must learn, and send a quarter of the bytes."""
+    program = build_project(REPOSITORY / "examples" / "cpp", prefix, work / "example", compiler)
+    printed = output_of(REPOSITORY / "scripts" / "mpirun", RANKS, program / "trainer")
+    print(printed, end="")
+    first, last = map(float, re.findall(r"loss (\S+)", printed))
+    sent, instead = map(int, re.findall(r"(\d+) KiB", printed))
+    if not (last < 0.01 * first and 0 < sent < 0.3 * instead):
+        sys.exit("package: examples/cpp does not learn, or sends too much")
 
 
 def check_tcp(build, compiler):

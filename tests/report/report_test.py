@@ -16,6 +16,7 @@ REPORT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "report" / "ter
 sys.path.insert(0, str(REPORT.parent))
 sys.dont_write_bytecode = True
 
+import loss_points  # noqa: E402
 import palette  # noqa: E402
 import records  # noqa: E402
 import summary  # noqa: E402
@@ -224,17 +225,14 @@ class Numbers(Folder):
         self.assertIsNone(found.codecs["int8"].loss)
         self.assertFalse(found.tells_losses)
 
-    @unittest.skipUnless(HAS_MATPLOTLIB, "no matplotlib")
     def test_a_picture_shows_each_codec_at_its_best_rate(self) -> None:
-        import loss_figure
-
-        def points(*runs: tuple[str, float, int, float]) -> list[loss_figure.Point]:
+        def points(*runs: tuple[str, float, int, float]) -> list[loss_points.Point]:
             every = [
                 training(codec, [0.8], learning_rate=rate, seed=seed, loss=9.0, test_loss=loss)
                 for codec, rate, seed, loss in runs
             ]
             found = records.select(self.load(sum(every, [])), records.TrainRecord)
-            return loss_figure.points(summary.trainings(found), "test_loss")
+            return loss_points.points(summary.trainings(found), "test_loss")
 
         seeds = ("none", 0.2, 1, 1.4), ("none", 0.2, 2, 1.6)
         ((none),) = points(("none", 0.1, 1, 1.7), ("none", 0.4, 1, 1.2), *seeds)
@@ -454,7 +452,7 @@ class Text(Folder):
         text = self.text([error_record("int8"), small, shared])
         self.assertEqual(self.row(text, "int8")[1:], ["14.000", "4.00e-01", "6.32e-01"])
         self.assertEqual(self.row(text, "sum")[1:], ["8.000", "1.00e-02", "1.00e-01"])
-        self.assertIn("sum sends bare values that are added: 8 ranks share its levels.", text)
+        self.assertIn("sum sends integers that are added: 8 ranks share its levels.", text)
 
     def test_allocations_stand_beside_one_codec_for_all(self) -> None:
         text = self.text(sample_allocation())
