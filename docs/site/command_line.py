@@ -1,7 +1,7 @@
 """The help texts of tersor-bench and of python -m tersor.bench, as Markdown.
 
-usage: command_line.py --record    writes docs/site/tersor-bench.txt with the texts of the built program
-       command_line.py --check     fails if the program's texts differ from that file
+docs/site/tersor-bench.txt has the texts of tersor-bench for builds without the program. scripts/docs --record
+writes the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import public
 
@@ -89,20 +88,3 @@ def _markdown(texts: dict[str, str], name: str = "tersor-bench") -> str:
     blocks = (f"### `{_call(name, command)}`\n\n```text\n{text.strip()}\n```\n"
               for command, text in texts.items())  # fmt: skip
     return "\n".join(blocks)
-
-
-def main() -> None:
-    built = program()
-    if sys.argv[1:] == ["--record"]:
-        if built is None:
-            sys.exit("command_line.py: no tersor-bench in " + ", ".join(f"build/{p}/bin" for p in PRESETS))
-        record(built)
-    elif sys.argv[1:] == ["--check"]:
-        if found := difference():
-            sys.exit(f"docs/site/tersor-bench.txt differs from {found}: run scripts/docs --record")
-    else:
-        sys.exit(__doc__)
-
-
-if __name__ == "__main__":
-    main()

@@ -32,7 +32,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 
-autodoc_mock_imports = [name for name in public.FOREIGN if not public.installed(name)]
+autodoc_mock_imports = public.absent()
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

@@ -1,6 +1,6 @@
 """Writes the sources of the site: copies of docs/, and the generated parts of the reference.
 
-usage: pages.py FOLDER    Needs the tersor package and its compiled module.
+Needs the tersor package and its compiled module.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 
 import command_line
 import public
@@ -19,7 +18,7 @@ DOCS = public.ROOT / "docs"
 KINDS = ("get-started", "how-to", "explain", "reference", "results", "systems", "inside")
 SAMPLE = 1 << 20  # values
 LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^(```|~~~|    |\t)")
+FENCE = re.compile(r"(?m)^((?:```|~~~).*\n)")
 
 
 def write(folder: pathlib.Path) -> None:
@@ -65,15 +64,15 @@ def _with_links(text: str, old: pathlib.Path, new: pathlib.Path) -> str:
             return label
         return f"[{label}](path:{os.path.relpath(path, new)})"
 
-    lines: list[str] = []
+    parts: list[str] = []
     code = False
-    for paragraph in re.split(r"(?m)(^(?:```|~~~).*\n)", text):
-        if FENCE.match(paragraph) and paragraph.count("\n") == 1:
+    for part in FENCE.split(text):
+        if FENCE.fullmatch(part):
             code = not code
         elif not code:
-            paragraph = LINK.sub(changed, paragraph)
-        lines.append(paragraph)
-    return "".join(lines)
+            part = LINK.sub(changed, part)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _reference() -> dict[str, str]:
@@ -158,6 +157,3 @@ GENERATED = {
     "tersor-bench": command_line.of_program,
     "tersor.bench": command_line.of_module,
 }
-
-if __name__ == "__main__":
-    write(pathlib.Path(sys.argv[1]))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import importlib.util
 import pathlib
+import types
+
+from sphinx.ext.autodoc.mock import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -76,3 +81,29 @@ def missing_headers() -> list[str]:
     listed = [header for _, _, headers in HEADERS for header in headers]
     twice = {header for header in listed if listed.count(header) > 1}
     return sorted((found - set(EVERYTHING)) ^ set(listed) | twice)
+
+
+def absent() -> list[str]:
+    """The foreign packages that are not installed."""
+    return [name for name in FOREIGN if not installed(name)]
+
+
+def imported(name: str) -> types.ModuleType:
+    """The module, with stand-ins for foreign packages that are not installed."""
+    version = importlib.metadata.version
+    stand_ins = absent()
+    importlib.metadata.version = lambda package: "999" if package in stand_ins else version(package)
+    try:
+        with mock(stand_ins):
+            return importlib.import_module(name)
+    finally:
+        importlib.metadata.version = version
+
+
+def members(module: types.ModuleType) -> list[tuple[str, object]]:
+    """The names of __all__ or, without it, the names that the module defines and that are not private."""
+    listed = getattr(module, "__all__", None)
+    if listed is None:
+        own = vars(module).items()
+        listed = [name for name, value in own if getattr(value, "__module__", None) == module.__name__]
+    return [(name, getattr(module, name)) for name in listed if not name.startswith("_")]
