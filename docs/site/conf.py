@@ -54,3 +54,12 @@ nitpick_ignore_regex = [
     ("cpp:identifier", r"(?!tersor::).*"),
     ("c:identifier", r".*"),
 ]
+
+
+def _escape(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """A bar in a compiled module's text is a magnitude, not a substitution."""
+    lines[:] = [line if "``" in line else line.replace("|", r"\|") for line in lines]
+
+
+def setup(app: object) -> None:
+    app.connect("autodoc-process-docstring", _escape)  # type: ignore[attr-defined]

@@ -74,7 +74,9 @@ def python_names() -> dict[str, bool]:
 
 
 def _object_names(path: str, value: object) -> dict[str, bool]:
-    if isinstance(value, types.ModuleType) or not (inspect.isclass(value) or callable(value)):
+    if isinstance(value, (types.ModuleType, types.GenericAlias)) or type(value).__module__ == "typing":
+        return {}  # an alias of a type has no text
+    if not callable(value):
         return {}
     names = {path: _has_doc(value, inspect.isclass(value))}
     if inspect.isclass(value):

@@ -99,7 +99,7 @@ def _header_text(name: str) -> str:
     comment = comment.replace("`", "``").replace("|", "\\|")
     include = f".. code-block:: c++\n\n   #include <tersor/{name}.h>\n\n"
     title = _heading(f"<tersor/{name}.h>", "-")
-    return f"{title}{include}{comment}\n\n.. doxygenfile:: tersor/{name}.h\n   :sections: {SECTIONS}\n\n"
+    return f"{title}{include}{comment}\n\n.. doxygenfile:: {name.rpartition('/')[2]}.h\n   :sections: {SECTIONS}\n\n"
 
 
 # Not the includes, not the private members.

@@ -116,7 +116,7 @@ struct PlanRequest {
   Dtype dtype = Dtype::kF32;          ///< the gradient's dtype
   /// Number of ranks whose codes are added in one accumulator.
   std::size_t contributions = 1;
-  Memory memory = Memory::kHost;
+  Memory memory = Memory::kHost;  ///< memory of the gradients
   unsigned threads = 1;  ///< threads of the later `Execution::threads`
 };
 

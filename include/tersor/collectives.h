@@ -79,6 +79,7 @@ struct CollectiveStatistics {
 /// calls need a workspace that outlives their graph.
 class CollectiveWorkspace {
  public:
+  /// Makes an empty workspace.
   CollectiveWorkspace();
   ~CollectiveWorkspace();
   CollectiveWorkspace(CollectiveWorkspace&&) noexcept;
@@ -206,8 +207,8 @@ void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int ro
 
 /// Rows to each rank and from each rank, in rank order. Empty: equal numbers of rows.
 struct Splits {
-  std::span<const std::size_t> sent = {},
-                               received = {};  ///< rows for each rank, and rows from each rank
+  std::span<const std::size_t> sent = {};      ///< rows for each rank
+  std::span<const std::size_t> received = {};  ///< rows from each rank
 };
 
 /// Exchanges rows of `columns` values. The first sent[0] rows of `input` go to rank 0, the next

@@ -48,19 +48,22 @@ inline constexpr std::uint32_t kUnorderedTag = 0xffffffff;
 struct Operation {
   /// Used in error messages, e.g. "allreduce"; must outlive the handle.
   std::string_view name = "operation";
-  std::uint64_t signature = 0;  ///< signature of the collective that contains the operation
+  /// Signature of the collective that contains the operation.
+  std::uint64_t signature = 0;
   /// The options behind the signature, or null. If signatures differ between ranks, the error names
   /// every option that differs.
   std::shared_ptr<const Agreement> agreement = {};
   /// Distinguishes concurrent operations on one channel; take the tag from `reserve_tags`. If
   /// TransportTraits::ordered is true, all ranks must also start operations in the same order.
   std::uint32_t tag = 0;
-  Calling calling = Calling::kExchange;  ///< the called function
+  /// The called function.
+  Calling calling = Calling::kExchange;
   /// True if this rank starts no later exchange or all_gather with the same tag. An unexpected
   /// message with this tag then shows that its sender made another call. All ranks get the error at
   /// once.
   bool takes_all = false;
-  std::chrono::milliseconds timeout = kDefaultTimeout;  ///< time after which a rank is late
+  /// Time after which a rank is late.
+  std::chrono::milliseconds timeout = kDefaultTimeout;
   /// Memory of the sent and received bytes. Value spans state their own memory.
   Memory memory = Memory::kHost;
   /// Device memory: sent bytes are valid when the stream reaches the operation. Received bytes are

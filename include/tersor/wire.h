@@ -85,6 +85,7 @@ void throw_if_faulty(const FrameFault& fault);
 /// in a value passed to `add`, their signatures differ, and the transport reports the mismatch.
 class Signature {
  public:
+  /// Starts with the version of the wire format.
   Signature() { add(kFormatVersion); }
 
   /// Adds the little-endian bytes of an integer or an enumerator.
