@@ -85,7 +85,8 @@ def _object_names(path: str, value: object) -> dict[str, bool]:
 
 
 def _attributes(owner: type) -> Iterator[tuple[str, bool]]:
-    for name, value in vars(owner).items():
+    own = [base for base in reversed(owner.__mro__) if base.__module__.startswith("tersor")]
+    for name, value in {name: value for base in own for name, value in vars(base).items()}.items():
         if name.startswith("_") or not (callable(value) or inspect.isdatadescriptor(value)):
             continue
         if inspect.ismemberdescriptor(value) or inspect.isclass(value):

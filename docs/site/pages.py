@@ -17,6 +17,9 @@ from tersor import Codec, CodecInfo, codecs
 DOCS = public.ROOT / "docs"
 KINDS = ("get-started", "how-to", "explain", "reference", "results", "systems", "inside")
 SAMPLE = 1 << 20  # values
+# Members of these base classes are described by their own projects.
+FOREIGN_BASES = ("object", "Exception", "BaseException", "dict", "tuple", "Optimizer", "Module", "ProcessGroup",
+                 "Backend", "TrainerCallback", "Enum", "Protocol", "Generic")  # fmt: skip
 LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(?m)^((?:```|~~~).*\n)")
 
@@ -87,7 +90,7 @@ def _heading(text: str, line: str = "=") -> str:
 
 
 def _module_page(name: str) -> str:
-    options = ":members:\n   :show-inheritance:\n   :member-order: groupwise"
+    options = f":members:\n   :inherited-members: {', '.join(FOREIGN_BASES)}\n   :member-order: groupwise"
     return _heading(name) + f".. automodule:: {name}\n   {options}\n"
 
 

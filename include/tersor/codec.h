@@ -117,7 +117,7 @@ struct PlanRequest {
   /// Number of ranks whose codes are added in one accumulator.
   std::size_t contributions = 1;
   Memory memory = Memory::kHost;  ///< memory of the gradients
-  unsigned threads = 1;  ///< threads of the later `Execution::threads`
+  unsigned threads = 1;           ///< threads of the later `Execution::threads`
 };
 
 /// The memory that one list of segments needs.
