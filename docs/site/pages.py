@@ -56,12 +56,13 @@ def _filled(text: str) -> str:
 
 
 def _with_links(text: str, old: pathlib.Path, new: pathlib.Path) -> str:
-    """Links to files of the repository outside docs/ become downloads; a folder's name stays text."""
+    """Links to files that are not pages become downloads; the name of a folder stays text."""
 
     def changed(match: re.Match[str]) -> str:
         label, target = match[1], match[2].partition("#")[0]
         path = (old / target).resolve() if target and ":" not in target else None
-        if path is None or path.is_relative_to(DOCS) or not path.exists():
+        is_page = path is not None and path.is_relative_to(DOCS) and path.suffix == ".md"
+        if path is None or is_page or not path.exists():
             return match[0]
         if path.is_dir():
             return label

@@ -57,10 +57,10 @@ def test_each_header_is_on_one_page() -> None:
 
 def test_links_out_of_the_pages() -> None:
     old, new = public.ROOT / "docs" / "how-to", pathlib.Path(public.ROOT / "build" / "pages" / "how-to")
-    text = "[a](ddp.md) [b](../../CONTRIBUTING.md) [c](../../bench/results) [d](../../none.md) [e](https://x.y)\n"
+    text = "[a](ddp.md) [b](../../CONTRIBUTING.md) [c](../../bench/results) [d](../../none.md) [e](../index.md)\n"
     code = "```\n[b](../../CONTRIBUTING.md)\n```\n"
     made = pages._with_links(text + code, old, new)
-    first = "[a](ddp.md) [b](path:../../../CONTRIBUTING.md) c [d](../../none.md) [e](https://x.y)\n"
+    first = "[a](ddp.md) [b](path:../../../CONTRIBUTING.md) c [d](../../none.md) [e](../index.md)\n"
     assert made == first + code
 
 
