@@ -210,7 +210,8 @@ void bind_reducer(nb::module_& module) {
            "pass over all residuals.")
       .def("write_trace", &waiting<&GradientReducer::write_trace>,
            "Writes the options' `trace` now: without, at the reducer's end.")
-      .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>)
+      .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>,
+           "Sets all statistics to zero.")
       .def("settled", &waiting<&GradientReducer::settled>,
            "Whether \"auto\" tries nothing, for now.")
       .def("explain", &waiting<&GradientReducer::explain>, "What was decided and why, as text.")
