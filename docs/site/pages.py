@@ -30,6 +30,8 @@ def write(folder: pathlib.Path) -> None:
     for kind in KINDS:
         for page in sorted(DOCS.glob(f"{kind}/**/*.md")):
             _copy(page, folder)
+        for picture in DOCS.glob(f"{kind}/**/*.[ps][nv]g"):
+            shutil.copy(picture, folder / picture.relative_to(DOCS))
     _copy(DOCS / "index.md", folder)
     for kind in ("figures", "pictures"):
         if (DOCS / kind).exists():
