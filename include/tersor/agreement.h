@@ -23,9 +23,9 @@ class Agreement {
  public:
   /// An option. `item` names a parameter or an edge; empty for an option of the whole call.
   struct Option {
-    std::string item;
-    std::string name;
-    std::string value;
+    std::string item;   ///< a parameter or an edge; empty for an option of the whole call
+    std::string name;   ///< the option's name
+    std::string value;  ///< the option's value as text
 
     friend bool operator==(const Option&, const Option&) = default;
   };
@@ -50,10 +50,12 @@ class Agreement {
 
   /// Assigns later options to an item, until the next `begin` or `end`.
   Agreement& begin(std::string_view item);
+  /// Assigns later options to the whole call.
   void end() { item_.clear(); }
 
   /// Returns the FNV-1a hash (64 bits) of all options.
   std::uint64_t signature() const { return hash_.value(); }
+  /// Returns the options in the order of `add`.
   const std::vector<Option>& options() const { return options_; }
 
   /// Returns every difference between this agreement (of `rank`) and `other`. A missing item counts

@@ -25,10 +25,10 @@ struct AllocationCandidate {
 
 /// A parameter and its candidate codecs.
 struct AllocationParameter {
-  std::string name;
+  std::string name;       ///< name of the parameter
   std::size_t count = 0;  ///< number of values
   double energy = 0;      ///< |p|² over all samples, where p is the encoded value
-  std::vector<AllocationCandidate> candidates;
+  std::vector<AllocationCandidate> candidates;  ///< measured codecs
 };
 
 /// The chosen codec of each parameter.
@@ -46,9 +46,9 @@ struct Allocation {
 
 /// One sample of a parameter's gradient, in host memory.
 struct AllocationGradient {
-  std::string name;
-  ConstValueSpan gradient;
-  std::size_t rows = 0;
+  std::string name;         ///< name of the parameter
+  ConstValueSpan gradient;  ///< the sampled values
+  std::size_t rows = 0;     ///< shape; 0 for a 1-D parameter
   std::size_t columns = 0;  ///< 0 for a 1-D parameter
 };
 

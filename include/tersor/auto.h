@@ -46,20 +46,20 @@ struct AutoOptions {
   Memory memory = Memory::kHost;
   /// Limits the grids, as CollectiveOptions::error_growth does.
   double error_growth = kDefaultErrorGrowth;
-  std::chrono::milliseconds timeout = kDefaultTimeout;
+  std::chrono::milliseconds timeout = kDefaultTimeout;  ///< timeout of each measurement
 };
 
 /// The choice for one gradient.
 struct AutoChoice {
-  std::string codec;
-  Algorithm algorithm = Algorithm::kAuto;
-  std::size_t chunk_count = kDefaultChunkCount;
-  std::vector<int> dims = {};  ///< grid of two-shot
+  std::string codec;                             ///< the chosen spec
+  Algorithm algorithm = Algorithm::kAuto;        ///< the chosen algorithm
+  std::size_t chunk_count = kDefaultChunkCount;  ///< length of a chunk in values
+  std::vector<int> dims = {};                    ///< grid of two-shot
 };
 
 /// A choice and its predicted time.
 struct AutoPrediction {
-  AutoChoice choice;
+  AutoChoice choice;   ///< the choice that the time belongs to
   double seconds = 0;  ///< predicted time
 };
 

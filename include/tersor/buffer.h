@@ -22,9 +22,13 @@ class Buffer {
     return *this;
   }
 
+  /// Returns the first byte; null if the buffer is empty.
   std::byte* pointer() const { return pointer_; }
+  /// Returns the size in bytes.
   std::size_t bytes() const { return bytes_; }
+  /// Returns the kind of memory.
   Memory memory() const { return memory_; }
+  /// Returns all bytes.
   ByteSpan span() const { return {pointer_, bytes_}; }
   /// Returns the first `count` values as one dtype. Throws InvalidArgument if the values do not
   /// fit.

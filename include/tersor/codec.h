@@ -27,7 +27,7 @@ struct Segment {
   std::uint32_t parameter = 0;    ///< index of the parameter; selects random numbers
   std::uint64_t first_index = 0;  ///< index of the segment's first value in its parameter
   std::size_t rows = 0;           ///< shape, for codecs of matrices; 0 if unknown
-  std::size_t columns = 0;
+  std::size_t columns = 0;        ///< see `rows`
   /// Points to a word in the gradient's memory. If the word is 0, `encode` sends zeros and keeps
   /// the state, because the parameter had no gradient in this step. Null means active. Only
   /// `encode` reads the word.
@@ -38,16 +38,16 @@ struct Segment {
 /// or bf16 and as many values as the segment. Pass one span twice for an update in place, or two
 /// spans to be able to discard a step.
 struct SegmentState {
-  ConstValueSpan residual_in;
-  ValueSpan residual_out;
+  ConstValueSpan residual_in;  ///< the residual before the call
+  ValueSpan residual_out;      ///< the residual after the call
 };
 
 /// The codec's own memory for one segment (Codec::memory_count), carried from step to step in
 /// addition to a residual. Both spans hold f32 values, initially zeros, equal on all ranks. Pass
 /// one span twice or two spans.
 struct SegmentMemory {
-  ConstValueSpan in;
-  ValueSpan out;
+  ConstValueSpan in;  ///< the memory before the call
+  ValueSpan out;      ///< the memory after the call
 };
 
 /// The words of a state. They lie in the gradient's memory, so a replayed CUDA graph reads the
@@ -58,11 +58,11 @@ struct SegmentMemory {
 /// and in a reduction p = factor · sum + residual_factor · residual. Without a residual, the second
 /// term is absent.
 struct StateWords {
-  std::uint32_t step = 0;
-  float gradient_factor = 1.0f;
-  float residual_factor = 1.0f;
-  std::uint32_t reserved = 0;
-  std::uint64_t overflows = 0;  ///< finite values that became infinite as f16
+  std::uint32_t step = 0;        ///< number of the step, for random numbers
+  float gradient_factor = 1.0f;  ///< factor of the gradient
+  float residual_factor = 1.0f;  ///< factor of the residual
+  std::uint32_t reserved = 0;    ///< 0
+  std::uint64_t overflows = 0;   ///< finite values that became infinite as f16
 };
 static_assert(sizeof(StateWords) == 24);
 
@@ -75,7 +75,7 @@ inline constexpr std::size_t kWorkspaceAlignment = 64;
 /// stream has passed the call. Lists of segments and spans are copied.
 struct Execution {
   Threads* threads = nullptr;  ///< null: only the calling thread
-  StreamView stream;
+  StreamView stream;           ///< the stream of a call on a device
   /// At least Plan::workspace_bytes, aligned to kWorkspaceAlignment. The codec uses the workspace
   /// until the call is done.
   ByteSpan workspace;
@@ -105,19 +105,19 @@ enum class Exchange : std::uint8_t {
 
 /// One round of a codec, with its allowed exchanges, best first.
 struct Round {
-  std::vector<Exchange> exchanges;
+  std::vector<Exchange> exchanges;   ///< allowed exchanges, best first
   Dtype native_dtype = Dtype::kF32;  ///< type of the raw values of a native exchange
   std::size_t native_count = 0;      ///< number of raw values
 };
 
 /// The input of Codec::plan.
 struct PlanRequest {
-  std::span<const Segment> segments;
-  Dtype dtype = Dtype::kF32;  ///< the gradient's dtype
+  std::span<const Segment> segments;  ///< the described gradients
+  Dtype dtype = Dtype::kF32;          ///< the gradient's dtype
   /// Number of ranks whose codes are added in one accumulator.
   std::size_t contributions = 1;
-  Memory memory = Memory::kHost;
-  unsigned threads = 1;  ///< threads of the later `Execution::threads`
+  Memory memory = Memory::kHost;  ///< memory of the gradients
+  unsigned threads = 1;           ///< threads of the later `Execution::threads`
 };
 
 /// The memory that one list of segments needs.
@@ -146,9 +146,9 @@ struct CodecTraits {
 
 /// The values that the header of a frame must contain.
 struct FrameIdentity {
-  std::uint64_t signature = 0;
-  Checksum checksum = Checksum::kOn;
-  std::uint8_t round = 0;
+  std::uint64_t signature = 0;        ///< signature of the collective; 0 outside a collective
+  Checksum checksum = Checksum::kOn;  ///< True if the frame has a checksum
+  std::uint8_t round = 0;             ///< index of the codec's round, from 0
 };
 
 /// The source of random numbers. Equal (key, step, parameter, index) give equal numbers on every
@@ -160,17 +160,17 @@ struct RandomSource {
 
 /// Arguments of Codec::encode and Codec::encode_native. All spans are parallel to `segments`.
 struct EncodeCall {
-  std::span<const Segment> segments;
-  std::span<const ConstValueSpan> gradients;
+  std::span<const Segment> segments;          ///< the described gradients
+  std::span<const ConstValueSpan> gradients;  ///< the values of each segment
   std::span<const SegmentState> states = {};  ///< empty: no feedback
   /// Only `in` is read; empty: the codec starts without a memory.
   std::span<const SegmentMemory> memories = {};
   const StateWords* words = nullptr;  ///< read-only; null: factors 1, step from `random`
   /// The last call of an exchange writes `words` with step + 1 here.
   StateWords* words_out = nullptr;
-  RandomSource random = {};
-  FrameIdentity identity = {};
-  Execution execution = {};
+  RandomSource random = {};       ///< random numbers of stochastic rounding
+  FrameIdentity identity = {};    ///< contents of the frame's header
+  Execution execution = {};       ///< resources of the call
   std::size_t contributions = 1;  ///< as in the plan: added codes leave room for this many ranks
 };
 
@@ -178,14 +178,14 @@ struct EncodeCall {
 /// frames' order in f32, multiplied by `factor`, and rounded once to the outputs' dtype. `mode`
 /// selects whether the result is assigned or added.
 struct DecodeCall {
-  std::span<const Segment> segments;
-  std::span<const ConstByteSpan> frames;
-  std::span<const ValueSpan> outputs;
-  DecodeMode mode = DecodeMode::kAssign;
-  float factor = 1.0f;
+  std::span<const Segment> segments;             ///< the described gradients
+  std::span<const ConstByteSpan> frames;         ///< the frames, added in this order
+  std::span<const ValueSpan> outputs;            ///< destinations of each segment
+  DecodeMode mode = DecodeMode::kAssign;         ///< assign or add
+  float factor = 1.0f;                           ///< factor of the sum
   std::span<const SegmentMemory> memories = {};  ///< `decode_native` writes `out`
-  FrameIdentity identity = {};
-  Execution execution = {};
+  FrameIdentity identity = {};                   ///< contents of the frame's header
+  Execution execution = {};                      ///< resources of the call
   /// Codecs that are not divisible: decode only a part of one segment. The value is the index of
   /// the part's first value in the segment, and outputs[0] has the length of the part. Cut the
   /// segments of divisible codecs instead.
@@ -197,16 +197,16 @@ struct DecodeCall {
 /// frame holds `factor` times the sum, so the encoded value of a mean is a mean. `states` are the
 /// owner's residuals in units of the encoded values; empty: no residuals.
 struct ReduceCall {
-  std::span<const Segment> segments;
-  Dtype dtype = Dtype::kF32;  ///< the gradient's dtype
-  std::span<const ConstByteSpan> frames;
-  float factor = 1.0f;
-  std::span<const SegmentState> states = {};
-  const StateWords* words = nullptr;
-  StateWords* words_out = nullptr;
-  RandomSource random = {};
-  FrameIdentity identity = {};
-  Execution execution = {};
+  std::span<const Segment> segments;          ///< the described gradients
+  Dtype dtype = Dtype::kF32;                  ///< the gradient's dtype
+  std::span<const ConstByteSpan> frames;      ///< the frames, added in this order
+  float factor = 1.0f;                        ///< factor of the sum
+  std::span<const SegmentState> states = {};  ///< the owner's residuals; empty: no residuals
+  const StateWords* words = nullptr;          ///< as in EncodeCall
+  StateWords* words_out = nullptr;            ///< as in EncodeCall
+  RandomSource random = {};                   ///< random numbers of stochastic rounding
+  FrameIdentity identity = {};                ///< contents of the frame's header
+  Execution execution = {};                   ///< resources of the call
 };
 
 /// Converts gradients to payloads and back. Public functions check their arguments once, throw
@@ -283,12 +283,19 @@ class Codec {
   /// Every public function calls `plan_sizes`, which allocates no memory. Throws InvalidArgument if
   /// the codec cannot encode these segments.
   virtual PlanSizes plan_sizes(const PlanRequest& request) const = 0;
+  /// Returns the rounds of a plan.
   virtual std::vector<Round> plan_rounds(const PlanRequest& request) const = 0;
+  /// `encode` after the checks of the arguments.
   virtual void do_encode(const EncodeCall& call, ByteSpan frame) const = 0;
+  /// `decode` after the checks of the arguments.
   virtual void do_decode(const DecodeCall& call) const = 0;
+  /// `reduce` after the checks of the arguments.
   virtual void do_reduce(const ReduceCall& call, ByteSpan frame) const = 0;
+  /// `encode_native` after the checks of the arguments.
   virtual void do_encode_native(const EncodeCall& call, float factor, ValueSpan values) const = 0;
+  /// `decode_native` after the checks of the arguments.
   virtual void do_decode_native(const DecodeCall& call, ConstValueSpan values) const = 0;
+  /// `absorb` after the checks of the arguments.
   virtual void do_absorb(const DecodeCall& call, ConstValueSpan values) const = 0;
 
  private:
@@ -298,13 +305,14 @@ class Codec {
 
 /// An option of a codec's spec: a word, or a number in (above, most].
 struct CodecOption {
-  std::string name;
+  std::string name;                     ///< the key in a spec
   std::vector<std::string> words = {};  ///< empty for a number
-  double above = 0;
-  double most = 0;
-  std::string standard = {};    ///< the default; empty if the codec does without a value
-  std::string deprecated = {};  ///< a former name, accepted for one release; usually empty
+  double above = 0;                     ///< a number is larger than this limit
+  double most = 0;                      ///< a number is at most this limit
+  std::string standard = {};            ///< the default; empty if the codec does without a value
+  std::string deprecated = {};          ///< a former name, accepted for one release; usually empty
 
+  /// True if the value is a number.
   bool is_number() const { return words.empty(); }
   /// "nearest|stochastic", "(0, 1]"
   std::string range() const;
@@ -314,10 +322,10 @@ struct CodecOption {
 
 /// The registry's entry for a codec.
 struct CodecInfo {
-  std::string_view name;
-  std::uint16_t id;          ///< number in the wire format, never reused
-  std::string_view summary;  ///< one line of text
-  std::vector<CodecOption> options;
+  std::string_view name;             ///< name of the codec in a spec
+  std::uint16_t id;                  ///< number in the wire format, never reused
+  std::string_view summary;          ///< one line of text
+  std::vector<CodecOption> options;  ///< options in canonical order
 };
 
 /// Returns all codecs of this build, in the registry's order. Thread-safe.

@@ -62,14 +62,14 @@ struct CollectiveState {
 /// `seconds` is the time of queueing, and other seconds and overflows (see StateWords) are 0.
 struct CollectiveStatistics {
   Algorithm algorithm = Algorithm::kAuto;  ///< the chosen algorithm
-  std::size_t chunks = 0;
-  std::uint64_t gradient_bytes = 0;
-  std::uint64_t sent_bytes = 0;
-  double encode_seconds = 0;  ///< includes reduce
-  double decode_seconds = 0;
-  double wire_seconds = 0;  ///< time with at least one message in transfer
-  double seconds = 0;
-  std::uint64_t overflows = 0;
+  std::size_t chunks = 0;                  ///< number of chunks
+  std::uint64_t gradient_bytes = 0;        ///< uncompressed bytes of the values
+  std::uint64_t sent_bytes = 0;            ///< bytes that this rank sent
+  double encode_seconds = 0;               ///< includes reduce
+  double decode_seconds = 0;               ///< time of decoding
+  double wire_seconds = 0;                 ///< time with at least one message in transfer
+  double seconds = 0;                      ///< time of the call
+  std::uint64_t overflows = 0;             ///< finite values that became infinite
 };
 
 /// Plans and buffers for reuse between calls with equal arguments: the second call allocates no
@@ -79,6 +79,7 @@ struct CollectiveStatistics {
 /// calls need a workspace that outlives their graph.
 class CollectiveWorkspace {
  public:
+  /// Makes an empty workspace.
   CollectiveWorkspace();
   ~CollectiveWorkspace();
   CollectiveWorkspace(CollectiveWorkspace&&) noexcept;
@@ -139,10 +140,11 @@ struct CollectiveOptions {
   /// Length of a chunk in values, rounded up to the codec's unit. By default (0), the length is
   /// TransportTraits::chunk_count.
   std::size_t chunk_count = 0;
-  Checksum checksum = Checksum::kOn;
-  std::chrono::milliseconds timeout = kDefaultTimeout;
-  Threads* threads = nullptr;                  ///< null: only the calling thread
-  CollectiveWorkspace* workspace = nullptr;    ///< null: buffers live for one call
+  Checksum checksum = Checksum::kOn;  ///< True if frames have a checksum
+  std::chrono::milliseconds timeout =
+      kDefaultTimeout;                       ///< time without an answer after which a rank is late
+  Threads* threads = nullptr;                ///< null: only the calling thread
+  CollectiveWorkspace* workspace = nullptr;  ///< null: buffers live for one call
   CollectiveStatistics* statistics = nullptr;  ///< null: no statistics
   /// Chooses if `codec` is "auto" (auto.h).
   Tuner* tuner = nullptr;
@@ -205,7 +207,8 @@ void scatter(Transport& transport, ConstValueSpan input, ValueSpan shard, int ro
 
 /// Rows to each rank and from each rank, in rank order. Empty: equal numbers of rows.
 struct Splits {
-  std::span<const std::size_t> sent = {}, received = {};
+  std::span<const std::size_t> sent = {};      ///< rows for each rank
+  std::span<const std::size_t> received = {};  ///< rows from each rank
 };
 
 /// Exchanges rows of `columns` values. The first sent[0] rows of `input` go to rank 0, the next
@@ -243,6 +246,7 @@ std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t pa
 /// L on, and on a single host. Throws InvalidArgument for an invalid rank.
 std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
                           std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
+/// See `encoded_count`.
 std::size_t owned_count(std::size_t count, int rank, std::span<const int> hosts,
                         std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit,
                         double error_growth = kDefaultErrorGrowth);

@@ -15,12 +15,12 @@ enum class Dtype : std::uint8_t { kF32 = 0, kBf16 = 1, kF16 = 2, kI8 = 3, kI32 =
 
 /// The bits of a bfloat16, which is the upper half of an f32. Arithmetic uses f32.
 struct Bf16 {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< bits of the value
 };
 
 /// The bits of an IEEE binary16. Arithmetic uses f32.
 struct F16 {
-  std::uint16_t bits;
+  std::uint16_t bits;  ///< bits of the value
 };
 
 static_assert(sizeof(Bf16) == 2 && sizeof(F16) == 2);

@@ -35,8 +35,8 @@ struct Difference {
   std::string name;       ///< "codec", "chunk_count"; empty if one rank lacks the item
   int rank = 0;           ///< the lower rank
   std::string value;      ///< on `rank`; "absent" if the option or the item is missing
-  int other_rank = 0;
-  std::string other_value;
+  int other_rank = 0;     ///< the higher rank
+  std::string other_value;  ///< on `other_rank`; "absent" as for `value`
 
   friend bool operator==(const Difference&, const Difference&) = default;
 };
@@ -45,6 +45,7 @@ struct Difference {
 class TransportError : public Error {
  public:
   using Error::Error;
+  /// An error with the options that differ between two ranks.
   TransportError(const std::string& what, std::vector<Difference> disagreement)
       : Error(what), disagreement_(std::move(disagreement)) {}
 
@@ -65,6 +66,7 @@ class AddressError : public TransportError {
 /// (Transport::isolated_channel) ended; all other operations continue.
 class PeerLost : public TransportError {
  public:
+  /// `rank` is the lost rank, or -1.
   PeerLost(const std::string& what, int rank) : TransportError(what), rank_(rank) {}
   /// Returns the rank in the isolated channel. Returns -1 if several ranks are late, or if all
   /// ranks that could have sent the expected message are gone.
@@ -79,6 +81,7 @@ class PeerLost : public TransportError {
 /// Call GradientReducer::resume() to continue without the lost ranks.
 class RanksLost : public TransportError {
  public:
+  /// `members` and `last_step` as returned by the functions of these names.
   RanksLost(const std::string& what, std::vector<int> members, std::uint32_t last_step,
             std::vector<Difference> disagreement = {})
       : TransportError(what, std::move(disagreement)),

@@ -17,8 +17,8 @@ namespace tersor {
 
 /// A neighbour and its mixing weight.
 struct Edge {
-  int rank = 0;
-  double weight = 0;
+  int rank = 0;       ///< the neighbour
+  double weight = 0;  ///< the mixing weight, above 0
 };
 
 /// The neighbours of each rank. A rank's own weight is 1 minus the weights of its edges. Weights
@@ -61,15 +61,15 @@ struct GossipOptions {
   /// codecs that keep at least 0.6 of a normal vector's energy (quantisers). Other codecs use half
   /// of the kept fraction.
   double step_size = 0;
-  Checksum checksum = Checksum::kOn;
+  Checksum checksum = Checksum::kOn;  ///< True if frames have a checksum
   /// A neighbour without a message for this time is lost. Ranks that wait in `mix` send heartbeats.
   std::chrono::milliseconds timeout = kDefaultTimeout;
-  OnSplit on_split = OnSplit::kThrow;
+  OnSplit on_split = OnSplit::kThrow;  ///< action of `mix` after a split
 };
 
 /// Statistics of this rank.
 struct GossipStatistics {
-  std::uint64_t steps = 0;
+  std::uint64_t steps = 0;       ///< completed steps
   std::uint64_t sent_bytes = 0;  ///< bytes to all neighbours
   std::vector<int> lost;         ///< lost neighbours, in the order of loss
   /// Ranks without a path to this rank, ascending. Empty while all ranks except lost ranks are

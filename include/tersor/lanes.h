@@ -5,6 +5,7 @@
 
 namespace tersor {
 
+/// The former name of AccumulatorFormat.
 using LaneFormat [[deprecated("use AccumulatorFormat")]] = AccumulatorFormat;
 
 }  // namespace tersor

@@ -42,6 +42,7 @@ class Block {
   }
   ~Block();
 
+  /// True if the block is not empty.
   explicit operator bool() const { return slab_ != nullptr; }
   /// Returns the bytes for writing, before the block is shared.
   ByteSpan writable() const { return bytes_; }
@@ -65,7 +66,7 @@ class Block {
 struct MessageHead {
   std::array<std::uint64_t, 7> content{};  ///< used by the transport
   std::uint32_t sequence = 0;              ///< used by the wire if it numbers its messages
-  std::uint32_t reserved = 0;
+  std::uint32_t reserved = 0;              ///< 0
 
   /// Throws TransportError unless `peer` runs this version of the transport. A wire without its own
   /// check reads nothing else from the header before this check.
@@ -84,7 +85,6 @@ static_assert(sizeof(MessageHead) == 64);
 /// thread at a time calls the wire, from `start` to `end`. Network errors are TransportErrors.
 class Wire {
  public:
-  /// The capabilities of a wire.
   /// How a thread waits for messages.
   enum class Waiting : std::uint8_t {
     kPoll,          ///< calls `poll`, then yields the core, then naps
@@ -94,10 +94,11 @@ class Wire {
     kSleepAndPoll,  ///< sleeps until a message wakes the thread, or `poll` may find a message
   };
 
+  /// The capabilities of a wire.
   struct Traits {
     /// True if any thread may call the wire, one thread at a time.
     bool any_thread = true;
-    Waiting waiting = Waiting::kPoll;
+    Waiting waiting = Waiting::kPoll;  ///< how a thread waits for messages
     /// True if every leaving peer sends a goodbye or is reported to Events::lost. Isolated channels
     /// need this capability.
     bool reports_losses = false;
@@ -128,19 +129,19 @@ class Wire {
   /// The payload of a sent header. `send` copies up to Traits::copied_bytes. Longer payloads lie in
   /// `block` or belong to the job; the wire keeps the owner until the bytes have left.
   struct Payload {
-    ConstByteSpan bytes = {};
-    Block block = {};
+    ConstByteSpan bytes = {};  ///< the payload
+    Block block = {};          ///< the block that contains the bytes, or empty
     /// Set if the sender asks whether the bytes have left, else null.
     std::shared_ptr<Job> job = {};
   };
 
   /// A received header, with its payload if `whole`. Otherwise `receive_rest` requests the payload.
   struct Arrival {
-    MessageHead head;
+    MessageHead head;  ///< the received header
     /// If not `whole`: empty, or the wire's own destination.
     Block payload = {};
-    int peer = 0;
-    bool whole = true;
+    int peer = 0;            ///< the sender
+    bool whole = true;       ///< True if the payload is complete
     void* ticket = nullptr;  ///< used by the wire
   };
 
@@ -226,6 +227,7 @@ class Wire {
   Shared& shared() const { return *shared_; }
 
  protected:
+  /// `shared` is the state common to wires that receive each other's messages.
   explicit Wire(std::shared_ptr<Shared> shared);
   /// Returns a block for payloads, 64-byte aligned. Thread-safe.
   Block take_block(std::size_t bytes) const;

@@ -23,8 +23,8 @@ namespace tersor {
 /// rule of a schedule has "+ef", all use feedback, so no residual is lost when the codec changes. A
 /// schedule must not contain "auto".
 struct ReducerRule {
-  std::string pattern;
-  std::string codec;
+  std::string pattern;          ///< shell pattern of names
+  std::string codec;            ///< a spec, or "auto"
   std::uint32_t from_step = 0;  ///< completed steps, including the steps before a loaded state
 };
 
@@ -94,8 +94,8 @@ struct ReducerOptions {
   AutoOptions automatic = {};
   /// Replaces the reducer's own Tuner. Must outlive the last `add`.
   Tuner* tuner = nullptr;
-  Learning learning = Learning::kOn;
-  Reduction reduction = Reduction::kMean;
+  Learning learning = Learning::kOn;       ///< trials of "auto"
+  Reduction reduction = Reduction::kMean;  ///< sum or mean
   /// For all-reduced parameters; kHierarchical for all parameters.
   Algorithm algorithm = Algorithm::kAuto;
   /// The host number of each rank, as in CollectiveOptions. Empty: Transport::hosts().
@@ -111,21 +111,21 @@ struct ReducerOptions {
   /// Maximum length of a chunk in values; longer parameters are cut. 0:
   /// TransportTraits::chunk_count.
   std::size_t chunk_count = 0;
-  Dtype residual_dtype = Dtype::kF32;  ///< kF32 or kBf16
-  std::uint64_t seed = 0;              ///< seed of stochastic rounding
-  SendingOrder order = SendingOrder::kLearned;
+  Dtype residual_dtype = Dtype::kF32;                 ///< kF32 or kBf16
+  std::uint64_t seed = 0;                             ///< seed of stochastic rounding
+  SendingOrder order = SendingOrder::kLearned;        ///< the order of sending
   MissingGradient missing = MissingGradient::kError;  ///< used with SendingOrder::kLearned
-  Transactions transactions = Transactions::kOff;
-  ProgressBy progress = ProgressBy::kThread;
-  Elastic elastic = Elastic::kOff;
+  Transactions transactions = Transactions::kOff;     ///< needed by `discard_step`
+  ProgressBy progress = ProgressBy::kThread;          ///< who sends
+  Elastic elastic = Elastic::kOff;                    ///< continue after lost ranks
   /// Elastic reducer: the minimum number of ranks to continue. If 0 (the default), more than half
   /// of the ranks continue, or exactly half with the lowest rank. After a network split, at most
   /// one side then continues.
   int least_ranks = 0;
-  Weights weights = Weights::kOff;  ///< needs Reduction::kMean
-  MeasureError measure_error = MeasureError::kOff;
-  Checksum checksum = Checksum::kOn;
-  std::chrono::milliseconds timeout = kDefaultTimeout;
+  Weights weights = Weights::kOff;                      ///< needs Reduction::kMean
+  MeasureError measure_error = MeasureError::kOff;      ///< measure relative errors
+  Checksum checksum = Checksum::kOn;                    ///< checksums of frames
+  std::chrono::milliseconds timeout = kDefaultTimeout;  ///< time after which a rank is late
   /// Threads of the codecs, in addition to the sending thread.
   unsigned threads = 1;
   /// Device gradients: the stream on which the trainer queues its work.
@@ -139,16 +139,16 @@ struct ReducerOptions {
 
 /// The description of a parameter's gradients, for parameters added without a gradient.
 struct GradientShape {
-  std::size_t count = 0;
-  Dtype dtype = Dtype::kF32;
-  Memory memory = Memory::kHost;
+  std::size_t count = 0;          ///< number of values
+  Dtype dtype = Dtype::kF32;      ///< type of the values
+  Memory memory = Memory::kHost;  ///< memory of the values
   /// The shape of the matrix in memory, row by row. A transposed matrix has its columns first.
   std::size_t rows = 0;
   std::size_t columns = 0;  ///< 0: a 1-D parameter
   /// The memory order of the values, as in CollectiveOptions: the same in each step and on all
   /// ranks.
   std::uint32_t order = 0;
-  Collective collective = Collective::kAllreduce;
+  Collective collective = Collective::kAllreduce;  ///< all-reduce or reduce-scatter
   /// Reduce-scatter: the number of values of each rank's shard, at least ceil(count / ranks). 0
   /// means ceil(count / ranks). A step's gradient holds the shards of all ranks one after the
   /// other. Values beyond `count` are padding.
@@ -179,36 +179,36 @@ class ReducerHandle {
 
 /// A gradient in a call of `ready`.
 struct ReadyGradient {
-  std::string_view name;
-  ValueSpan gradient;
-  ValueSpan shard = {};  ///< reduce-scatter: the destination of this rank's shard
-  Contribution contribution = Contribution::kGradient;
+  std::string_view name;  ///< name of the parameter
+  ValueSpan gradient;     ///< the gradient
+  ValueSpan shard = {};   ///< reduce-scatter: the destination of this rank's shard
+  Contribution contribution = Contribution::kGradient;  ///< this rank's contribution
 };
 
 /// Statistics of one parameter, or of all parameters. Seconds and bytes are sums since construction
 /// or `reset_statistics`, over `steps` steps.
 struct ReducerStatistics {
-  std::string name;   ///< name of the parameter; "" for all
-  std::string codec;  ///< the codec; `reason` says why Tersor chose it
-  std::string reason;
+  std::string name;    ///< name of the parameter; "" for all
+  std::string codec;   ///< the codec; `reason` says why Tersor chose it
+  std::string reason;  ///< reason for the codec
   /// True if "auto" or a schedule chooses the codec. Another run may then use another codec.
   bool codec_may_change = false;
-  Algorithm algorithm = Algorithm::kAuto;
-  std::uint64_t steps = 0;
-  std::uint64_t gradient_bytes = 0;
-  std::uint64_t sent_bytes = 0;
-  double encode_seconds = 0;
-  double decode_seconds = 0;
-  double wire_seconds = 0;
+  Algorithm algorithm = Algorithm::kAuto;  ///< the algorithm
+  std::uint64_t steps = 0;                 ///< completed steps
+  std::uint64_t gradient_bytes = 0;        ///< uncompressed bytes
+  std::uint64_t sent_bytes = 0;            ///< bytes that this rank sent
+  double encode_seconds = 0;               ///< time of encoding
+  double decode_seconds = 0;               ///< time of decoding
+  double wire_seconds = 0;                 ///< time with a message in transfer
   /// The part of wire_seconds outside wait().
   double hidden_seconds = 0;
   double exposed_seconds = 0;  ///< the time in wait()
   /// |sent − decoded| / |sent| of this rank's last encode.
   double relative_error = 0;
-  std::uint64_t steps_discarded = 0;
+  std::uint64_t steps_discarded = 0;  ///< discarded steps
   /// Number of codec changes by "auto"; only in the statistics of all parameters.
   std::uint64_t codec_changes = 0;
-  std::uint64_t overflows = 0;
+  std::uint64_t overflows = 0;  ///< finite values that became infinite
 };
 
 /// Reduces a trainer's gradients over all ranks in the background, and keeps the residuals. Each
@@ -264,6 +264,7 @@ class GradientReducer {
   /// touch the gradient until its handle is done or `wait` has returned. Throws InvalidArgument for
   /// a second call in one step, and for memory that overlaps an unfinished gradient.
   ReducerHandle ready(std::string_view name);
+  /// Variant for a gradient that is passed in each step, and for a rank without a gradient.
   ReducerHandle ready(std::string_view name, ValueSpan gradient,
                       Contribution contribution = Contribution::kGradient);
   /// Variant for reduce-scatter: writes this rank's shard of the result to `shard`, which may be
@@ -320,6 +321,7 @@ class GradientReducer {
   /// Throws this reducer's error once there is one: RanksLost, or the errors of `resume`, for an
   /// elastic reducer. Returns if no fault is known.
   void check_faults();
+  /// The former name of `check_faults`.
   [[deprecated("use check_faults")]] void hear_fault() { check_faults(); }
   /// Returns the transport of the current ranks: the constructor's argument or, after `resume`, the
   /// reducer's own transport.

@@ -24,9 +24,9 @@ namespace tersor {
 /// One parameter's weights on a server, and the gradient of an update. Both spans have equal
 /// length.
 struct UpdatePart {
-  std::size_t parameter = 0;
-  std::span<float> weights;
-  std::span<const float> gradient;
+  std::size_t parameter = 0;        ///< index of the parameter
+  std::span<float> weights;         ///< the weights, updated in place
+  std::span<const float> gradient;  ///< the gradient of the update
 };
 
 /// Updates the weights of all parts in place; parts without values are omitted. Called by one
@@ -56,7 +56,7 @@ struct ServerOptions {
   Reduction reduction = Reduction::kMean;
   /// The server waits until these workers have joined or are gone.
   std::vector<int> workers = {};
-  Checksum checksum = Checksum::kOn;
+  Checksum checksum = Checksum::kOn;  ///< True if frames have a checksum
   /// A hash of names and shapes, because the protocol compares only lengths.
   std::uint64_t model = 0;
   /// Used by the server; workers may have another value.
@@ -65,11 +65,11 @@ struct ServerOptions {
 
 /// Statistics of one server.
 struct ServerStatistics {
-  std::uint64_t pushes = 0;   ///< applied pushes
-  std::uint64_t pulls = 0;    ///< answered pulls
-  std::uint64_t refused = 0;  ///< rejected calls of workers
-  std::uint64_t pushed_bytes = 0;
-  std::uint64_t pulled_bytes = 0;
+  std::uint64_t pushes = 0;        ///< applied pushes
+  std::uint64_t pulls = 0;         ///< answered pulls
+  std::uint64_t refused = 0;       ///< rejected calls of workers
+  std::uint64_t pushed_bytes = 0;  ///< bytes of pushes
+  std::uint64_t pulled_bytes = 0;  ///< bytes of pulls
   /// Workers that left without notice, in the order of loss.
   std::vector<int> lost;
 };
@@ -130,11 +130,13 @@ class ParameterShard {
   /// has_begun: true if all workers of ServerOptions::workers have joined or are gone. is_over:
   /// true if all workers that had joined have left.
   bool has_begun() const;
+  /// See `has_begun`.
   bool is_over() const;
 
   /// part: returns the range of a parameter's values on this server. weights: returns a copy of
   /// these values, f32.
   Segment part(std::size_t parameter) const;
+  /// See `part`.
   std::vector<float> weights(std::size_t parameter) const;
   /// Returns the statistics so far.
   ServerStatistics statistics() const;
@@ -208,8 +210,8 @@ struct ServerAt {
 
 /// Traffic of a worker. A server on the same rank causes no traffic.
 struct ClientStatistics {
-  std::uint64_t sent_bytes = 0;
-  std::uint64_t received_bytes = 0;
+  std::uint64_t sent_bytes = 0;      ///< bytes of pushes
+  std::uint64_t received_bytes = 0;  ///< bytes of pulls
 };
 
 /// A worker of a parameter server. After an error other than InvalidArgument, all later calls

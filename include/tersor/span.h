@@ -46,11 +46,17 @@ class BasicValueSpan {
     return {pointer_, count_, dtype_, memory_};
   }
 
+  /// Returns the address of the first value.
   Byte* pointer() const { return pointer_; }
+  /// Returns the number of values.
   std::size_t count() const { return count_; }
+  /// Returns the size in bytes.
   std::size_t bytes() const { return count_ * dtype_bytes(dtype_); }
+  /// Returns the type of the values.
   Dtype dtype() const { return dtype_; }
+  /// Returns the kind of memory.
   Memory memory() const { return memory_; }
+  /// True if the view has no values.
   bool empty() const { return count_ == 0; }
 
   /// Returns the values [first, first + count). Throws InvalidArgument if the range exceeds the
@@ -83,9 +89,13 @@ class BasicValueSpan {
   Memory memory_ = Memory::kHost;
 };
 
+/// A view of values that may be changed.
 using ValueSpan = BasicValueSpan<std::byte>;
+/// A view of values that are only read.
 using ConstValueSpan = BasicValueSpan<const std::byte>;
+/// Bytes that may be changed, on the host or a device.
 using ByteSpan = std::span<std::byte>;
+/// Bytes that are only read, on the host or a device.
 using ConstByteSpan = std::span<const std::byte>;
 
 }  // namespace tersor

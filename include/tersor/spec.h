@@ -15,9 +15,9 @@ enum class Feedback : unsigned char { kNone, kResidual };
 
 /// A parsed spec. `make_codec` checks the name and the keys; this struct knows no codec.
 struct CodecSpec {
-  std::string name;
+  std::string name;                                          ///< name of the codec
   std::vector<std::pair<std::string, std::string>> options;  ///< pairs of key and value, as written
-  Feedback feedback = Feedback::kNone;
+  Feedback feedback = Feedback::kNone;                       ///< the suffix of the spec
 
   /// Returns name[:key=value…][+ef] with the keys in the order of `options`.
   std::string text() const;

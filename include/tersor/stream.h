@@ -9,7 +9,7 @@ namespace tersor {
 /// An opaque `cudaStream_t`; public headers do not include CUDA headers. Owns nothing. Null is the
 /// legacy default stream.
 struct StreamView {
-  void* handle = nullptr;
+  void* handle = nullptr;  ///< the `cudaStream_t`
 };
 
 /// A stream of the current device. The stream does not wait for the legacy default stream. Move
@@ -26,6 +26,7 @@ class Stream {
     return *this;
   }
 
+  /// Returns a view of this stream.
   StreamView view() const { return {handle_}; }
 
   /// Blocks until all queued work is done. Throws CudaError if queued work failed.

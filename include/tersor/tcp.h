@@ -37,6 +37,7 @@ enum class TcpProtection : std::uint8_t {
   kEncrypt,
 };
 
+/// Options of a TCP transport.
 struct TcpOptions {
   /// The address on which this rank listens: an address, a host name or an interface ("10.0.0.3",
   /// "node3", "eth0"). Empty: the address of the own host name, or else the first interface except

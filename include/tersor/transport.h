@@ -20,7 +20,9 @@ namespace tersor {
 class Agreement;  // defined in <tersor/agreement.h>
 class Block;      // defined in <tersor/network.h>
 
+/// The clock of all deadlines.
 using Clock = std::chrono::steady_clock;
+/// The default time after which a rank is late: five minutes.
 inline constexpr std::chrono::milliseconds kDefaultTimeout{300'000};
 
 /// Identifies the Transport function that a rank called. Messages carry this number, so mismatched
@@ -46,18 +48,21 @@ inline constexpr std::uint32_t kUnorderedTag = 0xffffffff;
 struct Operation {
   /// Used in error messages, e.g. "allreduce"; must outlive the handle.
   std::string_view name = "operation";
-  std::uint64_t signature = 0;  ///< signature of the collective that contains the operation
+  /// Signature of the collective that contains the operation.
+  std::uint64_t signature = 0;
   /// The options behind the signature, or null. If signatures differ between ranks, the error names
   /// every option that differs.
   std::shared_ptr<const Agreement> agreement = {};
   /// Distinguishes concurrent operations on one channel; take the tag from `reserve_tags`. If
   /// TransportTraits::ordered is true, all ranks must also start operations in the same order.
   std::uint32_t tag = 0;
+  /// The called function.
   Calling calling = Calling::kExchange;
   /// True if this rank starts no later exchange or all_gather with the same tag. An unexpected
   /// message with this tag then shows that its sender made another call. All ranks get the error at
   /// once.
   bool takes_all = false;
+  /// Time after which a rank is late.
   std::chrono::milliseconds timeout = kDefaultTimeout;
   /// Memory of the sent and received bytes. Value spans state their own memory.
   Memory memory = Memory::kHost;
@@ -82,8 +87,8 @@ struct Operation {
 
 /// A message of an exchange. The bytes must outlive the handle's completion.
 struct SendTo {
-  int peer = 0;
-  ConstByteSpan bytes = {};
+  int peer = 0;              ///< the other rank
+  ConstByteSpan bytes = {};  ///< the message
 };
 
 /// A value of ReceiveFrom::peer: accepts the first message with this tag from any rank.
@@ -91,17 +96,21 @@ inline constexpr int kAnyRank = -1;
 
 /// The source of a message of at most `capacity` bytes in an exchange.
 struct ReceiveFrom {
-  int peer = 0;
-  std::size_t capacity = 0;
+  int peer = 0;              ///< the other rank
+  std::size_t capacity = 0;  ///< maximum bytes of the message
 };
 
 /// An operation in progress, owned by its handle. Transports implement this class.
 class Transfer {
  public:
   virtual ~Transfer() = default;
+  /// See Handle::test.
   virtual bool test() = 0;
+  /// See Handle::wait_synchronize.
   virtual void wait_synchronize() = 0;
+  /// See Handle::received.
   virtual ConstByteSpan received(int rank) const = 0;
+  /// See Handle::source.
   virtual int source() const = 0;
 };
 
@@ -111,6 +120,7 @@ class Transfer {
 class Handle {
  public:
   Handle() = default;
+  /// Takes ownership of an operation.
   explicit Handle(std::unique_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
 
   /// True if the handle owns an operation.
@@ -163,9 +173,9 @@ struct TransportTraits {
 
 /// The bytes that one channel moved for this rank, including the transport's headers.
 struct TransferCounters {
-  std::uint64_t sent_bytes = 0;
-  std::uint64_t received_bytes = 0;
-  std::uint64_t sent_messages = 0;
+  std::uint64_t sent_bytes = 0;      ///< sent bytes
+  std::uint64_t received_bytes = 0;  ///< received bytes
+  std::uint64_t sent_messages = 0;   ///< sent messages
 };
 
 /// Ranks, and the movement of bytes between ranks. A fault (a rank failed, is late, or made a
@@ -253,6 +263,7 @@ class Transport {
   /// MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
   /// make_tcp_transport in these cases.
   virtual std::unique_ptr<Transport> isolated_channel();
+  /// The former name of `isolated_channel`.
   [[deprecated("use isolated_channel")]] std::unique_ptr<Transport> lifeline() {
     return isolated_channel();
   }

@@ -13,25 +13,29 @@
 
 namespace tersor {
 
+/// The first word of every frame.
 inline constexpr std::uint32_t kFrameMagic = 0x53524554;  // reads "TERS" as bytes
+/// The version of the wire format.
 inline constexpr std::uint16_t kFormatVersion = 3;
+/// The alignment of a payload's sections, in bytes.
 inline constexpr std::size_t kSectionAlignment = 16;
 
 /// Bits of FrameHeader::flags. Codecs define their own flags from bit kCodecFlagShift on.
 enum FrameFlag : std::uint16_t { kFrameHasChecksum = 1 };
+/// The first bit of a codec's own flags.
 inline constexpr unsigned kCodecFlagShift = 8;
 
 /// The header of every frame. A frame holds all segments of one codec and dtype from one rank to
 /// one peer in one exchange.
 struct FrameHeader {
-  std::uint32_t magic = kFrameMagic;
-  std::uint16_t version = kFormatVersion;
-  std::uint16_t codec_id = 0;
-  std::uint8_t dtype = 0;  ///< the gradient's dtype
-  std::uint8_t round = 0;  ///< index of the codec's round, from 0
-  std::uint16_t flags = 0;
-  std::uint32_t segments = 0;
-  std::uint64_t count = 0;          ///< values of all segments together
+  std::uint32_t magic = kFrameMagic;       ///< kFrameMagic
+  std::uint16_t version = kFormatVersion;  ///< kFormatVersion
+  std::uint16_t codec_id = 0;              ///< number of the codec
+  std::uint8_t dtype = 0;                  ///< the gradient's dtype
+  std::uint8_t round = 0;                  ///< index of the codec's round, from 0
+  std::uint16_t flags = 0;                 ///< see FrameFlag
+  std::uint32_t segments = 0;              ///< number of segments
+  std::uint64_t count = 0;                 ///< values of all segments together
   std::uint64_t first_index = 0;    ///< index of the first segment's first value in its parameter
   std::uint64_t payload_bytes = 0;  ///< bytes after the header, without unused capacity
   std::uint64_t signature = 0;      ///< signature of the collective; 0 outside a collective
@@ -59,16 +63,17 @@ std::size_t frame_bytes(ConstByteSpan frame);
 /// struct lies in device memory. The caller zeroes, reads and clears the struct; see
 /// Execution::fault.
 struct FrameFault {
+  /// The part of a frame that is wrong.
   enum Kind : std::uint32_t { kNone, kHeader, kChecksum, kIndices, kStep };
 
   /// Number of thread blocks that found a fault; all other fields describe the first fault.
   std::uint32_t times = 0;
-  std::uint32_t kind = kNone;
-  std::uint32_t frame = 0;   ///< index of the frame in the call's list
-  std::uint32_t frames = 0;  ///< length of the call's list
-  std::uint64_t detail = 0;  ///< the expected checksum or step, or the segment with bad indices
-  FrameHeader found = {};
-  FrameHeader expected = {};
+  std::uint32_t kind = kNone;  ///< a Kind
+  std::uint32_t frame = 0;     ///< index of the frame in the call's list
+  std::uint32_t frames = 0;    ///< length of the call's list
+  std::uint64_t detail = 0;    ///< the expected checksum or step, or the segment with bad indices
+  FrameHeader found = {};      ///< the header of the frame
+  FrameHeader expected = {};   ///< the header that the call expects
 };
 static_assert(sizeof(FrameFault) == 152 && std::is_trivially_copyable_v<FrameFault>);
 
@@ -80,6 +85,7 @@ void throw_if_faulty(const FrameFault& fault);
 /// in a value passed to `add`, their signatures differ, and the transport reports the mismatch.
 class Signature {
  public:
+  /// Starts with the version of the wire format.
   Signature() { add(kFormatVersion); }
 
   /// Adds the little-endian bytes of an integer or an enumerator.

@@ -196,7 +196,7 @@ void bind_collective_options(nb::module_& module) {
                         "Plans, buffers and `threads` that calls with equal arguments use again. "
                         "Not for two calls at once.")
       .def(nb::init<unsigned>(), "threads"_a = 1)
-      .def_prop_ro("threads", &Workspace::threads);
+      .def_prop_ro("threads", &Workspace::threads, "Threads of the codecs.");
   const auto keeps = nb::for_setter(nb::keep_alive<1, 2>());  // the options hold plain pointers
   nb::class_<CallOptions> options(module, "CallOptions");
   options.def(nb::init<>())
@@ -223,11 +223,11 @@ void bind_collective_statistics(nb::module_& module) {
       .def_prop_ro(
           "algorithm", [](const CollectiveStatistics& call) { return text_of(call.algorithm); },
           "The one that was chosen.")
-      .def_ro("chunks", &CollectiveStatistics::chunks)
-      .def_ro("gradient_bytes", &CollectiveStatistics::gradient_bytes)
+      .def_ro("chunks", &CollectiveStatistics::chunks, "Number of chunks.")
+      .def_ro("gradient_bytes", &CollectiveStatistics::gradient_bytes, "Uncompressed bytes.")
       .def_ro("sent_bytes", &CollectiveStatistics::sent_bytes, "As the transport counts them.")
-      .def_ro("encode_seconds", &CollectiveStatistics::encode_seconds)
-      .def_ro("decode_seconds", &CollectiveStatistics::decode_seconds)
+      .def_ro("encode_seconds", &CollectiveStatistics::encode_seconds, "Time of encoding.")
+      .def_ro("decode_seconds", &CollectiveStatistics::decode_seconds, "Time of decoding.")
       .def_ro("wire_seconds", &CollectiveStatistics::wire_seconds,
               "In which at least one message was under way.")
       .def_ro("seconds", &CollectiveStatistics::seconds, "On a device: of queueing.")

@@ -54,25 +54,27 @@ void bind_reducer_statistics(nb::module_& module) {
   nb::class_<Statistics>(module, "ReducerStatistics",
                          "What happened to one parameter, or to all (`name` is empty). Seconds and "
                          "bytes are sums over `steps` steps.")
-      .def_ro("name", &Statistics::name)
-      .def_ro("codec", &Statistics::codec)
+      .def_ro("name", &Statistics::name, "Name of the parameter; empty for all.")
+      .def_ro("codec", &Statistics::codec, "Spec of the codec.")
       .def_ro("reason", &Statistics::reason, "Why this codec was chosen.")
       .def_ro("codec_may_change", &Statistics::codec_may_change,
               "Whether \"auto\" or a schedule chooses the codec, so that another run may have "
               "another.")
-      .def_prop_ro("algorithm", [](const Statistics& one) { return text_of(one.algorithm); })
-      .def_ro("steps", &Statistics::steps)
-      .def_ro("gradient_bytes", &Statistics::gradient_bytes)
+      .def_prop_ro(
+          "algorithm", [](const Statistics& one) { return text_of(one.algorithm); },
+          "Name of the algorithm.")
+      .def_ro("steps", &Statistics::steps, "Number of steps.")
+      .def_ro("gradient_bytes", &Statistics::gradient_bytes, "Uncompressed bytes.")
       .def_ro("sent_bytes", &Statistics::sent_bytes, "As the transport counts them.")
-      .def_ro("encode_seconds", &Statistics::encode_seconds)
-      .def_ro("decode_seconds", &Statistics::decode_seconds)
-      .def_ro("wire_seconds", &Statistics::wire_seconds)
+      .def_ro("encode_seconds", &Statistics::encode_seconds, "Time of encoding.")
+      .def_ro("decode_seconds", &Statistics::decode_seconds, "Time of decoding.")
+      .def_ro("wire_seconds", &Statistics::wire_seconds, "Time with a message in transfer.")
       .def_ro("hidden_seconds", &Statistics::hidden_seconds,
               "Of wire_seconds, while nobody waited.")
       .def_ro("exposed_seconds", &Statistics::exposed_seconds, "In which somebody waited.")
       .def_ro("relative_error", &Statistics::relative_error,
               "|sent - decoded| / |sent| of this rank's last encode, where it was measured.")
-      .def_ro("steps_discarded", &Statistics::steps_discarded)
+      .def_ro("steps_discarded", &Statistics::steps_discarded, "Number of discarded steps.")
       .def_ro("codec_changes", &Statistics::codec_changes,
               "Times that \"auto\" went another way; of all together only.")
       .def_ro("overflows", &Statistics::overflows,
@@ -208,7 +210,8 @@ void bind_reducer(nb::module_& module) {
            "pass over all residuals.")
       .def("write_trace", &waiting<&GradientReducer::write_trace>,
            "Writes the options' `trace` now: without, at the reducer's end.")
-      .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>)
+      .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>,
+           "Sets all statistics to zero.")
       .def("settled", &waiting<&GradientReducer::settled>,
            "Whether \"auto\" tries nothing, for now.")
       .def("explain", &waiting<&GradientReducer::explain>, "What was decided and why, as text.")

@@ -57,7 +57,7 @@ void bind_inprocess(nb::module_& module) {
   nb::class_<InProcessWorld>(module, "InProcessWorld",
                              "A group of ranks in this process, over an emulated link.")
       .def(nb::init<int, std::string_view>(), "ranks"_a, "link"_a = "none")
-      .def_prop_ro("ranks", &InProcessWorld::ranks)
+      .def_prop_ro("ranks", &InProcessWorld::ranks, "Number of ranks.")
       .def("transport", &InProcessWorld::transport, "rank"_a,
            "The transport of one rank, once for each; for that rank's thread.");
 }

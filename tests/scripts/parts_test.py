@@ -13,7 +13,7 @@ import unittest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 TARGETS = "tersor_gpu_test tersor_gpu_nccl_test tersor_kernels_test tersor_cuda_kernels tersor_faults_test"
-TARGETS += " tersor_codecs_test"
+TARGETS += " tersor_codecs_test tersor-bench"
 CMAKE = f"""#!/bin/sh
 echo "cmake $*" >> "$CALLS"
 case "$*" in

@@ -21,11 +21,12 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kBf16CodecId = 2;
 
 /// Options of the spec bf16[:rounding=nearest|stochastic].
 struct Bf16Options {
-  Rounding rounding = Rounding::kNearest;
+  Rounding rounding = Rounding::kNearest;  ///< rounding to bf16
 };
 
 }  // namespace tersor

@@ -27,6 +27,7 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kBlocktopkCodecId = 9;
 
 /// Encodings of the selected values: signs with a common magnitude (the mean), 4-bit codes with the
@@ -35,8 +36,8 @@ enum class BlocktopkValues : std::uint8_t { kSign = 0, kInt4 = 1, kBf16 = 2 };
 
 /// Options of the spec blocktopk[:density=(0, 0.25],values=sign|int4|bf16].
 struct BlocktopkOptions {
-  double density = 0.01;
-  BlocktopkValues values = BlocktopkValues::kSign;
+  double density = 0.01;                            ///< fraction of the values that a block sends
+  BlocktopkValues values = BlocktopkValues::kSign;  ///< encoding of the sent values
 };
 
 /// The size of one block in each section, in 32-bit words.
@@ -45,8 +46,9 @@ struct BlocktopkBlock {
   static constexpr unsigned kIndexBits = 12;          ///< bits of an index in a block
   static constexpr std::size_t kMostSelected = 1024;  ///< k at the largest density
   std::size_t selected;                               ///< k, the capacity
-  BlocktopkValues values;
+  BlocktopkValues values;                             ///< encoding of the sent values
 
+  /// Computes k from the density.
   constexpr explicit BlocktopkBlock(const BlocktopkOptions& options)
       : selected(topk_selected(kValues, options.density)), values(options.values) {}
 
@@ -54,14 +56,19 @@ struct BlocktopkBlock {
   constexpr unsigned low_bits() const {
     return kIndexBits - static_cast<unsigned>(std::bit_width(selected - 1));
   }
+  /// Returns the bits of a sent value.
   constexpr unsigned value_bits() const {
     return values == BlocktopkValues::kSign ? 1 : values == BlocktopkValues::kInt4 ? 4 : 16;
   }
+  /// Returns the words of the scale.
   constexpr std::size_t scale_words() const { return values == BlocktopkValues::kBf16 ? 0 : 1; }
+  /// Returns the words of the high index bits.
   constexpr std::size_t high_words() const {
     return ceil_div(selected + (kValues >> low_bits()), kWordBits);
   }
+  /// Returns the words of the low index bits.
   constexpr std::size_t low_words() const { return ceil_div(selected * low_bits(), kWordBits); }
+  /// Returns the words of the sent values.
   constexpr std::size_t value_words() const { return ceil_div(selected * value_bits(), kWordBits); }
 
  private:
@@ -70,17 +77,22 @@ struct BlocktopkBlock {
 
 /// The section offsets of a segment's blocktopk payload, in bytes.
 struct BlocktopkLayout {
-  std::size_t count;
-  BlocktopkBlock block;
+  std::size_t count;     ///< values of the segment
+  BlocktopkBlock block;  ///< sizes of one block
 
+  /// Returns the number of blocks.
   constexpr std::size_t blocks() const { return ceil_div(count, BlocktopkBlock::kValues); }
+  /// Returns the offset of the high index bits.
   constexpr std::size_t high_offset() const { return section_bytes(block.scale_words()); }
+  /// Returns the offset of the low index bits.
   constexpr std::size_t low_offset() const {
     return high_offset() + section_bytes(block.high_words());
   }
+  /// Returns the offset of the sent values.
   constexpr std::size_t values_offset() const {
     return low_offset() + section_bytes(block.low_words());
   }
+  /// Returns the size of the payload.
   constexpr std::size_t bytes() const {
     return values_offset() + section_bytes(block.value_words());
   }

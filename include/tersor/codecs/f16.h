@@ -15,6 +15,7 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kF16CodecId = 3;
 
 }  // namespace tersor

@@ -22,6 +22,7 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kHadamardCodecId = 8;
 
 /// Options of the spec hadamard[:bits=1|2|3|4].
@@ -33,15 +34,20 @@ struct HadamardOptions {
 struct HadamardLayout {
   static constexpr std::size_t kBlock = 256;              ///< values rotated together
   static constexpr std::size_t kPlaneBytes = kBlock / 8;  ///< one bit of each value of a block
-  std::size_t count;
-  unsigned bits;
+  std::size_t count;                                      ///< values of the segment
+  unsigned bits;                                          ///< bits per code
 
+  /// Returns the number of blocks.
   constexpr std::size_t blocks() const { return ceil_div(count, kBlock); }
+  /// Returns the size of the scales, without padding.
   constexpr std::size_t scales_bytes() const { return blocks() * sizeof(std::uint16_t); }
+  /// Returns the offset of the planes.
   constexpr std::size_t planes_offset() const {
     return align_up(scales_bytes(), kSectionAlignment);
   }
+  /// Returns the size of the planes.
   constexpr std::size_t planes_bytes() const { return blocks() * bits * kPlaneBytes; }
+  /// Returns the size of the payload.
   constexpr std::size_t bytes() const { return planes_offset() + planes_bytes(); }
 };
 static_assert(HadamardLayout{1024, 2}.bytes() == 16 + 256);

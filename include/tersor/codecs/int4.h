@@ -19,11 +19,12 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kInt4CodecId = 5;
 
 /// Options of the spec int4[:rounding=nearest|stochastic].
 struct Int4Options {
-  Rounding rounding = Rounding::kNearest;
+  Rounding rounding = Rounding::kNearest;  ///< rounding to a code
 };
 
 /// The section offsets of a segment's int4 payload, in bytes.

@@ -18,11 +18,12 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kInt8CodecId = 4;
 
 /// Options of the spec int8[:rounding=nearest|stochastic].
 struct Int8Options {
-  Rounding rounding = Rounding::kNearest;
+  Rounding rounding = Rounding::kNearest;  ///< rounding to a code
 };
 
 /// The section offsets of a segment's int8 payload, in bytes.

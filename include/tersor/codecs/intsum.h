@@ -35,16 +35,18 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kIntsumCodecId = 7;
 
 /// Accumulator bits of one value, for the sum of all ranks' codes.
 enum class AccumulatorBits : std::uint8_t { k8 = 8, k16 = 16, k32 = 32 };
+/// The former name of AccumulatorBits.
 using IntsumLanes [[deprecated("use AccumulatorBits")]] = AccumulatorBits;
 
 /// Options of the spec intsum[:bits=8|16|32,rounding=nearest|stochastic,scale=VALUE].
 struct IntsumOptions {
-  AccumulatorBits accumulator_bits = AccumulatorBits::k8;
-  Rounding rounding = Rounding::kNearest;
+  AccumulatorBits accumulator_bits = AccumulatorBits::k8;  ///< bits of a sum
+  Rounding rounding = Rounding::kNearest;                  ///< rounding to a code
   float scale = 0;  ///< the value of code 1 in all blocks, factor included; 0: scales per block
 };
 
@@ -70,10 +72,12 @@ constexpr Dtype intsum_dtype(AccumulatorBits accumulator_bits) {
 /// The number of raw values of one segment in each round. Segments follow each other without gaps.
 struct IntsumLayout {
   static constexpr std::size_t kBlock = 256;  ///< values per scale
-  std::size_t count;
-  AccumulatorBits accumulator_bits;
+  std::size_t count;                          ///< values of the segment
+  AccumulatorBits accumulator_bits;           ///< bits of a sum
 
+  /// Returns the raw values of round 0.
   constexpr std::size_t maxima() const { return ceil_div(count, kBlock); }
+  /// Returns the raw values of the round with the codes.
   constexpr std::size_t codes() const {
     return accumulator_bits == AccumulatorBits::k16 ? ceil_div(count, std::size_t{2}) : count;
   }

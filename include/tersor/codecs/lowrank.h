@@ -37,20 +37,22 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kLowrankCodecId = 10;
 
 /// Options of the spec lowrank[:rank=1|2|4|8|16|32 (4),values=f32|bf16].
 struct LowrankOptions {
-  std::size_t rank = 4;
+  std::size_t rank = 4;        ///< columns of each factor
   Dtype values = Dtype::kF32;  ///< type of the values in round 1
 };
 
 /// The number of raw values of one segment in each round. Segments follow each other without gaps.
 struct LowrankLayout {
-  std::size_t rows = 0;
-  std::size_t columns = 0;
+  std::size_t rows = 0;       ///< rows of the matrix
+  std::size_t columns = 0;    ///< columns of the matrix
   std::size_t most_rank = 1;  ///< the option `rank`
 
+  /// Returns r, the columns of each factor.
   constexpr std::size_t rank() const { return std::min({most_rank, rows, columns}); }
   constexpr std::size_t left() const { return rank() * rows; }      ///< values of P
   constexpr std::size_t right() const { return rank() * columns; }  ///< values of Q, W and memory

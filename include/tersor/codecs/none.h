@@ -15,15 +15,18 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kNoneCodecId = 1;
 
 /// The size of the only section of a segment's payload, for codecs that send values of `dtype`:
 /// none (the gradient's dtype), bf16 and f16.
 struct ValuesLayout {
-  std::size_t count;
-  Dtype dtype;
+  std::size_t count;  ///< values of the segment
+  Dtype dtype;        ///< type of the sent values
 
+  /// Returns the size of the values, without padding.
   constexpr std::size_t values_bytes() const { return count * dtype_bytes(dtype); }
+  /// Returns the size of the payload.
   constexpr std::size_t bytes() const { return align_up(values_bytes(), kSectionAlignment); }
 };
 static_assert(ValuesLayout{5, Dtype::kF32}.bytes() == 32);

@@ -15,12 +15,17 @@ template <std::size_t kBlockValues, unsigned kCodeBits>
 struct ScaledCodes {
   static constexpr std::size_t kBlock = kBlockValues;  ///< values per scale
   static constexpr unsigned kBits = kCodeBits;         ///< bits per code
-  std::size_t count;
+  std::size_t count;                                   ///< values of the segment
 
+  /// Returns the number of blocks.
   constexpr std::size_t blocks() const { return ceil_div(count, kBlock); }
+  /// Returns the size of the scales, without padding.
   constexpr std::size_t scales_bytes() const { return blocks() * sizeof(float); }
+  /// Returns the offset of the codes.
   constexpr std::size_t codes_offset() const { return align_up(scales_bytes(), kSectionAlignment); }
+  /// Returns the size of the codes, without padding.
   constexpr std::size_t codes_bytes() const { return ceil_div(count * kBits, 8); }
+  /// Returns the size of the payload.
   constexpr std::size_t bytes() const {
     return codes_offset() + align_up(codes_bytes(), kSectionAlignment);
   }

@@ -26,6 +26,7 @@
 
 namespace tersor {
 
+/// The codec's number in the wire format.
 inline constexpr std::uint16_t kTopkCodecId = 6;
 
 /// The type of the sent values. The number is stored in the frame's flags from bit kCodecFlagShift
@@ -34,8 +35,8 @@ enum class TopkValues : std::uint8_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
 
 /// Options of the spec topk[:density=(0, 1],values=f32|bf16|int8].
 struct TopkOptions {
-  double density = 0.01;
-  TopkValues values = TopkValues::kF32;
+  double density = 0.01;                 ///< fraction of the values that are sent
+  TopkValues values = TopkValues::kF32;  ///< type of the sent values
 };
 
 /// Returns k, the number of sent values of a segment.
@@ -52,28 +53,39 @@ static_assert(topk_selected(0, 0.01) == 0 && topk_selected(1, 0.01) == 1 &&
 struct TopkLayout {
   static constexpr std::size_t kTile = 65536;  ///< values with a common index base
   static constexpr std::size_t kBlock = 256;   ///< selected values per scale (int8)
-  std::size_t count;
-  std::size_t selected;  ///< k, the capacity
-  TopkValues values;
+  std::size_t count;                           ///< values of the segment
+  std::size_t selected;                        ///< k, the capacity
+  TopkValues values;                           ///< type of the sent values
 
+  /// Returns the number of tiles.
   constexpr std::size_t tiles() const { return ceil_div(count, kTile); }
+  /// Returns the number of scales.
   constexpr std::size_t blocks() const {
     return values == TopkValues::kInt8 ? ceil_div(selected, kBlock) : 0;
   }
+  /// Returns the size of a sent value.
   constexpr std::size_t value_bytes() const {
     return values == TopkValues::kF32 ? 4 : values == TopkValues::kBf16 ? 2 : 1;
   }
+  /// Returns the size of `first`, without padding.
   constexpr std::size_t first_bytes() const { return (tiles() + 1) * sizeof(std::uint32_t); }
+  /// Returns the offset of the indices.
   constexpr std::size_t index_offset() const { return align_up(first_bytes(), kSectionAlignment); }
+  /// Returns the size of the indices, without padding.
   constexpr std::size_t index_bytes() const { return selected * sizeof(std::uint16_t); }
+  /// Returns the offset of the scales.
   constexpr std::size_t scales_offset() const {
     return index_offset() + align_up(index_bytes(), kSectionAlignment);
   }
+  /// Returns the size of the scales, without padding.
   constexpr std::size_t scales_bytes() const { return blocks() * sizeof(float); }
+  /// Returns the offset of the values.
   constexpr std::size_t values_offset() const {
     return scales_offset() + align_up(scales_bytes(), kSectionAlignment);
   }
+  /// Returns the size of the values, without padding.
   constexpr std::size_t values_bytes() const { return selected * value_bytes(); }
+  /// Returns the size of the payload.
   constexpr std::size_t bytes() const {
     return values_offset() + align_up(values_bytes(), kSectionAlignment);
   }

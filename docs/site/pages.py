@@ -1,0 +1,165 @@
+"""Writes the sources of the site: copies of docs/, and the generated parts of the reference.
+
+Needs the tersor package and its compiled module.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+
+import command_line
+import public
+from tersor import Codec, CodecInfo, codecs
+
+DOCS = public.ROOT / "docs"
+KINDS = ("get-started", "how-to", "explain", "reference", "results", "systems", "inside")
+SAMPLE = 1 << 20  # values
+# Members of these base classes are described by their own projects.
+FOREIGN_BASES = ("object", "Exception", "BaseException", "dict", "tuple", "Optimizer", "Module", "ProcessGroup",
+                 "Backend", "TrainerCallback", "Enum", "Protocol", "Generic")  # fmt: skip
+LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^)\s]+)\)")
+FENCE = re.compile(r"(?m)^((?:```|~~~).*\n)")
+
+
+def write(folder: pathlib.Path) -> None:
+    """Replaces the folder. Sphinx compares contents, so an unchanged page is not built again."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for kind in KINDS:
+        for page in sorted(DOCS.glob(f"{kind}/**/*.md")):
+            _copy(page, folder)
+        for picture in DOCS.glob(f"{kind}/**/*.[ps][nv]g"):
+            shutil.copy(picture, folder / picture.relative_to(DOCS))
+    _copy(DOCS / "index.md", folder)
+    for kind in ("figures", "pictures"):
+        if (DOCS / kind).exists():
+            shutil.copytree(DOCS / kind, folder / kind)
+    for name, text in _reference().items():
+        path = folder / "reference" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _copy(page: pathlib.Path, folder: pathlib.Path) -> None:
+    target = folder / page.relative_to(DOCS)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = _filled(page.read_text())
+    target.write_text(_with_links(text, page.parent, target.parent))
+
+
+def _filled(text: str) -> str:
+    for name, made in GENERATED.items():
+        marker = f"<!-- generated: {name} -->"
+        if marker in text:
+            text = text.replace(marker, made())
+    return text
+
+
+def _with_links(text: str, old: pathlib.Path, new: pathlib.Path) -> str:
+    """Links to files that are not pages become downloads; the name of a folder stays text."""
+
+    def changed(match: re.Match[str]) -> str:
+        label, target = match[1], match[2].partition("#")[0]
+        path = (old / target).resolve() if target and ":" not in target else None
+        is_page = path is not None and path.is_relative_to(DOCS) and path.suffix == ".md"
+        if path is None or is_page or not path.exists():
+            return match[0]
+        if path.is_dir():
+            return label
+        return f"[{label}](path:{os.path.relpath(path, new)})"
+
+    parts: list[str] = []
+    code = False
+    for part in FENCE.split(text):
+        if FENCE.fullmatch(part):
+            code = not code
+        elif not code:
+            part = LINK.sub(changed, part)
+        parts.append(part)
+    return "".join(parts)
+
+
+def _reference() -> dict[str, str]:
+    pages = {f"python/{name}.rst": _module_page(name) for name in public.modules()}
+    for name, title, headers in public.HEADERS:
+        pages[f"cpp/{name}.rst"] = _heading(title) + "".join(map(_header_text, headers))
+    return pages
+
+
+def _heading(text: str, line: str = "=") -> str:
+    return f"{text}\n{line * len(text)}\n\n"
+
+
+def _module_page(name: str) -> str:
+    options = f":members:\n   :inherited-members: {', '.join(FOREIGN_BASES)}\n   :member-order: groupwise"
+    return _heading(name) + f".. automodule:: {name}\n   {options}\n"
+
+
+def _header_text(name: str) -> str:
+    """The header's first comment, and the declarations."""
+    lines = (public.ROOT / "include" / "tersor" / f"{name}.h").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if not line.startswith("//"))
+    comment = "\n".join(line[2:].strip() for line in lines[:first]).replace("*", "\\*")
+    comment = comment.replace("`", "``").replace("|", "\\|")
+    include = f".. code-block:: c++\n\n   #include <tersor/{name}.h>\n\n"
+    title = _heading(f"<tersor/{name}.h>", "-")
+    return f"{title}{include}{comment}\n\n.. doxygenfile:: {name.rpartition('/')[2]}.h\n   :sections: {SECTIONS}\n\n"
+
+
+# Not the includes, not the private members.
+SECTIONS = "func typedef enum var innerclass public-attrib public-func public-static-attrib "
+SECTIONS += "public-static-func public-type protected-func friend define user-defined"
+
+
+def codec_table() -> str:
+    """A table of the registry."""
+    rows = ["| codec | meaning | options (default) | bits per value | lossless | `+ef` |",
+            "| --- | --- | --- | ---: | --- | --- |"]  # fmt: skip
+    for codec in codecs():
+        options = "<br>".join(_option_text(option) for option in codec.options) or "none"
+        lossless = "yes" if Codec(codec.name).lossless else "no"
+        rows.append(f"| `{codec.name}` | {codec.summary} | {options} | {_bits(codec)} | {lossless} "
+                    f"| {'yes' if _has_feedback(codec) else 'no'} |")  # fmt: skip
+    return "\n".join(rows)
+
+
+def _option_text(option: object) -> str:
+    key, values, default = option.key, option.values, option.default  # type: ignore[attr-defined]
+    return f"`{key}=` {values.replace('|', ' or ')} ({default})"
+
+
+def _bits(codec: CodecInfo) -> str:
+    """Of a matrix of f32 values, headers included."""
+    side = int(SAMPLE**0.5)
+    size = Codec(codec.name).max_payload_bytes((side, side))
+    return f"{8 * size / SAMPLE:.2f}"
+
+
+def _has_feedback(codec: CodecInfo) -> bool:
+    try:
+        return Codec(f"{codec.name}+ef").has_feedback
+    except ValueError:
+        return False
+
+
+def module_list() -> str:
+    return _toctree(f"python/{name}" for name in public.modules())
+
+
+def header_list() -> str:
+    return _toctree(f"cpp/{name}" for name, _, _ in public.HEADERS)
+
+
+def _toctree(pages: object) -> str:
+    return "```{toctree}\n:maxdepth: 1\n\n" + "\n".join(pages) + "\n```"  # type: ignore[call-overload]
+
+
+GENERATED = {
+    "codecs": codec_table,
+    "modules": module_list,
+    "headers": header_list,
+    "tersor-bench": command_line.of_program,
+    "tersor.bench": command_line.of_module,
+}

@@ -1,0 +1,84 @@
+"""The generated parts of the site: links, tables, help texts, and the check of public names."""
+
+import pathlib
+import xml.etree.ElementTree as ElementTree
+
+import command_line
+import coverage
+import pages
+import public
+import pytest
+from tersor import codecs
+
+# The number of names without documentation. Only ever make these numbers smaller.
+MOST_UNDOCUMENTED = {"cpp": 0, "python": 3}
+CLASS = """<compounddef kind="class" prot="public"><compoundname>tersor::Box</compoundname>
+<briefdescription><para>A box.</para></briefdescription><sectiondef>
+<memberdef kind="function" prot="public"><name>size</name><argsstring>() const</argsstring>
+<briefdescription/><detaileddescription/></memberdef>
+<memberdef kind="function" prot="private"><name>hidden</name><argsstring>()</argsstring></memberdef>
+<memberdef kind="function" prot="public"><name>Box</name><argsstring>(Box &amp;&amp;) noexcept</argsstring></memberdef>
+<memberdef kind="function" prot="public"><name>~Box</name><argsstring>()</argsstring></memberdef>
+</sectiondef></compounddef>"""
+
+
+@pytest.mark.parametrize("kind", MOST_UNDOCUMENTED)
+def test_the_lists_of_undocumented_names_never_grow(kind: str) -> None:
+    assert len(coverage._listed(kind)) <= MOST_UNDOCUMENTED[kind]
+
+
+def test_a_cpp_name_without_text_is_missed() -> None:
+    found = coverage._compound_names(ElementTree.fromstring(CLASS))
+    assert found == {"tersor::Box": True, "tersor::Box::size": False}
+
+
+def test_a_python_name_without_text_is_missed() -> None:
+    class Box:
+        """A box."""
+
+        def size(self) -> None: ...
+
+    Box.text = property(lambda self: 1, doc="text(self) -> int")  # as a compiled module has
+    names = coverage._object_names("tersor.Box", Box)
+    assert names == {"tersor.Box": True, "tersor.Box.size": False, "tersor.Box.text": False}
+
+
+def test_an_undocumented_name_fails_unless_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "_listed", lambda kind: ["a", "b"])
+    assert coverage.check("cpp", {"a": False, "b": True, "c": False, "d": True}) == [
+        "c has no documentation",
+        "b is documented or gone: remove it from docs/site/undocumented-cpp.txt",
+    ]
+
+
+def test_each_header_is_on_one_page() -> None:
+    assert public.missing_headers() == []
+
+
+def test_links_out_of_the_pages() -> None:
+    old, new = public.ROOT / "docs" / "how-to", pathlib.Path(public.ROOT / "build" / "pages" / "how-to")
+    text = "[a](ddp.md) [b](../../CONTRIBUTING.md) [c](../../bench/results) [d](../../none.md) [e](../index.md)\n"
+    code = "```\n[b](../../CONTRIBUTING.md)\n```\n"
+    made = pages._with_links(text + code, old, new)
+    first = "[a](ddp.md) [b](path:../../../CONTRIBUTING.md) c [d](../../none.md) [e](../index.md)\n"
+    assert made == first + code
+
+
+def test_the_table_has_each_codec() -> None:
+    table = pages.codec_table()
+    for codec in codecs():
+        assert f"| `{codec.name}` |" in table
+    assert "| `none` | " in table and " 32.00 | yes |" in table
+
+
+def test_recorded_help_texts_are_those_of_the_program() -> None:
+    built = command_line.program()
+    if built is None:
+        pytest.skip("no tersor-bench: scripts/test --part docs builds the program")
+    assert command_line.difference() is None, "run scripts/docs --record"
+
+
+def test_recorded_help_texts_have_each_command() -> None:
+    texts = command_line.recorded()
+    assert set(texts) >= {"", "codecs", "allreduce", "predict", "train", "report"}
+    assert all("Usage: tersor-bench" in text for text in texts.values())

@@ -1,0 +1,113 @@
+"""The built site and a report like the demo's, in a browser.
+
+Run scripts/docs before. Without Chromium, these tests are skipped.
+"""
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import browser
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+SITE = ROOT / "build" / "docs"
+# Pages of all kinds; the widest tables and signatures are on some of them.
+PAGES = ("index.html", "reference/python/tersor.torch.html", "reference/cpp/reducer.html",
+         "reference/command-line.html", "reference/codecs.html")  # fmt: skip
+WIDTHS = (400, 1300)
+RECORDS = ("train-fashion-mnist-1gbit.json", "allreduce-1gbit.json")
+
+# Describes text outside the window, and text in a box that hides a part. A box that scrolls cuts nothing.
+CUT = """(() => {
+  const width = document.documentElement.clientWidth, found = [];
+  const whole = document.scrollingElement.scrollWidth;
+  if (whole > width) found.push(`the page is ${whole} pixels wide`);
+  const scrolls = (element) => {
+    for (let at = element; at; at = at.parentElement)
+      if (/auto|scroll/.test(getComputedStyle(at).overflowX) && at !== document.body) return true;
+    return false;
+  };
+  for (const element of document.querySelectorAll('body *')) {
+    const style = getComputedStyle(element), box = element.getBoundingClientRect();
+    const text = (element.innerText || '').trim().slice(0, 40);
+    if (!text || style.visibility === 'hidden' || box.width <= 1 || box.height <= 1) continue;
+    if (box.left >= width || box.right <= 0) continue;  // a closed drawer
+    const hidden = /hidden|clip/.test(style.overflowX) && element.scrollWidth > element.clientWidth + 1;
+    if (hidden) found.push(`<${element.localName} class="${element.className}"> hides a part of: ${text}`);
+    const outside = box.right > width + 1 && element.children.length === 0 && !scrolls(element);
+    if (outside) found.push(`<${element.localName}> ends ${box.right - width} pixels outside: ${text}`);
+  }
+  return found;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[browser.Page]:
+    program = browser.find()
+    if program is None:
+        pytest.skip("no Chromium: scripts/setup --site-tests installs the browser")
+    with browser.running(program) as running:
+        yield browser.Page(running)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    assert (SITE / "index.html").exists(), "run scripts/docs first"
+    with browser.served(SITE) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("report")
+    files = [ROOT / "bench" / "results" / name for name in RECORDS]
+    program = ROOT / "bench" / "report" / "tersor_report.py"
+    subprocess.run([sys.executable, program, *files, "--output", folder], check=True)
+    with browser.served(folder) as address:
+        yield address
+
+
+def check(page: browser.Page, server: str, path: str, width: int) -> None:
+    page.visit(f"{server}/{path}", width)
+    cut = page.evaluate(CUT)
+    assert cut == []
+    assert page.errors == []
+    outside = [url for url in page.addresses if not url.startswith((server, "data:"))]
+    assert outside == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("path", PAGES)
+def test_page(page: browser.Page, site: str, path: str, width: int) -> None:
+    check(page, site, path, width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_report(page: browser.Page, report: str, width: int) -> None:
+    check(page, report, "index.html", width)
+
+
+def test_search_finds_a_page_of_each_language(page: browser.Page, site: str) -> None:
+    for word, path in (("compress", "tersor.torch.html"), ("GradientReducer", "reducer.html")):
+        page.visit(f"{site}/search.html?q={word}", 1300)
+        page.wait_for("document.querySelectorAll('#search-results li a').length > 0")
+        links = page.evaluate("[...document.querySelectorAll('#search-results li a')].map(a => a.href)")
+        assert any(path in link for link in links), links
+        assert page.errors == []
+
+
+def test_text_that_is_cut_is_seen(page: browser.Page) -> None:
+    page.visit("data:text/html,<div style='width:5px;overflow:hidden'>longlonglong</div>", 400)
+    assert "hides a part" in page.evaluate(CUT)[0]
+    page.visit("data:text/html,<div style='width:900px'>wide</div>", 400)
+    assert "the page is 9" in page.evaluate(CUT)[0]
+    page.visit("data:text/html,<div style='width:50px;overflow:auto'>longlonglonglong</div>", 400)
+    assert page.evaluate(CUT) == []
+
+
+def test_an_error_and_a_request_are_seen(page: browser.Page) -> None:
+    page.visit("data:text/html,<img src='http://127.0.0.1:9/x.png'><script>console.error('no')</script>", 400)
+    assert any("no" in error for error in page.errors)
+    assert "http://127.0.0.1:9/x.png" in page.addresses
