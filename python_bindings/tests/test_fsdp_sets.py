@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ranks
-from tersor.torch import fsdp, sharding
-from tersor.torch.sharded_reducer import _MOST_ODD
+from tersor.torch import fsdp
+from tersor.torch._src.fsdp import layout as sharding
+from tersor.torch._src.fsdp.reducer import _MOST_ODD
 
 LAYERS, WIDTH = 10, 24
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
