@@ -73,4 +73,4 @@ def _renamed(old: str, stacklevel: int) -> types.ModuleType:
     return sys.modules[old]
 
 
-sys.meta_path.append(_Finder())
+sys.meta_path.insert(0, _Finder())  # also before folders that an old name left

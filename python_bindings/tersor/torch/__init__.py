@@ -26,7 +26,7 @@ from tersor import _renamed
 from tersor._core import InvalidArgument
 from tersor._options import expect
 from tersor.reducer import ReducerOptions
-from tersor.torch import diloco, fsdp, optim, pipeline
+from tersor.torch import _compat, diloco, fsdp, optim, pipeline
 from tersor.torch._src.checkpoint.distributed import load_checkpoint
 from tersor.torch._src.collectives.tensors import (
     FeedbackState,
@@ -134,7 +134,7 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     before the first backward pass. Raises InvalidArgument for anything else, and for options that
     are wrong.
     """
-    uncompiled = getattr(model, "_orig_mod", model)
+    uncompiled = _compat.uncompiled(model)
     expect(
         uncompiled,
         nn.Module,

@@ -25,12 +25,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import ReduceOp, Work
 
 from tersor import _core, collectives
 from tersor._core import InvalidArgument
 from tersor.arrays import dtype_text
+from tersor.torch import _compat
 from tersor.torch._src.backend.calls import Call, Caller, Way
 from tersor.torch._src.backend.configuration import PASS, agree, in_force
 from tersor.torch._src.parameters.selection import DTYPES
@@ -45,7 +45,6 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it
 # With splits no rank knows how many bytes the others have, but all have rows of one length.
 _LEAST_ROW_BYTES = 1024
 _REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
-_OPTIONS = (c10d.AllreduceOptions, c10d.ReduceScatterOptions, c10d.AllToAllOptions)
 
 
 def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
@@ -53,7 +52,7 @@ def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
 
     @functools.wraps(method)
     def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
-        if keywords or not isinstance(arguments[-1], _OPTIONS):
+        if keywords or not isinstance(arguments[-1], _compat.CALL_OPTIONS):
             work: Work = getattr(dist.ProcessGroup, method.__name__)(self, *arguments, **keywords)
             return work
         return method(self, *arguments)
@@ -86,9 +85,7 @@ class TersorGroup(dist.ProcessGroup):
         kind = kinds.NCCL if nccl else kinds.GLOO
         self._plain: dist.ProcessGroup = made.process_group
         for group in (self, self._plain):
-            group._set_default_backend(kind)
-            group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-            group._register_backend(torch.device("cuda"), kind, self._inners[-1])
+            _compat.set_backends(group, kind, self._inners)
         self._leave = weakref.finalize(self, _end, self._inners, self._caller.leave, os.getpid())
 
     @_in_full
@@ -143,7 +140,7 @@ class TersorGroup(dist.ProcessGroup):
         reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
         call = f"{kind}/{dtype_text(like.dtype)}/{self.group_desc}"
         codec, least = self._configuration.choice(call)
-        coalesced = self in dist.distributed_c10d._world.pg_coalesce_state  # waits for NCCL's alone
+        coalesced = _compat.is_coalescing(self)
         if reduction is None or codec == PASS or bytes < least or coalesced:
             return None
         seconds = options.timeout.total_seconds()
@@ -157,15 +154,14 @@ class TersorGroup(dist.ProcessGroup):
         if self.rank() not in ranks:
             return None
         name, own = told["group_name"], dist.get_process_group_ranks(self)
-        made = c10d._DistributedBackendOptions()
-        made.store = c10d.PrefixStore(f"{name}/", self.get_group_store().clone())
+        made = _compat.BackendOptions()
+        made.store = dist.PrefixStore(f"{name}/", self.get_group_store().clone())
         made.group_rank, made.group_size = ranks.index(self.rank()), len(ranks)
         made.timeout, made.group_id = told["timeout"], name
         made.process_group = dist.ProcessGroup(made.store, made.group_rank, made.group_size)
         made.global_ranks_in_group = [own[rank] for rank in ranks]
         part = TersorGroup(made, told["opts"])
-        part._set_group_name(name)
-        part._set_group_desc(told["group_desc"] or f"{self.group_desc}:split")
+        _compat.set_name(part, name, told["group_desc"] or f"{self.group_desc}:split")
         return part
 
     def shutdown(self) -> None:
@@ -201,10 +197,9 @@ for _name in (
 
 def _inner(name: str, made: Any, options: object) -> Any:
     """What is handed on to. ``made``: which this changes."""
-    dist.Backend._ensure_backend_registered(name)
-    made.store = c10d.PrefixStore(name, made.store)
+    made.store = dist.PrefixStore(name, made.store)
     made.split_from = None
-    return dist.Backend._plugins[name.upper()].creator_fn(made, options)
+    return _compat.make_backend(name, made, options)
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 
 from tersor._core import InvalidArgument
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import check_ranks, refusing_damage, side_by_side
 
 
@@ -60,7 +60,7 @@ def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> d
         name: _empty(saved[name], any(path[: len(above)] == above for above in rows), group)
         for name, path in paths.items()
     }
-    return unflatten_state_dict(empty, paths)
+    return _compat.nested_state(empty, paths)
 
 
 def _path_below(path: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgument
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
+from tersor.torch import _compat
 from tersor.torch._src.parameters.memory_order import in_order, straightened
 from tersor.torch._src.parameters.selection import DTYPES, is_sharded_over, local_shard
 from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout
@@ -195,11 +195,11 @@ def broadcast_optimizer_state(
         for parameter in settings["params"]:
             refuse_shard("a parameter of the optimizer", parameter)
     state = optimizer.state_dict()
-    told = [tree_map_only(Tensor, _Hole, state)]
+    told = [_compat.tree_map_only(Tensor, _Hole, state)]
     dist.broadcast_object_list(told, group=group, group_src=root)
     if dist.get_rank(group) != root:
-        state = tree_map_only(_Hole, _Hole.filled, told[0])
-    tensors = [one for one in tree_leaves(state) if isinstance(one, Tensor)]
+        state = _compat.tree_map_only(_Hole, _Hole.filled, told[0])
+    tensors = [one for one in _compat.tree_leaves(state) if isinstance(one, Tensor)]
     broadcast_all(tensors, root, group)
     if dist.get_rank(group) != root:
         optimizer.load_state_dict(state)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tersor._core import InvalidArgument, Transport
 from tersor._options import expect
 from tersor.reducer import ReducerOptions, lasting
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import (
     Mode,
     as_mapping,
@@ -363,7 +364,7 @@ def _register(ddp: DistributedDataParallel, state: HookState) -> None:
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
-        ddp._comm_hooks[:] = [one for one in ddp._comm_hooks if one[1] is not state]
+        _compat.forget_hook(ddp, state)
         raise InvalidArgument(
             f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
             "module in a new one"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
+from tersor.torch import _compat
 
 
 def checked_ddp(model: nn.Module) -> DistributedDataParallel:
     """The model itself, also of ``torch.compile``. Raises InvalidArgument if hooks do not fit."""
-    ddp = getattr(model, "_orig_mod", model)  # of torch.compile(DistributedDataParallel(...))
+    ddp = _compat.uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         raise InvalidArgument(f"a DistributedDataParallel is needed, not {type(model).__name__}")
     if ddp.mixed_precision is not None:
@@ -20,12 +20,12 @@ def checked_ddp(model: nn.Module) -> DistributedDataParallel:
             "torch.autocast, or a model in bfloat16"
         )
     refuse_options(ddp)
-    if any(hasattr(one, "_in_backward_optimizers") for one in ddp.module.parameters()):
+    if any(_compat.steps_in_backward(one) for one in ddp.module.parameters()):
         raise InvalidArgument(
             "an optimizer in the backward pass has DDP's communication hook for itself; step the "
             "optimizer after backward()"
         )
-    check_reducer(torch._dynamo.config.optimize_ddp != "python_reducer")
+    check_reducer(_compat.hands_over_buckets())
     return ddp
 
 
@@ -33,7 +33,7 @@ def refuse_options(ddp: DistributedDataParallel | None) -> None:
     """Raises InvalidArgument for options that make DDP bypass the communication hook."""
     if ddp is None:
         return
-    delayed = {id(one) for one in getattr(ddp, "_delay_all_reduce_params", ())}
+    delayed = _compat.delayed_parameters(ddp)
     if found := [name for name, one in ddp.module.named_parameters() if id(one) in delayed]:
         raise InvalidArgument(
             f"delay_all_reduce_named_params ({', '.join(found)}): DistributedDataParallel starts "

@@ -24,7 +24,8 @@ from tersor._core import InvalidArgument, Transport
 from tersor._options import fill
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
-from tersor.torch._src.fsdp.layout import ModuleLayout, ShardedParameter, follow_passes
+from tersor.torch import _compat
+from tersor.torch._src.fsdp.layout import ModuleLayout, ShardedParameter
 from tersor.torch._src.fsdp.reducer import Kind, Reducers, ReplicaReducer, ShardedReducer
 from tersor.torch._src.gradients.backward import Passes, after_pass
 from tersor.torch._src.gradients.loss_scale import LossScale
@@ -62,7 +63,7 @@ class Sender:
 
     def follow(self, module: FSDPModule) -> Callable[[], None] | None:
         """Learns from a module where FSDP ends passes; what undoes it, where PyTorch shows it."""
-        undo = follow_passes(module, self._passes.begin)
+        undo = _compat.follow_passes(module, self._passes.begin)
         self._follows |= undo is not None
         return undo
 

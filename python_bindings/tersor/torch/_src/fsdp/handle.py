@@ -20,13 +20,12 @@ from tersor import _core
 from tersor._core import InvalidArgument
 from tersor._options import expect, fill
 from tersor.reducer import GradientOptions, ReducerOptions, lasting
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, ReplicaExchange, Sender
 from tersor.torch._src.fsdp.layout import (
-    Collective,
     Kept,
     ModuleLayout,
-    exchanges_of,
     refuse_meshes,
 )
 from tersor.torch._src.fsdp.reducer import ShardedReducer
@@ -295,10 +294,10 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
     return found
 
 
-def _refuse_others(modules: Mapping[str, FSDPModule], collective: Collective) -> None:
+def _refuse_others(modules: Mapping[str, FSDPModule], collective: _compat.Collective) -> None:
     """Raises InvalidArgument where a module's collective is somebody else's, or ours."""
     for name, module in modules.items():
-        for exchange in exchanges_of(module, collective):
+        for exchange in _compat.fsdp_exchanges(module, collective):
             given_up = isinstance(exchange, Exchange) and not exchange.active
             if not (given_up or type(exchange).__module__.startswith("torch.")):
                 raise InvalidArgument(

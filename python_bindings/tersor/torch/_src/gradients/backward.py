@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tersor import _core
+from tersor.torch import _compat
 
 Future = torch.futures.Future[Tensor]
 
@@ -153,9 +154,8 @@ def after_pass(callback: Callable[[], None]) -> bool:
     So behind DDP or FSDP where they end it: a callback that the hook queues runs before DDP's own,
     one that it queues in turn after. False outside of a pass.
     """
-    engine = torch.autograd.Variable._execution_engine
     try:
-        engine.queue_callback(lambda: engine.queue_callback(callback))
+        _compat.queue_callback(lambda: _compat.queue_callback(callback))
     except RuntimeError:
         return False
     return True

@@ -12,18 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tersor.torch import _compat
 from tersor.torch._src.gradients.loss_scale import HostCopy
 from tersor.torch._src.parameters.selection import local_shard
-
-# How many C++ objects have a storage, or a tensor. PyTorch may lack these functions.
-_uses_of_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
-_uses_of_tensor: Any = getattr(Tensor, "_use_count", None)
 
 
 @dataclass
@@ -75,7 +71,7 @@ class SentGradients:
         """A gradient whose copy is being sent; without ``values`` by ``synchronize``."""
         own = local_shard(gradient)
         bits = None if values is None else _sum_of_bits(own)
-        self._sent[name] = _Sent(gradient, own._version, own.data_ptr(), values, bits)
+        self._sent[name] = _Sent(gradient, _compat.version(own), own.data_ptr(), values, bits)
 
     def changed(self, parameters: Mapping[str, Tensor]) -> list[str]:
         """Names of parameters with a gradient edited or replaced after the copy.
@@ -87,7 +83,7 @@ class SentGradients:
             name
             for name, one in self._sent.items()
             if parameters[name].grad is not one.gradient
-            or (one.own._version, one.own.data_ptr()) != (one.version, one.address)
+            or (_compat.version(one.own), one.own.data_ptr()) != (one.version, one.address)
         ]
         same = {n: one for n, one in self._sent.items() if n not in found and one.bits is not None}
         earlier, self._compared = self._compared, _compare(same)
@@ -113,21 +109,18 @@ def write_means(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     copied = [pair for pair in pairs if not _exchanged(*pair)]
     if copied:
         gradients, means = zip(*copied, strict=True)
-        torch._foreach_copy_(gradients, means)
+        _compat.foreach_copy_(gradients, means)
 
 
 def _exchanged(gradient: Tensor, mean: Tensor) -> bool:
     storage = gradient.untyped_storage()
     if (
-        _uses_of_storage is None
-        or _uses_of_tensor is None
-        or type(gradient) is not Tensor
+        type(gradient) is not Tensor
         or (gradient.device.type, gradient.requires_grad) != ("cpu", False)
         or not gradient.is_contiguous()
         or not storage.resizable()  # an array has the memory
         or storage.is_shared()
-        or _uses_of_storage(storage._cdata) > 2  # of the gradient and of ``storage``
-        or _uses_of_tensor(gradient) > 2  # of the parameter and of Python
+        or not _compat.has_memory_alone(gradient, storage)
     ):
         return False
     gradient.data, mean.data = mean.data, gradient.data

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tersor._options import described
+from tersor.torch import _compat
 
 Parameters = Callable[[], Mapping[str, Tensor]]  # by their names in a reducer
 
@@ -140,7 +141,7 @@ class HostCopy:
     """Values that are copied to the host, in the order of a device's current stream."""
 
     def __init__(self, values: Tensor) -> None:
-        self._source, self._version = values, values._version
+        self._source, self._version = values, _compat.version(values)
         pinned = values.is_cuda
         self._values = torch.empty(
             values.shape, dtype=values.dtype, pin_memory=pinned, device="cpu"
@@ -150,7 +151,7 @@ class HostCopy:
 
     def is_of(self, values: Tensor | None) -> bool:
         """Whether this tensor still has the same values."""
-        return values is self._source and values._version == self._version
+        return values is self._source and _compat.version(values) == self._version
 
     def wait(self) -> Tensor:
         """Waits for the work that was queued before the copy, and for no later work."""
@@ -177,20 +178,20 @@ class _Watch:
     def scale(self, scaler: Any) -> float:
         """``get_scale``, which on a GPU waits for the last ``update`` only."""
         copied = self._scale
-        if copied is None or not copied.is_of(scaler._get_scale_async()):
+        if copied is None or not copied.is_of(_compat.scale_tensor(scaler)):
             return float(scaler.get_scale())
         return float(copied.wait())
 
     def _found(self, scaler: Any, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        found = list(scaler._found_inf_per_device(optimizer).values())
+        found = _compat.found_infinities(scaler, optimizer)
         if found and optimizer not in self.results:  # update() adds others to these tensors
-            device = scaler._get_scale_async().device
+            device = _compat.scale_tensor(scaler).device
             total = sum(one.to(device, non_blocking=True) for one in found)
             self.results[optimizer] = HostCopy(cast(Tensor, total))
 
     def _updated(self, scaler: Any, *_: Any, **__: Any) -> None:
         self.results = {}
-        self._scale = HostCopy(scaler._get_scale_async())
+        self._scale = HostCopy(_compat.scale_tensor(scaler))
 
 
 class _Method:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _core
 from tersor._core import InvalidArgument
+from tersor.torch import _compat
 
 
 class Samples:
@@ -133,7 +133,7 @@ class UnevenInputs:
     def model(self) -> DistributedDataParallel | None:
         """The model whose hook has this state, if a model was found."""
         if self._model is None:
-            found = _model_with(self._state())
+            found = _compat.ddp_with_hook(self._state())
             self._model = (lambda: None) if found is None else weakref.ref(found)
         return self._model()
 
@@ -143,20 +143,9 @@ class UnevenInputs:
         PyTorch divides by their number where there is no hook; to a hook it does not tell it.
         """
         model = self.model()
-        if model is None or not model._join_config.enable:
-            return
-        if not getattr(model, "_divide_by_initial_world_size", True):
+        if model is not None and _compat.divides_by_remaining_ranks(model):
             raise InvalidArgument(
                 "join(divide_by_initial_world_size=False) with compressed gradients: pass "
                 "weighted=True and set samples before each backward pass (ranks without inputs "
                 "count for none then), or divide by the initial world size"
             )
-
-
-def _model_with(state: object) -> DistributedDataParallel | None:
-    """The one whose hook has this state: nobody tells a hook. Looks at all objects, once."""
-    models = (one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel))
-    for model in cast(Iterator[DistributedDataParallel], models):
-        if any(state is one for _, one in model.__dict__.get("_comm_hooks", ())):
-            return model
-    return None

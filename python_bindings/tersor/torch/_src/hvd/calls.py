@@ -12,6 +12,7 @@ from torch import Tensor
 from tersor._core import Error, InvalidArgument, TransportError
 from tersor._options import expect
 from tersor.collectives import Reduction
+from tersor.torch import _compat
 from tersor.torch._src.collectives import tensors as collectives
 from tersor.torch._src.hvd.launcher import SOME_RANKS, place
 from tersor.torch._src.parameters.selection import DTYPES
@@ -152,7 +153,7 @@ def root_of(rank: int) -> str:
 
 
 def _devices() -> list[str]:
-    return sorted(one.type for one in connections.checked(None)._device_types)
+    return sorted(one.type for one in _compat.device_types(connections.checked(None)))
 
 
 class _Differentiable(torch.autograd.Function):

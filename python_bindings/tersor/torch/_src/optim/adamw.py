@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
+from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import ElasticOptions
 from tersor.torch._src.optim.compressed import CompressedOptimizer
 from tersor.torch._src.optim.rules import MeanGradient, Part, Rule, number
@@ -92,32 +93,32 @@ class _OwnVariance(Rule):
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments[key] for key in self.moments)
         gradients, correction = part.float_gradients(), 1 - beta2 ** (part.steps + 1)
-        made = list(torch._foreach_mul(variances, number(beta2 / correction, variances)))
-        torch._foreach_addcmul_(made, gradients, gradients, (1 - beta2) / correction)
-        torch._foreach_sqrt_(made)
-        torch._foreach_add_(made, number(part.group["eps"], made))
+        made = list(_compat.foreach_mul(variances, number(beta2 / correction, variances)))
+        _compat.foreach_addcmul_(made, gradients, gradients, (1 - beta2) / correction)
+        _compat.foreach_sqrt_(made)
+        _compat.foreach_add_(made, number(part.group["eps"], made))
         _divide(gradients, made)
-        torch._foreach_lerp_(made, averages, beta1)
+        _compat.foreach_lerp_(made, averages, beta1)
         return made
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments[key] for key in self.moments)
         _follow_squares(variances, part.float_gradients(), beta2)
-        torch._foreach_copy_(averages, arrived)
+        _compat.foreach_copy_(averages, arrived)
         rate = float(part.group["lr"]) / (1 - beta1 ** (part.steps + 1))
-        torch._foreach_add_(part.decayed_weights(), arrived, alpha=-rate)
+        _compat.foreach_add_(part.decayed_weights(), arrived, alpha=-rate)
 
 
 def _follow_squares(variances: list[Tensor], gradients: list[Tensor], beta2: float) -> None:
-    torch._foreach_mul_(variances, number(beta2, variances))
-    torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
+    _compat.foreach_mul_(variances, number(beta2, variances))
+    _compat.foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
 
 
 def _divide(numerators: list[Tensor], denominators: list[Tensor]) -> None:
     """Quotients take the place of denominators, on hosts without a copy, which would cost more."""
     if denominators[0].device.type != "cpu":
-        torch._foreach_copy_(denominators, torch._foreach_div(numerators, denominators))
+        _compat.foreach_copy_(denominators, _compat.foreach_div(numerators, denominators))
         return
     for numerator, denominator in zip(numerators, denominators, strict=True):
         torch.div(numerator, denominator, out=denominator)
@@ -131,13 +132,13 @@ class _MeanGradient(MeanGradient):
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         beta1, beta2 = part.group["betas"]
         averages, variances = (part.moments[key] for key in self.moments)
-        torch._foreach_lerp_(averages, arrived, 1 - beta1)
+        _compat.foreach_lerp_(averages, arrived, 1 - beta1)
         _follow_squares(variances, arrived, beta2)
-        roots = torch._foreach_sqrt(variances)
-        torch._foreach_div_(roots, number((1 - beta2 ** (part.steps + 1)) ** 0.5, roots))
-        torch._foreach_add_(roots, number(part.group["eps"], roots))
+        roots = _compat.foreach_sqrt(variances)
+        _compat.foreach_div_(roots, number((1 - beta2 ** (part.steps + 1)) ** 0.5, roots))
+        _compat.foreach_add_(roots, number(part.group["eps"], roots))
         rate = float(part.group["lr"]) / (1 - beta1 ** (part.steps + 1))
-        torch._foreach_addcdiv_(part.decayed_weights(), averages, roots, -rate)
+        _compat.foreach_addcdiv_(part.decayed_weights(), averages, roots, -rate)
 
 
 _OWN_VARIANCE, _MEAN_GRADIENT = _OwnVariance(), _MeanGradient()

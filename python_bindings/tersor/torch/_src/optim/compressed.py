@@ -18,6 +18,7 @@ from tersor import Codec
 from tersor._core import InvalidArgument, RanksLost
 from tersor._options import described
 from tersor.reducer import ReducerOptions
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.gradients.exchange import (
     ElasticOptions,
@@ -237,7 +238,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         found = torch.zeros((), device=self._exchange.device, dtype=torch.float32)
         for dtype in {one.dtype for one in own.values()}:
             alike = [one for one in own.values() if one.dtype == dtype]
-            torch._amp_foreach_non_finite_check_and_unscale_(alike, found, torch.ones_like(found))
+            _compat.find_non_finite_(alike, found, torch.ones_like(found))
         if found:
             bad = next(name for name, one in own.items() if not one.isfinite().all())
             warnings.warn(
@@ -250,7 +251,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         scale = getattr(self, "grad_scale", None)
         if scale is not None and gradients:
             gradients = {name: one.float() for name, one in gradients.items()}
-            torch._foreach_div_(list(gradients.values()), scale.to(self._exchange.device))
+            _compat.foreach_div_(list(gradients.values()), scale.to(self._exchange.device))
         return gradients
 
     def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
@@ -259,7 +260,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         for part in parts:
             arrived.append([one.contiguous() for one in part.rule.sent(part)])
             if weight != 1:
-                torch._foreach_mul_(arrived[-1], weight)
+                _compat.foreach_mul_(arrived[-1], weight)
             self._exchange.take_over()
             for name, one in zip(part.names, arrived[-1], strict=True):
                 self.reducer.ready(name, one)

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor._core import InvalidArgument
+from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import ElasticOptions
 from tersor.torch._src.optim.adamw import adamw_rule
 from tersor.torch._src.optim.compressed import CompressedOptimizer
@@ -156,9 +157,9 @@ class _Orthogonal(Rule):
 
     def sent(self, part: Part) -> list[Tensor]:
         gradients, weight = part.float_gradients(), 1 - part.group["momentum"]
-        ahead = torch._foreach_lerp(part.moments["momentum_buffer"], gradients, weight)
+        ahead = _compat.foreach_lerp(part.moments["momentum_buffer"], gradients, weight)
         if part.group["nesterov"]:
-            torch._foreach_lerp_(ahead, gradients, weight)
+            _compat.foreach_lerp_(ahead, gradients, weight)
         pairs = list(zip(ahead, part.parameters, strict=True))
         made = orthogonal(
             torch.stack([_as_matrix(_whole(one, like)) for one, like in pairs]),
@@ -172,8 +173,8 @@ class _Orthogonal(Rule):
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         weight = 1 - part.group["momentum"]
-        torch._foreach_lerp_(part.moments["momentum_buffer"], part.float_gradients(), weight)
-        torch._foreach_add_(part.decayed_weights(), arrived, alpha=-float(part.group["lr"]))
+        _compat.foreach_lerp_(part.moments["momentum_buffer"], part.float_gradients(), weight)
+        _compat.foreach_add_(part.decayed_weights(), arrived, alpha=-float(part.group["lr"]))
 
 
 _ORTHOGONAL = _Orthogonal()
@@ -202,7 +203,7 @@ def _fast_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        fast = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+        fast = device.type == "cpu" and _compat.bf16_is_fast_on_cpu()
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tersor.torch import _compat
 from tersor.torch._src.parameters.selection import local_shard
 
 Group = Mapping[str, Any]
@@ -41,19 +42,19 @@ class Part:
 
     def moving_weights(self) -> list[Tensor]:
         """To be moved in place by a step, which is counted."""
-        torch._foreach_add_(self.counters, number(1, self.counters))
+        _compat.foreach_add_(self.counters, number(1, self.counters))
         return self.weights
 
     def decayed_weights(self) -> list[Tensor]:
         """The same, after they decayed by themselves."""
         weights = self.moving_weights()
         remaining = 1 - float(self.group["lr"]) * self.group["weight_decay"]
-        torch._foreach_mul_(weights, number(remaining, weights))
+        _compat.foreach_mul_(weights, number(remaining, weights))
         return weights
 
 
 def number(value: float, tensors: Sequence[Tensor]) -> Any:
-    """For ``torch._foreach_…``, which on hosts takes a tensor in less time; not to be written."""
+    """For ``_compat.foreach_…``, which on hosts takes a tensor in less time; not to be written."""
     return _number(value) if tensors[0].device.type == "cpu" else value
 
 

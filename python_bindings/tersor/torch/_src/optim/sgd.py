@@ -17,13 +17,13 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
 from tersor._core import InvalidArgument
+from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import ElasticOptions
 from tersor.torch._src.optim.compressed import CompressedOptimizer
 from tersor.torch._src.optim.rules import MeanGradient, Part, Rule, number
@@ -102,12 +102,12 @@ class _CommonMomentum(Rule):
     def sent(self, part: Part) -> list[Tensor]:
         made = _with_decay(part, part.float_gradients())
         weight = 1 - self._sent_momentum(part)
-        return list(torch._foreach_lerp(part.moments["momentum_buffer"], made, weight))
+        return list(_compat.foreach_lerp(part.moments["momentum_buffer"], made, weight))
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
-        torch._foreach_copy_(part.moments["momentum_buffer"], arrived)
+        _compat.foreach_copy_(part.moments["momentum_buffer"], arrived)
         rate = float(part.group["lr"]) / (1 - part.group["momentum"])
-        torch._foreach_add_(part.moving_weights(), arrived, alpha=-rate)
+        _compat.foreach_add_(part.moving_weights(), arrived, alpha=-rate)
 
     def _sent_momentum(self, part: Part) -> float:
         wanted: float = part.group["momentum"]
@@ -124,14 +124,14 @@ class _MeanGradient(MeanGradient):
 
     def move(self, part: Part, arrived: list[Tensor]) -> None:
         momenta = part.moments["momentum_buffer"]
-        torch._foreach_mul_(momenta, number(part.group["momentum"], momenta))
-        torch._foreach_add_(momenta, _with_decay(part, arrived))
-        torch._foreach_add_(part.moving_weights(), momenta, alpha=-float(part.group["lr"]))
+        _compat.foreach_mul_(momenta, number(part.group["momentum"], momenta))
+        _compat.foreach_add_(momenta, _with_decay(part, arrived))
+        _compat.foreach_add_(part.moving_weights(), momenta, alpha=-float(part.group["lr"]))
 
 
 def _with_decay(part: Part, gradients: list[Tensor]) -> list[Tensor]:
     if decay := part.group["weight_decay"]:
-        return list(torch._foreach_add(gradients, part.weights, alpha=decay))
+        return list(_compat.foreach_add(gradients, part.weights, alpha=decay))
     return gradients
 
 

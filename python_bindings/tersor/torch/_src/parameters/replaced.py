@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgument
+from tersor.torch import _compat
 
 
 class Registered:
@@ -30,7 +31,7 @@ class Registered:
         self._entries = [
             (names[id(one)], weakref.ref(module), key, one, one.dtype)
             for module in modules
-            for key, one in module._parameters.items()
+            for key, one in _compat.own_parameters(module).items()
             if one is not None and id(one) in names
         ]
 
@@ -38,7 +39,7 @@ class Registered:
         """Raises InvalidArgument for the first parameter that is no longer registered, or cast."""
         for name, find, key, parameter, dtype in self._entries:
             module = find()
-            now = None if module is None else module._parameters.get(key)
+            now = None if module is None else _compat.own_parameters(module).get(key)
             if isinstance(now, nn.Parameter) and now is not parameter:
                 raise InvalidArgument(
                     f"{name} was replaced in the model (by load_state_dict(assign=True), say)"

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgument
 from tersor._options import described
+from tersor.torch import _compat
 from tersor.torch._src.gradients.sample_weights import Samples, scale
 from tersor.torch._src.parameters.memory_order import straightened
 from tersor.torch._src.parameters.replaced import Registered
@@ -25,8 +26,6 @@ Unsupported = Literal["warn", "error"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of gradients
 _SPARSE_MODULES = (nn.Embedding, nn.EmbeddingBag)
-# What torch.compile and activation checkpointing call the module that they wrap.
-_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 
 Named = TypeVar("Named")
 
@@ -46,7 +45,7 @@ def store(own: torch.Tensor, values: torch.Tensor) -> None:
 
 def wrapped_in(model: nn.Module) -> nn.Module:
     """What torch.compile and DistributedDataParallel have wrapped."""
-    uncompiled: nn.Module = getattr(model, "_orig_mod", model)
+    uncompiled = _compat.uncompiled(model)
     return uncompiled.module if isinstance(uncompiled, DistributedDataParallel) else uncompiled
 
 
@@ -73,7 +72,8 @@ def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
     stay as they are.
     """
     plain = {
-        name: ".".join(part for part in name.split(".") if part not in _WRAPPED) for name in named
+        name: ".".join(part for part in name.split(".") if part not in _compat.WRAPPER_NAMES)
+        for name in named
     }
     uses = Counter(plain.values())
     return {plain[name] if uses[plain[name]] == 1 else name: one for name, one in named.items()}

@@ -25,6 +25,7 @@ from tersor._core import AddressError, InvalidArgument, TcpTransport, Transport
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
 from tersor.reducer import ReducerOptions
+from tersor.torch import _compat
 from tersor.torch._src.process_group.rendezvous import Meeting
 
 # What says where this rank listens, best first: TcpOptions::address, but gloo's may be a list.
@@ -143,10 +144,8 @@ def chunk_count(ranks: int) -> int:
 
 def seconds_of(process_group: dist.ProcessGroup | None = None) -> float:
     """The group's time limit, as ``init_process_group`` or ``new_group`` was told."""
-    group = cast(Any, checked(process_group))
-    backends = [group._get_backend(device) for device in group._device_types]
-    options: list[Any] = [getattr(one, "options", None) for one in backends]
-    told = [one._timeout.total_seconds() for one in options if hasattr(one, "_timeout")]
+    group = checked(process_group)
+    told = [one.total_seconds() for one in _compat.timeouts_of(group)]
     # PyTorch's word for no limit is 0.
     return max(told, default=_store_of(group).timeout.total_seconds()) or math.inf
 

@@ -14,7 +14,7 @@ import contextlib
 import secrets
 import time
 
-from torch._C._distributed_c10d import Store
+from torch.distributed import Store
 
 from tersor._core import TransportError
 

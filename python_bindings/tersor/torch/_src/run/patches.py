@@ -27,6 +27,7 @@ from tersor._core import InvalidArgument
 from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.reducer import ReducerOptions
+from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import zeros
 from tersor.torch._src.ddp import hook as ddp
 from tersor.torch._src.ddp.hook import HookState
@@ -172,7 +173,7 @@ class Constructors:
         """A hook comes: ours, or the program's, which ours calls from now on."""
         seen = self._seen.get(model)
         if seen is not None and isinstance(seen.handle, HookState):
-            model._check_comm_hook(hook)
+            _compat.check_hook(model, hook)
             seen.handle.instead = functools.partial(hook, state)
         else:  # it is ours, or ours is not there
             register(model, state, hook)
