@@ -4,7 +4,9 @@ This module needs NumPy only. ``tersor.torch`` is for those who train with PyTor
 for those who have mpi4py, ``tersor.local`` for trying things in one process.
 """
 
+from tersor import _renamed as _renamed
 from tersor._core import (
+    AutoOptions,
     CollectiveStatistics,
     CudaError,
     Error,
@@ -12,14 +14,17 @@ from tersor._core import (
     OutOfMemory,
     RanksLost,
     ReducerStatistics,
+    TcpTransport,
     Transport,
     TransportError,
+    Tuner,
     WireError,
     Workspace,
 )
 from tersor._core import version as __version__
 from tersor.codec import Codec, CodecInfo, CodecOption, codecs
 from tersor.collectives import (
+    CollectiveOptions,
     FeedbackState,
     all_to_all,
     allgather,
@@ -30,13 +35,16 @@ from tersor.collectives import (
     reduce_scatter,
     scatter,
 )
-from tersor.reducer import GradientReducer
-from tersor.server import Gossip, ParameterClient, ParameterServer
+from tersor.gossip import Gossip
+from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.server import ParameterClient, ParameterServer, ServerOptions
 
 __all__ = [
+    "AutoOptions",
     "Codec",
     "CodecInfo",
     "CodecOption",
+    "CollectiveOptions",
     "CollectiveStatistics",
     "CudaError",
     "Error",
@@ -48,9 +56,13 @@ __all__ = [
     "ParameterClient",
     "ParameterServer",
     "RanksLost",
+    "ReducerOptions",
     "ReducerStatistics",
+    "ServerOptions",
+    "TcpTransport",
     "Transport",
     "TransportError",
+    "Tuner",
     "WireError",
     "Workspace",
     "__version__",

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 if TYPE_CHECKING:
-    from tersor.torch.reporting import Reporting
+    from tersor.torch._src.statistics.handles import Reporting
 
 
 class Collector:

@@ -301,8 +301,8 @@ def _call(task: _Task) -> Any:
     try:
         return task.function(task.rank, task.ranks, *task.arguments)
     finally:
-        if task.close and "tersor.torch.group" in sys.modules:
-            sys.modules["tersor.torch.group"].close_all()
+        if task.close and "tersor.torch._src.process_group.connections" in sys.modules:
+            sys.modules["tersor.torch._src.process_group.connections"].close_all()
         if task.close and dist.is_initialized():
             dist.destroy_process_group()
 

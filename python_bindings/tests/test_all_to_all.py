@@ -176,7 +176,7 @@ def test_arrays_of_any_library_go(count: int) -> None:
 @ranks.on(2)
 def test_values_in_one_dimension_cost_fewer_bytes_than_they_have(rank: int, count: int) -> None:
     """Narrow rows, too, by splits and without, of tensors and of NumPy's arrays."""
-    transport = tersor.torch.group.transport(None)
+    transport = tersor.torch.transport(None)
     for shape in ((16384,), (16384, 1), (8192, 2), (4096, 5)):
         rows = torch.randn(shape, generator=torch.Generator().manual_seed(rank))
         few, many = len(rows) // 4, 3 * len(rows) // 4

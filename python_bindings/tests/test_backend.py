@@ -26,7 +26,7 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]
 
 def encoded_calls() -> int:
     """How many calls of the default group were encoded so far."""
-    from tersor.torch.backend import TersorGroup
+    from tersor.torch._src.backend.process_group import TersorGroup
 
     made = dist.group.WORLD
     assert isinstance(made, TersorGroup)
@@ -152,7 +152,7 @@ def test_scattered_sums(rank: int, count: int) -> None:
 
 
 def test_inputs_are_copied_where_the_output_shares_their_memory() -> None:
-    from tersor.torch.backend_calls import _apart
+    from tersor.torch._src.backend.calls import _apart
 
     input = values(0)
     for output, copied in ((input[:10], True), (values(1), False)):
@@ -307,7 +307,7 @@ def test_split_groups(rank: int, count: int) -> None:
     found = values(rank)
     dist.all_reduce(found, group=part)
     assert torch.equal(found, values(rank) + values(rank ^ 1))
-    assert tersor.torch.group.seconds_of(part) == 7
+    assert tersor.torch._src.process_group.connections.seconds_of(part) == 7
     assert dist.get_process_group_ranks(part) == [rank & 2, rank | 1]
     part = dist.split_group(None, [[1, 0]], group_desc="turned")
     if rank > 1:
@@ -398,7 +398,7 @@ def test_rules(rank: int, count: int) -> None:
 
 
 def configured_from(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from tersor.torch import backend_configuration
+    from tersor.torch._src.backend import configuration as backend_configuration
 
     monkeypatch.setattr(backend_configuration, "_configured", None)
     monkeypatch.setenv("TERSOR_BACKEND", text)
@@ -437,7 +437,7 @@ def test_what_is_wrong_with_it(text: str, match: str, monkeypatch: pytest.Monkey
 
 
 def test_wrong_arguments() -> None:
-    from tersor.torch import backend
+    from tersor.torch._src.backend import process_group as backend
 
     with pytest.raises(TypeError, match="codec"):
         backend.configure(8)  # type: ignore[arg-type]

@@ -23,7 +23,8 @@ import tersor
 import tersor.local
 from tersor._core import ReducerState
 from tersor.reducer import GradientReducer
-from tersor.torch.checkpoint import (
+from tersor.torch import load_checkpoint, transport
+from tersor.torch._src.checkpoint.residuals import (
     Mode,
     load_reducer,
     move_residuals,
@@ -31,8 +32,6 @@ from tersor.torch.checkpoint import (
     save_reducer,
     side_by_side,
 )
-from tersor.torch.distributed_checkpoint import load_checkpoint
-from tersor.torch.group import transport
 
 SHAPES = {"body.weight": (90, 70), "body.bias": (90,), "head.weight": (50, 90)}
 CODECS = ["int8+ef", "topk:density=0.05+ef", "int4:rounding=stochastic+ef", "lowrank+ef"]

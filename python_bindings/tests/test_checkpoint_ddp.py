@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks
 import tersor.torch
-from tersor.torch import group
+from tersor.torch._src.process_group import connections as group
 
 FIRST, LAST = 4, 8  # steps before the checkpoint, and all of them
 

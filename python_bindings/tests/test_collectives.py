@@ -9,7 +9,8 @@ from torch.distributed.fsdp import fully_shard
 
 import ranks
 import tersor
-from tersor.torch.collectives import (
+from tersor.torch import transport
+from tersor.torch._src.collectives.tensors import (
     FeedbackState,
     all_gather,
     allreduce,
@@ -21,7 +22,6 @@ from tersor.torch.collectives import (
     reduce_scatter,
     scatter,
 )
-from tersor.torch.group import transport
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

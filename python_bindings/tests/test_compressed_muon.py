@@ -27,9 +27,9 @@ from test_compressed_adamw import (
 import ranks
 import tersor
 from tersor.torch import CompressedMuon
-from tersor.torch.compressed_muon import orthogonal
+from tersor.torch._src.optim.muon import orthogonal
 
-IN_FLOAT32 = mock.patch("tersor.torch.compressed_muon._fast_dtype", return_value=torch.float32)
+IN_FLOAT32 = mock.patch("tersor.torch._src.optim.muon._fast_dtype", return_value=torch.float32)
 AS_BY_HAND = {"betas": (0.9, 0.999), "weight_decay": 0.01}
 
 
@@ -173,8 +173,8 @@ NAMES = {
 
 def test_usual_names_of_embeddings_and_heads() -> None:
     one = torch.ones(2, 2)
-    assert {name: tersor.torch.compressed_muon.is_hidden(name, one) for name in NAMES} == NAMES
-    assert not tersor.torch.compressed_muon.is_hidden("experts.weight", torch.ones(2, 2, 2))
+    assert {name: tersor.torch._src.optim.muon.is_hidden(name, one) for name in NAMES} == NAMES
+    assert not tersor.torch._src.optim.muon.is_hidden("experts.weight", torch.ones(2, 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from test_compressed_adamw import EXACT, evaluated, flat, loss_of, make_model, m
 import ranks
 import tersor
 from tersor.torch import CompressedSGD
-from tersor.torch.compressed_sgd import share_of
+from tersor.torch._src.optim.sgd import share_of
 
 
 @pytest.mark.parametrize(

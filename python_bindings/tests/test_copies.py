@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 import ranks
 import tersor
 import tersor.torch
-from tersor.torch.copied import CopiedHookState
+from tersor.torch._src.ddp.copies import CopiedHookState
 
 SCALER = torch.amp.GradScaler("cpu")
 
@@ -44,7 +44,7 @@ def saved(model: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    tersor.torch.group.close_all()  # what is loaded needs none of it
+    tersor.torch._src.process_group.connections.close_all()  # what is loaded needs none of it
     loaded: nn.Module = torch.load(file, weights_only=False)
     return loaded
 

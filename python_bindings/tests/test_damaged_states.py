@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import ranks
 import tersor
-from tersor.torch.ft_residuals import Places
+from tersor.torch._src.ft.residuals import Places
 
 MUTATIONS = int(os.environ.get("TERSOR_STATE_MUTATIONS", "40"))
 every_handle = pytest.mark.parametrize("name", HANDLES)

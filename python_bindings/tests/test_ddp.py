@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ranks
 import tersor
 import tersor.torch
-from tersor.torch.parameters import Names
+from tersor.torch._src.parameters.selection import Names
 
 LARGEST_ERRORS = {"none": 1e-6, "bf16": 4e-3, "int8": 0.02, "int4": 0.2}
 

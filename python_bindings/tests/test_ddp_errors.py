@@ -116,7 +116,10 @@ def test_what_is_no_second_hook_is_not_called_one(rank: int, count: int) -> None
     warns = pytest.warns(UserWarning, match="float64") if rank == 0 else contextlib.nullcontext()
     with warns, pytest.raises(ValueError, match="no gradient"):
         tersor.torch.compress(double)
-    absent = mock.patch("tersor.torch.group.transport", side_effect=NoRank("rank 1 did not come"))
+    absent = mock.patch(
+        "tersor.torch._src.process_group.connections.transport",
+        side_effect=NoRank("rank 1 did not come"),
+    )
     with absent, pytest.raises(NoRank):
         tersor.torch.compress(model, codec="int8")
     tersor.torch.compress(model, codec="int8")

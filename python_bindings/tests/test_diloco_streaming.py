@@ -16,8 +16,8 @@ from diloco_models import equal_on_ranks, flat, make_model, mean_of_ranks, move,
 
 import ranks
 import tersor
+from tersor.torch._src.diloco.fragments import Timetable, divide
 from tersor.torch.diloco import DiLoCo, averaging
-from tersor.torch.fragments import Timetable, divide
 
 STOCHASTIC = [("*.weight", "int4:rounding=stochastic+ef"), ("*", "bf16")]
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks
 import tersor.torch
-from tersor.torch.parameters import unwrapped
+from tersor.torch._src.parameters.selection import unwrapped
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
 NAMES = [f"{index}.{kind}" for index in (0, 1, 2, 4) for kind in ("weight", "bias")]

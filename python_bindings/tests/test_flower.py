@@ -20,8 +20,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
-import tersor.flower
-from tersor.flower.wire import Told
+import tersor.federated.flower
+from tersor.federated.flower.wire import Told
 
 Train = Callable[[dict[str, Any], int, int], dict[str, Any]]
 
@@ -51,7 +51,7 @@ def run(
 ) -> tuple[Any, Any]:
     strategy: Any = fedavg()
     if codec is not None:
-        strategy = tersor.flower.Strategy(strategy, codec, **options)
+        strategy = tersor.federated.flower.Strategy(strategy, codec, **options)
     result = strategy.start(nodes, start if start is not None else model(), num_rounds=rounds)
     return result.arrays, strategy
 
@@ -69,7 +69,7 @@ def test_the_pages_program() -> None:
     program, _ = programs("docs/systems/federated.md", "flower")
     page: dict[str, Any] = {}
     exec(program, page)
-    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")]))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8+ef")]))
     page["strategy"].start(nodes, model(), num_rounds=2)
     assert page["strategy"].bytes_up[2][0] < 0.3 * page["strategy"].bytes_up[2][1]
 
@@ -78,11 +78,11 @@ def test_the_pages_program() -> None:
 def test_the_result_is_that_of_fedavg(dtype: str) -> None:
     start = model(dtype=dtype)
     plain, _ = run(Nodes(client_app([])), None, 3, start)
-    same, _ = run(Nodes(client_app([tersor.flower.compress("none")])), "none", 3, start)
+    same, _ = run(Nodes(client_app([tersor.federated.flower.compress("none")])), "none", 3, start)
     rounded = 2e-2 if dtype == "float16" else 1e-6
     assert distance(plain, same) < rounded
     short, strategy = run(
-        Nodes(client_app([tersor.flower.compress("int8+ef")])), "int8+ef", 3, start
+        Nodes(client_app([tersor.federated.flower.compress("int8+ef")])), "int8+ef", 3, start
     )
     assert distance(plain, short) < (2e-2 if dtype == "float16" else 2e-3)
     assert [short[name].dtype for name in SHAPES] == [dtype] * len(SHAPES)
@@ -94,7 +94,7 @@ def test_the_result_is_that_of_fedavg(dtype: str) -> None:
 
 def test_the_order_of_replies_changes_nothing() -> None:
     def of(nodes: Iterable[int]) -> dict[str, bytes]:
-        app = client_app([tersor.flower.compress("int8+ef")])
+        app = client_app([tersor.federated.flower.compress("int8+ef")])
         arrays, _ = run(Nodes(app, nodes), "int8+ef", 2)
         return {name: one.data for name, one in arrays.items()}
 
@@ -109,7 +109,7 @@ def test_what_a_round_leaves_out_comes_in_later_ones() -> None:
         return {**arrays, "layer.weight": arrays["layer.weight"] + update}
 
     def moved(codec: str) -> float:
-        app = client_app([tersor.flower.compress(codec)], adds_little)
+        app = client_app([tersor.federated.flower.compress(codec)], adds_little)
         arrays, _ = run(Nodes(app), codec, 400)
         change = arrays["layer.weight"].numpy() - model()["layer.weight"].numpy()
         return float(change[:, 1:].mean())
@@ -118,13 +118,13 @@ def test_what_a_round_leaves_out_comes_in_later_ones() -> None:
     assert moved("int8+ef") == pytest.approx(400 * 1e-4, rel=0.15)
 
 
-def ask(strategy: tersor.flower.Strategy, round_: int, nodes: Nodes) -> Message:
+def ask(strategy: tersor.federated.flower.Strategy, round_: int, nodes: Nodes) -> Message:
     """A node's reply in some round, from the same weights each time."""
     sent = strategy.configure_train(round_, model(), ConfigRecord(), nodes)
     return nodes.send_and_receive(sent)[0]
 
 
-def weight_of(codec: str, reply: Message, strategy: tersor.flower.Strategy) -> bytes:
+def weight_of(codec: str, reply: Message, strategy: tersor.federated.flower.Strategy) -> bytes:
     """What a reply decodes to."""
     arrays, _ = strategy.aggregate_train(strategy._told.round, [reply])
     assert arrays is not None
@@ -133,9 +133,9 @@ def weight_of(codec: str, reply: Message, strategy: tersor.flower.Strategy) -> b
 
 @pytest.mark.parametrize(("round_", "forgot"), [(3, False), (5, False), (6, True), (2, True)])
 def test_a_residual_of_long_ago_is_forgotten_and_told(round_: int, forgot: bool) -> None:
-    app = client_app([tersor.flower.compress("int4+ef", forget_after=3)])
+    app = client_app([tersor.federated.flower.compress("int4+ef", forget_after=3)])
     nodes, fresh = Nodes(app, [7]), Nodes(app, [7])
-    strategy = tersor.flower.Strategy(fedavg(), "int4+ef")
+    strategy = tersor.federated.flower.Strategy(fedavg(), "int4+ef")
     for round_before in (1, 2):
         ask(strategy, round_before, nodes)
     reply = ask(strategy, round_, nodes)
@@ -154,8 +154,8 @@ def test_rounds_of_another_start_are_others() -> None:
         views[node, round_] = arrays["layer.weight"]
         return adds(arrays, node, round_)
 
-    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")], looks))
-    strategy = tersor.flower.Strategy(fedavg(), "int8+ef", down="difference:int8")
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8+ef")], looks))
+    strategy = tersor.federated.flower.Strategy(fedavg(), "int8+ef", down="difference:int8")
     strategy.start(nodes, model(), num_rounds=3)
     nodes.nodes = [node for node in NODES if node != 7]
     strategy.start(nodes, model(5), num_rounds=3)
@@ -179,8 +179,8 @@ def test_clients_may_return_another_float() -> None:
         return {n: np.asarray(one, "f4") for n, one in adds(arrays, node, round_).items()}
 
     wrapped = flower.FedAdam(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1)
-    strategy = tersor.flower.Strategy(wrapped, "int8+ef")
-    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")], as_f32))
+    strategy = tersor.federated.flower.Strategy(wrapped, "int8+ef")
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8+ef")], as_f32))
     strategy.start(nodes, model(), num_rounds=3)
     assert all(0 < frames < 0.3 * plain for frames, plain in strategy.bytes_up.values())
     assert len(nodes.states[7]["tersor.residuals"]) == 3
@@ -194,8 +194,8 @@ def test_clients_round_independently() -> None:
         }
 
     codec = "int4:rounding=stochastic"
-    strategy = tersor.flower.Strategy(fedavg(), codec)
-    nodes = Nodes(client_app([tersor.flower.compress(codec)], same))
+    strategy = tersor.federated.flower.Strategy(fedavg(), codec)
+    nodes = Nodes(client_app([tersor.federated.flower.compress(codec)], same))
     frames = []
     for round_ in (1, 2):
         nodes.send_and_receive(strategy.configure_train(round_, model(), ConfigRecord(), nodes))
@@ -301,7 +301,7 @@ def strip(reply: Message) -> None:
         (send_nan_in_a_frame, "layer.bias: the update is not finite; the reply is left out"),
         (send_plain, "is not compressed"),
         (grow, "other names or shapes"),
-        (strip, "tersor.flower.compress"),
+        (strip, "tersor.federated.flower.compress"),
     ],
 )
 def test_a_bad_reply_fails_alone(
@@ -312,9 +312,9 @@ def test_a_bad_reply_fails_alone(
             harm(reply)
         return [reply]
 
-    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8")]))
     nodes.answers = tamper
-    without = Nodes(client_app([tersor.flower.compress("int8")], dies_in_round_two))
+    without = Nodes(client_app([tersor.federated.flower.compress("int8")], dies_in_round_two))
     spoilt, _ = run(nodes, "int8", 3)
     missing, _ = run(without, "int8", 3)
     assert {n: one.data for n, one in spoilt.items()} == {n: one.data for n, one in missing.items()}
@@ -332,16 +332,16 @@ def test_a_frame_of_an_earlier_round_is_refused(caplog: pytest.LogCaptureFixture
             frames["layer.weight"].data = old[0]
         return [reply]
 
-    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8")]))
     nodes.answers = replays
     run(nodes, "int8", 2)
     assert "signature" in caplog.text
 
 
 def test_a_node_that_answers_twice_counts_once(caplog: pytest.LogCaptureFixture) -> None:
-    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8")]))
     once, _ = run(nodes, "int8")
-    nodes = Nodes(client_app([tersor.flower.compress("int8")]))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8")]))
     nodes.answers = lambda asked, reply: [reply] * (1 + (reply.metadata.src_node_id == 7))
     twice, _ = run(nodes, "int8")
     assert as_bytes(once) == as_bytes(twice)
@@ -364,10 +364,10 @@ def error_of(nodes: Nodes, node: int) -> str:
 
 
 def test_an_update_that_is_not_finite_is_not_sent() -> None:
-    nodes = Nodes(client_app([tersor.flower.compress("int8+ef")], as_not_finite))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8+ef")], as_not_finite))
     run(nodes, "int8+ef", 1)
     before = {name: one.data for name, one in nodes.states[7]["tersor.residuals"].items()}
-    run_again = tersor.flower.Strategy(fedavg(), "int8+ef")
+    run_again = tersor.federated.flower.Strategy(fedavg(), "int8+ef")
     nodes.send_and_receive(run_again.configure_train(2, model(), ConfigRecord(), nodes))
     assert "norm: the update is not finite" in error_of(nodes, 7)
     kept = {name: one.data for name, one in nodes.states[7]["tersor.residuals"].items()}
@@ -375,11 +375,11 @@ def test_an_update_that_is_not_finite_is_not_sent() -> None:
 
 
 def test_a_client_says_what_does_not_fit() -> None:
-    nodes = Nodes(client_app([tersor.flower.compress("int4")]))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int4")]))
     run(nodes, "int8", 1)
     assert "has codec 'int4" in error_of(nodes, 7)
     run(nodes, None, 1)
-    assert "wrap its strategy in tersor.flower.Strategy" in error_of(nodes, 7)
+    assert "wrap its strategy in tersor.federated.flower.Strategy" in error_of(nodes, 7)
 
 
 def other_names(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def other_names(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
 
 
 def test_an_app_that_returns_another_model_is_refused() -> None:
-    nodes = Nodes(client_app([tersor.flower.compress("int8")], other_names))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8")], other_names))
     run(nodes, "int8", 1)
     assert "other names or shapes" in error_of(nodes, 7)
 
@@ -403,13 +403,13 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
 )
 def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
     with pytest.raises(tersor.InvalidArgument, match=said):
-        tersor.flower.compress(**options)
+        tersor.federated.flower.compress(**options)
 
 
 @pytest.mark.parametrize("down", ["f32", "int8", "difference:int8+ef", "difference:", "bf16+ef"])
 def test_ways_down_that_are_none(down: str) -> None:
     with pytest.raises(tersor.InvalidArgument):
-        tersor.flower.Strategy(fedavg(), "int8", down=down)
+        tersor.federated.flower.Strategy(fedavg(), "int8", down=down)
 
 
 def bytes_down(nodes: Nodes) -> list[int]:
@@ -420,9 +420,9 @@ def bytes_down(nodes: Nodes) -> list[int]:
     ("down", "share", "error"), [("bf16", 0.55, 3e-3), ("difference:int8", 0.32, 1e-3)]
 )
 def test_fewer_bytes_down(down: str, share: float, error: float) -> None:
-    plain_nodes = Nodes(client_app([tersor.flower.compress("none")]))
+    plain_nodes = Nodes(client_app([tersor.federated.flower.compress("none")]))
     plain, _ = run(plain_nodes, "none", 8)
-    nodes = Nodes(client_app([tersor.flower.compress("none")]))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("none")]))
     short, _ = run(nodes, "none", 8, down=down)
     assert distance(plain, short) < 1e-5  # updates here do not depend on where they begin
     assert max(bytes_down(nodes)) < share * min(bytes_down(plain_nodes))
@@ -432,7 +432,7 @@ def test_fewer_bytes_down(down: str, share: float, error: float) -> None:
         seen[node, round_] = arrays
         return adds(arrays, node, round_)
 
-    run(Nodes(client_app([tersor.flower.compress("none")], looks)), "none", 8, down=down)
+    run(Nodes(client_app([tersor.federated.flower.compress("none")], looks)), "none", 8, down=down)
     for name in SHAPES:
         views = [seen[node, 8][name] for node in NODES]
         assert all(np.array_equal(views[0], other) for other in views)
@@ -448,8 +448,8 @@ def test_a_client_that_missed_rounds_or_lost_its_state_gets_what_it_needs() -> N
         views[node, round_] = arrays
         return adds(arrays, node, round_)
 
-    nodes = Nodes(client_app([tersor.flower.compress("none")], looks))
-    strategy = tersor.flower.Strategy(fedavg(), "none", down="difference:int8")
+    nodes = Nodes(client_app([tersor.federated.flower.compress("none")], looks))
+    strategy = tersor.federated.flower.Strategy(fedavg(), "none", down="difference:int8")
     arrays, sizes = model(), {}
     for round_ in range(1, 13):
         absent = {3: [7], 4: [7], 6: [5], 7: [5], 8: [5], 9: [5], 10: [5]}.get(round_, [])
@@ -487,7 +487,7 @@ def test_a_reply_that_is_lost_costs_its_client_one_round() -> None:
         lost = reply.metadata.src_node_id == 7 and nodes.rounds in (1, 2)
         return [] if lost else [reply]
 
-    nodes = Nodes(client_app([tersor.flower.compress("int8")], looks))
+    nodes = Nodes(client_app([tersor.federated.flower.compress("int8")], looks))
     nodes.answers = loses
     run(nodes, "int8", 5, down="difference:int8")
     failed = [one.metadata.src_node_id for one in nodes.seen if one.has_error()]
@@ -504,8 +504,8 @@ def far(arrays: dict[str, Any], *_: int) -> dict[str, Any]:
 def sent_with(codec: str, mod: Any) -> tuple[np.ndarray[Any, Any], Message]:
     """What a client's update decodes to, behind a mod of Flower's."""
     np.random.seed(0)  # Flower's noise
-    nodes = Nodes(client_app([tersor.flower.compress(codec), mod], far), [7])
-    strategy = tersor.flower.Strategy(fedavg(), codec)
+    nodes = Nodes(client_app([tersor.federated.flower.compress(codec), mod], far), [7])
+    strategy = tersor.federated.flower.Strategy(fedavg(), codec)
     config = ConfigRecord({"clipping_norm": 0.1} if mod is fixedclipping_mod else {})
     sent = strategy.configure_train(1, model(), config, nodes)
     (reply,) = nodes.send_and_receive(sent)

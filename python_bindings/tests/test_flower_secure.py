@@ -24,8 +24,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
-import tersor.flower
-from tersor.flower import masks, secure_wire
+import tersor.federated.flower
+from tersor.federated.flower import masks, secure_wire
 
 SIX = (3, 4, 8, 15, 16, 23)
 STAGES = secure_wire.STAGES
@@ -40,7 +40,7 @@ def examples(node: int) -> int:
 def secured(train: Callable[..., Any] | None = None, mods: list[Any] | None = None) -> ClientApp:
     app = ClientApp()
 
-    @tersor.flower.secure(app, mods=mods or [])
+    @tersor.federated.flower.secure(app, mods=mods or [])
     def _train(message: Message, context: Context) -> Message:
         round_ = int(message.content["config"]["server-round"])
         assert "tersor" not in message.content
@@ -73,8 +73,8 @@ def goes(nodes: Collection[int], stage: str) -> Callable[[Message, Message], lis
 
 def one_round(
     nodes: Nodes, round_: int = 1, **options: Any
-) -> tuple[ArrayRecord | None, Any, tersor.flower.SecureStrategy]:
-    strategy = tersor.flower.SecureStrategy(fedavg(), **{"clip": CLIP, **options})
+) -> tuple[ArrayRecord | None, Any, tersor.federated.flower.SecureStrategy]:
+    strategy = tersor.federated.flower.SecureStrategy(fedavg(), **{"clip": CLIP, **options})
     sent = strategy.configure_train(round_, model(), ConfigRecord(), nodes)
     arrays, metrics = strategy.aggregate_train(round_, nodes.send_and_receive(sent))
     return arrays, metrics, strategy
@@ -201,7 +201,7 @@ def test_each_client_has_a_mask_of_its_own_and_one_with_each_neighbour(
 ) -> None:
     noted = Noted(monkeypatch)
     nodes = Nodes(secured(), SIX)
-    strategy = tersor.flower.SecureStrategy(fedavg(), clip=CLIP)
+    strategy = tersor.federated.flower.SecureStrategy(fedavg(), clip=CLIP)
     of_rounds = []
     for round_ in (1, 2):
         noted.masks.clear()
@@ -458,7 +458,7 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
 )
 def test_a_client_gives_one_of_two_secrets(alive: tuple[int, ...]) -> None:
     nodes = Nodes(secured(), SIX)
-    strategy = tersor.flower.SecureStrategy(fedavg(), clip=CLIP)
+    strategy = tersor.federated.flower.SecureStrategy(fedavg(), clip=CLIP)
     nodes.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), nodes))
     assert strategy._round is not None
     record = secure_wire.packed(
@@ -497,7 +497,7 @@ def test_secrets_go_with_the_round() -> None:
 
 def test_rounds_and_starts_follow_each_other_and_integers_stay() -> None:
     nodes = Nodes(secured(), SIX)
-    strategy = tersor.flower.SecureStrategy(fedavg(), clip=CLIP)
+    strategy = tersor.federated.flower.SecureStrategy(fedavg(), clip=CLIP)
     for _ in range(2):
         result = strategy.start(nodes, model(), num_rounds=3)
         assert strategy.failures == {}
@@ -508,7 +508,7 @@ def test_rounds_and_starts_follow_each_other_and_integers_stay() -> None:
 
 def test_weights_are_those_that_the_strategy_asks_for() -> None:
     nodes = Nodes(secured(), SIX)
-    strategy = tersor.flower.SecureStrategy(
+    strategy = tersor.federated.flower.SecureStrategy(
         fedavg(weighted_by_key="tokens"), clip=CLIP, most_examples=160
     )
     sent = strategy.configure_train(1, model(), ConfigRecord(), nodes)
@@ -545,7 +545,7 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
 def test_what_wants_each_clients_reply_is_refused() -> None:
     for kind in (flower.Krum, flower.FedMedian, flower.FedTrimmedAvg):
         with pytest.raises(tersor.InvalidArgument, match="looks at each client's reply"):
-            tersor.flower.SecureStrategy(kind(), clip=CLIP)
+            tersor.federated.flower.SecureStrategy(kind(), clip=CLIP)
 
 
 @pytest.mark.parametrize(("nodes", "threshold"), [((3,), None), ((3, 4, 8), 5)])

@@ -20,16 +20,16 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
-import tersor.flower
-from tersor.flower import masks, secure_wire
-from tersor.flower.secure_round import (
+import tersor.federated.flower
+from tersor.federated.flower import masks, secure_wire
+from tersor.federated.flower.secure_round import (
     Disputes,
     enough_neighbours,
     failure_probability,
     ring,
     usual_threshold,
 )
-from tersor.flower.secure_wire import SumFormat, round_digest
+from tersor.federated.flower.secure_wire import SumFormat, round_digest
 
 CLIP = 0.05
 SHAPE = (200, 200)
@@ -49,7 +49,7 @@ def secured(train: Callable[[int, Any], Any] | None = None, **options: Any) -> C
     """Clients that add an update to what came; ``train`` may return another one, or raise."""
     app = ClientApp()
 
-    @tersor.flower.secure(app, **options)
+    @tersor.federated.flower.secure(app, **options)
     def _train(message: Message, context: Context) -> Message:
         start = message.content["arrays"]["w"].numpy()
         config = message.content.config_records.get("config", {})
@@ -63,7 +63,7 @@ def secured(train: Callable[[int, Any], Any] | None = None, **options: Any) -> C
 
 def one_round(
     nodes: Nodes,
-    strategy: tersor.flower.SecureStrategy,
+    strategy: tersor.federated.flower.SecureStrategy,
     round_: int = 1,
     change: Callable[[Message], None] = lambda _: None,
 ) -> Any:
@@ -73,8 +73,8 @@ def one_round(
     return strategy.aggregate_train(round_, nodes.send_and_receive(sent))
 
 
-def strategy_of(**options: Any) -> tersor.flower.SecureStrategy:
-    return tersor.flower.SecureStrategy(fedavg(), **{"clip": CLIP, **options})
+def strategy_of(**options: Any) -> tersor.federated.flower.SecureStrategy:
+    return tersor.federated.flower.SecureStrategy(fedavg(), **{"clip": CLIP, **options})
 
 
 def asked_stages(nodes: Nodes) -> set[str]:
@@ -477,7 +477,7 @@ def test_noise_is_for_the_clients_in_the_sum(gone: tuple[int, ...]) -> None:
         [] if asked.metadata.dst_node_id in gone and "arrays" in asked.content else [reply]
     )
     inner = Noise(fedavg(weighted_by_key="tokens"), 1.0, 0.5, 9)
-    strategy = tersor.flower.SecureStrategy(inner, clip=CLIP)
+    strategy = tersor.federated.flower.SecureStrategy(inner, clip=CLIP)
     for round_ in (1, 2):
         arrays, metrics = one_round(nodes, strategy, round_)
         assert metrics["clients"] == 9 - len(gone)
@@ -492,7 +492,7 @@ def test_flowers_accountant_counts_rounds_of_secure_sums() -> None:
     relation = next(iter(pa.NeighboringRelation))
     config = pa.PrivacyConfig(1e-5, 9, relation, pa.SamplingMethod.NO_AMPLIFICATION)
     inner = Noise(fedavg(), 1.0, 0.5, 9, accountant=rdp.RdpAccountant(config))
-    strategy = tersor.flower.SecureStrategy(inner, clip=CLIP)
+    strategy = tersor.federated.flower.SecureStrategy(inner, clip=CLIP)
     nodes = Nodes(secured(tiny, mods=[fixedclipping_mod]), NINE)
     for round_ in (1, 2):
         arrays, _ = one_round(nodes, strategy, round_)
@@ -506,11 +506,13 @@ def test_other_orders_of_noise_are_refused() -> None:
         options = {"noise_multiplier": 1.0, "num_sampled_clients": 9}
         options |= {"clipping_norm": 0.5} if "Fixed" in kind else {"clipped_count_stddev": 3.0}
         with pytest.raises(tersor.InvalidArgument, match=kind):
-            tersor.flower.SecureStrategy(noisy(fedavg(), **options), clip=CLIP)
+            tersor.federated.flower.SecureStrategy(noisy(fedavg(), **options), clip=CLIP)
     with pytest.raises(tersor.InvalidArgument, match="Krum"):
-        tersor.flower.SecureStrategy(Noise(flower.Krum(), 1.0, 0.5, 9), clip=CLIP)
+        tersor.federated.flower.SecureStrategy(Noise(flower.Krum(), 1.0, 0.5, 9), clip=CLIP)
     with pytest.raises(tersor.InvalidArgument, match="equal weights"):
-        tersor.flower.SecureStrategy(Noise(fedavg(), 1.0, 0.5, 9), clip=CLIP, most_examples=9)
+        tersor.federated.flower.SecureStrategy(
+            Noise(fedavg(), 1.0, 0.5, 9), clip=CLIP, most_examples=9
+        )
     around = Noise(strategy_of(), 1.0, 0.5, 9)
     with pytest.raises(tersor.InvalidArgument, match="wrap DifferentialPrivacyClientSideFixed"):
         around.configure_train(1, model(), ConfigRecord(), Nodes(secured(), NINE))
@@ -542,7 +544,7 @@ def test_clients_keep_the_norm_of_flowers_strategy(monkeypatch: pytest.MonkeyPat
         return made
 
     monkeypatch.setattr(SumFormat, "encode", noted)
-    strategy = tersor.flower.SecureStrategy(Noise(fedavg(), 0.1, 0.5, 9), clip=CLIP)
+    strategy = tersor.federated.flower.SecureStrategy(Noise(fedavg(), 0.1, 0.5, 9), clip=CLIP)
     one_round(Nodes(secured(mods=[fixedclipping_mod]), NINE), strategy)
     assert len(norms) == 9
     assert max(norms) <= 0.5

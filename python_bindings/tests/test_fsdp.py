@@ -27,7 +27,7 @@ from torch.distributed.tensor import Shard
 
 import ranks
 from tersor.torch import fsdp
-from tersor.torch.sharding import ModuleLayout
+from tersor.torch._src.fsdp.layout import ModuleLayout
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
 POLICIES = {

@@ -17,9 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 
 import ranks
 import tersor
-from tersor.torch import fsdp, parameters
-from tersor.torch.sharded_exchange import Sender
-from tersor.torch.sharded_weights import WeightExchange
+from tersor.torch import fsdp
+from tersor.torch._src.fsdp.exchange import Sender
+from tersor.torch._src.fsdp.weights import WeightExchange
+from tersor.torch._src.parameters import selection as parameters
 
 
 @ranks.on(1)

@@ -28,7 +28,7 @@ import ranks
 import tersor
 from tersor.reducer import GradientReducer
 from tersor.torch import fsdp
-from tersor.torch.sharded_exchange import Sender
+from tersor.torch._src.fsdp.exchange import Sender
 
 FEEDBACK: dict[str, Any] = {"rules": [("*.weight", "int4+ef"), ("*", "bf16")]}
 LATE = {

@@ -29,10 +29,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import ranks
 import tersor
-from tersor.torch import fsdp
-from tersor.torch.distributed_checkpoint import load_checkpoint
-from tersor.torch.sharded_reducer import Kind, ReplicaReducer
-from tersor.torch.sharding import ShardedParameter
+from tersor.torch import fsdp, load_checkpoint
+from tersor.torch._src.fsdp.layout import ShardedParameter
+from tersor.torch._src.fsdp.reducer import Kind, ReplicaReducer
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
 FEEDBACK: dict[str, Any] = {"rules": [("*.weight", "int4+ef"), ("*", "bf16")]}

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ranks
-from tersor.torch import fsdp, sharding
-from tersor.torch.sharded_reducer import _MOST_ODD
+from tersor.torch import _compat, fsdp
+from tersor.torch._src.fsdp.reducer import _MOST_ODD
 
 LAYERS, WIDTH = 10, 24
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
@@ -150,7 +150,7 @@ def test_sets_that_pytorch_does_not_show_are_sent_as_they_are(rank: int, count: 
     ours, reference = (sharded(init_device_mesh("cpu", (count,))) for _ in range(2))
     handle = fsdp.compress(ours, codec="int4")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "_message_entries", tuple)
+        patch.setattr(_compat, "fsdp_message", tuple)
         for step, keep in enumerate(sets(2 * _MOST_ODD)):
             for model in (ours, reference):
                 backward(model, rank, step, keep)

@@ -17,9 +17,8 @@ from torch.distributed.tensor import Shard
 
 import ranks
 import tersor
-from tersor.torch import fsdp
-from tersor.torch.distributed_checkpoint import load_checkpoint
-from tersor.torch.sharding import ShardedParameter, from_flat, to_flat
+from tersor.torch import fsdp, load_checkpoint
+from tersor.torch._src.fsdp.layout import ShardedParameter, from_flat, to_flat
 
 FEEDBACK: dict[str, Any] = {"rules": [("*.weight", "int4+ef"), ("*", "bf16")]}
 

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 import ranks
-from tersor.torch import fsdp, sharded_weights
+from tersor.torch import fsdp
+from tersor.torch._src.fsdp import weights as sharded_weights
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
 

@@ -10,7 +10,7 @@ import torch
 import tersor
 import tersor.local
 from tersor import _core, collectives
-from tersor.torch.ft_residuals import Places, World
+from tersor.torch._src.ft.residuals import Places, World
 
 COUNT = 5000
 WAYS = [("int4+ef", "two-shot"), ("topk:density=0.1+ef", "one-shot")]

@@ -28,7 +28,7 @@ def reduced(transport: tersor.Transport, codec: str, count: int) -> bytes:
 
 
 def all_reduced(rank: int, count: int) -> dict[tuple[str, int], bytes]:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     assert (transport.rank, transport.ranks) == (rank, count)
@@ -50,7 +50,7 @@ def among_the_trainers_own(rank: int, count: int) -> list[bytes]:
     import torch
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport, found = group.transport(), []
     for step in range(20):
@@ -69,7 +69,7 @@ def test_the_trainers_own_collectives_may_stand_in_between() -> None:
 
 
 def on_channels_and_splits(rank: int, count: int) -> float:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     channel, pair = transport.channel(), transport.split([rank // 2 * 2, rank // 2 * 2 + 1])
@@ -88,7 +88,7 @@ def test_channels_and_splits_have_messages_of_their_own() -> None:
 def on_a_part_of_the_world(rank: int, count: int) -> float | None:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     part = dist.new_group([0, 2])
     if rank == 1:
@@ -121,7 +121,7 @@ def test_ranks_that_gloo_does_not_connect_try_again(tmp_path: pathlib.Path) -> N
 
 @ranks.on(2)
 def test_a_closed_transport_says_so_and_can_be_made_anew(rank: int, count: int) -> None:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     for _ in range(3):
         transport = group.transport()
@@ -134,7 +134,7 @@ def test_a_closed_transport_says_so_and_can_be_made_anew(rank: int, count: int) 
 def outlives_a_group(rank: int, count: int, meeting: str) -> None:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     first = group.transport()
     reduced(first, "int8", 1000)
@@ -151,7 +151,7 @@ def test_the_transport_of_a_destroyed_group_is_ended(tmp_path: pathlib.Path) -> 
 
 
 def without_a_group(rank: int, count: int) -> None:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     with pytest.raises(tersor.InvalidArgument, match="init_process_group"):
         group.transport()
@@ -165,7 +165,7 @@ def test_there_must_be_a_process_group() -> None:
 def message_sizes(rank: int, count: int) -> list[dict[str, object]]:
     import torch
 
-    from tersor.torch import group
+    from tersor.torch._src.process_group import connections as group
 
     here = group.transport()
     small, large, huge = (torch.empty(values) for values in (1 << 20, 1 << 22, 1 << 25))
@@ -185,6 +185,6 @@ def test_messages_grow_with_ranks_and_model_unless_the_caller_says(count: int, v
 
 
 def test_other_transports_keep_their_message_sizes() -> None:
-    from tersor.torch import group
+    from tersor.torch._src.process_group import connections as group
 
     assert tersor.local.run(2, lambda local: group.with_message_sizes({}, local, [])) == [{}, {}]

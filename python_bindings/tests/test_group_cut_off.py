@@ -35,7 +35,7 @@ def allreduce_until_it_raises(transport: tersor.Transport, count: int = COUNT) -
 
 def allreduce_that_sticks() -> tuple[tersor.Transport, threading.Thread]:
     """The transport, once a part of a payload has left, and who waits for the peer to take it."""
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
 
@@ -61,7 +61,7 @@ def said_by_the_allreduce(transport: tersor.Transport) -> str:
 def gives_up_while_it_sends(rank: int, count: int) -> str:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     if rank == 0:
         transport, stuck = allreduce_that_sticks()
@@ -88,7 +88,7 @@ def test_a_fault_is_heard_behind_a_payload_that_was_on_its_way() -> None:
 def leaves_while_it_sends(rank: int, count: int) -> str:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     if rank == 0:
         _, stuck = allreduce_that_sticks()
@@ -106,7 +106,7 @@ def test_a_goodbye_is_heard_behind_a_payload_that_was_on_its_way() -> None:
 
 
 def closed_by_another_thread(rank: int, count: int) -> list[str]:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport, said = group.transport(), []
     channels = [transport, transport.channel(), transport.split([0, 1])]
@@ -140,7 +140,7 @@ def address_space_bytes() -> int:
 
 
 def has_no_room_for_more_threads(rank: int, count: int) -> str:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     usual = resource.getrlimit(resource.RLIMIT_AS)
     if rank == 0:
@@ -164,7 +164,7 @@ def test_a_transport_that_gets_no_thread_is_not_made() -> None:
 def is_interrupted_when_it_ends(rank: int, count: int) -> None:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     def end() -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -202,7 +202,7 @@ def ended_within(process: int, seconds: float) -> bool:
 def forks_a_process_that_ends(rank: int, count: int) -> bool:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     reducer = tersor.GradientReducer(transport, codec="int8")

@@ -22,7 +22,7 @@ def allreduce_until_it_raises(transport: tersor.Transport) -> None:
 
 
 def until_one_is_killed(rank: int, count: int) -> str:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     allreduce(transport)
@@ -42,7 +42,7 @@ def test_a_killed_rank_is_named(count: int) -> None:
 
 
 def with_another_codec(rank: int, count: int, other: str) -> str:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     with pytest.raises(tersor.TransportError) as caught:
@@ -65,7 +65,7 @@ def test_ranks_with_different_codecs_all_raise(other: str, difference: str) -> N
 def while_one_is_late(rank: int, count: int) -> str:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     if rank == 1:
@@ -83,7 +83,7 @@ def test_a_late_rank_is_named_at_the_deadline() -> None:
 
 
 def poisoned_by_one(rank: int, count: int) -> str:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     if rank == 0:
@@ -103,7 +103,7 @@ NOISE = ("terminate", "Fatal", "Traceback", "Exception", "nanobind")
 
 
 def leaves_it_to_the_interpreter(rank: int, count: int) -> None:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     allreduce(group.transport())
 
@@ -111,7 +111,7 @@ def leaves_it_to_the_interpreter(rank: int, count: int) -> None:
 def destroys_first(rank: int, count: int) -> None:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     allreduce(transport)
@@ -123,14 +123,14 @@ def destroys_first(rank: int, count: int) -> None:
 def destroys_and_forgets(rank: int, count: int) -> None:
     import torch.distributed as dist
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     allreduce(group.transport())
     dist.destroy_process_group()
 
 
 def closes_alone(rank: int, count: int) -> None:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     transport = group.transport()
     if rank == 0:
@@ -144,7 +144,7 @@ def closes_alone(rank: int, count: int) -> None:
 def holds_a_reducer_to_the_end(rank: int, count: int) -> None:
     import builtins
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     reducer = tersor.GradientReducer(group.transport(), codec="int8")
     gradient = np.ones(100_000, dtype=np.float32)

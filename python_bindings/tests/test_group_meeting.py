@@ -19,7 +19,7 @@ import torch.distributed as dist
 import ranks
 import tersor
 from tersor._core import TcpTransport
-from tersor.torch.meeting import Meeting, Store
+from tersor.torch._src.process_group.rendezvous import Meeting, Store
 
 PATIENCE_SECONDS = 60.0
 
@@ -138,7 +138,7 @@ def test_ranks_meet_in_a_store_that_keeps_all_keys() -> None:
 
 def completed(rank: int, count: int) -> list[str]:
     """What ranks get who share another secret, or another protection, or none."""
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     found = []
     secret, other = "5" * 64, "6" * 64
@@ -186,8 +186,8 @@ def variables(**values: str) -> object:
 
 
 def at_no_address(rank: int, count: int, wrong: int, variable: str, address: str) -> str:
-    import tersor.torch.group as group
-    from tersor.torch import meeting
+    import tersor.torch._src.process_group.connections as group
+    from tersor.torch._src.process_group import rendezvous as meeting
 
     meeting._TELLING_SECONDS = PATIENCE_SECONDS
     dist.barrier()  # so that all come at once
@@ -212,7 +212,7 @@ def test_a_wrong_address_says_what_to_do_and_is_told_to_the_others(
 
 
 def at_addresses(rank: int, count: int) -> list[float]:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     found = []
     for chosen in (
@@ -231,7 +231,7 @@ def test_addresses_are_interfaces_names_or_numbers() -> None:
 
 
 def interrupted(rank: int, count: int, waiting: int) -> float:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     if rank == waiting:
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_the_meeting(waiting: int) -> None:
 
 
 def groups_at_once(rank: int, count: int) -> list[float]:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     pairs = [dist.new_group([0, 1]), dist.new_group([0, 1]), dist.new_group([1, 2])]
     own = [one for one in pairs if one != dist.GroupMember.NON_GROUP_MEMBER]
@@ -263,7 +263,7 @@ def test_groups_of_the_same_and_of_other_ranks_are_used_at_once() -> None:
 
 
 def of_a_part_alone(rank: int, count: int) -> list[float]:
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     if rank == 1:
         return []
@@ -278,7 +278,7 @@ def test_a_part_makes_its_group_without_the_others() -> None:
 def of_another_backend(rank: int, count: int) -> float:
     import torch.testing._internal.distributed.fake_pg  # that is all it takes to register it
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     assert torch.testing._internal.distributed.fake_pg is not None
     return total(group.transport(dist.new_group(backend="fake")))
@@ -291,7 +291,7 @@ def test_what_carries_the_trainers_own_messages_does_not_matter() -> None:
 def worlds_of_one_store(rank: int, count: int, path: str) -> list[float]:
     import torch.testing._internal.distributed.fake_pg
 
-    import tersor.torch.group as group
+    import tersor.torch._src.process_group.connections as group
 
     assert torch.testing._internal.distributed.fake_pg is not None
     store, found = dist.FileStore(path, count), []
@@ -315,7 +315,7 @@ class Storeless:
 
 
 def test_a_group_without_a_store_is_refused() -> None:
-    from tersor.torch import group
+    from tersor.torch._src.process_group import connections as group
 
     with pytest.raises(tersor.InvalidArgument, match="no store"):
         group._store_of(Storeless())  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from test_hvd import started
 import ranks
 import tersor
 import tersor.torch.hvd as hvd
-from tersor.torch import world
+from tersor.torch._src.hvd import launcher as world
 
 
 def variables(launcher: str, rank: int, count: int, port: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tersor
-from tersor import lanes
+from tersor.federated import sums as lanes
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])

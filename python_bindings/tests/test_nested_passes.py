@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 import tersor
 import tersor.torch
-from tersor.torch.backward import Passes
-from tersor.torch.sharded_exchange import Sender
+from tersor.torch._src.fsdp.exchange import Sender
+from tersor.torch._src.gradients.backward import Passes
 
 NONE: dict[str, Any] = {"rules": [("*", "none")]}
 MIDDLE = 4  # of eight layers
@@ -102,7 +102,7 @@ def fails(rank: int, count: int, make: Make, model: type[Nested], layer: int) ->
     for step in range(2):
         assert one_backward(ours, rank, step) is None
     dist.barrier()  # nobody is still in these steps
-    transport = tersor.torch.group.transport()
+    transport = tersor.torch.transport()
     if rank == 0:
         hook = layers_of(ours)[layer].register_full_backward_pre_hook(
             lambda *_: transport.poison("a test says so")

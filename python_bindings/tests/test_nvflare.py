@@ -17,7 +17,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.decomposers import numpy_decomposers
 from nvflare.fuel.utils import fobs
 
-import tersor.nvflare
+import tersor.federated.nvflare
 from tersor.codec import text_hash
 
 
@@ -38,7 +38,9 @@ def update(seed: int = 0) -> dict[str, Any]:
 
 
 def send(
-    client: tersor.nvflare.Compress, data: dict[str, Any], kind: str = DataKind.WEIGHT_DIFF
+    client: tersor.federated.nvflare.Compress,
+    data: dict[str, Any],
+    kind: str = DataKind.WEIGHT_DIFF,
 ) -> bytes:
     message = DXO(kind, data, {"steps": 7}).to_shareable()
     numpy_decomposers.register()
@@ -46,7 +48,7 @@ def send(
     return found
 
 
-def receive(server: tersor.nvflare.Decompress, sent: bytes) -> DXO:
+def receive(server: tersor.federated.nvflare.Decompress, sent: bytes) -> DXO:
     message: Shareable = fobs.loads(sent)
     at_server = context("server")
     at_server.set_peer_context(context())
@@ -56,9 +58,9 @@ def receive(server: tersor.nvflare.Decompress, sent: bytes) -> DXO:
 @pytest.mark.parametrize(("codec", "share", "error"), [("int8+ef", 0.3, 0.02), ("none", 1.1, 1e-3)])
 def test_arrays_come_as_they_went(codec: str, share: float, error: float) -> None:
     data = update()
-    sent = send(tersor.nvflare.Compress(codec), data)
+    sent = send(tersor.federated.nvflare.Compress(codec), data)
     assert len(sent) < share * sum(one.size * 4 for one in data.values()) + 3_000
-    found = receive(tersor.nvflare.Decompress(codec), sent)
+    found = receive(tersor.federated.nvflare.Decompress(codec), sent)
     assert found.get_meta_prop("steps") == 7
     assert found.get_meta_prop("tersor") is None
     for name, one in data.items():
@@ -76,9 +78,9 @@ def test_tensors_come_as_tensors(dtype: str) -> None:
         "bias": np.ones(96, np.float32),
     }
     message = DXO(DataKind.WEIGHT_DIFF, data).to_shareable()
-    sent = tersor.nvflare.Compress("int8").process(message, context())
+    sent = tersor.federated.nvflare.Compress("int8").process(message, context())
     assert from_shareable(sent).data["weight"].nbytes < 0.3 * values.numel() * 4
-    received = tersor.nvflare.Decompress("int8").process(sent, context("server"))
+    received = tersor.federated.nvflare.Decompress("int8").process(sent, context("server"))
     found = from_shareable(received).data
     assert isinstance(found["bias"], np.ndarray)
     assert found["seen"] == 3
@@ -90,26 +92,32 @@ def test_tensors_come_as_tensors(dtype: str) -> None:
 def test_what_is_left_out_comes_later() -> None:
     small = np.full(512, 1e-3, np.float32)
     small[::256] = 1
-    client, server = tersor.nvflare.Compress("int8+ef"), tersor.nvflare.Decompress("int8+ef")
+    client, server = (
+        tersor.federated.nvflare.Compress("int8+ef"),
+        tersor.federated.nvflare.Decompress("int8+ef"),
+    )
     total = sum(receive(server, send(client, {"w": small})).data["w"] for _ in range(40))
     assert np.delete(total, [0, 256]).mean() == pytest.approx(0.04, abs=0.004)
 
 
 def test_weights_and_what_has_no_frames_pass() -> None:
     data = update()
-    weights = send(tersor.nvflare.Compress("int8"), data, DataKind.WEIGHTS)
-    found = receive(tersor.nvflare.Decompress("int8"), weights)
+    weights = send(tersor.federated.nvflare.Compress("int8"), data, DataKind.WEIGHTS)
+    found = receive(tersor.federated.nvflare.Decompress("int8"), weights)
     assert np.array_equal(found.data["weight"], data["weight"])
     plain = fobs.dumps(DXO(DataKind.WEIGHT_DIFF, data).to_shareable())
     assert np.array_equal(
-        receive(tersor.nvflare.Decompress("int8"), plain).data["bias"], data["bias"]
+        receive(tersor.federated.nvflare.Decompress("int8"), plain).data["bias"], data["bias"]
     )
 
 
 def test_what_is_wrong_is_named() -> None:
     with pytest.raises(tersor.InvalidArgument, match="int9"):
-        tersor.nvflare.Compress("int9")
-    client, server = tersor.nvflare.Compress("int8+ef"), tersor.nvflare.Decompress("int4")
+        tersor.federated.nvflare.Compress("int9")
+    client, server = (
+        tersor.federated.nvflare.Compress("int8+ef"),
+        tersor.federated.nvflare.Decompress("int4"),
+    )
     with pytest.raises(tersor.InvalidArgument, match="codec is int8"):
         receive(server, send(client, update()))
     broken = {**update(), "bias": np.array([np.nan])}
@@ -123,7 +131,7 @@ def test_what_is_wrong_is_named() -> None:
             send(client, {**update(), "bias": wrong})
 
     def spoiled(change: Any) -> bytes:
-        message = fobs.loads(send(tersor.nvflare.Compress("int8"), update()))
+        message = fobs.loads(send(tersor.federated.nvflare.Compress("int8"), update()))
         dxo = from_shareable(message)
         change(dxo)
         return bytes(fobs.dumps(dxo.update_shareable(message)))
@@ -157,7 +165,7 @@ def test_what_is_wrong_is_named() -> None:
         values = np.full(1_000, 1e6, np.float32)
         dxo.data["half"] = np.array(tersor.Codec("int8").encode(values, signature=signature))
 
-    server = tersor.nvflare.Decompress("int8")
+    server = tersor.federated.nvflare.Decompress("int8")
     assert np.all(receive(server, spoiled(overflow)).data["half"] == 65504)
     for change, said in (
         (flip, "checksum"),
@@ -174,7 +182,7 @@ def test_what_is_wrong_is_named() -> None:
 
 
 def test_a_second_filter_is_refused() -> None:
-    client = tersor.nvflare.Compress("int8")
+    client = tersor.federated.nvflare.Compress("int8")
     message = client.process(DXO(DataKind.WEIGHT_DIFF, update()).to_shareable(), context())
     with pytest.raises(tersor.InvalidArgument, match="one Compress filter is enough"):
         client.process(message, context())
@@ -184,4 +192,4 @@ def test_plain_results_are_checked_too() -> None:
     data = {**update(), "bias": np.array([np.nan])}
     plain = fobs.dumps(DXO(DataKind.WEIGHT_DIFF, data).to_shareable())
     with pytest.raises(tersor.InvalidArgument, match="bias: the update of site-1 is not finite"):
-        receive(tersor.nvflare.Decompress("int8"), plain)
+        receive(tersor.federated.nvflare.Decompress("int8"), plain)

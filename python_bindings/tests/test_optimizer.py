@@ -13,8 +13,8 @@ from torch.nn.functional import mse_loss
 
 import ranks
 import tersor
-from tersor.torch import parameters
-from tersor.torch.optimizer import DistributedOptimizer
+from tersor.torch import DistributedOptimizer
+from tersor.torch._src.parameters import selection as parameters
 
 
 def make_model() -> torch.nn.Sequential:

@@ -13,8 +13,8 @@ from tersor import _look
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from tersor.torch import report
-from tersor.torch.statistics import ParameterStatistics, add_up
+from tersor.torch._src.statistics import picture as report
+from tersor.torch._src.statistics.records import ParameterStatistics, add_up
 
 MIB = 2.0**20
 

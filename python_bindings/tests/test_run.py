@@ -63,7 +63,8 @@ def nothing_left_behind() -> Iterator[list[Any]]:
     from torch.distributed.fsdp import FSDPModule, fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    from tersor.torch import constructors, fsdp
+    from tersor.torch import fsdp
+    from tersor.torch._src.run import patches as constructors
 
     methods = [
         (DistributedDataParallel, "__init__"),

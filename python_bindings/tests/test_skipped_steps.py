@@ -16,7 +16,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 
 import ranks
 import tersor.torch
-from tersor.torch.scaler import LossScale
+from tersor.torch._src.gradients.loss_scale import LossScale
 
 Wrap = Callable[[nn.Module], nn.Module]
 WAYS = pytest.mark.parametrize("wrap", [ddp, fsdp])

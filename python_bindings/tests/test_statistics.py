@@ -17,9 +17,9 @@ from tersor.reducer import GradientReducer
 
 pytest.importorskip("torch")
 
-from tersor.torch import statistics
-from tersor.torch.reporting import Reporting
-from tersor.torch.statistics import ParameterStatistics
+from tersor.torch._src.statistics import records as statistics
+from tersor.torch._src.statistics.handles import Reporting
+from tersor.torch._src.statistics.records import ParameterStatistics
 
 SHAPES = {"head.weight": (300, 200), "head.bias": (300,), "body.weight": (100, 128)}
 STEPS = 3
@@ -216,7 +216,7 @@ def test_nothing_sent_yet_is_told_as_such() -> None:
 
 def draws_without_matplotlib(rank: int, count: int) -> None:
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
-    from tersor.torch.report import draw
+    from tersor.torch._src.statistics.picture import draw
 
     with pytest.raises(ImportError, match="pip install matplotlib"):
         draw([], {}, "none.png")

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks
 import tersor.torch
-from tersor.torch import group
+from tersor.torch._src.process_group import connections as group
 
 STEPS = 4
 INPUTS, OUTPUTS = 1024, 2048

@@ -114,7 +114,7 @@ def limits(rank: int, count: int, use: Use, options: dict[str, Any]) -> set[floa
 
     with mock.patch("tersor.reducer.fill", fill), mock.patch("tersor.collectives.fill", fill):
         use(group, options)
-    assert tersor.torch.group.seconds_of(group) == SECONDS
+    assert tersor.torch._src.process_group.connections.seconds_of(group) == SECONDS
     return set(told)
 
 
@@ -134,9 +134,9 @@ def test_the_limit_may_be_another(use: Use) -> None:
 def to_meet(rank: int, count: int) -> float:
     group = dist.new_group(timeout=datetime.timedelta(seconds=SECONDS))
     assert group is not None
-    made = mock.Mock(wraps=tersor.torch.group.TcpTransport)
-    with mock.patch("tersor.torch.group.TcpTransport", made):
-        tersor.torch.group.transport(group)
+    made = mock.Mock(wraps=tersor.torch._src.process_group.connections.TcpTransport)
+    with mock.patch("tersor.torch._src.process_group.connections.TcpTransport", made):
+        tersor.torch.transport(group)
     return float(made.call_args.args[-1])
 
 

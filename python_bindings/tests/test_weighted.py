@@ -93,7 +93,7 @@ def test_samples_that_are_forgotten_are_an_error_on_all_ranks(
     if name == "DistributedOptimizer" and rank == 1:
         with pytest.raises(tersor.InvalidArgument, match="set samples before"):
             training.step(rank, 2)
-        return tersor.torch.group.close()
+        return tersor.torch.close()
     says = "set samples before" if name != "DistributedOptimizer" else "rank 1"
     with pytest.raises(tersor.Error, match=says):
         training.step(rank, 2)

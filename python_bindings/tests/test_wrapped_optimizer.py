@@ -14,8 +14,8 @@ from test_optimizer import loss_of, make_model, plainly, same_weights, wrap
 import ranks
 import tersor
 import tersor.torch
-from tersor.torch.optimizer import DistributedOptimizer
-from tersor.torch.sent_gradients import SentGradients
+from tersor.torch import DistributedOptimizer
+from tersor.torch._src.gradients.copies import SentGradients
 
 
 def clamp(gradient: torch.Tensor) -> None:

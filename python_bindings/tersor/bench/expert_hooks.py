@@ -19,7 +19,7 @@ from tersor.bench.mixture import Carrier, MixtureOfExperts
 from tersor.bench.split_hooks import CASTS, SplitHook, Waits
 from tersor.bench.timing import Mark, Span, mark_of
 from tersor.bench.traffic import Traffic
-from tersor.torch import group
+from tersor.torch._src.process_group import connections
 
 
 class Rows(Carrier, abc.ABC):
@@ -88,7 +88,7 @@ class EncodedRows(Rows):
         self._codecs = split_hooks.codecs_of(name)
         self._workspace = tersor.Workspace()
         self._group = typing.cast(dist.ProcessGroup, dist.new_group())
-        self._transport = group.transport(self._group, device)
+        self._transport = connections.transport(self._group, device)
 
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
         return tersor.torch.all_to_all_single(
@@ -99,7 +99,7 @@ class EncodedRows(Rows):
         return self._transport.counters().sent_bytes
 
     def close(self) -> None:
-        group.close(self._group)
+        connections.close(self._group)
         dist.destroy_process_group(self._group)
 
 

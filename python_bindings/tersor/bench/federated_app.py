@@ -23,7 +23,7 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-import tersor.flower
+import tersor.federated.flower
 from tersor.bench import data
 from tersor.bench.errors import BenchmarkError
 
@@ -135,7 +135,7 @@ def _coded(message: Message, context: Context, call_next: Callable[..., Message]
         return _legacy(message, context)
     if way == PLAIN:
         return call_next(message, context)
-    return tersor.flower.compress(way)(message, context, call_next)
+    return tersor.federated.flower.compress(way)(message, context, call_next)
 
 
 class _Legacy(flwr.client.NumPyClient):
@@ -157,7 +157,7 @@ _legacy = ClientApp(_legacy_client, mods=[secaggplus_mod])
 client = ClientApp(mods=[_clock])
 
 
-@tersor.flower.secure(client)
+@tersor.federated.flower.secure(client)
 @client.train(mods=[_coded])
 def _answer(message: Message, context: Context) -> Message:
     record = message.content["arrays"]
@@ -204,11 +204,11 @@ def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> No
         fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients
     )
     if config["way"] == OURS:
-        strategy = tersor.flower.SecureStrategy(
+        strategy = tersor.federated.flower.SecureStrategy(
             strategy, clip=float(config["clip"]), most_examples=_most_examples(config)
         )
     elif config["way"] != PLAIN:
-        strategy = tersor.flower.Strategy(strategy, str(config["way"]))
+        strategy = tersor.federated.flower.Strategy(strategy, str(config["way"]))
     names = [f"{i // 2}.{'bias' if i % 2 else 'weight'}" for i in range(4)]
     start = zip(names, initial(int(config["seed"])), strict=True)
     strategy.start(

@@ -1,9 +1,10 @@
 """``federated``: trainings on Flower side by side: bytes up, CPU of a client, accuracy.
 
 Fashion-MNIST, of which each client has other classes (Dirichlet 0.5), a net of two layers, FedAvg
-by examples, a pass a round. Ways: plain, a codec of ``tersor.flower.compress``, ``secure`` (secure
-sums of ``tersor.flower``), ``secagg+`` (Flower's own). Clients are Flower's processes on the
-loopback, or with ``--in-process`` take turns in this one: the same code, but for the transport.
+by examples, a pass a round. Ways: plain, a codec of ``tersor.federated.flower.compress``,
+``secure`` (secure sums of the same module), ``secagg+`` (Flower's own). Clients are Flower's
+processes on the loopback, or with ``--in-process`` take turns in this one: the same code, but for
+the transport.
 """
 
 import argparse

@@ -32,7 +32,7 @@ from tersor.bench.onebit_adam import OneBitAdamW
 from tersor.bench.timing import Mark, Span
 from tersor.bench.traffic import Traffic, parameter_count, ring_bytes
 from tersor.torch import HookState, ShardedHandle
-from tersor.torch.compressed_optimizer import CompressedOptimizer
+from tersor.torch._src.optim.compressed import CompressedOptimizer
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 

@@ -9,7 +9,7 @@ from torch import nn
 import tersor.torch
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.timing import Mark, Span, mark_of
-from tersor.torch.fragments import Timetable
+from tersor.torch._src.diloco.fragments import Timetable
 
 SGD_DEFAULTS = {"rate": 0.7, "momentum": 0.9}  # the DiLoCo paper's, outside
 _LARGE = 4096  # values, from which on parameters of two dimensions go by the codec by themselves

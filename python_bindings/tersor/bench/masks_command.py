@@ -22,9 +22,9 @@ from flwr.common.secure_aggregation import quantization, secaggplus_utils
 from tersor import _text
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile, add_option
-from tersor.flower import masks
-from tersor.flower.secure_wire import SumFormat, round_digest
-from tersor.flower.wire import KEY
+from tersor.federated.flower import masks
+from tersor.federated.flower.secure_wire import SumFormat, round_digest
+from tersor.federated.flower.wire import KEY
 
 CLIP = 8.0  # Flower's, with 22 bits
 FORMAT = SumFormat(8, 16, CLIP, 0, "")
@@ -68,7 +68,7 @@ def run(chosen: argparse.Namespace) -> int:
     }
     records.add(record)
     rows = [
-        ["tersor.flower", _text.seconds(ours), _text.byte_count(own_bytes)],
+        ["tersor.federated.flower", _text.seconds(ours), _text.byte_count(own_bytes)],
         ["Flower", _text.seconds(theirs), _text.byte_count(their_bytes)],
     ]
     print(_text.table(["masks of", "CPU", "sent"], rows))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tersor.torch.compressed_muon import is_hidden
+from tersor.torch._src.optim.muon import is_hidden
 
 
 class MuonBesideAdamW(torch.optim.Optimizer):

@@ -20,8 +20,8 @@ from tersor.bench import options
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import Record, RecordFile, add_option
 from tersor.bench.timing import mark_of
-from tersor.torch.compressed_optimizer import CompressedOptimizer
-from tersor.torch.update_rules import Part
+from tersor.torch._src.optim.compressed import CompressedOptimizer
+from tersor.torch._src.optim.rules import Part
 
 
 class _Alone(CompressedOptimizer):

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 
 import tersor.torch
 from tersor._core import InvalidArgument
-from tersor.torch.checkpoint import Mode, check_mode
+from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -22,11 +22,13 @@ except ModuleNotFoundError as error:
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from tersor import _renamed
 from tersor._core import InvalidArgument
 from tersor._options import expect
-from tersor.torch import ddp, pipeline
-from tersor.torch.allocation import allocate
-from tersor.torch.collectives import (
+from tersor.reducer import ReducerOptions
+from tersor.torch import _compat, diloco, fsdp, optim, pipeline
+from tersor.torch._src.checkpoint.distributed import load_checkpoint
+from tersor.torch._src.collectives.tensors import (
     FeedbackState,
     all_gather,
     all_to_all_single,
@@ -39,25 +41,23 @@ from tersor.torch.collectives import (
     reduce_scatter,
     scatter,
 )
-from tersor.torch.compressed_adamw import CompressedAdamW
-from tersor.torch.compressed_muon import CompressedMuon
-from tersor.torch.compressed_sgd import CompressedSGD
-from tersor.torch.ddp import HookState, hook
+from tersor.torch._src.ddp.hook import HookState, hook
+from tersor.torch._src.ddp.hook import compress as _compress_ddp
+from tersor.torch._src.gossip import Gossip
+from tersor.torch._src.gradients.allocation import allocate
+from tersor.torch._src.gradients.exchange import ElasticOptions
+from tersor.torch._src.gradients.loss_scale import Scaler
+from tersor.torch._src.parameters.selection import Unsupported
+from tersor.torch._src.process_group.connections import close, transport
+from tersor.torch._src.server import ParameterClient, ParameterServer
+from tersor.torch._src.statistics.handles import log_statistics
+from tersor.torch._src.statistics.records import ParameterStatistics
 from tersor.torch.diloco import DiLoCo
-from tersor.torch.distributed_checkpoint import load_checkpoint
-from tersor.torch.fsdp import ShardedHandle
-from tersor.torch.fsdp import compress as _compress_sharded
-from tersor.torch.neighbours import Gossip
-from tersor.torch.optimizer import DistributedOptimizer
-from tersor.torch.parameters import Unsupported
-from tersor.torch.scaler import Scaler
-from tersor.torch.server import ParameterClient, ParameterServer
-from tersor.torch.statistics import log_statistics
+from tersor.torch.fsdp import ShardedHandle, ShardedOptions
+from tersor.torch.optim import CompressedAdamW, CompressedMuon, CompressedSGD, DistributedOptimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from tersor.reducer import ReducerOptions
 
 __all__ = [
     "CompressedAdamW",
@@ -65,12 +65,16 @@ __all__ = [
     "CompressedSGD",
     "DiLoCo",
     "DistributedOptimizer",
+    "ElasticOptions",
     "FeedbackState",
     "Gossip",
     "HookState",
     "ParameterClient",
     "ParameterServer",
+    "ParameterStatistics",
+    "ReducerOptions",
     "ShardedHandle",
+    "ShardedOptions",
     "all_gather",
     "all_to_all_single",
     "allocate",
@@ -78,15 +82,20 @@ __all__ = [
     "broadcast",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "close",
     "compress",
+    "diloco",
+    "fsdp",
     "gather",
     "hook",
     "load_checkpoint",
     "log_statistics",
+    "optim",
     "pipeline",
     "reduce",
     "reduce_scatter",
     "scatter",
+    "transport",
 ]
 
 # By the name of the class, since some are of packages that need not be there.
@@ -120,12 +129,12 @@ def compress(
 def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     """Has a model send its gradients encoded from now on.
 
-    ``model``: of DistributedDataParallel (``tersor.torch.ddp.compress`` has the options), or with
+    ``model``: of DistributedDataParallel (``tersor.torch.ReducerOptions`` has the options), or with
     modules that went through ``fully_shard`` (``tersor.torch.fsdp.compress``). A collective call,
     before the first backward pass. Raises InvalidArgument for anything else, and for options that
     are wrong.
     """
-    uncompiled = getattr(model, "_orig_mod", model)
+    uncompiled = _compat.uncompiled(model)
     expect(
         uncompiled,
         nn.Module,
@@ -133,13 +142,23 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
         "tersor.torch.DistributedOptimizer)",
     )
     if isinstance(uncompiled, DistributedDataParallel):
-        return ddp.compress(uncompiled, **options)
+        return _compress_ddp(uncompiled, **options)
     for one in type(uncompiled).__mro__:
         if one.__name__ in _REFUSED:
             raise InvalidArgument(f"{_REFUSED[one.__name__]} (docs/reference/compatibility.md)")
     if any(isinstance(module, FSDPModule) for module in model.modules()):
-        return _compress_sharded(model, **options)
+        return fsdp.compress(model, **options)
     raise InvalidArgument(
         f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel or call "
         "fully_shard(model) first, or use tersor.torch.DistributedOptimizer"
     )
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _renamed.attribute(__name__, name)

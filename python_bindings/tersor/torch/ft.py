@@ -34,10 +34,10 @@ from tersor import _core, collectives
 from tersor._core import Error, InvalidArgument, TransportError
 from tersor._options import expect
 from tersor.codec import Codec
-from tersor.torch.backend_calls import Call, Caller
-from tersor.torch.ft_residuals import Places, World
-from tersor.torch.group import Members
-from tersor.torch.parameters import DTYPES
+from tersor.torch._src.backend.calls import Call, Caller
+from tersor.torch._src.ft.residuals import Places, World
+from tersor.torch._src.parameters.selection import DTYPES
+from tersor.torch._src.process_group.connections import Members
 
 __all__ = ["ProcessGroupTersor"]
 

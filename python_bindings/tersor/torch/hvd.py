@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from tersor._core import InvalidArgument
 from tersor._options import expect
 from tersor.collectives import Reduction
-from tersor.torch import collectives
-from tersor.torch.named_calls import (
+from tersor.torch._src.collectives import tensors as collectives
+from tersor.torch._src.hvd.calls import (
     ADVICE,
     Call,
     Op,
@@ -35,14 +35,14 @@ from tersor.torch.named_calls import (
     reduction_of,
     root_of,
 )
-from tersor.torch.optimizer import DistributedOptimizer as TersorOptimizer
-from tersor.torch.world import init as init
-from tersor.torch.world import is_initialized as is_initialized
-from tersor.torch.world import local_rank as local_rank
-from tersor.torch.world import local_size as local_size
-from tersor.torch.world import rank as rank
-from tersor.torch.world import shutdown as shutdown
-from tersor.torch.world import size as size
+from tersor.torch._src.hvd.launcher import init as init
+from tersor.torch._src.hvd.launcher import is_initialized as is_initialized
+from tersor.torch._src.hvd.launcher import local_rank as local_rank
+from tersor.torch._src.hvd.launcher import local_size as local_size
+from tersor.torch._src.hvd.launcher import rank as rank
+from tersor.torch._src.hvd.launcher import shutdown as shutdown
+from tersor.torch._src.hvd.launcher import size as size
+from tersor.torch._src.optim.distributed import DistributedOptimizer as TersorOptimizer
 
 Average: Reduction = "mean"
 Sum: Reduction = "sum"

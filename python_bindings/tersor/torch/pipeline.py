@@ -21,8 +21,8 @@ from torch import Tensor
 from tersor._core import InvalidArgument
 from tersor._options import described
 from tersor.codec import Codec
-from tersor.torch.layout import straightened
-from tersor.torch.parameters import DTYPES
+from tersor.torch._src.parameters.memory_order import straightened
+from tersor.torch._src.parameters.selection import DTYPES
 
 _OpsOf = Callable[[int], list[dist.P2POp]]  # of a microbatch
 

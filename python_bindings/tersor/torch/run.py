@@ -21,7 +21,7 @@ from typing import Any
 from tersor import _core, _text
 from tersor._core import InvalidArgument
 from tersor._options import fill
-from tersor.torch.constructors import Constructors, Planned, Seen
+from tersor.torch._src.run.patches import Constructors, Planned, Seen
 
 _PROGRAM = "tersor.torch.run"
 _RULES = """a file of rules, one a line: `pattern codec [from_step]`, as in `*.bias bf16` or

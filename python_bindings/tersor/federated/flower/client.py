@@ -1,0 +1,129 @@
+"""The mod of a client: it trains on what the server sent, and sends what it changed in frames."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from tersor import Codec
+from tersor._core import InvalidArgument
+from tersor.arrays import require_finite
+from tersor.codec import text_hash
+from tersor.federated.flower import down
+from tersor.federated.flower.wire import (
+    KEY,
+    Told,
+    Values,
+    encode,
+    flat,
+    is_compressed,
+    is_float,
+    model_name,
+    only_arrays,
+)
+
+Call = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Call], Message]
+
+_RESIDUALS = KEY + ".residuals"
+
+
+def compress(
+    codec: str = "int8+ef", *, keep: Literal["client", "nothing"] = "client", forget_after: int = 10
+) -> Mod:
+    """A mod of ``flwr.clientapp.ClientApp``, the first of its list: outside of those that clip and
+    add noise, so that what is sent is a function of what they let out.
+
+    What the app returns, less what came, goes to the server in a frame for each floating array;
+    other arrays go as they are. With "+ef" what a frame leaves out is kept in ``context.state``, on
+    the client alone, and counts in its next round; after ``forget_after`` rounds without one it is
+    too old, and starts at zero, which the server's log says. ``keep="nothing"``: no residual stays.
+    Raises InvalidArgument for an unknown codec, and for "+ef" with nothing kept. On the client a
+    message is refused, and its round fails, where the server has another codec, where an update is
+    not finite, and for "+ef" where Flower bounds the norm of each round's update.
+    """
+    made = Codec(codec)
+    if keep not in ("client", "nothing"):
+        raise InvalidArgument(f'keep={keep!r}: "client" or "nothing"')
+    if keep == "nothing" and made.has_feedback:
+        raise InvalidArgument(f'{codec}: "+ef" needs its residual kept; keep="client", or leave it')
+    if forget_after < 1:
+        raise InvalidArgument(f"forget_after={forget_after}: 1 or more rounds")
+    return _Client(made, forget_after)
+
+
+class _Client:
+    def __init__(self, codec: Codec, forget_after: int) -> None:
+        self._codec, self._oldest = codec, forget_after
+
+    def __call__(self, message: Message, context: Context, call_next: Call) -> Message:
+        request = message.content.config_records.get(KEY)
+        if request is None:
+            if message.metadata.message_type.split(".")[0] == "train":
+                raise InvalidArgument(
+                    "the server decodes nothing: wrap its strategy in "
+                    "tersor.federated.flower.Strategy"
+                )
+            return call_next(message, context)
+        told = Told.of(request)
+        told.require(dataclasses.replace(told, codec=self._codec.spec), "the client")
+        self._require_clipping(message)
+        key, came = only_arrays(message.content)
+        start = down.receive(came, request, context)
+        if model_name(start) != told.model:
+            raise InvalidArgument("what came is not the model that the server told of")
+        del message.content[KEY]
+        message.content[key] = start
+        reply = call_next(message, context)
+        if not reply.has_error():
+            self._encode_reply(reply, start, told, context)
+        return reply
+
+    def _encode_reply(
+        self, reply: Message, start: ArrayRecord, told: Told, context: Context
+    ) -> None:
+        key, trained = only_arrays(reply.content)
+        if model_name(trained) != told.model:
+            raise InvalidArgument("the app returned arrays of other names or shapes")
+        residuals, forgot = self._residuals(told, context)
+        seed = text_hash(str(context.node_id))  # clients round independently
+        left: dict[str, Values] = {}
+        sent = ArrayRecord()
+        for name, array in trained.items():
+            if is_compressed(array, start[name]):
+                change = flat(array) - flat(start[name])
+                if self._codec.has_feedback:
+                    left[name] = residuals.get(name, np.zeros(change.size, np.float32))
+                frame = encode(self._codec, told, name, change, left.get(name), seed)
+                array = Array(array.dtype, array.shape, KEY, frame)
+            elif is_float(array):
+                require_finite(name, array.numpy())
+            sent[name] = array
+        if self._codec.has_feedback:
+            context.state[_RESIDUALS] = ArrayRecord({n: Array(one) for n, one in left.items()})
+            context.state[KEY] = told.record()
+        reply.content = RecordDict({**reply.content, key: sent, KEY: told.record(forgot=forgot)})
+
+    def _require_clipping(self, message: Message) -> None:
+        records = message.content.config_records.values()
+        if self._codec.has_feedback and any("clipping_norm" in one for one in records):
+            raise InvalidArgument(
+                f"{self._codec.spec}: with a norm that bounds each round's update, take a codec "
+                'without "+ef": a residual adds those of earlier rounds'
+            )
+
+    def _residuals(self, told: Told, context: Context) -> tuple[dict[str, Values], bool]:
+        """Those that were kept, and whether they are too old, or of another model."""
+        kept = context.state.config_records.get(KEY)
+        if kept is None or not self._codec.has_feedback:
+            return {}, False
+        before = Told.of(kept)
+        age = told.round - before.round
+        if dataclasses.replace(before, round=told.round) != told or not 0 < age <= self._oldest:
+            return {}, True
+        record = context.state.array_records[_RESIDUALS]
+        return {name: one.numpy() for name, one in record.items()}, False

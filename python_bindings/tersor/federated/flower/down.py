@@ -1,0 +1,160 @@
+"""What the server sends: weights as they are, in bf16, or what changed since the last ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+
+from tersor import Codec
+from tersor._core import InvalidArgument
+from tersor.federated.flower.wire import (
+    KEY,
+    Told,
+    Values,
+    decode,
+    encode,
+    flat,
+    is_compressed,
+    with_values,
+)
+
+_DIFFERENCE = "difference:"
+_MODEL = KEY + ".model"  # of differences, what a client has
+_HISTORY = 4  # differences that a client may get at once; all weights, where it missed more
+
+
+class Plain:
+    """Weights as they are, or in frames of a codec without feedback. The server's own stay."""
+
+    def __init__(self, codec: Codec | None = None) -> None:
+        self._codec: Any = codec
+
+    def move(self, told: Told, arrays: ArrayRecord) -> None:
+        """Takes the server's arrays of a round."""
+        self._arrays = _encoded(self._codec, told, arrays) if self._codec else arrays
+
+    def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
+        """A node's arrays, and what our record says of them."""
+        return self._arrays, {"down": self._codec.spec} if self._codec else {}
+
+    def learn(self, _node: int, _has_it: bool) -> None:
+        """Whether a node has said that it has what was sent."""
+
+
+class Differences(Plain):
+    """What the weights of all clients are moved by: what rounding leaves out is in the next
+    difference. A client that missed a few rounds gets theirs, too; else all weights."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec)
+        self._frames: deque[tuple[int, int, ArrayRecord]] = deque(maxlen=_HISTORY)
+        self._public: ArrayRecord | None = None
+        self._told = Told("", 0, "", "")  # of the public weights
+        self._known: dict[int, int] = {}  # the round of the weights that a node has
+
+    def move(self, told: Told, arrays: ArrayRecord) -> None:
+        if self._public is None or dataclasses.replace(self._told, round=told.round) != told:
+            self._frames.clear()
+            self._known.clear()
+            self._public = arrays
+        else:
+            sent = _encoded(self._codec, told, arrays, self._public)
+            self._public = _decoded(self._codec, told, sent, self._public)
+            self._frames.append((self._told.round, told.round, sent))
+        self._told = told
+
+    def to(self, node: int) -> tuple[ArrayRecord, dict[str, Any]]:
+        assert self._public is not None
+        told: dict[str, Any] = {"down": _DIFFERENCE + self._codec.spec, "whole": True}
+        frames = [one for one in self._frames if one[0] >= self._known.get(node, self._told.round)]
+        if not frames or frames[0][0] != self._known.get(node):
+            return self._public, told
+        record = ArrayRecord()
+        for _, of, sent in frames:
+            for name, array in sent.items():
+                record[f"{of}:{name}"] = array
+        told |= {"whole": False, "from": frames[0][0], "rounds": [of for _, of, _ in frames]}
+        return record, told
+
+    def learn(self, node: int, has_it: bool) -> None:
+        if has_it:
+            self._known[node] = self._told.round
+        else:
+            self._known.pop(node, None)
+
+
+def sender(down: str) -> Plain:
+    """Of ``Strategy``'s option. Raises InvalidArgument for one that is none."""
+    if down == "none":
+        return Plain()
+    codec = Codec(down.removeprefix(_DIFFERENCE))
+    if codec.has_feedback:
+        raise InvalidArgument(f'down={down!r}: no "+ef"; a difference has what was left out anyway')
+    if down.startswith(_DIFFERENCE):
+        return Differences(codec)
+    if codec.spec != "bf16":
+        raise InvalidArgument(f'down={down!r}: "none", "bf16", or "difference:" and a codec')
+    return Plain(codec)
+
+
+def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> ArrayRecord:
+    """The plain arrays of a message. Raises InvalidArgument for differences from what this client
+    has not: the server sends it all weights the next time."""
+    down = str(request.get("down", ""))
+    if not down:
+        return came
+    told, codec = Told.of(request), Codec(down.removeprefix(_DIFFERENCE))
+    if not down.startswith(_DIFFERENCE):
+        return _decoded(codec, told, came)
+    arrays = came if request["whole"] else _following(came, request, told, codec, context)
+    context.state[_MODEL] = arrays
+    context.state[_MODEL + ".told"] = told.record()
+    return arrays
+
+
+def _following(
+    came: ArrayRecord, request: Mapping[str, Any], told: Told, codec: Codec, context: Context
+) -> ArrayRecord:
+    record = context.state.config_records.get(_MODEL + ".told")
+    has = Told.of(record) if record else None
+    rounds = [int(request["from"]), *request["rounds"]]
+    if has is None or has.round not in rounds or has != dataclasses.replace(told, round=has.round):
+        raise InvalidArgument("this client has not the weights that the difference is from")
+    arrays = context.state.array_records[_MODEL]
+    for round_ in rounds[rounds.index(has.round) + 1 :]:  # if a reply was lost, it has some already
+        head = f"{round_}:"
+        sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
+        arrays = _decoded(codec, dataclasses.replace(told, round=round_), sent, arrays)
+    return arrays
+
+
+def _encoded(
+    codec: Codec, told: Told, arrays: ArrayRecord, before: ArrayRecord | None = None
+) -> ArrayRecord:
+    """Frames of weights, or of what they are more than those before."""
+    told = dataclasses.replace(told, codec=codec.spec)
+    sent = ArrayRecord()
+    for name, array in arrays.items():
+        if is_compressed(array):
+            values = flat(array) if before is None else flat(array) - flat(before[name])
+            array = Array(array.dtype, array.shape, KEY, encode(codec, told, name, values, None))
+        sent[name] = array
+    return sent
+
+
+def _decoded(
+    codec: Codec, told: Told, sent: Mapping[str, Array], before: Mapping[str, Array] | None = None
+) -> ArrayRecord:
+    """The weights of frames: the same bits on the server and on every client."""
+    told = dataclasses.replace(told, codec=codec.spec)
+    arrays = ArrayRecord()
+    for name, array in sent.items():
+        if is_compressed(array):
+            values: Values = decode(codec, told, name, array)
+            array = with_values(array, values if before is None else flat(before[name]) + values)
+        arrays[name] = array
+    return arrays

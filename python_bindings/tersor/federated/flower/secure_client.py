@@ -1,0 +1,303 @@
+"""A client of a secure sum: what it sends is masked, and the masks go only in the sum of many.
+
+The protocol of a round follows Bell et al. (2020), with the acknowledgements of their malicious
+variant. A client has ``m`` neighbours. The threshold ``t`` is more than half of ``m``. The digest
+``D`` covers all values that clients must be told alike (``round_digest``). Two neighbours derive a
+channel key that nobody else knows. Each share is encrypted and authenticated with a key of its own,
+which follows from the channel key. A tag is a MAC under the channel key over a stage, ``D``, the
+sender and the receiver.
+
+1. ``keys``: the client sends three new public keys: for its own mask, for the masks of pairs, and
+   for channels. The public key of the own mask shows later that a reconstructed secret is right.
+2. ``shares``: the client gets its neighbours' keys and ``t``. The client splits the private keys
+   of its own mask and of the pairs' masks into ``m`` shares each. Any ``t`` shares give the secret.
+   Each neighbour gets one encrypted share of each secret.
+3. ``masked``: the client gets the shares that its neighbours encrypted, and trains. The client
+   sends its update plus its own mask, plus or minus one mask for each sender of a share. The keys
+   of these pair masks depend on ``D``. Each sender also gets a tag: "my update has a mask with
+   you".
+4. ``confirm``: the server divides the senders into alive and gone, and relays the tags of the
+   alive. The client keeps this division. Each alive neighbour with a correct tag gets a second
+   tag: "I was told that you are alive".
+5. ``unmask``: the client gets the second tags. With ``t`` correct tags the client reveals one
+   share for each neighbour: of the own mask if the neighbour is alive, of the mask key if the
+   neighbour is gone. The client sends the key of the encrypted share, which the server decrypts. A
+   holder therefore cannot change a share, and a wrong secret is the fault of its owner.
+
+Why ``confirm`` suffices: a victim's own mask needs shares from ``t`` neighbours. Each of these
+neighbours has ``t`` confirmations. At most ``m - t`` nodes remain that could reveal shares of such
+a neighbour's mask key, which are fewer than ``t``. Each of these neighbours has the victim's tag,
+so the victim's update has a mask with each of them. These masks cancel only in a sum with all of
+them. A sum therefore has at least ``t + 1`` clients, whatever the server tells to whom. If up to
+``c`` neighbours of each client collude with the server, and ``c < 2 t - m``, a sum has at least
+``t + 1 - c`` clients that do not collude. The keys must be the clients' own:
+docs/explain/security.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from tersor._core import InvalidArgument
+from tersor.federated.flower import masks
+from tersor.federated.flower.client import Call, Mod
+from tersor.federated.flower.secure_wire import (
+    SECRETS,
+    STAGES,
+    Fields,
+    SumFormat,
+    SumVector,
+    changes_of,
+    is_of,
+    packed,
+    round_digest,
+    unpacked,
+)
+from tersor.federated.flower.wire import KEY, only_arrays
+
+_STATE = KEY + ".secure"
+Bounds = tuple[int, int, float, int]
+
+
+def secure(
+    app: ClientApp,
+    mods: Sequence[Mod] = (),
+    *,
+    min_clients: int = 3,
+    min_neighbours: int = 2,
+    max_clip: float = math.inf,
+    example_step: int = 1,
+) -> Callable[[Call], Call]:
+    """A decorator of a training function, which then answers ``SecureStrategy`` alone.
+
+    ``mods`` are Flower's, around the function: what is masked is what they let out. The server
+    learns the sum of the clients' updates, of their weights and of how many values were cut;
+    neither arrays nor metrics of one client. A client refuses what is out of turn: a stage twice,
+    keys that two nodes share, a threshold that would let the server ask for both of a node's
+    secrets. Its own secrets lie in ``context.state`` until the round's end for it, or the next one.
+
+    The client refuses a round if a sum of fewer than ``min_clients`` could be unmasked, if the
+    client has fewer than ``min_neighbours``, or if ``clip`` exceeds ``max_clip``. With
+    ``SecureStrategy(most_examples=)``, the client rounds its number of examples up to a multiple of
+    ``example_step``. If the configuration has Flower's ``clipping_norm``, the norm of the rounded
+    update stays within that norm.
+    """
+    if min_clients < 2 or min_neighbours < 1 or not max_clip > 0 or example_step < 1:
+        raise InvalidArgument(
+            f"min_clients={min_clients}, min_neighbours={min_neighbours}, max_clip={max_clip}, "
+            f"example_step={example_step}: at least 2, 1, more than 0, at least 1"
+        )
+
+    def register(train: Call) -> Call:
+        inner = ClientApp()
+        inner.train("masked", mods=list(mods))(train)
+        bounds = min_clients, min_neighbours, max_clip, example_step
+        for stage in STAGES:
+            app.train(stage)(functools.partial(_answer, stage, inner, bounds))
+        return train
+
+    return register
+
+
+def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: Context) -> Message:
+    """The reply of a stage. Raises InvalidArgument for a request that is out of turn."""
+    told = unpacked(message.content[KEY])
+    state = unpacked(context.state.config_records.get(_STATE, {}))
+    _check_turn(stage, told, state)
+    about = {name: told[name] for name in ("run", "round")}
+    if stage == "masked":  # if this stage raises, the round is over for this client
+        context.state[_STATE] = packed({**about, "stage": "done"})
+    turn = _Turn(call, *bounds, message, context, context.node_id, told, state)
+    fields = getattr(turn, stage)()
+    context.state[_STATE] = packed({**state, **about, "stage": stage})
+    arrays = fields.pop("arrays", {})
+    return Message(RecordDict({**arrays, KEY: packed(about | fields)}), reply_to=message)
+
+
+def _check_turn(stage: str, told: Fields, state: Fields) -> None:
+    number = told["round"]
+    if stage == "keys":
+        if state.get("run") == told["run"] and state["round"] >= number:
+            raise InvalidArgument(f"round {number} has begun already on this client")
+        return
+    before = STAGES[STAGES.index(stage) - 1]
+    if not is_of(state, told) or state["stage"] != before:
+        raise InvalidArgument(
+            f"round {number}, {stage!r}: this client is not behind {before!r} of that round"
+        )
+
+
+@dataclass
+class _Turn:
+    """A request, and the state between stages: fields, and tables by neighbour."""
+
+    call: Call
+    min_clients: int
+    min_neighbours: int
+    max_clip: float
+    example_step: int
+    message: Message
+    context: Context
+    own: int  #: this node
+    told: Fields
+    state: Fields
+
+    def keys(self) -> Fields:
+        """New keys for each round: of the own mask, of the masks of pairs, of channels."""
+        pairs = {name: masks.new_key() for name in (*SECRETS, "seal")}
+        self.state.clear()
+        self.state.update({name: private for name, (private, _) in pairs.items()})
+        return {name: public for name, (_, public) in pairs.items()}
+
+    def shares(self) -> Fields:
+        """Its two secrets, in sealed shares for its neighbours."""
+        own, told, state = self.own, self.told, self.state
+        keys = [*told["mask"].values(), *told["seal"].values()]
+        if own in told["mask"] or told["mask"].keys() != told["seal"].keys():
+            raise InvalidArgument("this node is among its neighbours, or a key is missing")
+        if len(set(keys)) != len(keys):
+            raise InvalidArgument("two nodes have the same key")
+        self._check_neighbours(len(told["mask"]), told["threshold"])
+        seal = state.pop("seal")
+        state["channel"] = {
+            node: masks.agreed_key(seal, public, "channel", told["round"], *sorted((own, node)))
+            for node, public in told["seal"].items()
+        }
+        state["public"], state["threshold"] = told["mask"], told["threshold"]
+        return {name: self.sealed(name) for name in SECRETS}
+
+    def _check_neighbours(self, count: int, threshold: int) -> None:
+        if not count < 2 * threshold <= 2 * count:
+            raise InvalidArgument(
+                f"threshold={threshold} of {count} neighbours: more than half, and no more than "
+                "all, or the server could learn both of a node's secrets"
+            )
+        if count < self.min_neighbours:
+            raise InvalidArgument(
+                f"{count} neighbours: this client accepts no fewer than {self.min_neighbours}"
+            )
+        if threshold + 1 < self.min_clients:
+            raise InvalidArgument(
+                f"threshold={threshold}: a sum could have {threshold + 1} clients; this client "
+                f"accepts no fewer than {self.min_clients}"
+            )
+
+    def masked(self) -> Fields:
+        """Trains, and masks what that changed."""
+        own, told, state = self.own, self.told, self.state
+        senders, format = told["own"], SumFormat.of(told)
+        if not senders.keys() == told["mask"].keys() <= state["channel"].keys():
+            raise InvalidArgument("shares came of other nodes")
+        if len(senders) < state["threshold"]:
+            raise InvalidArgument("shares came of fewer nodes than the threshold")
+        if not 0 < format.clip <= self.max_clip:
+            raise InvalidArgument(f"clip={format.clip}: this client accepts up to {self.max_clip}")
+        state["digest"] = round_digest(self.message.content, state["threshold"])
+        key, vector = self._trained(format)
+        private, publics, own_mask = (state.pop(name) for name in ("mask", "public", "own"))
+        pairs = {own: (own_mask, masks.public_of(own_mask))}
+        pairs |= {node: (private, publics[node]) for node in senders}
+        for node, (secret, public) in pairs.items():
+            mask = masks.pair_key(secret, public, state["digest"], own, node)
+            masks.apply_mask(vector.parts, mask, +1 if own <= node else -1)
+        state["channel"] = {node: state["channel"][node] for node in senders}
+        bad = {
+            node: True
+            for node in senders
+            for name in SECRETS
+            if masks.unseal(self.share_key(name, node), told[name][node]) is None
+        }
+        array = Array("uint8", vector.data.shape, KEY, vector.data.tobytes())
+        arrays = {key: ArrayRecord({KEY: array})}
+        return {"arrays": arrays, "tags": self.tags("masked", senders), "bad": bad}
+
+    def _trained(self, format: SumFormat) -> tuple[str, SumVector]:
+        """The key of the record of arrays, and the codes of what training changed."""
+        key, start = only_arrays(self.message.content)
+        del self.message.content[KEY]
+        reply = self.call(self.message, self.context)
+        if reply.has_error():
+            raise InvalidArgument(str(reply.error.reason))
+        changes = changes_of(only_arrays(reply.content)[1], start)
+        weight = 1
+        if format.most_examples:
+            (metrics,) = reply.content.metric_records.values()
+            examples = int(metrics[format.weight_key])
+            if examples < 0:
+                raise InvalidArgument(f"{format.weight_key} is {examples}: give 0 or more")
+            weight = -(-examples // self.example_step) * self.example_step
+            weight = min(weight, format.most_examples)
+        return key, format.encode(changes, weight, _norm_of(self.message))
+
+    def confirm(self) -> Fields:
+        """Acknowledges each neighbour of which the server and a tag say that it is alive. The
+        server gives the tags of the alive; the other senders of shares are gone."""
+        alive, state = self.told["tags"], self.state
+        if not alive.keys() <= state["channel"].keys():
+            raise InvalidArgument("a node alive is not among those that sent shares")
+        right = self.right("masked", alive)
+        if len(right) < state["threshold"]:
+            raise InvalidArgument(
+                f"{len(right)} of {len(alive)} neighbours masked an update of this round and "
+                f"digest, {state['threshold']} are needed: the server told them other things"
+            )
+        gone = state["channel"].keys() - alive.keys()
+        state["secret"] = dict.fromkeys(right, "own") | dict.fromkeys(gone, "mask")
+        bad = dict.fromkeys(alive.keys() - right, True)
+        return {"tags": self.tags("alive", right), "bad": bad}
+
+    def unmask(self) -> Fields:
+        """Of a neighbour that is there the share of its own mask, of one that is gone that of its
+        key; never both. Nothing before enough neighbours confirmed that this client is there."""
+        secrets, threshold = self.state["secret"], self.state["threshold"]
+        found = {node: tag for node, tag in self.told["tags"].items() if secrets.get(node) == "own"}
+        right = self.right("alive", found)
+        if len(right) < threshold:
+            raise InvalidArgument(
+                f"{len(right)} neighbours confirm that this client is there, {threshold} are needed"
+            )
+        shares = {node: self.share_key(name, node) for node, name in secrets.items()}
+        self.state.clear()
+        return {"shares": shares, "bad": dict.fromkeys(found.keys() - right, True)}
+
+    def sealed(self, name: str) -> dict[int, bytes]:
+        """The shares of one secret for the neighbours, in the order of their numbers."""
+        own, channels = self.own, self.state["channel"]
+        nodes = sorted(channels)
+        shares = masks.split(self.state[name], self.state["threshold"], len(nodes))
+        return {
+            node: masks.seal(masks.share_key(channels[node], name, own, node), share)
+            for node, share in zip(nodes, shares, strict=True)
+        }
+
+    def share_key(self, name: str, owner: int) -> bytes:
+        """The key of a neighbour's sealed share."""
+        return masks.share_key(self.state["channel"][owner], name, owner, self.own)
+
+    def tags(self, stage: str, nodes: Iterable[int]) -> dict[int, bytes]:
+        """For each of these neighbours."""
+        own, channels, digest = self.own, self.state["channel"], self.state["digest"]
+        return {node: masks.tag(channels[node], stage, digest, own, node) for node in nodes}
+
+    def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
+        """The nodes whose tags are right."""
+        own, channels, digest = self.own, self.state["channel"], self.state["digest"]
+        return {
+            node
+            for node, tag in tags.items()
+            if masks.is_tag(tag, masks.tag(channels[node], stage, digest, node, own))
+        }
+
+
+def _norm_of(message: Message) -> float:
+    """The norm that bounds an update: Flower's strategies send it to their clipping mods."""
+    records = message.content.config_records.values()
+    return min(
+        (float(one["clipping_norm"]) for one in records if "clipping_norm" in one), default=math.inf
+    )

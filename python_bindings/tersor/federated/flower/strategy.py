@@ -1,0 +1,208 @@
+"""The server's side: a strategy of Flower's, whose clients send frames."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+
+from tersor import Codec
+from tersor import Error as TersorError
+from tersor._core import InvalidArgument
+from tersor.arrays import require_finite
+from tersor.federated.flower.down import sender
+from tersor.federated.flower.wire import (
+    KEY,
+    Told,
+    decode,
+    flat,
+    is_compressed,
+    is_float,
+    model_name,
+    only_arrays,
+    printable,
+    require_size,
+    with_values,
+)
+
+_log = logging.getLogger("flwr")
+
+
+class Wrapper(flower.Strategy):
+    """One of Flower's strategies inside of another, which evaluates as it does."""
+
+    def __init__(self, strategy: flower.Strategy) -> None:
+        self._wrapped = strategy
+        self._run, self._last = "", 0
+
+    def _run_of(self, round_: int) -> str:
+        """The run of a round that begins: rounds of the next start begin anew at 1."""
+        if not self._run or round_ <= self._last:
+            self._run = secrets.token_hex(8)
+        self._last = round_
+        return self._run
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The wrapped one's."""
+        messages: Iterable[Message]
+        messages = self._wrapped.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The wrapped one's."""
+        return self._wrapped.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """The wrapped one's."""
+        self._wrapped.summary()
+
+    def _hand_over(
+        self, server_round: int, replies: list[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        found: tuple[ArrayRecord | None, MetricRecord | None]
+        found = self._wrapped.aggregate_train(server_round, replies)
+        return found
+
+
+class Strategy(Wrapper):
+    """Wraps one of Flower's strategies, which goes on as if clients had sent their arrays.
+
+    Sampling, weights, metrics and rounds are the wrapped one's. Replies are decoded in the order of
+    nodes, so that a round's result does not depend on which came first. A reply that is not of this
+    round, model and codec, that is damaged, or that decodes to values which are not finite, becomes
+    a failure of its node, which the log names; the round goes on.
+    ``bytes_up`` has for each round what frames took, and what arrays would have.
+
+    ``codec`` is that of the clients' ``compress``. ``down``: what goes to clients, ``"none"`` (as
+    it is), ``"bf16"``, or ``"difference:CODEC"``, what changed since a client's last round, which
+    it keeps. The server's weights are never rounded by it. Evaluation is not compressed. Raises
+    InvalidArgument for options that are none.
+    """
+
+    def __init__(
+        self, strategy: flower.Strategy, codec: str = "int8+ef", *, down: str = "none"
+    ) -> None:
+        super().__init__(strategy)
+        self._codec, self._down = Codec(codec), sender(down)
+        self._told = Told("", 0, self._codec.spec, "")
+        self._exact = ArrayRecord()
+        self.bytes_up: dict[int, tuple[int, int]] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Flower's; see its ``Strategy``."""
+        messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
+        if not messages:
+            return messages
+        run = self._run_of(server_round)
+        self._told = Told(run, server_round, self._codec.spec, model_name(arrays))
+        self._exact = arrays
+        self._down.move(self._told, arrays)
+        for message in messages:
+            key, given = only_arrays(message.content)
+            if given is not arrays and given != arrays:
+                raise InvalidArgument("the strategy sends a node other arrays than those of all")
+            record, more = self._down.to(message.metadata.dst_node_id)
+            message.content = RecordDict(
+                {**message.content, key: record, KEY: self._told.record(**more)}
+            )
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Flower's; see its ``Strategy``."""
+        frames = plain = 0
+        decoded: list[Message] = []
+        for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
+            try:
+                if decoded and _node(decoded[-1]) == _node(reply):
+                    raise InvalidArgument("it answered twice")
+                if not reply.has_error():
+                    self._require_weight(reply.content)
+                    sizes = self._decode(reply)
+                    frames, plain = frames + sizes[0], plain + sizes[1]
+            except (TersorError, ValueError, KeyError, TypeError, EOFError) as error:
+                reply = _failed(reply, error)
+            self._down.learn(reply.metadata.src_node_id, not reply.has_error())
+            decoded.append(reply)
+        self.bytes_up[server_round] = frames, plain
+        if frames:
+            _log.info("tersor: %d bytes came in %d", plain, frames)
+        return self._hand_over(server_round, decoded)
+
+    def _decode(self, reply: Message) -> tuple[int, int]:
+        """Replaces the frames of a reply; their bytes, and those of what they stand for."""
+        if KEY not in reply.content.config_records:
+            raise InvalidArgument(
+                "the client compresses nothing: give it tersor.federated.flower.compress"
+            )
+        record: Any = reply.content.config_records[KEY]
+        self._told.require(Told.of(record), "the reply")
+        key, came = only_arrays(reply.content)
+        if model_name(came) != self._told.model:
+            raise InvalidArgument("the reply has arrays of other names or shapes")
+        arrays, frames, plain = ArrayRecord(), 0, 0
+        for name, own in self._exact.items():
+            array = came[name]
+            if array.stype == KEY and is_compressed(own):
+                frames += len(array.data)
+                change = decode(self._codec, self._told, name, array)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    array = with_values(own, flat(own) + change)
+                plain += len(array.data)
+            else:
+                _check_plain(name, array, own)
+            if is_float(array):
+                require_finite(name, array.numpy(), then="the reply is left out")
+            arrays[name] = array
+        if record.get("forgot"):
+            _log.info("tersor: node %d left out a residual of long ago", _node(reply))
+        rest = {name: one for name, one in reply.content.items() if name != KEY}
+        reply.content = RecordDict({**rest, key: arrays})
+        return frames, plain
+
+    def _require_weight(self, content: RecordDict) -> None:
+        """Of the number by which Flower weighs a reply in its mean."""
+        key = getattr(self._wrapped, "weighted_by_key", None)
+        for record in content.metric_records.values():
+            weight: Any = record.get(key, 0)
+            if not 0 <= weight < float("inf"):
+                raise InvalidArgument(f"{key} is {weight}: no weight of a mean")
+
+    def summary(self) -> None:
+        """Logs what is set."""
+        super().summary()
+        _log.info("\t└──> Compressed: %s", self._codec.spec)
+
+
+def _check_plain(name: str, array: Array, own: Array) -> None:
+    """Raises InvalidArgument or ValueError for an array that came as it is, and should not."""
+    if is_compressed(array, own):
+        raise InvalidArgument(f"{name}: the array is not compressed")
+    require_size(name, array)
+    if array.numpy().shape != own.shape:
+        raise InvalidArgument(f"{name}: the array has another shape than it says")
+
+
+def _node(message: Message) -> int:
+    return int(message.metadata.src_node_id)
+
+
+def _failed(reply: Message, error: Exception) -> Message:
+    """The failure that a node's reply is counted as."""
+    reason = f"node {_node(reply)}: {printable(error)}"
+    _log.warning("tersor: %s", reason)
+    return Message(error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), metadata=reply.metadata)

@@ -1,0 +1,399 @@
+"""Every use of PyTorch's private API, each with the reason.
+
+Tested with PyTorch 2.11.0 and 2.15.0 by ``scripts/test-python``. Names that differ between releases
+say so. A use without a release works in all releases from 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C import _distributed_c10d as _c10d
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+# The state of an optimizer is a tree of any containers. PyTorch has no public walk over trees.
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
+
+from tersor._core import InvalidArgument
+
+# torch.optim has no public update of many tensors in one call.
+foreach_add = torch._foreach_add
+foreach_add_ = torch._foreach_add_
+foreach_addcdiv_ = torch._foreach_addcdiv_
+foreach_addcmul_ = torch._foreach_addcmul_
+foreach_copy_ = torch._foreach_copy_
+foreach_div = torch._foreach_div
+foreach_div_ = torch._foreach_div_
+foreach_lerp = torch._foreach_lerp
+foreach_lerp_ = torch._foreach_lerp_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_sqrt = torch._foreach_sqrt
+foreach_sqrt_ = torch._foreach_sqrt_
+#: One pass over many gradients, which GradScaler uses. ``isfinite`` reads each tensor twice.
+find_non_finite_ = torch._amp_foreach_non_finite_check_and_unscale_
+
+# Wrappers and modules
+
+#: What torch.compile and activation checkpointing add to the names of parameters.
+WRAPPER_NAMES = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that torch.compile has wrapped. The wrapper has no public accessor."""
+    found: nn.Module = getattr(model, "_orig_mod", model)
+    return found
+
+
+def bf16_is_fast_on_cpu() -> bool:
+    """Whether this CPU has instructions for bfloat16 products. No public function tells."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def version(tensor: Tensor) -> int:
+    """The number of writes to the tensor. PyTorch documents the counter only in its notes."""
+    return tensor._version
+
+
+def has_memory_alone(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+    """Whether nothing but ``tensor`` uses its ``storage``, so that two tensors may exchange memory.
+
+    No public function counts the users. False in releases without the two counters.
+    """
+    uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
+    uses_of_tensor = getattr(tensor, "_use_count", None)
+    if uses_of_storage is None or uses_of_tensor is None:
+        return False
+    # The tensor and ``storage`` use the storage, the parameter and Python use the tensor.
+    return bool(uses_of_storage(storage._cdata) <= 2 and uses_of_tensor() <= 2)
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters registered in this module. ``named_parameters`` takes too long per step."""
+    return module._parameters
+
+
+def queue_callback(callback: Callable[[], None]) -> None:
+    """Has autograd call ``callback`` when the backward pass ends. RuntimeError outside of one.
+
+    DDP and FSDP do the same. No public hook marks the end of a pass.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def scale_tensor(scaler: Any) -> Tensor:
+    """The scale on its device. ``GradScaler.get_scale`` waits for the device."""
+    found: Tensor = scaler._get_scale_async()
+    return found
+
+
+def found_infinities(scaler: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Per device, whether gradients were not finite. ``GradScaler.step`` does not report it."""
+    return list(scaler._found_inf_per_device(optimizer).values())
+
+
+# DistributedDataParallel
+
+_ddps = weakref.WeakSet[DistributedDataParallel]()
+
+
+def _remember(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
+    """DDP registers the wrapped model, which a public hook for all modules reports."""
+    if isinstance(module, DistributedDataParallel):
+        _ddps.add(module)
+
+
+nn.modules.module.register_module_module_registration_hook(_remember)
+
+
+def ddp_with_hook(state: object) -> DistributedDataParallel | None:
+    """The DDP whose hook has this state: a hook receives the state and the bucket alone.
+
+    Finds models that were made after ``tersor.torch`` was imported.
+    """
+    for ddp in list(_ddps):
+        if any(state is one for _, one in ddp.__dict__.get("_comm_hooks", ())):
+            return ddp
+    return None
+
+
+def forget_hook(ddp: DistributedDataParallel, state: object) -> None:
+    """Takes a refused hook off DDP's list, which DDP extends before it refuses."""
+    ddp._comm_hooks[:] = [one for one in ddp._comm_hooks if one[1] is not state]
+
+
+def check_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
+    """DDP's own check of a hook, for a hook that is called by another hook."""
+    ddp._check_comm_hook(hook)
+
+
+def divides_by_remaining_ranks(ddp: DistributedDataParallel) -> bool:
+    """Whether ``join(divide_by_initial_world_size=False)`` is active. No hook is told."""
+    return ddp._join_config.enable and not getattr(ddp, "_divide_by_initial_world_size", True)
+
+
+def delayed_parameters(ddp: DistributedDataParallel) -> set[int]:
+    """The ids of ``delay_all_reduce_named_params``, which DDP shows nowhere else."""
+    return {id(one) for one in getattr(ddp, "_delay_all_reduce_params", ())}
+
+
+def steps_in_backward(parameter: nn.Parameter) -> bool:
+    """Whether an optimizer steps in the backward pass, which only this attribute shows."""
+    return hasattr(parameter, "_in_backward_optimizers")
+
+
+def hands_over_buckets() -> bool:
+    """Whether the compiler leaves DDP's communication hook in place."""
+    return bool(torch._dynamo.config.optimize_ddp != "python_reducer")
+
+
+# Process groups
+
+#: The options of a group's calls, and what PyTorch hands to a backend's constructor.
+CALL_OPTIONS = (_c10d.AllreduceOptions, _c10d.ReduceScatterOptions, _c10d.AllToAllOptions)
+BackendOptions: Any = _c10d._DistributedBackendOptions
+
+
+def device_types(group: dist.ProcessGroup) -> list[torch.device]:
+    """The devices that a group has backends for."""
+    found: Any = group
+    return list(found._device_types)
+
+
+def timeouts_of(group: Any) -> list[timedelta]:
+    """The time limit of each of the group's backends. A group has no public time limit."""
+    backends = [group._get_backend(device) for device in device_types(group)]
+    options: list[Any] = [getattr(one, "options", None) for one in backends]
+    return [one._timeout for one in options if hasattr(one, "_timeout")]
+
+
+def make_backend(name: str, made: Any, options: object) -> Any:
+    """Another backend for the same ranks, as ``init_process_group`` makes it. PyTorch 2.15."""
+    dist.Backend._ensure_backend_registered(name)
+    return dist.Backend._plugins[name.upper()].creator_fn(made, options)
+
+
+def set_backends(group: dist.ProcessGroup, kind: Any, backends: Sequence[Any]) -> None:
+    """Gives a group its backends, as ``init_process_group`` does: gloo first, a device's last."""
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backends[0])
+    group._register_backend(torch.device("cuda"), kind, backends[-1])
+
+
+def set_name(group: dist.ProcessGroup, name: str, description: str) -> None:
+    """Names a group, as ``new_group`` does."""
+    group._set_group_name(name)
+    group._set_group_desc(description)
+
+
+def is_coalescing(group: dist.ProcessGroup) -> bool:
+    """Whether the group's calls are being coalesced, which waits for NCCL's calls alone."""
+    return group in dist.distributed_c10d._world.pg_coalesce_state
+
+
+def nested_state(flat: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dict of a distributed checkpoint, which has no public loader of a part."""
+    from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+
+    return unflatten_state_dict(dict(flat), dict(paths))
+
+
+# FSDP2
+
+Collective = Literal["reduce-scatter", "all-gather"]
+
+
+class FsdpGroup:
+    """The parameters of one ``FSDPModule`` as FSDP2 keeps them, an ``FSDPParamGroup``.
+
+    A custom reduce-scatter receives one flat tensor. FSDP alone knows which values belong to which
+    parameter. If PyTorch does not show the parameters, ``known`` is False and messages are one
+    tensor. Keeps no reference to the model.
+    """
+
+    def __init__(self, module: FSDPModule) -> None:
+        groups = fsdp_groups(module)
+        self._find = weakref.ref(groups[0]) if len(groups) == 1 else None
+
+    @property
+    def _group(self) -> Any:
+        return self._find and self._find()
+
+    @property
+    def _entries(self) -> Sequence[Any]:
+        found: Sequence[Any] = getattr(self._group, "fsdp_params", ())
+        return found
+
+    @property
+    def _mesh(self) -> Any:
+        return getattr(self._group, "mesh_info", None)
+
+    @property
+    def known(self) -> bool:
+        """Whether PyTorch shows the borders at all. Raises InvalidArgument without the model."""
+        if self._find is not None and self._group is None:
+            raise InvalidArgument("the model that was compressed is gone: keep it with its handle")
+        return self._find is not None
+
+    @property
+    def mesh_ranks(self) -> frozenset[int]:
+        """Those of the mesh that the module was given."""
+        mesh = self._mesh
+        return frozenset(mesh.mesh.mesh.flatten().tolist() if mesh else ())
+
+    @property
+    def ranks(self) -> int:
+        """Among how many a parameter is sharded."""
+        return int(getattr(self._mesh, "shard_mesh_size", 1))
+
+    @property
+    def scatter_group(self) -> dist.ProcessGroup:
+        """The group of the reduce-scatter. From 2.15 on the all-gather may have another group."""
+        shards: dist.ProcessGroup = self._mesh.shard_process_group
+        return getattr(self._group, "_reduce_scatter_process_group", shards)
+
+    @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """Among whose ranks shards are all-reduced, where there are replicas."""
+        return getattr(self._mesh, "replicate_process_group", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients lie."""
+        return getattr(self._group, "device", torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which gradients will be reduced, as far as can be told before the first step."""
+        if not (entries := self._entries):
+            return torch.float32
+        policy = getattr(entries[0], "mp_policy", None)
+        asked = policy and (policy.reduce_dtype or policy.param_dtype)
+        found: torch.dtype = asked or entries[0].sharded_param.dtype
+        return found
+
+    def averages(self, *, replicas: bool) -> bool:
+        """Whether FSDP will ask for means, of shards or of ``replicas``; else it asks for sums."""
+        forced = getattr(self._group, "force_sum_reduction_for_comms", False)
+        if forced or self.dtype not in (torch.float32, torch.bfloat16):
+            return False
+        shards, others = self.scatter_group.size(), self.replicas
+        factor = getattr(self._group, "gradient_divide_factor", None)
+        if factor is None:
+            return shards * (1 if others is None else others.size()) > 1
+        return not replicas and bool(factor == shards)
+
+    def replace_replicas(self, group: dist.ProcessGroup) -> None:
+        """Lets FSDP all-reduce by this group, of the same ranks. FSDP has no public setter."""
+        # Other modules may have the same object, and it stands for other ways to gather weights.
+        if self._group is not None:
+            self._group.mesh_info = info = copy.copy(self._mesh)
+            info.replicate_process_group = group
+
+    def gather_ahead(self, wanted: bool) -> bool:
+        """Lets the module's all-gather of weights travel while the backward pass computes, or not.
+
+        FSDP asks for the next module's weights before it needs them; on a host it waits for them
+        all the same, unless told otherwise. On a device its streams see to that. Returns whether
+        this changed anything.
+        """
+        if self.device.type != "cpu" or getattr(self._group, "unshard_async_op", wanted) == wanted:
+            return False
+        self._group.unshard_async_op = wanted
+        return True
+
+    def leaves_views(self, dtype: torch.dtype) -> bool:
+        """Whether FSDP will do no more to this module's results than make views of them.
+
+        Then they may come after the last collective returned, until the backward pass is over.
+        """
+        group = self._group
+        if group is None or dtype not in (torch.float32, torch.bfloat16):  # f16 is divided after
+            return False
+        if group._all_reduce_hook or getattr(group, "force_sum_reduction_for_comms", False):
+            return False
+        trained = (one for one in self._entries if one.sharded_param.requires_grad)
+        return all(_takes_view(one, dtype) for one in trained)
+
+    def _in_order(self) -> list[Any]:
+        """The entries. From 2.15 on they are sorted by dtype at the first step."""
+        entries = self._entries
+        order = getattr(self._group, "_reduce_scatter_param_indices", None)
+        return [entries[index] for index in order or range(len(entries))]
+
+    @staticmethod
+    def _shape(entry: Any) -> torch.Size:
+        shape: torch.Size = entry._orig_size
+        return shape
+
+
+def fsdp_groups(module: FSDPModule) -> list[Any]:
+    """FSDP's groups of parameters: ``_fsdp_param_group`` up to 2.12, ``_fsdp_param_groups`` from
+    2.13 on. Empty if PyTorch keeps them elsewhere."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    only = getattr(state, "_fsdp_param_group", None)
+    return [] if only is None else [only]
+
+
+def fsdp_message() -> Iterable[Any]:
+    """The parameters of the message under way: an argument of the function of FSDP that sends it.
+
+    FSDP keeps these parameters nowhere else. Empty if another function sends the message.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "foreach_reduce":
+        frame = frame.f_back
+    found: Sequence[Any] = frame.f_locals.get("fsdp_params", ()) if frame is not None else ()
+    return found
+
+
+def fsdp_exchanges(module: FSDPModule, collective: Collective) -> list[Any]:
+    """The present implementation of the module's collective, which has a public setter only."""
+    attribute = f"_{collective.replace('-', '_')}_comm"
+    found = [getattr(group, attribute, None) for group in fsdp_groups(module)]
+    return [one for one in found if one is not None]
+
+
+def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[], None] | None:
+    """Has ``began`` called wherever FSDP asks autograd to be called at the end of a pass.
+
+    Any module may be the first of a pass, so this is for all. Returns what undoes it; None where
+    PyTorch does not show it.
+    """
+    state, name = module._get_fsdp_state(), "_register_root_post_backward_final_callback"
+    register, context = getattr(state, name, None), getattr(state, "_state_ctx", None)
+    if register is None or not hasattr(context, "post_backward_final_callback_queued"):
+        return None
+
+    def registered() -> None:
+        before = state._state_ctx.post_backward_final_callback_queued
+        register()
+        if not before:
+            began()
+
+    setattr(state, name, registered)
+    kept = weakref.ref(state)
+    return lambda: None if (alive := kept()) is None else delattr(alive, name)
+
+
+def _takes_view(entry: Any, dtype: torch.dtype) -> bool:
+    """Whether the gradient will be a view of a result of this dtype, at which nobody looks yet."""
+    parameter = entry.sharded_param
+    return (
+        dtype == (getattr(entry, "sharded_grad_dtype", None) or entry.orig_dtype)
+        and parameter.grad is None
+        and not entry.offload_to_cpu
+        and not getattr(parameter, "_post_accumulate_grad_hooks", None)
+    )

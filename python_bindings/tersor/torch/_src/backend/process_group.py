@@ -1,0 +1,234 @@
+"""A back end of torch.distributed, for what no hook reaches: several meshes, plain calls.
+
+::
+
+    torch.distributed.init_process_group("tersor")  # or "cpu:tersor,cuda:tersor"
+
+``all_reduce`` and ``reduce_scatter`` (both forms) of sums and means, and ``all_to_all_single``, of
+float32, bfloat16 and float16 from a size on are encoded, and go over connections of Tersor's own.
+Everything else is handed on to gloo, what lies on a device to NCCL. A back end hears no
+parameters' names, so that it has no error feedback: take ``int8``, or ``bf16``, summed in float32.
+
+PyTorch 2.15 finds it by the entry point of the installed package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ReduceOp, Work
+
+from tersor import _core, collectives
+from tersor._core import InvalidArgument
+from tersor.arrays import dtype_text
+from tersor.torch import _compat
+from tersor.torch._src.backend.calls import Call, Caller, Way
+from tersor.torch._src.backend.configuration import PASS, agree, in_force
+from tersor.torch._src.parameters.selection import DTYPES
+from tersor.torch._src.process_group.connections import Members, nccl_is_there, seconds_of
+
+if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it so
+    raise InvalidArgument(
+        f"the back end needs PyTorch 2.15 or newer, and this is {torch.__version__}: use "
+        "tersor.torch.compress, or the collectives of tersor.torch"
+    )
+
+# With splits no rank knows how many bytes the others have, but all have rows of one length.
+_LEAST_ROW_BYTES = 1024
+_REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
+
+
+def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
+    """PyTorch writes out what a caller of the group itself has left out, and calls it again."""
+
+    @functools.wraps(method)
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
+        if keywords or not isinstance(arguments[-1], _compat.CALL_OPTIONS):
+            work: Work = getattr(dist.ProcessGroup, method.__name__)(self, *arguments, **keywords)
+            return work
+        return method(self, *arguments)
+
+    return call
+
+
+class TersorGroup(dist.ProcessGroup):
+    """What torch.distributed makes for each group; nobody else needs to.
+
+    Hands on to a group of gloo and NCCL, but for calls that are encoded. Works raise
+    TransportError, WireError or CudaError from ``wait``; after one the group's encoded calls all
+    do, until it is destroyed and made anew. Making it is collective; raises InvalidArgument or
+    TransportError, with both named, where ranks are configured differently.
+    """
+
+    def __init__(self, made: Any, options: object = None) -> None:
+        """``made``: a ``_DistributedBackendOptions``; ``options``: of NCCL."""
+        store, rank, ranks = made.store, made.group_rank, made.group_size
+        super().__init__(store, rank, ranks)
+        self._configuration = in_force()
+        self._least_bytes = self._configuration.least_bytes if ranks > 1 else math.inf
+        nccl, seconds = nccl_is_there(), made.timeout.total_seconds() or math.inf
+        members = Members(store.clone(), rank, ranks, seconds, nccl and _core.has_nccl())
+        agree(members, self._configuration)
+        self._caller = Caller(members)
+        gloo = _inner("gloo", made, None)
+        self._inners = [gloo, _inner("nccl", made, options)] if nccl else [gloo]
+        kinds = dist.ProcessGroup.BackendType
+        kind = kinds.NCCL if nccl else kinds.GLOO
+        self._plain: dist.ProcessGroup = made.process_group
+        for group in (self, self._plain):
+            _compat.set_backends(group, kind, self._inners)
+        self._leave = weakref.finalize(self, _end, self._inners, self._caller.leave, os.getpid())
+
+    @_in_full
+    def allreduce(self, tensors: list[Tensor], options: Any) -> Work:
+        """As torch.distributed's; encoded where the configuration says so, and so the next ones."""
+        way = self._way("allreduce", tensors[0], _bytes(tensors[0]), options)
+        if way is None or len(tensors) != 1:
+            return self._plain.allreduce(tensors, options)
+        return self._caller.take(Call(collectives.allreduce, tensors[0], [], way))
+
+    @_in_full
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any
+    ) -> Work:
+        """``inputs``: of each rank as many values, or all of them are handed on."""
+        output, parts = outputs[0], inputs[0]
+        like = [one.dtype == output.dtype and one.numel() == output.numel() for one in parts]
+        way = self._way("reduce_scatter", output, len(parts) * _bytes(output), options)
+        if way is None or len(outputs) != 1 or not all(like) or len(like) != self.size():
+            return self._plain.reduce_scatter(outputs, inputs, options)
+        return self._caller.take(Call(collectives.reduce_scatter, output, parts, way))
+
+    @_in_full
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, options: Any) -> Work:
+        """``input``: ranks times as many values as ``output``."""
+        way = self._way("reduce_scatter", input, _bytes(input), options)
+        fits = input.numel() == self.size() * output.numel() and input.dtype == output.dtype
+        if way is None or not fits:
+            return self._plain.reduce_scatter_single(output, input, options)
+        return self._caller.take(Call(collectives.reduce_scatter, output, [input], way))
+
+    @_in_full
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, received: list[int], sent: list[int], options: Any
+    ) -> Work:
+        """With splits, which other ranks do not know, rows from 1 KiB on are encoded."""
+        columns = math.prod(input.shape[1:]) if input.dim() else 0
+        bytes: float = _bytes(input)
+        if received or sent:
+            bytes = math.inf if columns * input.element_size() >= _LEAST_ROW_BYTES else 0
+        way = self._way("all_to_all", input, bytes, options)
+        if way is None or not _rows_fit((output, received), (input, sent), columns, self.size()):
+            return self._plain.all_to_all_single(output, input, received, sent, options)
+        way = {**way, "columns": columns, "sent": sent, "received": received}
+        return self._caller.take(Call(collectives.all_to_all, output, [input], way))
+
+    def _way(self, kind: str, like: Tensor, bytes: float, options: Any) -> Way | None:
+        """The options of a call that is encoded; None: it is handed on."""
+        if bytes < self._least_bytes or like.dtype not in DTYPES:
+            return None
+        asked = getattr(options, "reduceOp", ReduceOp.SUM)
+        reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
+        call = f"{kind}/{dtype_text(like.dtype)}/{self.group_desc}"
+        codec, least = self._configuration.choice(call)
+        coalesced = _compat.is_coalescing(self)
+        if reduction is None or codec == PASS or bytes < least or coalesced:
+            return None
+        seconds = options.timeout.total_seconds()
+        limit = seconds if seconds > 0 else seconds_of(self)
+        return {"codec": codec, "reduction": reduction, "timeout": limit}
+
+    def split_group(  # type: ignore[override]
+        self, ranks: list[int], **told: Any
+    ) -> TersorGroup | None:
+        """A part of the ranks, for all devices; ``told`` as by ``dist.split_group``."""
+        if self.rank() not in ranks:
+            return None
+        name, own = told["group_name"], dist.get_process_group_ranks(self)
+        made = _compat.BackendOptions()
+        made.store = dist.PrefixStore(f"{name}/", self.get_group_store().clone())
+        made.group_rank, made.group_size = ranks.index(self.rank()), len(ranks)
+        made.timeout, made.group_id = told["timeout"], name
+        made.process_group = dist.ProcessGroup(made.store, made.group_rank, made.group_size)
+        made.global_ranks_in_group = [own[rank] for rank in ranks]
+        part = TersorGroup(made, told["opts"])
+        _compat.set_name(part, name, told["group_desc"] or f"{self.group_desc}:split")
+        return part
+
+    def shutdown(self) -> None:
+        """Makes what is queued, then ends all connections."""
+        if self._leave.detach() is not None:
+            _end(self._inners, self._caller.finish)
+
+    def abort(self) -> None:
+        """Ends what is under way, on all ranks, with TransportError."""
+        if self._leave.detach() is not None:
+            for inner in self._inners:
+                inner.abort()
+            _end(self._inners, self._caller.abort)
+
+
+def _handed_on(name: str) -> Callable[..., Work]:
+    """What PyTorch does itself for a class in Python, it does with the interpreter locked."""
+
+    def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
+        work: Work = getattr(self._plain, name)(*arguments, **keywords)
+        return work
+
+    return call
+
+
+for _name in (
+    "all_gather_single", "all_gather_single_coalesced", "allgather", "allreduce_coalesced",
+    "alltoall", "barrier", "broadcast", "gather", "recv", "recv_anysource", "reduce",
+    "reduce_scatter_single_coalesced", "scatter", "send",
+):  # fmt: skip
+    setattr(TersorGroup, _name, _handed_on(_name))
+
+
+def _inner(name: str, made: Any, options: object) -> Any:
+    """What is handed on to. ``made``: which this changes."""
+    made.store = dist.PrefixStore(name, made.store)
+    made.split_from = None
+    return _compat.make_backend(name, made, options)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.nbytes if tensor.layout == torch.strided else -1  # fewer than any rule says
+
+
+def _rows_fit(
+    output: tuple[Tensor, list[int]], input: tuple[Tensor, list[int]], columns: int, ranks: int
+) -> bool:
+    """Whether both have whole rows, of one length and dtype, as their splits say."""
+    if columns == 0 or output[0].dtype != input[0].dtype:
+        return False
+    for values, splits in (output, input):
+        rows, rest = divmod(values.numel(), columns)
+        if rest or (rows != sum(splits) if splits else rows % ranks):
+            return False
+    return bool(output[1] or input[1]) or output[0].numel() == input[0].numel()
+
+
+def _end(inners: list[Any], caller: Callable[[], None], process: int | None = None) -> None:
+    """What gloo still works for when it is let go ends the process by an abort."""
+    if process not in (None, os.getpid()):
+        return  # a fork has none of the threads
+    with contextlib.ExitStack() as ends:
+        for inner in inners:
+            ends.callback(inner.shutdown)
+        caller()
+
+
+def register() -> None:
+    """Makes the back end known to torch.distributed; the entry point calls this."""
+    dist.Backend.register_backend("tersor", TersorGroup, extended_api=True, devices=["cpu", "cuda"])

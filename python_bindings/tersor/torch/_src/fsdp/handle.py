@@ -1,0 +1,351 @@
+"""FSDP2: gradients are encoded on their way through the reduce-scatter of each ``FSDPModule``.
+
+What is compressed is what FSDP hands over: the unsharded gradient of a module's parameters, of
+which each rank gets back the mean of its shard. The all-gather carries weights; it is compressed
+only where that is asked for. On a 2-D mesh shards go through a second reducer, between replicas.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+
+from tersor import _core
+from tersor._core import InvalidArgument
+from tersor._options import expect, fill
+from tersor.reducer import GradientOptions, ReducerOptions, lasting
+from tersor.torch import _compat
+from tersor.torch._src.checkpoint.residuals import Mode
+from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, ReplicaExchange, Sender
+from tersor.torch._src.fsdp.layout import (
+    Kept,
+    ModuleLayout,
+    refuse_meshes,
+)
+from tersor.torch._src.fsdp.reducer import ShardedReducer
+from tersor.torch._src.fsdp.state import load_sharded, save_sharded
+from tersor.torch._src.fsdp.weights import WeightExchange
+from tersor.torch._src.gradients.exchange import refuse_elastic
+from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
+from tersor.torch._src.gradients.low_bit_adam import last_codec, watch
+from tersor.torch._src.gradients.sample_weights import Weighed, refuse_weighted
+from tersor.torch._src.parameters.selection import Unsupported, every_parameter, unwrapped
+from tersor.torch._src.statistics.handles import Reporting
+from tersor.torch._src.statistics.records import ParameterStatistics, add_up
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+logger = logging.getLogger("tersor")
+
+RESIDUAL_BYTES = {"f32": 4, "bf16": 2}
+ALGORITHMS = ("auto", "hierarchical")
+
+
+class ShardedOptions(GradientOptions, total=False):
+    """Options of :func:`compress`; equal on all ranks, but for ``threads``.
+
+    With ``"+ef"`` every rank keeps a residual of the *unsharded* gradient: 4 bytes for each value
+    of the whole model. On a 2-D mesh the all-reduce between replicas has the codec of the whole
+    parameter, too. ``hosts`` are those of all ranks, as many ranks on each. Messages are of one
+    module: ``bucket_bytes`` is 1 MiB by default, ``chunk_count`` 1 Mi, over NCCL 8 Mi.
+    """
+
+    algorithm: Literal["auto", "hierarchical"]
+    """``"hierarchical"``: gradients are added within each host, uncompressed, and go between hosts
+    by the codec; with ``"+ef"`` a rank keeps a residual of its share of that. Weights come to a
+    host once, and go on within it as they are. Hosts of unequal numbers of ranks go as ``"auto"``,
+    the default. Not with codec ``"auto"``."""
+
+
+class ShardedHandle(Reporting, Weighed):
+    """What :func:`compress` returns: how gradients travel, and what was sent."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        exchanges: Sequence[Exchange],
+        group: dist.ProcessGroup,
+        notes: Sequence[str],
+    ) -> None:
+        self._sender, self._samples = sender, sender.samples
+        self._exchanges = exchanges
+        self._gradients = [one for one in exchanges if isinstance(one, GradientExchange)]
+        self._group = group
+        self._notes = notes
+
+    @property
+    def _reducers(self) -> list[ShardedReducer]:
+        return self._sender.every_reducer()
+
+    @property
+    def feedback(self) -> dict[str, Kept]:
+        """A copy of what error feedback keeps, by name of the parameter.
+
+        On a 2-D mesh with ``" (replicas)"``, of what a rank sends to replicas, and
+        ``" (replicas, sums)"``, of what it sends on.
+        """
+        return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
+
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        return [
+            one
+            for reducer in self._reducers
+            for one in reducer.statistics(residual_norms=residual_norms)
+        ]
+
+    def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
+        found = super().totals(residual_norms=residual_norms)
+        if every := [one.statistics() for one in self._cores()]:  # not known by parameter
+            found["overflows"] = sum(one.overflows for one in every)
+            found["codec_changes"] = sum(one.codec_changes for one in every)
+        return found
+
+    def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
+        if not (reducers := self._reducers):
+            return None
+        return add_up(one.totals(residual_norm=residual_norm) for one in reducers)
+
+    def _cores(self) -> Sequence[_core.GradientReducer]:
+        return [one.core for one in self._reducers]
+
+    def explain(self) -> str:
+        """What was decided and why, a line a parameter; after the first step."""
+        lines = [f"{one['name']}: {one['codec']} ({one['reason']})" for one in self.statistics()]
+        chosen = [one.explain_choice().strip() for one in self._cores()]
+        return "\n".join([*lines, *self._notes, *filter(None, chosen)])
+
+    def scale_residuals(self, factor: float) -> None:
+        """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
+        self._sender.scale_residuals(factor)
+
+    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
+
+        ``"exact"``: each rank's own, from which the same run goes on bit for bit. ``"portable"``:
+        the sum over ranks, for any number of them (a collective call), of a model on one mesh. All
+        tensors lie on the host.
+        """
+        meshes = _mesh_count(self._gradients)
+        if mode == "portable" and meshes > 1:
+            raise InvalidArgument(
+                f"the model's modules are on {meshes} meshes: residuals of experts are no sum "
+                'over all ranks; save the state of mode "exact"'
+            )
+        self._sender.prepare()
+        self._sender.loss_scale.settle(self._sender, self._sender.trained)
+        state = save_sharded(self._sender, self._group, mode)
+        return {**state, **self._sender.loss_scale.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Brings back either. None or empty: residuals start at zero, with a warning.
+
+        On a 2-D mesh loading a portable state is a collective call. Raises InvalidArgument, which
+        names the parameter, where the state does not fit or is damaged; nothing was changed then.
+        The next pass raises TransportError if ranks loaded different saves.
+        """
+        self._sender.prepare()
+        load_sharded(self._sender, self._group, state)
+        self._sender.loss_scale.load_state_dict(state or {}, self._sender)
+
+    def remove(self) -> None:
+        """From now on gradients and weights travel as without Tersor; residuals are dropped."""
+        for exchange in self._exchanges:
+            exchange.remove()
+        self._sender.drop()
+
+    def reset(self) -> None:
+        """After an error that ended an exchange: connects the ranks anew, residuals at zero.
+
+        Schedules begin anew. All ranks do so alike, each of which had the error raised by
+        ``backward()``.
+        """
+        self._sender.reset()
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that the scaler skipped because a gradient was not finite."""
+        return self._sender.loss_scale.skipped_steps
+
+    def discard_step(self) -> None:
+        """Brings back the residuals from before the last pass (``transactional=True`` only). With a
+        scaler: from before all passes since its last ``update``."""
+        self._sender.discard_step()
+
+
+def compress(
+    model: nn.Module,
+    *,
+    weights: str | None = None,
+    scaler: Scaler | None = None,
+    unsupported: Unsupported = "warn",
+    **options: Unpack[ShardedOptions],
+) -> ShardedHandle:
+    """Compresses the gradients of a model that went through ``fully_shard``.
+
+    ``scaler``: the ``GradScaler`` of the training, where there is one: residuals follow its scale.
+    ``unsupported``: what gradients mean that cannot be encoded (float64, …): ``"warn"`` sends them
+    uncompressed and lists them once, ``"error"`` raises. ``weights``: a codec for the all-gather of
+    weights too, such as ``"int8"``; 1-D parameters and those under 4,096 values travel as bf16 all
+    the same. What each rank computes with is then rounded; the sharded parameters, which the
+    optimizer moves, are not.
+
+    Every ``FSDPModule`` in ``model`` takes part. Raises InvalidArgument where there is none, where
+    one has a custom reduce-scatter already (or all-gather, with ``weights``), and for options that
+    are wrong. What ends an exchange is raised when the backward pass is over, with gradients of
+    NaN.
+    """
+    expect(model, nn.Module, "compress() takes a model that went through fully_shard")
+    sender, modules, reduces = prepared(model, options, unsupported)
+    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
+    if _mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):
+        refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
+    gathers = {
+        name: WeightExchange(weights, sender, reduce)
+        for name, reduce in reduces.items()
+        if weights is not None
+    }
+    if gathers:
+        _refuse_others(modules, "all-gather")
+    notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
+    exchanges = _install(modules, reduces, gathers)
+    handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
+    sender.loss_scale = LossScale(scaler, sender.options.transactional)
+    expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
+    parameters = every_parameter(model)
+    watch(parameters, {one.name: last_codec(choice) for one, choice in expected})
+    return handle
+
+
+def prepared(
+    model: nn.Module, options: ShardedOptions, unsupported: Unsupported = "warn"
+) -> tuple[Sender, dict[str, FSDPModule], dict[str, GradientExchange]]:
+    """What ``compress`` will put in place, of each module by name. Raises InvalidArgument as it."""
+    modules = _sharded_modules(model)
+    parameters = every_parameter(model)
+    names = {id(one): name for name, one in parameters.items()}
+    _refuse_others(modules, "reduce-scatter")
+    sender = Sender(_checked(options), unsupported)
+    reduces = {
+        name: GradientExchange(name, ModuleLayout(module, names), sender)
+        for name, module in modules.items()
+    }
+    return sender, modules, reduces
+
+
+def _sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
+    """By name. Raises InvalidArgument where there are none, or one on no mesh that we take."""
+    modules = unwrapped(
+        {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
+    )
+    if not modules:
+        raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
+    for name, module in modules.items():
+        refuse_meshes(name or "(root)", module)
+    return modules
+
+
+def _install(
+    modules: Mapping[str, FSDPModule],
+    reduces: Mapping[str, GradientExchange],
+    gathers: Mapping[str, WeightExchange],
+) -> list[Exchange]:
+    """Puts them in the places of PyTorch's, and those between replicas. Returns all."""
+    for name, reduce in reduces.items():
+        reduce.install(modules[name])  # each by itself, as it does not go down
+    for name, gather in gathers.items():
+        modules[name].set_custom_all_gather(gather)  # type: ignore[arg-type]
+    replicas = [
+        ReplicaExchange(reduce, group)
+        for reduce in reduces.values()
+        if (group := reduce.layout.replicas) is not None
+    ]
+    return [*reduces.values(), *replicas, *gathers.values()]
+
+
+def _checked(options: ShardedOptions) -> ReducerOptions:
+    refuse_elastic(options, "FSDP2")
+    known = ShardedOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise InvalidArgument(
+                f"there is no option {name!r} with FSDP; there are: {list(known)}"
+            )
+    if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
+        raise InvalidArgument(f"residual_dtype is one of {list(RESIDUAL_BYTES)}, not {dtype!r}")
+    if (algorithm := options.get("algorithm", "auto")) not in ALGORITHMS:
+        raise InvalidArgument(f"algorithm is one of {list(ALGORITHMS)}, not {algorithm!r}")
+    if algorithm != "auto" and options.get("codec") == "auto":
+        raise InvalidArgument("codec auto chooses the algorithm too: leave it at auto")
+    hosts, ranks = options.get("hosts"), dist.get_world_size()
+    if hosts and len(hosts) != ranks:
+        raise InvalidArgument(
+            f"hosts name the hosts of {len(hosts)} ranks, but there are {ranks}; give one number a "
+            "rank"
+        )
+    found = lasting(cast(ReducerOptions, dict(options)))
+    fill(_core.ReducerOptions(), found)  # names what else is wrong
+    return found
+
+
+def _refuse_others(modules: Mapping[str, FSDPModule], collective: _compat.Collective) -> None:
+    """Raises InvalidArgument where a module's collective is somebody else's, or ours."""
+    for name, module in modules.items():
+        for exchange in _compat.fsdp_exchanges(module, collective):
+            given_up = isinstance(exchange, Exchange) and not exchange.active
+            if not (given_up or type(exchange).__module__.startswith("torch.")):
+                raise InvalidArgument(
+                    f"module {name or '(root)'} has a custom {collective} already, a "
+                    f"{type(exchange).__name__}: remove it, or compress once"
+                )
+
+
+def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[str]:
+    """What the residuals of error feedback will take on each rank; it is logged too."""
+    values = 0
+    for reduce in reduces:
+        for one, choice in reduce.expected():
+            if choice.feedback:
+                values += one.shape.numel()
+                if (replicas := reduce.layout.replicas) is not None:  # at most
+                    values += one.shard_count + -(-one.shard_count // replicas.size())
+    if values == 0:
+        return []
+    each = RESIDUAL_BYTES[sender.options.residual_dtype]
+    each *= 2 if sender.options.transactional else 1
+    most = "at most " if sender.options.algorithm == "hierarchical" else ""
+    mib = values * each / 2**20
+    note = f"error feedback keeps {most}{values} residuals on every rank: {mib:.1f} MiB"
+    logger.warning(note)
+    return [note]
+
+
+def _group_of(model: nn.Module, reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
+    """The ranks of the model's mesh; of several, or several dimensions, all ranks there are."""
+    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
+    several = _mesh_count(reduces) > 1
+    if meshes and all(mesh.ndim == 1 for mesh in meshes) and not several:
+        return meshes[0].get_group()
+    world: dist.ProcessGroup | None = dist.group.WORLD
+    assert world is not None  # FSDP asks for it
+    return world
+
+
+def _mesh_count(reduces: Iterable[GradientExchange]) -> int:
+    """How many meshes there are; a module without parameters of its own is on none."""
+    return len({ranks for one in reduces if (ranks := one.layout.mesh_ranks)})
+
+
+def _mesh_note(model: nn.Module, reduces: Iterable[GradientExchange]) -> list[str]:
+    """What is not compressed, where PyTorch does not show a module's replicas."""
+    placements = [p.placements for p in model.parameters() if isinstance(p, DTensor)]
+    replicated = any(isinstance(one, Replicate) for each in placements for one in each)
+    if not replicated or all(one.layout.known for one in reduces):
+        return []
+    return ["on a 2-D mesh the all-reduce between replicas is PyTorch's own, uncompressed"]

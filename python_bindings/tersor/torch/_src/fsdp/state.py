@@ -1,0 +1,202 @@
+"""The residuals of sharded gradients in checkpoints, in the form of ``tersor.torch.checkpoint``.
+
+*Exact*: each rank's own, side by side in DTensors; what is kept between replicas stands under names
+of its own. *Portable*: the sum over ranks in the shape of the parameter, without padding, for any
+number of ranks and any mesh: what is kept between replicas is added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tersor import collectives
+from tersor._core import InvalidArgument
+from tersor.torch._src.checkpoint.residuals import (
+    VERSION,
+    Mode,
+    as_mapping,
+    check_mode,
+    check_ranks,
+    check_version,
+    finite,
+    number,
+    own_row,
+    refusing_damage,
+    side_by_side,
+    start_at_zero,
+)
+from tersor.torch._src.fsdp.exchange import Sender
+from tersor.torch._src.fsdp.layout import Kept, from_flat, to_flat
+from tersor.torch._src.fsdp.reducer import ReplicaReducer
+from tersor.torch._src.process_group.connections import hosts_of, transport
+
+
+def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[str, Any]:
+    """What is kept, by name, between two steps. ``mode="portable"`` is a collective call.
+
+    All tensors lie on the host. ``group``: all ranks that keep something. Raises InvalidArgument
+    for another mode.
+    """
+    exact = check_mode(mode) == "exact"
+    reducers = sender.every_reducer() if exact else sender.reducers.all()
+    found = [reducer.read() for reducer in reducers]
+    kept = {name: one for _, views in found for name, one in views.items()}
+    reduction = next((one.kind.reduction for one in reducers), "mean")
+    description = {
+        "version": VERSION,
+        "mode": mode,
+        "reduction": reduction,
+        "ranks": group.size(),
+        "parameters": list(kept),
+        "codecs": [one.codec for one in kept.values()],
+        "steps": [one.step for one in kept.values()],
+        "step": max((own.step for own, _ in found), default=0),
+    }
+    if hosts := _hosts(sender, group):
+        description["hosts"] = hosts
+    return {**description, **(_rows(kept, group) if exact else _sums(sender, kept, group))}
+
+
+def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, Any] | None) -> None:
+    """Brings back what :func:`save_sharded` saved, in either mode.
+
+    None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
+    with a warning where there are any. Raises InvalidArgument, which names the parameter, where the
+    state is of another model or codec, or the exact one of another rank or number of ranks, or
+    damaged; nothing was changed then.
+    """
+    state = as_mapping(state)
+    portable = state.get("mode") == "portable"
+    reducers = sender.reducers.all() if portable else sender.every_reducer()
+    found = [(reducer, *reducer.read()) for reducer in reducers]
+    kept = {name: one for _, _, views in found for name, one in views.items()}
+    if not state:
+        names = {one.parameter.name for one in kept.values()}
+        return start_at_zero([one.core for one in reducers], len(names))
+    with refusing_damage():
+        _check(kept, state)
+        _check_places(group, _hosts(sender, group), state)
+        _take(kept, group, state)
+    if portable:
+        _move_to_replicas(sender.replicas.all(), kept, state)
+    for reducer, values, views in found:
+        values.step = state.get("step", values.step)
+        reducer.write(values, views)
+
+
+def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
+    """Copies a state to the views; no reducer has it yet. Raises InvalidArgument for residuals of
+    parameters of other shapes."""
+    exact = state["mode"] == "exact"
+    parts = group.size() if state["reduction"] == "sum" else state["ranks"]
+    for name, step in zip(state["parameters"], state["steps"], strict=True):
+        one, saved = kept[name], state["residuals"][name]
+        one.step = number(step, f"step of {name}")
+        saved = own_row(saved, group.rank()) if exact else saved
+        found = finite(saved, f"residual of {name}").shape
+        wanted = torch.Size([one.longest]) if exact else one.parameter.shape
+        if found != wanted:
+            raise InvalidArgument(
+                f"{name}: the state has residuals of shape {tuple(found)}, this model keeps "
+                f"{tuple(wanted)}"
+            )
+        if exact:
+            one.residual.copy_(saved[: len(one.residual)])
+        else:  # together ranks add what they would have added
+            one.take(to_flat(saved / parts, one.parameter, one.ranks))
+
+
+def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
+    """By rank the first rank of its host, where gradients go by hosts."""
+    if sender.options.algorithm != "hierarchical":
+        return None
+    given = sender.options.hosts
+    hosts = hosts_of(group, given) if given else transport(group).hosts()
+    return [hosts.index(one) for one in hosts]
+
+
+def _rows(kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    places = side_by_side(torch.tensor([group.rank()], device="cpu"), mesh)
+    rows = {name: side_by_side(one.residual, mesh, one.longest) for name, one in kept.items()}
+    return {"places": places, "residuals": rows}
+
+
+def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) -> dict[str, Any]:
+    totals = {name: one.spread() for name, one in kept.items()}
+    for reducer in sender.replicas.all():
+        _add_shards(totals, kept, reducer)
+    sums = {}
+    for name, one in kept.items():
+        total = totals[name]
+        collectives.allreduce(
+            transport(group, total.device), total, codec="none", timeout=sender.seconds(group)
+        )
+        sums[name] = from_flat(total, one.parameter, one.ranks)
+    return {"residuals": sums}
+
+
+def _add_shards(
+    totals: Mapping[str, Tensor], kept: Mapping[str, Kept], reducer: ReplicaReducer
+) -> None:
+    """What is kept between replicas adds to the mean of few, a residual to that of all ranks."""
+    for name, shard in reducer.sums().items():
+        if name not in totals:  # "auto" may have chosen another codec
+            continue
+        one = kept[name]
+        shares = one.ranks if reducer.kind.reduction == "mean" else 1
+        own = totals[name].view(one.ranks, -1)[one.rank]
+        own += shard * (shares / reducer.kind.group.size())  # each replica has the same
+
+
+def _move_to_replicas(
+    reducers: Iterable[ReplicaReducer], kept: Mapping[str, Kept], state: Mapping[str, Any]
+) -> None:
+    """Where there are replicas, they add all of it, as there may be no reduce-scatter."""
+    steps = dict(zip(state["parameters"], state["steps"], strict=True))
+    shards = {}
+    for name, one in kept.items():
+        flat = to_flat(state["residuals"][name], one.parameter, one.ranks)
+        shards[name] = flat.view(one.ranks, -1)[one.rank]
+    for reducer in reducers:
+        for name in reducer.load_sums(shards, state["ranks"], steps, state.get("step", 0)):
+            kept[name].residual.zero_()
+
+
+def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
+    check_version(state)
+    check_mode(state["mode"])
+    number(state["ranks"], "ranks", 1, 2**16)
+    number(state.get("step", 0), "step")
+    if state["reduction"] not in ("sum", "mean"):
+        raise InvalidArgument(f"the state's reduction is {state['reduction']!r}: sum or mean")
+    saved = dict(zip(state["parameters"], state["codecs"], strict=True))
+    for name in saved.keys() ^ kept.keys():
+        where = "the state" if name in saved else "this model"
+        raise InvalidArgument(f"only {where} keeps residuals of {name}")
+    for name, codec in saved.items():
+        if codec != kept[name].codec and not kept[name].codec_may_change:
+            raise InvalidArgument(f"{name}: the state is of {codec}, this is {kept[name].codec}")
+
+
+def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, Any]) -> None:
+    if state["mode"] != "exact":
+        return
+    check_ranks(state["ranks"], group.size())
+    rank = int(own_row(state["places"], group.rank())[0])
+    if rank != group.rank():
+        raise InvalidArgument(
+            f"the state is rank {rank} of {group.size()}'s own, this is rank {group.rank()}: each "
+            "rank loads what it saved"
+        )
+    if state.get("hosts") != hosts:
+        raise InvalidArgument(
+            "in the state's run ranks were grouped by host in another way: save with "
+            'mode="portable" to go on so'
+        )

@@ -1,0 +1,146 @@
+"""FSDP2's all-gather of weights by a codec."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tersor import _core, collectives
+from tersor._core import InvalidArgument, Workspace
+from tersor._options import fill
+from tersor.arrays import dtype_text
+from tersor.collectives import Algorithm, CollectiveOptions
+from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, Sender
+from tersor.torch._src.fsdp.layout import ShardedParameter
+from tersor.torch._src.process_group.connections import hosts_of
+
+# PyTorch's own, by the name that this version has for it.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Message:
+    """Columns of (ranks, shard) that travel together by one codec; the name is its first's."""
+
+    name: str
+    codec: str
+    columns: list[slice]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Its values out of ``rows``: no copy of all."""
+        parts = [rows[:, one] for one in self.columns]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).reshape(-1)
+
+    def scatter(self, values: Tensor, rows: Tensor) -> None:
+        """Puts all ranks' values to their places."""
+        counts = [one.stop - one.start for one in self.columns]
+        for one, part in zip(self.columns, torch.split(values, counts, dim=1), strict=True):
+            rows[:, one] = part
+
+
+class WeightExchange(Exchange):
+    """The all-gather of one ``FSDPModule``, by a codec without feedback.
+
+    Each parameter travels by itself, small ones as bf16, as gradients do without rules: the ones of
+    a norm would drown the weights that share a block with them.
+
+    Weights change after the module's gradients were reduced. All gathers up to then have the same
+    noise, so that forward and backward pass compute with the same weights.
+    """
+
+    def __init__(self, codec: str, sender: Sender, gradients: GradientExchange) -> None:
+        super().__init__(sender)
+        self._gradients = gradients
+        self._plans: dict[tuple[torch.dtype, int], list[Message]] = {}
+        self._workspaces: dict[tuple[object, ...], Workspace] = {}
+        self._undo.callback(self._workspaces.clear)
+        rules = fill(_core.ReducerOptions(), {"rules": [("*", codec)]})
+        if codec == "auto" or _core.choose_codec(rules, "weights", [1], "f32").feedback:
+            raise InvalidArgument(f"weights={codec!r}: name a codec without feedback, such as int8")
+        self._options = fill(_core.ReducerOptions(), {"codec": codec})
+        self._codec = codec
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Every rank's ``input_tensor``, which may lie in ``output_tensor``, decoded alike."""
+        if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
+            work: dist.Work | None = _all_gather(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+            return work
+        with self._sender.guard(output_tensor, group):
+            self._gather(output_tensor.view(group.size(), -1), input_tensor, group)
+        return None
+
+    def _gather(self, rows: Tensor, values: Tensor, group: dist.ProcessGroup) -> None:
+        for message in self._messages(values):
+            shard = message.gather(values.view(1, -1))
+            whole = len(shard) == values.numel()
+            found = rows if whole else rows.new_empty(group.size(), len(shard))
+            self._send(message, shard, found.view(-1), group)
+            if not whole:
+                message.scatter(found, rows)
+
+    def _send(
+        self, message: Message, shard: Tensor, output: Tensor, group: dist.ProcessGroup
+    ) -> None:
+        """By messages that gradients never meet."""
+        key = (message.codec, shard.numel(), shard.dtype, shard.device)
+        if key not in self._workspaces:
+            self._workspaces[key] = Workspace(self._sender.options.threads)
+        common = self._sender.options
+        options: CollectiveOptions = {
+            "codec": message.codec,
+            "algorithm": cast(Algorithm, common.algorithm),
+            "hosts": hosts_of(group, common.hosts) if common.hosts else [],
+            "host_codec": common.host_codec,
+            "workspace": self._workspaces[key],
+            "chunk_count": common.chunk_count,
+            "checksum": common.checksum,
+            "timeout": self._sender.seconds(group),
+            "seed": common.seed + zlib.crc32(f"weights of {message.name}".encode()),
+            "step": self._gradients.calls,
+        }
+        channel = self._sender.weight_channel(group, shard.device)
+        collectives.allgather(channel, shard, output, **options)
+
+    def _messages(self, values: Tensor) -> list[Message]:
+        key = (values.dtype, values.numel())
+        if key not in self._plans:
+            parameters = self._gradients.layout.gathered(values.numel())
+            self._plans[key] = (
+                [Message(self._gradients.name, self._codec, [slice(0, values.numel())])]
+                if parameters is None
+                else plan_messages(self._options, parameters, dtype_text(values.dtype))
+            )
+        return self._plans[key]
+
+
+def plan_messages(
+    options: _core.ReducerOptions, parameters: Iterable[ShardedParameter], dtype: str
+) -> list[Message]:
+    """A message for each parameter; those of a codec that takes each value by itself share one."""
+    alone: list[Message] = []
+    shared: dict[str, Message] = {}
+    start = 0
+    for one in parameters:
+        columns = slice(start, start + one.shard_count)
+        start = columns.stop
+        choice = _core.choose_codec(options, one.name, list(one.shape), dtype)
+        if choice.by_value:
+            message = shared.setdefault(choice.codec, Message(one.name, choice.codec, []))
+        else:
+            alone.append(message := Message(one.name, choice.codec, []))
+        message.columns.append(columns)
+    return [*alone, *shared.values()]

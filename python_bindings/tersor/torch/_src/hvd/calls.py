@@ -1,0 +1,178 @@
+"""What Horovod's calls have in common: all ranks make the same one, and it may have a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tersor._core import Error, InvalidArgument, TransportError
+from tersor._options import expect
+from tersor.collectives import Reduction
+from tersor.torch import _compat
+from tersor.torch._src.collectives import tensors as collectives
+from tersor.torch._src.hvd.launcher import SOME_RANKS, place
+from tersor.torch._src.parameters.selection import DTYPES
+from tersor.torch._src.process_group import connections
+
+Op = Reduction | None
+Change = Callable[[Tensor], Tensor]
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_WAITING = "the call without async, which waits (hvd.DistributedOptimizer does not)"
+_BACKEND = "torch.distributed.get_backend_config()"
+_REDUCTION = "op=hvd.Average or op=hvd.Sum"
+_INSTEAD = {
+    "Adasum reduction": _REDUCTION,
+    "HorovodInternalError": "tersor.TransportError",
+    "Min Max Product": "torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.…)",
+    "ProcessSet global_process_set add_process_set remove_process_set process_set": SOME_RANKS,
+    "SyncBatchNorm": "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+    "allgather_async grouped_allgather_async broadcast_async broadcast_async_": _WAITING,
+    "allgather_object": "torch.distributed.all_gather_object",
+    "allreduce_async allreduce_async_ grouped_allreduce_async grouped_allreduce_async_": _WAITING,
+    "alltoall_async reducescatter_async grouped_reducescatter_async poll synchronize": _WAITING,
+    "codec": "compression=hvd.Compression.spec(codec)",
+    "cross_rank cross_size is_homogeneous": "hvd.rank() and hvd.local_size()",
+    "elastic": "torchrun --max-restarts, and checkpoints",
+    "gradient_predivide_factor": 'compression=hvd.Compression.spec("bf16") where halves overflow',
+    "grouped_allgather grouped_allreduce_ grouped_reducescatter": "the call for each tensor",
+    "join": "as many batches on each rank, as torch.utils.data.DistributedSampler gives",
+    "mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built": _BACKEND,
+    "nccl_built ddl_built ccl_built cuda_built rocm_built": _BACKEND,
+    "num_groups groups": "bucket_bytes=, of gradients that share a message",
+    "prescale_factor postscale_factor": "tensor * factor, before or afterwards",
+    "run": "torchrun",
+    "sparse sparse_allreduce_async": "tensor.to_dense(), as hvd.DistributedOptimizer does",
+    "start_timeline stop_timeline": 'trace="file.json" of hvd.DistributedOptimizer',
+}
+ADVICE = {name: advice for names, advice in _INSTEAD.items() for name in names.split()}
+_FACTORS = ("prescale_factor", "postscale_factor", "gradient_predivide_factor")
+# Of arguments, what asks for nothing; else None.
+_NOTHING = {"num_groups": 0, "sparse": False, **dict.fromkeys(_FACTORS, 1.0)}
+
+
+class Call:
+    """What a rank calls. Ranks tell each other so, as no name matches their calls up."""
+
+    def __init__(self, what: str, name: str | None, others: Mapping[str, Any]) -> None:
+        """``others``: arguments of Horovod's, or of nobody's. Raises InvalidArgument for both, and
+        before ``init``."""
+        place()
+        self.what, self._name = f"hvd.{what}", name
+        for other, value in others.items():
+            if other not in ADVICE:
+                raise InvalidArgument(f"{self.what} has no argument {other!r}")
+            if value != _NOTHING.get(other):
+                raise InvalidArgument(f"{self.what} takes no {other}: use {ADVICE[other]}")
+
+    def agree(self, *like: object, own: Sequence[int] = ()) -> list[Sequence[int]]:
+        """``own`` of each rank. Raises TransportError on all where one calls something else."""
+        named = [f"name={self._name!r}"] if self._name else []
+        here = f"{self.what}({', '.join([*named, *map(str, like)])})"
+        told: list[Any] = [None] * dist.get_world_size()
+        self.ask(dist.all_gather_object, told, (here, own))
+        for rank, (call, _) in enumerate(told):
+            if call != told[0][0]:
+                raise TransportError(
+                    f"rank 0 calls {told[0][0]}, and rank {rank} {call}: all ranks make the same "
+                    "calls in the same order"
+                )
+        return [numbers for _, numbers in told]
+
+    def ask(self, function: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
+        """A function of PyTorch's, whose errors become Tersor's."""
+        try:
+            function(*arguments, **keywords)
+        except Error:
+            raise
+        except RuntimeError as error:
+            raise TransportError(f"{self.what} ended, as PyTorch says: {error}") from error
+
+    def take(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
+        """The tensor without its history. Raises InvalidArgument where no rank could send it."""
+        expect(tensor, Tensor, f"{self.what} takes a tensor")
+        collectives.refuse_shard(f"a tensor of {self.what}", tensor)
+        if tensor.device.type not in _devices() or tensor.layout != torch.strided:
+            raise InvalidArgument(
+                f"{self.what} takes dense tensors on {' or '.join(_devices())}, not one of "
+                f"{tensor.layout} on {tensor.device}"
+            )
+        if rows and tensor.dim() == 0:
+            raise InvalidArgument(f"{self.what}: a number has no rows: tensor.reshape(1) has one")
+        return tensor.detach()
+
+    def reduce_(self, tensor: Tensor, reduction: Reduction, codec: str) -> Tensor:
+        """In place, over ranks. Raises InvalidArgument for other types than Horovod's, and for
+        whole numbers whose sum does not fit."""
+        whole = tensor.dtype in _WHOLE
+        if not (whole or tensor.dtype in (*DTYPES, torch.float64)):
+            raise InvalidArgument(
+                f"{self.what} of {tensor.dtype}: convert it, by .int() or .float()"
+            )
+        self.agree(tensor.dtype, list(tensor.shape), reduction, codec)
+        if tensor.dtype in DTYPES:
+            collectives.allreduce(tensor, codec=codec, reduction=reduction)
+            return tensor
+        kind = torch.int64 if whole else tensor.dtype
+        found = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
+        self.ask(dist.all_reduce, found)
+        if reduction == "mean":
+            found = found.div(dist.get_world_size(), rounding_mode="trunc" if whole else None)
+        if whole and not found.equal(found.to(tensor.dtype)):
+            raise InvalidArgument(
+                f"{self.what}: a sum is too large for {tensor.dtype}: use .long()"
+            )
+        return tensor.copy_(found)
+
+    def broadcast_(self, named: list[tuple[str, Tensor]], root_rank: int) -> None:
+        """In place."""
+        tensors = [self.take(one) for _, one in named]
+        kinds = [(one.dtype, list(one.shape)) for one in tensors]
+        self.agree(root_of(root_rank), [name for name, _ in named], kinds)
+        self.ask(collectives.broadcast_all, tensors, root_rank, None)
+
+
+def reduction_of(op: Op, average: bool | None = None) -> Reduction:
+    """Raises InvalidArgument for what is neither the mean nor the sum, or both."""
+    if average is not None and (op is not None or not isinstance(average, bool)):
+        raise InvalidArgument(f"average={average!r}: say op=hvd.Average or op=hvd.Sum alone")
+    if op not in (None, "mean", "sum"):
+        raise InvalidArgument(f"op={op!r} is neither hvd.Average nor hvd.Sum")
+    return "sum" if average is False else op or "mean"
+
+
+def root_of(rank: int) -> str:
+    """What ranks agree on. Raises InvalidArgument for a rank that is none."""
+    if rank not in range(dist.get_world_size()):
+        raise InvalidArgument(f"root_rank={rank!r} is none of {dist.get_world_size()} ranks")
+    return f"root_rank={rank}"
+
+
+def _devices() -> list[str]:
+    return sorted(one.type for one in _compat.device_types(connections.checked(None)))
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, change: Change, back: Change) -> Tensor:
+        ctx.back = back
+        return change(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
+
+
+def differentiable(tensor: Tensor, change: Change, back: Change) -> Tensor:
+    """``change(tensor)``, whose gradients go through ``back``."""
+    result: Tensor = _Differentiable.apply(tensor, change, back)
+    return result
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Of any type, as gloo does not know them all; of what is contiguous a view."""
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,60 @@
+"""Parameters that a program replaces or casts in a model after a handle was made."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from tersor._core import InvalidArgument
+from tersor.torch import _compat
+
+
+class Registered:
+    """The modules that parameters are registered in. Shards of FSDP2 are left out.
+
+    A forward pre-hook of a model under DDP. A copy of the model has nothing to check.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], modules: Iterable[nn.Module] | None = None
+    ) -> None:
+        """``modules``: by default all modules of the process."""
+        names = {id(one): name for name, one in parameters.items() if not isinstance(one, DTensor)}
+        if modules is None:
+            modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+        self._entries = [
+            (names[id(one)], weakref.ref(module), key, one, one.dtype)
+            for module in modules
+            for key, one in _compat.own_parameters(module).items()
+            if one is not None and id(one) in names
+        ]
+
+    def check(self, remedy: str) -> None:
+        """Raises InvalidArgument for the first parameter that is no longer registered, or cast."""
+        for name, find, key, parameter, dtype in self._entries:
+            module = find()
+            now = None if module is None else _compat.own_parameters(module).get(key)
+            if isinstance(now, nn.Parameter) and now is not parameter:
+                raise InvalidArgument(
+                    f"{name} was replaced in the model (by load_state_dict(assign=True), say)"
+                    f": {remedy}"
+                )
+            if now is not None and now.dtype != dtype:
+                raise InvalidArgument(f"{name} was cast from {dtype} to {now.dtype}: {remedy}")
+
+    def __call__(self, *_: object) -> None:
+        # functional_call() puts other tensors into modules, without gradients for an evaluation.
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self.check(
+                "call tersor.torch.close(), wrap the model in a new DistributedDataParallel "
+                "and compress that"
+            )
+
+    def __reduce__(self) -> Any:
+        return Registered, ({}, ())

@@ -1,0 +1,358 @@
+"""Which parameters of a model are compressed, and what they are called."""
+
+from __future__ import annotations
+
+import re
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from tersor._core import InvalidArgument
+from tersor._options import described
+from tersor.torch import _compat
+from tersor.torch._src.gradients.sample_weights import Samples, scale
+from tersor.torch._src.parameters.memory_order import straightened
+from tersor.torch._src.parameters.replaced import Registered
+
+Unsupported = Literal["warn", "error"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of gradients
+_SPARSE_MODULES = (nn.Embedding, nn.EmbeddingBag)
+
+Named = TypeVar("Named")
+
+
+def is_supported(gradient: torch.Tensor) -> bool:
+    """Whether gradients like this one can be encoded: dense, of f32, bf16 or f16."""
+    return gradient.layout == torch.strided and gradient.dtype in DTYPES
+
+
+def store(own: torch.Tensor, values: torch.Tensor) -> None:
+    """Copies decoded values. Finite values stay finite in float16: at most 65504."""
+    if own.dtype == torch.float16:
+        most = torch.finfo(torch.float16).max
+        values = torch.where(values.isfinite(), values.clamp(-most, most), values)
+    own.copy_(values)
+
+
+def wrapped_in(model: nn.Module) -> nn.Module:
+    """What torch.compile and DistributedDataParallel have wrapped."""
+    uncompiled = _compat.uncompiled(model)
+    return uncompiled.module if isinstance(uncompiled, DistributedDataParallel) else uncompiled
+
+
+def split_parameters(
+    module: nn.Module, ignored: Iterable[str] = ()
+) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
+    """Those that want a gradient, and the others; by name, without what wrappers add to names."""
+    left_out = set(ignored)
+    named = {name: one for name, one in module.named_parameters() if name not in left_out}
+    trained = {name: one for name, one in named.items() if one.requires_grad}
+    frozen = {name: one for name, one in named.items() if name not in trained}
+    return unwrapped(trained), unwrapped(frozen)
+
+
+def every_parameter(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By the names that Tersor takes."""
+    return unwrapped(dict(model.named_parameters()))
+
+
+def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
+    """The same, in the same order, by names without what PyTorch's wrappers add to them.
+
+    So rules and checkpoints fit a model with and without wrappers. Names that would become equal
+    stay as they are.
+    """
+    plain = {
+        name: ".".join(part for part in name.split(".") if part not in _compat.WRAPPER_NAMES)
+        for name in named
+    }
+    uses = Counter(plain.values())
+    return {plain[name] if uses[plain[name]] == 1 else name: one for name, one in named.items()}
+
+
+class OptimizedParameters:
+    """What an optimizer has, by name, in the order of the names."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    ) -> None:
+        """``optimizer``: not kept alive, since it may be who keeps this. ``named_parameters``: of
+        all that want a gradient, at least. Default: the names that groups have, or
+        ``"parameter.0"``, …."""
+        self._optimizer = weakref.ref(optimizer)
+        self._named = _by_identity(named_parameters or ())
+        self.all: dict[str, torch.Tensor] = {}  #: also those that want no gradient
+        #: Those that are exchanged, the same on all ranks: at first those that want a gradient.
+        self.taking_part: dict[str, torch.Tensor] = {}
+        self._replaced: dict[str, torch.Tensor] = {}
+        self._order: list[int] = []
+        if named_parameters is not None:
+            self._check_names()
+        self.follow_groups()
+        self.taking_part = {name: one for name, one in self.all.items() if one.requires_grad}
+
+    def with_gradients(self) -> dict[str, bool]:
+        """Of all, what was added to groups too, whether this rank has a gradient.
+
+        Raises InvalidArgument for a parameter that was replaced or cast in a model.
+        """
+        self.follow_groups()
+        self._registered.check(
+            "make the optimizer after that, or put the new parameter into its param_groups"
+        )
+        return {name: one.grad is not None for name, one in self.all.items()}
+
+    def follow_groups(self) -> None:
+        """Takes in what was added to the optimizer's groups, or replaced there, since.
+
+        A tensor without a name of its own takes the name of the tensor that was in its place.
+        """
+        own = {id(one): one for one in self._own()}
+        if own.keys() == {id(one) for one in self.all.values()}:
+            return
+        in_groups = {  # of parameters that came to the optimizer with their names
+            id(one): name
+            for group in self._groups()
+            for one, name in zip(group["params"], group.get("param_names", ()), strict=False)
+        }
+        before = self._order if len(self._order) == len(own) else []
+        for index, (key, one) in enumerate(own.items()):
+            name = f"parameter.{index}"
+            if before and before[index] not in own:
+                name = self._named[before[index]][0]
+            self._named.setdefault(key, (in_groups.get(key, name), one))
+        self._order = list(own)
+        named = {name: one for key, (name, one) in self._named.items() if key in own}
+        if len(named) < len(own):
+            raise InvalidArgument("two parameters of the optimizer have one name")
+        every = unwrapped(named)
+        for name, former in self.taking_part.items():
+            one = every.get(name, former)
+            if (one.shape, one.dtype, one.device) != (former.shape, former.dtype, former.device):
+                raise InvalidArgument(
+                    f"{name} was replaced in param_groups by a parameter of another shape, type or "
+                    "device: make a new optimizer"
+                )
+            if one is not former:
+                self._replaced[name] = former
+        self.all, self._registered = every, Registered(every)
+        self.taking_part = {name: every.get(name, one) for name, one in self.taking_part.items()}
+
+    def take_replaced(self) -> dict[str, torch.Tensor]:
+        """The former tensors of parameters that were replaced in the groups since the last call."""
+        replaced, self._replaced = self._replaced, {}
+        return replaced
+
+    def join(self, newcomers: Collection[str]) -> None:
+        """These take part from now on."""
+        self.taking_part = {
+            name: one
+            for name, one in self.all.items()
+            if name in self.taking_part or name in newcomers
+        }
+
+    def _own(self) -> list[torch.Tensor]:
+        return [one for group in self._groups() for one in group["params"]]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer.param_groups
+
+    def _check_names(self) -> None:
+        wanted = {id(one) for one in self._own() if one.requires_grad}
+        if found := wanted - self._named.keys():
+            raise InvalidArgument(
+                f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
+                f"{len(wanted) - len(found)} of them: pass model.named_parameters() of the same "
+                "model"
+            )
+
+
+def _by_identity(
+    named: Iterable[tuple[str, torch.Tensor]],
+) -> dict[int, tuple[str, torch.Tensor]]:
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    names: set[str] = set()
+    for pair in named:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise TypeError(
+                "named_parameters is model.named_parameters(), pairs of a name and a parameter; "
+                f"{described(pair)} is none"
+            )
+        name, parameter = pair
+        if name in names:
+            raise InvalidArgument(f"two parameters are called {name!r} in named_parameters")
+        names.add(name)
+        found.setdefault(id(parameter), (name, parameter))
+    return found
+
+
+def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
+    """Where they lie. Raises InvalidArgument where there are none, or several devices."""
+    devices = {one.device for one in parameters.values()}
+    if not devices:
+        raise InvalidArgument("there is no gradient to compress")
+    if len(devices) > 1:
+        listed = ", ".join(sorted(str(one) for one in devices))
+        raise InvalidArgument(f"the parameters lie on several devices: {listed}; tersor takes one")
+    return devices.pop()
+
+
+def shards_of(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What this rank has of each, detached."""
+    return {name: local_shard(one.detach()) for name, one in parameters.items()}
+
+
+def local_shard(values: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor that is sharded; else the tensor itself."""
+    return values.to_local() if isinstance(values, DTensor) else values
+
+
+def reduce_uncompressed(
+    gradient: torch.Tensor | None, group: dist.ProcessGroup | None, samples: Samples
+) -> None:
+    """By the trainer's own group, as DistributedDataParallel would; its mean, or the sum."""
+    assert gradient is not None  # whoever asks saw to it
+    with straightened(local_shard(gradient)) as values:
+        scale(values, samples.share(values, group))
+        dist.all_reduce(values, group=group)
+
+
+def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None:
+    """Raises InvalidArgument, with names, for those that no codec takes."""
+    refused = {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
+    if refused:
+        raise InvalidArgument(
+            f"{who} takes parameters of float32, bfloat16 and float16, not {_listed(refused)}"
+        )
+
+
+def followed(
+    model: nn.Module, known: Mapping[str, torch.Tensor], who: str
+) -> dict[str, nn.Parameter]:
+    """The model's current parameters by the names in ``known``.
+
+    Raises InvalidArgument with the name of a parameter that is gone or changed its shape or device,
+    or has a type that no codec takes.
+    """
+    current = every_parameter(model)
+    for name, before in known.items():
+        now = current.get(name)
+        if now is None or (now.shape, now.device) != (before.shape, before.device):
+            raise InvalidArgument(
+                f"{name}: the model has no such parameter of {tuple(before.shape)} on "
+                f"{before.device} any more: make a new {who}"
+            )
+    found = {name: current[name] for name in known}
+    refuse_unsupported(found, who)
+    return found
+
+
+def is_sharded_over(ranks: Collection[int], tensor: torch.Tensor) -> bool:
+    """True if one of these ranks has another shard."""
+    if not isinstance(tensor, DTensor):
+        return False
+    return not set(tensor.device_mesh.mesh.flatten().tolist()).isdisjoint(ranks)
+
+
+def refuse_sharded(
+    parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, else_: str
+) -> None:
+    """Raises InvalidArgument where ranks of the group have other values each. ``else_``: what to do
+    else."""
+    others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
+    for name, one in parameters.items():
+        if is_sharded_over(others, one):
+            raise InvalidArgument(
+                f"{name} is sharded over ranks of the group, each of which has other values of it: "
+                f"shard over other ranks than those of group= (a host's, say), or {else_}"
+            )
+
+
+def unsupported_parameters(
+    module: nn.Module, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, str]:
+    """Those whose gradients cannot be encoded, with the reason of each."""
+    sparse = {
+        id(one.weight)
+        for one in module.modules()
+        if isinstance(one, _SPARSE_MODULES) and one.sparse
+    }
+    return {
+        name: "sparse" if id(parameter) in sparse else reason_of(parameter)
+        for name, parameter in parameters.items()
+        if id(parameter) in sparse or not is_supported(parameter)
+    }
+
+
+def reason_of(gradient: torch.Tensor) -> str:
+    """Why gradients like this one cannot be encoded, for messages."""
+    if gradient.layout != torch.strided:
+        return "sparse"
+    return str(gradient.dtype).removeprefix("torch.")
+
+
+def report_unsupported(
+    found: Mapping[str, str], how: Unsupported, group: dist.ProcessGroup | None
+) -> None:
+    """Lists uncompressed parameters with their reasons: a warning on rank 0, or an error."""
+    if not found:
+        return
+    listed = _listed(found)
+    if how == "error":
+        raise InvalidArgument(
+            f"these gradients cannot be compressed: {listed}; tersor takes dense gradients of "
+            'float32, bfloat16 and float16. With unsupported="warn" tersor sends them uncompressed'
+        )
+    if dist.get_rank(group) == 0:
+        # A caller's stack level would name a file of PyTorch, which calls the hook.
+        warnings.warn(f"tersor sends these gradients uncompressed: {listed}", stacklevel=1)
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({reason})" for name, reason in found.items())
+
+
+class Names:
+    """Names of parameters by the parameters themselves, which it keeps alive."""
+
+    def __init__(self, named: Mapping[str, torch.nn.Parameter] | None = None) -> None:
+        self._known: dict[int, tuple[str, torch.Tensor]] = {
+            id(one): (name, one) for name, one in (named or {}).items()
+        }
+        self._complete = named is not None
+
+    def of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+        """Their names; where none were given, numbers in the order of first sight."""
+        return [self._name(parameter) for parameter in parameters]
+
+    def in_order(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """The parameters of these names, in the order of the model."""
+        wanted = set(names)
+        return {name: one for name, one in self._known.values() if name in wanted}
+
+    def _name(self, parameter: torch.Tensor) -> str:
+        if self._complete and id(parameter) not in self._known:
+            raise InvalidArgument(
+                f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not in the "
+                "model which tersor was given: give it the model that DDP wraps, as it is trained"
+            )
+        numbered = (f"parameter.{len(self._known)}", parameter)
+        return self._known.setdefault(id(parameter), numbered)[0]
+
+
+def literal_pattern(name: str) -> str:
+    """A rule's pattern that matches this name alone."""
+    return re.sub(r"([\\*?\[])", r"\\\1", name)

@@ -1,0 +1,345 @@
+"""Models compressed where a program makes them: what ``python -m tersor.torch.run`` puts in place.
+
+``DistributedDataParallel`` has one communication hook, and ours is registered when it is made. One
+that the program registers later is called by ours, which does nothing else then.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from tersor import Codec, _core, collectives
+from tersor._core import InvalidArgument
+from tersor._options import fill
+from tersor.arrays import dtype_text
+from tersor.reducer import ReducerOptions
+from tersor.torch import _compat
+from tersor.torch._src.checkpoint.residuals import zeros
+from tersor.torch._src.ddp import hook as ddp
+from tersor.torch._src.ddp.hook import HookState
+from tersor.torch._src.fsdp import handle as fsdp
+from tersor.torch._src.fsdp.handle import ShardedHandle
+from tersor.torch._src.gradients.loss_scale import watch
+from tersor.torch._src.gradients.low_bit_adam import has_feedback
+from tersor.torch._src.parameters.selection import DTYPES, Unsupported, wrapped_in
+from tersor.torch._src.process_group.connections import seconds_of, transport
+
+LEAST_BYTES = 1 << 20  # of an all-reduce that is counted
+_TEXT_BYTES = 512  # of options that ranks compare
+_OWN_HOOK = "the script registers a communication hook of its own"
+_OWN_CALL = "the script calls tersor.torch.compress itself"
+_LIBRARIES = ("torch", "tersor")
+
+Handle = HookState | ShardedHandle
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Of one parameter: bytes that a rank would send in a step, headers not counted.
+
+    ``sent_bytes``: None where a run has to decide (``"auto"``); of a schedule in its first step.
+    """
+
+    name: str
+    codec: str
+    sent_bytes: float | None
+    uncompressed_bytes: float
+
+
+Plan = tuple[Iterable[Planned], list[dist.ProcessGroup]]
+"""How each parameter would travel, and the groups whose ranks would exchange, in one order."""
+
+
+@dataclass
+class Seen:
+    """A model that the program made."""
+
+    name: str
+    way: str
+    handle: Handle | None = None  #: where it is compressed
+    reason: str = ""  #: why not, where it is not
+    plan: list[Planned] = field(default_factory=list)  #: if nothing is to change
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    def leave(self, reason: str) -> None:
+        """It is left alone from now on."""
+        self.reason, self.plan, handle = reason, [], self.handle
+        self.handle = None
+        if isinstance(handle, HookState):
+            handle.close()
+        elif handle is not None:
+            handle.remove()
+        say(f"{self.name} ({self.way}) is left alone: {reason}")
+
+    def count(self) -> Mapping[str, float]:
+        """What was sent until now, as ``handle.scalars()``."""
+        if self.handle is not None:
+            self.scalars = self.handle.scalars()
+        return self.scalars
+
+    def end(self) -> None:
+        """The model is gone."""
+        self.count()
+        self.handle = None
+
+
+class Constructors:
+    """Has every model compressed that DistributedDataParallel or ``fully_shard`` is called for."""
+
+    def __init__(
+        self, options: ReducerOptions, unsupported: Unsupported = "warn", *, dry: bool = False
+    ) -> None:
+        self.models: list[Seen] = []  #: those that were made, in order
+        #: Calls and bytes of large ``dist.all_reduce`` of floats, by file and line.
+        self.all_reduces: dict[str, tuple[int, int]] = {}
+        self.rank = rank()
+        self.dry = dry
+        self._options, self._unsupported = options, unsupported
+        self._scaler = Scalers() if has_feedback(options) else None
+        self._seen = weakref.WeakKeyDictionary[nn.Module, Seen]()
+        self._waiting = weakref.WeakKeyDictionary[nn.Module, Any]()  # until the first forward pass
+        self._compress_sharded = fsdp.compress
+
+    def install(self) -> None:
+        """From now on, in all modules that are or will be loaded; not to be undone."""
+        methods: list[tuple[Any, str, Callable[..., Any]]] = [
+            (DistributedDataParallel, "__init__", self._make_ddp),
+            (DistributedDataParallel, "register_comm_hook", self._register),
+            (FSDPModule, "unshard", self._unshard),
+        ]
+        if self._scaler is not None:
+            methods.append((torch.amp.GradScaler, "__init__", self._scaler.make))
+        for of, name, instead in methods:
+            setattr(of, name, _around(getattr(of, name), instead))
+        functions: dict[Any, Callable[..., Any]] = {
+            fully_shard: self._shard,
+            fsdp.compress: self._give_way,
+            dist.all_reduce: self._all_reduce,
+        }
+        replace({one: _around(one, instead) for one, instead in functions.items()})
+
+    def finish(self) -> list[Seen]:
+        """All models, in the end."""
+        for root in list(self._waiting):
+            self._stop_waiting(root)
+            self._add(root, "fully_shard").reason = "its forward pass was never called"
+        return self.models
+
+    def _add(self, model: nn.Module, way: str) -> Seen:
+        self.rank = rank()
+        self._seen[model] = seen = Seen(type(wrapped_in(model)).__name__, way)
+        self.models.append(seen)
+        return seen
+
+    def _take(
+        self, seen: Seen, model: Any, plan: Callable[..., Plan], compress: Callable[..., Handle]
+    ) -> None:
+        """Compresses a model that was seen, unless nothing is to change or it cannot be."""
+        try:
+            planned, groups = plan(model, self._options)
+        except InvalidArgument as refusal:
+            return seen.leave(str(refusal))
+        if self.dry:
+            seen.plan = list(planned)
+            return None
+        for group in groups:
+            agree(group, repr((self._options, self._unsupported)))
+        seen.handle = compress(
+            model, scaler=self._scaler, unsupported=self._unsupported, **self._options
+        )
+        weakref.finalize(model, seen.end).atexit = False
+        return None
+
+    def _make_ddp(self, construct: Any, model: Any, *arguments: Any, **options: Any) -> None:
+        construct(model, *arguments, **options)
+        seen = self._add(model, "DistributedDataParallel")
+        self._take(seen, model, plan_of_ddp, ddp.compress)
+
+    def _register(self, register: Any, model: Any, state: Any, hook: Any) -> None:
+        """A hook comes: ours, or the program's, which ours calls from now on."""
+        seen = self._seen.get(model)
+        if seen is not None and isinstance(seen.handle, HookState):
+            _compat.check_hook(model, hook)
+            seen.handle.instead = functools.partial(hook, state)
+        else:  # it is ours, or ours is not there
+            register(model, state, hook)
+        if seen is not None and (seen.handle is not None or seen.plan):
+            seen.leave(_OWN_CALL if isinstance(state, HookState) else _OWN_HOOK)
+
+    def _shard(self, shard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
+        """It is the outermost module so far."""
+        found = shard(module, *arguments, **options)
+        for one in module if isinstance(module, list | tuple) else [module]:
+            for inner in one.modules():
+                self._stop_waiting(inner)
+            use = torch.compiler.disable(lambda used, _: self._use(used))  # type: ignore[no-untyped-call]
+            # Before FSDP's own, which has the parameters unsharded.
+            self._waiting[one] = one.register_forward_pre_hook(use, prepend=True)
+        return found
+
+    def _stop_waiting(self, module: nn.Module) -> bool:
+        """Whether its first forward pass was waited for."""
+        if (hook := self._waiting.pop(module, None)) is not None:
+            hook.remove()
+        return hook is not None
+
+    def _unshard(self, unshard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
+        self._use(module)
+        return unshard(module, *arguments, **options)
+
+    def _use(self, module: nn.Module) -> None:
+        """The first time that of a model a module is used."""
+        for root in list(self._waiting):
+            if any(one is module for one in root.modules()) and self._stop_waiting(root):
+                seen = self._add(root, "fully_shard")
+                self._take(seen, root, plan_of_shards, self._compress_sharded)
+
+    def _give_way(self, compress: Any, model: Any, **options: Any) -> ShardedHandle:
+        """Of a model that the program compresses itself ours goes first."""
+        for one in model.modules() if isinstance(model, nn.Module) else ():
+            if self._stop_waiting(one):
+                self._add(one, "fully_shard").leave(_OWN_CALL)
+            elif (seen := self._seen.get(one)) is not None and not seen.reason:
+                seen.leave(_OWN_CALL)
+        found: ShardedHandle = compress(model, **options)
+        return found
+
+    def _all_reduce(self, all_reduce: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
+        """Counts what the program itself calls, not PyTorch or Tersor."""
+        is_large = isinstance(tensor, torch.Tensor) and tensor.nbytes >= LEAST_BYTES
+        if not torch.compiler.is_compiling() and is_large and tensor.is_floating_point():
+            caller = sys._getframe(2)
+            if caller.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+                line = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+                calls, size = self.all_reduces.get(line, (0, 0))
+                self.all_reduces[line] = (calls + 1, size + tensor.nbytes)
+        return all_reduce(tensor, *arguments, **options)
+
+
+class Scalers:
+    """The program's ``GradScaler``, which may be made after the model."""
+
+    def __init__(self) -> None:
+        self._made = weakref.WeakSet[Any]()
+
+    def make(self, construct: Any, scaler: Any, *arguments: Any, **options: Any) -> None:
+        """Called in place of a constructor."""
+        construct(scaler, *arguments, **options)
+        if scaler.is_enabled():
+            self._made.add(scaler)
+            watch(scaler)
+
+    @property
+    def made(self) -> Any:
+        """The only scaler; None: there is none yet."""
+        alive = list(self._made)
+        if len(alive) > 1:
+            raise InvalidArgument(
+                f"the script has {len(alive)} GradScalers, and residuals follow one: call "
+                "tersor.torch.compress(model, scaler=...) in it, or take a codec without +ef"
+            )
+        return alive[0] if alive else None
+
+    def get_scale(self) -> float:
+        """The scaler's scale; without a scaler 1."""
+        return 1.0 if (made := self.made) is None else float(made.get_scale())
+
+
+def _around(function: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        return instead(function, *arguments, **options)
+
+    return wrapper
+
+
+def replace(functions: Mapping[Any, Any]) -> None:
+    """Puts other functions into the places of these, in all modules that hold them."""
+    by_id = {id(one): other for one, other in functions.items()}
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in by_id:
+                setattr(module, name, by_id[id(value)])
+
+
+def agree(group: dist.ProcessGroup, text: str) -> None:
+    """Raises InvalidArgument where ranks were started with other options; a collective call."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    said = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
+    own, every = zeros(_TEXT_BYTES), zeros(group.size(), _TEXT_BYTES)
+    own[: len(said)] = torch.frombuffer(said, dtype=torch.uint8)
+    ranks = transport(group).channel()  # on hosts, as the program may not have chosen its device
+    collectives.allgather(ranks, own, every.view(-1), codec="none", timeout=seconds_of(group))
+    told = [bytes(one.byte().tolist()).rstrip(b"\0") for one in every]
+    for number, other in enumerate(told):
+        if other != told[0]:
+            wrong, first = (one[len(digest) :].decode(errors="replace") for one in (other, told[0]))
+            raise InvalidArgument(
+                f"rank {number} was started with {wrong}, rank 0 with {first}: give all ranks the "
+                "same --codec, --rules and --unsupported"
+            )
+
+
+def rank() -> int:
+    """This process's number, as far as is known."""
+    told = os.environ.get("RANK", "")
+    return dist.get_rank() if dist.is_initialized() else int(told) if told.isdigit() else 0
+
+
+def say(text: str) -> None:
+    """To people, by rank 0."""
+    if rank() == 0:
+        print(f"tersor: {text}", file=sys.stderr, flush=True)
+
+
+def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan:
+    """An all-reduce sends each part of a gradient twice, but for what a rank keeps."""
+    asked, group = fill(_core.ReducerOptions(), options), model.process_group
+    share = 2 * (group.size() - 1) / group.size()
+
+    def planned(name: str, one: torch.Tensor) -> Planned:
+        choice = _core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype))
+        return _planned(name, choice, one, share)
+
+    return itertools.starmap(planned, ddp.compressible(model).items()), [group]
+
+
+def plan_of_shards(model: nn.Module, options: ReducerOptions) -> Plan:
+    """A reduce-scatter sends each part once."""
+    _, _, exchanges = fsdp.prepared(model, options)  # type: ignore[arg-type]
+    layouts = [one.layout for one in exchanges.values() if one.layout.known]
+    groups = [group for one in layouts for group in (one.scatter_group, one.replicas) if group]
+    plan = (
+        _planned(
+            one.name,
+            choice,
+            torch.empty(one.shape, dtype=each.layout.dtype, device="meta"),
+            (each.layout.ranks - 1) / each.layout.ranks,
+        )
+        for each in exchanges.values()
+        for one, choice in each.expected()
+    )
+    return plan, list(dict.fromkeys(groups))
+
+
+def _planned(name: str, choice: _core.CodecChoice, like: torch.Tensor, share: float) -> Planned:
+    codec, sent = choice.phases[0][1] if choice.phases else choice.codec, None
+    if like.dtype not in DTYPES:
+        return Planned(name, f"as it is ({like.dtype})", share * like.nbytes, share * like.nbytes)
+    if codec != "auto":
+        sent = share * Codec(codec).max_payload_bytes(tuple(like.shape), like.dtype)
+    return Planned(name, f"{choice.codec} ({choice.reason})", sent, share * like.nbytes)

@@ -1,0 +1,183 @@
+"""The picture of what a handle counted: bytes and residuals by parameter, and where time went.
+
+All bars are means of one step on this rank and begin at zero. What stands beside a bar was counted
+or measured; what was not is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tersor import _look, _text
+from tersor.torch._src.statistics.records import (
+    SEVERAL,
+    ParameterStatistics,
+    add_up,
+    per_step,
+    ratio,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_ROWS = 16
+"""Parameters drawn by themselves; the others share a bar."""
+LONGEST_NAME = 38
+MOST_TICKS = 6
+
+WIDTH = 11.0  # inches
+ROW_HEIGHT = 0.34
+TIME_HEIGHT = 1.9
+HEAD_HEIGHT = 1.6
+
+
+def draw(
+    parameters: Sequence[ParameterStatistics],
+    totals: ParameterStatistics,
+    path: str | os.PathLike[str],
+) -> None:
+    """Draws to a file whose ending says the format (.png, .svg, .pdf).
+
+    Raises ImportError where matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError as missing:
+        raise ImportError("report() draws with matplotlib: pip install matplotlib") from missing
+    with matplotlib.rc_context(_look.STYLE):
+        figure(parameters, totals).savefig(os.fspath(path), dpi=160)
+
+
+def figure(parameters: Sequence[ParameterStatistics], totals: ParameterStatistics) -> Figure:
+    """The picture as a matplotlib figure, which belongs to no global list."""
+    from matplotlib.figure import Figure
+
+    rows = _rows(parameters)
+    bars_height = ROW_HEIGHT * len(rows) + 0.9
+    height = bars_height + TIME_HEIGHT + HEAD_HEIGHT
+    made = Figure(figsize=(WIDTH, height), constrained_layout=True)
+    grid = made.add_gridspec(2, 2, height_ratios=[bars_height, TIME_HEIGHT], width_ratios=[3, 1])
+    bytes_axes = made.add_subplot(grid[0, 0])
+    _draw_bytes(bytes_axes, rows)
+    _draw_residuals(made.add_subplot(grid[0, 1], sharey=bytes_axes), rows)
+    _draw_time(made.add_subplot(grid[1, :]), totals)
+    made.suptitle(_headline(totals), x=0.015, ha="left", fontsize=14, fontweight="bold")
+    note = f"{totals['codec']}, means over {totals['steps']} steps of this rank"
+    made.supxlabel(note, x=0.985, ha="right", fontsize=9.5, color=_look.QUIET)
+    return made
+
+
+def _rows(parameters: Sequence[ParameterStatistics]) -> list[ParameterStatistics]:
+    """The largest parameters, the largest first, and one entry for what is left."""
+    largest = sorted(parameters, key=lambda one: -one["uncompressed_bytes"])
+    if len(largest) <= MOST_ROWS:
+        return largest
+    rest = add_up(largest[MOST_ROWS - 1 :])
+    rest["name"] = f"{len(largest) - MOST_ROWS + 1} smaller ones"
+    return [*largest[: MOST_ROWS - 1], rest]
+
+
+def _headline(totals: ParameterStatistics) -> str:
+    sent = _text.byte_count(per_step(totals, "sent_bytes"))
+    instead = _text.byte_count(per_step(totals, "uncompressed_bytes"))
+    return f"{sent} sent a step instead of {instead}: {_text.ratio(ratio(totals))} less"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
+
+
+def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
+    places = range(len(rows))
+    whole = [per_step(one, "uncompressed_bytes") or 0.0 for one in rows]
+    sent = [per_step(one, "sent_bytes") or 0.0 for one in rows]
+    colours = [_colour(one) for one in rows]
+    axes.barh(places, whole, height=0.72, color=[_look.faint(one) for one in colours])
+    axes.barh(places, sent, height=0.72, color=colours)
+    for place, one in zip(places, rows, strict=True):
+        axes.text(max(whole[place], sent[place]), place, _label(one), va="center", fontsize=9.5)
+    axes.set_yticks(places, [_short(one["name"]) for one in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, 1.45 * max([*whole, *sent, 1.0]))  # room for what stands beside the bars
+    _byte_axis(axes)
+    axes.set_xlabel("bytes a step on the wire: dark sent, light uncompressed")
+    axes.set_title("What was sent")
+
+
+def _colour(one: ParameterStatistics) -> str:
+    return _look.QUIET if one["codec"] == SEVERAL else _look.colour(one["codec"])
+
+
+def _label(one: ParameterStatistics) -> str:
+    error = one.get("relative_error")
+    beside = "" if error is None else f", error {_text.percent(error)}"
+    return f" {one['codec']}  {_text.ratio(ratio(one))}{beside}"
+
+
+def _byte_axis(axes: Axes) -> None:
+    from matplotlib.ticker import MultipleLocator
+
+    step = 2.0 ** math.ceil(math.log2(axes.get_xlim()[1] / MOST_TICKS))
+    axes.xaxis.set_major_locator(MultipleLocator(step))
+    axes.xaxis.set_major_formatter(lambda value, _: _text.short(_text.byte_count(value)))
+
+
+def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
+    places = range(len(rows))
+    norms = [one.get("residual_norm", 0.0) for one in rows]
+    axes.tick_params(axis="y", left=False, labelleft=False)
+    axes.grid(axis="y", visible=False)
+    axes.set_title("What waits for later")
+    axes.set_xlabel("norm of the residual")
+    if not any(norms):
+        axes.set_xticks([])
+        axes.text(
+            0.5, 0.5, "no error feedback", transform=axes.transAxes, ha="center", color=_look.QUIET
+        )
+        return
+    axes.barh(places, norms, height=0.3, color=[_colour(one) for one in rows])
+    for place, norm in zip(places, norms, strict=True):
+        if norm:
+            axes.text(norm, place, f" {_text.magnitude(norm)}", va="center", fontsize=9.5)
+    axes.set_xlim(0, 1.45 * max(norms))
+
+
+def _draw_time(axes: Axes, totals: ParameterStatistics) -> None:
+    """Two bars: the wire's time, hidden and exposed, and the codec's."""
+    shade = _look.QUIET
+    wire = [("hidden", "hidden_seconds", _look.faint(shade)), ("exposed", "exposed_seconds", shade)]
+    if "hidden_seconds" not in totals:
+        wire = [("wire", "wire_seconds", shade)]
+    hue = _colour(totals)
+    codec = [("encode", "encode_seconds", hue), ("decode", "decode_seconds", _look.faint(hue))]
+    for place, parts in enumerate((wire, codec)):
+        known = [(name, per_step(totals, key) or 0.0, tint) for name, key, tint in parts]
+        _stack(axes, place, known)
+    axes.set_yticks([0, 1], ["communication", "codec"])
+    axes.set_ylim(1.6, -0.6)
+    axes.grid(axis="y", visible=False)
+    _time_axis(axes)
+    axes.set_title("Where the time of a step went")
+
+
+def _stack(axes: Axes, place: int, parts: Sequence[tuple[str, float, str]]) -> None:
+    start = 0.0
+    for _, seconds, hue in parts:
+        axes.barh(place, seconds, left=start, height=0.5, color=hue)
+        start += seconds
+    text = ", ".join(f"{name} {_text.seconds(seconds)}" for name, seconds, _ in parts)
+    axes.text(start, place, f" {text}", va="center", fontsize=9.5)
+
+
+def _time_axis(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.xaxis.set_major_formatter(lambda value, _: _text.short(_text.seconds(value)))
+    axes.set_xlim(0, 1.35 * axes.get_xlim()[1])
+    axes.set_xlabel("seconds")
