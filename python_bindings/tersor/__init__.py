@@ -6,7 +6,6 @@ for those who have mpi4py, ``tersor.local`` for trying things in one process.
 
 from tersor import _renamed as _renamed
 from tersor._core import (
-    AutoOptions,
     CollectiveStatistics,
     CudaError,
     Error,
@@ -17,7 +16,6 @@ from tersor._core import (
     TcpTransport,
     Transport,
     TransportError,
-    Tuner,
     WireError,
     Workspace,
 )
@@ -38,9 +36,9 @@ from tersor.collectives import (
 from tersor.gossip import Gossip
 from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.server import ParameterClient, ParameterServer, ServerOptions
+from tersor.tuner import Tuner, TunerOptions
 
 __all__ = [
-    "AutoOptions",
     "Codec",
     "CodecInfo",
     "CodecOption",
@@ -63,6 +61,7 @@ __all__ = [
     "Transport",
     "TransportError",
     "Tuner",
+    "TunerOptions",
     "WireError",
     "Workspace",
     "__version__",

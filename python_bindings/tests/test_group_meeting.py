@@ -19,7 +19,8 @@ import torch.distributed as dist
 import ranks
 import tersor
 from tersor._core import TcpTransport
-from tersor.torch._src.process_group.rendezvous import Meeting, Store
+from tersor.torch._compat import Store
+from tersor.torch._src.process_group.rendezvous import Meeting
 
 PATIENCE_SECONDS = 60.0
 

@@ -15,7 +15,6 @@ import pytest
 
 import tersor
 import tersor.local
-from tersor import _core
 from tersor.reducer import GradientReducer
 
 SHAPES = {"embedding.weight": (200, 64), "norm.bias": (300,), "head.weight": (40, 8, 16)}
@@ -377,14 +376,13 @@ def test_auto_chooses_for_all_ranks_alike() -> None:
     assert tersor.local.run(2, rank, link="100Mbit,50us") == ["int8", "int8"]
 
 
-class Watched(_core.Tuner):
+class Watched(tersor.Tuner):
     """One that takes weak references."""
 
 
 def test_a_tuner_lives_as_long_as_its_reducer() -> None:
     def rank(transport: tersor.Transport) -> bool:
-        options = _core.AutoOptions()
-        tuner = Watched(transport, options)
+        tuner = Watched(transport, codecs=["int8", "int4"])
         watched = weakref.ref(tuner)
         reducer = GradientReducer(transport, codec="auto", tuner=tuner)
         del tuner

@@ -17,6 +17,7 @@ from tersor.reducer import GradientReducer
 
 pytest.importorskip("torch")
 
+from tersor.torch import log_statistics
 from tersor.torch._src.statistics import records as statistics
 from tersor.torch._src.statistics.handles import Reporting
 from tersor.torch._src.statistics.records import ParameterStatistics
@@ -144,7 +145,7 @@ def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (one, *_) = counted(2, codec="int8+ef")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
-        statistics.log_statistics(writer, one, 7, residual_norms=True, parameters_every=7)
+        log_statistics(writer, one, 7, residual_norms=True, parameters_every=7)
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
 
     def value(tag: str) -> float:
@@ -169,7 +170,7 @@ def test_of_each_parameter_tensorboard_hears_every_so_many_steps() -> None:
 
     (one, *_), tags = counted(2, codec="int8"), Tags()
     for step in range(201):
-        statistics.log_statistics(tags, one, step)
+        log_statistics(tags, one, step)
     assert tags.count(("tersor/ratio", 1)) == 1
     of_weight = [step for tag, step in tags if tag == "tersor parameters/head.weight/ratio"]
     assert of_weight == [0, 100, 200]

@@ -125,7 +125,11 @@ class TersorCallback(transformers.TrainerCallback):
 
 
 def _training() -> tuple[Any, str | None]:
-    """The trainer that calls, and its checkpoint: callbacks are told of neither."""
+    """The calling trainer and the checkpoint that it resumes from.
+
+    Read from the trainer's stack frame: transformers (5.24) passes a callback neither of them, and
+    stores the checkpoint's folder nowhere.
+    """
     frame = inspect.currentframe()
     while frame := frame and frame.f_back:
         trainer, key = frame.f_locals.get("self"), "resume_from_checkpoint"

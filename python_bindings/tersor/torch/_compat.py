@@ -1,7 +1,6 @@
 """Every use of PyTorch's private API, each with the reason.
 
-Tested with PyTorch 2.11.0 and 2.15.0 by ``scripts/test-python``. Names that differ between releases
-say so. A use without a release works in all releases from 2.11 to 2.15.
+``scripts/test-python`` tests PyTorch 2.11.0 and 2.15.0. A use that names no release works in both.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import _distributed_c10d as _c10d
+from torch._C._distributed_c10d import PrefixStore as PrefixStore  # without types elsewhere
+from torch._C._distributed_c10d import Store as Store
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -134,7 +135,7 @@ def forget_hook(ddp: DistributedDataParallel, state: object) -> None:
 
 def check_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
     """DDP's own check of a hook, for a hook that is called by another hook."""
-    ddp._check_comm_hook(hook)
+    ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def divides_by_remaining_ranks(ddp: DistributedDataParallel) -> bool:
@@ -190,7 +191,7 @@ def set_backends(group: dist.ProcessGroup, kind: Any, backends: Sequence[Any]) -
     group._register_backend(torch.device("cuda"), kind, backends[-1])
 
 
-def set_name(group: dist.ProcessGroup, name: str, description: str) -> None:
+def set_name(group: Any, name: str, description: str) -> None:
     """Names a group, as ``new_group`` does."""
     group._set_group_name(name)
     group._set_group_desc(description)

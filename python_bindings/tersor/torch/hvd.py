@@ -35,14 +35,23 @@ from tersor.torch._src.hvd.calls import (
     reduction_of,
     root_of,
 )
-from tersor.torch._src.hvd.launcher import init as init
-from tersor.torch._src.hvd.launcher import is_initialized as is_initialized
-from tersor.torch._src.hvd.launcher import local_rank as local_rank
-from tersor.torch._src.hvd.launcher import local_size as local_size
-from tersor.torch._src.hvd.launcher import rank as rank
-from tersor.torch._src.hvd.launcher import shutdown as shutdown
-from tersor.torch._src.hvd.launcher import size as size
+from tersor.torch._src.hvd.launcher import (
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
 from tersor.torch._src.optim.distributed import DistributedOptimizer as TersorOptimizer
+
+__all__ = [
+    "Average", "Compression", "DistributedOptimizer", "Sum", "allgather", "allreduce", "allreduce_",
+    "alltoall", "barrier", "broadcast", "broadcast_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "grouped_allreduce", "init",
+    "is_initialized", "local_rank", "local_size", "rank", "reducescatter", "shutdown", "size",
+]  # fmt: skip
 
 Average: Reduction = "mean"
 Sum: Reduction = "sum"

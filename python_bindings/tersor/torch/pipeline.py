@@ -24,6 +24,8 @@ from tersor.codec import Codec
 from tersor.torch._src.parameters.memory_order import straightened
 from tersor.torch._src.parameters.selection import DTYPES
 
+__all__ = ["CompressedStage", "compress"]
+
 _OpsOf = Callable[[int], list[dist.P2POp]]  # of a microbatch
 
 

@@ -23,6 +23,8 @@ from tersor._core import InvalidArgument
 from tersor._options import fill
 from tersor.torch._src.run.patches import Constructors, Planned, Seen
 
+__all__ = ["main"]
+
 _PROGRAM = "tersor.torch.run"
 _RULES = """a file of rules, one a line: `pattern codec [from_step]`, as in `*.bias bf16` or
 `* int8+ef 100`; patterns are the shell's, of names of parameters; the first that matches counts,

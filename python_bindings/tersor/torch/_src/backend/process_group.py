@@ -155,7 +155,7 @@ class TersorGroup(dist.ProcessGroup):
             return None
         name, own = told["group_name"], dist.get_process_group_ranks(self)
         made = _compat.BackendOptions()
-        made.store = dist.PrefixStore(f"{name}/", self.get_group_store().clone())
+        made.store = _compat.PrefixStore(f"{name}/", self.get_group_store().clone())
         made.group_rank, made.group_size = ranks.index(self.rank()), len(ranks)
         made.timeout, made.group_id = told["timeout"], name
         made.process_group = dist.ProcessGroup(made.store, made.group_rank, made.group_size)
@@ -197,7 +197,7 @@ for _name in (
 
 def _inner(name: str, made: Any, options: object) -> Any:
     """What is handed on to. ``made``: which this changes."""
-    made.store = dist.PrefixStore(name, made.store)
+    made.store = _compat.PrefixStore(name, made.store)
     made.split_from = None
     return _compat.make_backend(name, made, options)
 

@@ -1,4 +1,4 @@
-"""The residuals of sharded gradients in checkpoints, in the form of ``tersor.torch.checkpoint``.
+"""The residuals of sharded gradients in checkpoints, in the form of ``checkpoint.residuals``.
 
 *Exact*: each rank's own, side by side in DTensors; what is kept between replicas stands under names
 of its own. *Portable*: the sum over ranks in the shape of the parameter, without padding, for any

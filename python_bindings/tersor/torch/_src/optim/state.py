@@ -1,7 +1,7 @@
 """The state of a ``CompressedOptimizer``: common moments as PyTorch's, each rank's own beside.
 
 What is each rank's own stands under ``"tersor"`` in the first parameter group, where PyTorch's
-``get_optimizer_state_dict`` leaves it: moments, with the residuals of ``tersor.torch.checkpoint``,
+``get_optimizer_state_dict`` leaves it: moments, with the residuals of ``checkpoint.residuals``,
 and in the same two modes.
 """
 

@@ -14,9 +14,8 @@ import contextlib
 import secrets
 import time
 
-from torch.distributed import Store
-
 from tersor._core import TransportError
+from tersor.torch._compat import Store
 
 _PAUSES = (0.001, 0.1)  # seconds between two looks into the store, at first and at most
 _NO_CALL = "-"
