@@ -1,4 +1,4 @@
-"""Modules under another name since version 0.2. The old name warns, and works for one release."""
+"""Renamed modules. For one release, the old name of a module works, with a warning."""
 
 from __future__ import annotations
 

@@ -100,8 +100,9 @@ class DiLoCo(LateReporting):
         its new weights, below ``every / fragments``. ``mix``: what a rank keeps of its own weights
         then, from 0 to below 1; default 0.5 with a delay, as in the paper, else 0.
         ``grace``: seconds for which an exchange waits for ranks that are late, and goes on without
-        them (docs/how-to/diloco.md); default: for all, to the ``timeout``. ``outer_optimizer``: makes it
-        from the list of parameters, once; ``nesterov`` or ``averaging``, or any other.
+        them (docs/how-to/diloco.md); default: for all, to the ``timeout``.
+        ``outer_optimizer``: makes the optimizer from the list of parameters, once; ``nesterov`` or
+        ``averaging``, or any other.
         ``residual_factor``: from 0 to 1, what ``+ef`` held back of a fragment is multiplied by
         before each exchange of it; 0.95 in SparseLoCo. ``group``: who takes part, default the whole
         world. ``codec="auto"`` stays with what it predicts where there are fragments or a delay,
