@@ -1,7 +1,7 @@
 """Arrays on a CUDA device without a library of arrays: memory of the CUDA runtime, lent by DLPack.
 
-They serve on a GPU and on the device that interprets PTX (docs/explain/gpu-tests.md), where no kernels
-of PyTorch or CuPy can run.
+They serve on a GPU and on the device that interprets PTX (docs/explain/gpu-tests.md), where no
+kernels of PyTorch or CuPy can run.
 """
 
 from __future__ import annotations
