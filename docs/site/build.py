@@ -7,6 +7,7 @@ import sys
 
 import command_line
 import coverage
+import headers
 import pages
 import public
 from sphinx.cmd.build import build_main
@@ -23,6 +24,7 @@ def main() -> int:
     reasons = coverage.failures(recording)
     for reason in reasons:
         print(f"docs: {reason}", file=sys.stderr)
+    headers.adapt(BUILD / "docs-xml" / "xml")
     pages.write(BUILD / "docs-source")
     status = build_main([str(word) for word in (*OPTIONS, BUILD / "docs-source", BUILD / "docs")])
     return status or bool(reasons)

@@ -48,7 +48,10 @@ breathe_order_parameters_first = True
 
 # Not in the reference: other projects' names, and types that only signatures mention.
 nitpicky = True
-suppress_warnings = ["ref.python"]  # a built-in type with the name of a property, such as bytes
+suppress_warnings = [
+    "ref.python",  # a built-in type with the name of a property, such as bytes
+    "duplicate_declaration.cpp",  # each header opens the namespace again
+]
 nitpick_ignore_regex = [
     ("py:class", r".*"),
     ("py:.*", r"(?!tersor\.).*"),
