@@ -1,6 +1,7 @@
-"""Checks the public names, writes the pages and runs Sphinx. scripts/docs calls this program after Doxygen.
+"""Checks the public names, writes the pages and runs Sphinx. scripts/docs calls this program.
 
-usage: build.py [--record]    --record writes tersor-bench.txt and removes documented names from the allow-lists
+usage: build.py [--record]    after Doxygen
+    --record writes tersor-bench.txt, and removes documented names from the allow-lists
 """
 
 import sys
@@ -14,7 +15,16 @@ from sphinx.cmd.build import build_main
 
 BUILD = public.ROOT / "build"
 # Every warning is an error, and every name in a signature must be known.
-OPTIONS = ("-q", "-W", "--keep-going", "-n", "-c", public.ROOT / "docs" / "site", "-d", BUILD / "docs-doctrees")
+OPTIONS = (
+    "-q",
+    "-W",
+    "--keep-going",
+    "-n",
+    "-c",
+    public.ROOT / "docs" / "site",
+    "-d",
+    BUILD / "docs-doctrees",
+)
 
 
 def main() -> int:

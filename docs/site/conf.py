@@ -60,7 +60,9 @@ nitpick_ignore_regex = [
 ]
 
 
-def _escape(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def _escape(
+    app: object, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
     """A bar in a compiled module's text is a magnitude, not a substitution."""
     lines[:] = [line if "``" in line else line.replace("|", r"\|") for line in lines]
 

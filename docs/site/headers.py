@@ -1,6 +1,7 @@
 """Doxygen's XML of the public headers, changed for Breathe.
 
-Breathe would print private members, and pass on two kinds of default values that Sphinx cannot parse.
+Breathe would print private members, and pass on two kinds of default values that Sphinx cannot
+parse.
 """
 
 from __future__ import annotations
