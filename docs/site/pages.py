@@ -19,8 +19,8 @@ DOCS = public.ROOT / "docs"
 KINDS = ("get-started", "how-to", "explain", "reference", "results", "systems", "inside")
 SAMPLE = 1 << 20  # values
 # Members of these base classes are described by their own projects.
-FOREIGN_BASES = "object Exception BaseException dict tuple Optimizer Module ProcessGroup Backend "
-FOREIGN_BASES += "TrainerCallback Enum Protocol Generic"
+FOREIGN_BASES = "object, Exception, BaseException, dict, tuple, Optimizer, Module, ProcessGroup, "
+FOREIGN_BASES += "Backend, TrainerCallback, Enum, Protocol, Generic"
 LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(?m)^((?:```|~~~).*\n)")
 
@@ -107,7 +107,7 @@ def _heading(text: str, line: str = "=") -> str:
 
 
 def _module_page(name: str) -> str:
-    options = f":members:\n   :inherited-members: {FOREIGN_BASES.replace(' ', ', ')}\n   :member-order: groupwise"
+    options = f":members:\n   :inherited-members: {FOREIGN_BASES}\n   :member-order: groupwise"
     return _heading(name) + f".. automodule:: {name}\n   {options}\n"
 
 
