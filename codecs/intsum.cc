@@ -208,7 +208,7 @@ CodecEntry intsum_entry() {
   return entry_of<IntsumCodec>(
       {.name = "intsum",
        .id = kIntsumCodecId,
-       .summary = "whole numbers to scales that all ranks share, whose sum is exact (THC)",
+       .summary = "integers with scales common to all ranks; sums are exact (THC)",
        .options = {kAccumulatorChoice.option(), kRoundingChoice.option(), kScaleNumber.option()}});
 }
 

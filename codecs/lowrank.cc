@@ -284,7 +284,7 @@ CodecEntry lowrank_entry() {
   return entry_of<LowrankCodec>(
       {.name = "lowrank",
        .id = kLowrankCodecId,
-       .summary = "a matrix as the product of two narrow ones, warm-started (PowerSGD)",
+       .summary = "a matrix as the product of two narrow matrices (PowerSGD)",
        .options = {kRankChoice.option(), kValuesChoice.option()}});
 }
 

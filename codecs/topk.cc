@@ -208,15 +208,14 @@ static_assert(FrameFormat<TopkCodec> && !ReducedFrameFormat<TopkCodec>);
 }  // namespace
 
 CodecEntry topk_entry() {
-  return entry_of<TopkCodec>(
-      {.name = "topk",
-       .id = kTopkCodecId,
-       .summary = "the largest values with their places, exactly; for use with +ef",
-       .options = {kTopkDensity.option(), kTopkValues.option()}},
-      [](const FrameHeader& header) {
-        return "density=" + number_text(number_in_header(header)) + "," +
-               kTopkValues.text(codec_flags(header));
-      });
+  return entry_of<TopkCodec>({.name = "topk",
+                              .id = kTopkCodecId,
+                              .summary = "exactly the k largest values, with indices; use with +ef",
+                              .options = {kTopkDensity.option(), kTopkValues.option()}},
+                             [](const FrameHeader& header) {
+                               return "density=" + number_text(number_in_header(header)) + "," +
+                                      kTopkValues.text(codec_flags(header));
+                             });
 }
 
 }  // namespace tersor::encoding

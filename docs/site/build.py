@@ -1,19 +1,30 @@
-"""Checks the public names, writes the pages and runs Sphinx. scripts/docs calls this program after Doxygen.
+"""Checks the public names, writes the pages and runs Sphinx. scripts/docs calls this program.
 
-usage: build.py [--record]    --record writes tersor-bench.txt and removes documented names from the allow-lists
+usage: build.py [--record]    after Doxygen
+    --record writes tersor-bench.txt, and removes documented names from the allow-lists
 """
 
 import sys
 
 import command_line
 import coverage
+import headers
 import pages
 import public
 from sphinx.cmd.build import build_main
 
 BUILD = public.ROOT / "build"
 # Every warning is an error, and every name in a signature must be known.
-OPTIONS = ("-q", "-W", "--keep-going", "-n", "-c", public.ROOT / "docs" / "site", "-d", BUILD / "docs-doctrees")
+OPTIONS = (
+    "-q",
+    "-W",
+    "--keep-going",
+    "-n",
+    "-c",
+    public.ROOT / "docs" / "site",
+    "-d",
+    BUILD / "docs-doctrees",
+)
 
 
 def main() -> int:
@@ -23,6 +34,7 @@ def main() -> int:
     reasons = coverage.failures(recording)
     for reason in reasons:
         print(f"docs: {reason}", file=sys.stderr)
+    headers.adapt(BUILD / "docs-xml" / "xml")
     pages.write(BUILD / "docs-source")
     status = build_main([str(word) for word in (*OPTIONS, BUILD / "docs-source", BUILD / "docs")])
     return status or bool(reasons)

@@ -1,7 +1,7 @@
 """The help texts of tersor-bench and of python -m tersor.bench, as Markdown.
 
-docs/site/tersor-bench.txt has the texts of tersor-bench for builds without the program. scripts/docs --record
-writes the file.
+docs/site/tersor-bench.txt has the texts of tersor-bench for builds without the program.
+scripts/docs --record writes the file.
 """
 
 from __future__ import annotations

@@ -48,7 +48,10 @@ breathe_order_parameters_first = True
 
 # Not in the reference: other projects' names, and types that only signatures mention.
 nitpicky = True
-suppress_warnings = ["ref.python"]  # a built-in type with the name of a property, such as bytes
+suppress_warnings = [
+    "ref.python",  # a built-in type with the name of a property, such as bytes
+    "duplicate_declaration.cpp",  # each header opens the namespace again
+]
 nitpick_ignore_regex = [
     ("py:class", r".*"),
     ("py:.*", r"(?!tersor\.).*"),
@@ -57,7 +60,9 @@ nitpick_ignore_regex = [
 ]
 
 
-def _escape(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def _escape(
+    app: object, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
     """A bar in a compiled module's text is a magnitude, not a substitution."""
     lines[:] = [line if "``" in line else line.replace("|", r"\|") for line in lines]
 

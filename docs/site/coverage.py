@@ -1,7 +1,7 @@
 """Fails if a public name has no documentation, unless an allow-list names it.
 
-The allow-lists are docs/site/undocumented-cpp.txt and undocumented-python.txt. They may only get shorter: a name
-that is documented must be removed.
+The allow-lists are docs/site/undocumented-cpp.txt and undocumented-python.txt. Lists may only get
+shorter: a documented name must be removed.
 
 scripts/docs --record removes the documented names.
 """
@@ -17,7 +17,9 @@ from collections.abc import Iterator
 import public
 
 XML = public.ROOT / "build" / "docs-xml" / "xml"
-LISTS = {name: public.ROOT / "docs" / "site" / f"undocumented-{name}.txt" for name in ("cpp", "python")}
+LISTS = {
+    name: public.ROOT / "docs" / "site" / f"undocumented-{name}.txt" for name in ("cpp", "python")
+}
 PUBLIC = ("public", "protected")
 # What pybind11 and nanobind write by themselves: a signature.
 SIGNATURE = re.compile(r"^\w*\(.*\)( -> .*)?$")
@@ -58,7 +60,9 @@ def _is_special(member: ElementTree.Element, owner: str) -> bool:
     if member.find("reimplements") is not None or arguments.endswith(("=default", "=delete")):
         return True
     own = owner.rpartition("::")[2]
-    takes_itself = re.match(rf"\((const )?{own} ?&", arguments) or arguments.startswith(f"({own} other")
+    takes_itself = re.match(rf"\((const )?{own} ?&", arguments) or arguments.startswith(
+        f"({own} other"
+    )
     return name in (own, "operator=") and bool(takes_itself)
 
 
@@ -74,7 +78,10 @@ def python_names() -> dict[str, bool]:
 
 
 def _object_names(path: str, value: object) -> dict[str, bool]:
-    if isinstance(value, (types.ModuleType, types.GenericAlias)) or type(value).__module__ == "typing":
+    if (
+        isinstance(value, (types.ModuleType, types.GenericAlias))
+        or type(value).__module__ == "typing"
+    ):
         return {}  # an alias of a type has no text
     if not callable(value):
         return {}
@@ -96,7 +103,9 @@ def _attributes(owner: type) -> Iterator[tuple[str, bool]]:
 
 def _has_doc(value: object, is_class: bool = False) -> bool:
     text = value.__dict__.get("__doc__") if is_class else getattr(value, "__doc__", None)
-    lines = [line for line in (text or "").strip().splitlines() if not SIGNATURE.match(line.strip())]
+    lines = [
+        line for line in (text or "").strip().splitlines() if not SIGNATURE.match(line.strip())
+    ]
     return bool("".join(lines).strip())
 
 

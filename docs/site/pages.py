@@ -12,14 +12,15 @@ import shutil
 
 import command_line
 import public
+
 from tersor import Codec, CodecInfo, codecs
 
 DOCS = public.ROOT / "docs"
 KINDS = ("get-started", "how-to", "explain", "reference", "results", "systems", "inside")
 SAMPLE = 1 << 20  # values
 # Members of these base classes are described by their own projects.
-FOREIGN_BASES = ("object", "Exception", "BaseException", "dict", "tuple", "Optimizer", "Module", "ProcessGroup",
-                 "Backend", "TrainerCallback", "Enum", "Protocol", "Generic")  # fmt: skip
+FOREIGN_BASES = "object, Exception, BaseException, dict, tuple, Optimizer, Module, ProcessGroup, "
+FOREIGN_BASES += "Backend, TrainerCallback, Enum, Protocol, Generic"
 LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(?m)^((?:```|~~~).*\n)")
 
@@ -46,6 +47,8 @@ def _copy(page: pathlib.Path, folder: pathlib.Path) -> None:
     target = folder / page.relative_to(DOCS)
     target.parent.mkdir(parents=True, exist_ok=True)
     text = _filled(page.read_text())
+    if page == DOCS / "index.md":
+        text = _with_all_pages(text)
     target.write_text(_with_links(text, page.parent, target.parent))
 
 
@@ -55,6 +58,17 @@ def _filled(text: str) -> str:
         if marker in text:
             text = text.replace(marker, made())
     return text
+
+
+def _with_all_pages(index: str) -> str:
+    """Pages that the index does not name follow the last page of their folder in the navigation."""
+    lines = index.splitlines()
+    for page in sorted(path for kind in KINDS for path in DOCS.glob(f"{kind}/*.md")):
+        name = f"{page.parent.name}/{page.stem}"
+        named = [i for i, line in enumerate(lines) if line.startswith(f"{page.parent.name}/")]
+        if name not in lines and named:
+            lines.insert(named[-1] + 1, name)
+    return "\n".join(lines) + "\n"
 
 
 def _with_links(text: str, old: pathlib.Path, new: pathlib.Path) -> str:
@@ -93,7 +107,7 @@ def _heading(text: str, line: str = "=") -> str:
 
 
 def _module_page(name: str) -> str:
-    options = f":members:\n   :inherited-members: {', '.join(FOREIGN_BASES)}\n   :member-order: groupwise"
+    options = f":members:\n   :inherited-members: {FOREIGN_BASES}\n   :member-order: groupwise"
     return _heading(name) + f".. automodule:: {name}\n   {options}\n"
 
 
@@ -105,23 +119,19 @@ def _header_text(name: str) -> str:
     comment = comment.replace("`", "``").replace("|", "\\|")
     include = f".. code-block:: c++\n\n   #include <tersor/{name}.h>\n\n"
     title = _heading(f"<tersor/{name}.h>", "-")
-    return f"{title}{include}{comment}\n\n.. doxygenfile:: {name.rpartition('/')[2]}.h\n   :sections: {SECTIONS}\n\n"
-
-
-# Not the includes, not the private members.
-SECTIONS = "func typedef enum var innerclass public-attrib public-func public-static-attrib "
-SECTIONS += "public-static-func public-type protected-func friend define user-defined"
+    return f"{title}{include}{comment}\n\n.. doxygenfile:: {name.rpartition('/')[2]}.h\n\n"
 
 
 def codec_table() -> str:
     """A table of the registry."""
-    rows = ["| codec | meaning | options (default) | bits per value | lossless | `+ef` |",
-            "| --- | --- | --- | ---: | --- | --- |"]  # fmt: skip
+    rows = ["| codec | meaning | options (default) | bits per value | lossless |",
+            "| --- | --- | --- | ---: | --- |"]  # fmt: skip
     for codec in codecs():
         options = "<br>".join(_option_text(option) for option in codec.options) or "none"
         lossless = "yes" if Codec(codec.name).lossless else "no"
-        rows.append(f"| `{codec.name}` | {codec.summary} | {options} | {_bits(codec)} | {lossless} "
-                    f"| {'yes' if _has_feedback(codec) else 'no'} |")  # fmt: skip
+        rows.append(
+            f"| `{codec.name}` | {codec.summary} | {options} | {_bits(codec)} | {lossless} |"
+        )
     return "\n".join(rows)
 
 
@@ -131,17 +141,10 @@ def _option_text(option: object) -> str:
 
 
 def _bits(codec: CodecInfo) -> str:
-    """Of a matrix of f32 values, headers included."""
+    """Of a matrix of f32 values, headers included. Codecs without frames have no payload."""
     side = int(SAMPLE**0.5)
     size = Codec(codec.name).max_payload_bytes((side, side))
-    return f"{8 * size / SAMPLE:.2f}"
-
-
-def _has_feedback(codec: CodecInfo) -> bool:
-    try:
-        return Codec(f"{codec.name}+ef").has_feedback
-    except ValueError:
-        return False
+    return f"{8 * size / SAMPLE:.2f}" if size else "see below"
 
 
 def module_list() -> str:

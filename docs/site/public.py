@@ -46,7 +46,11 @@ HEADERS = (
     ("transports", "Transports", ("transport", "inprocess", "tcp", "mpi", "nccl", "network")),
     ("server", "Parameter server", ("server",)),
     ("gossip", "Gossip", ("gossip",)),
-    ("memory", "Values, memory and streams", ("span", "dtype", "buffer", "align", "stream", "threads")),
+    (
+        "memory",
+        "Values, memory and streams",
+        ("span", "dtype", "buffer", "align", "stream", "threads"),
+    ),
     ("errors", "Errors and versions", ("error", "abi", "isa")),
     ("codec", "Codec interface", ("codec", "spec", "wire", "accumulators", "lanes")),
     (
@@ -101,9 +105,11 @@ def imported(name: str) -> types.ModuleType:
 
 
 def members(module: types.ModuleType) -> list[tuple[str, object]]:
-    """The names of __all__ or, without it, the names that the module defines and that are not private."""
+    """The names of __all__; without __all__, the public names that the module defines."""
     listed = getattr(module, "__all__", None)
     if listed is None:
         own = vars(module).items()
-        listed = [name for name, value in own if getattr(value, "__module__", None) == module.__name__]
+        listed = [
+            name for name, value in own if getattr(value, "__module__", None) == module.__name__
+        ]
     return [(name, getattr(module, name)) for name in listed if not name.startswith("_")]

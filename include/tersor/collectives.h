@@ -146,7 +146,7 @@ struct CollectiveOptions {
   Threads* threads = nullptr;                ///< null: only the calling thread
   CollectiveWorkspace* workspace = nullptr;  ///< null: buffers live for one call
   CollectiveStatistics* statistics = nullptr;  ///< null: no statistics
-  /// Chooses if `codec` is "auto" (auto.h).
+  /// Makes the choice if `codec` is "auto".
   Tuner* tuner = nullptr;
 };
 

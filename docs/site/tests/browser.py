@@ -1,4 +1,4 @@
-"""Chromium without a window, controlled through pipes by the DevTools protocol. Needs no package."""
+"""Chromium without a window, controlled by the DevTools protocol through pipes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from typing import Any
 
 PROGRAMS = ("chromium", "chromium-headless-shell", "google-chrome")
-OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-           "--disable-background-networking", "--disable-component-update", "--remote-debugging-pipe")  # fmt: skip
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+           "--no-first-run", "--disable-background-networking", "--disable-component-update",
+           "--remote-debugging-pipe")  # fmt: skip
 DOMAINS = ("Page", "Runtime", "Log", "Network")
 DEADLINE = 120.0  # seconds, for a busy machine
 
@@ -57,7 +58,9 @@ class Page:
 
     def evaluate(self, program: str) -> Any:
         """The value of a JavaScript expression."""
-        done = self.call("Runtime.evaluate", expression=program, returnByValue=True, awaitPromise=True)
+        done = self.call(
+            "Runtime.evaluate", expression=program, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
@@ -112,7 +115,9 @@ class Browser:
             self._process.wait()
         os.close(self._read)
 
-    def call(self, method: str, session: str | None = None, note: Any = None, /, **parameters: Any) -> Any:
+    def call(
+        self, method: str, session: str | None = None, note: Any = None, /, **parameters: Any
+    ) -> Any:
         """The answer to a command. `note` gets the events that come before."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}

@@ -19,7 +19,7 @@ PAGES = ("index.html", "reference/python/tersor.torch.html", "reference/cpp/redu
 WIDTHS = (400, 1300)
 RECORDS = ("train-fashion-mnist-1gbit.json", "allreduce-1gbit.json")
 
-# Describes text outside the window, and text in a box that hides a part. A box that scrolls cuts nothing.
+# Describes text outside the window, and text in a box that hides a part. A box may scroll.
 CUT = """(() => {
   const width = document.documentElement.clientWidth, found = [];
   const whole = document.scrollingElement.scrollWidth;
@@ -34,10 +34,12 @@ CUT = """(() => {
     const text = (element.innerText || '').trim().slice(0, 40);
     if (!text || style.visibility === 'hidden' || box.width <= 1 || box.height <= 1) continue;
     if (box.left >= width || box.right <= 0) continue;  // a closed drawer
-    const hidden = /hidden|clip/.test(style.overflowX) && element.scrollWidth > element.clientWidth + 1;
-    if (hidden) found.push(`<${element.localName} class="${element.className}"> hides a part of: ${text}`);
+    const name = `<${element.localName} class="${element.className}">`;
+    const hides = /hidden|clip/.test(style.overflowX);
+    if (hides && element.scrollWidth > element.clientWidth + 1)
+      found.push(`${name} hides a part of: ${text}`);
     const outside = box.right > width + 1 && element.children.length === 0 && !scrolls(element);
-    if (outside) found.push(`<${element.localName}> ends ${box.right - width} pixels outside: ${text}`);
+    if (outside) found.push(`${name} ends ${box.right - width} pixels outside: ${text}`);
   }
   return found;
 })()"""
@@ -93,7 +95,9 @@ def test_search_finds_a_page_of_each_language(page: browser.Page, site: str) -> 
     for word, path in (("compress", "tersor.torch.html"), ("GradientReducer", "reducer.html")):
         page.visit(f"{site}/search.html?q={word}", 1300)
         page.wait_for("document.querySelectorAll('#search-results li a').length > 0")
-        links = page.evaluate("[...document.querySelectorAll('#search-results li a')].map(a => a.href)")
+        links = page.evaluate(
+            "[...document.querySelectorAll('#search-results li a')].map(a => a.href)"
+        )
         assert any(path in link for link in links), links
         assert page.errors == []
 
@@ -108,6 +112,9 @@ def test_text_that_is_cut_is_seen(page: browser.Page) -> None:
 
 
 def test_an_error_and_a_request_are_seen(page: browser.Page) -> None:
-    page.visit("data:text/html,<img src='http://127.0.0.1:9/x.png'><script>console.error('no')</script>", 400)
+    page.visit(
+        "data:text/html,<img src='http://127.0.0.1:9/x.png'><script>console.error('no')</script>",
+        400,
+    )
     assert any("no" in error for error in page.errors)
     assert "http://127.0.0.1:9/x.png" in page.addresses
