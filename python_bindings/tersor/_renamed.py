@@ -1,4 +1,4 @@
-"""Renamed modules. For one release, the old name of a module works, with a warning."""
+"""Renamed modules. The old name works for one release and warns once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import types
 import warnings
 from collections.abc import Sequence
 
-#: By the old name the module, and what the warning recommends.
+#: Old name: the module, and the public name in the warning.
 _RENAMED = {
     f"tersor.{old}": (f"tersor.{new}", f"tersor.{new}")
     for old, new in {
@@ -54,7 +54,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def attribute(package: str, name: str) -> types.ModuleType:
-    """A package's ``__getattr__``: a renamed module that nobody imported."""
+    """Returns a renamed module for a package's ``__getattr__``."""
     if (old := f"{package}.{name}") not in _RENAMED:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     module = _renamed(old, stacklevel=4)

@@ -22,7 +22,7 @@ COUNT = 3000
 
 def start(rank: int, count: int, meeting: str, **options: Any) -> None:
     """Initialises torch.distributed with it, as configured; from 4 KiB on, unrounded by default."""
-    from tersor.torch._src.backend import process_group as backend
+    from tersor.torch import backend
 
     torch.set_num_threads(1)
     backend.register()

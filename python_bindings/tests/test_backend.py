@@ -26,7 +26,7 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]
 
 def encoded_calls() -> int:
     """How many calls of the default group were encoded so far."""
-    from tersor.torch._src.backend.process_group import TersorGroup
+    from tersor.torch.backend import TersorGroup
 
     made = dist.group.WORLD
     assert isinstance(made, TersorGroup)
@@ -437,7 +437,7 @@ def test_what_is_wrong_with_it(text: str, match: str, monkeypatch: pytest.Monkey
 
 
 def test_wrong_arguments() -> None:
-    from tersor.torch._src.backend import process_group as backend
+    from tersor.torch import backend
 
     with pytest.raises(TypeError, match="codec"):
         backend.configure(8)  # type: ignore[arg-type]

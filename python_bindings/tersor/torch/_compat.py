@@ -1,6 +1,6 @@
 """Every use of PyTorch's private API, each with the reason.
 
-``scripts/test-python`` tests PyTorch 2.11.0 and 2.15.0. A use that names no release works in both.
+``scripts/test-python`` tests PyTorch 2.11.0 and 2.15.0. A use without a release works in both.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ WRAPPER_NAMES = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The module that torch.compile has wrapped. The wrapper has no public accessor."""
+    """The module that torch.compile has wrapped. PyTorch has no public accessor."""
     found: nn.Module = getattr(model, "_orig_mod", model)
     return found
 
 
 def bf16_is_fast_on_cpu() -> bool:
-    """Whether this CPU has instructions for bfloat16 products. No public function tells."""
+    """Whether this CPU has instructions for bfloat16 products. PyTorch has no public function."""
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
@@ -67,9 +67,9 @@ def version(tensor: Tensor) -> int:
 
 
 def has_memory_alone(tensor: Tensor, storage: torch.UntypedStorage) -> bool:
-    """Whether nothing but ``tensor`` uses its ``storage``, so that two tensors may exchange memory.
+    """Whether ``tensor`` alone uses ``storage``, so that two tensors may exchange memory.
 
-    No public function counts the users. False in releases without the two counters.
+    PyTorch has no public counter of users. False in releases without the private counters.
     """
     uses_of_storage = getattr(torch._C, "_storage_Use_Count", None)
     uses_of_tensor = getattr(tensor, "_use_count", None)
@@ -85,9 +85,9 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 def queue_callback(callback: Callable[[], None]) -> None:
-    """Has autograd call ``callback`` when the backward pass ends. RuntimeError outside of one.
+    """Has autograd call ``callback`` when the backward pass ends, as DDP and FSDP do.
 
-    DDP and FSDP do the same. No public hook marks the end of a pass.
+    RuntimeError outside of a pass. PyTorch has no public hook for the end of a pass.
     """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
@@ -99,7 +99,7 @@ def scale_tensor(scaler: Any) -> Tensor:
 
 
 def found_infinities(scaler: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Per device, whether gradients were not finite. ``GradScaler.step`` does not report it."""
+    """Per device, whether gradients were not finite. ``GradScaler.step`` reports no result."""
     return list(scaler._found_inf_per_device(optimizer).values())
 
 
@@ -118,9 +118,9 @@ nn.modules.module.register_module_module_registration_hook(_remember)
 
 
 def ddp_with_hook(state: object) -> DistributedDataParallel | None:
-    """The DDP whose hook has this state: a hook receives the state and the bucket alone.
+    """The DDP whose hook has this state. PyTorch passes a hook the state and the bucket alone.
 
-    Finds models that were made after ``tersor.torch`` was imported.
+    Finds models made after the import of ``tersor.torch``.
     """
     for ddp in list(_ddps):
         if any(state is one for _, one in ddp.__dict__.get("_comm_hooks", ())):
@@ -129,27 +129,27 @@ def ddp_with_hook(state: object) -> DistributedDataParallel | None:
 
 
 def forget_hook(ddp: DistributedDataParallel, state: object) -> None:
-    """Takes a refused hook off DDP's list, which DDP extends before it refuses."""
+    """Takes a refused hook off DDP's list. DDP extends the list before the refusal."""
     ddp._comm_hooks[:] = [one for one in ddp._comm_hooks if one[1] is not state]
 
 
 def check_hook(ddp: DistributedDataParallel, hook: Callable[..., Any]) -> None:
-    """DDP's own check of a hook, for a hook that is called by another hook."""
+    """DDP's check of a hook, for a hook that another hook calls."""
     ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
 
 
 def divides_by_remaining_ranks(ddp: DistributedDataParallel) -> bool:
-    """Whether ``join(divide_by_initial_world_size=False)`` is active. No hook is told."""
+    """Whether ``join(divide_by_initial_world_size=False)`` is active. Hooks cannot see it."""
     return ddp._join_config.enable and not getattr(ddp, "_divide_by_initial_world_size", True)
 
 
 def delayed_parameters(ddp: DistributedDataParallel) -> set[int]:
-    """The ids of ``delay_all_reduce_named_params``, which DDP shows nowhere else."""
+    """The ids of ``delay_all_reduce_named_params``. DDP has no public accessor."""
     return {id(one) for one in getattr(ddp, "_delay_all_reduce_params", ())}
 
 
 def steps_in_backward(parameter: nn.Parameter) -> bool:
-    """Whether an optimizer steps in the backward pass, which only this attribute shows."""
+    """Whether an optimizer steps in the backward pass. Only this attribute shows the optimizer."""
     return hasattr(parameter, "_in_backward_optimizers")
 
 
@@ -160,7 +160,7 @@ def hands_over_buckets() -> bool:
 
 # Process groups
 
-#: The options of a group's calls, and what PyTorch hands to a backend's constructor.
+#: The options of a group's calls, and the argument of a backend's constructor.
 CALL_OPTIONS = (_c10d.AllreduceOptions, _c10d.ReduceScatterOptions, _c10d.AllToAllOptions)
 BackendOptions: Any = _c10d._DistributedBackendOptions
 
@@ -179,7 +179,7 @@ def timeouts_of(group: Any) -> list[timedelta]:
 
 
 def make_backend(name: str, made: Any, options: object) -> Any:
-    """Another backend for the same ranks, as ``init_process_group`` makes it. PyTorch 2.15."""
+    """Another backend for the same ranks, as by ``init_process_group``. PyTorch 2.15."""
     dist.Backend._ensure_backend_registered(name)
     return dist.Backend._plugins[name.upper()].creator_fn(made, options)
 
@@ -198,12 +198,12 @@ def set_name(group: Any, name: str, description: str) -> None:
 
 
 def is_coalescing(group: dist.ProcessGroup) -> bool:
-    """Whether the group's calls are being coalesced, which waits for NCCL's calls alone."""
+    """Whether PyTorch coalesces the group's calls. Coalescing waits for NCCL's calls alone."""
     return group in dist.distributed_c10d._world.pg_coalesce_state
 
 
 def nested_state(flat: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dict of a distributed checkpoint, which has no public loader of a part."""
+    """The nested dict of a distributed checkpoint. PyTorch has no public loader for a part."""
     from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 
     return unflatten_state_dict(dict(flat), dict(paths))
@@ -217,9 +217,9 @@ Collective = Literal["reduce-scatter", "all-gather"]
 class FsdpGroup:
     """The parameters of one ``FSDPModule`` as FSDP2 keeps them, an ``FSDPParamGroup``.
 
-    A custom reduce-scatter receives one flat tensor. FSDP alone knows which values belong to which
-    parameter. If PyTorch does not show the parameters, ``known`` is False and messages are one
-    tensor. Keeps no reference to the model.
+    A custom reduce-scatter receives one flat tensor. Only FSDP knows the parameters' positions in
+    the tensor. If PyTorch does not show the positions, ``known`` is False and a message is one
+    tensor. The group keeps the model alive, so this class has a weak reference.
     """
 
     def __init__(self, module: FSDPModule) -> None:
@@ -241,20 +241,20 @@ class FsdpGroup:
 
     @property
     def known(self) -> bool:
-        """Whether PyTorch shows the borders at all. Raises InvalidArgument without the model."""
+        """Whether PyTorch shows the positions. Raises InvalidArgument if the model is gone."""
         if self._find is not None and self._group is None:
             raise InvalidArgument("the model that was compressed is gone: keep it with its handle")
         return self._find is not None
 
     @property
     def mesh_ranks(self) -> frozenset[int]:
-        """Those of the mesh that the module was given."""
+        """The ranks of the module's mesh."""
         mesh = self._mesh
         return frozenset(mesh.mesh.mesh.flatten().tolist() if mesh else ())
 
     @property
     def ranks(self) -> int:
-        """Among how many a parameter is sharded."""
+        """The number of ranks with shards of a parameter."""
         return int(getattr(self._mesh, "shard_mesh_size", 1))
 
     @property
@@ -265,17 +265,17 @@ class FsdpGroup:
 
     @property
     def replicas(self) -> dist.ProcessGroup | None:
-        """Among whose ranks shards are all-reduced, where there are replicas."""
+        """The group that all-reduces shards between replicas."""
         return getattr(self._mesh, "replicate_process_group", None)
 
     @property
     def device(self) -> torch.device:
-        """Where gradients lie."""
+        """The device of the gradients."""
         return getattr(self._group, "device", torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which gradients will be reduced, as far as can be told before the first step."""
+        """The expected dtype of the reduction; the first step may show another dtype."""
         if not (entries := self._entries):
             return torch.float32
         policy = getattr(entries[0], "mp_policy", None)
@@ -284,7 +284,7 @@ class FsdpGroup:
         return found
 
     def averages(self, *, replicas: bool) -> bool:
-        """Whether FSDP will ask for means, of shards or of ``replicas``; else it asks for sums."""
+        """Whether FSDP asks for means, of shards or of ``replicas``, instead of sums."""
         forced = getattr(self._group, "force_sum_reduction_for_comms", False)
         if forced or self.dtype not in (torch.float32, torch.bfloat16):
             return False
@@ -295,18 +295,17 @@ class FsdpGroup:
         return not replicas and bool(factor == shards)
 
     def replace_replicas(self, group: dist.ProcessGroup) -> None:
-        """Lets FSDP all-reduce by this group, of the same ranks. FSDP has no public setter."""
+        """Lets FSDP all-reduce by this group of the same ranks. FSDP has no public setter."""
         # Other modules may have the same object, and it stands for other ways to gather weights.
         if self._group is not None:
             self._group.mesh_info = info = copy.copy(self._mesh)
             info.replicate_process_group = group
 
     def gather_ahead(self, wanted: bool) -> bool:
-        """Lets the module's all-gather of weights travel while the backward pass computes, or not.
+        """Overlaps the module's all-gather of weights with the backward pass, or stops overlapping.
 
-        FSDP asks for the next module's weights before it needs them; on a host it waits for them
-        all the same, unless told otherwise. On a device its streams see to that. Returns whether
-        this changed anything.
+        FSDP asks for the next module's weights early. On a CPU FSDP then waits for the weights by
+        default; on a device FSDP's streams overlap. Returns True if the setting changed.
         """
         if self.device.type != "cpu" or getattr(self._group, "unshard_async_op", wanted) == wanted:
             return False
@@ -314,9 +313,9 @@ class FsdpGroup:
         return True
 
     def leaves_views(self, dtype: torch.dtype) -> bool:
-        """Whether FSDP will do no more to this module's results than make views of them.
+        """Whether FSDP only makes views of this module's results.
 
-        Then they may come after the last collective returned, until the backward pass is over.
+        Such results may arrive after the last collective returned, until the pass ends.
         """
         group = self._group
         if group is None or dtype not in (torch.float32, torch.bfloat16):  # f16 is divided after
@@ -327,7 +326,7 @@ class FsdpGroup:
         return all(_takes_view(one, dtype) for one in trained)
 
     def _in_order(self) -> list[Any]:
-        """The entries. From 2.15 on they are sorted by dtype at the first step."""
+        """The parameters in a message's order. FSDP of 2.15 sorts by dtype at the first step."""
         entries = self._entries
         order = getattr(self._group, "_reduce_scatter_param_indices", None)
         return [entries[index] for index in order or range(len(entries))]
@@ -349,7 +348,7 @@ def fsdp_groups(module: FSDPModule) -> list[Any]:
 
 
 def fsdp_message() -> Iterable[Any]:
-    """The parameters of the message under way: an argument of the function of FSDP that sends it.
+    """The parameters of the present message, read from the frame of FSDP's ``foreach_reduce``.
 
     FSDP keeps these parameters nowhere else. Empty if another function sends the message.
     """
@@ -361,17 +360,17 @@ def fsdp_message() -> Iterable[Any]:
 
 
 def fsdp_exchanges(module: FSDPModule, collective: Collective) -> list[Any]:
-    """The present implementation of the module's collective, which has a public setter only."""
+    """The present implementation of the module's collective. FSDP has a public setter alone."""
     attribute = f"_{collective.replace('-', '_')}_comm"
     found = [getattr(group, attribute, None) for group in fsdp_groups(module)]
     return [one for one in found if one is not None]
 
 
 def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[], None] | None:
-    """Has ``began`` called wherever FSDP asks autograd to be called at the end of a pass.
+    """Calls ``began`` whenever FSDP registers a callback for the end of a pass.
 
-    Any module may be the first of a pass, so this is for all. Returns what undoes it; None where
-    PyTorch does not show it.
+    Any module may be the first of a pass, so every module needs the call. Returns a function that
+    undoes the call; None if PyTorch lacks the method.
     """
     state, name = module._get_fsdp_state(), "_register_root_post_backward_final_callback"
     register, context = getattr(state, name, None), getattr(state, "_state_ctx", None)
@@ -390,7 +389,7 @@ def follow_passes(module: FSDPModule, began: Callable[[], None]) -> Callable[[],
 
 
 def _takes_view(entry: Any, dtype: torch.dtype) -> bool:
-    """Whether the gradient will be a view of a result of this dtype, at which nobody looks yet."""
+    """Whether FSDP makes the gradient a view of a result of this dtype, without reading values."""
     parameter = entry.sharded_param
     return (
         dtype == (getattr(entry, "sharded_grad_dtype", None) or entry.orig_dtype)
