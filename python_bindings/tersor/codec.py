@@ -208,7 +208,7 @@ class Codec:
         if add:
             raise _core.InvalidArgument("out: pass the array that is to be added to")
         if not payloads:
-            raise _core.InvalidArgument("payload: no array was given")
+            raise _core.InvalidArgument("payload is an empty list; pass at least one array")
         header = self._core.header(payloads[0], options)
         if header.segments != 1:
             raise _core.InvalidArgument(

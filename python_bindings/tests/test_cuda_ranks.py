@@ -331,7 +331,7 @@ def test_gradients_that_another_stream_makes(way: str) -> None:
 def test_mistakes_are_named(way: str) -> None:
     def body(transport: Transport, make: Make) -> None:
         gradient = make(gaussian(SHARD))
-        refused("shard: it lies on the host", lambda: tersor.reduce_scatter(
+        refused("shard: the array is on the host", lambda: tersor.reduce_scatter(
             transport, gradient, numpy.zeros(SHARD, numpy.float32)))  # fmt: skip
         refused("int9", lambda: tersor.allreduce(transport, gradient, codec="int9"))
         refused("gaps", lambda: tersor.allreduce(transport, gradient.view((5,), (2,))))

@@ -166,7 +166,7 @@ def test_what_is_wrong_is_told() -> None:
             tersor.ParameterServer(transport, zeros(), **options)
 
     def rank(transport: tersor.Transport) -> None:
-        refused(transport, "staleness=-1", staleness=-1)
+        refused(transport, "staleness is -1", staleness=-1)
         refused(transport, r"servers=\[7\]", servers=[7])
         refused(transport, "without \\+ef", pull="int8+ef")
         refused(transport, "exchange together", push="intsum")
