@@ -12,19 +12,22 @@ namespace tersor {
 namespace {
 
 std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed) {
-  std::string text = cause + "; ";
-  for (const int rank : agreed.lost) text += "rank " + std::to_string(rank) + ", ";
-  text += "of those that the reducer was made with, gone; " +
-          std::to_string(agreed.members.size()) + " left, with all steps up to " +
-          std::to_string(agreed.steps) + ": ";
-  if (agreed.enough) return text + "resume() goes on with them";
-  return text + "too few to go on, since the others might do so, too (ReducerOptions::least_ranks)";
+  std::string lost;
+  for (const int rank : agreed.lost)
+    lost += (lost.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  const std::size_t left = agreed.members.size();
+  std::string text = lost + " failed after step " + std::to_string(agreed.steps) + "; " +
+                     std::to_string(left) + (left == 1 ? " rank remains" : " ranks remain");
+  text += agreed.enough ? ". Call resume() to continue."
+                        : ", too few to continue, because the other ranks may continue "
+                          "(ReducerOptions::least_ranks).";
+  return text + " Ranks have their numbers of the first step. Cause: " + cause;
 }
 
 void check_same_ranks(bool given, const std::string& what) {
   if (given)
-    throw InvalidArgument("resume() cannot go on with ReducerOptions::" + what +
-                          ", which are of the ranks of before: leave them empty");
+    throw InvalidArgument("resume() does not support ReducerOptions::" + what +
+                          ", because the ranks changed: leave it empty");
 }
 
 }  // namespace
@@ -82,11 +85,11 @@ void GradientReducer::Impl::check_faults() {
 
 void GradientReducer::Impl::check_resumable() const {
   if (resumable_ == Resumable::kNo)
-    throw InvalidArgument("resume() goes on after a RanksLost, and there was none");
+    throw InvalidArgument("resume() needs an earlier RanksLost: no rank was lost");
   if (resumable_ == Resumable::kTooFew)
-    throw InvalidArgument(
-        "resume() needs more ranks than are left: " + std::to_string(survivors_->members().size()) +
-        " (ReducerOptions::least_ranks)");
+    throw InvalidArgument("resume() needs more ranks than the remaining " +
+                          std::to_string(survivors_->members().size()) +
+                          " (ReducerOptions::least_ranks)");
   check_same_ranks(!options_.dims.empty(), "dims");
   check_same_ranks(!options_.hosts.empty(), "hosts");
 }

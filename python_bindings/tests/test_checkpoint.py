@@ -239,10 +239,10 @@ def refusals(rank: int, count: int, folder: str) -> dict[str, str]:
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: pathlib.Path) -> None:
     for rank, found in enumerate(ranks.run(refusals, 2, str(tmp_path))):
-        assert '"body.weight" travelled as int4+ef' in found["codec"]
+        assert '"body.weight" used codec int4+ef' in found["codec"]
         assert '"head.weight" with 4550 values' in found["count"]
         assert '"body.bias"' in found["model"]
-        assert f"rank {1 - rank} of 2's own, this is rank {rank} of 2" in found["rank"]
+        assert f"rank {1 - rank} of 2, this is rank {rank} of 2" in found["rank"]
         assert "version 99" in found["version"]
         assert found["cut"] == "the state has no entry 'codecs'"
         assert found["without"] == "the state has no entry 'body.weight'"

@@ -339,7 +339,7 @@ def test_mistakes_are_named(way: str) -> None:
         refused("gradient: .*read-only", lambda: tersor.allreduce(transport, gradient))
         reducer = reducer_of(transport, make, codec="none")
         refused("norm.bias", lambda: reducer.ready("norm.bias", numpy.zeros(300, numpy.float32)))
-        refused('no parameter "x"', lambda: reducer.ready("x", make(gaussian(3))))
+        refused('parameter "x" was not added', lambda: reducer.ready("x", make(gaussian(3))))
 
     on_ranks(body, way)
 

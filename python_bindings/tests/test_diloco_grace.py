@@ -310,7 +310,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match="samples=-1"):
         outer.step()
     outer.samples = 1
-    with pytest.raises(tersor.InvalidArgument, match="there was none"):
+    with pytest.raises(tersor.InvalidArgument, match="no rank was lost"):
         outer.resume()
     assert not outer.step()
     outer.close()

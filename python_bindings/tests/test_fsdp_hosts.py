@@ -119,5 +119,5 @@ def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
         fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 1]})
     fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 0, 1]})
     # Or a rank hears that another one gave up.
-    with pytest.raises((tersor.InvalidArgument, tersor.TransportError), match="these have 2, 1"):
+    with pytest.raises((tersor.InvalidArgument, tersor.TransportError), match="the hosts have 2, 1"):
         backward(model, rank, 0)

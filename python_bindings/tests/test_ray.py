@@ -141,7 +141,7 @@ def test_what_is_refused() -> None:
     client.push(gradient(0, 0))
     client._clocks = [0]
     client.push(gradient(0, 0))
-    with pytest.raises(tersor.InvalidArgument, match="pushes for clock 0, and its next is 1"):
+    with pytest.raises(tersor.InvalidArgument, match="pushes for clock 0, but its next clock is 1"):
         client.leave()
     np.testing.assert_allclose(server.weights()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
 

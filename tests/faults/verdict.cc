@@ -134,7 +134,7 @@ std::vector<std::string> Judge::causes() const {
     case FaultKind::kOtherRoot:
       return {" with another signature"};
     case FaultKind::kDamage:
-      return {"frame of " + who, "what " + who + " told of its rows"};
+      return {"frame of " + who, "the row counts of " + who};
     default:
       return silences();
   }
