@@ -99,8 +99,7 @@ struct Gossip::State {
         lost_edges(topology) {
     if (topology.ranks() != transport.ranks())
       throw InvalidArgument("gossip: the topology has " + std::to_string(topology.ranks()) +
-                            " ranks, the transport " + std::to_string(transport.ranks()) +
-                            ": make a topology of all ranks");
+                            " ranks, the transport " + std::to_string(transport.ranks()));
     for (const Edge& edge : topology.edges(rank)) links.push_back({.edge = edge});
   }
 
@@ -187,8 +186,7 @@ struct Gossip::State {
       const auto now = weights[i].as<float>();
       if (!std::ranges::all_of(now, [](float one) { return std::isfinite(one); }))
         throw InvalidArgument("gossip: " + names[i] +
-                              " has values that are not finite; this rank sent nothing, and the "
-                              "neighbours wait for it");
+                              " is not finite; this rank sent nothing, the neighbours wait");
       std::ranges::transform(now, known[i], changed[i].begin(),
                              [](double x, double y) { return static_cast<float>(x - y); });
     }
@@ -252,9 +250,7 @@ struct Gossip::State {
       const MessageType type = head_of(link).type;
       if (type == MessageType::kFrame) return true;
       if (type == MessageType::kGaveUp)
-        throw PeerLost(
-            "gossip: rank " + std::to_string(link.edge.rank) + " stopped mixing with this rank",
-            link.edge.rank);
+        throw PeerLost("gossip: dropped by rank " + std::to_string(link.edge.rank), link.edge.rank);
       receive(link);
     }
     return false;

@@ -68,12 +68,12 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(tersor.InvalidArgument, match="after backward"):
         tersor.torch.allocate(mlp(1), 2)
     model = with_gradients()
-    with pytest.raises(tersor.InvalidArgument, match="smallest possible is 8"):
+    with pytest.raises(tersor.InvalidArgument, match="give at least 8"):
         tersor.torch.allocate(model, 2, codecs=["int8"])
     with pytest.raises(tersor.InvalidArgument, match="int9"):
         tersor.torch.allocate(model, 2, codecs=["int9"])
     next(model.parameters()).grad.fill_(torch.nan)  # type: ignore[union-attr]
-    with pytest.raises(tersor.InvalidArgument, match=r'"0\.weight" holds a NaN'):
+    with pytest.raises(tersor.InvalidArgument, match=r'"0\.weight" contains a NaN'):
         tersor.torch.allocate(model, 2)
 
 

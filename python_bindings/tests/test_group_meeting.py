@@ -157,7 +157,7 @@ def completed(rank: int, count: int) -> list[str]:
                 found.append(str(error))
             group.close()
     for wrong, said in (
-        ({"TERSOR_SECRET": "short"}, "a secret of 5 bytes"),
+        ({"TERSOR_SECRET": "short"}, "the secret has 5 bytes"),
         ({"TERSOR_TCP_PROTECT": "all"}, "encrypt"),
     ):
         dist.barrier()

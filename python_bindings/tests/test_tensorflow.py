@@ -310,7 +310,7 @@ def test_another_version_is_told_of(tmp_path: pathlib.Path) -> None:
     [
         (
             {"TERSOR_SECRET": "short"},
-            "a secret of 5 bytes: give at least 16, the same on all ranks (TERSOR_SECRET",
+            "the secret has 5 bytes: give at least 16, the same on all ranks (TERSOR_SECRET",
         ),
         ({"RANK": "0", "WORLD_SIZE": "2"}, r"does not know address="),
     ],

@@ -220,12 +220,14 @@ TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
     const Training run(transport, {.codec = "int8+ef"});
     const auto state = run.reducer.save_state();
     EXPECT_EQ(refusal(transport, {"w"}, state), "no error");
-    EXPECT_EQ(refusal(transport, {"w", "b"}, state),
-              "the state has no parameter 1, this reducer's is \"b\" with 20000 values: the state is "
-              "of another model");
-    EXPECT_EQ(refusal(transport, {}, state),
-              "the state's parameter 0, \"w\", was not added to this reducer: the state is of another "
-              "model");
+    EXPECT_EQ(
+        refusal(transport, {"w", "b"}, state),
+        "the state has no parameter 1, this reducer's is \"b\" with 20000 values: the state is "
+        "of another model");
+    EXPECT_EQ(
+        refusal(transport, {}, state),
+        "the state's parameter 0, \"w\", was not added to this reducer: the state is of another "
+        "model");
     EXPECT_EQ(refusal(transport, {"v"}, state),
               "the state's parameter 0 is \"w\" with 20000 values, this reducer's is \"v\" with "
               "20000 values: the state is of another model");

@@ -249,7 +249,8 @@ TEST(ScatteringReducer, WhatDoesNotFitIsRefused) {
     GradientShape narrow = shape;
     narrow.shard_count = 50;
     EXPECT_EQ(message([&] { reducer.add("n", narrow); }),
-              "shards of 50 values on 2 ranks are too small for the 101 values of \"n\": give at least 51");
+              "shards of 50 values on 2 ranks are too small for the 101 values of \"n\": give at "
+              "least 51");
     reducer.add("w", shape);
     reducer.add("v", {.count = 102});
     Values gradient(102), shard(51);
