@@ -128,7 +128,7 @@ CodecEntry blocktopk_entry() {
   return entry_of<BlocktopkCodec>(
       {.name = "blocktopk",
        .id = kBlocktopkCodecId,
-       .summary = "the largest values of every 4,096 with their places; for use with +ef",
+       .summary = "the largest of every 4,096 values with their indices; use with +ef",
        .options = {kBlocktopkDensity.option(), kBlocktopkValues.option()}},
       [](const FrameHeader& header) {
         return "density=" + number_text(number_in_header(header)) + "," +

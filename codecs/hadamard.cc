@@ -89,7 +89,7 @@ CodecEntry hadamard_entry() {
   return entry_of<HadamardCodec>(
       {.name = "hadamard",
        .id = kHadamardCodecId,
-       .summary = "one to four bits a value, rotated to look normally distributed",
+       .summary = "one to four bits per value, after a rotation to normally distributed values",
        .options = {kBitsChoice.option()}},
       [](const FrameHeader& header) {
         return kBitsChoice.text(header.parameters[static_cast<std::size_t>(HeaderExtra::kStep)]);

@@ -21,7 +21,7 @@ namespace tersor::kernels {
 /// kHasRounding is true if a spec may contain "rounding=stochastic".
 struct NoneFormat {
   static constexpr std::string_view kName = "none";
-  static constexpr std::string_view kSummary = "the gradient's values as they are; the baseline";
+  static constexpr std::string_view kSummary = "uncompressed values; the baseline";
   static constexpr std::uint16_t kId = kNoneCodecId;
   static constexpr bool kLossless = true;  // True if bits are copied when nothing is computed
   static constexpr bool kHasRounding = false;
@@ -31,7 +31,7 @@ struct NoneFormat {
 
 struct Bf16Format {
   static constexpr std::string_view kName = "bf16";
-  static constexpr std::string_view kSummary = "bfloat16, two bytes a value; the honest baseline";
+  static constexpr std::string_view kSummary = "bfloat16, two bytes per value; the usual baseline";
   static constexpr std::uint16_t kId = kBf16CodecId;
   static constexpr bool kLossless = false;
   static constexpr bool kHasRounding = true;
@@ -42,7 +42,7 @@ struct Bf16Format {
 struct F16Format {
   static constexpr std::string_view kName = "f16";
   static constexpr std::string_view kSummary =
-      "IEEE binary16, two bytes a value; overflows are counted";
+      "IEEE binary16, two bytes per value; overflows are counted";
   static constexpr std::uint16_t kId = kF16CodecId;
   static constexpr bool kLossless = false;
   static constexpr bool kHasRounding = false;

@@ -17,7 +17,7 @@ namespace tersor::kernels {
 struct Int4Format : QuantizeFormat<Int4Layout> {
   static constexpr std::string_view kName = "int4";
   static constexpr std::string_view kSummary =
-      "four bits a value, a scale for 128 values (QSGD with absmax scaling)";
+      "four bits per value, one scale per 128 values (QSGD with absmax scaling)";
   static constexpr std::uint16_t kId = kInt4CodecId;
   static constexpr float kLevels = 7;
 };

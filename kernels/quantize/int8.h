@@ -18,7 +18,7 @@ namespace tersor::kernels {
 struct Int8Format : QuantizeFormat<Int8Layout> {
   static constexpr std::string_view kName = "int8";
   static constexpr std::string_view kSummary =
-      "eight bits a value, a scale for 256 values (QSGD with absmax scaling)";
+      "eight bits per value, one scale per 256 values (QSGD with absmax scaling)";
   static constexpr std::uint16_t kId = kInt8CodecId;
   static constexpr float kLevels = 127;
 };

@@ -109,7 +109,7 @@ def with_one_broken(rank: int, count: int) -> str:
 
 def test_what_is_wrong_on_one_rank_is_told_on_all() -> None:
     for message in ranks.run(with_one_broken, 2):
-        assert message.startswith('rank 1: the gradient of "0.bias" holds')
+        assert message.startswith('rank 1: the gradient of "0.bias" contains')
 
 
 def sharded(rank: int, count: int) -> Rules:

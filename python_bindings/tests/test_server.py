@@ -305,7 +305,7 @@ def test_graphs_that_gossip_cannot_go_by() -> None:
 
     def rank(transport: tersor.Transport) -> None:
         for topology, words in (
-            ("star", "ring, torus, exponential"),
+            ("star", "ring, torus or exponential"),
             (apart, "{0, 1} {2, 3}"),
             ([[(1, 0.5)], [(0, 0.4)], [], []], "give equal weights above 0"),
             ([[(1, 0.5)], [(0, 0.5)]], "has 2 ranks, the transport 4"),

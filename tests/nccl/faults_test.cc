@@ -199,7 +199,7 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
       return message_of<InvalidArgument>(call);
     };
     EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, host, 100); }),
-                HasSubstr("the pointer is to the host's"));
+                HasSubstr("the pointer is to host memory"));
     DeviceBytes memory(100);
     EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, memory.span(), 101); }),
                 HasSubstr("full capacity"));
@@ -224,7 +224,7 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
     operation = rank.operation();
     operation.stream = elsewhere.view();
     EXPECT_THAT(refusal([&] { rank.transport.barrier(operation); }),
-                HasSubstr("the stream belongs to device 2, but the current one is " +
+                HasSubstr("the stream belongs to device 2, but the current device is " +
                           std::to_string(rank.rank())));
     sum_up(rank, rank.operation());
   });
