@@ -24,8 +24,8 @@ try:
     from tersor import _mpi
 except ImportError as error:
     raise ImportError(
-        "this build of tersor has no MPI: install MPI's headers (libopenmpi-dev) and build the "
-        "package from its sources with pip install --no-binary tersor tersor"
+        "this build of tersor has no MPI: install MPI's headers (libopenmpi-dev) and build tersor "
+        "from its sources again (pip install .)"
     ) from error
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _check_library() -> None:
     theirs, ours = (text.strip("\0 \n") for text in found)
     if theirs != ours:
         raise InvalidArgument(
-            f"mpi4py runs on {theirs}, but tersor was built for {ours}: build one of them anew"
+            f"mpi4py runs on {theirs}, but tersor was built for {ours}: build one of them again"
         )
 
 

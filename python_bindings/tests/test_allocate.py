@@ -60,7 +60,7 @@ def test_low_rank_matrices_go_as_such() -> None:
     model.weight.grad = torch.outer(torch.arange(256.0), torch.ones(256))
     assert tersor.torch.allocate(model, 0.2)[0][1].startswith("lowrank:rank=1")
     model.weight.grad = torch.zeros(256, 256)
-    with pytest.warns(UserWarning, match="all gradients are zeros of weight"):
+    with pytest.warns(UserWarning, match="all gradients of weight are zeros"):
         tersor.torch.allocate(model, 8)
 
 

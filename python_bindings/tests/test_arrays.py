@@ -121,13 +121,13 @@ class TestRefusals:
             codec.decode(codec.encode(two), gradient())
 
     def test_adding_to_nothing(self) -> None:
-        refused("added to", lambda: tersor.Codec("int8").decode(payload(), add=True))
+        refused("the array to add to", lambda: tersor.Codec("int8").decode(payload(), add=True))
 
     def test_streams(self) -> None:
         refused("stream: ", lambda: tersor.Codec("int8").encode(gradient(), stream="default"))
 
     def test_dtypes_of_sizes(self) -> None:
-        refused("not float64", lambda: tersor.Codec("int8").max_payload_bytes(10, "float64"))
+        refused("dtype is float64", lambda: tersor.Codec("int8").max_payload_bytes(10, "float64"))
         core = tersor._core.Codec("int8", threads=1)
         refused('dtype is "i8"; pass one of', lambda: core.capacity_of_shapes([[10]], "i8"))
 

@@ -257,7 +257,7 @@ def refused_by_other_ranks(rank: int, count: int, folder: str) -> str:
 def test_an_exact_checkpoint_of_other_ranks_is_refused(tmp_path: pathlib.Path) -> None:
     ranks.run(train_and_save, 3, "int8+ef", str(tmp_path))
     for message in ranks.run(refused_by_other_ranks, 2, str(tmp_path)):
-        assert "exact state of 3 ranks, these are 2" in message
+        assert "exact state of 3 ranks, but there are 2" in message
         assert 'mode="portable"' in message
 
 

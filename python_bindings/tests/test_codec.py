@@ -231,7 +231,7 @@ class TestOptions:
         gradient = gaussian(300)
         with pytest.raises(tersor.InvalidArgument, match="pass factor to decode"):
             tersor.Codec("int8").encode(gradient, factor=0.5)
-        with pytest.raises(tersor.InvalidArgument, match="factor is .*; pass a finite number"):
+        with pytest.raises(tersor.InvalidArgument, match="pass a finite number"):
             tersor.Codec("int8+ef").encode(gradient, residual=gaussian(300), factor=float("nan"))
 
     def test_checksums_are_a_choice(self) -> None:

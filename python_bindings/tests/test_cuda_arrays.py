@@ -150,7 +150,7 @@ class TestRefusals:
         refused("16 bytes", lambda: CODEC.decode(room(MOST + 16)[1:], values()))
 
     def test_outputs_have_to_be_given(self) -> None:
-        refused("out: make it a uint8 array", lambda: CODEC.encode(values()))
+        refused("out: pass a uint8 array", lambda: CODEC.encode(values()))
         refused("payload is on a device", lambda: CODEC.decode(room()))
 
     def test_residuals_of_another_length_change_nothing(self) -> None:

@@ -120,7 +120,7 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
     ray.get(train.remote(server, 1, 3))
     assert server.statistics()[0]["lost"] == [0]
     with pytest.raises(
-        tersor.InvalidArgument, match="worker 0 has not joined, or was held for lost"
+        tersor.InvalidArgument, match="worker 0 has not joined, or was considered lost"
     ):
         silent.pull(zeros())
     with server.client(0) as again:
@@ -218,7 +218,7 @@ def test_a_task_that_is_tried_again_takes_its_place() -> None:
     again.push(gradient(0, 0))
     ray.get(other)
     first.push(gradient(0, 5))
-    with pytest.raises(tersor.InvalidArgument, match="another one has its number"):
+    with pytest.raises(tersor.InvalidArgument, match="another worker has its number"):
         first.flush()
     again.leave()
 

@@ -424,7 +424,7 @@ def test_mistakes_are_named() -> None:
             reducer.ready("norm.bias", flat)
         with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
             reducer.ready("nobody", flat)
-        with pytest.raises(tersor.InvalidArgument, match="gradients has 301 values; the . parameters have 300"):
+        with pytest.raises(tersor.InvalidArgument, match="gradients has 301 values"):
             reducer.ready_flat(["norm.bias"], flat)
         with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
             reducer.ready_flat(["norm.bias", "nobody"], flat)

@@ -171,8 +171,8 @@ def test_what_is_wrong_is_told() -> None:
         refused(transport, "without \\+ef", pull="int8+ef")
         refused(transport, "needs an exchange of all ranks", push="intsum")
         refused(transport, "no option 'codec'", codec="int8")
-        refused(transport, "below timeout=5", timeout=5.0, straggler_timeout=5.0)
-        with pytest.raises(tersor.InvalidArgument, match="pass server="):
+        refused(transport, "less than timeout=5", timeout=5.0, straggler_timeout=5.0)
+        with pytest.raises(tersor.InvalidArgument, match="pass it as server="):
             tersor.ParameterClient(transport, zeros())
 
     tersor.local.run(1, rank)

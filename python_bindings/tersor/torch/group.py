@@ -114,7 +114,7 @@ def transport(
 
 def ranks_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
     """The transport for a tensor."""
-    expect(tensor, torch.Tensor, "collectives take a tensor")
+    expect(tensor, torch.Tensor, "tensor must be a torch.Tensor")
     return transport(process_group, tensor.device)
 
 
@@ -193,7 +193,7 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     expect(
         group,
         (dist.ProcessGroup, int),  # PyTorch's word for no member is a number
-        "a process group comes of torch.distributed.new_group, or mesh.get_group()",
+        "process_group must be one of torch.distributed.new_group or mesh.get_group()",
     )
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidArgument("this process is not a member of the process group")
@@ -224,7 +224,7 @@ def _store_of(group: dist.ProcessGroup) -> Any:
     store: Any = cast(Any, group).get_group_store()
     if store is None:
         raise InvalidArgument(
-            "the process group has no store, by which its ranks could meet: initialise "
+            "the process group has no store for the rendezvous of its ranks: initialise "
             "torch.distributed with another backend than MPI"
         )
     return store

@@ -99,7 +99,9 @@ class ReducerReporting(Reporting):
     def reducer(self) -> GradientReducer:
         """What reduces; under DDP it is there after the first backward pass at the latest."""
         if self._exchange is None:
-            raise InvalidArgument("the reducer is made in the first backward pass")
+            raise InvalidArgument(
+                "there is no reducer yet: call this after the first backward pass"
+            )
         return self._exchange.reducer
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
@@ -156,6 +158,6 @@ class ElasticReporting(ReducerReporting):
         """Raises InvalidArgument where ranks were lost: files of all ranks would have a gap."""
         if self._exchange.losses and check_mode(mode) == "exact":
             raise InvalidArgument(
-                'ranks were lost: save with mode="portable", which is good for any number of ranks'
+                'ranks were lost: save with mode="portable", which fits any number of ranks'
             )
         return mode

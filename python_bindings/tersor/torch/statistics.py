@@ -159,9 +159,9 @@ def log_statistics(
     residual's norm, for which all residuals are read.
     """
     if not hasattr(writer, "add_scalar"):
-        raise TypeError(f"log_statistics takes a SummaryWriter first, not {described(writer)}")
+        raise TypeError(f"writer must be a SummaryWriter, not {described(writer)}")
     if not hasattr(handle, "scalars"):
-        raise TypeError(f"log_statistics takes what compress returned, not {described(handle)}")
+        raise TypeError(f"handle must be the result of compress, not {described(handle)}")
     for name, value in handle.scalars(residual_norm=residual_norms).items():
         writer.add_scalar(name, value, step)
     if not parameters_every or step % parameters_every:
