@@ -115,7 +115,7 @@ def allreduce(
     ``gradient``: any shape, writable. On the host the call blocks its thread, without the GIL. On a
     device it is queued on ``stream`` (default: the array library's current one).
     Raises ``InvalidArgument`` (nothing changed), ``TransportError``, ``WireError`` or ``CudaError``
-    (values undefined, the transport is poisoned).
+    (values undefined, the transport is aborted).
     """
     return _call(_core.allreduce, transport, gradient, options=options)
 

@@ -68,7 +68,7 @@ def transport(comm: MPI.Intracomm) -> Transport:
     """The transport over a communicator: made at the first call, which is collective, then kept.
 
     It has a duplicate of the communicator, so that its messages meet none of the caller's, and
-    lives until ``comm`` is freed. After a ``TransportError`` it stays poisoned: go on with
+    lives until ``comm`` is freed. After a ``TransportError`` it stays aborted: continue with
     ``comm.Dup()``. For :class:`tersor.GradientReducer` and the functions of :mod:`tersor` that take
     a transport.
 

@@ -312,7 +312,7 @@ def test_another_version_is_told_of(tmp_path: pathlib.Path) -> None:
             {"TERSOR_SECRET": "short"},
             "the secret has 5 bytes: give at least 16, the same on all ranks (TERSOR_SECRET",
         ),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, r"does not know address="),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, r"needs address="),
     ],
 )
 def test_what_is_missing_is_named(

@@ -149,7 +149,7 @@ std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wi
   return std::make_unique<Listener>(own);
 } catch (const TransportError& error) {
   if (wish.empty())
-    throw AddressError(error.what() + std::string(": TcpOptions::address chooses another one"));
+    throw AddressError(error.what() + std::string("; give another TcpOptions::address"));
   throw AddressError("this rank's address, \"" + wish + "\": " + error.what());
 }
 

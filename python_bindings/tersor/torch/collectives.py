@@ -66,7 +66,7 @@ def allreduce(tensor: Tensor, **options: Unpack[Keywords]) -> CollectiveStatisti
     ``tensor``: any shape; not contiguous costs copies. On the host the call waits; on a device it
     is queued on ``stream`` (default: the current one). Returns what was sent and how.
     Raises InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
-    undefined; the transport is poisoned).
+    undefined; the transport is aborted).
     """
     return _call_in_place(collectives.allreduce, tensor, options=options)
 

@@ -213,7 +213,7 @@ def _meet(members: Members) -> TcpTransport:
         if not isinstance(error, AddressError):
             raise
         if not address:
-            raise AddressError(f"{error}: set {_ADDRESS_VARIABLES[0]}") from None
+            raise AddressError(f"{error} ({_ADDRESS_VARIABLES[0]})") from None
         raise AddressError(
             f"{error}. {variable} says {address}: give an interface that is up (eth0), an address "
             "or a name of this host, or nothing"
