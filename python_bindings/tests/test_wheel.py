@@ -69,7 +69,7 @@ def test_without_pytorch_its_part_says_what_to_install() -> None:
         "except ModuleNotFoundError as error: print(error.name, error)"
     )
     told = run_python(program)
-    assert told.startswith("torch tersor.torch needs PyTorch: pip install 'tersor[torch]'")
+    assert told.startswith("torch tersor.torch needs PyTorch: pip install torch")
 
 
 def test_import_is_fast() -> None:

@@ -18,9 +18,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_options(own)
         own.set_defaults(run=command.run)
     if not _has("torch"):
-        parser.epilog = (
-            "train, backward, step and goodput need PyTorch: pip install 'tersor[torch]'"
-        )
+        parser.epilog = "train, backward, step and goodput need PyTorch: pip install torch"
     return parser
 
 

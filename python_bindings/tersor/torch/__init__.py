@@ -16,7 +16,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "tersor.torch needs PyTorch: pip install 'tersor[torch]'", name="torch"
+        "tersor.torch needs PyTorch: pip install torch", name="torch"
     ) from error
 
 from torch.distributed.fsdp import FSDPModule
