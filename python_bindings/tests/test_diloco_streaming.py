@@ -67,7 +67,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
         with pytest.raises(tersor.InvalidArgument, match=message):
             DiLoCo(model, every=20, **options)
     for name in ("fragments", "delay", "mix"):
-        with pytest.raises(TypeError, match=rf"{name} is a .*number, not '2'"):
+        with pytest.raises(TypeError, match=rf"{name} must be .*, not '2'"):
             DiLoCo(model, every=20, **{name: "2"})
 
 
