@@ -48,7 +48,7 @@ class CastCodec final : public SlicedCodec<CastCodec<Format>, const void*, 1> {
   }
   void check_raw_sent() const {
     if (this->has_feedback())
-      throw_unable(*this, "has no native exchange: bare values carry no feedback");
+      throw_unable(*this, "has no native exchange: raw values have no error feedback");
     if (rounding_ != Rounding::kNearest)
       throw_unable(*this, "has no native exchange: a transport rounds its sums to nearest");
   }

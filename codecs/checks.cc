@@ -69,9 +69,9 @@ void check_counts(const Codec& codec, std::span<const Segment> segments,
 
 void check_window(const Codec& codec, const DecodeCall& call) {
   if (codec.traits().divisible)
-    fail(codec, "reads no windows, since its segments may be cut; encode the part instead");
+    fail(codec, "does not read windows, because its segments may be cut; encode the part instead");
   if (call.segments.size() != 1)
-    fail(codec, "a window is of one segment, not of " + std::to_string(call.segments.size()));
+    fail(codec, "a window needs one segment, not " + std::to_string(call.segments.size()));
   const std::size_t count = call.segments[0].count;
   const std::size_t wanted = call.outputs[0].count();
   if (*call.window_first > count || wanted > count - *call.window_first)
@@ -105,7 +105,7 @@ void check_state_list(const Codec& codec, std::span<const Segment> segments,
                       std::span<const SegmentState> states) {
   if (states.empty()) return;
   if (!codec.has_feedback())
-    fail(codec, "the call brings states, but the codec has no feedback; add \"+ef\" to its spec");
+    fail(codec, "the call has states, but the codec has no feedback; add \"+ef\" to its spec");
   check_list(codec, "states", states.size(), segments.size());
   for (std::size_t i = 0; i < states.size(); ++i)
     check_state(codec, i, states[i], segments[i].count);
@@ -193,7 +193,7 @@ class MemoryCheck {
   void execution(const Execution& execution) {
     if (memory_ == Memory::kDevice) kernels::check_stream(execution.stream);
     written("the workspace", execution.workspace);
-    written("the kept memory", execution.round_state);
+    written("the round state", execution.round_state);
     pointer("the fault record", execution.fault);
   }
 
@@ -233,7 +233,7 @@ class MemoryCheck {
   void same_memory(const char* what, std::size_t segment, const Span& span) const {
     if (span.memory() != memory_)
       fail(codec_, std::string("the call is ") + location_name(memory_) + ", but " + what + " of " +
-                       segment_text(segment) + " lies " + location_name(span.memory()));
+                       segment_text(segment) + " is " + location_name(span.memory()));
   }
 
   static const char* location_name(Memory memory) {
@@ -289,7 +289,7 @@ void check_one_memory(const Codec& codec, const ReduceCall& call, ByteSpan frame
 
 void check_one_memory(const Codec& codec, Memory memory, ConstValueSpan raw_values) {
   MemoryCheck(codec, memory)
-      .values("the bare values", std::span<const ConstValueSpan>(&raw_values, 1));
+      .values("the raw values", std::span<const ConstValueSpan>(&raw_values, 1));
 }
 
 Dtype check_values(const Codec& codec, std::span<const Segment> segments,
@@ -311,8 +311,8 @@ Dtype check_outputs(const Codec& codec, const DecodeCall& call) {
 void check_states(const Codec& codec, const EncodeCall& call) {
   if (codec.has_feedback() && call.states.empty() && !call.segments.empty())
     fail(codec,
-         "\"+ef\" keeps residuals, but the call brings no states; give it one SegmentState a "
-         "segment (a GradientReducer looks after them), or leave \"+ef\" out");
+         "\"+ef\" keeps residuals, but the call has no states; give one SegmentState per segment, "
+         "use a GradientReducer, or leave \"+ef\" out");
   check_state_list(codec, call.segments, call.states);
 }
 
@@ -344,27 +344,28 @@ void throw_unable(const Codec& codec, const char* what) {
 }
 
 void throw_frameless(const Codec& codec) {
-  fail(codec, "it sends bare values only, which a transport adds; it has no frames");
+  fail(codec, "the codec has no frames; it sends only raw values, which a transport adds");
 }
 
 void check_native_factor(const Codec& codec, float factor) {
   if (!(factor > 0 && std::isfinite(factor)))
-    fail(codec, "bare values are made with a factor above 0, not with " + number_text(factor));
+    fail(codec,
+         "factor is " + number_text(factor) + "; give a finite number above 0 for raw values");
 }
 
 void check_no_window(const Codec& codec, const DecodeCall& call) {
-  if (call.window_first) fail(codec, "it reads no windows");
+  if (call.window_first) fail(codec, "the codec does not read windows");
 }
 
 void check_round(const Codec& codec, const FrameIdentity& identity, unsigned first, unsigned last) {
   if (identity.round < first || identity.round > last)
-    fail(codec, "this call is not one of round " + std::to_string(identity.round));
+    fail(codec, "this call does not belong to round " + std::to_string(identity.round));
 }
 
 void check_execution(const Codec& codec, const PlanSizes& sizes, const Execution& execution) {
   check_space(codec, "a workspace", execution.workspace, sizes.workspace_bytes,
               kWorkspaceAlignment);
-  check_space(codec, "kept memory", execution.round_state, sizes.round_state_bytes,
+  check_space(codec, "round state", execution.round_state, sizes.round_state_bytes,
               kWorkspaceAlignment);
 }
 
@@ -373,7 +374,7 @@ void check_frame_space(const Codec& codec, const PlanSizes& sizes, ByteSpan fram
 }
 
 void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames) {
-  if (frames.empty()) fail(codec, "no frames to read");
+  if (frames.empty()) fail(codec, "frames is empty; give at least one");
   for (const ConstByteSpan& frame : frames)
     check_space(codec, "a frame", frame, 0, kSectionAlignment);
 }
@@ -381,11 +382,11 @@ void check_frame_list(const Codec& codec, std::span<const ConstByteSpan> frames)
 void check_native(const Codec& codec, ConstValueSpan values, Dtype dtype, std::size_t count) {
   check_memory(codec, values.memory());
   if (values.dtype() != dtype || values.count() != count)
-    fail(codec, "the bare values are " + std::to_string(count) + " of " +
+    fail(codec, "the raw values are " + std::to_string(count) + " of " +
                     std::string(dtype_name(dtype)) + ", not " + std::to_string(values.count()) +
                     " of " + std::string(dtype_name(values.dtype())));
   if (!is_aligned(values.pointer(), dtype_bytes(dtype)))
-    fail(codec, "the bare values are not aligned to their type");
+    fail(codec, "the raw values are not aligned to their type");
 }
 
 }  // namespace tersor::encoding

@@ -23,8 +23,7 @@ void check_request(const Codec& codec, const PlanRequest& request) {
   if (!is_gradient_dtype(request.dtype))
     throw InvalidArgument("gradients are f32, bf16 or f16, not " +
                           std::string(dtype_name(request.dtype)));
-  if (request.contributions == 0)
-    throw InvalidArgument("a plan is made for at least one contribution, not for 0");
+  if (request.contributions == 0) throw InvalidArgument("contributions is 0: give at least 1");
   if (request.segments.size() > std::numeric_limits<std::uint32_t>::max())
     throw InvalidArgument("a frame holds at most 2^32 - 1 segments, not " +
                           std::to_string(request.segments.size()));

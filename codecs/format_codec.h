@@ -167,7 +167,7 @@ class FormatCodec : public Codec {
       return run(
           call, [&] { own().device_encode_raw(call, factor, values); }, on_host);
     }
-    throw_unable(*this, "has no bare values that a transport may add; encode frames");
+    throw_unable(*this, "has no raw values for a transport to add; encode frames");
   }
 
   void do_decode_native(const DecodeCall& call, ConstValueSpan values) const final {
@@ -178,7 +178,7 @@ class FormatCodec : public Codec {
           call, [&] { own().device_decode_raw(call, values); },
           [&] { own().host_decode_raw(call, values); });
     }
-    throw_unable(*this, "has no bare values that a transport may add; decode frames");
+    throw_unable(*this, "has no raw values for a transport to add; decode frames");
   }
 
   void do_absorb(const DecodeCall& call, ConstValueSpan values) const final {
@@ -190,7 +190,7 @@ class FormatCodec : public Codec {
             call, [&] { own().device_absorb(call, values); },
             [&] { own().host_absorb(call, values); });
       }
-    throw_unable(*this, "has one round; there is nothing to absorb");
+    throw_unable(*this, "has one round; no sums to absorb");
   }
 
  private:

@@ -109,7 +109,7 @@ void check_header(const FrameHeader& found, const FrameHeader& expected) {
 [[noreturn]] void throw_other_step(std::uint32_t found, std::uint32_t first) {
   throw_mismatch(
       "step", std::to_string(found),
-      std::to_string(first) + ", that of the first frame: a call reads frames of one step");
+      std::to_string(first) + ", the step of the first frame: a call reads frames of one step");
 }
 
 /// Returns `expected` with the data that `found` carries.
@@ -127,13 +127,13 @@ void expect_payload(std::size_t found, std::size_t expected) {
 [[noreturn]] void throw_fault(const FrameFault& fault) {
   if (fault.kind == FrameFault::kHeader) {
     check_header(read_frame_header(std::as_bytes(std::span(&fault.found, 1))), fault.expected);
-    throw WireError("frame header is another one than the call's");
+    throw WireError("frame header does not match the call");
   }
   if (fault.kind == FrameFault::kStep)
     throw_other_step(step_in_header(fault.found), static_cast<std::uint32_t>(fault.detail));
   if (fault.kind == FrameFault::kChecksum)
     throw_mismatch("checksum", hexadecimal(fault.found.checksum), hexadecimal(fault.detail));
-  throw WireError("frame has a fault of an unknown kind");
+  throw WireError("frame has an unknown fault");
 }
 
 /// Calls `check` and adds the frame's index in a list to a WireError.
@@ -286,7 +286,7 @@ FrameHeader read_frame_header(ConstByteSpan frame) {
   std::memcpy(&header, frame.data(), sizeof header);
   if (header.magic != kFrameMagic)
     throw WireError("frame magic is " + std::to_string(header.magic) + ", expected " +
-                    std::to_string(kFrameMagic) + ": these bytes are no frame");
+                    std::to_string(kFrameMagic) + ": these bytes are not a frame");
   if (header.version != kFormatVersion)
     throw WireError("frame version is " + std::to_string(header.version) + ", expected " +
                     std::to_string(kFormatVersion) + ": written by another version of Tersor");
@@ -306,7 +306,7 @@ void throw_if_faulty(const FrameFault& fault) {
   if (fault.kind == FrameFault::kNone) return;
   if (fault.kind == FrameFault::kIndices)
     encoding::throw_wrong_indices(fault.frame, fault.frames, fault.detail,
-                                  "the places of its kept values are damaged");
+                                  "the indices of its selected values are damaged");
   encoding::name_frame(fault.frame, fault.frames, [&] { encoding::throw_fault(fault); });
 }
 

@@ -263,15 +263,14 @@ class LowrankCodec final : public FormatCodec<LowrankCodec> {
     const std::string count = std::to_string(segment.count) + " values";
     if (segment.rows * segment.columns != segment.count || segment.count == 0)
       fail(*this,
-           "it carries matrices, whose rows and columns GradientReducer::add is told; a segment "
-           "of " +
+           "it encodes matrices: give rows and columns to GradientReducer::add; a segment of " +
                count + " has " + std::to_string(segment.rows) + " rows and " +
                std::to_string(segment.columns) + " columns");
     fail(*this,
          "a matrix of " + std::to_string(segment.rows) + " rows and " +
              std::to_string(segment.columns) +
              " columns is too small: rank * (rows + columns) would be more than a quarter of its " +
-             count + "; take a smaller rank or bf16");
+             count + "; use a smaller rank or bf16");
   }
 
   LowrankOptions options_;

@@ -11,7 +11,7 @@ namespace {
   for (const CodecOption& option : codec.options)
     known += (known.empty() ? "" : ", ") + option.help();
   throw InvalidArgument("codec " + std::string(codec.name) + " has no option \"" + key + "\"; " +
-                        (known.empty() ? "it has none" : "its options are: " + known));
+                        (known.empty() ? "it takes no options" : "its options are: " + known));
 }
 
 const CodecOption& option_of(const CodecInfo& codec, const std::string& key) {

@@ -30,7 +30,8 @@ Feedback take_feedback(std::string_view& rest, std::string_view text) {
   const auto plus = rest.find('+');
   if (plus == std::string_view::npos) return Feedback::kNone;
   if (rest.substr(plus) != kFeedbackSuffix)
-    throw_malformed(text, "\"" + std::string(rest.substr(plus)) + "\" is no suffix, only +ef is");
+    throw_malformed(
+        text, "\"" + std::string(rest.substr(plus)) + "\" is not a suffix; the only suffix is +ef");
   rest = rest.substr(0, plus);
   return Feedback::kResidual;
 }
@@ -38,18 +39,18 @@ Feedback take_feedback(std::string_view& rest, std::string_view text) {
 std::pair<std::string, std::string> parse_option(std::string_view option, std::string_view text) {
   const auto equals = option.find('=');
   if (equals == std::string_view::npos)
-    throw_malformed(text, "\"" + std::string(option) + "\" is no key=value");
+    throw_malformed(text, "\"" + std::string(option) + "\" is not key=value");
   const std::string_view key = option.substr(0, equals);
   const std::string_view value = option.substr(equals + 1);
   if (!is_word(key) || !is_word(value))
-    throw_malformed(text, "\"" + std::string(option) + "\" is no key=value");
+    throw_malformed(text, "\"" + std::string(option) + "\" is not key=value");
   return {std::string(key), std::string(value)};
 }
 
 void add_option(CodecSpec& spec, std::string_view option, std::string_view text) {
   auto parsed = parse_option(option, text);
   for (const auto& [key, value] : spec.options)
-    if (key == parsed.first) throw_malformed(text, "\"" + key + "\" stands there twice");
+    if (key == parsed.first) throw_malformed(text, "\"" + key + "\" is given twice");
   spec.options.push_back(std::move(parsed));
 }
 

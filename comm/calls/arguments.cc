@@ -13,7 +13,7 @@ void check_alike(const ConstValueSpan& one, std::string_view name, const ConstVa
                  std::string_view other_name) {
   const std::string who(name), but = ", but " + std::string(other_name);
   if (one.memory() != other.memory())
-    throw InvalidArgument(who + " lies " + std::string(memory_text(one.memory())) + but + " lies " +
+    throw InvalidArgument(who + " is " + std::string(memory_text(one.memory())) + but + " is " +
                           std::string(memory_text(other.memory())));
   if (one.dtype() != other.dtype())
     throw InvalidArgument(who + " is " + std::string(dtype_name(one.dtype())) + but + " is " +
@@ -21,12 +21,14 @@ void check_alike(const ConstValueSpan& one, std::string_view name, const ConstVa
 }
 
 /// Like `check_alike`, for a shard and the whole with one shard per rank.
-void check_shards(const ConstValueSpan& all, const ConstValueSpan& shard, int ranks) {
-  if (!all.empty()) check_alike(shard, "the shard", all, "the whole");
+void check_shards(std::string_view name, const ConstValueSpan& all, const ConstValueSpan& shard,
+                  int ranks) {
+  if (!all.empty()) check_alike(shard, "the shard", all, name);
   if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
-  throw InvalidArgument(std::to_string(ranks) + " shards of " + std::to_string(shard.count()) +
-                        " values make " + std::to_string(shard.count() * ranks) + ", not the " +
-                        std::to_string(all.count()) + " that were given");
+  throw InvalidArgument(std::string(name) + " has " + std::to_string(all.count()) +
+                        " values, but " + std::to_string(ranks) + " shards of " +
+                        std::to_string(shard.count()) + " values need " +
+                        std::to_string(shard.count() * ranks));
 }
 
 void check_spans(const Call& call, const CollectiveOptions& options) {
@@ -34,16 +36,18 @@ void check_spans(const Call& call, const CollectiveOptions& options) {
   const KindInfo& kind = info_of(call.kind);
   refuse_automatic(options, kind.name);
   if (has(call.kind, kRooted) && (call.root < 0 || call.root >= transport.ranks()))
-    throw InvalidArgument("root " + std::to_string(call.root) + " is none of " +
-                          std::to_string(transport.ranks()) + " ranks");
+    throw InvalidArgument("root is " + std::to_string(call.root) + ": give a rank from 0 to " +
+                          std::to_string(transport.ranks() - 1));
   if (!has(call.kind, kFeedsBack)) refuse_feedback(options, kind.name);
   if (!kind.input.empty()) check_span(transport, call.input, kind.input);
   if (!kind.output.empty()) check_span(transport, call.output, kind.output);
   if (call.kind == Kind::kAllToAll)
     return check_alike(call.output, "the output", call.input, "the input");
   if (!call.has_whole()) return;
-  if (has(call.kind, kWholeInput)) return check_shards(call.input, call.output, transport.ranks());
-  check_shards(call.output, call.input, has(call.kind, kWholeOutput) ? transport.ranks() : 1);
+  if (has(call.kind, kWholeInput))
+    return check_shards("the input", call.input, call.output, transport.ranks());
+  check_shards("the output", call.output, call.input,
+               has(call.kind, kWholeOutput) ? transport.ranks() : 1);
 }
 
 /// Throws InvalidArgument for overlapping spans. Valid are: equal input and output, a shard at this

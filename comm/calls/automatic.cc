@@ -13,15 +13,14 @@ namespace {
 void check_options(const CollectiveOptions& options, Memory memory) {
   if (options.tuner == nullptr)
     throw InvalidArgument(
-        "codec auto needs a tuner: make one Tuner a transport and pass it in "
+        "codec auto needs a tuner: make one Tuner per transport and pass it in "
         "CollectiveOptions::tuner");
   check_tuner_memory(*options.tuner, memory);
   if (options.algorithm != Algorithm::kAuto)
-    throw InvalidArgument("codec auto chooses the algorithm too: leave it at auto, not " +
+    throw InvalidArgument("codec auto chooses the algorithm: leave algorithm at auto, not " +
                           std::string(algorithm_name(options.algorithm)));
   if (options.error_growth != kDefaultErrorGrowth)
-    throw InvalidArgument(
-        "codec auto chooses the grid too: say error_growth in the tuner's options");
+    throw InvalidArgument("codec auto chooses the grid: set error_growth in the tuner's options");
 }
 
 }  // namespace
@@ -44,8 +43,8 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
     return allreduce(transport, gradient, chosen, stream);
   if (on_device && kernels::capture_of(stream) != 0)
     throw InvalidArgument(
-        "codec auto still tries how such gradients go, for which it waits: make calls until "
-        "Tuner::settled() says true, then capture");
+        "codec auto still measures calls for these gradients, which cannot be captured: make calls "
+        "until Tuner::settled() returns true, then capture");
   if (on_device) kernels::synchronize(stream);
   const auto start = Clock::now();
   allreduce(transport, gradient, chosen, stream);
@@ -56,14 +55,16 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
 void check_tuner_memory(const Tuner& tuner, Memory memory) {
   if (tuner.memory() != memory)
     throw InvalidArgument(std::string("the tuner was made for gradients on ") +
-                          (memory == Memory::kHost ? "a device" : "the host") +
-                          ", and this one lies elsewhere: set AutoOptions::memory");
+                          (memory == Memory::kHost ? "a device, but this gradient is on the host"
+                                                   : "the host, but this gradient is on a device") +
+                          ": set AutoOptions::memory");
 }
 
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation) {
   if (options.codec == kAutoCodec)
-    throw InvalidArgument("codec auto is for allreduce and the GradientReducer; choose one for " +
-                          std::string(operation));
+    throw InvalidArgument(
+        "codec auto is for allreduce and GradientReducer only: name a codec for " +
+        std::string(operation));
 }
 
 }  // namespace tersor

@@ -115,7 +115,7 @@ bool is_captured(const Key& key, StreamView stream) {
 void check_capture(const Key& key, StreamView stream) {
   if (is_captured(key, stream))
     throw InvalidArgument(
-        "a stream is captured, but nothing is prepared for this call: give it a "
+        "the stream is being captured, but no buffers are prepared for this call: pass a "
         "CollectiveWorkspace that outlives the graph, and make an equal call before the capture");
 }
 

@@ -19,15 +19,15 @@ void check_between(const Transport& transport, const ConstValueSpan& values, int
                    const CollectiveOptions& options, std::string_view operation) {
   refuse_automatic(options, operation);
   refuse_feedback(options, operation);
-  check_span(transport, values, "what is sent");
+  check_span(transport, values, "the values");
   if (peer < 0 || peer >= transport.ranks() || peer == transport.rank())
     throw InvalidArgument(std::string(operation) + " on rank " + std::to_string(transport.rank()) +
-                          ": " + std::to_string(peer) + " is no other of " +
-                          std::to_string(transport.ranks()) + " ranks");
+                          ": peer is " + std::to_string(peer) + ": give another rank from 0 to " +
+                          std::to_string(transport.ranks() - 1));
   if (values.memory() == Memory::kDevice && transport.traits().queues)
     throw InvalidArgument(std::string(operation) +
-                          ": over this transport all ranks take part in everything that moves "
-                          "device memory: call all_to_all on all of them");
+                          ": over this transport all ranks take part in each transfer of device "
+                          "memory: call all_to_all on all ranks");
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ SegmentState both_in(const ValueSpan& residual) { return {residual, residual}; }
 void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_t count,
                  std::string_view which) {
   if (count != 0 && !residual.empty() && residual.memory() != prepared.key.memory)
-    throw InvalidArgument("the state's " + std::string(which) + " lies " +
-                          std::string(memory_text(residual.memory())) + ", but the values lie " +
+    throw InvalidArgument("the state's " + std::string(which) + " is " +
+                          std::string(memory_text(residual.memory())) + ", but the values are " +
                           std::string(memory_text(prepared.key.memory)));
   if (residual.count() == count) return;
   throw InvalidArgument("the state's " + std::string(which) + " has " +
@@ -79,7 +79,7 @@ void bind_states(Prepared& prepared, const CollectiveOptions& options) {
 void check_taken(const Transport& transport, Memory memory, std::string_view what) {
   const TransportTraits traits = transport.traits();
   if (memory == Memory::kHost ? traits.host : traits.device) return;
-  throw InvalidArgument(std::string(what) + " lies " + std::string(memory_text(memory)) +
+  throw InvalidArgument(std::string(what) + " is " + std::string(memory_text(memory)) +
                         ", but this transport takes " +
                         (traits.host ? "host memory" : "device memory"));
 }

@@ -24,19 +24,20 @@ bool fits(std::span<const int> digits, int group_size) {
 }
 
 void check_digits(std::span<const int> digits, int group_size) {
-  const std::string grid = "a grid of " + text_of(digits);
+  const std::string grid = "dims are " + text_of(digits);
   if (digits.empty() || digits.size() > OwnedRanges::kMostStages)
-    throw InvalidArgument("a grid has 1 to " + std::to_string(OwnedRanges::kMostStages) +
-                          " dimensions, not " + std::to_string(digits.size()));
+    throw InvalidArgument("dims has " + std::to_string(digits.size()) + " dimensions: give 1 to " +
+                          std::to_string(OwnedRanges::kMostStages));
   const int least = digits.size() == 1 ? 1 : 2;
   for (const int digit : digits)
     if (digit < least || digit > group_size)
-      throw InvalidArgument(grid + " has a dimension of " + std::to_string(digit) + ": of " +
-                            std::to_string(group_size) + " ranks it may have " +
-                            std::to_string(least) + " to all");
+      throw InvalidArgument(grid + ": give dimensions from " + std::to_string(least) +
+                            " to the number of ranks, " + std::to_string(group_size) + ", not " +
+                            std::to_string(digit));
   if (fits(digits, group_size)) return;
-  throw InvalidArgument(grid + " does not fit " + std::to_string(group_size) +
-                        " ranks: at most all of them, and at least 9 in 10");
+  throw InvalidArgument(grid + ": give dimensions with a product of at most " +
+                        std::to_string(group_size) +
+                        ", the number of ranks, and at least 9/10 of it");
 }
 
 /// The number of a rank's messages, plus the cost of sending results to group members without a
@@ -93,10 +94,11 @@ Grid Grid::of(std::span<const int> digits, int group_size, double error_growth) 
   if (digits.empty()) return standard(group_size, error_growth);
   Grid grid(digits, group_size);
   if (grid.dimensions() <= most_dimensions(error_growth)) return grid;
-  throw InvalidArgument("a grid of " + text_of(digits) + " has " +
+  throw InvalidArgument("dims are " + text_of(digits) + ", with " +
                         std::to_string(1 + grid.dimensions()) +
-                        " quantisations, where one dimension has 2: more than an error_growth of " +
-                        std::to_string(error_growth) + " allows");
+                        " quantisations instead of the 2 of one dimension: give fewer dimensions, "
+                        "or an error_growth above " +
+                        std::to_string(error_growth));
 }
 
 Grid Grid::standard(int group_size, double error_growth) {
@@ -118,8 +120,8 @@ std::vector<Grid> Grid::worth_trying(int group_size, double error_growth) {
 
 int Grid::most_dimensions(double error_growth) {
   if (!(error_growth >= 1))
-    throw InvalidArgument("an error_growth of " + std::to_string(error_growth) +
-                          " is less than that of one dimension, which is 1");
+    throw InvalidArgument("error_growth is " + std::to_string(error_growth) +
+                          ": give at least 1, the growth of one dimension");
   return static_cast<int>(std::min(2 * error_growth - 1, double{kMostDimensions}));
 }
 

@@ -319,10 +319,10 @@ void Messages::check_splits(const Shard& shard, const Received& message) const t
   for (const Segment& segment : own.segments) count += segment.count;
   const std::size_t all = own.pieces.empty() ? 0 : context_->params[own.pieces.front().param].count;
   throw WireError(found.count == count
-                      ? "it takes another number of rows than this rank sends it, or sends more "
-                        "than this rank takes"
-                      : "it sends " + std::to_string(found.count) +
-                            " values where this rank takes " + std::to_string(all));
+                      ? "the rank expects another number of rows than this rank sends, or sends "
+                        "more rows than this rank expects"
+                      : "the rank sent " + std::to_string(found.count) +
+                            " values, but this rank expects " + std::to_string(all));
 } catch (const WireError& error) {
   throw_damaged(message.rank, error);
 }

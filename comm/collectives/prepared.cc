@@ -66,15 +66,14 @@ void check_grid(const Prepared& prepared) {
   if (!prepared.is(kShares) || prepared.by_hosts || grid.is_direct()) return;
   const std::string name(prepared.context.name);
   if (grid.owners() != grid.group_size())
-    throw InvalidArgument("every rank owns a shard: " + name + " needs a grid of all " +
-                          std::to_string(grid.group_size()) + " ranks, not of " +
+    throw InvalidArgument(name + " needs dims with a product of " +
+                          std::to_string(grid.group_size()) + ", the number of ranks, not " +
                           std::to_string(grid.owners()));
   if (prepared.key.kind == Kind::kAllToAll && grid.dimensions() > 2)
-    throw InvalidArgument(name + " goes on grids of two dimensions at most, not of " +
-                          text_of(grid.digits()));
+    throw InvalidArgument("dims are " + text_of(grid.digits()) + ": give at most two for " + name);
   if (prepared.is(kAdds) && !prepared.gathers_whole() && prepared.codec->has_feedback())
-    throw InvalidArgument("on a grid " + name +
-                          " encodes sums again, of which it keeps no residual: leave out +ef, or "
+    throw InvalidArgument(name +
+                          " with dims keeps no residual of the partial sums: leave out +ef, or "
                           "dims");
 }
 

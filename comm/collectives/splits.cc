@@ -29,10 +29,10 @@ struct Side {
 }
 
 std::size_t rows_in(const Side& side, std::size_t count, std::size_t columns) {
-  if (columns == 0) refuse(side, "columns is 0: a row has a value at least");
+  if (columns == 0) refuse(side, "columns is 0: give at least 1");
   if (count % columns != 0)
     refuse(side, "the " + std::string(side.span) + " has " + std::to_string(count) +
-                     " values, which are no rows of " + std::to_string(columns));
+                     " values: give a multiple of columns, " + std::to_string(columns));
   return count / columns;
 }
 
@@ -40,8 +40,8 @@ std::vector<std::size_t> equal_rows(const Side& side, std::size_t rows) {
   const auto ranks = static_cast<std::size_t>(side.ranks);
   if (rows % ranks != 0)
     refuse(side, "the " + std::to_string(rows) + " rows of the " + std::string(side.span) +
-                     " are not equally many for " + std::to_string(ranks) +
-                     " ranks: say Splits::" + std::string(side.split));
+                     " are not a multiple of " + std::to_string(ranks) +
+                     " ranks: give Splits::" + std::string(side.split));
   return std::vector<std::size_t>(ranks, rows / ranks);
 }
 
@@ -51,7 +51,7 @@ std::vector<std::size_t> split_rows(const Side& side, std::size_t rows,
   const std::string name = "Splits::" + std::string(side.split);
   if (split.size() != static_cast<std::size_t>(side.ranks))
     refuse(side, name + " has " + std::to_string(split.size()) + " numbers for " +
-                     std::to_string(side.ranks) + " ranks");
+                     std::to_string(side.ranks) + " ranks: give one number per rank");
   const std::size_t sum = std::accumulate(split.begin(), split.end(), std::size_t{0});
   if (sum != rows)
     refuse(side, name + " adds up to " + std::to_string(sum) + " rows, but the " +
@@ -129,13 +129,13 @@ std::vector<Counts> exchange_counts(const ExchangeContext& context, Transport& t
     ConstByteSpan from = i == index ? all : handle.received(subgroup[i]);
     if (from.size() < (i == index || everything ? all.size() : bytes))
       throw TransportError(std::string(context.name) + ": rank " + std::to_string(subgroup[i]) +
-                           " told the rows of too few ranks");
+                           " sent the row counts of too few ranks");
     if (i == index || everything) from = from.subspan(index * bytes);
     std::memcpy(counts[i].data(), from.first(bytes).data(), bytes);
     if (counts[i].back() != checksum_of(counts[i].data(), each))
       throw WireError(std::string(context.name) + " on rank " + std::to_string(context.rank) +
-                      ": what rank " + std::to_string(subgroup[i]) +
-                      " told of its rows was damaged on its way");
+                      ": the row counts of rank " + std::to_string(subgroup[i]) +
+                      " were damaged in transit");
     counts[i].pop_back();
   }
   return counts;
@@ -151,8 +151,9 @@ Rows rows_of(const Transport& transport, const ConstValueSpan& input, const Cons
             split_rows(to, rows_in(to, output.count(), columns), splits.received)};
   const auto own = static_cast<std::size_t>(transport.rank());
   if (rows.sent[own] != rows.received[own])
-    refuse(from, "it sends itself " + std::to_string(rows.sent[own]) + " rows but takes " +
-                     std::to_string(rows.received[own]) + " of its own");
+    refuse(from, "the rank sends " + std::to_string(rows.sent[own]) +
+                     " rows to itself but receives " + std::to_string(rows.received[own]) +
+                     " from itself: give equal numbers");
   if (encoding::overlap(input, output)) refuse(from, "input and output overlap");
   return rows;
 }

@@ -35,8 +35,8 @@ static_assert(sizeof(Head) == 16);
 std::shared_ptr<const Codec> gossip_codec(const std::string& spec) {
   auto codec = make_codec(spec);
   if (codec->has_feedback())
-    throw InvalidArgument("gossip by \"" + spec +
-                          "\": what is left out is left over by itself: without +ef");
+    throw InvalidArgument("gossip: codec is \"" + spec +
+                          "\": leave out +ef, because the next difference contains the error");
   return codec;
 }
 
@@ -44,8 +44,8 @@ std::shared_ptr<const Codec> gossip_codec(const std::string& spec) {
 double step_size_of(const GossipOptions& options) {
   if (options.step_size != 0) {
     if (!(options.step_size > 0 && options.step_size <= 1))
-      throw InvalidArgument("gossip: step_size is above 0 and at most 1, not " +
-                            std::to_string(options.step_size));
+      throw InvalidArgument("gossip: step_size is " + std::to_string(options.step_size) +
+                            ": give a number above 0 and at most 1");
     return options.step_size;
   }
   std::mt19937 generator(1);
@@ -98,8 +98,8 @@ struct Gossip::State {
         channel(transport.isolated_channel()),
         lost_edges(topology) {
     if (topology.ranks() != transport.ranks())
-      throw InvalidArgument("gossip: a topology of " + std::to_string(topology.ranks()) +
-                            " ranks among " + std::to_string(transport.ranks()));
+      throw InvalidArgument("gossip: the topology has " + std::to_string(topology.ranks()) +
+                            " ranks, the transport " + std::to_string(transport.ranks()));
     for (const Edge& edge : topology.edges(rank)) links.push_back({.edge = edge});
   }
 
@@ -186,7 +186,7 @@ struct Gossip::State {
       const auto now = weights[i].as<float>();
       if (!std::ranges::all_of(now, [](float one) { return std::isfinite(one); }))
         throw InvalidArgument("gossip: " + names[i] +
-                              " is not finite; nothing was sent, neighbours wait");
+                              " is not finite; this rank sent nothing, the neighbours wait");
       std::ranges::transform(now, known[i], changed[i].begin(),
                              [](double x, double y) { return static_cast<float>(x - y); });
     }
@@ -237,8 +237,8 @@ struct Gossip::State {
     while (!has_frame(link) || !link.sending.test()) {
       const Clock::time_point latest = link.last_message + timeout;
       if (Clock::now() >= latest)
-        throw PeerLost("gossip: rank " + std::to_string(link.edge.rank) + " is silent for " +
-                           std::to_string(timeout.count()) + " ms",
+        throw PeerLost("gossip: no message from rank " + std::to_string(link.edge.rank) +
+                           " within " + std::to_string(timeout.count()) + " ms",
                        link.edge.rank);
       channel->wait_activity(std::min(latest, next_heartbeat));
       if (Clock::now() >= next_heartbeat) send_heartbeats();
@@ -250,8 +250,7 @@ struct Gossip::State {
       const MessageType type = head_of(link).type;
       if (type == MessageType::kFrame) return true;
       if (type == MessageType::kGaveUp)
-        throw PeerLost("gossip: given up by rank " + std::to_string(link.edge.rank),
-                       link.edge.rank);
+        throw PeerLost("gossip: dropped by rank " + std::to_string(link.edge.rank), link.edge.rank);
       receive(link);
     }
     return false;
@@ -316,15 +315,15 @@ struct Gossip::State {
     if (!is_new || options.on_split == OnSplit::kContinue) return;
     std::string ranks;
     for (const int one : seen.cut_off) ranks += " " + std::to_string(one);
-    throw PeerLost("gossip: no path joins rank " + std::to_string(rank) + " to ranks" + ranks +
-                       " any more; calls from here on mix without these ranks",
+    throw PeerLost("gossip: no path connects rank " + std::to_string(rank) + " to ranks" + ranks +
+                       " any more; later calls mix without these ranks",
                    -1);
   }
 
   static Head head_of(const Neighbour& link) {
     Head head;
     const ConstByteSpan bytes = link.receiving.received(link.edge.rank);
-    if (bytes.size() < sizeof(head)) throw WireError("gossip: a message too short");
+    if (bytes.size() < sizeof(head)) throw WireError("gossip: a message is too short");
     std::memcpy(&head, bytes.data(), sizeof(head));
     return head;
   }

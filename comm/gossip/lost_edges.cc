@@ -31,7 +31,8 @@ void LostEdges::write(ByteSpan message) const {
 }
 
 void LostEdges::read(ConstByteSpan message) {
-  if (message.size() % kEdgeBytes != 0) throw WireError("gossip: part of a lost edge");
+  if (message.size() % kEdgeBytes != 0)
+    throw WireError("gossip: a message with lost edges is truncated");
   for (std::size_t at = 0; at < message.size(); at += kEdgeBytes) {
     EdgeRanks ranks;
     std::memcpy(ranks.data(), message.data() + at, kEdgeBytes);
@@ -39,7 +40,7 @@ void LostEdges::read(ConstByteSpan message) {
     if (one < 0 || one >= topology_.ranks() ||
         std::ranges::count(topology_.edges(one), other, &Edge::rank) == 0)
       throw WireError("gossip: ranks " + std::to_string(one) + " and " + std::to_string(other) +
-                      " are lost to each other, but are no neighbours");
+                      " are reported as disconnected, but are not neighbours");
     add(one, other);
   }
 }

@@ -17,7 +17,7 @@ bool wants_tuner(const ReducerOptions& options) {
   bool wanted = options.rules.empty() && options.codec == kAutoCodec;
   for (const ReducerRule& rule : options.rules) wanted |= rule.codec == kAutoCodec;
   if (wanted && options.algorithm != Algorithm::kAuto)
-    throw InvalidArgument("codec auto chooses the algorithm too: leave it at auto, not " +
+    throw InvalidArgument("codec auto chooses the algorithm: leave algorithm at auto, not " +
                           std::string(algorithm_name(options.algorithm)));
   return wanted;
 }
@@ -172,7 +172,7 @@ void CodecPolicy::check_capture(std::uint32_t step) const {
         !phases.empty() && (!followed || step < phases.back().from_step))
       throw InvalidArgument("\"" + one.name + "\" changes its codec at step " +
                             std::to_string(phases.back().from_step) +
-                            ": a step can be captured once one was made after that");
+                            ": run a step with that codec before the capture");
 }
 
 bool CodecPolicy::may_learn() const {
@@ -230,8 +230,9 @@ const std::string& CodecPolicy::chosen_codec(std::size_t parameter) const {
 void CodecPolicy::begin_capture() {
   if (!learner_->settled())
     throw InvalidArgument(
-        "codec auto still tries how gradients go: make steps until GradientReducer::settled() says "
-        "true, then capture, or set ReducerOptions::learning to kOff");
+        "codec auto still measures codecs: run steps until GradientReducer::settled() returns "
+        "true, "
+        "then capture, or set ReducerOptions::learning to kOff");
   was_captured_ = true;
 }
 

@@ -11,20 +11,25 @@
 namespace tersor {
 namespace {
 
-std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed) {
-  std::string text = cause + "; ";
-  for (const int rank : agreed.lost) text += "rank " + std::to_string(rank) + ", ";
-  text += "of those that the reducer was made with, gone; " +
-          std::to_string(agreed.members.size()) + " left, with all steps up to " +
-          std::to_string(agreed.steps) + ": ";
-  if (agreed.enough) return text + "resume() goes on with them";
-  return text + "too few to go on, since the others might do so, too (ReducerOptions::least_ranks)";
+/// `renumbered`: True if an earlier loss changed the rank numbers.
+std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed, bool renumbered) {
+  std::string lost;
+  for (const int rank : agreed.lost)
+    lost += (lost.empty() ? "rank " : ", rank ") + std::to_string(rank);
+  const std::size_t left = agreed.members.size();
+  std::string text = lost + " failed after step " + std::to_string(agreed.steps) + "; " +
+                     std::to_string(left) + (left == 1 ? " rank remains" : " ranks remain");
+  if (renumbered) text += " (ranks are numbered as before the first loss)";
+  text += agreed.enough ? ". Call resume() to continue."
+                        : ", too few to continue, because the other ranks may continue "
+                          "(ReducerOptions::least_ranks).";
+  return text + " Cause: " + cause;
 }
 
 void check_same_ranks(bool given, const std::string& what) {
   if (given)
-    throw InvalidArgument("resume() cannot go on with ReducerOptions::" + what +
-                          ", which are of the ranks of before: leave them empty");
+    throw InvalidArgument("resume() does not support ReducerOptions::" + what +
+                          ", because the ranks changed: leave it empty");
 }
 
 }  // namespace
@@ -46,13 +51,14 @@ std::exception_ptr GradientReducer::Impl::lost(const TransportError& cause) {
 // If no rank is missing, the original error is reported unchanged.
 std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError& cause) {
   const std::uint32_t steps = step_.lock()->number();
+  const bool renumbered = !survivors_->explain().empty();
   const Survivors::Agreed agreed = survivors_->agree(steps);
   LockedStep step = step_.lock();
   if (agreed.steps > step->number() && step->all_back()) complete_step(step);
   if (agreed.lost.empty()) return std::make_exception_ptr(cause);
   resumable_ = agreed.enough ? Resumable::kYes : Resumable::kTooFew;
-  return std::make_exception_ptr(RanksLost(lost_text(cause.what(), agreed), agreed.members,
-                                           agreed.steps, cause.disagreement()));
+  return std::make_exception_ptr(RanksLost(lost_text(cause.what(), agreed, renumbered),
+                                           agreed.members, agreed.steps, cause.disagreement()));
 }
 
 void GradientReducer::Impl::give_up(const std::exception& cause) {
@@ -82,11 +88,11 @@ void GradientReducer::Impl::check_faults() {
 
 void GradientReducer::Impl::check_resumable() const {
   if (resumable_ == Resumable::kNo)
-    throw InvalidArgument("resume() goes on after a RanksLost, and there was none");
+    throw InvalidArgument("resume() needs an earlier RanksLost: no rank was lost");
   if (resumable_ == Resumable::kTooFew)
-    throw InvalidArgument(
-        "resume() needs more ranks than are left: " + std::to_string(survivors_->members().size()) +
-        " (ReducerOptions::least_ranks)");
+    throw InvalidArgument("resume() needs more ranks than the remaining " +
+                          std::to_string(survivors_->members().size()) +
+                          " (ReducerOptions::least_ranks)");
   check_same_ranks(!options_.dims.empty(), "dims");
   check_same_ranks(!options_.hosts.empty(), "hosts");
 }

@@ -58,9 +58,9 @@ void Gradients::check_values(std::uint32_t parameter, const ValueSpan& values,
   throw InvalidArgument(
       "\"" + parameters_.all[parameter].name + "\" was added with " + std::to_string(count) +
       " values of " + std::string(dtype_name(param.dtype)) + " " +
-      std::string(memory_text(memory)) + ", but " + std::to_string(values.count()) + " of " +
-      std::string(dtype_name(values.dtype())) + " " + std::string(memory_text(values.memory())) +
-      " are ready");
+      std::string(memory_text(memory)) + ", but the gradient has " +
+      std::to_string(values.count()) + " values of " + std::string(dtype_name(values.dtype())) +
+      " " + std::string(memory_text(values.memory())));
 }
 
 void Gradients::check_given(std::uint32_t parameter, const Given& given) const {
@@ -71,14 +71,14 @@ void Gradients::check_given(std::uint32_t parameter, const Given& given) const {
                  shard_range(param.count, 0, parameters_.context().ranks).count);
   else if (!given.shard.empty())
     throw InvalidArgument("\"" + parameters_.all[parameter].name +
-                          "\" is all-reduced: every rank gets all of it, and no shard");
+                          "\" is all-reduced: do not pass a shard");
 }
 
 void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given) const {
   if (given.has_value()) return check_given(parameter, *given);
   if (!has(parameter))
     throw InvalidArgument("\"" + parameters_.all[parameter].name +
-                          "\" was added without a gradient: give it to ready()");
+                          "\" was added without a gradient: pass the gradient to ready()");
 }
 
 // A shard may use its own range within the gradient.

@@ -10,16 +10,15 @@ namespace {
 
 void check_options(const ReducerOptions& options) {
   if (options.residual_dtype != Dtype::kF32 && options.residual_dtype != Dtype::kBf16)
-    throw InvalidArgument("residuals are f32 or bf16, not " +
-                          std::string(dtype_name(options.residual_dtype)));
+    throw InvalidArgument("residual_dtype is " + std::string(dtype_name(options.residual_dtype)) +
+                          ": give f32 or bf16");
   if (options.weights == Weights::kOn && options.reduction == Reduction::kSum)
     throw InvalidArgument(
-        "ReducerOptions::weights = kOn is of a mean over samples: set ReducerOptions::reduction to "
-        "kMean");
+        "ReducerOptions::weights = kOn needs a mean: set ReducerOptions::reduction to kMean");
   if (options.elastic == Elastic::kOn && options.tuner != nullptr)
     throw InvalidArgument(
-        "an elastic reducer has a Tuner of its own, since another would stay with the ranks of "
-        "before: leave ReducerOptions::tuner out");
+        "an elastic reducer makes its own Tuner, because a given Tuner keeps lost ranks: leave "
+        "ReducerOptions::tuner out");
 }
 
 // Null on a single host, where the host's own codec applies to all ranks. Also null if each host
@@ -32,8 +31,7 @@ std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptio
   if (!hosts.groups) return nullptr;
   if (options.measure_error == MeasureError::kOn)
     throw InvalidArgument(
-        "measure_error needs ranks that encode their own gradients: use another algorithm than "
-        "hierarchical");
+        "measure_error does not support algorithm hierarchical: choose another algorithm");
   return std::make_unique<Hierarchy>(channel, *std::move(hosts.groups), std::move(hosts.codec));
 }
 
@@ -82,15 +80,15 @@ void GradientReducer::Impl::add(std::string name, const GradientShape& shape, Va
   const LockedStep step = between_steps();
   if (!step->untouched())
     throw InvalidArgument("add \"" + name +
-                          "\" between two steps: gradients of this one are ready");
+                          "\" between two steps: gradients of the current step are ready");
   if (policy_.was_captured())
     throw InvalidArgument("add \"" + name +
-                          "\" before a step is captured: a graph goes on as it was");
+                          "\" before a step is captured: a captured graph cannot change");
   const bool scatters = shape.collective == Collective::kReduceScatter;
   if (scatters && options_.elastic == Elastic::kOn)
-    throw InvalidArgument("add \"" + name +
-                          "\" to an elastic reducer to be all-reduced: ranks that are left "
-                          "would have other shards");
+    throw InvalidArgument("\"" + name +
+                          "\" is reduce-scattered: an elastic reducer supports only all-reduced "
+                          "parameters");
   ExchangeParameter param = parameters_.make_param(name, shape, gradient);
   ReducerParameter own{.name = std::move(name),
                        .count = shape.count,

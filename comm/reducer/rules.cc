@@ -27,11 +27,10 @@ void check_schedule(const std::vector<ReducerRule>& phases) {
   if (first.from_step != 0)
     throw InvalidArgument("rule \"" + first.pattern + "\" begins with step " +
                           std::to_string(first.from_step) +
-                          ": add one of the same pattern that says how the steps before go");
+                          ": add a rule with the same pattern for the earlier steps");
   if (phases.size() > 1 && std::ranges::count(phases, kAutoCodec, &ReducerRule::codec) != 0)
     throw InvalidArgument("the schedule of \"" + first.pattern +
-                          "\" has codec auto in it, which looks for the time to change itself: "
-                          "name the codecs");
+                          "\" contains codec auto: name a codec for each step of the schedule");
 }
 
 bool is_vector(const RuleSubject& subject) { return subject.rows <= 1 || subject.columns <= 1; }
@@ -60,7 +59,7 @@ std::string RuleChoice::text() const {
     if (phase.from_step != 0)
       text +=
           ", from step " + std::to_string(phase.from_step) + " on " + phase.asked->spec().text();
-  for (const auto& codec : refused) text += ", which has no shape for " + codec->spec().text();
+  for (const auto& codec : refused) text += ", but the shape does not fit " + codec->spec().text();
   return automatic() ? text + ", auto" : text;
 }
 
@@ -84,7 +83,7 @@ RuleChoice Rules::choose(const RuleSubject& subject) {
     if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0)
       return fitting(by_pattern(rule.pattern), subject);
   throw InvalidArgument("no rule matches parameter \"" + name +
-                        "\"; add a last one of \"*\" and \"bf16\"");
+                        "\": add a last rule with pattern \"*\", e.g. with codec \"bf16\"");
 }
 
 std::vector<RulePhase> Rules::schedule(const std::string& pattern) {

@@ -18,7 +18,8 @@ ReducerStep::Order parse_order(ConstByteSpan bytes, std::size_t parameters) {
   ReducerStep::Order order(bytes.size() / sizeof(std::uint32_t));
   if (!order.empty()) std::memcpy(order.data(), bytes.data(), order.size() * sizeof(order[0]));
   if (!is_order(order, parameters))
-    throw WireError("gradient reducer: rank 0's order of sending is no order of the parameters");
+    throw WireError(
+        "gradient reducer: rank 0's sending order is not a permutation of the parameters");
   return order;
 }
 
@@ -26,7 +27,7 @@ LoadedState parse_state(ConstByteSpan bytes, int rank) {
   LoadedState state;
   if (bytes.size() < sizeof state)
     throw WireError("gradient reducer: rank " + std::to_string(rank) +
-                    " sends no record of a loaded state");
+                    " sent no record of a loaded state");
   std::memcpy(&state, bytes.data(), sizeof state);
   return state;
 }
@@ -44,7 +45,7 @@ double parse_samples(ConstByteSpan bytes, int rank) {
   if (bytes.size() == sizeof samples) std::memcpy(&samples, bytes.data(), sizeof samples);
   if (std::isfinite(samples) && samples >= 0) return samples;
   throw WireError("gradient reducer: rank " + std::to_string(rank) +
-                  "'s number of samples is none");
+                  "'s number of samples is negative or not finite");
 }
 
 }  // namespace

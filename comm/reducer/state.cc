@@ -84,12 +84,12 @@ class Reader {
   void end() const {
     const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
     if (rest_.size() >= kWord || !std::ranges::all_of(rest_, is_zero))
-      throw InvalidArgument("the reducer's state does not end after its last parameter");
+      throw InvalidArgument("the reducer's state has extra bytes after the last parameter");
   }
 
  private:
   [[noreturn]] static void throw_cut_off() {
-    throw InvalidArgument("the reducer's state is cut off");
+    throw InvalidArgument("the reducer's state is truncated");
   }
 
   template <typename T>
@@ -117,18 +117,18 @@ std::span<const std::byte> check_envelope(std::span<const std::byte> bytes) {
   constexpr std::size_t kTrailer = sizeof(std::uint64_t);
   if (bytes.size() < 2 * sizeof(std::uint32_t) + kTrailer)
     throw InvalidArgument("these " + std::to_string(bytes.size()) +
-                          " bytes are no reducer's state");
+                          " bytes are not a reducer's state: the state is longer");
   Reader head(bytes);
   if (head.number<std::uint32_t>() != kStateMagic)
-    throw InvalidArgument("these bytes are no reducer's state (the first four are others)");
+    throw InvalidArgument("these bytes are not a reducer's state: the first four bytes differ");
   const auto version = head.number<std::uint32_t>();
   if (version != kStateVersion)
-    throw InvalidArgument("the reducer's state is of version " + std::to_string(version) +
+    throw InvalidArgument("the reducer's state has version " + std::to_string(version) +
                           "; this build reads version " + std::to_string(kStateVersion));
   const auto body = bytes.first(bytes.size() - kTrailer);
   if (body.size() % kWord != 0 ||
       Reader(bytes.last(kTrailer)).number<std::uint64_t>() != checksum_of(body))
-    throw InvalidArgument("the reducer's state is damaged (its checksum is another)");
+    throw InvalidArgument("the reducer's state is damaged: the checksum differs");
   return body.subspan(2 * sizeof(std::uint32_t));
 }
 

@@ -9,8 +9,8 @@ namespace {
 void check_apart(ReducerStep::Order parameters, std::string_view first) {
   std::ranges::sort(parameters);
   if (std::ranges::adjacent_find(parameters) != parameters.end())
-    throw InvalidArgument("one call makes the same parameter ready twice, of \"" +
-                          std::string(first) + "\" and others");
+    throw InvalidArgument("a call for \"" + std::string(first) +
+                          "\" and others contains a parameter twice: pass each parameter once");
 }
 
 // The parameters whose absence is an error. Without a gradient, the result has no destination.
@@ -50,7 +50,7 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
   learn(step);
   if (options_.transactions == Transactions::kOn && backend_->captured())
     throw InvalidArgument(
-        "a step cannot be captured where residuals are kept in two generations: set "
+        "a step that keeps the earlier residuals cannot be captured: set "
         "ReducerOptions::transactions to kOff");
   step->set_awaited();
   want_agreement(step);
@@ -68,7 +68,7 @@ void GradientReducer::Impl::want_agreement(LockedStep& step) {
 void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) const {
   if (step->is_ready(one.parameter))
     throw InvalidArgument("\"" + parameters_.all[one.parameter].name +
-                          "\" is ready twice in one step; wait() or flush() ends a step");
+                          "\" was ready before in this step: end a step with wait() or flush()");
   gradients_.check(one.parameter, one.given);
 }
 
@@ -234,15 +234,14 @@ void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t para
   if (context_.queues() &&
       !of_ready())  // ranks progress differently, but all must send in the same order
     throw InvalidArgument("flush() before waiting for \"" + name +
-                          "\": over this transport a step is sent to its end by all ranks alike");
+                          "\": over this transport all ranks send a whole step");
   wait_until(step, [&] { return !step->agreeing(); });
   if (!step->order_known())
-    throw InvalidArgument(
-        "in the first step everything is sent at its end: flush() before waiting for \"" + name +
-        "\"");
+    throw InvalidArgument("the first step is sent at its end: flush() before waiting for \"" +
+                          name + "\"");
   if (!step->is_requested(parameter))
     throw InvalidArgument("\"" + name +
-                          "\" waits for others of its message that are not ready; flush() first");
+                          "\" shares a message with parameters that are not ready: flush() first");
 }
 
 void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t number) {

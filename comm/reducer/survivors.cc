@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kNap = 50ms;
 constexpr auto kForEver = std::chrono::hours(24 * 365);
 
 Operation vote_operation() {
-  return {.name = "who is left", .tag = kUnorderedTag, .timeout = kForEver};
+  return {.name = "remaining ranks", .tag = kUnorderedTag, .timeout = kForEver};
 }
 
 std::string text_of(const std::vector<int>& ranks) {
@@ -66,8 +66,8 @@ std::vector<std::byte> Survivors::written(const Vote& vote) const {
 
 Survivors::Vote Survivors::read(ConstByteSpan bytes) const {
   if (bytes.size() != vote_bytes())
-    throw WireError("who is left: a message of " + std::to_string(bytes.size()) + " bytes, not " +
-                    std::to_string(vote_bytes()));
+    throw WireError("remaining ranks: a message of " + std::to_string(bytes.size()) +
+                    " bytes, not " + std::to_string(vote_bytes()));
   Vote vote{.set = Set(set_.size())};
   std::memcpy(&vote.steps, bytes.data(), sizeof(vote.steps));
   for (std::size_t rank = 0; rank < vote.set.size(); ++rank)
@@ -169,8 +169,8 @@ std::optional<Survivors::Vote> Survivors::received_vote(int peer) {
   pending = {};
   if (!vote.set[static_cast<std::size_t>(rank_)])
     throw TransportError("rank " + std::to_string(rank_) + " was left out by rank " +
-                         std::to_string(peer) + ", which did not hear from it within " +
-                         std::to_string(kTimeout.count()) + " ms: the others go on without it");
+                         std::to_string(peer) + ", which received no message from it within " +
+                         std::to_string(kTimeout.count()) + " ms: the others continue without it");
   return vote;
 }
 
@@ -221,7 +221,7 @@ Survivors::Agreed Survivors::conclude(std::uint32_t steps) {
   agreed.enough = enough();
   if (!agreed.lost.empty())
     losses_ += text_of(agreed.lost) + " lost after step " + std::to_string(steps) +
-               ", with what was kept there by error feedback\n";
+               ", with the residuals there\n";
   return agreed;
 }
 

@@ -23,7 +23,8 @@ std::vector<std::size_t> indices_of(const Parameters& parameters,
 // A parameter added after the last step has no residual yet.
 void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::size_t> parameters) {
   if (!std::isfinite(factor))
-    throw InvalidArgument("scale_residuals() takes a finite factor, not " + std::to_string(factor));
+    throw InvalidArgument("factor of scale_residuals() is " + std::to_string(factor) +
+                          ": give a finite number");
   const auto lock = between_steps();
   if (backend_ == nullptr) return;
   const MemoryBackend::Entry entry(*backend_);
@@ -63,7 +64,7 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
 
 void GradientReducer::discard_step() {
   if (!impl_->discard(indices_of(impl_->parameters_)))
-    throw InvalidArgument("there is no step to discard: each can be discarded once");
+    throw InvalidArgument("there is no step to discard: a step can be discarded once");
 }
 
 void GradientReducer::discard_step(std::span<const std::string> names) {
@@ -74,7 +75,8 @@ void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
   const LockedStep step = stopped();
   check_transactions("accept_steps");
   if (options_.elastic == Elastic::kOn)
-    throw InvalidArgument("accept_steps() of an elastic reducer: each of its steps stands alone");
+    throw InvalidArgument(
+        "an elastic reducer does not support accept_steps(): it commits each step alone");
   parameters_.residuals.join();
   parameters_.residuals.accept(parameters);
   parameters_.bind();

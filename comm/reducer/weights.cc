@@ -12,13 +12,12 @@ namespace tersor {
 
 void StepWeights::give(double samples) {
   if (!std::isfinite(samples) || samples < 0)
-    throw InvalidArgument(
-        "weigh() takes how many samples a gradient is the mean over, 0 or more, not " +
-        std::to_string(samples));
+    throw InvalidArgument("samples of weigh() is " + std::to_string(samples) +
+                          ": give a finite number of samples, 0 or more");
   if (given())
     throw InvalidArgument(
-        "weigh() is for once in a step, before its first gradient is ready; wait() or flush() ends "
-        "a step");
+        "call weigh() once in a step, before the first gradient is ready: wait() or flush() ends a "
+        "step");
   state_ = State::kGiven;
   samples_ = samples;
 }
@@ -43,7 +42,7 @@ void StepWeights::check() {
   end();
   throw InvalidArgument("the samples of all ranks add up to " +
                         std::string(sum > 0 ? "infinity" : "0") +
-                        ": weigh() the step again, on some rank with more than 0");
+                        ": call weigh() again, with samples above 0 on at least one rank");
 }
 
 // Ranks exchange the numbers after a flushed step is complete. The first exchange begins when a
@@ -66,12 +65,12 @@ void GradientReducer::Impl::find_weights(LockedStep& step) {
   if (options_.weights == Weights::kOff) return;
   if (backend_->captured())
     throw InvalidArgument(
-        "a step cannot be captured where steps are weighed, since a graph would keep one step's "
+        "a step with sample weights cannot be captured, because a graph would keep one step's "
         "weights: set ReducerOptions::weights to kOff");
   if (!weights_.given())
     throw InvalidArgument(
-        "weigh() the step before its first gradient is ready: with ReducerOptions::weights = kOn "
-        "the result is the mean over all ranks' samples");
+        "ReducerOptions::weights = kOn: call weigh() in each step before the first gradient is "
+        "ready");
   wait_until(step, [this] { return weights_.known(); });
   weights_.check();
 }

@@ -225,7 +225,7 @@ class ServerSeen {
         throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +
                               std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
       default:
-        throw WireError("parameter server: a message of another kind");
+        throw WireError("parameter server: unexpected message type");
     }
     return true;
   }
@@ -258,7 +258,7 @@ void check_finite(std::span<const ConstValueSpan> gradients, std::uint32_t clock
                              [](float one) { return std::isfinite(one); }))
       throw InvalidArgument("push for clock " + std::to_string(clock) +
                             ": the gradient of parameter " + std::to_string(i) +
-                            " is not finite, and was not sent; push zeros to leave it out");
+                            " is not finite and was not sent: push zeros to skip it");
 }
 
 }  // namespace
@@ -285,7 +285,7 @@ struct ParameterClient::State {
     bool fits = values.size() == counts.size();
     for (std::size_t i = 0; fits && i < counts.size(); ++i) fits = values[i].count() == counts[i];
     if (!fits)
-      throw InvalidArgument(std::string(what) + ": other parameters than it was made with");
+      throw InvalidArgument(std::string(what) + ": pass the same parameters as to the constructor");
     if (left) throw InvalidArgument(std::string(what) + " after leave()");
     for (const Span& one : values) (void)one.template as<float>();
   }

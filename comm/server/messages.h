@@ -54,10 +54,10 @@ inline Operation message_operation(std::shared_ptr<const void> keep_alive = {}) 
 /// Throws WireError for an incomplete header or body.
 inline std::pair<ServerHeader, ConstByteSpan> read_message(ConstByteSpan message) {
   ServerHeader header;
-  if (message.size() < sizeof(header)) throw WireError("parameter server: a message too short");
+  if (message.size() < sizeof(header)) throw WireError("parameter server: a message is too short");
   std::memcpy(&header, message.data(), sizeof(header));
   if (header.bytes > message.size() - sizeof(header))
-    throw WireError("parameter server: a message that was cut");
+    throw WireError("parameter server: a message is truncated");
   return {header, message.subspan(sizeof(header), header.bytes)};
 }
 

@@ -67,7 +67,7 @@ class Serving {
     for (const int worker : shard_.missing()) missing += " " + std::to_string(worker);
     if (!missing.empty())
       throw TransportError("the parameter server on rank " + std::to_string(channel_.rank()) +
-                           " waits for workers that do not join: ranks" + missing);
+                           " waits for workers that did not join: ranks" + missing);
   }
 
   void send_refusal_to_all(std::string_view why) {
@@ -140,7 +140,7 @@ class Serving {
       case ServerMessage::kLeave:
         return shard_.leave(peer.rank);
       default:
-        throw WireError("parameter server: a message of another kind");
+        throw WireError("parameter server: unexpected message type");
     }
   }
 
@@ -183,9 +183,10 @@ void serve(Transport& channel, ParameterShard& shard, std::chrono::milliseconds 
            std::chrono::milliseconds straggler_timeout) {
   if (straggler_timeout == 0ms) straggler_timeout = timeout / 2;
   if (straggler_timeout >= timeout)
-    throw InvalidArgument("straggler_timeout of " + std::to_string(straggler_timeout.count()) +
-                          " ms: below the clients' timeout of " + std::to_string(timeout.count()) +
-                          " ms, or a silent worker ends all others");
+    throw InvalidArgument("straggler_timeout is " + std::to_string(straggler_timeout.count()) +
+                          " ms: give less than the clients' timeout of " +
+                          std::to_string(timeout.count()) +
+                          " ms, otherwise a silent worker stops all others");
   Serving(channel, shard, straggler_timeout).run(Clock::now() + timeout / 2);
 }
 

@@ -244,7 +244,7 @@ void ParameterShard::push(int worker, std::uint32_t clock, ConstByteSpan frame) 
   State::Worker& from = state.at(worker);
   if (clock != from.clock)
     throw state.refusal(named(worker) + " pushes for clock " + std::to_string(clock) +
-                        ", and its next is " + std::to_string(from.clock));
+                        ", but its next clock is " + std::to_string(from.clock));
   if (from.pending_frames.size() >= kMostUnanswered)
     throw state.refusal(named(worker) + " pushes while " + std::to_string(kMostUnanswered) +
                         " of its pushes wait for other workers; wait for an answer first");

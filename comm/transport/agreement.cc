@@ -143,7 +143,7 @@ std::vector<std::byte> pack(std::span<const std::string> strings) {
 
 std::vector<std::string> unpack(ConstByteSpan bytes) {
   const auto take = [&](std::size_t count) {
-    if (bytes.size() < count) throw WireError("options: the message is cut");
+    if (bytes.size() < count) throw WireError("options: the message is truncated");
     const ConstByteSpan taken = bytes.first(count);
     bytes = bytes.subspan(count);
     return taken;

@@ -37,8 +37,8 @@ void refuse(const Operation& operation, const std::string& why) {
 
 void check_entries(const Operation& operation, std::size_t entries, int ranks) {
   if (entries != static_cast<std::size_t>(ranks))
-    refuse(operation,
-           std::to_string(entries) + " entries given for " + std::to_string(ranks) + " ranks");
+    refuse(operation, std::to_string(entries) + " entries for " + std::to_string(ranks) +
+                          " ranks: give one per rank");
 }
 
 void check_peer(const Operation& operation, const Transport& transport, int peer) {
@@ -54,7 +54,8 @@ void check_messages(const Operation& operation, const Transport& transport,
   if (receives.size() != 1 || receives.front().peer != kAnyRank)
     return check_peers(operation, transport, receives, "from");
   if (!transport.traits().receive_any) refuse(operation, "this transport has no receive_any");
-  if (transport.ranks() == 1) refuse(operation, "a rank alone has nobody to receive from");
+  if (transport.ranks() == 1)
+    refuse(operation, "a group of one rank has no other rank to receive from");
 }
 
 void check_members(std::span<const int> members, int rank, int ranks) {

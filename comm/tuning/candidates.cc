@@ -41,7 +41,7 @@ AllocationParameter measure_candidates(const AllocationGradient& sample,
     const CodecLoss loss = measure_loss(plan_alone(spec, plan_for), sample.gradient);
     if (!std::isfinite(loss.energy))
       throw InvalidArgument("the gradient of \"" + sample.name +
-                            "\" holds a NaN or an infinity: leave such a step out");
+                            "\" contains a NaN or an infinity: leave this step out");
     measured.energy = loss.energy;
     measured.candidates.push_back({codec->spec().text(), loss.payload_bytes, loss.energy_lost});
   }
@@ -54,8 +54,8 @@ void add_sample(AllocationParameter& sum, const AllocationParameter& sample) {
       !std::ranges::equal(sum.candidates, sample.candidates, {}, names, names))
     throw InvalidArgument("samples of \"" + sum.name + "\" (" + std::to_string(sum.count) +
                           " values) and \"" + sample.name + "\" (" + std::to_string(sample.count) +
-                          " values) do not belong together: give the same parameters, in shapes "
-                          "and order, in each");
+                          " values) differ: give the same parameters with the same shapes in the "
+                          "same order");
   sum.energy += sample.energy;
   for (std::size_t i = 0; i < sum.candidates.size(); ++i) {
     sum.candidates[i].bytes = std::max(sum.candidates[i].bytes, sample.candidates[i].bytes);

@@ -162,7 +162,7 @@ void Learner::begin_with(const std::vector<std::size_t>& chosen) {
 }
 
 std::string Learner::reason(const Group& group, const Candidate& candidate) const {
-  if (group.candidates.size() == 1) return "there is no other";
+  if (group.candidates.size() == 1) return "the only candidate";
   if (candidate.measured <= 0 && !settled()) return "not tried yet";
   if (candidate.measured <= 0) return "not tried: predicted to take several times as long";
   const std::string steps = terms_.timed + " of " + seconds_text(candidate.measured);

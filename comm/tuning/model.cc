@@ -296,17 +296,18 @@ Prediction pipelined(Stages stages, double chunks, double crowding) {
 
 void check_cost(double value, std::string_view name) {
   if (std::isfinite(value) && value >= 0) return;
-  throw InvalidArgument(std::string(name) + " of " + std::to_string(value) +
-                        " is nonsense: give a number of at least 0");
+  throw InvalidArgument(std::string(name) + " is " + std::to_string(value) +
+                        ": give a finite number of at least 0");
 }
 
 void check_figures(const CostQuestion& question, const CostFigures& figures) {
   check_link(figures.network.link, "the link");
   check_link(figures.network.local, "the local link");
-  check_cost(figures.crowding, "a crowding");
-  check_cost(figures.add_seconds_per_byte, "a time to add");
+  check_cost(figures.crowding, "the crowding");
+  check_cost(figures.add_seconds_per_byte, "the time to add a byte");
   if (question.ranks < 1 || figures.network.ranks_per_host < 1)
-    throw InvalidArgument("there is at least 1 rank, in all and on a host");
+    throw InvalidArgument("ranks is " + std::to_string(question.ranks) + ", ranks_per_host " +
+                          std::to_string(figures.network.ranks_per_host) + ": give at least 1");
 }
 
 /// Hosts with equal numbers of consecutive ranks.
@@ -349,10 +350,10 @@ Prediction predict(const CostQuestion& question, const CostFigures& figures,
 
 void check_link(const LinkFigures& link, std::string_view name) {
   const std::string of = " of " + std::string(name);
-  check_cost(link.latency, "a latency" + of);
-  check_cost(link.seconds_per_byte, "seconds a byte" + of);
-  check_cost(link.seconds_per_message, "seconds a message" + of);
-  check_cost(link.core_seconds_per_byte, "a core's seconds a byte" + of);
+  check_cost(link.latency, "the latency" + of);
+  check_cost(link.seconds_per_byte, "seconds_per_byte" + of);
+  check_cost(link.seconds_per_message, "seconds_per_message" + of);
+  check_cost(link.core_seconds_per_byte, "core_seconds_per_byte" + of);
 }
 
 Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures) {
@@ -369,8 +370,8 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   check_figures(question, figures);
   const int near = figures.network.ranks_per_host;
   if (question.ranks % near != 0)
-    throw InvalidArgument(std::to_string(question.ranks) + " ranks do not fill hosts of " +
-                          std::to_string(near));
+    throw InvalidArgument("ranks is " + std::to_string(question.ranks) + ": give a multiple of " +
+                          std::to_string(near) + ", the ranks per host");
   if (question.ranks == 1 || question.count == 0) return {};
   const HostGroups groups = equal_hosts(question, near);
   const int hosts = groups.hosts();

@@ -89,12 +89,13 @@ bool any_feedback(const std::vector<std::string>& specs) {
 
 AutoOptions checked(AutoOptions options) {
   for (std::string& spec : options.codecs) {
-    if (spec == kAutoCodec) throw InvalidArgument("auto cannot choose itself");
+    if (spec == kAutoCodec)
+      throw InvalidArgument("the candidates of codec auto contain auto: leave it out");
     spec = make_codec(spec)->spec().text();
   }
   if (any_feedback(options.codecs))
     for (std::string& spec : options.codecs) spec = with_feedback(spec, Feedback::kResidual);
-  if (options.threads == 0) throw InvalidArgument("a rank lends at least 1 thread to its codecs");
+  if (options.threads == 0) throw InvalidArgument("threads is 0: give at least 1");
   if (options.link) check_link(*options.link, "the link");
   Grid::most_dimensions(options.error_growth);
   return options;
@@ -277,7 +278,7 @@ Tuner::Impl::Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
   for (const std::string& spec : options_.codecs)
     if (make_codec(spec)->has_feedback())
       throw InvalidArgument("auto cannot choose " + spec +
-                            " in an allreduce, which keeps no residual from codec to codec; use a "
+                            " in an allreduce, because its codecs share no residual: use a "
                             "GradientReducer, or leave out +ef");
   const std::vector<AutoPrediction> candidates = alternatives({dtype, count});
   Learner::Group group{.name = shape_text(dtype, count), .candidates = {}};
@@ -333,7 +334,7 @@ std::string Tuner::Impl::explain() const {
   std::string text = "auto: " + std::to_string(channel_->ranks()) + " ranks; link of " +
                      rate_text(network_.link.seconds_per_byte) + ", " +
                      seconds_text(network_.link.latency) + " of latency and " +
-                     seconds_text(network_.link.seconds_per_message) + " a message (" +
+                     seconds_text(network_.link.seconds_per_message) + " per message (" +
                      (options_.link ? "as given" : "measured") + ")\n";
   for (const auto& [gradient, trials] : trials_) text += trials.learner.explain();
   for (const auto& [gradient, all] : predicted_) {

@@ -76,9 +76,10 @@ class BasicValueSpan {
   auto as() const {
     using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
     if (DtypeOf<T>::value != dtype_ || memory_ != Memory::kHost)
-      throw InvalidArgument("host values of type " + std::string(dtype_name(DtypeOf<T>::value)) +
-                            " asked for, but the span holds " + std::string(dtype_name(dtype_)) +
-                            (memory_ == Memory::kHost ? "" : " on a device"));
+      throw InvalidArgument("the span has values of type " + std::string(dtype_name(dtype_)) +
+                            (memory_ == Memory::kHost ? "" : " on a device") +
+                            ", but host values of type " +
+                            std::string(dtype_name(DtypeOf<T>::value)) + " are needed");
     return std::span<Element>(reinterpret_cast<Element*>(pointer_), count_);
   }
 

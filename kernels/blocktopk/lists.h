@@ -96,15 +96,15 @@ HWY_INLINE const char* wrong_indices(const std::uint32_t* high, const std::uint3
   std::size_t ones = 0;
   for (std::size_t word = 0; word < block.high_words(); ++word)
     ones += static_cast<std::size_t>(std::popcount(high[word]));
-  if (ones > block.selected) return "a block keeps more values than its density allows";
+  if (ones > block.selected) return "a block selects more values than its density allows";
   std::uint64_t next = 0;
   bool ascends = true;
   for_each_index(high, low, block, [&](std::uint32_t index) {
     ascends &= index >= next;
     next = std::uint64_t{index} + 1;
   });
-  if (!ascends) return "a block's places do not ascend";
-  return next > count ? "a place lies behind the end of its block" : nullptr;
+  if (!ascends) return "a block's indices do not ascend";
+  return next > count ? "an index lies beyond the end of its block" : nullptr;
 }
 
 /// Writes indices and codes of a block.

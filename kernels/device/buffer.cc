@@ -15,7 +15,7 @@ constexpr std::size_t kAlignment = 64;
 std::byte* allocate_host(std::size_t bytes) {
   void* pointer = std::aligned_alloc(kAlignment, align_up(bytes, kAlignment));
   if (pointer == nullptr)
-    throw OutOfMemory("no " + std::to_string(bytes) + " bytes of host memory");
+    throw OutOfMemory("cannot allocate " + std::to_string(bytes) + " bytes of host memory");
   return static_cast<std::byte*>(pointer);
 }
 

@@ -19,7 +19,7 @@ namespace tersor {
 namespace kernels {
 namespace {
 
-constexpr const char* kWithoutCuda = "; give it host memory";
+constexpr const char* kWithoutCuda = "; use host memory";
 
 /// Throws if no device can be used at all.
 void require_driver() {
@@ -27,12 +27,12 @@ void require_driver() {
   const cudaError_t status = cudaGetDeviceCount(&devices);
   if (status != cudaSuccess) (void)cudaGetLastError();  // clears the error, which is reported here
   if (status == cudaErrorInsufficientDriver)
-    throw CudaError(std::string("device memory asked for, but there is no NVIDIA driver, or one "
-                                "older than CUDA ") +
+    throw CudaError(std::string("device memory needs an NVIDIA driver, but this machine has none, "
+                                "or one older than CUDA ") +
                     std::to_string(CUDART_VERSION / 1000) + "." +
                     std::to_string(CUDART_VERSION % 1000 / 10) + kWithoutCuda);
   if (status == cudaErrorNoDevice || (status == cudaSuccess && devices == 0))
-    throw CudaError(std::string("device memory asked for, but this machine has no NVIDIA GPU") +
+    throw CudaError(std::string("device memory needs an NVIDIA GPU, but this machine has none") +
                     kWithoutCuda);
   check_cuda(status, "looking for devices");
 }
@@ -93,11 +93,11 @@ void check_device_pointer(const void* pointer) {
   const int device = current_device();
   if (attributes.type == cudaMemoryTypeUnregistered) {
     if (attribute_of(device, cudaDevAttrPageableMemoryAccess) != 0) return;
-    throw InvalidArgument("given as device memory, but the pointer is to the host's");
+    throw InvalidArgument("device memory is expected, but the pointer is to host memory");
   }
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != device)
-    throw InvalidArgument("it lies on device " + std::to_string(attributes.device) +
-                          ", but the current one is " + std::to_string(device) +
+    throw InvalidArgument("the memory is on device " + std::to_string(attributes.device) +
+                          ", but the current device is " + std::to_string(device) +
                           "; call cudaSetDevice first");
 }
 
@@ -110,7 +110,7 @@ void check_stream(StreamView stream) {
   check_cuda(cudaStreamGetDevice(handle, &own), "asking for a stream's device");
   if (own != device)
     throw InvalidArgument("the stream belongs to device " + std::to_string(own) +
-                          ", but the current one is " + std::to_string(device) +
+                          ", but the current device is " + std::to_string(device) +
                           "; call cudaSetDevice first");
 }
 
@@ -171,8 +171,8 @@ bool has_cuda() { return false; }
 
 void require_device() {
   throw CudaError(
-      "device memory asked for, but this build of Tersor has no CUDA; build it where "
-      "nvcc is found, or give it host memory");
+      "device memory needs CUDA, but this build of Tersor has no CUDA; build it with nvcc, or use "
+      "host memory");
 }
 
 void check_device_pointer(const void*) { require_device(); }

@@ -146,7 +146,7 @@ void check(const TopkDecode& task, Threads& threads) {
                           std::string(dtype_name(task.dtype)));
   if (task.value_dtype != Dtype::kF32 && task.value_dtype != Dtype::kBf16 &&
       task.value_dtype != Dtype::kI8)
-    throw InvalidArgument("top-k carries f32, bf16 or i8 values, not " +
+    throw InvalidArgument("top-k decodes f32, bf16 or i8 values, not " +
                           std::string(dtype_name(task.value_dtype)));
   if (task.begin > task.end || task.end > task.count)
     throw InvalidArgument("values " + std::to_string(task.begin) + " to " +
@@ -171,10 +171,10 @@ bool ascends(const std::uint16_t* index, std::size_t count) {
 const char* topk_validate(const TopkPayloadView& payload, std::size_t count, std::size_t k) {
   const std::uint32_t* first = payload.first;
   const std::size_t tiles = ceil_div(count, kTopkTile);
-  if (first[0] != 0) return "the kept values of the first tile do not begin at 0";
+  if (first[0] != 0) return "the selected values of the first tile do not begin at 0";
   for (std::size_t tile = 0; tile < tiles; ++tile)
-    if (first[tile + 1] < first[tile]) return "the tiles' first kept values do not ascend";
-  if (first[tiles] > k) return "more values are kept than the payload has room for";
+    if (first[tile + 1] < first[tile]) return "the tiles' first selected values do not ascend";
+  if (first[tiles] > k) return "more values are selected than the payload holds";
   for (std::size_t tile = 0; tile < tiles; ++tile) {
     const std::size_t selected = first[tile + 1] - first[tile];
     if (selected == 0) continue;

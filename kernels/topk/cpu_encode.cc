@@ -427,9 +427,9 @@ void check(const TopkEncode& task) {
     throw InvalidArgument("residuals are f32 or bf16, not " +
                           std::string(dtype_name(task.feedback.dtype)));
   if (task.k > task.count || (task.k == 0) != (task.count == 0) || task.k > 0xffffffffu)
-    throw InvalidArgument("top-k cannot keep " + std::to_string(task.k) + " of " +
+    throw InvalidArgument("top-k cannot select " + std::to_string(task.k) + " of " +
                           std::to_string(task.count) +
-                          " values: at least 1, at most all, and fewer than 2^32");
+                          " values: select at least 1, at most all, and fewer than 2^32");
 }
 
 }  // namespace

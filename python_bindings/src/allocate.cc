@@ -18,7 +18,7 @@ AllocationParameter measure(std::string name, nb::handle gradient, const Strings
                             unsigned threads) {
   const auto array = read_values(gradient, {.name = name.c_str()});
   if (array.memory == Memory::kDevice)
-    throw InvalidArgument(name + ": its gradient lies on a device; give a copy on the host");
+    throw InvalidArgument(name + ": the gradient is on a device; pass a copy in host memory");
   const MatrixShape shape = matrix_of(array.shape);
   const AllocationGradient sample{
       .name = name, .gradient = array.span, .rows = shape.rows, .columns = shape.columns};
@@ -55,30 +55,50 @@ AllocationParameter parameter_of(const State& state) {
 
 void bind_allocate(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<AllocationParameter>(module, "AllocationParameter",
-                                  "What codecs make of one parameter; has a pickle.")
-      .def_ro("name", &AllocationParameter::name)
-      .def_ro("energy", &AllocationParameter::energy)
-      .def("add", &add_sample, "sample"_a, "Adds the energies of another sample.")
+  nb::class_<AllocationParameter>(
+      module, "AllocationParameter",
+      "The measured sizes and errors of codecs for one parameter. Can be pickled.")
+      .def_ro("name", &AllocationParameter::name, "Name of the parameter.")
+      .def_ro("energy", &AllocationParameter::energy,
+              "Sum of the squared gradient values over all samples.")
+      .def("add", &add_sample, "sample"_a,
+           "Adds the energies of another sample of the same parameter.\n\n"
+           "Args:\n"
+           "  sample: Measurements with the same value count and codecs.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The samples are of different parameters.")
       .def("__getstate__", &state_of)
       .def("__setstate__", [](AllocationParameter& self, const State& state) {
         new (&self) AllocationParameter(parameter_of(state));
       });
   nb::class_<Allocation>(module, "Allocation", "A codec for each parameter.")
-      .def_prop_ro("rules", &rules_of_allocation)
-      .def_prop_ro("bits", &Allocation::bits, "A value, of one payload.")
-      .def_ro("bytes", &Allocation::bytes)
-      .def_ro("energy", &Allocation::energy)
-      .def_ro("energy_lost", &Allocation::energy_lost);
+      .def_prop_ro("rules", &rules_of_allocation, "Pairs of a parameter name and a codec.")
+      .def_prop_ro("bits", &Allocation::bits, "Bits per value of one rank's payloads.")
+      .def_ro("bytes", &Allocation::bytes, "Bytes of one rank's payloads.")
+      .def_ro("energy", &Allocation::energy, "Sum of the squared gradient values.")
+      .def_ro("energy_lost", &Allocation::energy_lost, "Sum of the squared errors.");
   module.def("allocation_codecs", &allocation_codecs);
   module.def("measure_candidates", &measure, "name"_a, "gradient"_a, "codecs"_a, "threads"_a,
-             "Of a gradient on the host. Raises InvalidArgument where a value is not finite.");
+             "Measures the size and the error of each codec for one gradient.\n\n"
+             "Args:\n"
+             "  name: Name of the parameter.\n"
+             "  gradient: float32, bfloat16 or float16 values in host memory, any shape.\n"
+             "  codecs: Specs of the codecs.\n"
+             "  threads: Number of threads; 0: one per core.\n\n"
+             "Raises:\n"
+             "  InvalidArgument: The gradient is on a device, or a value is not finite.");
   module.def(
       "allocate",
       [](const std::vector<AllocationParameter>& parameters, double bits) {
         return allocate(parameters, bits);
       },
-      "parameters"_a, "bits"_a, "Raises InvalidArgument for a budget that is too small.");
+      "parameters"_a, "bits"_a,
+      "Selects a codec for each parameter with the smallest error within a budget.\n\n"
+      "Args:\n"
+      "  parameters: Results of measure_candidates.\n"
+      "  bits: Budget in bits per value, averaged over all parameters.\n\n"
+      "Raises:\n"
+      "  InvalidArgument: The budget is smaller than the smallest possible size.");
 }
 
 }  // namespace tersor::python

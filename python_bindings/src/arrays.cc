@@ -143,13 +143,14 @@ nb::object device_capsule(nb::handle array, const ArrayRequest& request) {
 std::string export_complaint(nb::handle array) {
   if (!nb::hasattr(array, "__dlpack__"))
     return "a " + nb::cast<std::string>(array.type().attr("__qualname__")) +
-           " is no array: pass one that has DLPack or the buffer protocol (NumPy, PyTorch, CuPy)";
+           " is not an array; pass an array with DLPack or the buffer protocol (NumPy, PyTorch, "
+           "CuPy)";
   try {
     array.attr("__dlpack__")();
   } catch (const nb::python_error& error) {
     return nb::cast<std::string>(nb::str(error.value()));
   }
-  return "its library offers no memory that can be shared";
+  return "the array's library does not export its memory; pass a NumPy, PyTorch or CuPy array";
 }
 
 /// JAX's arrays are immutable, even in writable memory.
@@ -171,8 +172,8 @@ Imported import_source(nb::handle source, nb::handle array, Access access,
   if (write && !never_changes(array) && import_as<Writable>(source, imported)) return imported;
   if (!import_as<Imported>(source, imported)) refuse(request, export_complaint(array));
   if (write)
-    refuse(request, "this array of " + library_of(array.type()) +
-                        " is read-only: pass one that may be written, such as a copy");
+    refuse(request, "the " + library_of(array.type()) +
+                        " array is read-only; pass a writable array, such as a copy");
   return imported;
 }
 
@@ -184,7 +185,7 @@ nb::object as_memoryview(nb::handle array) {
 }
 
 Import import_array(nb::handle given, Access access, const ArrayRequest& request) {
-  if (given.is_none()) refuse(request, "None is no array");
+  if (given.is_none()) refuse(request, "got None; pass an array");
   const nb::object alias = alias_of(given);
   const nb::handle array = alias;
   if (is_ml_bfloat16(array))
@@ -219,15 +220,14 @@ Dtype gradient_dtype(const Import& import, const ArrayRequest& request) {
   if (import.dtype) return *import.dtype;
   const nb::dlpack::dtype dtype = import.array.dtype();
   const auto is = [&](nb::dlpack::dtype_code code, int bits) {
-    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits &&
-           dtype.lanes == 1;
+    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
   };
   if (is(nb::dlpack::dtype_code::Float, 32)) return Dtype::kF32;
   if (is(nb::dlpack::dtype_code::Float, 16)) return Dtype::kF16;
   if (is(nb::dlpack::dtype_code::Bfloat, 16)) return Dtype::kBf16;
-  refuse(request, "its values are " + dtype_text(dtype) +
-                      ", but gradients are float32, bfloat16 or float16: convert it first (NumPy's "
-                      "bfloat16 is that of ml_dtypes)");
+  refuse(request, "the dtype is " + dtype_text(dtype) +
+                      "; convert the array to float32, bfloat16 or float16 (NumPy: ml_dtypes has "
+                      "bfloat16)");
 }
 
 std::vector<std::size_t> shape_of(const Imported& array) {
@@ -277,17 +277,17 @@ bool has_layout(const Imported& array, Layout layout) {
 void check_layout(const Imported& array, const ArrayRequest& request) {
   if (has_layout(array, request.layout)) return;
   refuse(request, request.layout == Layout::kContiguous
-                      ? "its values do not lie side by side in the order of their indices: pass "
-                        "tensor.contiguous() or numpy.ascontiguousarray(array)"
-                      : "its values do not fill their memory without gaps: pass a copy");
+                      ? "the array is not contiguous; pass tensor.contiguous() or "
+                        "numpy.ascontiguousarray(array)"
+                      : "the array's memory has gaps or overlaps; pass a copy");
 }
 
 Memory memory_of(const Imported& array, const ArrayRequest& request) {
   if (is_on_host(array.device_type())) return Memory::kHost;
-  if (request.on_host) refuse(request, "it lies on a device: pass a copy on the host");
+  if (request.on_host) refuse(request, "the array is on a device; pass a copy in host memory");
   if (is_on_cuda(array.device_type())) return Memory::kDevice;
-  refuse(request, "it lies on a device of DLPack's type " + std::to_string(array.device_type()) +
-                      ", but only host memory and CUDA devices are known: copy it there");
+  refuse(request, "the array is on a device of DLPack type " + std::to_string(array.device_type()) +
+                      "; copy it to host memory or to a CUDA device");
 }
 
 /// Returns everything except the span, which each importer makes differently.
@@ -337,7 +337,7 @@ StreamView to_stream(nb::handle stream, nb::handle array, Memory memory) {
     return from_number(stream.attr("__cuda_stream__")()[1]);
   if (nb::hasattr(stream, "ptr")) return from_number(stream.attr("ptr"));
   throw InvalidArgument(
-      "stream: pass a stream of PyTorch or CuPy, an int (cudaStream_t) or None, not a " +
+      "stream: pass a PyTorch or CuPy stream, an int (cudaStream_t) or None; got a " +
       nb::cast<std::string>(stream.type().attr("__qualname__")));
 }
 

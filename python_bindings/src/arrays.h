@@ -103,8 +103,7 @@ std::vector<Buffer> align_frames(std::span<ConstByteSpan> frames, Memory memory)
 template <typename Span>
 auto host_floats(const Array<Span>& array, const char* name) {
   if (array.memory != Memory::kHost || array.span.dtype() != Dtype::kF32)
-    throw InvalidArgument(std::string(name) +
-                          ": float32 on the host is needed: pass float32 values there");
+    throw InvalidArgument(std::string(name) + ": pass float32 values in host memory");
   return array.span.template as<float>();
 }
 
@@ -115,9 +114,10 @@ void check_same_device(const Array<First>& first, const Array<Span>& other, cons
   const auto text = [](Memory memory, int device) {
     return memory == Memory::kHost ? std::string("the host") : "cuda:" + std::to_string(device);
   };
-  throw InvalidArgument(std::string(name) + ": it lies on " + text(other.memory, other.device) +
-                        ", the first array on " + text(first.memory, first.device) +
-                        "; all arrays of a call lie on one device");
+  throw InvalidArgument(std::string(name) + ": the array is on " +
+                        text(other.memory, other.device) + ", the first array on " +
+                        text(first.memory, first.device) +
+                        "; pass all arrays of a call on one device");
 }
 
 /// Converts a Python stream: an int (a cudaStream_t), or an object of PyTorch (`cuda_stream`), CuPy

@@ -17,15 +17,15 @@ namespace {
 
 void bind_registry(nb::module_& module) {
   nb::class_<CodecOption>(module, "CodecOption", "An option of a codec's spec.")
-      .def_ro("key", &CodecOption::name)
-      .def_prop_ro("values", &CodecOption::range)
-      .def_ro("default", &CodecOption::standard);
-  nb::class_<CodecInfo>(module, "CodecInfo", "What the registry knows of a codec.")
-      .def_ro("name", &CodecInfo::name)
-      .def_ro("id", &CodecInfo::id)
-      .def_ro("summary", &CodecInfo::summary)
-      .def_ro("options", &CodecInfo::options);
-  module.def("codecs", &codecs);
+      .def_ro("key", &CodecOption::name, "Name of the option.")
+      .def_prop_ro("values", &CodecOption::range, "The accepted values, as text.")
+      .def_ro("default", &CodecOption::standard, "The default value, as text.");
+  nb::class_<CodecInfo>(module, "CodecInfo", "The registry's entry of a codec.")
+      .def_ro("name", &CodecInfo::name, "Name in a spec.")
+      .def_ro("id", &CodecInfo::id, "Number of the codec in frame headers.")
+      .def_ro("summary", &CodecInfo::summary, "A description in one line.")
+      .def_ro("options", &CodecInfo::options, "List of CodecOption.");
+  module.def("codecs", &codecs, "Returns the CodecInfo of every codec.");
 }
 
 void bind_instruction_sets(nb::module_& module) {
@@ -47,17 +47,18 @@ void bind_instruction_sets(nb::module_& module) {
 std::string_view dtype_of_header(const FrameHeader& header) {
   const auto dtype = static_cast<Dtype>(header.dtype);
   if (!is_gradient_dtype(dtype))
-    throw WireError("frame dtype is " + std::to_string(header.dtype) + ", which is none");
+    throw WireError("frame dtype is " + std::to_string(header.dtype) +
+                    "; expected f32, bf16 or f16");
   return dtype_name(dtype);
 }
 
 void bind_frames(nb::module_& module) {
-  nb::class_<FrameHeader>(module, "FrameHeader", "What stands before every payload.")
-      .def_ro("codec_id", &FrameHeader::codec_id)
-      .def_prop_ro("dtype", &dtype_of_header)
-      .def_ro("segments", &FrameHeader::segments)
-      .def_ro("count", &FrameHeader::count)
-      .def_ro("payload_bytes", &FrameHeader::payload_bytes);
+  nb::class_<FrameHeader>(module, "FrameHeader", "The header of a frame.")
+      .def_ro("codec_id", &FrameHeader::codec_id, "Number of the codec.")
+      .def_prop_ro("dtype", &dtype_of_header, "Dtype of the gradient: f32, bf16 or f16.")
+      .def_ro("segments", &FrameHeader::segments, "Number of encoded arrays.")
+      .def_ro("count", &FrameHeader::count, "Number of values.")
+      .def_ro("payload_bytes", &FrameHeader::payload_bytes, "Bytes after the header.");
 }
 
 void bind_codec_options(nb::module_& module) {
@@ -83,7 +84,7 @@ void bind_codec(nb::module_& module) {
   bind_instruction_sets(module);
   bind_frames(module);
   bind_codec_options(module);
-  nb::class_<ArrayCodec>(module, "Codec", "A codec, its threads and its scratch memory.")
+  nb::class_<ArrayCodec>(module, "Codec", "A codec with threads and scratch memory.")
       .def(nb::init<std::string_view, unsigned>(), nb::arg("spec"), nb::arg("threads"))
       .def_prop_ro("spec", [](const ArrayCodec& codec) { return codec.codec().spec().text(); })
       .def_prop_ro("id", [](const ArrayCodec& codec) { return codec.codec().id(); })

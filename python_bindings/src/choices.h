@@ -64,16 +64,15 @@ Enum parse_choice(std::string_view text) {
     if (texts[i] == text) return static_cast<Enum>(i);
     known += (i == 0 ? "\"" : ", \"") + std::string(texts[i]) + "\"";
   }
-  throw InvalidArgument(std::string(what) + " is one of " + known + ", not \"" + std::string(text) +
-                        "\"");
+  throw InvalidArgument(std::string(what) + " is \"" + std::string(text) + "\"; pass one of " +
+                        known);
 }
 
 /// Converts seconds. Throws InvalidArgument if the number is not above 0.
 inline std::chrono::milliseconds to_timeout(double seconds) {
   constexpr double kLongest = 1e9;  // 31 years: deadlines counted from now do not overflow
   if (!(seconds > 0))
-    throw InvalidArgument("a timeout is a number of seconds above 0, not " +
-                          std::to_string(seconds));
+    throw InvalidArgument("timeout is " + std::to_string(seconds) + " s; pass a number above 0");
   return std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(seconds < kLongest ? seconds : kLongest));
 }

@@ -25,8 +25,8 @@ Segment segment_of(const std::vector<std::size_t>& shape) {
 void place_segments(std::vector<Segment>& segments, const FrameOptions& options) {
   const auto& first = options.first_indices;
   if (!first.empty() && first.size() != segments.size())
-    throw InvalidArgument("first_index: " + std::to_string(first.size()) + " numbers for " +
-                          std::to_string(segments.size()) + " arrays; give one for each");
+    throw InvalidArgument("first_index has " + std::to_string(first.size()) + " numbers for " +
+                          std::to_string(segments.size()) + " arrays; pass one number per array");
   for (std::size_t i = 0; i < segments.size(); ++i) {
     segments[i].parameter = options.parameter + static_cast<std::uint32_t>(i);
     if (!first.empty()) segments[i].first_index = first[i];
@@ -59,7 +59,8 @@ void check_same_device(const Array<First>& first, const ArrayList<Span>& others,
 }
 
 nb::object first_of(Arrays arrays, const char* name) {
-  if (nb::len(arrays) == 0) throw InvalidArgument(std::string(name) + ": no array was given");
+  if (nb::len(arrays) == 0)
+    throw InvalidArgument(std::string(name) + " is an empty list; pass at least one array");
   return arrays[0];
 }
 
@@ -72,22 +73,23 @@ void check_flat(const Array<ByteSpan>& frame) {
 void check_residuals(const Codec& codec, Arrays residuals) {
   if (codec.has_feedback() && nb::len(residuals) == 0)
     throw InvalidArgument("residual: the codec " + codec.spec().text() +
-                          " keeps what it leaves out: pass an array like the gradient, zeros at "
-                          "first and the same one in every step");
+                          " needs a residual; pass an array like the gradient, zeros in the first "
+                          "step and the same array in every step");
   if (!codec.has_feedback() && nb::len(residuals) != 0)
     throw InvalidArgument("residual: the codec " + codec.spec().text() +
-                          " keeps nothing; add \"+ef\" to its spec");
+                          " keeps no residual; add \"+ef\" to the spec, or leave residual out");
 }
 
 /// The factor is passed in the state words. Codecs without feedback do not read state words.
 void check_factor(const Codec& codec, float factor, Memory memory) {
   if (factor == 1) return;
-  if (!std::isfinite(factor)) throw InvalidArgument("factor: give a finite number");
+  if (!std::isfinite(factor))
+    throw InvalidArgument("factor is " + std::to_string(factor) + "; pass a finite number");
   if (!codec.has_feedback())
     throw InvalidArgument("factor: the codec " + codec.spec().text() +
-                          " keeps nothing; give decode(..., factor=) it, or multiply the array");
+                          " keeps no residual; pass factor to decode, or multiply the array");
   if (memory == Memory::kDevice)
-    throw InvalidArgument("factor: on the host alone; multiply the array");
+    throw InvalidArgument("factor: supported in host memory only; multiply the array");
 }
 
 }  // namespace
@@ -156,13 +158,15 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
 FrameHeader ArrayCodec::header(nb::handle frame, const FrameOptions& options) const {
   auto bytes = read_bytes(frame, {.name = "payload"});
   if (bytes.memory == Memory::kDevice)
-    throw InvalidArgument("payload: its header lies on a device, where nobody waits for it");
+    throw InvalidArgument(
+        "payload is on a device; pass a copy in host memory, because reading the header would "
+        "wait");
   const std::vector<Buffer> copies = align_frames({&bytes.span, 1}, bytes.memory);
   frame_bytes(bytes.span);
   const FrameHeader header = read_frame_header(bytes.span);
   if (header.codec_id != codec_->id() || header.signature != options.signature ||
       encoding::has_checksum(header) != options.checksum)
-    throw WireError("payload: another codec, signature or use of checksums made it");
+    throw WireError("payload: encoded with another codec, signature or checksum setting");
   if (options.checksum) encoding::check_checksum(bytes.span, nullptr);
   return header;
 }

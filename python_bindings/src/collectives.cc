@@ -193,10 +193,12 @@ void bind_rooted(nb::module_& module) {
 void bind_collective_options(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<Workspace>(module, "Workspace",
-                        "Plans, buffers and `threads` that calls with equal arguments use again. "
-                        "Not for two calls at once.")
+                        "Plans, buffers and threads that calls with equal arguments reuse. Only "
+                        "one call at a time may use a workspace.\n\n"
+                        "Args:\n"
+                        "  threads: Number of codec threads; 0: one per core.")
       .def(nb::init<unsigned>(), "threads"_a = 1)
-      .def_prop_ro("threads", &Workspace::threads, "Threads of the codecs.");
+      .def_prop_ro("threads", &Workspace::threads, "Number of codec threads.");
   const auto keeps = nb::for_setter(nb::keep_alive<1, 2>());  // the options hold plain pointers
   nb::class_<CallOptions> options(module, "CallOptions");
   options.def(nb::init<>())
@@ -219,20 +221,22 @@ void bind_collective_options(nb::module_& module) {
 }
 
 void bind_collective_statistics(nb::module_& module) {
-  nb::class_<CollectiveStatistics>(module, "CollectiveStatistics", "What one call did.")
+  nb::class_<CollectiveStatistics>(module, "CollectiveStatistics", "Statistics of one call.")
       .def_prop_ro(
           "algorithm", [](const CollectiveStatistics& call) { return text_of(call.algorithm); },
-          "The one that was chosen.")
+          "The chosen algorithm.")
       .def_ro("chunks", &CollectiveStatistics::chunks, "Number of chunks.")
-      .def_ro("gradient_bytes", &CollectiveStatistics::gradient_bytes, "Uncompressed bytes.")
-      .def_ro("sent_bytes", &CollectiveStatistics::sent_bytes, "As the transport counts them.")
-      .def_ro("encode_seconds", &CollectiveStatistics::encode_seconds, "Time of encoding.")
-      .def_ro("decode_seconds", &CollectiveStatistics::decode_seconds, "Time of decoding.")
+      .def_ro("gradient_bytes", &CollectiveStatistics::gradient_bytes, "Bytes of the values.")
+      .def_ro("sent_bytes", &CollectiveStatistics::sent_bytes,
+              "Bytes sent by this rank, as counted by the transport.")
+      .def_ro("encode_seconds", &CollectiveStatistics::encode_seconds, "Seconds of encoding.")
+      .def_ro("decode_seconds", &CollectiveStatistics::decode_seconds, "Seconds of decoding.")
       .def_ro("wire_seconds", &CollectiveStatistics::wire_seconds,
-              "In which at least one message was under way.")
-      .def_ro("seconds", &CollectiveStatistics::seconds, "On a device: of queueing.")
+              "Seconds in which at least one message was under way.")
+      .def_ro("seconds", &CollectiveStatistics::seconds,
+              "Seconds of the call. On a device: seconds until the work was queued.")
       .def_ro("overflows", &CollectiveStatistics::overflows,
-              "Values that were finite and left the range of the wire's type.");
+              "Number of finite values beyond the range of the sent type.");
 }
 
 /// Returns the feedback sizes for a call with `count` values. Outside a hierarchy, all collectives
@@ -273,11 +277,11 @@ void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle word
   }
   const auto bytes = write_bytes(words, {.name = "words"});
   if (bytes.span.size() != sizeof(StateWords))
-    throw InvalidArgument("words: " + std::to_string(bytes.span.size()) + " bytes, not " +
-                          std::to_string(sizeof(StateWords)) + " as in FRESH_STATE_WORDS");
+    throw InvalidArgument("words has " + std::to_string(bytes.span.size()) + " bytes; pass " +
+                          std::to_string(sizeof(StateWords)) + ", as in FRESH_STATE_WORDS");
   check_same_device(values, bytes, "words");
   if (reinterpret_cast<std::uintptr_t>(bytes.span.data()) % alignof(StateWords) != 0)
-    throw InvalidArgument("words are not as aligned as an int64");
+    throw InvalidArgument("words is not aligned to 8 bytes; pass an array aligned like an int64");
   new (state)
       FeedbackState(values.span, owned.span, reinterpret_cast<StateWords*>(bytes.span.data()));
 }
@@ -296,9 +300,10 @@ void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
   const auto into = host_floats(values, "residual");
   const std::size_t expected = owned_by(into.size(), rank, ranks, options);
   if (from.size() != expected)
-    throw InvalidArgument("owner: " + std::to_string(from.size()) + " values, but of " +
-                          std::to_string(into.size()) + " rank " + std::to_string(rank) + " of " +
-                          std::to_string(ranks) + " owns " + std::to_string(expected));
+    throw InvalidArgument("owner has " + std::to_string(from.size()) + " values; of " +
+                          std::to_string(into.size()) + " values rank " + std::to_string(rank) +
+                          " of " + std::to_string(ranks) + " ranks owns " +
+                          std::to_string(expected));
   const Grid grid = Grid::of(options.grid, ranks, options.error_growth);
   const ExchangeParameter param{.owned = grid.owned({0, into.size()}, rank, options.parameter,
                                                     make_codec(options.codec)->traits().unit)};
@@ -314,15 +319,34 @@ void bind_feedback(nb::module_& module) {
            "collective"_a)
       .def("__init__", &make_feedback_of, "residual"_a, "words"_a, "owner"_a = nb::none(),
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-           "Over arrays of the caller's: one residual for each value that this rank sends; as "
-           "aligned as an int64, the words; and, for two-shot, as many as owned_count says.")
-      .def_prop_ro("bytes", &FeedbackState::bytes, "Memory that it holds.");
+           "Uses arrays of the caller. The state keeps the arrays alive.\n\n"
+           "Args:\n"
+           "  residual: One residual per value sent by this rank.\n"
+           "  words: The bytes of FRESH_STATE_WORDS, aligned to 8 bytes.\n"
+           "  owner: For two-shot: owned_count(...) residuals.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The arrays are on different devices, or `words` has another size "
+           "or alignment.")
+      .def_prop_ro("bytes", &FeedbackState::bytes, "Bytes of memory owned by the state.");
   module.def("owned_count", &owned_by, "count"_a, "rank"_a, "ranks"_a, "options"_a,
-             "Of a two-shot allreduce of so many values, what a rank reduces for others.");
+             "Returns the number of values that a rank reduces in a two-shot allreduce.\n\n"
+             "Args:\n"
+             "  count: Number of values of the allreduce.\n"
+             "  rank: The rank.\n"
+             "  ranks: Number of ranks.\n"
+             "  options: Options of the call.");
   module.def("fold_owner", &fold_owner_into, "owner"_a, "residual"_a, "rank"_a, "ranks"_a,
              "options"_a,
-             "Adds what a rank owes as an owner to what it owes as a sender, after a two-shot "
-             "allreduce among so many ranks: for an exchange among others.");
+             "Adds a rank's owner residual to the rank's sender residual after a two-shot "
+             "allreduce, so that another group of ranks can continue.\n\n"
+             "Args:\n"
+             "  owner: float32 values in host memory, owned_count(...) of them.\n"
+             "  residual: float32 values in host memory, one per value; changed in place.\n"
+             "  rank: The rank in the allreduce.\n"
+             "  ranks: Number of ranks of the allreduce.\n"
+             "  options: Options of the allreduce.\n\n"
+             "Raises:\n"
+             "  InvalidArgument: `owner` has another number of values.");
   const StateWords fresh;
   module.attr("FRESH_STATE_WORDS") = nb::bytes(&fresh, sizeof fresh);
 }

@@ -27,7 +27,7 @@ constexpr Words kWords[] = {
     {"set ReducerOptions::reduction to kMean", "pass reduction=\"mean\""},
     {"set ReducerOptions::trace to a file", "name a file by trace="},
     {"set ReducerOptions::missing to kInactive",
-     "say contribution=\"none\" for one that has no gradient"},
+     "pass contribution=\"none\" for a parameter without a gradient"},
     {"pass CollectiveOptions::state", "pass state=FeedbackState(...)"},
     {"pass it in CollectiveOptions::tuner", "pass it as tuner"},
     {"set AutoOptions::memory", "pass memory to it"},
@@ -72,11 +72,11 @@ void translate_disagreement(const std::exception_ptr& error, void* type) {
 void bind_difference(nb::module_& module) {
   nb::class_<Difference>(module, "Difference", "An option with different values on two ranks.")
       .def_ro("item", &Difference::item, "A parameter's name in quotes, or an empty string.")
-      .def_ro("name", &Difference::name)
-      .def_ro("rank", &Difference::rank)
-      .def_ro("value", &Difference::value)
-      .def_ro("other_rank", &Difference::other_rank)
-      .def_ro("other_value", &Difference::other_value)
+      .def_ro("name", &Difference::name, "Name of the option, or an empty string.")
+      .def_ro("rank", &Difference::rank, "The lower rank.")
+      .def_ro("value", &Difference::value, "The value on `rank`.")
+      .def_ro("other_rank", &Difference::other_rank, "The higher rank.")
+      .def_ro("other_value", &Difference::other_value, "The value on `other_rank`.")
       .def("__repr__", [](const Difference& self) {
         return "Difference(" + tersor::text_of(std::vector<Difference>{self}) + ")";
       });
@@ -108,37 +108,40 @@ nb::object bind_error(nb::module_& module, const char* name, nb::handle bases, c
 }  // namespace
 
 void bind_errors(nb::module_& module) {
-  const nb::object error =
-      bind_error<Error>(module, "Error", PyExc_RuntimeError, "The root of all errors of Tersor's.");
+  const nb::object error = bind_error<Error>(module, "Error", PyExc_RuntimeError,
+                                             "The base class of all errors raised by Tersor.");
   const auto both = [&](PyObject* builtin) { return nb::make_tuple(error, nb::handle(builtin)); };
   bind_error<InvalidArgument>(
       module, "InvalidArgument", both(PyExc_ValueError),
-      "The caller's fault: a wrong name, option, count, dtype or array. Nothing was changed.");
-  bind_error<WireError>(
-      module, "WireError", error,
-      "A frame that is truncated, damaged, of another version, or not what the call says.");
+      "An argument is invalid: a name, option, count, dtype or array. The call changed nothing.");
+  bind_error<WireError>(module, "WireError", error,
+                        "A received frame is truncated, damaged, from another format version, or "
+                        "does not match the call.");
   bind_difference(module);
   nb::object transport_error = bind_error<TransportError>(
       module, "TransportError", error,
-      "A rank left, is late, or makes another call; the transport is aborted afterwards. "
+      "A rank left, is late, or made another call, or the ranks cannot connect. The transport is "
+      "aborted afterwards: every later call raises TransportError with the first cause. "
       "`disagreement` lists every option that differs between two ranks.");
   transport_error.attr("disagreement") = nb::cast(std::vector<Difference>());
   nb::register_exception_translator(&translate_disagreement<TransportError>, transport_error.ptr());
   bind_error<AddressError>(module, "AddressError", transport_error,
                            "This rank cannot listen at its address.");
   nb::object loss = bind_error<RanksLost>(module, "RanksLost", module.attr("TransportError"),
-                                          "Ranks of an elastic reducer are gone: `members` are "
-                                          "left, of the ranks that it was made with, "
-                                          "and `last_step` steps stand, the same on all of them. "
-                                          "`resume()` goes on without the others.");
+                                          "Ranks of an elastic reducer were lost. `members` lists "
+                                          "the remaining ranks, numbered as when the reducer was "
+                                          "made. `last_step` is the number of completed steps, "
+                                          "equal on all remaining ranks. Call `resume()` on all "
+                                          "remaining ranks to continue.");
   loss.attr("members") = nb::cast(std::vector<int>());
   loss.attr("last_step") = 0;
   nb::register_exception_translator(&translate_loss, loss.ptr());
   bind_error<CudaError>(
       module, "CudaError", error,
-      "CUDA reported an error, or is asked for where this build or machine has none.");
-  bind_error<OutOfMemory>(module, "OutOfMemory", both(PyExc_MemoryError),
-                          "An allocation failed; the message says how many bytes and where.");
+      "CUDA reported an error, or the call needs CUDA and this build or machine has none.");
+  bind_error<OutOfMemory>(
+      module, "OutOfMemory", both(PyExc_MemoryError),
+      "An allocation failed. The message gives the number of bytes and the memory.");
 }
 
 }  // namespace tersor::python

@@ -64,7 +64,7 @@ void ReadyGradients::wait() const {
 
 ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) throw InvalidArgument("no parameter \"" + name + "\" was added");
+  if (found == entries_.end()) throw InvalidArgument("parameter \"" + name + "\" was not added");
   return found->second;
 }
 
@@ -89,11 +89,11 @@ void ArrayReducer::check_lies_as_added(const std::string& name, const Array<Valu
   if (gradient.shape.size() < 2) return;
   const bool in_order = order_of(gradient.axes) == 0 && order_of(added.axes) == 0;
   if (in_order || (gradient.axes == added.axes && gradient.shape == added.shape)) return;
-  throw InvalidArgument(
-      "gradient: that of \"" + name + "\" has shape " + numbers_text(gradient.shape) +
-      " with its axes in memory in the order " + numbers_text(gradient.axes) +
-      ", but \"like\" had " + numbers_text(added.shape) + " and " + numbers_text(added.axes) +
-      ": values go as they lie, so pass a copy with the strides of what was added, on all ranks");
+  throw InvalidArgument("gradient: \"" + name + "\" has shape " + numbers_text(gradient.shape) +
+                        " with the axes in memory order " + numbers_text(gradient.axes) +
+                        ", but the array passed to add has shape " + numbers_text(added.shape) +
+                        " and order " + numbers_text(added.axes) +
+                        "; pass a copy with the same shape and strides, on all ranks");
 }
 
 void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
@@ -164,9 +164,10 @@ ReadyGradients ArrayReducer::ready_sharded(const std::vector<std::string>& names
                                            const std::vector<nb::object>& gradients,
                                            const std::vector<nb::object>& shards) {
   if (names.empty() || names.size() != gradients.size() || names.size() != shards.size())
-    throw InvalidArgument("there are " + std::to_string(names.size()) + " names, " +
+    throw InvalidArgument("got " + std::to_string(names.size()) + " names, " +
                           std::to_string(gradients.size()) + " gradients and " +
-                          std::to_string(shards.size()) + " shards");
+                          std::to_string(shards.size()) +
+                          " shards; pass one gradient and one shard per name");
   std::vector<Part> parts;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto values = values_of(gradients[i], "gradient", Layout::kDense);
@@ -183,9 +184,9 @@ void ArrayReducer::check_counts(const std::vector<std::string>& names, std::size
   std::size_t wanted = 0;
   for (const std::string& name : names) wanted += entry(name).count;
   if (wanted != count)
-    throw InvalidArgument("the " + std::to_string(names.size()) + " parameters have " +
-                          std::to_string(wanted) + " values, their gradients " +
-                          std::to_string(count));
+    throw InvalidArgument("gradients has " + std::to_string(count) + " values; the " +
+                          std::to_string(names.size()) + " parameters have " +
+                          std::to_string(wanted));
 }
 
 ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, nb::handle gradients,

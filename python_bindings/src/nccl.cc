@@ -26,7 +26,7 @@ std::unique_ptr<Transport> make_over(Transport& meeting, double timeout) {
 constexpr bool kHasNccl = false;
 
 std::unique_ptr<Transport> make_over(Transport&, double) {
-  throw TransportError("this build of Tersor has no NCCL: its header was not found");
+  throw TransportError("this build of Tersor has no NCCL; install nccl.h and build Tersor again");
 }
 #endif
 
@@ -35,10 +35,15 @@ std::unique_ptr<Transport> make_over(Transport&, double) {
 void bind_nccl(nb::module_& module) {
   using namespace nb::literals;
   module.def(
-      "has_nccl", [] { return kHasNccl; }, "Whether this build can make an nccl_transport.");
+      "has_nccl", [] { return kHasNccl; }, "True if this build can make an nccl_transport.");
   module.def("nccl_transport", &make_over, "meeting"_a, "timeout"_a,
-             "Device memory, over a communicator of the current device among the ranks of another "
-             "transport, which is not needed afterwards; a collective call.");
+             "Makes a transport for device memory over a new NCCL communicator. A collective call."
+             "\n\n"
+             "Args:\n"
+             "  meeting: A transport of the same ranks, used only during the call.\n"
+             "  timeout: Seconds for the call, and for the operations of the transport.\n\n"
+             "Raises:\n"
+             "  TransportError: The build has no NCCL, or a rank is late.");
 }
 
 }  // namespace tersor::python

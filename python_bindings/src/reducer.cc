@@ -52,105 +52,158 @@ auto of_names(Call call) {
 void bind_reducer_statistics(nb::module_& module) {
   using Statistics = ReducerStatistics;
   nb::class_<Statistics>(module, "ReducerStatistics",
-                         "What happened to one parameter, or to all (`name` is empty). Seconds and "
-                         "bytes are sums over `steps` steps.")
-      .def_ro("name", &Statistics::name, "Name of the parameter; empty for all.")
+                         "Statistics of one parameter, or of all parameters (`name` is empty). "
+                         "Seconds and bytes are sums over `steps` steps.")
+      .def_ro("name", &Statistics::name, "Name of the parameter; empty for all parameters.")
       .def_ro("codec", &Statistics::codec, "Spec of the codec.")
-      .def_ro("reason", &Statistics::reason, "Why this codec was chosen.")
+      .def_ro("reason", &Statistics::reason, "Why Tersor chose this codec.")
       .def_ro("codec_may_change", &Statistics::codec_may_change,
-              "Whether \"auto\" or a schedule chooses the codec, so that another run may have "
-              "another.")
+              "True if \"auto\" or a schedule chooses the codec. Another run may then use another "
+              "codec.")
       .def_prop_ro(
           "algorithm", [](const Statistics& one) { return text_of(one.algorithm); },
-          "Name of the algorithm.")
-      .def_ro("steps", &Statistics::steps, "Number of steps.")
-      .def_ro("gradient_bytes", &Statistics::gradient_bytes, "Uncompressed bytes.")
-      .def_ro("sent_bytes", &Statistics::sent_bytes, "As the transport counts them.")
-      .def_ro("encode_seconds", &Statistics::encode_seconds, "Time of encoding.")
-      .def_ro("decode_seconds", &Statistics::decode_seconds, "Time of decoding.")
-      .def_ro("wire_seconds", &Statistics::wire_seconds, "Time with a message in transfer.")
+          "The algorithm of the exchange.")
+      .def_ro("steps", &Statistics::steps, "Number of completed steps.")
+      .def_ro("gradient_bytes", &Statistics::gradient_bytes, "Bytes of the gradients.")
+      .def_ro("sent_bytes", &Statistics::sent_bytes,
+              "Bytes sent by this rank, as counted by the transport.")
+      .def_ro("encode_seconds", &Statistics::encode_seconds, "Seconds of encoding.")
+      .def_ro("decode_seconds", &Statistics::decode_seconds, "Seconds of decoding.")
+      .def_ro("wire_seconds", &Statistics::wire_seconds,
+              "Seconds in which messages were under way.")
       .def_ro("hidden_seconds", &Statistics::hidden_seconds,
-              "Of wire_seconds, while nobody waited.")
-      .def_ro("exposed_seconds", &Statistics::exposed_seconds, "In which somebody waited.")
+              "The part of wire_seconds outside of wait().")
+      .def_ro("exposed_seconds", &Statistics::exposed_seconds, "Seconds in wait().")
       .def_ro("relative_error", &Statistics::relative_error,
-              "|sent - decoded| / |sent| of this rank's last encode, where it was measured.")
+              "|sent - decoded| / |sent| of this rank's last encode, if measured.")
       .def_ro("steps_discarded", &Statistics::steps_discarded, "Number of discarded steps.")
       .def_ro("codec_changes", &Statistics::codec_changes,
-              "Times that \"auto\" went another way; of all together only.")
+              "Number of changes by \"auto\"; only for all parameters.")
       .def_ro("overflows", &Statistics::overflows,
-              "Values that were finite and left the range of the wire's type.");
+              "Number of finite values beyond the range of the sent type.");
 }
 
 void bind_handle(nb::module_& module) {
   nb::class_<ReadyGradients>(module, "ReadyGradients",
-                             "What one call made ready, in the step under way.")
-      .def("test", &ReadyGradients::test, "True once all of it holds the result. Never waits.")
+                             "A handle of the gradients that one call made ready.")
+      .def("test", &ReadyGradients::test,
+           "Returns True once these gradients hold the result. Never waits.\n\n"
+           "Raises:\n"
+           "  Error: The error that ended the exchange.")
       .def("wait", &ReadyGradients::wait,
-           "Waits for this alone, once its step was flushed, or before that where the order of "
-           "sending is known; raises what ended the exchange.");
+           "Waits for these gradients. Call wait() after flush(), or before flush() if the sending "
+           "order is known, i.e. from the second step on.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The step must be flushed first.\n"
+           "  Error: The error that ended the exchange.");
 }
 
 void bind_steps(nb::class_<ArrayReducer>& reducer) {
   using namespace nb::literals;
   reducer
       .def("add", &ArrayReducer::add, "name"_a, "like"_a,
-           "Adds a parameter whose gradients will be arrays like this one, which itself is used "
-           "for nothing but its shape, strides, dtype and place. All ranks add the same, in the "
-           "same order, before the first step or between the same two.")
+           "Adds a parameter, before the first step or between two steps. All ranks add the same "
+           "parameters in the same order between the same steps.\n\n"
+           "Args:\n"
+           "  name: Name of the parameter.\n"
+           "  like: An array with the shape, strides, dtype and device of the gradients: float32, "
+           "bfloat16 or float16. The values are not read.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The name exists, the array does not fit the transport, gradients of "
+           "this step are ready, or a step was captured.")
       .def(
           "weigh", &weigh, "samples"_a,
-          "Before a step's first gradient is ready, on all ranks in each step (weighted=True): "
-          "this "
-          "rank's gradients are means over so many samples, and what arrives is the mean over all. "
-          "0: they are not looked at. Does not wait; the first `ready` does.")
+          "Sets the sample weight of this rank's gradients (weighted=True). Call weigh() on all "
+          "ranks in each step before the first ready(). The result is the mean over the samples of "
+          "all ranks. Does not wait; the first ready() waits for all ranks' calls.\n\n"
+          "Args:\n"
+          "  samples: Number of samples of which this rank's gradients are means, 0 or more. 0: "
+          "the gradients are ignored.\n\n"
+          "Raises:\n"
+          "  InvalidArgument: weighted is False, `samples` is negative or not finite, or weigh() "
+          "was called in this step.")
       .def("ready", &ArrayReducer::ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
-           "The gradient is there, flat or with shape and strides of what was added: it may be "
-           "sent from now on, and is left alone until the handle is done or `wait` returned. "
-           "`contribution`: \"none\" sends zeros and keeps the residual; "
-           "\"gradient-unless-zero\" does so where the gradient is nothing but zeros; "
-           "\"nowhere\", said by all ranks, leaves all alone that is kept of the parameter.")
+           "Marks a gradient as complete, so that Tersor may send the gradient. Do not touch the "
+           "gradient until the returned handle is done or wait() has returned.\n\n"
+           "Args:\n"
+           "  name: Name of the parameter.\n"
+           "  gradient: A 1-D array, or an array with the shape and strides passed to add(). "
+           "Overwritten by the result.\n"
+           "  contribution: \"gradient\" (default); \"none\": this rank sends zeros and keeps "
+           "the residual; \"gradient-unless-zero\": like \"none\" if all values are 0; "
+           "\"nowhere\", passed by all ranks: no rank has a gradient, and residuals do not "
+           "change.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The gradient differs from the array passed to add(), overlaps an "
+           "unfinished gradient, or was ready before in this step.")
       .def("add_sharded", &ArrayReducer::add_sharded, "name"_a, "like"_a, "shape"_a,
            "shard_count"_a,
-           "Adds a parameter of this shape of which every rank gets a shard of so many values, "
-           "padding included. Of `like` the dtype and the place count.")
+           "Adds a parameter that is reduce-scattered: every rank receives a shard.\n\n"
+           "Args:\n"
+           "  name: Name of the parameter.\n"
+           "  like: An array with the dtype and device of the gradients.\n"
+           "  shape: Shape of the whole parameter.\n"
+           "  shard_count: Values per shard, padding included: at least ceil(values / ranks).\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The shards are too small, or as in add().")
       .def("ready_sharded", &ArrayReducer::ready_sharded, "names"_a, "gradients"_a, "shards"_a,
            nb::keep_alive<0, 1>(),
-           "As `ready` for several of those: whole gradients, rank behind rank, and where this "
-           "rank's shards of the result go.")
+           "Marks gradients of several reduce-scattered parameters as complete, see ready().\n\n"
+           "Args:\n"
+           "  names: Names of the parameters.\n"
+           "  gradients: Arrays with the shards of all ranks, in the order of ranks.\n"
+           "  shards: Arrays that receive this rank's shards of the result.")
       .def("ready_flat", &ArrayReducer::ready_flat, "names"_a, "gradients"_a,
            "contribution"_a = "gradient", nb::keep_alive<0, 1>(),
-           "As `ready` for several parameters whose gradients stand one after another.")
-      .def("flush", &waiting<&GradientReducer::flush>, "Ends the step without waiting.")
+           "Marks the gradients of several parameters as complete, see ready().\n\n"
+           "Args:\n"
+           "  names: Names of the parameters.\n"
+           "  gradients: A 1-D array with the gradients one after another.\n"
+           "  contribution: As in ready(), for all of them.")
+      .def("flush", &waiting<&GradientReducer::flush>,
+           "Ends the step without waiting.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: A parameter was not ready (missing=\"error\").")
       .def("wait", &ArrayReducer::wait,
-           "Ends the step and waits: every gradient is the sum or mean now.")
+           "Ends the step and waits until every gradient holds the sum or mean.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: A parameter was not ready (missing=\"error\").\n"
+           "  TransportError: A rank failed, is late, or made another call.\n"
+           "  RanksLost: A rank of an elastic reducer failed.")
       .def("progress", &waiting<&GradientReducer::progress>,
-           "Moves what is under way, where no thread does. Never waits.")
+           "Makes progress if no thread of the reducer does (progress=\"caller\"). Never waits.")
       .def("relearn_order", &waiting<&GradientReducer::relearn_order>,
-           "The next step learns the order of sending again, from rank 0.");
+           "Makes the next step learn the sending order from rank 0 again.");
 }
 
 /// Binds the functions of elastic reducers.
 void bind_losses(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def("resume", &waiting<&GradientReducer::resume>,
-           "After RanksLost: goes on with those who are left, who all call it, with what they owe "
-           "by error feedback. The step under way begins anew. Raises RanksLost where one more was "
-           "lost meanwhile, InvalidArgument where too few are left.")
+           "Continues with the remaining ranks after RanksLost. All remaining ranks call resume(). "
+           "Their residuals stay. The current step starts again.\n\n"
+           "Raises:\n"
+           "  RanksLost: Another rank was lost in the meantime; call resume() again.\n"
+           "  InvalidArgument: Too few ranks remain, no rank was lost, or the options contain dims "
+           "or hosts.")
       .def("hear_fault", &waiting<&GradientReducer::check_faults>,
-           "After a TransportError on another channel of its ranks: raises this reducer's, of an "
-           "elastic one RanksLost. Returns where no fault is known.")
+           "Raises this reducer's error after a TransportError on another channel of the same "
+           "ranks. Returns if no fault is known.\n\n"
+           "Raises:\n"
+           "  RanksLost: A rank of an elastic reducer failed.\n"
+           "  TransportError: A rank of another reducer failed.")
       .def_prop_ro(
           "ranks", [](const ArrayReducer& self) { return self.reducer().transport().ranks(); },
-          "How many it reduces over: after `resume` those who are left.")
+          "Number of ranks; after resume() the number of remaining ranks.")
       .def(
           "channel",
           [](const ArrayReducer& self) {
             return make_patient([&] { return self.reducer().transport().channel(); });
           },
           nb::keep_alive<0, 1>(),
-          "These ranks, with messages of their own; a collective call. After a later `resume` make "
-          "another one.");
+          "Returns a transport of the current ranks with separate messages. A collective call. "
+          "Make a new channel after resume().");
 }
 
 void bind_state(nb::class_<ArrayReducer>& reducer) {
@@ -164,27 +217,47 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
             })(self, names);
           },
           "factor"_a, "names"_a = nb::none(),
-          "When a loss scale changes by `factor`; of all parameters, or of these alone.")
+          "Multiplies residuals, e.g. when a loss scale changes by `factor`.\n\n"
+          "Args:\n"
+          "  factor: A finite number; 0 also clears NaNs.\n"
+          "  names: Names of parameters; None: all parameters.\n\n"
+          "Raises:\n"
+          "  InvalidArgument: The factor is not finite, or a name was not added.")
       .def(
           "discard_step",
           of_names([](auto& reducer, auto&... names) { reducer.discard_step(names...); }),
           "names"_a = nb::none(),
-          "Brings back the residuals from before the last step (transactional=True only), or, once "
-          "accept_steps was called, from before all steps since its last call. With `names`, for "
-          "these parameters alone; parameters without a step to discard are left alone.")
-      .def(
-          "accept_steps",
-          of_names([](auto& reducer, auto&... names) { reducer.accept_steps(names...); }),
-          "names"_a = nb::none(),
-          "The steps since the last call are final (transactional=True only), of all parameters or "
-          "of these alone. From the first call on, discard_step takes back all later steps "
-          "together.")
+          "Restores the residuals from before the last step (transactional=True only). After a "
+          "call "
+          "of accept_steps(), restores the residuals from its last call.\n\n"
+          "Args:\n"
+          "  names: Names of parameters; parameters without a step to discard do not change. None: "
+          "all parameters.\n\n"
+          "Raises:\n"
+          "  InvalidArgument: transactional is False, or there is no step to discard.")
+      .def("accept_steps",
+           of_names([](auto& reducer, auto&... names) { reducer.accept_steps(names...); }),
+           "names"_a = nb::none(),
+           "Accepts the steps since the last call as final (transactional=True only). From the "
+           "first "
+           "call on, discard_step() discards all later steps together. All ranks make the same "
+           "calls.\n\n"
+           "Args:\n"
+           "  names: Names of parameters; None: all parameters.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: transactional is False, or the reducer is elastic.")
       .def("save_state", &saved<&GradientReducer::save_state>,
-           "This rank's own: the same run goes on bit for bit from it.")
+           "Returns the state of this rank. A run with the same number of ranks continues bit for "
+           "bit from this state.")
       .def("save_portable_state", &saved<&GradientReducer::save_portable_state>,
-           "The sum over ranks (a collective call): for any number of ranks.")
+           "Returns the sum of all ranks' states, for any number of ranks. A collective call.")
       .def("load_state", &load_state, "state"_a,
-           "Loads either. Raises InvalidArgument that names what does not fit.");
+           "Loads a state.\n\n"
+           "Args:\n"
+           "  state: Result of save_state() or save_portable_state().\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The state does not fit: other parameters, counts, codecs or ranks, "
+           "or damaged. Nothing changed.");
 }
 
 }  // namespace
@@ -194,29 +267,38 @@ void bind_reducer(nb::module_& module) {
   bind_reducer_statistics(module);
   bind_handle(module);
   bind_reducer_options(module);
-  nb::class_<ArrayReducer> reducer(module, "GradientReducer");
+  nb::class_<ArrayReducer> reducer(module, "GradientReducer",
+                                   "Reduces gradients over all ranks in the background.");
   reducer.def(nb::init<Transport&, const ReducerOptions&>(), "transport"_a, "options"_a,
               nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());  // the options keep the Tuner alive
   bind_steps(reducer);
   bind_state(reducer);
   bind_losses(reducer);
-  reducer.def("statistics", &waiting<&GradientReducer::statistics>, "Of all parameters together.")
+  reducer
+      .def("statistics", &waiting<&GradientReducer::statistics>,
+           "Returns the statistics of all parameters together. Waits for flushed steps.")
       .def("statistics_so_far", &waiting<&GradientReducer::statistics_so_far>,
-           "The same of the steps that are complete. From any thread; waits for no step.")
+           "Returns the statistics of the completed steps. Any thread may call it; waits for no "
+           "step.")
       .def("parameter_statistics", &waiting<&GradientReducer::parameter_statistics>,
-           "Of each parameter, in the order in which they were added.")
+           "Returns the statistics of each parameter, in the order of add().")
       .def("residual_norms", &waiting<&GradientReducer::residual_norms>,
-           "The Euclidean norm of what error feedback keeps of each parameter, in that order: a "
-           "pass over all residuals.")
+           "Returns the Euclidean norm of each parameter's residual, in the order of add(). Reads "
+           "all residuals.")
       .def("write_trace", &waiting<&GradientReducer::write_trace>,
-           "Writes the options' `trace` now: without, at the reducer's end.")
+           "Writes the trace now. By default, the reducer writes the trace when it ends.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: The option `trace` is empty.\n"
+           "  Error: Writing failed.")
       .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>,
            "Sets all statistics to zero.")
       .def("settled", &waiting<&GradientReducer::settled>,
-           "Whether \"auto\" tries nothing, for now.")
-      .def("explain", &waiting<&GradientReducer::explain>, "What was decided and why, as text.")
+           "Returns True if \"auto\" tries no other codec for now.")
+      .def("explain", &waiting<&GradientReducer::explain>,
+           "Returns the decisions and their reasons as text, one line per parameter.")
       .def("explain_choice", &waiting<&GradientReducer::explain_choice>,
-           "What \"auto\" measured, predicted and tried; empty where it was not asked.");
+           "Returns the measurements, predictions and trials of \"auto\"; empty without "
+           "\"auto\".");
 }
 
 }  // namespace tersor::python

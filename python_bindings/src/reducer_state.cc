@@ -76,21 +76,22 @@ void bind_parameter(nb::module_& module) {
     return [member](const ParameterState& self) { return self.get().*member; };
   };
   using Parameter = ReducerState::Parameter;
-  nb::class_<ParameterState>(module, "ParameterState", "What a state holds of one parameter.")
-      .def_prop_ro("name", field(&Parameter::name))
-      .def_prop_ro("codec", field(&Parameter::codec))
-      .def_prop_ro("count", field(&Parameter::count), "Values of the parameter.")
+  nb::class_<ParameterState>(module, "ParameterState", "The part of a state for one parameter.")
+      .def_prop_ro("name", field(&Parameter::name), "Name of the parameter.")
+      .def_prop_ro("codec", field(&Parameter::codec), "Spec of the codec.")
+      .def_prop_ro("count", field(&Parameter::count), "Number of values of the parameter.")
       .def_prop_ro("residual_first", field(&Parameter::residual_first),
-                   "Value of the parameter at which the residual begins.")
+                   "Index of the parameter's value at which the residual begins.")
       .def_prop_ro("residual", &view_of<&Parameter::residual>,
-                   "f32, a view: of what this rank sends, or the sum over ranks.")
+                   "A float32 view: this rank's residual, or the sum over ranks.")
       .def_prop_ro("owner", &view_of<&Parameter::owner>,
-                   "f32, a view: of the part whose sum this rank sends on.")
+                   "A float32 view: the residual of the part that this rank reduces.")
       .def_prop_ro("memory", &view_of<&Parameter::memory>,
-                   "f32, a view: the codec's own, from which it starts warm; empty: it has none.")
+                   "A float32 view: the codec's warm-start memory; empty if the codec has none.")
       .def_prop_ro("longest_residual", field(&Parameter::longest_residual),
-                   "Values of the longest `residual` of any rank.")
-      .def_prop_ro("longest_owner", field(&Parameter::longest_owner));
+                   "Number of values of the longest `residual` of any rank.")
+      .def_prop_ro("longest_owner", field(&Parameter::longest_owner),
+                   "Number of values of the longest `owner` of any rank.");
 }
 
 }  // namespace
@@ -99,17 +100,30 @@ void bind_reducer_state(nb::module_& module) {
   using namespace nb::literals;
   bind_parameter(module);
   nb::class_<ReducerState> state(module, "ReducerState",
-                                 "What `GradientReducer.save_state` wrote, by parameter.");
+                                 "A state of GradientReducer.save_state, by parameter.");
   state.def(nb::init<>())
-      .def_static("read", &read, "state"_a, "Raises InvalidArgument where it is none, or damaged.")
-      .def("write", &write, "As `GradientReducer.load_state` takes it.")
-      .def_rw("ranks", &ReducerState::ranks)
-      .def_rw("rank", &ReducerState::rank)
-      .def_rw("step", &ReducerState::step)
-      .def_rw("order", &ReducerState::order, "Of sending; empty: not learned yet.")
-      .def_prop_ro("parameters", &parameters)
+      .def_static("read", &read, "state"_a,
+                  "Reads a state.\n\n"
+                  "Args:\n"
+                  "  state: Bytes of GradientReducer.save_state().\n\n"
+                  "Raises:\n"
+                  "  InvalidArgument: The bytes are not a state, or are damaged.")
+      .def("write", &write, "Returns the bytes for GradientReducer.load_state().")
+      .def_rw("ranks", &ReducerState::ranks, "Number of ranks.")
+      .def_rw("rank", &ReducerState::rank, "The rank that saved the state.")
+      .def_rw("step", &ReducerState::step, "Number of completed steps.")
+      .def_rw("order", &ReducerState::order,
+              "Indices of the parameters in sending order; empty if not learned yet.")
+      .def_prop_ro("parameters", &parameters, "List of ParameterState.")
       .def("add", &add, "name"_a, "codec"_a, "count"_a, "residual_first"_a, "residual"_a, "owner"_a,
-           "memory"_a, "Appends a parameter; its values are copied.");
+           "memory"_a,
+           "Appends a parameter. Copies the values.\n\n"
+           "Args:\n"
+           "  name: Name of the parameter.\n"
+           "  codec: Spec of the codec.\n"
+           "  count: Number of values of the parameter.\n"
+           "  residual_first: Index of the value at which the residual begins.\n"
+           "  residual, owner, memory: 1-D float32 arrays, see ParameterState.");
   def_choice<&ReducerState::form>(state, "form");
   def_choice<&ReducerState::reduction>(state, "reduction");
 }

@@ -58,16 +58,25 @@ CodecChoice choose_codec(const ReducerOptions& options, std::string_view name,
 
 void bind_rules(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<CodecChoice>(module, "CodecChoice", "What a reducer's rules say of one parameter.")
+  nb::class_<CodecChoice>(module, "CodecChoice",
+                          "The codec that a reducer's rules choose for one parameter.")
       .def_ro("codec", &CodecChoice::codec, "A spec, or \"auto\".")
-      .def_ro("reason", &CodecChoice::reason)
-      .def_ro("feedback", &CodecChoice::feedback, "Whether the codec keeps a residual.")
+      .def_ro("reason", &CodecChoice::reason, "Why the rules choose this codec.")
+      .def_ro("feedback", &CodecChoice::feedback, "True if the codec keeps a residual.")
       .def_ro("phases", &CodecChoice::phases,
-              "Of a schedule: the step that each codec begins with, and its spec; else empty.")
+              "Pairs of the first step and the spec of each codec of a schedule; else empty.")
       .def_ro("by_value", &CodecChoice::by_value,
-              "Whether each value is encoded by itself, so that parameters may share a message.");
+              "True if the codec encodes each value independently, so that parameters may share a "
+              "message.");
   module.def("choose_codec", &choose_codec, "options"_a, "name"_a, "shape"_a, "dtype"_a,
-             "Raises InvalidArgument where no rule matches, or for a spec that is wrong.");
+             "Returns the CodecChoice of one parameter.\n\n"
+             "Args:\n"
+             "  options: Options of a reducer.\n"
+             "  name: Name of the parameter.\n"
+             "  shape: Shape of the parameter.\n"
+             "  dtype: \"f32\", \"bf16\" or \"f16\".\n\n"
+             "Raises:\n"
+             "  InvalidArgument: No rule matches, or a spec is invalid.");
 }
 
 }  // namespace tersor::python

@@ -56,7 +56,7 @@ Update python_update(nb::object call) {
       (*held)(list);
       // No thread without the GIL may destroy the Python error.
     } catch (const nb::python_error& error) {
-      throw std::runtime_error(std::string("the update of a parameter server raised ") +
+      throw std::runtime_error(std::string("the parameter server's update function raised ") +
                                error.what());
     }
   };
@@ -85,8 +85,9 @@ void bind_options(nb::module_& module) {
           },
           [](ServerOptions& self, std::optional<std::int64_t> bound) {
             if (bound.has_value() && (*bound < 0 || *bound >= kNoBound))
-              throw InvalidArgument("staleness=" + std::to_string(*bound) +
-                                    ": clocks, 0 or more, or None for no bound");
+              throw InvalidArgument("staleness is " + std::to_string(*bound) +
+                                    "; pass a number of clocks from 0 to " +
+                                    std::to_string(kNoBound - 1) + ", or None for no bound");
             self.staleness = static_cast<std::uint32_t>(bound.value_or(kNoBound));
           },
           nb::arg("bound").none());
@@ -94,13 +95,13 @@ void bind_options(nb::module_& module) {
   def_flag<&ServerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
   def_flag<&ServerOptions::require_finite, FiniteCheck::kOff, FiniteCheck::kOn>(options,
                                                                                 "require_finite");
-  nb::class_<ServerStatistics>(module, "ServerStatistics", "What a parameter server has seen.")
-      .def_ro("pushes", &ServerStatistics::pushes)
-      .def_ro("pulls", &ServerStatistics::pulls)
-      .def_ro("refused", &ServerStatistics::refused)
-      .def_ro("pushed_bytes", &ServerStatistics::pushed_bytes)
-      .def_ro("pulled_bytes", &ServerStatistics::pulled_bytes)
-      .def_ro("lost", &ServerStatistics::lost);
+  nb::class_<ServerStatistics>(module, "ServerStatistics", "Statistics of a parameter server.")
+      .def_ro("pushes", &ServerStatistics::pushes, "Number of applied pushes.")
+      .def_ro("pulls", &ServerStatistics::pulls, "Number of answered pulls.")
+      .def_ro("refused", &ServerStatistics::refused, "Number of rejected calls of workers.")
+      .def_ro("pushed_bytes", &ServerStatistics::pushed_bytes, "Bytes received in pushes.")
+      .def_ro("pulled_bytes", &ServerStatistics::pulled_bytes, "Bytes sent in pulls.")
+      .def_ro("lost", &ServerStatistics::lost, "Workers that left without notice.");
 }
 
 /// Converts a pair (rate, momentum) to SGD, or a function to an update.
@@ -225,9 +226,10 @@ void bind_client(nb::module_& module) {
             new (self) ServerAt{&isolated_channel, rank, own};
           },
           "lifeline"_a, "rank"_a, "own"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>());
-  nb::class_<ClientStatistics>(module, "ClientStatistics", "What a worker has sent, and what came.")
-      .def_ro("sent_bytes", &ClientStatistics::sent_bytes)
-      .def_ro("received_bytes", &ClientStatistics::received_bytes);
+  nb::class_<ClientStatistics>(module, "ClientStatistics", "Traffic of a worker.")
+      .def_ro("sent_bytes", &ClientStatistics::sent_bytes, "Bytes sent to the servers.")
+      .def_ro("received_bytes", &ClientStatistics::received_bytes,
+              "Bytes received from the servers.");
   nb::class_<HeldClient>(module, "ParameterClient")
       .def(
           "__init__",
@@ -260,11 +262,11 @@ void bind_client(nb::module_& module) {
 
 void bind_gossip(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<GossipStatistics>(module, "GossipStatistics", "What one rank of a gossip has done.")
-      .def_ro("steps", &GossipStatistics::steps)
-      .def_ro("sent_bytes", &GossipStatistics::sent_bytes)
-      .def_ro("lost", &GossipStatistics::lost)
-      .def_ro("cut_off", &GossipStatistics::cut_off);
+  nb::class_<GossipStatistics>(module, "GossipStatistics", "Statistics of one gossip rank.")
+      .def_ro("steps", &GossipStatistics::steps, "Number of mixed steps.")
+      .def_ro("sent_bytes", &GossipStatistics::sent_bytes, "Bytes sent to the neighbours.")
+      .def_ro("lost", &GossipStatistics::lost, "Lost neighbours.")
+      .def_ro("cut_off", &GossipStatistics::cut_off, "Ranks without a path to this rank.");
   nb::class_<Topology>(module, "Topology")
       .def(
           "__init__",
@@ -297,7 +299,11 @@ void bind_gossip(nb::module_& module) {
             self.own->add(name,
                           write_values(weights, {.name = name.c_str(), .on_host = true}).span);
           },
-          "name"_a, "weights"_a, nb::keep_alive<1, 3>(), "`weights` stay where they are.")
+          "name"_a, "weights"_a, nb::keep_alive<1, 3>(),
+          "Adds a parameter before the first step.\n\n"
+          "Args:\n"
+          "  name: Name of the parameter.\n"
+          "  weights: float32 values in host memory; mix() changes them in place.")
       .def("begin", [](HeldGossip& self) { without_gil([&] { self.own->begin(); }); })
       .def("mix", [](HeldGossip& self) { without_gil([&] { self.own->mix(); }); })
       .def_prop_ro("step_size", [](const HeldGossip& self) { return self.own->step_size(); })

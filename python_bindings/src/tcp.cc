@@ -39,7 +39,7 @@ class PythonStore final : public KeyValueStore {
     const nb::gil_scoped_acquire held;
     const std::chrono::duration<double> left = until - Clock::now();
     const nb::object found = store_.attr("get")(key, left.count());
-    if (found.is_none()) throw TransportError("it left no word in the store");
+    if (found.is_none()) throw TransportError("the rank wrote nothing to the store");
     return nb::cast<std::string>(found);
   }
 
@@ -133,8 +133,26 @@ class StoreTransport final : public PatientTransport {
 
 void bind_tcp(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<StoreTransport, Transport>(module, "TcpTransport",
-                                        "Host memory over TCP connections between processes.")
+  nb::class_<StoreTransport, Transport>(
+      module, "TcpTransport",
+      "A transport for host memory over TCP connections between processes.\n\n"
+      "Args:\n"
+      "  store: An object with set(key, value) and "
+      "get(key, seconds), or the address of rank 0, such as "
+      "\"10.0.0.3:4711\".\n"
+      "  rank: This rank, from 0.\n"
+      "  ranks: Number of ranks.\n"
+      "  address: Interface, address or host name of this "
+      "rank; empty: chosen by Tersor.\n"
+      "  timeout: Seconds for the rendezvous.\n"
+      "  secret: At least 16 bytes, equal on all ranks; empty: "
+      "drawn by rank 0 and shared in the store.\n"
+      "  protect: \"none\", \"authenticate\" or \"encrypt\"."
+      "\n\n"
+      "Raises:\n"
+      "  InvalidArgument: An argument is invalid.\n"
+      "  AddressError: This rank cannot listen at its address.\n"
+      "  TransportError: A rank is late or unreachable.")
       .def(
           "__init__",
           [](StoreTransport* made, nb::object store, int rank, int ranks, std::string address,
@@ -148,7 +166,7 @@ void bind_tcp(nb::module_& module) {
           "store"_a, "rank"_a, "ranks"_a, "address"_a, "timeout"_a, "secret"_a = "",
           "protect"_a = "none")
       .def("close", &StoreTransport::close, nb::call_guard<nb::gil_scoped_release>(),
-           "Says goodbye to the others and ends the connections. Later calls raise "
+           "Closes the connections and notifies the other ranks. Later calls raise "
            "TransportError.");
 }
 

@@ -36,13 +36,13 @@ class InProcessWorld {
 
   std::unique_ptr<Transport> transport(int rank) {
     if (rank < 0 || rank >= ranks())
-      throw InvalidArgument("rank " + std::to_string(rank) + " is not one of " +
-                            std::to_string(ranks()) + " ranks");
+      throw InvalidArgument("rank is " + std::to_string(rank) + "; pass 0 to " +
+                            std::to_string(ranks() - 1));
     const std::lock_guard lock(mutex_);
     auto& own = transports_[static_cast<std::size_t>(rank)];
     if (own == nullptr)
       throw InvalidArgument("the transport of rank " + std::to_string(rank) +
-                            " was given out before");
+                            " was taken before; take each rank's transport once");
     return std::make_unique<PatientTransport>(std::move(own));
   }
 
@@ -59,7 +59,11 @@ void bind_inprocess(nb::module_& module) {
       .def(nb::init<int, std::string_view>(), "ranks"_a, "link"_a = "none")
       .def_prop_ro("ranks", &InProcessWorld::ranks, "Number of ranks.")
       .def("transport", &InProcessWorld::transport, "rank"_a,
-           "The transport of one rank, once for each; for that rank's thread.");
+           "Returns the transport of one rank, for this rank's thread. Call once per rank.\n\n"
+           "Args:\n"
+           "  rank: From 0 to ranks - 1.\n\n"
+           "Raises:\n"
+           "  InvalidArgument: No such rank, or the transport was taken before.");
 }
 
 }  // namespace
@@ -68,35 +72,47 @@ void bind_transport(nb::module_& module) {
   using namespace nb::literals;
   constexpr double kSeconds = std::chrono::duration<double>(kDefaultTimeout).count();
   nb::class_<TransferCounters>(module, "TransferCounters",
-                               "What one channel really moved, headers of the transport included.")
-      .def_ro("sent_bytes", &TransferCounters::sent_bytes)
-      .def_ro("received_bytes", &TransferCounters::received_bytes)
-      .def_ro("sent_messages", &TransferCounters::sent_messages);
-  nb::class_<Transport>(module, "Transport",
-                        "Ranks and the movement of bytes between them. A fault poisons it: every "
-                        "later call on any rank raises TransportError with the first cause.")
+                               "Traffic of one channel, including the transport's headers.")
+      .def_ro("sent_bytes", &TransferCounters::sent_bytes, "Sent bytes.")
+      .def_ro("received_bytes", &TransferCounters::received_bytes, "Received bytes.")
+      .def_ro("sent_messages", &TransferCounters::sent_messages, "Number of sent messages.");
+  nb::class_<Transport>(
+      module, "Transport",
+      "A group of ranks that send bytes to each other. After a fault the transport "
+      "is aborted: every later call on any rank raises TransportError with the "
+      "first cause.")
       .def_prop_ro("rank", &Transport::rank, "This rank, from 0.")
-      .def_prop_ro("ranks", &Transport::ranks, "How many there are.")
+      .def_prop_ro("ranks", &Transport::ranks, "Number of ranks.")
       .def("hosts", &Transport::hosts, nb::call_guard<nb::gil_scoped_release>(),
-           "For each rank the number of its host.")
+           "Returns the host number of each rank.")
       .def("counters", &Transport::counters, nb::call_guard<nb::gil_scoped_release>(),
-           "Since this channel was made.")
+           "Returns the TransferCounters since this channel was made.")
       .def(
           "channel",
           [](Transport& transport) { return make_patient([&] { return transport.channel(); }); },
-          nb::keep_alive<0, 1>(), "The same ranks with messages of their own; a collective call.")
+          nb::keep_alive<0, 1>(),
+          "Returns a transport of the same ranks with separate messages. A collective call.")
       .def(
           "split",
           [](Transport& transport, const std::vector<int>& members) {
             return make_patient([&] { return transport.split(members); });
           },
           "members"_a, nb::keep_alive<0, 1>(),
-          "The ranks of `members` (ascending, this one among them), numbered anew from 0. Called "
-          "by all members.")
+          "Returns a transport of some ranks, numbered from 0. All members call split().\n\n"
+          "Args:\n"
+          "  members: Ascending ranks, including this rank.\n\n"
+          "Raises:\n"
+          "  InvalidArgument: `members` is not ascending, or lacks this rank.")
       .def("barrier", &wait_for_all, "timeout"_a = kSeconds,
-           "Waits until all ranks have come here, for `timeout` seconds at most.")
+           "Waits until all ranks have called barrier().\n\n"
+           "Args:\n"
+           "  timeout: Seconds, above 0.\n\n"
+           "Raises:\n"
+           "  TransportError: A rank is late, failed, or made another call.")
       .def("poison", &Transport::poison, "cause"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "Tells every peer that this rank gives up, and why.");
+           "Aborts the transport on all ranks.\n\n"
+           "Args:\n"
+           "  cause: The reason, part of the TransportError on every rank.");
   bind_inprocess(module);
 }
 

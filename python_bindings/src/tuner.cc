@@ -12,19 +12,28 @@ namespace {
 void bind_figures(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<LinkFigures>(module, "LinkFigures",
-                          "What a link costs, as each of its ranks sees it while all of them send.")
+                          "The costs of a link for one rank while all ranks send.\n\n"
+                          "Args:\n"
+                          "  latency: Seconds, one way, software included.\n"
+                          "  seconds_per_byte: Seconds per byte sent by a rank.\n"
+                          "  seconds_per_message: Seconds per message.\n"
+                          "  core_seconds_per_byte: CPU seconds per byte.")
       .def(nb::init<double, double, double, double>(), "latency"_a = 0.0,
            "seconds_per_byte"_a = 0.0, "seconds_per_message"_a = 0.0,
            "core_seconds_per_byte"_a = 0.0)
       .def_rw("latency", &LinkFigures::latency, "Seconds, one way, software included.")
-      .def_rw("seconds_per_byte", &LinkFigures::seconds_per_byte, "Of what a rank sends.")
-      .def_rw("seconds_per_message", &LinkFigures::seconds_per_message)
-      .def_rw("core_seconds_per_byte", &LinkFigures::core_seconds_per_byte);
-  nb::class_<AutoChoice>(module, "AutoChoice", "How a gradient is to travel.")
-      .def_ro("codec", &AutoChoice::codec)
-      .def_prop_ro("algorithm", [](const AutoChoice& choice) { return text_of(choice.algorithm); })
-      .def_ro("chunk_count", &AutoChoice::chunk_count, "Values.")
-      .def_ro("dims", &AutoChoice::dims, "Of two-shot.");
+      .def_rw("seconds_per_byte", &LinkFigures::seconds_per_byte,
+              "Seconds per byte sent by a rank.")
+      .def_rw("seconds_per_message", &LinkFigures::seconds_per_message, "Seconds per message.")
+      .def_rw("core_seconds_per_byte", &LinkFigures::core_seconds_per_byte,
+              "CPU seconds per byte.");
+  nb::class_<AutoChoice>(module, "AutoChoice", "The codec and algorithm for a gradient.")
+      .def_ro("codec", &AutoChoice::codec, "Spec of the codec.")
+      .def_prop_ro(
+          "algorithm", [](const AutoChoice& choice) { return text_of(choice.algorithm); },
+          "The algorithm.")
+      .def_ro("chunk_count", &AutoChoice::chunk_count, "Number of values per chunk.")
+      .def_ro("dims", &AutoChoice::dims, "Dimensions of the grid for two-shot.");
 }
 
 void bind_automatic_options(nb::module_& module) {
@@ -59,18 +68,31 @@ void bind_tuner(nb::module_& module) {
       .def(nb::init<Transport&, AutoOptions>(), "transport"_a, "options"_a, NoGil(),
            nb::keep_alive<1, 2>())
       .def("choose", &of_dtype<&Tuner::choose, std::size_t>, "dtype"_a, "count"_a, NoGil(),
-           "What the next allreduce of such a gradient should do. The first call for a dtype is a "
-           "collective one.")
+           "Returns the AutoChoice for the next allreduce. The first call for a dtype is "
+           "collective.\n\n"
+           "Args:\n"
+           "  dtype: \"f32\", \"bf16\" or \"f16\".\n"
+           "  count: Number of values.")
       .def("record", &of_dtype<&Tuner::record, std::size_t, double>, "dtype"_a, "count"_a,
            "seconds"_a, NoGil(),
-           "How long the allreduce took that went as `choose` said. All ranks call it after each.")
+           "Records the time of an allreduce with the result of choose(). All ranks call record() "
+           "after each allreduce.\n\n"
+           "Args:\n"
+           "  dtype, count: As in choose().\n"
+           "  seconds: Duration of the allreduce on this rank.")
       .def("settled", &of_dtype<&Tuner::settled, std::size_t>, "dtype"_a, "count"_a,
-           "True once trying is over for such gradients.")
+           "Returns True once the tuner tries no other codec for these gradients.\n\n"
+           "Args:\n"
+           "  dtype, count: As in choose().")
       .def("predict", &predict, "dtype"_a, "count"_a, NoGil(),
-           "What the model alone says. The first call for a dtype is a collective one.")
+           "Returns the AutoChoice of the cost model without trials. The first call for a dtype is "
+           "collective.\n\n"
+           "Args:\n"
+           "  dtype, count: As in choose().")
       .def_prop_ro("link", &Tuner::link, nb::rv_policy::copy)
       .def("explain", &Tuner::explain,
-           "Every alternative with its predicted and measured time, and why it was taken or left.");
+           "Returns every alternative with the predicted and measured times and the reason of the "
+           "decision, as text.");
 }
 
 }  // namespace tersor::python

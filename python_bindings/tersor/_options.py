@@ -15,7 +15,7 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
     for key, value in keywords.items():
         if not hasattr(options, key):
             known = ", ".join(name for name in dir(options) if not name.startswith("_"))
-            raise InvalidArgument(f"there is no option {key!r}; there are: {known}")
+            raise InvalidArgument(f"there is no option {key!r}; the options are: {known}")
         try:
             setattr(options, key, value)
         except TypeError:
@@ -23,14 +23,16 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
     return options
 
 
-_KINDS = {str: "a text", bool: "True or False", int: "a whole number", float: "a number"}
+_KINDS = {str: "a string", bool: "True or False", int: "an integer", float: "a number"}
 
 
 def _wanted(key: str, default: object, value: object) -> str:
     """What is wrong with an option's type."""
     if key == "rules":
-        return f"rules is a list of pairs, such as [('*', 'int8')], not {value!r}"
-    return f"{key} is {_KINDS.get(type(default), 'a list')}, not {described(value)}"
+        return f"rules must be a list of pairs, such as [('*', 'int8')], not {value!r}"
+    if type(default) is type(value) is int:
+        return f"{key} is {value}: give {'0 or more' if value < 0 else 'a smaller number'}"
+    return f"{key} must be {_KINDS.get(type(default), 'a list')}, not {described(value)}"
 
 
 def expect(value: object, kind: type | tuple[type, ...], wanted: str) -> None:

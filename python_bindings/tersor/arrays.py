@@ -52,7 +52,7 @@ def dtype_text(dtype: Any) -> str:
     name = str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
     text = _TEXTS.get(name, name)
     if text not in _NAMES:
-        raise InvalidArgument(f"dtype: gradients are float32, bfloat16 or float16, not {name}")
+        raise InvalidArgument(f"dtype is {name}: give float32, bfloat16 or float16")
     return text
 
 
@@ -70,8 +70,8 @@ def empty_bytes(count: int, like: Array) -> Array:
             return sys.modules["cupy"].empty(count, dtype="uint8")
     if is_on_device(like):
         raise InvalidArgument(
-            f"out: make it a uint8 array of PyTorch or CuPy on {library}'s device, "
-            f"of max_payload_bytes(...) bytes"
+            f"out: pass a uint8 array of PyTorch or CuPy on the device of the {library} array, "
+            f"with max_payload_bytes(...) bytes"
         )
     room = numpy.empty(count + _ALIGNMENT, dtype=numpy.uint8)
     start = -room.ctypes.data % _ALIGNMENT
@@ -101,6 +101,6 @@ def _numpy_dtype(dtype: str) -> Any:
         import ml_dtypes
     except ImportError:
         raise InvalidArgument(
-            "out: NumPy has no bfloat16 of its own; install ml_dtypes, or pass an array"
+            "out: NumPy has no bfloat16; install ml_dtypes, or pass an array"
         ) from None
     return ml_dtypes.bfloat16

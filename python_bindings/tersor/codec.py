@@ -67,7 +67,7 @@ class Codec:
     """
 
     def __init__(self, spec: str, *, threads: int = 1) -> None:
-        expect(spec, str, 'a codec\'s spec is a text, such as "int8"')
+        expect(spec, str, 'spec must be a string, such as "int8"')
         self._core = _core.Codec(spec, threads)
 
     def __repr__(self) -> str:
@@ -206,18 +206,20 @@ class Codec:
 
     def _new_output(self, payloads: list[Array], add: bool, options: _core.FrameOptions) -> Array:
         if add:
-            raise _core.InvalidArgument("out: pass the array that is to be added to")
+            raise _core.InvalidArgument("add=True needs out=: pass the array to add to")
         if not payloads:
-            raise _core.InvalidArgument("payload: no array was given")
+            raise _core.InvalidArgument("payload is an empty list; pass at least one array")
         header = self._core.header(payloads[0], options)
         if header.segments != 1:
             raise _core.InvalidArgument(
-                f"out: the payload holds {header.segments} gradients; pass a list of as many arrays"
+                f"out: the payload has {header.segments} gradients; pass a list of as many arrays"
             )
         try:
             return empty_values(header.count, header.dtype, payloads[0])
         except (MemoryError, ValueError) as error:  # possible without a checksum
-            raise _core.WireError(f"payload: no memory for {header.count} values") from error
+            raise _core.WireError(
+                f"payload: cannot allocate memory for {header.count} values"
+            ) from error
 
 
 def _as_list(arrays: Array | list[Array]) -> list[Array]:
@@ -238,6 +240,6 @@ def _options(
     numbers += [("signature", signature, 64), *(("first_index", one, 64) for one in indices)]
     for name, value, bits in numbers:
         if not 0 <= value < 1 << bits:
-            raise _core.InvalidArgument(f"{name}={value}: an integer from 0 to below 2**{bits}")
+            raise _core.InvalidArgument(f"{name}={value}: give an integer from 0 to 2**{bits} - 1")
     indices = [] if first_index == 0 else indices  # of all arrays
     return _core.FrameOptions(indices, parameter, checksum, signature, seed, step, factor)

@@ -115,7 +115,7 @@ def allreduce(
     ``gradient``: any shape, writable. On the host the call blocks its thread, without the GIL. On a
     device it is queued on ``stream`` (default: the array library's current one).
     Raises ``InvalidArgument`` (nothing changed), ``TransportError``, ``WireError`` or ``CudaError``
-    (values undefined, the transport is poisoned).
+    (values undefined, the transport is aborted).
     """
     return _call(_core.allreduce, transport, gradient, options=options)
 
@@ -208,7 +208,7 @@ def all_to_all(
     """
     counts = list(sent), list(received)
     if any(rows < 0 for rows in counts[0] + counts[1]):
-        raise InvalidArgument(f"sent {counts[0]}, received {counts[1]}: rows are 0 at least")
+        raise InvalidArgument(f"sent {counts[0]}, received {counts[1]}: give 0 or more rows")
     if columns is None:
         columns = _columns(input)
     return _call(_core.all_to_all, transport, input, output, columns, *counts, options=options)
@@ -217,7 +217,7 @@ def all_to_all(
 def _columns(rows: Any) -> int:
     shape = tuple(getattr(rows, "shape", ()))
     if len(shape) < 2:
-        raise InvalidArgument("the input has no rows: say columns, or give it two dimensions")
+        raise InvalidArgument("the input has no rows: give columns=, or an input of two dimensions")
     return math.prod(shape[1:])
 
 
@@ -232,5 +232,5 @@ def _call(
 
 
 def _call_options(transport: Transport, options: CollectiveOptions) -> _core.CallOptions:
-    expect(transport, Transport, "a collective takes a transport first (tersor.local, …)")
+    expect(transport, Transport, "transport must be a tersor Transport (tersor.local, …)")
     return fill(_core.CallOptions(), options)

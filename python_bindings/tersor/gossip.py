@@ -40,8 +40,8 @@ class Gossip:
         left. Raises InvalidArgument for an invalid graph; the message names the fault. The first
         step raises TransportError if the options of two ranks differ."""
         if on_split not in ("raise", "warn"):
-            raise InvalidArgument(f'on_split={on_split!r}: "raise" or "warn"')
-        expect(transport, Transport, "transport is one of tersor's")
+            raise InvalidArgument(f'on_split={on_split!r}: give "raise" or "warn"')
+        expect(transport, Transport, "transport must be a tersor Transport")
         if isinstance(topology, str):
             graph = _core.Topology.named(topology, transport.ranks)
         else:
@@ -64,7 +64,7 @@ class Gossip:
         cut_off = set(self._core.statistics().cut_off)
         if self._warns and cut_off - self._cut_off:
             ranks = ", ".join(map(str, sorted(cut_off)))
-            warnings.warn(f"gossip: no path joins this rank to ranks {ranks}", stacklevel=2)
+            warnings.warn(f"gossip: no path connects this rank to ranks {ranks}", stacklevel=2)
         self._cut_off = cut_off
 
     @property

@@ -39,7 +39,7 @@ class Collector:
         """What prometheus_client calls."""
         for name, value in self._handle.scalars().items():
             gauge = GaugeMetricFamily(
-                name.replace("/", "_"), "Of tersor's handle.scalars().", labels=list(self._labels)
+                name.replace("/", "_"), "From tersor's handle.scalars().", labels=list(self._labels)
             )
             gauge.add_metric(list(self._labels.values()), value)
             yield gauge

@@ -58,7 +58,9 @@ class _Shard:
     async def join(self, worker: int, signature: int) -> tuple[int, int]:
         """Its clock, and a number that its calls tell: another one may come in its place."""
         if signature != self._shard.signature:
-            raise InvalidArgument("the server has another model, or other options")
+            raise InvalidArgument(
+                "the server has another model or other options: pass the same to both"
+            )
         async with self._changed:
             if worker in self._next:  # it takes the place of one that died
                 self._drop(worker, lost=True)
@@ -137,8 +139,8 @@ class _Shard:
         self._shard.waiting(worker)  # raises what an update raised
         if worker not in self._next or life != self._lives[worker]:
             raise InvalidArgument(
-                f"worker {worker} has not joined, or was held for lost: it was silent for "
-                f"{self._patience:g} s, its last push was refused, or another one has its number"
+                f"worker {worker} has not joined, or was considered lost: it sent nothing for "
+                f"{self._patience:g} s, its last push was refused, or another worker has its number"
             )
         return True
 

@@ -121,7 +121,7 @@ class GradientReducer(_core.GradientReducer):
         expect(
             transport,
             Transport,
-            "a GradientReducer takes a transport (tersor.local, tersor.mpi, …)",
+            "transport must be a tersor Transport (tersor.local, tersor.mpi, …)",
         )
         super().__init__(transport, fill(_core.ReducerOptions(), options))
         if options.get("trace"):

@@ -88,13 +88,13 @@ class ParameterServer:
             straggler_timeout = timeout / 2
         if not 0 < straggler_timeout < timeout:
             raise InvalidArgument(
-                f"straggler_timeout={straggler_timeout:g}: above 0 and below timeout={timeout:g}, "
-                "or a silent worker ends all others"
+                f"straggler_timeout={straggler_timeout:g}: give more than 0 and less than "
+                f"timeout={timeout:g}, otherwise a silent worker stops all others"
             )
-        expect(transport, Transport, "transport is one of tersor's")
+        expect(transport, Transport, "transport must be a tersor Transport")
         self._ways = _Ways(transport, servers, workers)
         if self._ways.place is None:
-            raise InvalidArgument(f"rank {transport.rank} is none of the servers {list(servers)}")
+            raise InvalidArgument(f"rank {transport.rank} is not in servers={list(servers)}")
         self._names = list(weights)
         self.shard = _core.ParameterShard(
             [np.asarray(one) for one in weights.values()],
@@ -195,10 +195,12 @@ class ParameterClient(Worker):
 
         Raises TransportError if a server has another model or other options (``disagreement``
         lists the options), and if a server is gone."""
-        expect(transport, Transport, "transport is one of tersor's")
+        expect(transport, Transport, "transport must be a tersor Transport")
         ways = server._ways if server is not None else _Ways(transport, servers, workers)
         if server is None and ways.place is not None:
-            raise InvalidArgument(f"rank {transport.rank} serves, too: pass server=")
+            raise InvalidArgument(
+                f"rank {transport.rank} also runs a ParameterServer: pass it as server="
+            )
         places = [
             _core.ServerAt(lifeline, rank, server.shard if place == ways.place and server else None)
             for place, (lifeline, rank) in enumerate(zip(ways.lifelines, ways.servers, strict=True))
@@ -224,7 +226,7 @@ class ParameterClient(Worker):
     def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
         if arrays.keys() != set(self._names):
             other = sorted(arrays.keys() ^ set(self._names))
-            raise InvalidArgument(f"other parameters than it was made with: {', '.join(other)}")
+            raise InvalidArgument(f"unexpected parameters: {', '.join(other)}")
         return [arrays[name] for name in self._names]
 
 
@@ -241,7 +243,7 @@ class _Ways:
             or not all(0 <= rank < transport.ranks for rank in servers)
         ):
             raise InvalidArgument(
-                f"servers={self.servers}: ranks from 0 to {transport.ranks - 1}, each once"
+                f"servers={self.servers}: give ranks from 0 to {transport.ranks - 1}, each once"
             )
         everybody = range(transport.ranks)
         rest = [rank for rank in everybody if rank not in self.servers] or list(everybody)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 if not tf.__version__.startswith("2.21."):
-    warnings.warn(f"TensorFlow {tf.__version__}: only 2.21 was tried", stacklevel=2)
+    warnings.warn(f"TensorFlow {tf.__version__}: tested with version 2.21 only", stacklevel=2)
 
 __all__ = [
     "CrossDeviceOps",
@@ -81,7 +81,7 @@ def init(
         found = _from_environment() | {key: one for key, one in given.items() if one is not None}
         if missing := ", ".join(f"{key}=" for key in given if key not in found):
             raise InvalidArgument(
-                f"init() does not know {missing}: give it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
+                f"init() needs {missing}: pass it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT"
             )
         if secret is None:
@@ -98,7 +98,7 @@ def init(
 def transport() -> Transport:
     """What ``init`` made. Raises InvalidArgument before it."""
     if not _world:
-        raise InvalidArgument("tersor.tensorflow.init() first: ranks have not met")
+        raise InvalidArgument("call tersor.tensorflow.init() first")
     return _world[0]
 
 
@@ -124,7 +124,7 @@ def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
     cluster, task = config.get("cluster", {}), config.get("task", {})
     kinds = [kind for kind in ("chief", "worker") for _ in cluster.get(kind, ())]
     if task.get("type") not in kinds:
-        raise InvalidArgument("TF_CONFIG: a rank is a worker or the chief, and there is no other")
+        raise InvalidArgument("TF_CONFIG: the task type must be 'worker' or 'chief'")
     host, _, port = cluster[kinds[0]][0].rpartition(":")
     rank = kinds.index(task["type"]) + int(task["index"])
     return {"rank": rank, "ranks": len(kinds), "address": f"{host}:{int(port) + 1}"}
@@ -162,7 +162,7 @@ class Reducer:
     def __call__(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """Gradients of these names, in one order on all ranks."""
         if tf.distribute.get_strategy().num_replicas_in_sync > transport().ranks:
-            raise InvalidArgument("a rank is one replica: start a process for each")
+            raise InvalidArgument("one replica per process is required: start a process for each")
         dense = {i: tf.convert_to_tensor(x) for i, x in enumerate(gradients) if x is not None}
         reduced = list(gradients)
         if dense:
@@ -198,11 +198,13 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
     ``mixed_float16``, where Keras lets a rank leave out a step by itself: take ``mixed_bfloat16``.
     """
     if optimizer.built:
-        raise InvalidArgument("give an optimizer that has not trained yet: its state would be lost")
+        raise InvalidArgument(
+            "pass an optimizer that has not trained yet, because its state would be lost"
+        )
     if tf.keras.config.dtype_policy().compute_dtype == "float16":
         raise InvalidArgument(
-            "mixed_float16: Keras scales losses by itself, and a rank whose gradients overflow "
-            "would leave out a step that others wait for; use mixed_bfloat16"
+            "mixed_float16: Keras scales losses itself, and a rank whose gradients overflow would "
+            "skip a step for which other ranks wait; use mixed_bfloat16"
         )
     kind: Any = type(optimizer)
     reducer = Reducer(**options)
@@ -242,8 +244,8 @@ class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
         self._codec = Codec(codec)
         if self._codec.has_feedback:
             raise InvalidArgument(
-                f"{codec!r}: TensorFlow hands over gradients without names, and so no residual is "
-                "kept; leave out +ef, or use DistributedOptimizer with a process a rank"
+                f"{codec!r}: TensorFlow passes gradients without names, so no residual is kept; "
+                "leave out +ef, or use DistributedOptimizer with one process per rank"
             )
         self._least_bytes = least_bytes
         self._calls = itertools.count()

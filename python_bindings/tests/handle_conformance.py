@@ -83,7 +83,7 @@ def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
     for state in (wider, others):
         with pytest.raises(tersor.InvalidArgument, match=r"0\.weight"):
             training.load(state)
-    with pytest.raises(tersor.InvalidArgument, match="mode is one of exact, portable"):
+    with pytest.raises(tersor.InvalidArgument, match="mode must be one of exact, portable"):
         training.state("whole")
     assert equal(training.residuals(), kept)
 

@@ -59,7 +59,7 @@ def test_few_bits_under_adam_are_told_once(way: str) -> None:
     for codec, messages in zip(FEW_BITS, few, strict=True):
         assert len(messages) == 1
         assert "CompressedAdamW" in messages[0]
-        assert f"0.weight and 1 more travel by {codec}" in messages[0]
+        assert f"0.weight and 1 more use {codec}" in messages[0]
 
 
 @pytest.mark.parametrize("way", ["ddp", "fsdp", "optimizer"])

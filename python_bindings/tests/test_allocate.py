@@ -60,7 +60,7 @@ def test_low_rank_matrices_go_as_such() -> None:
     model.weight.grad = torch.outer(torch.arange(256.0), torch.ones(256))
     assert tersor.torch.allocate(model, 0.2)[0][1].startswith("lowrank:rank=1")
     model.weight.grad = torch.zeros(256, 256)
-    with pytest.warns(UserWarning, match="all gradients are zeros of weight"):
+    with pytest.warns(UserWarning, match="all gradients of weight are zeros"):
         tersor.torch.allocate(model, 8)
 
 
@@ -68,12 +68,12 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(tersor.InvalidArgument, match="after backward"):
         tersor.torch.allocate(mlp(1), 2)
     model = with_gradients()
-    with pytest.raises(tersor.InvalidArgument, match="smallest possible is 8"):
+    with pytest.raises(tersor.InvalidArgument, match="give at least 8"):
         tersor.torch.allocate(model, 2, codecs=["int8"])
     with pytest.raises(tersor.InvalidArgument, match="int9"):
         tersor.torch.allocate(model, 2, codecs=["int9"])
     next(model.parameters()).grad.fill_(torch.nan)  # type: ignore[union-attr]
-    with pytest.raises(tersor.InvalidArgument, match=r'"0\.weight" holds a NaN'):
+    with pytest.raises(tersor.InvalidArgument, match=r'"0\.weight" contains a NaN'):
         tersor.torch.allocate(model, 2)
 
 
@@ -109,7 +109,7 @@ def with_one_broken(rank: int, count: int) -> str:
 
 def test_what_is_wrong_on_one_rank_is_told_on_all() -> None:
     for message in ranks.run(with_one_broken, 2):
-        assert message.startswith('rank 1: the gradient of "0.bias" holds')
+        assert message.startswith('rank 1: the gradient of "0.bias" contains')
 
 
 def sharded(rank: int, count: int) -> Rules:

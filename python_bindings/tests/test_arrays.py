@@ -74,7 +74,7 @@ class TestRefusals:
     @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "uint16", "bool"])
     def test_other_dtypes(self, dtype: str) -> None:
         refused(
-            f"array: its values are {dtype}, but gradients are float32, bfloat16 or float16",
+            f"array: the dtype is {dtype}; convert the array to float32, bfloat16 or float16",
             lambda: tersor.Codec("int8").encode(gradient().astype(dtype)),
         )
 
@@ -90,16 +90,16 @@ class TestRefusals:
 
     @pytest.mark.parametrize("thing", ["text", 3.0, object(), {}])
     def test_what_is_no_array(self, thing: object) -> None:
-        refused("is no array", lambda: tersor.Codec("int8").encode(thing))
+        refused("is not an array", lambda: tersor.Codec("int8").encode(thing))
 
     def test_nothing_at_all(self) -> None:
-        refused("None is no array", lambda: tersor.Codec("int8").encode(None))
-        refused("no array was given", lambda: tersor.Codec("int8").encode([]))
-        refused("no array was given", lambda: tersor.Codec("int8").decode([]))
+        refused("got None; pass an array", lambda: tersor.Codec("int8").encode(None))
+        refused("is an empty list", lambda: tersor.Codec("int8").encode([]))
+        refused("is an empty list", lambda: tersor.Codec("int8").decode([]))
 
     def test_residuals_that_the_spec_does_not_ask_for_or_lacks(self) -> None:
         refused('add "\\+ef"', lambda: tersor.Codec("int8").encode(gradient(), residual=gradient()))
-        refused("zeros at first", lambda: tersor.Codec("int8+ef").encode(gradient()))
+        refused("zeros in the first step", lambda: tersor.Codec("int8+ef").encode(gradient()))
 
     def test_outputs_of_another_shape(self) -> None:
         codec = tersor.Codec("int8")
@@ -121,15 +121,15 @@ class TestRefusals:
             codec.decode(codec.encode(two), gradient())
 
     def test_adding_to_nothing(self) -> None:
-        refused("added to", lambda: tersor.Codec("int8").decode(payload(), add=True))
+        refused("the array to add to", lambda: tersor.Codec("int8").decode(payload(), add=True))
 
     def test_streams(self) -> None:
         refused("stream: ", lambda: tersor.Codec("int8").encode(gradient(), stream="default"))
 
     def test_dtypes_of_sizes(self) -> None:
-        refused("not float64", lambda: tersor.Codec("int8").max_payload_bytes(10, "float64"))
+        refused("dtype is float64", lambda: tersor.Codec("int8").max_payload_bytes(10, "float64"))
         core = tersor._core.Codec("int8", threads=1)
-        refused('"f16", not "i8"', lambda: core.capacity_of_shapes([[10]], "i8"))
+        refused('dtype is "i8"; pass one of', lambda: core.capacity_of_shapes([[10]], "i8"))
 
     def test_nothing_was_changed(self) -> None:
         residual = gradient()
@@ -283,7 +283,7 @@ class TestCuda:
         tensor = torch.from_numpy(gradient()).cuda()
         residual = torch.zeros(COUNT)
         refused(
-            "residual: it lies on the host",
+            "residual: the array is on the host",
             lambda: tersor.Codec("int8+ef").encode(tensor, residual=residual),
         )
 

@@ -424,10 +424,10 @@ def test_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "match"),
     [
         ("codecs=int8", "there are: codec, min_bytes, rules"),
-        ("min_bytes=1e6", "'1e6' is no number of bytes"),
+        ("min_bytes=1e6", "'1e6' is not a number of bytes"),
         ("rules=int8", "a pattern and a codec"),
         ("codec=int9", "int9"),
-        ("codec=int8+ef", "say 'int8', or use tersor.torch.compress"),
+        ("codec=int8+ef", "use 'int8', or tersor.torch.compress"),
         ("codec=auto", "auto"),
     ],
 )
@@ -441,7 +441,7 @@ def test_wrong_arguments() -> None:
 
     with pytest.raises(TypeError, match="codec"):
         backend.configure(8)  # type: ignore[arg-type]
-    with pytest.raises(tersor.InvalidArgument, match="-1 is negative"):
+    with pytest.raises(tersor.InvalidArgument, match="min_bytes is -1"):
         backend.configure(min_bytes=-1)
 
 

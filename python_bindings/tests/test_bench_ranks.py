@@ -140,7 +140,7 @@ def test_a_training_ends_with_an_exchange(tmp_path: pathlib.Path, text: pathlib.
         "diloco=2:int8",
     ]
     failed = bench("train", "--model", "gpt", *options, expect=2)
-    assert "multiples of 2 steps" in failed.stderr
+    assert "give a multiple of 2" in failed.stderr
 
 
 @pytest.mark.long

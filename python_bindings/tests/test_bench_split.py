@@ -59,7 +59,10 @@ def test_others_are_refused_before_anything_starts(
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [(["--bucket", "4"], "--bucket is DDP's"), (["--weights", "int8"], "--parallel fsdp only")],
+    [
+        (["--bucket", "4"], "--bucket is for DDP only"),
+        (["--weights", "int8"], "--parallel fsdp only"),
+    ],
 )
 def test_experts_have_no_buckets_and_gather_no_weights(
     option: list[str], message: str, capsys: pytest.CaptureFixture[str]
@@ -71,9 +74,9 @@ def test_experts_have_no_buckets_and_gather_no_weights(
 @pytest.mark.parametrize(
     ("task", "ranks_", "batch", "message"),
     [
-        (ExpertTask, 3, 8, "8 experts cannot be shared out evenly to 3 ranks"),
-        (StageTask, 3, 8, "4 layers cannot be cut into 3 equal stages"),
-        (StageTask, 2, 6, "a batch of 6 cannot be cut into 4 microbatches"),
+        (ExpertTask, 3, 8, "8 experts are not a multiple of 3 ranks"),
+        (StageTask, 3, 8, "4 layers are not a multiple of 3 stages"),
+        (StageTask, 2, 6, "a batch of 6 is not a multiple of 4 microbatches"),
     ],
 )
 def test_what_cannot_be_split_evenly(

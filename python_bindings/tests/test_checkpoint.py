@@ -238,10 +238,10 @@ def refusals(rank: int, count: int, folder: str) -> dict[str, str]:
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path: pathlib.Path) -> None:
     for rank, found in enumerate(ranks.run(refusals, 2, str(tmp_path))):
-        assert '"body.weight" travelled as int4+ef' in found["codec"]
+        assert '"body.weight" used codec int4+ef' in found["codec"]
         assert '"head.weight" with 4550 values' in found["count"]
         assert '"body.bias"' in found["model"]
-        assert f"rank {1 - rank} of 2's own, this is rank {rank} of 2" in found["rank"]
+        assert f"rank {1 - rank} of 2, this is rank {rank} of 2" in found["rank"]
         assert "version 99" in found["version"]
         assert found["cut"] == "the state has no entry 'codecs'"
         assert found["without"] == "the state has no entry 'body.weight'"
@@ -256,7 +256,7 @@ def refused_by_other_ranks(rank: int, count: int, folder: str) -> str:
 def test_an_exact_checkpoint_of_other_ranks_is_refused(tmp_path: pathlib.Path) -> None:
     ranks.run(train_and_save, 3, "int8+ef", str(tmp_path))
     for message in ranks.run(refused_by_other_ranks, 2, str(tmp_path)):
-        assert "exact state of 3 ranks, these are 2" in message
+        assert "exact state of 3 ranks, but there are 2" in message
         assert 'mode="portable"' in message
 
 

@@ -229,16 +229,16 @@ class TestOptions:
 
     def test_a_factor_that_nobody_would_read_is_refused(self) -> None:
         gradient = gaussian(300)
-        with pytest.raises(tersor.InvalidArgument, match=r"decode\(\.\.\., factor=\)"):
+        with pytest.raises(tersor.InvalidArgument, match="pass factor to decode"):
             tersor.Codec("int8").encode(gradient, factor=0.5)
-        with pytest.raises(tersor.InvalidArgument, match="factor: give a finite number"):
+        with pytest.raises(tersor.InvalidArgument, match="pass a finite number"):
             tersor.Codec("int8+ef").encode(gradient, residual=gaussian(300), factor=float("nan"))
 
     def test_checksums_are_a_choice(self) -> None:
         codec = tersor.Codec("int8")
         payload = codec.encode(gaussian(1009), checksum=False)
         codec.decode(payload, checksum=False)
-        with pytest.raises(tersor.WireError, match="use of checksums"):
+        with pytest.raises(tersor.WireError, match="checksum setting"):
             codec.decode(payload)
 
     def test_signatures_are_compared(self) -> None:

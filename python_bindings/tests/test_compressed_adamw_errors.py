@@ -19,7 +19,7 @@ from tersor.torch import CompressedAdamW
     [
         ("add [+]ef", {"codec": "hadamard:bits=1"}),
         ("add [+]ef", {"rules": [("*", "int8")]}),
-        ("by name", {"codec": "auto"}),
+        ("name a codec", {"codec": "auto"}),
         ("int9", {"codec": "int9+ef"}),
         ("lr=-1", {"lr": -1}),
         ("eps=nan", {"eps": math.nan}),
@@ -28,7 +28,7 @@ from tersor.torch import CompressedAdamW
         ("betas", {"betas": (0.9,)}),
         ("dense_steps=-1", {"dense_steps": -1}),
         ("int9", {"dense_codec": "int9", "dense_steps": 1}),
-        ("takes the mean", {"reduction": "sum"}),
+        ("supports only 'mean'", {"reduction": "sum"}),
         ("no option 'bits'", {"bits": 1}),
     ],
 )

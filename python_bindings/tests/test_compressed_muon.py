@@ -201,7 +201,7 @@ def test_wrong_parameters_are_named(rank: int, count: int) -> None:
     model = Network()
     for message, params in {
         r"by their names: .*named_parameters\(\)": model.parameters(),
-        r"head.bias of shape \(10,\) is no matrix.*use_muon=False": [
+        r"head.bias of shape \(10,\) is not a matrix.*use_muon=False": [
             {"params": list(model.head.named_parameters("head")), "use_muon": True}
         ],
     }.items():

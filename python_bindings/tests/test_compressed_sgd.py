@@ -152,7 +152,7 @@ def test_steps_stay_stable_that_are_not_with_momentum_behind_feedback() -> None:
     ("message", "options"),
     [
         ("add [+]ef", {"codec": "hadamard:bits=1"}),
-        ("lowrank.*: what share", {"codec": "lowrank:rank=4+ef"}),
+        ("lowrank.*: the share", {"codec": "lowrank:rank=4+ef"}),
         ("momentum=1", {"momentum": 1.0}),
         ("sent_momentum=1.5", {"sent_momentum": 1.5}),
         ("lr=-1", {"lr": -1.0}),
@@ -193,7 +193,7 @@ def test_means_are_over_samples(rank: int, count: int, counts: list[int]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("told", "message"), [([3, None], "1 of 2 ranks tell"), ([0, 0], "of 0.0 samples together")]
+    ("told", "message"), [([3, None], "1 of 2 ranks set samples"), ([0, 0], "add up to 0.0")]
 )
 @ranks.on(2)
 def test_samples_that_mean_nothing_are_refused(

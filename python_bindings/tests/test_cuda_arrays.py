@@ -108,12 +108,12 @@ class TestRefusals:
     @pytest.mark.parametrize("dtype", ["float64", "int32", "complex64", "uint16", "bool"])
     def test_other_dtypes(self, dtype: str) -> None:
         gradient = DeviceArray((COUNT,), dtype)
-        refused(f"array: its values are {dtype}, but", lambda: CODEC.encode(gradient, room()))
+        refused(f"array: the dtype is {dtype}; convert", lambda: CODEC.encode(gradient, room()))
 
     def test_arrays_of_one_call_lie_together(self) -> None:
         feedback = tersor.Codec("int8+ef")
         residual, payload = gaussian(COUNT), CODEC.encode(gaussian(COUNT))
-        words = "{}: it lies on {}, the first array on {}"
+        words = "{}: the array is on {}, the first array on {}"
         to_host, to_device = ("the host", "cuda:0"), ("cuda:0", "the host")
         refused(
             words.format("residual", *to_host),
@@ -129,7 +129,7 @@ class TestRefusals:
 
     @cuda_arrays.two_devices
     def test_two_devices(self) -> None:
-        words = "out: it lies on cuda:1, the first array on cuda:0"
+        words = "out: the array is on cuda:1, the first array on cuda:0"
         refused(words, lambda: CODEC.encode(values(), DeviceArray((MOST,), numpy.uint8, device=1)))
 
     @cuda_arrays.two_devices
@@ -150,8 +150,8 @@ class TestRefusals:
         refused("16 bytes", lambda: CODEC.decode(room(MOST + 16)[1:], values()))
 
     def test_outputs_have_to_be_given(self) -> None:
-        refused("out: make it a uint8 array", lambda: CODEC.encode(values()))
-        refused("payload: its header lies on a device", lambda: CODEC.decode(room()))
+        refused("out: pass a uint8 array", lambda: CODEC.encode(values()))
+        refused("payload is on a device", lambda: CODEC.decode(room()))
 
     def test_residuals_of_another_length_change_nothing(self) -> None:
         residual, out = values(), room()
@@ -191,7 +191,7 @@ class TestStreams:
         assert out.tobytes() == on_host(2)
 
     def test_what_is_none(self) -> None:
-        refused("stream: pass a stream", lambda: CODEC.encode(values(), room(), stream="default"))
+        refused("stream: pass a PyTorch", lambda: CODEC.encode(values(), room(), stream="default"))
 
     def test_none_is_cudas_default(self) -> None:
         gradient, out = values(), room()

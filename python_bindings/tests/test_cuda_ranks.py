@@ -331,7 +331,7 @@ def test_gradients_that_another_stream_makes(way: str) -> None:
 def test_mistakes_are_named(way: str) -> None:
     def body(transport: Transport, make: Make) -> None:
         gradient = make(gaussian(SHARD))
-        refused("shard: it lies on the host", lambda: tersor.reduce_scatter(
+        refused("shard: the array is on the host", lambda: tersor.reduce_scatter(
             transport, gradient, numpy.zeros(SHARD, numpy.float32)))  # fmt: skip
         refused("int9", lambda: tersor.allreduce(transport, gradient, codec="int9"))
         refused("gaps", lambda: tersor.allreduce(transport, gradient.view((5,), (2,))))
@@ -339,7 +339,7 @@ def test_mistakes_are_named(way: str) -> None:
         refused("gradient: .*read-only", lambda: tersor.allreduce(transport, gradient))
         reducer = reducer_of(transport, make, codec="none")
         refused("norm.bias", lambda: reducer.ready("norm.bias", numpy.zeros(300, numpy.float32)))
-        refused('no parameter "x"', lambda: reducer.ready("x", make(gaussian(3))))
+        refused('parameter "x" was not added', lambda: reducer.ready("x", make(gaussian(3))))
 
     on_ranks(body, way)
 

@@ -109,5 +109,5 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
     for factor in (-0.1, 1.1, float("nan")):
         with pytest.raises(tersor.InvalidArgument, match="residual_factor"):
             DiLoCo(model, residual_factor=factor)
-    with pytest.raises(tersor.InvalidArgument, match="wants a gradient"):
+    with pytest.raises(tersor.InvalidArgument, match="requires a gradient"):
         DiLoCo(torch.nn.ReLU())

@@ -50,12 +50,12 @@ def test_fragments_are_of_about_as_many_values(counts: list[int]) -> None:
 MISTAKES: dict[str, dict[str, Any]] = {
     "delay=5: with every=20 and fragments=4 .* at most 4": {"fragments": 4, "delay": 5},
     "delay=20: .* at most 19": {"delay": 20},
-    "delay=-1: at least 0": {"delay": -1},
-    "fragments=0: at least 1": {"fragments": 0},
+    "delay=-1: give at least 0": {"delay": -1},
+    "fragments=0: give at least 1": {"fragments": 0},
     "fragments=21 with every=20": {"fragments": 21},
-    "fragments=5: there are 4 parameters": {"fragments": 5},
-    "mix=1: from 0": {"mix": 1},
-    "mix=-0.1: from 0": {"mix": -0.1},
+    "fragments=5: give at most 4": {"fragments": 5},
+    "mix=1: give a number from 0": {"mix": 1},
+    "mix=-0.1: give a number from 0": {"mix": -0.1},
     "mix=nan": {"mix": float("nan")},
 }
 
@@ -67,7 +67,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
         with pytest.raises(tersor.InvalidArgument, match=message):
             DiLoCo(model, every=20, **options)
     for name in ("fragments", "delay", "mix"):
-        with pytest.raises(TypeError, match=rf"{name} is a .*number, not '2'"):
+        with pytest.raises(TypeError, match=rf"{name} must be .*, not '2'"):
             DiLoCo(model, every=20, **{name: "2"})
 
 

@@ -59,7 +59,7 @@ def leave_out(transport: tersor.Transport) -> None:
         (discard, "transactional=True"),
         (settle, "pass it as tuner"),
         (feed_back, "pass state=FeedbackState"),
-        (leave_out, 'say contribution="none"'),
+        (leave_out, 'pass contribution="none"'),
     ],
 )
 def test_errors_name_arguments(call: Callable[[tersor.Transport], None], says: str) -> None:

@@ -294,8 +294,8 @@ def strip(reply: Message) -> None:
         (swap, "signature"),
         (spoil_integers, "magic string"),
         (empty_integers, "magic string"),
-        (weigh_by(float("nan")), "num-examples is nan: no weight of a mean"),
-        (weigh_by(-1.0), "num-examples is -1.0: no weight of a mean"),
+        (weigh_by(float("nan")), "num-examples is nan: expected a finite weight"),
+        (weigh_by(-1.0), "num-examples is -1.0: expected a finite weight"),
         (claim_more, "another size than its header claims"),
         (send_plain_nan, "norm: the update is not finite; the reply is left out"),
         (send_nan_in_a_frame, "layer.bias: the update is not finite; the reply is left out"),
@@ -345,7 +345,7 @@ def test_a_node_that_answers_twice_counts_once(caplog: pytest.LogCaptureFixture)
     nodes.answers = lambda asked, reply: [reply] * (1 + (reply.metadata.src_node_id == 7))
     twice, _ = run(nodes, "int8")
     assert as_bytes(once) == as_bytes(twice)
-    assert "node 7: it answered twice" in caplog.text
+    assert "node 7: the node answered twice" in caplog.text
 
 
 def as_bytes(record: ArrayRecord) -> dict[str, bytes]:
@@ -396,7 +396,7 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
     ("options", "said"),
     [
         ({"codec": "int9"}, "int9"),
-        ({"codec": "int8+ef", "keep": "nothing"}, "needs its residual kept"),
+        ({"codec": "int8+ef", "keep": "nothing"}, "needs keep="),
         ({"codec": "int8", "keep": "all"}, "keep='all'"),
         ({"codec": "int8", "forget_after": 0}, "1 or more"),
     ],

@@ -88,7 +88,7 @@ def test_flowers_processes_need_no_network(images: pathlib.Path, tmp_path: pathl
         (["--clients", "1"], "at least 2 clients"),
         (["--ways", "int7"], "int7"),
         (["--ways", "int8", "int8"], "each once"),
-        (["--clients", "2"], "secagg+ wants 3 clients"),
+        (["--clients", "2"], "secagg+ needs 3 clients"),
         (["--clip", "0"], "a number above 0"),
         (["--data", "/nowhere"], "cannot read"),
     ],

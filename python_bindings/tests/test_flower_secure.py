@@ -306,7 +306,7 @@ def test_two_bytes_a_value_and_no_metric() -> None:
 def test_what_is_cut_is_told(caplog: pytest.LogCaptureFixture) -> None:
     _, metrics, _ = one_round(Nodes(secured(), SIX), clip=0.01)
     assert metrics["cut"] == pytest.approx(0.317, abs=0.02)
-    assert "% was cut; give a larger clip" in caplog.text
+    assert "% was clipped; give a larger clip" in caplog.text
 
 
 def test_mods_stand_inside() -> None:
@@ -368,12 +368,12 @@ def of_round_two(reply: Message) -> None:
     ("stage", "change", "said"),
     [
         ("keys", takes_a_key, "node 8 has another node's key"),
-        ("keys", lambda reply: [reply, reply], "node 8, 'keys': it answered twice"),
-        ("keys", of_none, "node 8, 'keys': not what it was asked for"),
-        ("keys", of_low_order, "node 8, 'keys': not what it was asked for"),
-        ("shares", of_none, "node 8, 'shares': not what it was asked for"),
-        ("shares", too_short, "node 8, 'shares': not what it was asked for"),
-        ("shares", lambda reply: [reply, reply], "node 8, 'shares': it answered twice"),
+        ("keys", lambda reply: [reply, reply], "node 8, 'keys': the node answered twice"),
+        ("keys", of_none, "node 8, 'keys': not the requested reply"),
+        ("keys", of_low_order, "node 8, 'keys': not the requested reply"),
+        ("shares", of_none, "node 8, 'shares': not the requested reply"),
+        ("shares", too_short, "node 8, 'shares': not the requested reply"),
+        ("shares", lambda reply: [reply, reply], "node 8, 'shares': the node answered twice"),
         ("shares", of_round_two, "node 8, 'shares': a reply of round 2, not 1"),
         ("masked", shorter, "node 8, 'masked': the vector has"),
         ("masked", of_round_two, "node 8, 'masked': a reply of round 2, not 1"),
@@ -408,7 +408,7 @@ def test_who_unmasks_badly_is_left_out(caplog: pytest.LogCaptureFixture) -> None
     nodes.answers = changes("unmask", 8, of_none)
     arrays, _, _ = one_round(nodes)
     check_mean(arrays, expected(SIX), UNIT)
-    assert "node 8, 'unmask': not what it was asked for" in caplog.text
+    assert "node 8, 'unmask': not the requested reply" in caplog.text
 
 
 def test_an_update_that_is_not_finite_stays_away() -> None:
@@ -434,15 +434,15 @@ def test_a_client_refuses_what_is_out_of_turn() -> None:
         (reply,) = nodes.send_and_receive([message])
         return str(reply.error.reason) if reply.has_error() else "none"
 
-    assert "round 1 has begun already" in error_of("keys", round=1)
-    assert "is not behind 'confirm'" in error_of("unmask", round=1, nodes=[3])
-    assert "is not behind 'masked'" in error_of("confirm", round=1, alive=[3])
+    assert "round 1 began before" in error_of("keys", round=1)
+    assert "has not completed 'confirm'" in error_of("unmask", round=1, nodes=[3])
+    assert "has not completed 'masked'" in error_of("confirm", round=1, alive=[3])
     assert error_of("keys", round=2) == "none"
-    assert "is not behind 'shares'" in error_of("masked", round=2)
+    assert "has not completed 'shares'" in error_of("masked", round=2)
     keys = [masks.new_key()[1] for _ in range(8)]
     mask, seal = dict(enumerate(keys[:4], 1)), dict(enumerate(keys[4:], 1))
     both: dict[str, Any] = {"round": 2, "mask": mask, "seal": seal}
-    assert "is not behind 'keys'" in error_of("shares", **both | {"run": "other"}, threshold=3)
+    assert "has not completed 'keys'" in error_of("shares", **both | {"run": "other"}, threshold=3)
     assert "threshold=2 of 4" in error_of("shares", **both, threshold=2)
     assert "threshold=5 of 4" in error_of("shares", **both, threshold=5)
     alike = {**both, "mask": dict.fromkeys(mask, keys[0])}
@@ -466,7 +466,7 @@ def test_a_client_gives_one_of_two_secrets(alive: tuple[int, ...]) -> None:
     )
     message = Message(RecordDict({"tersor": record}), dst_node_id=8, message_type="train.confirm")
     (reply,) = nodes.send_and_receive([message])
-    assert "not among those that sent shares" in str(reply.error.reason)
+    assert "that sent no shares" in str(reply.error.reason)
 
 
 def test_a_share_that_is_given_opens_one_secret() -> None:
@@ -529,7 +529,7 @@ def test_a_small_array_that_is_cut_is_told(caplog: pytest.LogCaptureFixture) -> 
         return {**update_of(node, round_), "norm": np.array([5.0], np.float32)}
 
     _, metrics, _ = one_round(Nodes(secured(jumps), SIX))
-    assert "norm: 100.0 % was cut" in caplog.text
+    assert "norm: 100.0 % was clipped" in caplog.text
     assert metrics["cut"] < 0.01
 
 
@@ -544,7 +544,7 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
 
 def test_what_wants_each_clients_reply_is_refused() -> None:
     for kind in (flower.Krum, flower.FedMedian, flower.FedTrimmedAvg):
-        with pytest.raises(tersor.InvalidArgument, match="looks at each client's reply"):
+        with pytest.raises(tersor.InvalidArgument, match="reads each client's reply"):
             tersor.federated.flower.SecureStrategy(kind(), clip=CLIP)
 
 

@@ -27,7 +27,7 @@ from tersor.torch._src.parameters import selection as parameters
 def test_mistakes_are_named_before_training(rank: int, count: int) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("no option 'reduction'", {"reduction": "sum"}),
-        ("algorithm is one of", {"algorithm": "two-shot"}),
+        ("algorithm must be one of", {"algorithm": "two-shot"}),
         ("auto chooses the algorithm", {"codec": "auto", "algorithm": "hierarchical"}),
         ("weights", {"weights": "int8+ef"}),
         ("int7", {"weights": "int7"}),

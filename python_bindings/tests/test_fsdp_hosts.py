@@ -115,9 +115,11 @@ def test_shards_within_hosts_are_encoded_between_replicas_only(rank: int, count:
 @ranks.on(3)
 def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
     model = sharded_model(count)
-    with pytest.raises(tersor.InvalidArgument, match="hosts of 2 ranks, but there are 3"):
+    with pytest.raises(tersor.InvalidArgument, match="hosts has 2 numbers for 3 ranks"):
         fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 1]})
     fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 0, 1]})
     # Or a rank hears that another one gave up.
-    with pytest.raises((tersor.InvalidArgument, tersor.TransportError), match="these have 2, 1"):
+    with pytest.raises(
+        (tersor.InvalidArgument, tersor.TransportError), match="the hosts have 2, 1"
+    ):
         backward(model, rank, 0)

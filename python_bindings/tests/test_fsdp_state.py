@@ -112,7 +112,7 @@ def saves_for_others(rank: int, count: int, folder: str) -> None:
 def refuses_others(rank: int, count: int, folder: str) -> None:
     kept_model = sharded_model(count)
     handle = fsdp.compress(kept_model, **FEEDBACK)
-    with pytest.raises(tersor.InvalidArgument, match="exact state of 2 ranks, these are 3"):
+    with pytest.raises(tersor.InvalidArgument, match="exact state of 2 ranks, but there are 3"):
         load_checkpoint(handle, folder)
     state = handle.state_dict()
     with pytest.raises(tersor.InvalidArgument, match=r"weight: the state is of int8\+ef"):
@@ -121,7 +121,7 @@ def refuses_others(rank: int, count: int, folder: str) -> None:
         handle.load_state_dict({**state, "parameters": ["0.weight"], "codecs": ["int4+ef"]})
     with pytest.raises(tersor.InvalidArgument, match="version 9"):
         handle.load_state_dict({**state, "version": 9})
-    with pytest.raises(tersor.InvalidArgument, match="mode is one of exact, portable"):
+    with pytest.raises(tersor.InvalidArgument, match="mode must be one of exact, portable"):
         handle.state_dict("whole")  # type: ignore[arg-type]
 
 
@@ -150,7 +150,7 @@ def refuses_others_rows_and_shapes(rank: int, count: int, folder: str) -> None:
     train(model, rank, range(2))
     before, portable = handle.state_dict(), handle.state_dict("portable")
     others = torch.load(f"{folder}/{1 - rank}", weights_only=False)
-    message = f"rank {1 - rank} of 2's own, this is rank {rank}"
+    message = f"rank {1 - rank} of 2, this is rank {rank}"
     keeps_what_it_has(handle, others, message, before)
     own = torch.load(f"{folder}/{rank}", weights_only=False)
     last = own["parameters"][-1]

@@ -158,7 +158,7 @@ def has_no_room_for_more_threads(rank: int, count: int) -> str:
 
 def test_a_transport_that_gets_no_thread_is_not_made() -> None:
     found = ranks.run(has_no_room_for_more_threads, 2, fresh=True)
-    assert "no thread to make connections" in found[0]
+    assert "cannot start the thread that makes connections" in found[0]
 
 
 def is_interrupted_when_it_ends(rank: int, count: int) -> None:

@@ -53,7 +53,7 @@ def with_another_codec(rank: int, count: int, other: str) -> str:
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ("int4", "another signature (codec, count, dtype, root or options differ)"),
+        ("int4", "other arguments (codec, count, dtype, root or options)"),
         ("bf16", " where this rank calls "),  # it is summed on the way
     ],
 )

@@ -85,7 +85,7 @@ def test_a_rank_that_does_not_come_is_named_to_all() -> None:
     for one in found:
         assert isinstance(one.exception(), tersor.TransportError)
         assert "rank 1 missed the rendezvous" in str(one.exception())
-    assert "rank 0 gave up the meeting" in str(found[1].exception())
+    assert "rank 0 gave up the rendezvous" in str(found[1].exception())
 
 
 class Recorded:
@@ -158,7 +158,7 @@ def completed(rank: int, count: int) -> list[str]:
                 found.append(str(error))
             group.close()
     for wrong, said in (
-        ({"TERSOR_SECRET": "short"}, "a secret of 5 bytes"),
+        ({"TERSOR_SECRET": "short"}, "the secret has 5 bytes"),
         ({"TERSOR_TCP_PROTECT": "all"}, "encrypt"),
     ):
         dist.barrier()
@@ -208,7 +208,7 @@ def test_a_wrong_address_says_what_to_do_and_is_told_to_the_others(
 ) -> None:
     said = ranks.run(at_no_address, 2, wrong, variable, address)
     assert f"{variable} says {address}: give an interface" in said[wrong]
-    assert f"rank {wrong} gave up the meeting" in said[1 - wrong]
+    assert f"rank {wrong} gave up the rendezvous" in said[1 - wrong]
     assert address in said[1 - wrong]
 
 

@@ -25,7 +25,7 @@ def test_what_is_no_model_optimizer_or_option_is_named(rank: int, count: int) ->
     mesh = init_device_mesh("cpu", (1,))
     handed_in: dict[str, list[Callable[[], object]]] = {
         r"such as \"int8\", not None": [lambda: tersor.Codec(None)],  # type: ignore[arg-type]
-        r"model, of .* tersor.torch.DistributedOptimizer.*, not SGD": [
+        r"model of .* tersor.torch.DistributedOptimizer.*, not SGD": [
             lambda: tersor.torch.compress(optimizer),  # type: ignore[call-overload]
         ],
         r"went through fully_shard, not SGD": [
@@ -34,49 +34,49 @@ def test_what_is_no_model_optimizer_or_option_is_named(rank: int, count: int) ->
         r"the model that DDP wraps, and codec=, not 'int8'": [
             lambda: tersor.torch.HookState("int8"),  # type: ignore[arg-type]
         ],
-        r"wraps an optimizer, .*, not Sequential": [
+        r"needs an optimizer, .*, not Sequential": [
             lambda: tersor.torch.DistributedOptimizer(model),  # type: ignore[arg-type]
         ],
-        r"is model.named_parameters\(\)": [
+        r"must be model.named_parameters\(\)": [
             lambda: tersor.torch.DistributedOptimizer(optimizer, model.parameters()),  # type: ignore[arg-type]
             lambda: tersor.torch.DistributedOptimizer(optimizer, dict(model.named_parameters())),  # type: ignore[arg-type]
         ],
-        r"takes model.named_parameters\(\), not Sequential": [
+        r"needs model.named_parameters\(\), not Sequential": [
             lambda: tersor.torch.CompressedAdamW(model),  # type: ignore[arg-type]
             lambda: tersor.torch.CompressedMuon(model),  # type: ignore[arg-type]
         ],
-        r"takes the model, not SGD": [
+        r"model must be a torch.nn.Module, not SGD": [
             lambda: tersor.torch.DiLoCo(optimizer),  # type: ignore[arg-type]
             lambda: tersor.torch.allocate(optimizer, bits=2),  # type: ignore[arg-type]
             lambda: tersor.torch.broadcast_parameters(optimizer),  # type: ignore[arg-type]
         ],
-        r"takes the optimizer, not Sequential": [
+        r"optimizer must be a torch.optim.Optimizer, not Sequential": [
             lambda: tersor.torch.broadcast_optimizer_state(model),  # type: ignore[arg-type]
         ],
-        r"outer_optimizer makes .* not SGD": [
+        r"outer_optimizer must be .* not SGD": [
             lambda: tersor.torch.DiLoCo(model, outer_optimizer=optimizer),  # type: ignore[arg-type]
         ],
-        r"codec is a text, not Codec": [
+        r"codec must be a string, not Codec": [
             lambda: tersor.torch.compress(ddp, codec=tersor.Codec("int8")),
         ],
-        r"rules is a list of pairs": [
+        r"rules must be a list of pairs": [
             lambda: tersor.torch.compress(ddp, rules="int8"),
             lambda: tersor.torch.compress(ddp, rules={"*": "int8"}),
         ],
-        r"timeout is a number, not '5'": [lambda: tersor.torch.compress(ddp, timeout="5")],
+        r"timeout must be a number, not '5'": [lambda: tersor.torch.compress(ddp, timeout="5")],
         r"GradScaler, not True": [lambda: tersor.torch.compress(ddp, scaler=True)],
-        r"new_group, .*, not list": [lambda: tersor.torch.DiLoCo(model, group=[0])],  # type: ignore[arg-type]
+        r"new_group or .*, not list": [lambda: tersor.torch.DiLoCo(model, group=[0])],  # type: ignore[arg-type]
         r"mesh.get_group\(\), not DeviceMesh": [
             lambda: tersor.torch.allreduce(torch.ones(3), group=mesh),  # type: ignore[arg-type]
         ],
-        r"take a tensor, not list": [lambda: tersor.torch.allreduce([1.0])],  # type: ignore[arg-type]
-        r"takes a PipelineStage .*, not Sequential": [lambda: pipeline.compress(model)],
-        r"takes a transport .*, not None": [
+        r"tensor must be a torch.Tensor, not list": [lambda: tersor.torch.allreduce([1.0])],  # type: ignore[arg-type]
+        r"must be a PipelineStage .*, not Sequential": [lambda: pipeline.compress(model)],
+        r"must be a tersor Transport .*, not None": [
             lambda: tersor.GradientReducer(None),  # type: ignore[arg-type]
             lambda: tersor.allreduce(None, torch.ones(3)),  # type: ignore[arg-type]
             lambda: tersor.broadcast(None, torch.ones(3)),  # type: ignore[arg-type]
         ],
-        r"takes a SummaryWriter .*, not 1": [lambda: tersor.torch.log_statistics(1, 2, 3)],  # type: ignore[arg-type]
+        r"writer must be a SummaryWriter, not 1": [lambda: tersor.torch.log_statistics(1, 2, 3)],  # type: ignore[arg-type]
     }
     for message, calls in handed_in.items():
         for call in calls:

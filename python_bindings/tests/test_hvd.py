@@ -307,7 +307,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
             hvd.broadcast_parameters({"weight": shard})
         for words, call in {
             "takes a tensor, not 1.0": lambda: hvd.allreduce(1.0),  # type: ignore[arg-type]
-            "compression is hvd.*'fp16'": lambda: hvd.allreduce(one, compression="fp16"),  # type: ignore[arg-type]
+            "compression must be hvd.*'fp16'": lambda: hvd.allreduce(one, compression="fp16"),  # type: ignore[arg-type]
             "takes a tensor, not 'b'": lambda: hvd.broadcast_parameters({"a": "b"}),  # type: ignore[dict-item]
         }.items():
             with pytest.raises(TypeError, match=words):

@@ -80,8 +80,8 @@ def refusals(_: int, __: int) -> tuple[int, int]:
             "OMPI_COMM_WORLD_SIZE": "2",
         },
         "horovodrun does not say": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
-        "RANK=2 is none of WORLD_SIZE=2 ranks": {"RANK": "2", "WORLD_SIZE": "2"},
-        "WORLD_SIZE is '', and is to be a number": {"RANK": "0"},
+        "RANK=2 is not below WORLD_SIZE=2": {"RANK": "2", "WORLD_SIZE": "2"},
+        "WORLD_SIZE is '', not a number": {"RANK": "0"},
         "PMI_RANK is 'x'": {"PMI_RANK": "x", "PMI_SIZE": "1"},
         "MASTER_PORT is 'http'": {
             **{"RANK": "0", "WORLD_SIZE": "2"},

@@ -51,11 +51,11 @@ def test_what_does_not_fit_is_named() -> None:
         lanes.encode(values, 1.0, bits=9, lanes=8)
     with pytest.raises(tersor.InvalidArgument, match="1 values are not finite"):
         lanes.encode(np.array([np.nan], np.float32), 1.0)
-    with pytest.raises(tersor.InvalidArgument, match="out: uint16, for lanes of 8 bits"):
+    with pytest.raises(tersor.InvalidArgument, match="out is uint16: pass integers of 8 bits"):
         lanes.encode(values, 1.0, lanes=8, out=codes)
     with pytest.raises(tersor.InvalidArgument, match="10 bytes for 4 values"):
         lanes.encode(values, 1.0, out=np.zeros(5, np.uint16))
     with pytest.raises(tersor.InvalidArgument, match="float32 values"):
         lanes.encode(values.astype(np.float16), 1.0)
-    with pytest.raises(tersor.InvalidArgument, match="lanes of uint16 and of uint8"):
+    with pytest.raises(tersor.InvalidArgument, match="sums is uint16, others is uint8"):
         lanes.add(codes, codes.astype(np.uint8))

@@ -170,9 +170,9 @@ def test_what_is_wrong_is_named() -> None:
     for change, said in (
         (flip, "checksum"),
         (swap, "count"),
-        (claim(1 << 50), "not what a frame holds"),
-        (claim(96 * 1024), "not what a frame holds"),  # 1 KiB for each byte of the frame
-        (claim(-12, -8), "not what a frame holds"),
+        (claim(1 << 50), "does not match the frame"),
+        (claim(96 * 1024), "does not match the frame"),  # 1 KiB for each byte of the frame
+        (claim(-12, -8), "does not match the frame"),
         (poison, "bias: the update of site-1 is not finite"),
         (poison_plain, "more: the update of site-1 is not finite"),
         (weigh, "number of steps: the update of site-1 is not finite"),

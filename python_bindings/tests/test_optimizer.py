@@ -258,7 +258,7 @@ def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> 
         optimizer.zero_grad()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
-    with pytest.raises(tersor.InvalidArgument, match="1 of 2 ranks throw away"):
+    with pytest.raises(tersor.InvalidArgument, match="1 of 2 ranks discard"):
         optimizer.zero_grad() if rank == 0 else optimizer.step()
 
 

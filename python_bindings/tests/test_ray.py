@@ -120,7 +120,7 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
     ray.get(train.remote(server, 1, 3))
     assert server.statistics()[0]["lost"] == [0]
     with pytest.raises(
-        tersor.InvalidArgument, match="worker 0 has not joined, or was held for lost"
+        tersor.InvalidArgument, match="worker 0 has not joined, or was considered lost"
     ):
         silent.pull(zeros())
     with server.client(0) as again:
@@ -141,7 +141,7 @@ def test_what_is_refused() -> None:
     client.push(gradient(0, 0))
     client._clocks = [0]
     client.push(gradient(0, 0))
-    with pytest.raises(tersor.InvalidArgument, match="pushes for clock 0, and its next is 1"):
+    with pytest.raises(tersor.InvalidArgument, match="pushes for clock 0, but its next clock is 1"):
         client.leave()
     np.testing.assert_allclose(server.weights()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
 
@@ -218,7 +218,7 @@ def test_a_task_that_is_tried_again_takes_its_place() -> None:
     again.push(gradient(0, 0))
     ray.get(other)
     first.push(gradient(0, 5))
-    with pytest.raises(tersor.InvalidArgument, match="another one has its number"):
+    with pytest.raises(tersor.InvalidArgument, match="another worker has its number"):
         first.flush()
     again.leave()
 

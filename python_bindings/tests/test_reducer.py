@@ -147,7 +147,7 @@ def test_a_call_that_fails_lets_go_of_no_gradient_under_way() -> None:
         for name, value in values.items():
             reducer.ready(name, value)
         del value
-        with pytest.raises(tersor.InvalidArgument, match="ready twice"):
+        with pytest.raises(tersor.InvalidArgument, match="was ready before in this step"):
             reducer.ready(name, np.zeros_like(values[name]))
         del values
         gc.collect()
@@ -297,7 +297,7 @@ def test_residuals_are_scaled_by_name() -> None:
         names = [one.name for one in reducer.parameter_statistics()]
         before = reducer.residual_norms()
         kept = [name for name, norm in zip(names, before, strict=True) if norm > 0]
-        with pytest.raises(tersor.InvalidArgument, match='no parameter "nobody" was added'):
+        with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
             reducer.scale_residuals(0.5, [kept[0], "nobody"])
         assert reducer.residual_norms() == before
         reducer.scale_residuals(0.5, [kept[0]])
@@ -420,11 +420,11 @@ def test_mistakes_are_named() -> None:
         flat = np.zeros(301, np.float32)
         with pytest.raises(tersor.InvalidArgument, match="was added with 300 values"):
             reducer.ready("norm.bias", flat)
-        with pytest.raises(tersor.InvalidArgument, match='no parameter "nobody"'):
+        with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
             reducer.ready("nobody", flat)
-        with pytest.raises(tersor.InvalidArgument, match="have 300 values, their gradients 301"):
+        with pytest.raises(tersor.InvalidArgument, match="gradients has 301 values"):
             reducer.ready_flat(["norm.bias"], flat)
-        with pytest.raises(tersor.InvalidArgument, match='no parameter "nobody"'):
+        with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
             reducer.ready_flat(["norm.bias", "nobody"], flat)
         for name, values in gradients(0, 0).items():  # no mistake made anything ready
             reducer.ready(name, values)
@@ -433,9 +433,9 @@ def test_mistakes_are_named() -> None:
             reducer.discard_step()
         with pytest.raises(tersor.InvalidArgument, match="no option 'codecs'"):
             make(transport, codecs="int8")
-        with pytest.raises(tersor.InvalidArgument, match="residuals are f32 or bf16"):
+        with pytest.raises(tersor.InvalidArgument, match="residual_dtype is f16: give f32 or bf16"):
             make(transport, residual_dtype="f16")
-        with pytest.raises(tersor.InvalidArgument, match="no reducer's state"):
+        with pytest.raises(tersor.InvalidArgument, match="not a reducer's state"):
             reducer.load_state(b"nothing of the kind")
 
     tersor.local.run(1, rank)

@@ -166,13 +166,13 @@ def test_what_is_wrong_is_told() -> None:
             tersor.ParameterServer(transport, zeros(), **options)
 
     def rank(transport: tersor.Transport) -> None:
-        refused(transport, "staleness=-1", staleness=-1)
+        refused(transport, "staleness is -1", staleness=-1)
         refused(transport, r"servers=\[7\]", servers=[7])
         refused(transport, "without \\+ef", pull="int8+ef")
-        refused(transport, "exchange together", push="intsum")
+        refused(transport, "needs an exchange of all ranks", push="intsum")
         refused(transport, "no option 'codec'", codec="int8")
-        refused(transport, "below timeout=5", timeout=5.0, straggler_timeout=5.0)
-        with pytest.raises(tersor.InvalidArgument, match="pass server="):
+        refused(transport, "less than timeout=5", timeout=5.0, straggler_timeout=5.0)
+        with pytest.raises(tersor.InvalidArgument, match="pass it as server="):
             tersor.ParameterClient(transport, zeros())
 
     tersor.local.run(1, rank)
@@ -305,10 +305,10 @@ def test_graphs_that_gossip_cannot_go_by() -> None:
 
     def rank(transport: tersor.Transport) -> None:
         for topology, words in (
-            ("star", "ring, torus, exponential"),
+            ("star", "ring, torus or exponential"),
             (apart, "{0, 1} {2, 3}"),
-            ([[(1, 0.5)], [(0, 0.4)], [], []], "same both ways"),
-            ([[(1, 0.5)], [(0, 0.5)]], "2 ranks among 4"),
+            ([[(1, 0.5)], [(0, 0.4)], [], []], "give equal weights above 0"),
+            ([[(1, 0.5)], [(0, 0.5)]], "has 2 ranks, the transport 4"),
         ):
             with pytest.raises(tersor.InvalidArgument, match=words):
                 tersor.Gossip(transport, topology)

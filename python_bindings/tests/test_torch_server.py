@@ -98,7 +98,9 @@ def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ra
 def test_parameters_that_no_server_takes(rank: int, ranks: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match=r"weight: .* float32, bfloat16"):
         tersor.torch.ParameterClient(torch.nn.Linear(2, 2, dtype=torch.float64))
-    with pytest.raises(tersor.InvalidArgument, match=r"straggler_timeout=1e.09: .* below timeout="):
+    with pytest.raises(
+        tersor.InvalidArgument, match=r"straggler_timeout=1e.09: .* less than timeout="
+    ):
         tersor.torch.ParameterServer(network(), by_adam, straggler_timeout=1e9)
 
 
@@ -212,5 +214,5 @@ def test_gossip_beside_training(rank: int, ranks: int) -> None:
 def test_what_gossip_of_a_model_refuses(rank: int, ranks: int) -> None:
     with pytest.raises(tersor.InvalidArgument, match="whole parameters of float32"):
         tersor.torch.Gossip(network().double())
-    with pytest.raises(TypeError, match="takes a model"):
+    with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
         tersor.torch.Gossip(torch.ones(3))  # type: ignore[arg-type]

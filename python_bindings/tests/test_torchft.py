@@ -154,7 +154,7 @@ def test_what_is_wrong_is_told_in_our_words() -> None:
     import tersor
     from tersor.torch.ft import ProcessGroupTersor
 
-    with pytest.raises(TypeError, match="inner is a process group of torchft"):
+    with pytest.raises(TypeError, match="inner must be a process group of torchft"):
         ProcessGroupTersor(object())
     with pytest.raises(tersor.InvalidArgument, match="int9"):
         ProcessGroupTersor(ProcessGroupDummy(0, 1), "int9")

@@ -137,7 +137,7 @@ def test_who_compresses_already_is_told(tmp_path: pathlib.Path) -> None:
 
 
 def alone(rank: int, count: int, run: Run) -> bool:
-    with pytest.warns(UserWarning, match="one process sends nothing"):
+    with pytest.warns(UserWarning, match="one process sends no gradients"):
         logs, _ = train(rank, count, run)
     return "tersor/steps" in logs[0]
 

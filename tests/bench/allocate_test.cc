@@ -112,7 +112,7 @@ TEST_F(Allocate, RefusesInWordsThatSayWhatToDo) {
   expect_has(refused({"--gradients", "normal"}), "FILE.safetensors");
   expect_has(refused({"--gradients", file, other}), "the same names and shapes");
   expect_has(refused({"--gradients", file, "--bits", "-1"}), "above 0");
-  expect_has(refused({"--gradients", file, "--bits", "0.01"}), "smallest possible is");
+  expect_has(refused({"--gradients", file, "--bits", "0.01"}), "give at least");
   expect_has(refused({"--gradients", file, "--codec", "int9"}), "int8");
   expect_has(refused({"--gradients", file, "--codec", "lowrank:rank=1"}), "\"bias\"");
 }

@@ -71,12 +71,12 @@ TEST_F(Predict, NonsenseIsAnswered) {
   const std::map<std::string, std::vector<std::string>> wrong = {
       {"are no ranks", {"--ranks", "0"}},
       {"the larger", {"--ranks", "8..4"}},
-      {"do not fill", {"--ranks", "9", "--hosts", "4"}},
-      {"is no link", {"--link", "fast"}},
+      {"give a multiple of", {"--ranks", "9", "--hosts", "4"}},
+      {"write RATE", {"--link", "fast"}},
       {"needs a link", {"--link", "none"}},
       {"no codec", {"--codec", "auto"}},
       {"crowding", {"--crowding", "nan"}},
-      {"does not fit 8 ranks", {"--ranks", "8", "--codec", "int8", "--dims", "3,3"}},
+      {"dims are 3 x 3", {"--ranks", "8", "--codec", "int8", "--dims", "3,3"}},
       {"error-growth", {"--error-growth", "0.5"}},
   };
   for (const auto& [words, arguments] : wrong) {

@@ -320,8 +320,8 @@ TEST(Blocktopk, DamagedIndicesAreNamed) {
     return error.find(on_host ? words : "damaged") != std::string::npos;
   };
   EXPECT_TRUE(says(error_with(1, 0xffffffffu), "more values than its density allows"));
-  EXPECT_TRUE(says(error_with(3, 0x80000000u), "behind the end of its block"));
-  EXPECT_TRUE(says(error_with(4, 0x00100000u), "behind the end of its block"));
+  EXPECT_TRUE(says(error_with(3, 0x80000000u), "beyond the end of its block"));
+  EXPECT_TRUE(says(error_with(4, 0x00100000u), "beyond the end of its block"));
 }
 
 TEST(Blocktopk, DensitiesLieAboveZeroAndUpToAQuarter) {

@@ -57,7 +57,7 @@ TEST(IntsumCalls, AKnownScaleSparesTheRoundOfMaxima) {
     GuardedValues back(values, plan.rounds[0].native_dtype);
     const std::string error = error_of<InvalidArgument>(
         [&] { harness.codec().absorb(harness.decode_call({}), back.span()); });
-    EXPECT_NE(error.find("nothing to absorb"), std::string::npos) << error;
+    EXPECT_NE(error.find("no sums to absorb"), std::string::npos) << error;
     harness.identity.round = 1;
     EXPECT_THROW(harness.codec().encode_native(harness.encode_call(), 1.0f, back.span()),
                  InvalidArgument);
@@ -99,7 +99,7 @@ TEST(IntsumCalls, TooManyRanksAreToldWhichBitsToTake) {
   EXPECT_EQ(error("intsum:bits=16", 32'767), "");
   EXPECT_TRUE(says(error("intsum:bits=16,rounding=stochastic", 32'768), "use bits=32"));
   EXPECT_EQ(error("intsum:bits=32", 0x7fffffff), "");
-  EXPECT_TRUE(says(error("intsum:bits=32", 0x80000000), "no accumulator holds so many"));
+  EXPECT_TRUE(says(error("intsum:bits=32", 0x80000000), "no accumulator size fits so many ranks"));
 }
 
 TEST(IntsumCalls, OtherValuesAndMemoryAreRefused) {

@@ -78,7 +78,7 @@ TEST_P(NativeCalls, FramesAreRefused) {
   CodecHarness harness(native().codec, native().counts, with_rows());
   const std::vector<GuardedBytes> frames = {GuardedBytes(harness.plan().frame_bytes)};
   const auto refused = [](const std::function<void()>& body) {
-    return error_of<InvalidArgument>(body).find("bare values only") != std::string::npos;
+    return error_of<InvalidArgument>(body).find("only raw values") != std::string::npos;
   };
   EXPECT_TRUE(refused([&] { harness.encode(); }));
   EXPECT_TRUE(refused([&] { harness.decode(frames); }));

@@ -77,7 +77,7 @@ TEST(Spec, UnknownOptionsListTheRightOnes) {
   EXPECT_TRUE(tells(error_with("int8:round=nearest"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(tells(error_with("int8:rounding=up"), "rounding=nearest|stochastic (nearest)"));
   EXPECT_TRUE(tells(error_with("bf16:rounding=up"), "rounding=nearest|stochastic (nearest)"));
-  EXPECT_TRUE(tells(error_with("f16:rounding=stochastic"), "it has none"));
+  EXPECT_TRUE(tells(error_with("f16:rounding=stochastic"), "it takes no options"));
   EXPECT_TRUE(tells(error_with("intsum:bits=9"), "bits=8|16|32 (8)"));
   EXPECT_TRUE(tells(error_with("intsum:width=8"), "bits=8|16|32 (8), rounding=nearest|stochastic"));
   EXPECT_TRUE(tells(error_with("intsum:width=8"), "scale=(1e-30, 1e30] (none)"));
@@ -92,7 +92,7 @@ TEST(Spec, UnknownOptionsListTheRightOnes) {
     EXPECT_EQ(make_codec(spec)->spec().text(), spec);
   }
   EXPECT_TRUE(tells(error_with("hadamard:bits=5"), "\"5\"; it takes bits=1|2|3|4 (2)"));
-  EXPECT_TRUE(tells(error_with("none:density=1"), "it has none"));
+  EXPECT_TRUE(tells(error_with("none:density=1"), "it takes no options"));
   EXPECT_TRUE(tells(error_with("topk:k=5"), "density=(0, 1] (0.01), values=f32|bf16|int8 (f32)"));
   EXPECT_TRUE(
       tells(error_with("blocktopk:k=5"), "density=(0, 0.25] (0.01), values=sign|int4|bf16 (sign)"));

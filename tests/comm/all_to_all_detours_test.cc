@@ -86,12 +86,12 @@ TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
       }
       return std::string();
     };
-    EXPECT_EQ(said({}, {2, 2, 2}),
-              "all_to_all goes on grids of two dimensions at most, not of 2 x 2 x 2");
+    EXPECT_EQ(said({}, {2, 2, 2}), "dims are 2 x 2 x 2: give at most two for all_to_all");
     EXPECT_NE(said({}, {3, 2}), "");
-    EXPECT_EQ(said({0, 0, 0, 1, 1, 1, 1, 1}, {}),
-              "all_to_all goes by hosts of equally many ranks, but these have 3, 5: choose another "
-              "algorithm, or leave hosts out");
+    EXPECT_EQ(
+        said({0, 0, 0, 1, 1, 1, 1, 1}, {}),
+        "all_to_all needs the same number of ranks on each host, but the hosts have 3, 5: choose "
+        "an algorithm other than hierarchical, or leave hosts out");
     EXPECT_EQ(said({0, 0, 0, 0, 1, 1, 1, 1}, {}), "");
   });
 }

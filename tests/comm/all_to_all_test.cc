@@ -262,15 +262,18 @@ TEST(AllToAllErrors, SayWhichRanksSplitsDoNotFit) {
             "all_to_all on rank 1: Splits::sent adds up to 7 rows, but the input has 8");
   EXPECT_EQ(refused(10, {4, 4}, {4, 5}),
             "all_to_all on rank 1: Splits::received adds up to 9 rows, but the output has 8");
-  EXPECT_EQ(refused(10, {8}, {}), "all_to_all on rank 1: Splits::sent has 1 numbers for 2 ranks");
-  EXPECT_EQ(refused(0, {}, {}), "all_to_all on rank 1: columns is 0: a row has a value at least");
+  EXPECT_EQ(
+      refused(10, {8}, {}),
+      "all_to_all on rank 1: Splits::sent has 1 numbers for 2 ranks: give one number per rank");
+  EXPECT_EQ(refused(0, {}, {}), "all_to_all on rank 1: columns is 0: give at least 1");
   EXPECT_EQ(refused(33, {}, {}),
-            "all_to_all on rank 1: the input has 80 values, which are no rows of 33");
+            "all_to_all on rank 1: the input has 80 values: give a multiple of columns, 33");
   EXPECT_EQ(refused(16, {}, {}),
-            "all_to_all on rank 1: the 5 rows of the input are not equally many for 2 ranks: say "
+            "all_to_all on rank 1: the 5 rows of the input are not a multiple of 2 ranks: give "
             "Splits::sent");
   EXPECT_EQ(refused(10, {4, 4}, {5, 3}),
-            "all_to_all on rank 1: it sends itself 4 rows but takes 3 of its own");
+            "all_to_all on rank 1: the rank sends 4 rows to itself but receives 3 from itself: "
+            "give equal numbers");
 }
 
 TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
@@ -278,9 +281,10 @@ TEST(AllToAllErrors, SayWhatElseDoesNotFit) {
             "codec int8+ef asks for error feedback, but all_to_all sends values once: leave out "
             "+ef");
   EXPECT_EQ(refused(10, {}, {}, "auto"),
-            "codec auto is for allreduce and the GradientReducer; choose one for all_to_all");
+            "codec auto is for allreduce and GradientReducer only: name a codec for all_to_all");
   for (const std::string codec : {"intsum", "lowrank"})
-    EXPECT_NE(refused(10, {}, {}, codec).find("bare values alone, which all_to_all has no use for"),
+    EXPECT_NE(refused(10, {}, {}, codec)
+                  .find("supports only allreduce: choose another codec for all_to_all"),
               std::string::npos);
   EXPECT_EQ(refused([](Transport& ranks, const Values&, Values& output) {
               all_to_all(ranks, output, output, 10);

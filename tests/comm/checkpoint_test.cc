@@ -173,12 +173,12 @@ TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
     Training sum(transport, {.codec = "int8+ef", .reduction = Reduction::kSum});
     EXPECT_NE(message(state, sum.reducer).find("sum or mean"), std::string::npos);
     Training none(transport, {.codec = "none"});
-    EXPECT_NE(message(state, none.reducer).find("\"w\" travelled as int8+ef"), std::string::npos);
+    EXPECT_NE(message(state, none.reducer).find("\"w\" used codec int8+ef"), std::string::npos);
     Training int4(transport, {.codec = "int4+ef"});
-    EXPECT_NE(message(state, int4.reducer).find("\"w\" travelled as int8+ef"), std::string::npos);
+    EXPECT_NE(message(state, int4.reducer).find("\"w\" used codec int8+ef"), std::string::npos);
     auto older = state;
     older[4] = std::byte{6};
-    EXPECT_NE(message(older, run.reducer).find("of version 6; this build reads version 7"),
+    EXPECT_NE(message(older, run.reducer).find("has version 6; this build reads version 7"),
               std::string::npos);
     auto damaged = state;
     damaged[100] ^= std::byte{1};
@@ -220,16 +220,20 @@ TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
     const Training run(transport, {.codec = "int8+ef"});
     const auto state = run.reducer.save_state();
     EXPECT_EQ(refusal(transport, {"w"}, state), "no error");
-    EXPECT_EQ(refusal(transport, {"w", "b"}, state),
-              "the state has no parameter 1, this reducer's is \"b\" with 20000 values");
-    EXPECT_EQ(refusal(transport, {}, state),
-              "the state's parameter 0, \"w\", is none of this reducer's");
+    EXPECT_EQ(
+        refusal(transport, {"w", "b"}, state),
+        "the state has no parameter 1, this reducer's is \"b\" with 20000 values: the state is "
+        "of another model");
+    EXPECT_EQ(
+        refusal(transport, {}, state),
+        "the state's parameter 0, \"w\", was not added to this reducer: the state is of another "
+        "model");
     EXPECT_EQ(refusal(transport, {"v"}, state),
               "the state's parameter 0 is \"w\" with 20000 values, this reducer's is \"v\" with "
-              "20000 values");
+              "20000 values: the state is of another model");
     EXPECT_EQ(refusal(transport, {"w"}, state, 10000),
               "the state's parameter 0 is \"w\" with 20000 values, this reducer's is \"w\" with "
-              "10000 values");
+              "10000 values: the state is of another model");
   });
 }
 

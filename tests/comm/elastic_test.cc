@@ -312,12 +312,12 @@ TEST(Elastic, WhatCannotGoOnIsRefused) {
     ReducerOptions options = elastic();
     Tuner tuner(transport, {.link = LinkFigures{.seconds_per_byte = 1e-8}});
     options.tuner = &tuner;
-    EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "Tuner of its own"));
+    EXPECT_TRUE(says(refusal([&] { GradientReducer(transport, options); }), "its own Tuner"));
     GradientReducer reducer(transport, elastic());
     GradientShape shape{.count = 100};
     shape.collective = Collective::kReduceScatter;
     EXPECT_TRUE(says(refusal([&] { reducer.add("w", shape); }), "all-reduced"));
-    EXPECT_TRUE(says(refusal([&] { reducer.resume(); }), "there was none"));
+    EXPECT_TRUE(says(refusal([&] { reducer.resume(); }), "no rank was lost"));
     GradientReducer plain(transport, {.codec = "int8"});
     EXPECT_TRUE(says(refusal([&] { plain.resume(); }), "RanksLost"));
   });

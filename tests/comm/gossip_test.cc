@@ -58,15 +58,15 @@ TEST(Topologies, WeightsAreSymmetricAndRowsAddUp) {
 TEST(Topologies, WhatIsWrongIsNamed) {
   using Edges = std::vector<std::vector<Edge>>;
   const auto error = [](const Edges& edges) { return refusal_of([&] { Topology made(edges); }); };
-  EXPECT_TRUE(tells(error({{{1, 0.5}}, {{0, 0.4}}}), "the same both ways"));
-  EXPECT_TRUE(tells(error({{{1, 0.5}}, {}}), "the same both ways"));
+  EXPECT_TRUE(tells(error({{{1, 0.5}}, {{0, 0.4}}}), "give equal weights above 0"));
+  EXPECT_TRUE(tells(error({{{1, 0.5}}, {}}), "give equal weights above 0"));
   EXPECT_TRUE(tells(error({{{1, -0.5}}, {{0, -0.5}}}), "above 0"));
-  EXPECT_TRUE(tells(error({{{0, 0.5}}}), "as a neighbour"));
-  EXPECT_TRUE(tells(error({{{7, 0.5}}}), "as a neighbour"));
-  EXPECT_TRUE(tells(error({{{1, 0.6}, {2, 0.6}}, {{0, 0.6}}, {{0, 0.6}}}), "more than 1"));
+  EXPECT_TRUE(tells(error({{{0, 0.5}}}), "each once"));
+  EXPECT_TRUE(tells(error({{{7, 0.5}}}), "each once"));
+  EXPECT_TRUE(tells(error({{{1, 0.6}, {2, 0.6}}, {{0, 0.6}}, {{0, 0.6}}}), "at most 1"));
   EXPECT_TRUE(tells(error({{{2, 0.5}}, {{3, 0.5}}, {{0, 0.5}}, {{1, 0.5}}}), "{0, 2} {1, 3}"));
-  EXPECT_TRUE(tells(error({}), "no ranks"));
-  EXPECT_TRUE(tells(refusal_of([] { Topology::named("star", 4); }), "ring, torus, exponential"));
+  EXPECT_TRUE(tells(error({}), "edges is empty"));
+  EXPECT_TRUE(tells(refusal_of([] { Topology::named("star", 4); }), "ring, torus or exponential"));
 }
 
 /// The distance of the ranks from the mean (root of the sum of squares), and the mean.
@@ -226,10 +226,10 @@ TEST(Gossips, WhatIsRefused) {
         gossip.mix();
       });
     };
-    EXPECT_TRUE(tells(error({.codec = "int8+ef"}), "without +ef"));
-    EXPECT_TRUE(tells(error({.codec = "intsum"}), "exchange together"));
+    EXPECT_TRUE(tells(error({.codec = "int8+ef"}), "leave out +ef"));
+    EXPECT_TRUE(tells(error({.codec = "intsum"}), "needs an exchange of all ranks"));
     EXPECT_TRUE(tells(error({.step_size = 1.5}), "at most 1"));
-    EXPECT_TRUE(tells(error({}, 3), "among 2"));
+    EXPECT_TRUE(tells(error({}, 3), "the transport 2"));
     Gossip gossip(transport, Topology::ring(2));
     gossip.add("w", values);
     gossip.mix();
@@ -312,8 +312,8 @@ TEST(Gossips, ALateRankIsLostAloneAndIsTold) {
   EXPECT_EQ(seen.lost.size(), 2u);
   EXPECT_EQ(seen.cut_off, std::vector<int>({0, 1, 3, 4, 5}));
   EXPECT_EQ(error,
-            "gossip: no path joins rank 2 to ranks 0 1 3 4 5 any more; calls from here on mix "
-            "without these ranks");
+            "gossip: no path connects rank 2 to ranks 0 1 3 4 5 any more; later calls mix without "
+            "these ranks");
   EXPECT_EQ(seen.steps, 200u);
   all.erase(all.begin() + kLate);
   EXPECT_LT(Consensus(all).distance, 1e-2);

@@ -217,11 +217,11 @@ TEST(GridErrors, SayWhatABoundDoesNotAllow) {
   CollectiveOptions options = two_shot("int8", dims);
   options.error_growth = 1.25;
   EXPECT_EQ(refused(options, 4),
-            "a grid of 2 x 2 has 3 quantisations, where one dimension has 2: more than an "
-            "error_growth of 1.250000 allows");
+            "dims are 2 x 2, with 3 quantisations instead of the 2 of one dimension: give fewer "
+            "dimensions, or an error_growth above 1.250000");
   for (const double nonsense : {0.99, -1.0, std::nan("")}) {
     options = {.error_growth = nonsense};
-    EXPECT_NE(refused(options, 2).find("is less than that of one dimension, which is 1"),
+    EXPECT_NE(refused(options, 2).find("give at least 1, the growth of one dimension"),
               std::string::npos);
     run_ranks(2, {}, [&](Transport& transport) {
       EXPECT_THROW(GradientReducer(transport, {.error_growth = nonsense}), InvalidArgument);
@@ -230,13 +230,17 @@ TEST(GridErrors, SayWhatABoundDoesNotAllow) {
 }
 
 TEST(GridErrors, SayWhatDoesNotFit) {
-  EXPECT_EQ(refused({2, 2}, 5),
-            "a grid of 2 x 2 does not fit 5 ranks: at most all of them, and at least 9 in 10");
-  EXPECT_EQ(refused({3, 2}, 4),
-            "a grid of 3 x 2 does not fit 4 ranks: at most all of them, and at least 9 in 10");
+  EXPECT_EQ(
+      refused({2, 2}, 5),
+      "dims are 2 x 2: give dimensions with a product of at most 5, the number of ranks, and at "
+      "least 9/10 of it");
+  EXPECT_EQ(
+      refused({3, 2}, 4),
+      "dims are 3 x 2: give dimensions with a product of at most 4, the number of ranks, and at "
+      "least 9/10 of it");
   EXPECT_EQ(refused({4, 1}, 4),
-            "a grid of 4 x 1 has a dimension of 1: of 4 ranks it may have 2 to all");
-  EXPECT_EQ(refused({2, 2, 1, 1}, 4), "a grid has 1 to 3 dimensions, not 4");
+            "dims are 4 x 1: give dimensions from 2 to the number of ranks, 4, not 1");
+  EXPECT_EQ(refused({2, 2, 1, 1}, 4), "dims has 4 dimensions: give 1 to 3");
 }
 
 TEST(GridErrors, RanksOfOtherGridsMeet) {

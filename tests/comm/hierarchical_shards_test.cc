@@ -295,9 +295,9 @@ std::string refused(int ranks, const CollectiveOptions& options, bool scatters =
 TEST(ShardsByHostsErrors, SayWhatDoesNotFit) {
   const Hosts uneven{0, 0, 1}, even{0, 0, 1, 1};
   EXPECT_EQ(refused(3, by_hosts("int8", uneven)),
-            "reduce_scatter goes by hosts of equally many ranks, but these have 2, 1: choose "
-            "another algorithm, or leave hosts out");
-  EXPECT_NE(refused(3, by_hosts("int8", uneven), false).find("allgather goes by hosts"),
+            "reduce_scatter needs the same number of ranks on each host, but the hosts have 2, 1: "
+            "choose an algorithm other than hierarchical, or leave hosts out");
+  EXPECT_NE(refused(3, by_hosts("int8", uneven), false).find("allgather needs the same"),
             std::string::npos);
   Values residual(400);
   StateWords words;
@@ -359,12 +359,12 @@ TEST(ShardsOnGrids, SendTheSumOfTheDimensions) {
 TEST(ShardsOnGrids, ThatDoNotFitAreRefused) {
   const std::vector<int> nine{3, 3}, four{2, 2};
   EXPECT_EQ(refused(10, {.codec = "int8", .dims = nine}),
-            "every rank owns a shard: reduce_scatter needs a grid of all 10 ranks, not of 9");
+            "reduce_scatter needs dims with a product of 10, the number of ranks, not 9");
   Values residual(400);
   StateWords words;
   const CollectiveState state{residual, {}, &words};
   EXPECT_NE(refused(4, {.codec = "int8+ef", .dims = four, .state = &state})
-                .find("encodes sums again, of which it keeps no residual"),
+                .find("keeps no residual of the partial sums"),
             std::string::npos);
 }
 

@@ -107,7 +107,7 @@ TEST(Loading, EveryRankNamesTheStepsOfDifferentSaves) {
       for (const std::string& error : errors)
         EXPECT_TRUE(contains(error,
                              "rank 0 loaded the exact state of step 2, rank 1 the exact "
-                             "state of step 4: load one save on all ranks"))
+                             "state of step 4: load the same save on all ranks"))
             << error;
     }
 }
@@ -212,7 +212,7 @@ TEST(Loading, AnOrderThatIsNoPermutationIsRefused) {
       for (const Order& order :
            {Order{7}, Order{1u << 31}, Order{0}, Order{0, 1, 1}, Order{0, 1, 2, 3}, Order{0, 1, 3}})
         EXPECT_TRUE(contains(refusal(run, state, [&](ReducerState& one) { one.order = order; }),
-                             "order of sending is no permutation of the 3 parameters"));
+                             "sending order is not a permutation of the 3 parameters"));
     });
 }
 
@@ -229,7 +229,7 @@ TEST(Loading, RanksThatAreNoneAreRefused) {
                                      one.ranks = ranks;
                                      one.rank = rank;
                                    }),
-                           "which is no rank"));
+                           "which does not exist"));
     run.reducer.load_state(state);
   });
 }

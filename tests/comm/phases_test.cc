@@ -210,7 +210,7 @@ void expect_refused(const std::vector<ReducerRule>& rules, const std::string& pa
 TEST(Phases, ASchedulesMistakesAreNamed) {
   expect_refused({{"*", "int8", 5}}, "\"*\" begins with step 5");
   expect_refused({{"*", "bf16"}, {"w", "int8", 5}}, "\"w\" begins with step 5");
-  expect_refused({{"*", "bf16"}, {"*", "auto", 5}}, "has codec auto in it");
+  expect_refused({{"*", "bf16"}, {"*", "auto", 5}}, "contains codec auto");
   expect_refused({{"*", "bf16"}, {"*", "int9", 5}}, "int9");
 }
 

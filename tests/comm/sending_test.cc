@@ -120,16 +120,16 @@ std::string refused_between(const std::function<void(Transport&, Values&)>& call
 TEST(SendingErrors, SayWhatDoesNotFit) {
   EXPECT_EQ(
       refused_between([](Transport& ranks, Values& values) { send(ranks, values, ranks.rank()); }),
-      "send on rank 1: 1 is no other of 2 ranks");
+      "send on rank 1: peer is 1: give another rank from 0 to 1");
   EXPECT_EQ(refused_between([](Transport& ranks, Values& values) { receive(ranks, values, 2); }),
-            "receive on rank 1: 2 is no other of 2 ranks");
+            "receive on rank 1: peer is 2: give another rank from 0 to 1");
   EXPECT_EQ(refused_between([](Transport& ranks, Values& values) {
               send(ranks, values, 1 - ranks.rank(), {.codec = "int8+ef"});
             }),
             "codec int8+ef asks for error feedback, but send sends values once: leave out +ef");
   EXPECT_NE(refused_between([](Transport& ranks, Values& values) {
               receive(ranks, values, 1 - ranks.rank(), {.codec = "intsum"});
-            }).find("sends bare values alone, which send has no use for"),
+            }).find("supports only allreduce: choose another codec for send"),
             std::string::npos);
 }
 

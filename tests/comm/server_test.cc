@@ -305,7 +305,7 @@ TEST(ParameterServers, AServersLimitIsBelowItsClients) {
     serve(*isolated, shard, 20ms);
     ADD_FAILURE() << "nobody joins";
   } catch (const TransportError& error) {
-    EXPECT_NE(std::string(error.what()).find("do not join: ranks 0"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("did not join: ranks 0"), std::string::npos)
         << error.what();
   }
 }

@@ -224,10 +224,12 @@ TEST(Weights, BadOnesAreRefusedAndChangeNothing) {
     const auto text = [](const auto& call) { return weights_refusal(call); };
     WeighedRun plain(transport, {.codec = "none"}), run(transport, weighed());
     EXPECT_TRUE(mentions(text([&] { plain.reducer.weigh(1); }), "weights = kOn"));
-    EXPECT_TRUE(mentions(text([&] { run.reducer.ready("w"); }), "weigh() the step before"));
-    EXPECT_TRUE(mentions(text([&] { run.reducer.wait(); }), "weigh() the step before"));
+    EXPECT_TRUE(
+        mentions(text([&] { run.reducer.ready("w"); }), "call weigh() in each step before"));
+    EXPECT_TRUE(mentions(text([&] { run.reducer.wait(); }), "call weigh() in each step before"));
     for (const double bad : {-1.0, kInfiniteSamples, std::nan("")})
-      EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(bad); }), "0 or more, not"));
+      EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(bad); }),
+                           "give a finite number of samples, 0 or more"));
     run.reducer.weigh(1 + 2 * transport.rank());
     EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(5); }), "once in a step"));
     run.gradient.assign(kWeighed, static_cast<float>(4 * transport.rank()));
@@ -235,7 +237,8 @@ TEST(Weights, BadOnesAreRefusedAndChangeNothing) {
     EXPECT_TRUE(mentions(text([&] { run.reducer.weigh(5); }), "once in a step"));
     run.reducer.wait();
     EXPECT_EQ(run.gradient, Values(kWeighed, 3.0f));
-    EXPECT_TRUE(mentions(text([&] { run.reducer.ready("w"); }), "weigh() the step before"));
+    EXPECT_TRUE(
+        mentions(text([&] { run.reducer.ready("w"); }), "call weigh() in each step before"));
     ReducerOptions sum = weighed();
     sum.reduction = Reduction::kSum;
     EXPECT_TRUE(mentions(text([&] { GradientReducer(transport, sum); }), "kMean"));
@@ -249,7 +252,8 @@ TEST(Weights, NoSamplesAtAllAreRefusedOnAllRanksWhichMayTellOthers) {
         if (ranks == 1 && bad != 0) return;
         WeighedRun run(transport, weighed());
         run.reducer.weigh(bad);
-        EXPECT_TRUE(mentions(weights_refusal([&] { run.reducer.ready("w"); }), "step again"));
+        EXPECT_TRUE(
+            mentions(weights_refusal([&] { run.reducer.ready("w"); }), "call weigh() again"));
         EXPECT_LT(squared_error(run.step(2), wanted_mean(std::vector<double>(
                                                  static_cast<std::size_t>(ranks), 1.0))),
                   1e-13);

@@ -33,7 +33,7 @@ void RoundsPair::expect_same(const NativeOptions& options) {
   expect_same_rounds(host, device);
   for (std::size_t rank = 0; rank < host.ranks.size(); ++rank)
     EXPECT_TRUE(same_bytes(host.ranks[rank].round_state(), device.ranks[rank].round_state()))
-        << "kept memory";
+        << "round state";
 }
 
 void for_each_type(const std::string& spec, const std::vector<std::size_t>& counts,

@@ -286,7 +286,7 @@ TEST_P(DeviceRanks, FaultsOfFramesAreThrownAtTheNextBegin) {
     }
     transport.barrier(operation).wait_synchronize();
   });
-  EXPECT_TRUE(contains(errors[0], "poisoned") && contains(errors[0], "frame 1 of 2")) << errors[0];
+  EXPECT_TRUE(contains(errors[0], "aborted") && contains(errors[0], "frame 1 of 2")) << errors[0];
   EXPECT_TRUE(contains(errors[1], "rank 0 gave up: test: frame 1 of 2")) << errors[1];
 }
 

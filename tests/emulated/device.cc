@@ -89,7 +89,7 @@ void check_known(const void* pointer, std::size_t bytes, const std::string& what
 emulator::EventState& state_of(void* event) { return *static_cast<emulator::EventState*>(event); }
 
 std::string other_device(int device) {
-  return " device " + std::to_string(device) + ", but the current one is " +
+  return " device " + std::to_string(device) + ", but the current device is " +
          std::to_string(device_of_thread) + "; call cudaSetDevice first";
 }
 
@@ -131,9 +131,9 @@ void check_device_pointer(const void* pointer) {
   const Guard guard = lock_device();
   const Allocation* found = find_allocation(pointer);
   if (found == nullptr)
-    throw InvalidArgument("given as device memory, but the pointer is to the host's");
+    throw InvalidArgument("device memory is expected, but the pointer is to host memory");
   if (found->device != kPinned && found->device != device_of_thread)
-    throw InvalidArgument("it lies on" + other_device(found->device));
+    throw InvalidArgument("the memory is on" + other_device(found->device));
 }
 
 void check_stream(StreamView stream) {

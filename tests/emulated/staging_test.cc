@@ -121,7 +121,7 @@ TEST(Staging, AStreamThatDoesNotComeIsSaidAtTheDeadline) {
       transport.sum(operation, std::vector{values.values(100, Dtype::kF32)}).wait_synchronize();
       ADD_FAILURE() << "no error";
     } catch (const TransportError& error) {
-      EXPECT_NE(std::string(error.what()).find("stream has not come to its copies within 100 ms"),
+      EXPECT_NE(std::string(error.what()).find("stream did not reach its copies within 100 ms"),
                 std::string::npos)
           << error.what();
     }

@@ -132,9 +132,9 @@ std::vector<std::string> Judge::causes() const {
     case FaultKind::kDisagree:
       return {" calls ", " sends "};
     case FaultKind::kOtherRoot:
-      return {" with another signature"};
+      return {" with other arguments"};
     case FaultKind::kDamage:
-      return {"frame of " + who, "what " + who + " told of its rows"};
+      return {"frame of " + who, "the row counts of " + who};
     default:
       return silences();
   }
@@ -184,7 +184,7 @@ void Judge::check_time(Clock::time_point fault_at) {
 }
 
 void Judge::check_later() {
-  if (report_.later.find("the transport is poisoned") == std::string::npos)
+  if (report_.later.find("the transport was aborted") == std::string::npos)
     complain("was not told of the poison by one more call: \"" + report_.later + "\"");
   if (report_.later_seconds > std::chrono::duration<double>(kTolerance).count())
     complain("was told of the poison too late");

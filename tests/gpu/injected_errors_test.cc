@@ -170,7 +170,7 @@ TEST_F(InjectedErrors, FirstCallsOfAProcess) {
     for (std::size_t call = 1; call <= 24; ++call) {
       const std::string output = output_of_process(call, error);
       const bool is_said = output.find(cudaGetErrorString(error)) != std::string::npos ||
-                           output.find("no NVIDIA driver") != std::string::npos ||
+                           output.find("needs an NVIDIA driver") != std::string::npos ||
                            output.find(" bytes of ") != std::string::npos ||
                            output.find("[  PASSED  ] 1 test") != std::string::npos;
       EXPECT_TRUE(is_said) << "error " << error << " in call " << call << ":\n" << output;

@@ -144,7 +144,7 @@ TEST(NcclExchange, RefusesByNameWhatNoExchangeIs) {
     EXPECT_THAT(refusal({}, {{3, 1}}), HasSubstr("rank 3 is not a peer"));
     EXPECT_THAT(refusal({}, {{kAnyRank, 1}}), HasSubstr("no receive_any"));
     std::vector<std::byte> host(8);
-    EXPECT_THAT(refusal({{next, host}}, {}), HasSubstr("the pointer is to the host's"));
+    EXPECT_THAT(refusal({{next, host}}, {}), HasSubstr("the pointer is to host memory"));
     sum_up(rank, rank.operation());
   });
 }

@@ -133,8 +133,8 @@ TEST(NcclFaults, AnOlderNcclLeavesTheAbortToTheCaller) {
       kernels::synchronize(stream.view());
     });
   for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(errors[0], HasSubstr("abort your communicator to free what waits on it: NCCL 2.27.3 "
-                                   "has no ncclCommRevoke (2.28.9 has)"));
+  EXPECT_THAT(errors[0], HasSubstr("abort your communicator to end its waiting calls: NCCL 2.27.3 "
+                                   "has no ncclCommRevoke (new in 2.28.9)"));
   EXPECT_EQ(errors[1], "nothing was thrown");
 }
 
@@ -174,7 +174,7 @@ TEST(NcclFaults, ACallThatBlocksTheHostEndsAtTheDeadline) {
     nccl.block_next_group(rank.communicator);
     sum_up(rank, operation);
   });
-  EXPECT_THAT(run.errors, Each(HasSubstr("a call of NCCL did not come back in time")));
+  EXPECT_THAT(run.errors, Each(HasSubstr("a call of NCCL did not return in time")));
 }
 
 TEST(NcclFaults, AFrameThatWasWrongStopsTheNextCall) {
@@ -199,7 +199,7 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
       return message_of<InvalidArgument>(call);
     };
     EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, host, 100); }),
-                HasSubstr("the pointer is to the host's"));
+                HasSubstr("the pointer is to host memory"));
     DeviceBytes memory(100);
     EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, memory.span(), 101); }),
                 HasSubstr("full capacity"));
@@ -217,14 +217,14 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
                 HasSubstr("all in device memory"));
     operation.memory = Memory::kHost;
     EXPECT_THAT(refusal([&] { rank.transport.send(operation, 1 - rank.rank(), host); }),
-                HasSubstr("NCCL moves device memory"));
+                HasSubstr("NCCL sends device memory"));
     kernels::use_device(2);
     const Stream elsewhere;
     kernels::use_device(rank.rank());
     operation = rank.operation();
     operation.stream = elsewhere.view();
     EXPECT_THAT(refusal([&] { rank.transport.barrier(operation); }),
-                HasSubstr("the stream belongs to device 2, but the current one is " +
+                HasSubstr("the stream belongs to device 2, but the current device is " +
                           std::to_string(rank.rank())));
     sum_up(rank, rank.operation());
   });
@@ -240,7 +240,7 @@ TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
   EXPECT_THAT(refusal(nullptr), HasSubstr("the communicator is null"));
   kernels::use_device(2);
   EXPECT_THAT(refusal(communicator),
-              HasSubstr("the communicator is of device 0, but the current one is 2"));
+              HasSubstr("the communicator is for device 0, but the current device is 2"));
   kernels::use_device(0);
   nccl.break_down(communicator, ncclInternalError);
   EXPECT_THAT(refusal(communicator), HasSubstr("was aborted or has failed"));
@@ -252,13 +252,13 @@ TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
       ::testing::TempDir() + "tersor_nccl_alone_" + std::to_string(getpid());
   std::filesystem::remove(file);
   EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
-              HasSubstr("making a communicator on rank 0 of 2: not all ranks came in time"));
+              HasSubstr("making a communicator on rank 0 of 2: not all ranks joined in time"));
   EXPECT_EQ(nccl.open_communicators(), 0);
   EXPECT_THAT(message_of<InvalidArgument>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
-              HasSubstr("is there already"));
+              HasSubstr("exists: use a new name"));
   std::filesystem::remove(file);
   EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 1, 2, 100ms); }),
-              HasSubstr("has not written"));
+              HasSubstr("did not write"));
 }
 
 TEST(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
@@ -276,7 +276,7 @@ TEST(NcclFaults, AChannelThatNotAllRanksMakeEndsInTime) {
       for (--running; running > 0;) std::this_thread::sleep_for(1ms);
     });
   for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(errors[0], HasSubstr("channel on rank 0 of 2: not all ranks came within 3000 ms"));
+  EXPECT_THAT(errors[0], HasSubstr("channel on rank 0 of 2: not all ranks joined within 3000 ms"));
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ TEST(NcclStops, ACallThatDoesNotHearOfTheRevokeIsAborted) {
     sum_up(rank, operation);
   };
   const NcclRun run = run_nccl(nccl, 2, body, Whose::kOwn);
-  EXPECT_THAT(run.errors, Each(HasSubstr("a call of NCCL did not come back in time")));
+  EXPECT_THAT(run.errors, Each(HasSubstr("a call of NCCL did not return in time")));
   EXPECT_EQ(nccl.calls("ncclCommRevoke"), 2);
   EXPECT_EQ(nccl.calls("ncclCommAbort"), 2);
   EXPECT_EQ(nccl.open_communicators(), 0);
@@ -109,7 +109,8 @@ TEST(NcclStops, AGatherOfTheHostKeepsItsDeadlineWhoeverAsks) {
                                                 std::as_bytes(std::span(&own, 1)), sizeof own);
     while (!gathered.test()) kernels::rest();
   });
-  EXPECT_THAT(run.errors[0], HasSubstr("control on rank 0 of 2: not all ranks came within 200 ms"));
+  EXPECT_THAT(run.errors[0],
+              HasSubstr("control on rank 0 of 2: not all ranks joined within 200 ms"));
 }
 
 TEST(NcclStops, ARevokedCommunicatorIsNamed) {
@@ -117,7 +118,7 @@ TEST(NcclStops, ARevokedCommunicatorIsNamed) {
   const ncclComm_t communicator = nccl.make_clique(1).front();
   nccl.table().comm_revoke(communicator, 0);
   EXPECT_THAT(message_of<TransportError>([&] { make_nccl_transport(communicator); }),
-              HasSubstr("it refuses communicators that were revoked so"));
+              HasSubstr("NCCL refuses revoked communicators with this error"));
 }
 
 }  // namespace

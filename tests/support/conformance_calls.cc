@@ -128,7 +128,7 @@ TEST_P(CodecConformance, StatesBelongToFeedback) {
     return;
   }
   EXPECT_TRUE(
-      says(call.encode_error([](EncodeCall& spoilt) { spoilt.states = {}; }), "brings no states"));
+      says(call.encode_error([](EncodeCall& spoilt) { spoilt.states = {}; }), "has no states"));
   EXPECT_TRUE(
       says(call.encode_error([](EncodeCall& spoilt) { spoilt.states = spoilt.states.first(1); }),
            "1 states for 2 segments"));

@@ -43,7 +43,7 @@ TEST_F(TcpClose, EndsWhatIsWaitedFor) {
   EXPECT_TRUE(contains(here, "rank 0 closed the transport") || contains(here, "rank 0 left"))
       << here;
   EXPECT_TRUE(contains(there, "rank 0 left")) << there;
-  EXPECT_TRUE(contains(error_of_receiving(closer(), 1), "poisoned"));
+  EXPECT_TRUE(contains(error_of_receiving(closer(), 1), "aborted"));
 }
 
 TEST_F(TcpClose, TwiceIsOnce) {

@@ -137,11 +137,11 @@ TEST(TcpMeeting, ATableThatOthersMayReadOrWriteIsNotBelieved) {
   for (const fs::perms more :
        {fs::perms::group_write, fs::perms::group_read, fs::perms::others_read}) {
     fs::permissions(table, more, fs::perm_options::add);
-    EXPECT_TRUE(contains(error(), "others may read or write it")) << error();
+    EXPECT_TRUE(contains(error(), "other users must not have access")) << error();
     fs::permissions(table, more, fs::perm_options::remove);
   }
   if (geteuid() == 0 && chown(table.c_str(), 12345, 12345) == 0)
-    EXPECT_TRUE(contains(error(), "it is another user's")) << error();
+    EXPECT_TRUE(contains(error(), "must belong to you")) << error();
   fs::remove(table);
   fs::create_symlink(folder / "elsewhere", table);
   EXPECT_TRUE(contains(error(), "cannot read " + table.string())) << error();

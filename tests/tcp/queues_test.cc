@@ -219,7 +219,7 @@ void expect_refused(const MessageHead& head, const std::string& transcript) {
 TEST(TcpQueues, WhatIsNoMessageIsRefused) {
   MessageHead noise;
   noise.content.fill(0x0123456789abcdef);
-  expect_refused(noise, "rank 1 speaks another version");
+  expect_refused(noise, "rank 1 uses another version");
   expect_refused(head_of(std::size_t{1} << 50, 1), "rank 1 announces a message of");
 }
 

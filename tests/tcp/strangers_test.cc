@@ -203,8 +203,7 @@ TEST_F(TcpStrangers, ARankWithAnotherSharedSecretIsNamed) {
   use_addresses(2);
   const auto transport = rank(0, {.secret = kOldSecret}), other = rank(1);
   const std::string error = error_of(*transport);
-  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "another TcpOptions::secret"))
-      << error;
+  EXPECT_TRUE(contains(error, "rank 1") && contains(error, "another TcpOptions::secret")) << error;
 }
 
 // A stranger receives the challenge, and zeros after a wrong proof.
@@ -234,7 +233,7 @@ TEST_F(TcpStrangers, ListsThatDifferAreNoticed) {
     other->receive({.name = "receive", .tag = 1, .timeout = 20s}, 0, 10).wait_synchronize();
     ADD_FAILURE() << "no error";
   } catch (const TransportError& error) {
-    EXPECT_TRUE(contains(error.what(), "rank 0 belongs to a group without 3 ranks"))
+    EXPECT_TRUE(contains(error.what(), "rank 0 belongs to a group of another size than 3 ranks"))
         << error.what();
   }
 }
@@ -281,7 +280,7 @@ TEST_F(TcpPlayedPeer, WhoHangsUpAtTheDeadlineIsNamedWithTheOperation) {
 TEST_F(TcpPlayedPeer, NoiseIsNamed) {
   peer_->say(pattern(1000, 1, 0));
   const std::string error = error_of(*transport_);
-  EXPECT_TRUE(contains(error, "rank 1 speaks another version")) << error;
+  EXPECT_TRUE(contains(error, "rank 1 uses another version")) << error;
 }
 
 // The proven rank number counts, regardless of the rank in messages.

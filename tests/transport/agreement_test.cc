@@ -24,7 +24,7 @@ TEST_P(TransportFaultsByDisagreement, AnotherSignatureEndsOnAllRanks) {
       const std::uint64_t signature = transport.rank() == 2 ? 1 : 0;
       call(transport, which, {.name = "allreduce", .signature = signature, .timeout = 20s}, 50'000);
     });
-    expect_all_fail(errors, {"allreduce", "rank 2", "another signature"});
+    expect_all_fail(errors, {"allreduce", "rank 2", "other arguments"});
   }
 }
 
@@ -38,7 +38,7 @@ TEST_P(TransportFaultsByDisagreement, AnotherOperationEndsOnAllRanks) {
       });
       const bool both_sum = one + other == 7 && std::abs(one - other) == 3;
       expect_all_fail(errors, {"step", "rank 1"});
-      expect_all_fail(errors, {both_sum ? "another signature" : "where this rank calls"});
+      expect_all_fail(errors, {both_sum ? "other arguments" : "where this rank calls"});
     }
 }
 
@@ -85,7 +85,7 @@ TEST_P(TransportFaultsByDisagreement, OtherPartsOfASumEndOnAllRanks) {
     transport.sum({.name = "sum", .timeout = 20s}, cut(values, {first, 40'000 - first}))
         .wait_synchronize();
   });
-  expect_all_fail(errors, {"sum", "sends", "bytes where this rank takes"});
+  expect_all_fail(errors, {"sum", "sends", "bytes, but this rank expects"});
 }
 
 TEST_P(TransportFaultsByDisagreement, AMessageLongerThanTheCapacityEndsOnAllRanks) {
@@ -95,7 +95,7 @@ TEST_P(TransportFaultsByDisagreement, AMessageLongerThanTheCapacityEndsOnAllRank
     transport.barrier({.name = "allgather", .tag = 1, .timeout = 20s}).wait_synchronize();
   });
   expect_all_fail(errors,
-                  {"allgather", "rank 1 sends 300 bytes where this rank takes at most 200"});
+                  {"allgather", "rank 1 sends 300 bytes, but this rank expects at most 200"});
 }
 
 /// Sends to rank `to`. On rank `to`, receives from all peers. The signature is
@@ -129,7 +129,7 @@ TEST_P(TransportFaultsByDisagreement, AMessageThatNobodyWaitsForEndsOnAllRanks) 
                 {.name = "gather", .signature = root, .takes_all = true, .timeout = 20s});
       meet_twice(transport, 20s);
     });
-    expect_all_fail(errors, {"gather on rank 1: rank 2 calls gather with another signature"});
+    expect_all_fail(errors, {"gather on rank 1: rank 2 calls gather with other arguments"});
   }
 }
 
@@ -142,7 +142,7 @@ TEST_P(TransportFaultsByDisagreement, WhoTakesTheOthersPartIsNamedAtTheDeadline)
               {.name = "gather", .signature = root, .takes_all = true, .timeout = 700ms});
     meet_twice(transport, 700ms);
   });
-  expect_all_fail(errors, {"with another signature"});
+  expect_all_fail(errors, {"with other arguments"});
   expect_all_fail(errors, {"rank 2"});
   expect_all_fail(errors, {"rank 0"});
 }

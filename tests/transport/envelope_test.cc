@@ -13,7 +13,7 @@ TEST(Envelope, AnotherVersionOfTheFormatIsNamed) {
   came.version = 2;
   EXPECT_FALSE(agrees(expected, came));
   EXPECT_EQ(disagreement(expected, came, "rank 3", "allreduce"),
-            "rank 3 speaks another version of the transport");
+            "rank 3 uses another version of the transport");
 }
 
 TEST(Envelope, BytesMustLieWithinWhatIsWaitedFor) {

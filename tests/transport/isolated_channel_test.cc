@@ -144,7 +144,7 @@ TEST_P(IsolatedChannels, AMessageThatDoesNotFitEndsItsOperationAlone) {
       } catch (const PeerLost& lost) {
         ADD_FAILURE() << lost.what();
       } catch (const TransportError& error) {
-        EXPECT_TRUE(contains(error.what(), "where this rank takes at most 8")) << error.what();
+        EXPECT_TRUE(contains(error.what(), "but this rank expects at most 8")) << error.what();
       }
       Handle taken = isolated.receive({.name = "short", .tag = 1}, peer, 8);
       taken.wait_synchronize();

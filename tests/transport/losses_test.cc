@@ -195,7 +195,7 @@ TEST_F(Losses, AreFaultsOfOrdinaryDomains) {
   transports_[1]->progress();
   for (const int rank : {1, 2})
     EXPECT_TRUE(contains(fault_of(*transports_[static_cast<std::size_t>(rank)], Clock::now() + 20s),
-                         "the transport is poisoned: the queues say so"));
+                         "the transport was aborted: the queues say so"));
 }
 
 TEST_F(Losses, AreExplainedByWhoKnowsTheReason) {

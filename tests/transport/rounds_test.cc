@@ -142,7 +142,7 @@ TEST_P(GatherInRounds, AnotherSignatureEndsOnAllRanks) {
     const std::uint64_t signature = channel->rank() == 2 ? 43 : 42;
     start(channel, {.capacity = 10, .signature = signature}).wait_synchronize();
   });
-  expect_all_say(errors, "with another signature");
+  expect_all_say(errors, "with other arguments");
 }
 
 TEST_P(GatherInRounds, MoreThanTheCapacityEndsOnAllRanks) {
@@ -150,7 +150,7 @@ TEST_P(GatherInRounds, MoreThanTheCapacityEndsOnAllRanks) {
     const std::vector<std::byte> send(channel->rank() == 1 ? 300 : 200);
     start(channel, {.send = send, .capacity = 200}).wait_synchronize();
   });
-  expect_all_say(errors, "rank 1 sends 300 bytes where this rank takes at most 200");
+  expect_all_say(errors, "rank 1 sends 300 bytes, but this rank expects at most 200");
 }
 
 // The transport chooses the algorithm if measurements showed a speedup.

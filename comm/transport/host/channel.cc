@@ -94,7 +94,7 @@ void Channel::check(std::string_view name) {
   if (!state_.faulty()) return;
   poll();  // announces the fault, if other ranks do not know the fault yet
   const Fault fault = this->fault();
-  throw TransportError(std::string(name) + ": the transport is poisoned: " + fault.text,
+  throw TransportError(std::string(name) + ": the transport was aborted: " + fault.text,
                        fault.disagreement);
 }
 
@@ -207,7 +207,7 @@ Clock::time_point Channel::sleep_until(Clock::time_point until) const {
 FailedRanks Channel::why_late(const HostTransfer& transfer) {
   const Operation& operation = transfer.operation_;
   if (transfer.copying())
-    return {{}, "the operation's stream has not come to its copies" + within(transfer)};
+    return {{}, "the operation's stream did not reach its copies" + within(transfer)};
   const Question question{.name = operation.name,
                           .tag = operation.tag,
                           .timeout = std::min(operation.timeout / 2, kLongestQuestion)};

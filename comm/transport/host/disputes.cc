@@ -27,7 +27,7 @@ std::vector<std::byte> options_message(const std::string& text, const Agreement*
 
 std::string explained(const std::vector<Difference>& differences, const ChannelState& channel) {
   if (differences.empty())
-    return ": all options are equal, but the messages hold other parameters or rows";
+    return ": all options are equal, but the messages contain other parameters or rows";
   return ": " + text_of(differences, [&](int rank) { return channel.name(rank); });
 }
 
@@ -58,7 +58,7 @@ std::vector<std::byte> to_bytes(const Fault& fault) {
 
 Fault parse_fault(const Wire::Arrival& arrival) {
   const std::vector<std::string> strings = strings_of(arrival);
-  if (strings.size() % 6 != 1) throw WireError("options: a difference is cut");
+  if (strings.size() % 6 != 1) throw WireError("options: a difference is truncated");
   Fault fault(strings.front());
   for (std::size_t i = 1; i < strings.size(); i += 6)
     fault.disagreement.push_back({strings[i], strings[i + 1], rank_of(strings[i + 2]),

@@ -46,22 +46,22 @@ bool agrees(const Expectation& expected, const Envelope& came) {
 std::string difference(const Envelope& own, const Envelope& came, std::string_view sender,
                        std::string_view name) {
   const std::string who(sender), calls = who + " calls " + std::string(name);
-  if (!same_protocol(own, came)) return who + " speaks another version of the transport";
+  if (!same_protocol(own, came)) return who + " uses another version of the transport";
   if (came.call != own.call)
     return who + " calls " + std::string(call_name(came.call)) + " where this rank calls " +
            std::string(call_name(own.call));
   if (!same_values(own, came))
     return calls + " with " + values_text(came) + ", this rank with " + values_text(own);
   if (came.signature != own.signature)
-    return calls + " with another signature (codec, count, dtype, root or options differ)";
-  return who + " sends " + std::to_string(came.bytes) + " bytes where this rank takes none";
+    return calls + " with other arguments (codec, count, dtype, root or options)";
+  return who + " sends " + std::to_string(came.bytes) + " bytes, but this rank expects none";
 }
 
 std::string disagreement(const Expectation& expected, const Envelope& came, std::string_view sender,
                          std::string_view name) {
   if (!same_call(expected.envelope, came)) return difference(expected.envelope, came, sender, name);
   return std::string(sender) + " sends " + std::to_string(came.bytes) +
-         " bytes where this rank takes " + bytes_text(expected);
+         " bytes, but this rank expects " + bytes_text(expected);
 }
 
 }  // namespace tersor::host

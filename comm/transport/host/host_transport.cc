@@ -24,10 +24,10 @@ ValueSpan any_part(const Operation& operation, std::span<const ValueSpan> parts)
     if (part.empty()) continue;
     if (any.empty()) any = part;
     if (part.dtype() != any.dtype())
-      refuse(operation, "parts of " + std::string(dtype_name(any.dtype())) + " and of " +
-                            std::string(dtype_name(part.dtype())));
+      refuse(operation, "parts are " + std::string(dtype_name(any.dtype())) + " and " +
+                            std::string(dtype_name(part.dtype())) + ": give one dtype");
     if (part.memory() != any.memory())
-      refuse(operation, "some parts lie on the host, others on a device");
+      refuse(operation, "parts are on the host and on a device: give one memory");
   }
   return any;
 }
@@ -168,7 +168,7 @@ void HostTransport::refuse_if_isolated(const Operation& operation, std::string_v
 }
 
 void HostTransport::poison(std::string_view cause) {
-  refuse_if_isolated({.name = "poison"}, "fault that all share");
+  refuse_if_isolated({.name = "poison"}, "common fault");
   engine().raise(channel_->state(), channel_->name(rank()) + " gave up: " + std::string(cause));
 }
 

@@ -14,7 +14,7 @@ void ProgressEngine::check_announced(const ChannelState& channel, const Batch& b
     throw InvalidArgument(std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
                           std::to_string(Flow::kMostWaiting) + " messages to " +
                           channel.name(outgoing.peer) +
-                          " wait until it takes them: wait for their handles first");
+                          " are not received yet: wait for their handles first");
   }
 }
 
@@ -85,7 +85,8 @@ void ProgressEngine::request(IncomingMessage& message) {
 void ProgressEngine::take_body(const Head& head, Wire::Arrival arrival) {
   const auto found = coming_.extract({arrival.peer, head.part});
   if (!found || found.mapped()->envelope.bytes != head.envelope.bytes)
-    return raise_all("rank " + std::to_string(arrival.peer) + " sends what it has not announced");
+    return raise_all("rank " + std::to_string(arrival.peer) +
+                     " sent a message without an announcement");
   IncomingMessage& message = *found.mapped();
   message.announced = false;
   message.there = arrival.whole;

@@ -51,7 +51,7 @@ class GatherInRounds final : public Stepwise {
 
   [[noreturn]] void refuse(int rank, std::size_t bytes) const {
     raise(channel().name(rank) + " sends " + std::to_string(bytes) +
-          " bytes where this rank takes at most " + std::to_string(capacity_));
+          " bytes, but this rank expects at most " + std::to_string(capacity_));
     throw TransportError(channel().fault().text);
   }
 

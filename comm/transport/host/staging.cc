@@ -31,12 +31,12 @@ void Staging::check(const Operation& operation) const {
   kernels::require_device();
   const int current = kernels::current_device();
   if (current != number_)
-    refuse(operation, "this channel's memory lies on device " + std::to_string(number_) +
-                          ", but the current one is " + std::to_string(current) +
-                          "; call cudaSetDevice first, or make a channel for each device");
+    refuse(operation, "this channel's memory is on device " + std::to_string(number_) +
+                          ", but the current device is " + std::to_string(current) +
+                          ": call cudaSetDevice first, or make a channel per device");
   if (kernels::capture_of(operation.stream) != 0)
     refuse(operation,
-           "its ranks meet on the host, which a graph knows nothing of: call it outside of the "
+           "the exchange uses the host and cannot be captured in a graph: call it outside of the "
            "capture, or use NCCL");
   kernels::check_stream(operation.stream);
 }

@@ -15,7 +15,7 @@ void MessageHead::check(int peer) const {
   const host::Envelope ours, theirs = host::head_of(*this).envelope;
   if (theirs.magic == ours.magic && theirs.version == ours.version) return;
   throw TransportError("rank " + std::to_string(peer) +
-                       " speaks another version of the transport: all ranks need the same format "
+                       " uses another version of the transport: all ranks need the same format "
                        "version of Tersor");
 }
 

@@ -68,7 +68,7 @@ std::unique_ptr<const Api> load() {
   Filler(library, 0).fill(get_version, "ncclGetVersion", "2.14");
   auto api = std::make_unique<Api>();
   if (get_version(&api->version) != ncclSuccess)
-    throw TransportError("ncclGetVersion failed: this NCCL is of no use");
+    throw TransportError("ncclGetVersion failed: install a working NCCL (libnccl2)");
   api->path = file_of(reinterpret_cast<void*>(get_version));
   fill_communicators(Filler(library, api->version), *api);
   fill_operations(Filler(library, api->version), *api);

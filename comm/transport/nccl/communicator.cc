@@ -26,7 +26,7 @@ ncclResult_t state_of(ncclComm_t handle) {
 
 void check_usable(ncclComm_t handle) {
   if (handle == nullptr)
-    throw InvalidArgument("the communicator is null: give one that ncclCommInitRank made");
+    throw InvalidArgument("the communicator is null: pass a communicator made by ncclCommInitRank");
   const ncclResult_t state = state_of(handle);
   if (state != ncclSuccess && state != ncclInProgress)
     throw InvalidArgument("the communicator was aborted or has failed: " + describe(state, handle) +
@@ -38,9 +38,9 @@ void check_on_current_device(ncclComm_t handle) {
   const int current = kernels::current_device();
   check(api().comm_device(handle, &device), "ncclCommCuDevice", handle);
   if (device != current)
-    throw InvalidArgument("the communicator is of device " + std::to_string(device) +
-                          ", but the current one is " + std::to_string(current) +
-                          "; call cudaSetDevice first");
+    throw InvalidArgument("the communicator is for device " + std::to_string(device) +
+                          ", but the current device is " + std::to_string(current) +
+                          ": call cudaSetDevice first");
 }
 
 /// Waits until the communicator is not busy. Returns the final state, or ncclInProgress at `until`.
@@ -101,7 +101,7 @@ void Communicator::finish_call(ncclResult_t result, const Operation& operation, 
   check_state(operation);
   if (result == ncclInvalidUsage)
     throw TransportError("NCCL's call failed: " + describe(result, handle_) +
-                         "; it refuses communicators that were revoked so");
+                         "; NCCL refuses revoked communicators with this error");
   check(result, "NCCL's call", handle_);
 }
 
@@ -209,7 +209,7 @@ ncclComm_t make_communicator(const ncclUniqueId& id, int rank, int ranks, Clock:
   if (state == ncclSuccess) return made_blocking(handle, until);
   const std::string who = "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
   const std::string why =
-      state == ncclInProgress ? "not all ranks came in time" : describe(state, handle);
+      state == ncclInProgress ? "not all ranks joined in time" : describe(state, handle);
   api().comm_abort(handle);
   throw TransportError("making a communicator on " + who + ": " + why);
 }

@@ -38,8 +38,8 @@ DeviceBlock& DeviceBlocks::take(std::size_t bytes, StreamView stream) {
   }
   if (capture != 0)
     throw InvalidArgument(
-        "a graph needs memory of its own for what is received, and none is free "
-        "here: call it once outside of a graph before each capture");
+        "a captured call needs a receive buffer of its own, and no buffer is free: "
+        "call it once outside of a graph before each capture");
   return add(wanted, capture, stream);
 }
 

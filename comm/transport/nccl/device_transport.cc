@@ -155,8 +155,9 @@ void DeviceTransport::agree(const Operation& operation) {
   const std::uint64_t key = Signature().add(operation.signature).add(operation.name).value();
   if (ranks() == 1 || agreed_.contains(key)) return;
   if (kernels::capture_of(operation.stream) != 0)
-    throw InvalidArgument(std::string(operation.name) +
-                          ": all ranks must agree on it first: call it once before capturing");
+    throw InvalidArgument(
+        std::string(operation.name) +
+        ": all ranks must compare this call first: call it once before capturing");
   const std::vector<std::byte> options = operation.agreement == nullptr
                                              ? std::vector<std::byte>()
                                              : pack(operation.agreement->strings());

@@ -89,13 +89,14 @@ std::optional<std::string> Fabric::find_late(Clock::time_point now) {
   for (const Communicator* communicator : communicators_)
     if (const auto name = communicator->late_call(now))
       return *name + " on " + who_ +
-             ": a call of NCCL did not come back in time: a rank is gone, " +
-             "late, or calls something else";
+             ": a call of NCCL did not return in time: a rank failed, is late, or " +
+             "calls another operation";
   for (Queue* queue : queues_)
     if (const auto late = queue->observe(now))
       return names_.at(late->name) + " on " + who_ + ": not done after " +
              std::to_string(late->timeout.count()) +
-             " ms on the device: a rank is gone, late, or calls something else" + nccl_error_text();
+             " ms on the device: a rank failed, is late, or calls another operation" +
+             nccl_error_text();
   return std::nullopt;
 }
 
@@ -151,8 +152,8 @@ std::string Fabric::advice() const {
     return communicator->owner() == Owner::kCaller && api().comm_revoke == nullptr;
   };
   if (std::none_of(communicators_.begin(), communicators_.end(), left_alone)) return {};
-  return "; abort your communicator to free what waits on it: NCCL " + version_name(api().version) +
-         " has no ncclCommRevoke (2.28.9 has)";
+  return "; abort your communicator to end its waiting calls: NCCL " + version_name(api().version) +
+         " has no ncclCommRevoke (new in 2.28.9)";
 }
 
 }  // namespace tersor::nccl

@@ -66,14 +66,14 @@ void* find_library() {
   std::string tried;
   if (const std::string named = variable(kVariable); !named.empty()) {
     if (void* handle = open(named, tried); handle != nullptr) return handle;
-    throw TransportError(std::string(kVariable) + " names no NCCL" + tried);
+    throw TransportError(std::string(kVariable) + " does not name an NCCL library" + tried);
   }
   if (void* handle = open(kName, tried); handle != nullptr) return handle;
   if (const auto file = find_python_library(variable("PATH")))
     if (void* handle = open(file->string(), tried); handle != nullptr) return handle;
   throw TransportError(
-      "there is no NCCL: neither in this process, nor where the loader looks, nor "
-      "beside python3 (nvidia/nccl/lib); install libnccl2, or set " +
+      "NCCL was not found in this process, in the loader's paths or in python3's packages "
+      "(nvidia/nccl/lib): install libnccl2, or set " +
       std::string(kVariable) + " to a libnccl.so.2" + tried);
 }
 

@@ -26,7 +26,7 @@ ncclUniqueId new_id() {
 /// Writes a temporary file, then renames the file. No rank can read a partial id.
 void write_id(const fs::path& file, const ncclUniqueId& id) {
   if (fs::exists(file))
-    throw InvalidArgument(file.string() + " is there already: give a name that no run had before");
+    throw InvalidArgument(file.string() + " exists: use a new name for each run");
   const fs::path part = file.string() + ".part";
   std::ofstream(part, std::ios::binary).write(id.internal, sizeof id.internal);
   std::error_code failed;
@@ -38,13 +38,13 @@ void write_id(const fs::path& file, const ncclUniqueId& id) {
 ncclUniqueId read_id(const fs::path& file, Clock::time_point until) {
   while (!fs::exists(file)) {
     if (Clock::now() >= until)
-      throw TransportError("rank 0 has not written " + file.string() + " in time");
+      throw TransportError("rank 0 did not write " + file.string() + " in time");
     std::this_thread::sleep_for(kLookEvery);
   }
   ncclUniqueId id{};
   std::ifstream stream(file, std::ios::binary);
   if (!stream.read(id.internal, sizeof id.internal))
-    throw TransportError(file.string() + " holds no identifier of NCCL");
+    throw TransportError(file.string() + " contains no NCCL identifier");
   return id;
 }
 
@@ -53,8 +53,8 @@ ncclUniqueId read_id(const fs::path& file, Clock::time_point until) {
 NcclCommunicator NcclCommunicator::from_file(const fs::path& file, int rank, int ranks,
                                              std::chrono::milliseconds timeout) {
   if (rank < 0 || rank >= ranks)
-    throw InvalidArgument("rank " + std::to_string(rank) + " is not one of " +
-                          std::to_string(ranks));
+    throw InvalidArgument("rank is " + std::to_string(rank) + ": give 0 to " +
+                          std::to_string(ranks - 1));
   const auto until = Clock::now() + timeout;
   const ncclUniqueId id = rank == 0 ? new_id() : read_id(file, until);
   if (rank == 0) write_id(file, id);

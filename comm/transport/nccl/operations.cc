@@ -98,8 +98,8 @@ class LoneBracket {
 void DeviceTransport::check_device(const Operation& operation, ConstByteSpan bytes) const {
   if (operation.memory == Memory::kHost)
     refuse(operation,
-           "NCCL moves device memory (of the host's, all_gather and barrier alone): "
-           "give it device spans, or give host spans to another transport");
+           "NCCL sends device memory (host memory only in all_gather and barrier): "
+           "pass device spans, or pass host spans to another transport");
   if (!bytes.empty()) kernels::check_device_pointer(bytes.data());
 }
 
@@ -167,9 +167,9 @@ Handle DeviceTransport::all_gather(const Operation& operation, ConstByteSpan sen
   if (operation.memory == Memory::kHost) return gather_staged(operation, send, capacity);
   check_device(operation, send);
   if (send.size() != capacity)
-    refuse(operation, "on devices messages have the full capacity, but " +
-                          std::to_string(send.size()) + " bytes are to be sent for a capacity of " +
-                          std::to_string(capacity));
+    refuse(operation, "a message on devices needs the full capacity of " +
+                          std::to_string(capacity) + " bytes, but has " +
+                          std::to_string(send.size()));
   if (capacity == 0) return meet(operation);
   if (ranks() == 2 || capacity % kAlignment != 0) {
     const std::vector<ConstByteSpan> sends(static_cast<std::size_t>(ranks()), send);
@@ -191,7 +191,7 @@ Handle DeviceTransport::reduce(const Operation& operation, std::span<const Value
   std::uint64_t bytes = 0;
   for (const ValueSpan& run : runs) {
     if (run.memory() == Memory::kHost || run.dtype() != runs.front().dtype())
-      refuse(operation, "its parts must be of one type, and all in device memory");
+      refuse(operation, "give parts of one dtype, all in device memory");
     check_device(operation, {run.pointer(), run.bytes()});
     bytes += run.bytes();
   }

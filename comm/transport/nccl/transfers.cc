@@ -61,7 +61,7 @@ bool StagedTransfer::test() {
   if (queue_->is_signalled(staging_)) return true;
   if (Clock::now() < deadline_) return false;
   fabric_->fail(std::string(operation_.name) + " on " + fabric_->who() +
-                ": not all ranks came within " + std::to_string(operation_.timeout.count()) +
+                ": not all ranks joined within " + std::to_string(operation_.timeout.count()) +
                 " ms");
   fabric_->check(operation_.name);
   return false;
@@ -86,7 +86,7 @@ ConstByteSpan SizedMessage::read(ConstByteSpan memory) {
   std::uint64_t length = 0;
   std::memcpy(&length, memory.data(), sizeof length);
   if (length > memory.size() - kHead)
-    throw TransportError("a message of " + std::to_string(length) + " bytes, for which there are " +
+    throw TransportError("a message of " + std::to_string(length) + " bytes does not fit into " +
                          std::to_string(memory.size() - kHead));
   return memory.subspan(kHead, length);
 }

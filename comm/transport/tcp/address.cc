@@ -83,8 +83,9 @@ std::optional<asio::ip::address> address_of_own_name() {
 HostAndPort parse_address(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   const auto refuse = [text] {
-    throw InvalidArgument("\"" + std::string(text) +
-                          "\" is no address: write 10.0.0.3:4711, node3:4711 or [fd00::3]:4711");
+    throw InvalidArgument(
+        "\"" + std::string(text) +
+        "\" is not an address: write 10.0.0.3:4711, node3:4711 or [fd00::3]:4711");
   };
   if (colon == std::string_view::npos || colon == 0) refuse();
   std::string_view host = text.substr(0, colon), port = text.substr(colon + 1);

@@ -105,7 +105,7 @@ bool OutgoingCall::prove() {
     if (!moved.error.empty()) return hung_up(moved.error);
     if (moved.dry && moved.bytes == 0) return readable_ = false;
     if (!caller_->came(moved.bytes)) {
-      owner_.failed(*this, "what answers at " + text_of(to_) +
+      owner_.failed(*this, "the process at " + text_of(to_) +
                                " does not know the secret of this group: the process is not a "
                                "rank of the group, has an old secret, or has another "
                                "TcpOptions::secret (TERSOR_SECRET in Python)");
@@ -137,7 +137,7 @@ bool OutgoingCall::hung_up(const std::string& why) {
   else
     owner_.failed(
         *this,
-        "what answers at " + text_of(to_) +
+        "the process at " + text_of(to_) +
             " ends each connection before a proof that the process is a rank of this group: " +
             why);
   return true;

@@ -23,20 +23,22 @@ std::string refusal(const OutgoingCall& call, Verdict verdict) {
   const std::string peer = "rank " + std::to_string(own.to);
   switch (verdict) {
     case Verdict::kTaken:
-      return peer + " has a connection with another process that is rank " +
-             std::to_string(own.from) + ": each process needs a rank of its own";
+      return peer + " has a connection with another process of rank " + std::to_string(own.from) +
+             ": each process needs a rank of its own";
     case Verdict::kOtherRank:
-      return "what answers at " + text_of(call.to()) + " is not " + peer +
+      return "the process at " + text_of(call.to()) + " is not " + peer +
              ": the lists of addresses differ";
     case Verdict::kOtherRanks:
-      return peer + " belongs to a group without " + std::to_string(own.ranks) + " ranks";
+      return peer + " belongs to a group of another size than " + std::to_string(own.ranks) +
+             " ranks";
     case Verdict::kOtherProtection:
       return peer +
              " has another TcpOptions::protect (TERSOR_TCP_PROTECT in Python): set the same "
              "on all ranks";
     default:
-      return peer + " has not " + std::to_string(own.connections) +
-             " connections with each rank: TcpOptions::connections is to be the same on all";
+      return peer + " has another number of connections with each rank than " +
+             std::to_string(own.connections) +
+             ": set the same TcpOptions::connections on all ranks";
   }
 }
 
@@ -53,7 +55,8 @@ ConnectionManager::ConnectionManager(RankAddress& address, Reactor& wire)
   try {
     thread_ = std::jthread([this] { serve(); });
   } catch (const std::system_error& error) {
-    throw TransportError(std::string("no thread to make connections: ") + error.what());
+    throw TransportError(std::string("cannot start the thread that makes connections: ") +
+                         error.what());
   }
 }
 
@@ -100,7 +103,7 @@ void ConnectionManager::begin_call(ConnectionId name) {
   ConnectionProgress& to = link(name);
   if (to.connected || to.call != nullptr) return;
   const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(name.peer)];
-  if (endpoint.port() == 0) return deliver({.name = name, .failure = "nobody calls this rank"});
+  if (endpoint.port() == 0) return deliver({.name = name, .failure = "this rank does not listen"});
   const CallTimeouts timeouts{
       .refused = address_.listening_until,
       .away = std::max(address_.listening_until, Clock::now() + address_.timeout)};

@@ -90,13 +90,12 @@ std::string FileStore::get(const std::string& key, Clock::time_point until) {
     const File found(wanted, O_RDONLY | O_NONBLOCK);
     const int error = errno;
     if (found.open() && !found.is_own())
-      throw InvalidArgument(
-          wanted.string() +
-          " is not believed: it is another user's, or others may read or write it");
+      throw InvalidArgument("cannot trust " + wanted.string() +
+                            ": the file must belong to you, and other users must not have access");
     if (found.open()) return found.text();
     if (error != ENOENT)
       throw InvalidArgument("cannot read " + wanted.string() + ": " + std::strerror(error));
-    if (Clock::now() >= until) throw TransportError("there is no " + wanted.string());
+    if (Clock::now() >= until) throw TransportError(wanted.string() + " does not exist");
     std::this_thread::sleep_for(kLookEvery);
   }
 }

@@ -92,7 +92,8 @@ void MessageReader::open_message(const MessageHead& head) {
   const std::size_t bytes = head.payload_bytes();
   if (bytes > kMostPayloadBytes)
     throw TransportError("rank " + std::to_string(peer_) + " announces a message of " +
-                         std::to_string(bytes) + " bytes");
+                         std::to_string(bytes) + " bytes, more than " +
+                         std::to_string(kMostPayloadBytes));
   PartialMessage& message = partial_.emplace_back();
   message.arrival.head = head;
   message.arrival.peer = peer_;

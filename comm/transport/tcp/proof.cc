@@ -35,17 +35,17 @@ void stretch(std::string_view text, Proof& key) {
                     crypto_pwhash_OPSLIMIT_INTERACTIVE, crypto_pwhash_MEMLIMIT_INTERACTIVE,
                     crypto_pwhash_ALG_ARGON2ID13) != 0)
     throw OutOfMemory(
-        "64 MiB to stretch a secret that is a phrase: `openssl rand -hex 32` draws a secret that "
-        "needs no memory");
+        "no 64 MiB of memory to stretch a secret that is a phrase: use the output of `openssl rand "
+        "-hex 32`, which needs no memory");
 }
 
 }  // namespace
 
 void Secret::check(std::string_view text) {
   if (text.size() < kLeastSecretBytes)
-    throw InvalidArgument("a secret of " + std::to_string(text.size()) + " bytes: give at least " +
-                          std::to_string(kLeastSecretBytes) +
-                          ", the same on all ranks (TERSOR_SECRET in Python), best the output of "
+    throw InvalidArgument("the secret has " + std::to_string(text.size()) +
+                          " bytes: give at least " + std::to_string(kLeastSecretBytes) +
+                          ", the same on all ranks (TERSOR_SECRET in Python), e.g. the output of "
                           "`openssl rand -hex 32`");
 }
 

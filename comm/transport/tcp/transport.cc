@@ -29,17 +29,17 @@ constexpr std::string_view kTableTitle = "tersor tcp 1";
 
 void check(int rank, std::size_t ranks, const TcpOptions& options) {
   if (ranks < 1 || ranks > kMostRanks)
-    throw InvalidArgument(std::to_string(ranks) + " ranks: give 1 to " +
+    throw InvalidArgument("ranks is " + std::to_string(ranks) + ": give 1 to " +
                           std::to_string(kMostRanks));
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks)
-    throw InvalidArgument("rank " + std::to_string(rank) + " is not one of " +
-                          std::to_string(ranks));
+    throw InvalidArgument("rank is " + std::to_string(rank) + ": give 0 to " +
+                          std::to_string(ranks - 1));
   if (options.connections < 1 || options.connections > kMostConnections)
     throw InvalidArgument("TcpOptions::connections is " + std::to_string(options.connections) +
                           ": give 1 to " + std::to_string(kMostConnections));
   if (options.timeout.count() < 0)
     throw InvalidArgument("TcpOptions::timeout is " + std::to_string(options.timeout.count()) +
-                          " ms: give none that is negative");
+                          " ms: give 0 or more");
   if (!options.secret.empty()) Secret::check(options.secret);
 }
 
@@ -149,7 +149,7 @@ std::unique_ptr<Listener> listener_at(const Endpoint& own, const std::string& wi
   return std::make_unique<Listener>(own);
 } catch (const TransportError& error) {
   if (wish.empty())
-    throw AddressError(error.what() + std::string(": TcpOptions::address chooses another one"));
+    throw AddressError(error.what() + std::string("; give another TcpOptions::address"));
   throw AddressError("this rank's address, \"" + wish + "\": " + error.what());
 }
 

@@ -192,8 +192,8 @@ std::size_t TcpWire::connections() const {
 void TcpWire::check_thread() {
   if (running()) return;
   throw InvalidArgument(
-      "this process was forked from that of the transport's rank, and is none: a transport is used "
-      "where it was made");
+      "this process was forked after the transport was made: use a transport only in the process "
+      "that made the transport");
 }
 
 bool TcpWire::shows_its_end_to(int peer) const {

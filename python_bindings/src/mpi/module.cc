@@ -20,7 +20,7 @@ std::string library_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
   if (MPI_Get_library_version(text, &length) != MPI_SUCCESS)
-    throw TransportError("MPI does not say which library it is");
+    throw TransportError("MPI_Get_library_version failed");
   return {text, static_cast<std::size_t>(length)};
 }
 

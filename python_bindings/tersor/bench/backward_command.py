@@ -73,26 +73,32 @@ def run(chosen: argparse.Namespace) -> int:
     for name in chosen.hooks:
         if not (hooks.in_optimizer(name) or loose_hooks.has(name)):
             continue
-        raise BenchmarkError(f"{name}: exchanges in the optimizer's step, of train only")
+        raise BenchmarkError(f"{name}: exchanges in the optimizer's step; use it with train only")
     for name in chosen.hooks:
         CHECKS[chosen.parallel](name)
     if chosen.weights is not None and chosen.parallel != "fsdp":
         raise BenchmarkError("--weights are gathered with --parallel fsdp only")
     if chosen.bucket is not None and chosen.parallel != "ddp":
-        raise BenchmarkError("--bucket is DDP's; elsewhere the gradients of a layer go together")
+        raise BenchmarkError(
+            "--bucket is for DDP only; elsewhere the gradients of a layer are sent together"
+        )
     if chosen.speeds:
         _check_speeds(chosen)
     if chosen.parallel != "ddp" and any(name.startswith(hooks.WEIGHTED) for name in chosen.hooks):
-        raise BenchmarkError(f"{hooks.WEIGHTED}CODEC is DDP's, whose ranks have rows of their own")
+        raise BenchmarkError(
+            f"{hooks.WEIGHTED}CODEC is for DDP only, where each rank has its own rows"
+        )
     return launch.run_on_ranks(_measure_and_tell, chosen)
 
 
 def _check_speeds(chosen: argparse.Namespace) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", chosen.ranks))
     if len(chosen.speeds) != ranks:
-        raise BenchmarkError(f"--speeds has {len(chosen.speeds)} numbers, of {ranks} ranks")
+        raise BenchmarkError(
+            f"--speeds has {len(chosen.speeds)} numbers for {ranks} ranks: give one per rank"
+        )
     if not chosen.row_seconds:
-        raise BenchmarkError("--speeds needs --row-seconds, which a slower rank waits longer for")
+        raise BenchmarkError("--speeds needs --row-seconds, the time that a slower rank multiplies")
 
 
 def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:

@@ -59,10 +59,10 @@ def _read_idx(path: pathlib.Path, dimensions: int) -> Bytes:
     head_bytes = 4 + 4 * dimensions
     magic = bytes([0, 0, 8, dimensions])  # two zeros, "unsigned bytes", dimensions
     if content[:4] != magic or len(content) < head_bytes:
-        raise BenchmarkError(f"{path} is no IDX file of bytes with {dimensions} dimensions")
+        raise BenchmarkError(f"{path} is not an IDX file of bytes with {dimensions} dimensions")
     shape = [int(extent) for extent in np.frombuffer(content, ">u4", dimensions, offset=4)]
     if len(content) - head_bytes != int(np.prod(shape)):
-        raise BenchmarkError(f"{path} should hold {shape} values, but ends elsewhere")
+        raise BenchmarkError(f"{path} does not have {shape} values: the file is damaged")
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
 
@@ -96,7 +96,7 @@ def load_text(path: pathlib.Path | None) -> Text:
     characters = _read_bible() if path is None else _read_file(path)
     alphabet = "".join(sorted(set(characters)))
     if not 2 <= len(alphabet) <= 256:
-        raise BenchmarkError(f"a text of 2 to 256 different characters is needed: {len(alphabet)}")
+        raise BenchmarkError(f"the text has {len(alphabet)} different characters: give 2 to 256")
     index = {character: i for i, character in enumerate(alphabet)}
     indices = np.fromiter((index[character] for character in characters), np.uint8)
     border = len(indices) - int(len(indices) * VALIDATION_SHARE)

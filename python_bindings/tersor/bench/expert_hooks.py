@@ -141,7 +141,7 @@ class ExpertHook(SplitHook):
 def check_ranks(experts: int, ranks: int) -> None:
     """Raises BenchmarkError where ranks cannot have equally many experts."""
     if experts % ranks:
-        raise BenchmarkError(f"{experts} experts cannot be shared out evenly to {ranks} ranks")
+        raise BenchmarkError(f"{experts} experts are not a multiple of {ranks} ranks")
 
 
 def _distribute_the_rest(module: nn.Module) -> DistributedDataParallel:

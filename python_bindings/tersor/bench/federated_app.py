@@ -175,14 +175,14 @@ class _FedAvg(FedAvg):
         came = list(replies)
         errors = [one.error.reason for one in came if one.has_error()]
         if errors or not came:
-            raise BenchmarkError(f"round {server_round} is not whole: {errors}")
+            raise BenchmarkError(f"round {server_round} is incomplete: {errors}")
         return super().aggregate_train(server_round, came)
 
 
 class _LegacyFedAvg(flwr.server.strategy.FedAvg):
     def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> Any:
         if failures or len(results) != self.min_fit_clients:
-            raise BenchmarkError(f"round {server_round} is not whole: {failures}")
+            raise BenchmarkError(f"round {server_round} is incomplete: {failures}")
         return super().aggregate_fit(server_round, results, failures)
 
 

@@ -50,11 +50,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Trains in each way. Returns the exit status."""
     if min(chosen.clients - 1, chosen.rounds, chosen.seeds) < 1:
-        raise BenchmarkError("federated: at least 2 clients, 1 round and 1 seed")
+        raise BenchmarkError("federated: give at least 2 clients, 1 round and 1 seed")
     if len(set(chosen.ways)) != len(chosen.ways) or not chosen.clip > 0:
         raise BenchmarkError("--ways: give each once; --clip: a number above 0")
     if federated_app.THEIRS in chosen.ways and chosen.clients < 3:
-        raise BenchmarkError("secagg+ wants 3 clients: give more, or other --ways")
+        raise BenchmarkError("secagg+ needs 3 clients: give more, or other --ways")
     for way in chosen.ways:
         if way not in WAYS:
             stateless_codec(way.removesuffix("+ef"))

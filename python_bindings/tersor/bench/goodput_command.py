@@ -241,7 +241,7 @@ def _wait_for_all(ranks: _Ranks, folder: pathlib.Path) -> None:
     while len(list(folder.glob("ready.*"))) < len(ranks.processes):
         if any(one.poll() is not None for one in ranks.processes.values()):
             told = (folder / "log").read_text(errors="replace").splitlines()
-            raise BenchmarkError(f"a rank ended: {told[-1] if told else 'without a word'}")
+            raise BenchmarkError(f"a rank ended: {told[-1] if told else 'without output'}")
         if time.monotonic() > until:
-            raise BenchmarkError(f"the ranks did not come within {START_SECONDS:g} s")
+            raise BenchmarkError(f"the ranks did not start within {START_SECONDS:g} s")
         time.sleep(POLL_SECONDS)

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Times each way. Returns the exit status."""
     if min(chosen.ranks - 1, chosen.kib, chosen.steps) < 1:
-        raise BenchmarkError("gossip: at least 2 ranks, 1 KiB and 1 step")
+        raise BenchmarkError("gossip: give at least 2 ranks, 1 KiB and 1 step")
     records, found = RecordFile(chosen.json), []
     ways = [(ALLREDUCE, chosen.allreduce, one) for one in chosen.algorithm]
     ways += [("gossip", codec, one) for one in chosen.topology for codec in chosen.codec]

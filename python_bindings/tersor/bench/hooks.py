@@ -293,7 +293,7 @@ class TorchftHook(LocalHook, PyTorchHook):
 def _expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind:
     if not isinstance(plain, kind):
         wanted = kind.__name__
-        raise BenchmarkError(f"{name}: stands for {wanted}, and this model has another optimizer")
+        raise BenchmarkError(f"{name}: needs {wanted}, but this model has another optimizer")
     return plain
 
 

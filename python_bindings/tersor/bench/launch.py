@@ -71,7 +71,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> int:
         if failures or None not in states:
             return failures[0] if failures else 0
         time.sleep(POLL_SECONDS)
-    print("tersor.bench: out of time; --timeout SECONDS gives more", file=sys.stderr)
+    print("tersor.bench: out of time; raise --timeout SECONDS", file=sys.stderr)
     return 124
 
 

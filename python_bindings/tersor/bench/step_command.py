@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Times each optimizer. Returns the exit status."""
     if "muon" in chosen.optimizer and len(chosen.shape) != 2:
-        raise BenchmarkError("muon moves matrices: give --shape ROWS COLUMNS, or other optimizers")
+        raise BenchmarkError("muon needs matrices: give --shape ROWS COLUMNS, or other optimizers")
     torch.set_num_threads(chosen.threads)
     records, found = RecordFile(chosen.json), []
     store = dist.HashStore()  # type: ignore[attr-defined]

@@ -119,7 +119,9 @@ class ImageTask(Task):
         epochs, steps = options.epochs or self.epochs, options.steps or whole_pass
         self.recipe = Recipe(batch, epochs, steps, self.learning_rate * options.rate)
         if not 0 < self.recipe.steps <= whole_pass:
-            raise BenchmarkError(f"the images are enough for {whole_pass} steps an epoch")
+            raise BenchmarkError(
+                f"the images suffice for {whole_pass} steps per epoch: give fewer --steps"
+            )
         self._parts: list[data.Indices] | None = None
         if options.uneven is not None:
             self._parts = data.uneven_parts(self._train.labels, options.ranks, options.uneven)
@@ -231,9 +233,9 @@ class StageTask(TextTask):
         super().__init__(options)
         layers, ranks, batch = self._shape.layers, options.ranks, self.recipe.batch
         if layers % ranks:
-            raise BenchmarkError(f"{layers} layers cannot be cut into {ranks} equal stages")
+            raise BenchmarkError(f"{layers} layers are not a multiple of {ranks} stages")
         if batch % (count := stage_hooks.MICROBATCHES):
-            raise BenchmarkError(f"a batch of {batch} cannot be cut into {count} microbatches")
+            raise BenchmarkError(f"a batch of {batch} is not a multiple of {count} microbatches")
 
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
         return stage_hooks.StageHook(typing.cast(Gpt, model), hook)

@@ -148,7 +148,9 @@ class Training:
         """Ranks that train alone must have met by the end."""
         steps, period = self.task.recipe.epochs * self.task.recipe.steps, self.hook.period
         if steps % period:
-            raise BenchmarkError(f"ranks meet after multiples of {period} steps; {steps} is none")
+            raise BenchmarkError(
+                f"steps is {steps}: give a multiple of {period}, the steps between exchanges"
+            )
 
     def _check_weights(self) -> None:
         """Ranks that have drifted apart would train different networks."""

@@ -115,7 +115,7 @@ class Decompress(DXOFilter):  # type: ignore[misc]
             or min(shape, default=1) < 0
             or self._made.max_payload_bytes(count) > frame.nbytes  # before so much is allocated
         ):
-            raise InvalidArgument(f"{name}: {dtype} of {shape} is not what a frame holds")
+            raise InvalidArgument(f"{name}: {dtype} of {shape} does not match the frame")
         values = np.empty(count, np.float32)
         self._made.decode(np.array(frame), values, signature=text_hash(name))
         if dtype in FLOATS:

@@ -42,7 +42,7 @@ def encode(
     if out is None:
         out = numpy.empty(int(numpy.prod(numpy.shape(values))), _DTYPES[lanes])
     elif out.dtype != _DTYPES[lanes]:
-        raise InvalidArgument(f"out: {out.dtype}, for lanes of {lanes} bits")
+        raise InvalidArgument(f"out is {out.dtype}: pass integers of {lanes} bits")
     secret = secrets.randbits(64) if seed is None else seed
     return out, _core.encode_lanes(values, format, secret, out)
 
@@ -68,5 +68,5 @@ def subtract(sums: Lanes, others: Lanes) -> None:
 
 def _combine(sums: Lanes, others: Lanes, subtract: bool) -> None:
     if sums.dtype != others.dtype:
-        raise InvalidArgument(f"lanes of {sums.dtype} and of {others.dtype}")
+        raise InvalidArgument(f"sums is {sums.dtype}, others is {others.dtype}: pass equal dtypes")
     _core.combine_lanes(sums, others, 8 * sums.itemsize, subtract)

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from tersor.reducer import ReducerOptions
 
 if transformers.__version__.split(".")[0] != "5":
-    warnings.warn(f"transformers {transformers.__version__}: only 5 was tried", stacklevel=2)
+    warnings.warn(
+        f"transformers {transformers.__version__}: tested with version 5 only", stacklevel=2
+    )
 
 _FILE = "tersor.pt"
 _ABSENT = "has no file"
@@ -81,7 +83,9 @@ class TersorCallback(transformers.TrainerCallback):
         trainer.callback_handler.callbacks[:] = [self, *others]  # before those that write logs
         model = trainer.model_wrapped
         if args.world_size == 1 and not isinstance(model, nn.DataParallel):
-            warnings.warn("TersorCallback does nothing: one process sends nothing", stacklevel=2)
+            warnings.warn(
+                "TersorCallback has no effect: one process sends no gradients", stacklevel=2
+            )
             return
         if model is not self._model:
             options = {"scaler": trainer.accelerator.scaler, **self._options}
@@ -115,7 +119,7 @@ class TersorCallback(transformers.TrainerCallback):
         if any(complaints) and not (absent and self._start_at_zero):
             raise InvalidArgument(
                 f"{next(filter(None, complaints))}; resume from a checkpoint that TersorCallback "
-                "saved to its end, with as many ranks, or, where there are no files at all, start "
+                "saved completely, with as many ranks, or, if there are no files at all, start "
                 "residuals at zero: TersorCallback(start_at_zero=True)"
             )
         try:
@@ -138,7 +142,7 @@ def _training() -> tuple[Any, str | None]:
             return trainer, get_last_checkpoint(trainer.args.output_dir) if found is True else found
     raise InvalidArgument(
         f"no Trainer of transformers {transformers.__version__} calls this TersorCallback; call "
-        "tersor.torch.compress on what wraps the model instead"
+        "tersor.torch.compress on the wrapped model instead"
     )
 
 

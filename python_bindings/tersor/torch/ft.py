@@ -81,7 +81,11 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
     ) -> None:
         """``codec``: equal on all replicas. ``timeout``: of each call, and of meeting. Raises
         InvalidArgument for a codec that no all-reduce takes, TypeError for what is no group."""
-        expect(inner, ProcessGroup, "inner is a process group of torchft, as ProcessGroupGloo()")
+        expect(
+            inner,
+            ProcessGroup,
+            "inner must be a process group of torchft, such as ProcessGroupGloo()",
+        )
         super().__init__(timeout, inner)
         self._codec, self._algorithm = _way(codec)
         self._min_count = min_count
@@ -105,7 +109,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             )
             if found not in (0, fragments):
                 raise InvalidArgument(
-                    f"DiLoCo has {found} fragments: say follow(manager, fragments={found})"
+                    f"DiLoCo has {found} fragments: call follow(manager, fragments={found})"
                 )
             return int(manager.current_step())
 
@@ -158,7 +162,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
     def _followed(self) -> Places:
         if self._places is None:
             raise InvalidArgument(
-                f'codec "{self._codec}" has to know which steps count: call follow(manager) once'
+                f'codec "{self._codec}" needs to know committed steps: call follow(manager) once'
             )
         return self._places
 

@@ -166,7 +166,9 @@ def alltoall(
         rows = call.take(tensor, rows=True)
         sent = [len(rows) // size()] * size() if splits is None else list(map(int, splits))
         if len(sent) != size():
-            raise InvalidArgument(f"splits={sent} of hvd.alltoall are not {size()}, one a rank")
+            raise InvalidArgument(
+                f"splits={sent} of hvd.alltoall: give {size()} numbers, one per rank"
+            )
         told = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows), *sent])
         for other, (count, *parts) in enumerate(told):
             if min(parts) < 0 or sum(parts) != count:
@@ -255,5 +257,7 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
 
 
 def _spec(compression: _Codec) -> str:
-    expect(compression, _Codec, "compression is hvd.Compression.none, .fp16, .int8 or .spec(…)")
+    expect(
+        compression, _Codec, "compression must be hvd.Compression.none, .fp16, .int8 or .spec(…)"
+    )
     return compression.spec

@@ -75,8 +75,7 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
     """
     if not hasattr(stage, "get_fwd_send_ops"):
         raise TypeError(
-            "compress() takes a PipelineStage of torch.distributed.pipelining, not "
-            f"{described(stage)}"
+            f"stage must be a PipelineStage of torch.distributed.pipelining, not {described(stage)}"
         )
     return CompressedStage(stage, codec, backward_codec)
 

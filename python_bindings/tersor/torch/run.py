@@ -62,14 +62,14 @@ def _parser() -> argparse.ArgumentParser:
         "--unsupported",
         choices=["warn", "error"],
         default="warn",
-        help="what gradients mean that no codec takes (float64, sparse): they travel as they are",
+        help="for gradients that no codec supports (float64, sparse): send uncompressed, or fail",
     )
     add("--report", metavar="FILE", help="a picture of what was sent: .png, .svg or .pdf")
     add("--dry", action="store_true", help="change nothing; say at the end what would be sent")
     add(
         "-m", "--module", action="store_true", help="the script is a module's name, as of python -m"
     )
-    add("script", help="the training script; what stands behind it is its own")
+    add("script", help="the training script; arguments after it are for the script")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
     return parser
 
@@ -85,7 +85,7 @@ def _check_script(script: str, is_module: bool) -> None:
     if not found:
         raise InvalidArgument(
             f"there is no {kind} {script!r}: give the script's path, or -m and a module's name, "
-            "behind the options of this program"
+            "after the options of this program"
         )
 
 
@@ -95,7 +95,7 @@ def _check_report(path: str | None) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidArgument("--report draws with matplotlib: pip install matplotlib")
     if not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise InvalidArgument(f"--report {path}: its folder is not there, or not to be written to")
+        raise InvalidArgument(f"--report {path}: its folder does not exist or is not writable")
 
 
 def _reducer_options(codec: str | None, file: str | None) -> Any:

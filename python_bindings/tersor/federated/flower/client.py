@@ -48,11 +48,11 @@ def compress(
     """
     made = Codec(codec)
     if keep not in ("client", "nothing"):
-        raise InvalidArgument(f'keep={keep!r}: "client" or "nothing"')
+        raise InvalidArgument(f'keep={keep!r}: give "client" or "nothing"')
     if keep == "nothing" and made.has_feedback:
-        raise InvalidArgument(f'{codec}: "+ef" needs its residual kept; keep="client", or leave it')
+        raise InvalidArgument(f'{codec}: "+ef" needs keep="client": set it, or leave "+ef" out')
     if forget_after < 1:
-        raise InvalidArgument(f"forget_after={forget_after}: 1 or more rounds")
+        raise InvalidArgument(f"forget_after={forget_after}: give 1 or more rounds")
     return _Client(made, forget_after)
 
 
@@ -65,7 +65,7 @@ class _Client:
         if request is None:
             if message.metadata.message_type.split(".")[0] == "train":
                 raise InvalidArgument(
-                    "the server decodes nothing: wrap its strategy in "
+                    "the server does not decode: wrap its strategy in "
                     "tersor.federated.flower.Strategy"
                 )
             return call_next(message, context)
@@ -75,7 +75,9 @@ class _Client:
         key, came = only_arrays(message.content)
         start = down.receive(came, request, context)
         if model_name(start) != told.model:
-            raise InvalidArgument("what came is not the model that the server told of")
+            raise InvalidArgument(
+                "the received arrays do not match the model that the server announced"
+            )
         del message.content[KEY]
         message.content[key] = start
         reply = call_next(message, context)
@@ -88,7 +90,7 @@ class _Client:
     ) -> None:
         key, trained = only_arrays(reply.content)
         if model_name(trained) != told.model:
-            raise InvalidArgument("the app returned arrays of other names or shapes")
+            raise InvalidArgument("the app returned arrays with other names or shapes")
         residuals, forgot = self._residuals(told, context)
         seed = text_hash(str(context.node_id))  # clients round independently
         left: dict[str, Values] = {}
@@ -112,8 +114,8 @@ class _Client:
         records = message.content.config_records.values()
         if self._codec.has_feedback and any("clipping_norm" in one for one in records):
             raise InvalidArgument(
-                f"{self._codec.spec}: with a norm that bounds each round's update, take a codec "
-                'without "+ef": a residual adds those of earlier rounds'
+                f"{self._codec.spec}: a norm that bounds each round's update needs a codec without "
+                '"+ef", because a residual adds updates of earlier rounds'
             )
 
     def _residuals(self, told: Told, context: Context) -> tuple[dict[str, Values], bool]:

@@ -93,11 +93,13 @@ def sender(down: str) -> Plain:
         return Plain()
     codec = Codec(down.removeprefix(_DIFFERENCE))
     if codec.has_feedback:
-        raise InvalidArgument(f'down={down!r}: no "+ef"; a difference has what was left out anyway')
+        raise InvalidArgument(
+            f'down={down!r}: leave out "+ef"; the next difference contains the error'
+        )
     if down.startswith(_DIFFERENCE):
         return Differences(codec)
     if codec.spec != "bf16":
-        raise InvalidArgument(f'down={down!r}: "none", "bf16", or "difference:" and a codec')
+        raise InvalidArgument(f'down={down!r}: give "none", "bf16" or "difference:CODEC"')
     return Plain(codec)
 
 
@@ -123,7 +125,9 @@ def _following(
     has = Told.of(record) if record else None
     rounds = [int(request["from"]), *request["rounds"]]
     if has is None or has.round not in rounds or has != dataclasses.replace(told, round=has.round):
-        raise InvalidArgument("this client has not the weights that the difference is from")
+        raise InvalidArgument(
+            "this client does not have the weights that the difference is based on"
+        )
     arrays = context.state.array_records[_MODEL]
     for round_ in rounds[rounds.index(has.round) + 1 :]:  # if a reply was lost, it has some already
         head = f"{round_}:"

@@ -91,7 +91,7 @@ def secure(
     if min_clients < 2 or min_neighbours < 1 or not max_clip > 0 or example_step < 1:
         raise InvalidArgument(
             f"min_clients={min_clients}, min_neighbours={min_neighbours}, max_clip={max_clip}, "
-            f"example_step={example_step}: at least 2, 1, more than 0, at least 1"
+            f"example_step={example_step}: give at least 2, at least 1, above 0, at least 1"
         )
 
     def register(train: Call) -> Call:
@@ -124,12 +124,12 @@ def _check_turn(stage: str, told: Fields, state: Fields) -> None:
     number = told["round"]
     if stage == "keys":
         if state.get("run") == told["run"] and state["round"] >= number:
-            raise InvalidArgument(f"round {number} has begun already on this client")
+            raise InvalidArgument(f"round {number} began before on this client")
         return
     before = STAGES[STAGES.index(stage) - 1]
     if not is_of(state, told) or state["stage"] != before:
         raise InvalidArgument(
-            f"round {number}, {stage!r}: this client is not behind {before!r} of that round"
+            f"round {number}, {stage!r}: this client has not completed {before!r} of that round"
         )
 
 
@@ -175,8 +175,8 @@ class _Turn:
     def _check_neighbours(self, count: int, threshold: int) -> None:
         if not count < 2 * threshold <= 2 * count:
             raise InvalidArgument(
-                f"threshold={threshold} of {count} neighbours: more than half, and no more than "
-                "all, or the server could learn both of a node's secrets"
+                f"threshold={threshold} of {count} neighbours: give more than half and at most "
+                "all, otherwise the server could learn both of a node's secrets"
             )
         if count < self.min_neighbours:
             raise InvalidArgument(
@@ -193,9 +193,9 @@ class _Turn:
         own, told, state = self.own, self.told, self.state
         senders, format = told["own"], SumFormat.of(told)
         if not senders.keys() == told["mask"].keys() <= state["channel"].keys():
-            raise InvalidArgument("shares came of other nodes")
+            raise InvalidArgument("received shares of other nodes")
         if len(senders) < state["threshold"]:
-            raise InvalidArgument("shares came of fewer nodes than the threshold")
+            raise InvalidArgument("received shares of fewer nodes than the threshold")
         if not 0 < format.clip <= self.max_clip:
             raise InvalidArgument(f"clip={format.clip}: this client accepts up to {self.max_clip}")
         state["digest"] = round_digest(self.message.content, state["threshold"])
@@ -240,12 +240,12 @@ class _Turn:
         server gives the tags of the alive; the other senders of shares are gone."""
         alive, state = self.told["tags"], self.state
         if not alive.keys() <= state["channel"].keys():
-            raise InvalidArgument("a node alive is not among those that sent shares")
+            raise InvalidArgument("the server lists a node as alive that sent no shares")
         right = self.right("masked", alive)
         if len(right) < state["threshold"]:
             raise InvalidArgument(
                 f"{len(right)} of {len(alive)} neighbours masked an update of this round and "
-                f"digest, {state['threshold']} are needed: the server told them other things"
+                f"digest, {state['threshold']} are needed: the server sent them other data"
             )
         gone = state["channel"].keys() - alive.keys()
         state["secret"] = dict.fromkeys(right, "own") | dict.fromkeys(gone, "mask")
@@ -260,7 +260,7 @@ class _Turn:
         right = self.right("alive", found)
         if len(right) < threshold:
             raise InvalidArgument(
-                f"{len(right)} neighbours confirm that this client is there, {threshold} are needed"
+                f"{len(right)} neighbours confirm that this client is alive, {threshold} are needed"
             )
         shares = {node: self.share_key(name, node) for node, name in secrets.items()}
         self.state.clear()

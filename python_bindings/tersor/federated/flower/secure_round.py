@@ -144,7 +144,7 @@ class Round:
         reveals a share if the secrets cannot be reconstructed."""
         updates = self._sound("masked", replies, self.shares)
         if not updates:
-            raise TooFewError("too few updates: none came")
+            raise TooFewError("too few updates: the server received no update")
         total = self.format.zeros(self.sizes)
         for one in updates.values():
             total.add(one["vector"])
@@ -188,7 +188,7 @@ class Round:
         if masks.public_of(secret) != self.keys[owner][name]:
             for holder in self.neighbours[owner]:
                 self.disputes.add(owner, holder, "share")
-            raise TooFewError(f"the shares of node {owner} do not fit together")
+            raise TooFewError(f"the shares of node {owner} are inconsistent")
         return secret
 
     def _around(self, node: int, those: Collection[int]) -> list[int]:
@@ -211,7 +211,7 @@ class Round:
             found = sum(not self.disputes.divide(owner, one) for one in around)
             if found < self.threshold:
                 raise TooFewError(
-                    f"{found} neighbours of node {owner} are left that hold valid shares of its "
+                    f"{found} remaining neighbours of node {owner} hold valid shares of its "
                     f"secrets, {self.threshold} are needed to remove its masks"
                 )
 
@@ -245,12 +245,12 @@ class Round:
                 if reply.has_error():
                     raise InvalidArgument(reply.error.reason)
                 if counts[node] > 1:
-                    raise InvalidArgument("it answered twice")
+                    raise InvalidArgument("the node answered twice")
                 if node not in asked:
                     raise LookupError
                 answers[node] = self._fields(stage, node, reply)
             except (TersorError, LookupError, TypeError, ValueError) as error:
-                why = error if isinstance(error, TersorError) else "not what it was asked for"
+                why = error if isinstance(error, TersorError) else "not the requested reply"
                 _log.warning("tersor: node %d, %r: %s", node, stage, printable(why))
         return answers
 

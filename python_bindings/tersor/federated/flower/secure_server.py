@@ -97,28 +97,38 @@ class SecureStrategy(Wrapper):
         for one in _with_wrapped(strategy):
             if isinstance(one, _SINGLE):
                 raise InvalidArgument(
-                    f"{type(one).__name__} looks at each client's reply, and there is one of all"
+                    f"{type(one).__name__} reads each client's reply, but a secure sum has only one"
                 )
         if most_examples and isinstance(strategy, _NOISE):
-            raise InvalidArgument("most_examples: differential privacy needs equal weights")
+            raise InvalidArgument(
+                "most_examples: leave it out, because differential privacy needs equal weights"
+            )
         weight = _option(strategy, "weighted_by_key", "num-examples")
         self._format = SumFormat(bits, lanes, clip, most_examples, weight)
         if not 2 <= bits <= min(14, lanes) or lanes not in (8, 16, 32):
-            raise InvalidArgument(f"bits={bits}, lanes={lanes}: 2 to 14 bits in lanes of 8, 16, 32")
+            raise InvalidArgument(
+                f"bits={bits}, lanes={lanes}: give 2 to 14 bits and lanes of 8, 16 or 32"
+            )
         if not 0 < clip < float("inf") or most_examples < 0:
-            raise InvalidArgument(f"clip={clip}, most_examples={most_examples}: not above 0")
+            raise InvalidArgument(
+                f"clip={clip}, most_examples={most_examples}: give numbers above 0"
+            )
         if neighbours != "auto" and (neighbours < 2 or neighbours % 2):
-            raise InvalidArgument(f'neighbours={neighbours}: "auto", or an even number, at least 2')
+            raise InvalidArgument(
+                f'neighbours={neighbours}: give "auto" or an even number of at least 2'
+            )
         if not 0 <= dropouts < 1 or not 0 < failure_rate < 1:
             raise InvalidArgument(
-                f"dropouts={dropouts}, failure_rate={failure_rate}: between 0 and 1"
+                f"dropouts={dropouts}, failure_rate={failure_rate}: give numbers between 0 and 1"
             )
         self._neighbours, self._threshold, self._timeout = neighbours, threshold, timeout
         self._odds = dropouts, failure_rate
         if threshold is not None and threshold < 1:
-            raise InvalidArgument(f"threshold={threshold}: 1 or more")
+            raise InvalidArgument(f"threshold={threshold}: give 1 or more")
         if _option(strategy, "fraction_evaluate", 0) > 0:
-            _log.warning("tersor: an evaluation tells of each client: fraction_evaluate=0 has none")
+            _log.warning(
+                "tersor: evaluations reveal each client's result: fraction_evaluate=0 disables them"
+            )
         self._disputes = Disputes()
         self._round: Round | None = None
         self._start, self._key, self._sizes = ArrayRecord(), "arrays", [0]
@@ -166,7 +176,7 @@ class SecureStrategy(Wrapper):
     def _begin(self, number: int, nodes: list[int], grid: Grid) -> Round:
         """A round's graph and threshold."""
         if not nodes:
-            raise TooFewError("no node is asked")
+            raise TooFewError("no node was selected")
         dropouts, failure_rate = self._odds
         count = self._neighbours
         if count == "auto":
@@ -175,17 +185,19 @@ class SecureStrategy(Wrapper):
         most = len(graph[nodes[0]])
         threshold = self._threshold if self._threshold is not None else usual_threshold(most)
         if threshold > most:
-            raise TooFewError(f"threshold={threshold}, and a node has {most} neighbours")
+            raise TooFewError(
+                f"threshold={threshold}: give at most {most}, the neighbours of a node"
+            )
         if 2 * threshold <= most:
             raise InvalidArgument(
-                f"threshold={threshold} of {most} neighbours: more than half, or the server could "
-                "learn both of a node's secrets"
+                f"threshold={threshold} of {most} neighbours: give more than half, otherwise the "
+                "server could learn both of a node's secrets"
             )
         odds = failure_probability(len(nodes), most, threshold, dropouts)
         if odds > _LIKELY:
             _log.warning(
                 "tersor: round %d has no sum with a probability of up to %.0f %%, if %.0f %% of %d "
-                "clients go: each needs %d of %d neighbours; ask more clients, or set neighbours=",
+                "clients fail: each needs %d of %d neighbours; add clients or set neighbours=",
                 *(number, 100 * odds, 100 * dropouts, len(nodes), threshold, most),
             )
         told = {"run": self._run, "round": number}
@@ -233,7 +245,9 @@ class SecureStrategy(Wrapper):
         for name, change, count in zip(names_of(self._start), changes, cut, strict=True):
             share = count / (change.size * clients)
             if share > 0.01:
-                _log.warning("tersor: %s: %.1f %% was cut; give a larger clip", name, 100 * share)
+                _log.warning(
+                    "tersor: %s: %.1f %% was clipped; give a larger clip", name, 100 * share
+                )
         factor = np.float32((self._format.most_examples or 1) / weight)
         arrays = moved_by(self._start, [change * factor for change in changes])
         values = max(1, sum(self._sizes) * clients)

@@ -67,7 +67,7 @@ class SumFormat:
         if self.bits + math.ceil(math.log2(max(clients, 1))) > self.lanes:
             raise InvalidArgument(
                 f"lanes={self.lanes} hold the sum of codes of {self.bits} bits of "
-                f"{2 ** (self.lanes - self.bits)} clients, not of {clients}: take wider ones"
+                f"{2 ** (self.lanes - self.bits)} clients, not of {clients}: give larger lanes="
             )
 
     def zeros(self, sizes: Sequence[int]) -> SumVector:
@@ -152,7 +152,7 @@ def names_of(arrays: ArrayRecord) -> list[str]:
 def changes_of(arrays: ArrayRecord, start: ArrayRecord) -> list[Values]:
     """What training changed, an array for each that is summed."""
     if model_name(arrays) != model_name(start):
-        raise InvalidArgument("the app returned arrays of other names or shapes")
+        raise InvalidArgument("the app returned arrays with other names or shapes")
     changes = (flat(arrays[name]) - flat(start[name]) for name in names_of(start))
     return [np.ascontiguousarray(one, np.float32) for one in changes]
 

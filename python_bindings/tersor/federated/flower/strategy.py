@@ -113,7 +113,7 @@ class Strategy(Wrapper):
         for message in messages:
             key, given = only_arrays(message.content)
             if given is not arrays and given != arrays:
-                raise InvalidArgument("the strategy sends a node other arrays than those of all")
+                raise InvalidArgument("the strategy sends different arrays to the nodes")
             record, more = self._down.to(message.metadata.dst_node_id)
             message.content = RecordDict(
                 {**message.content, key: record, KEY: self._told.record(**more)}
@@ -129,7 +129,7 @@ class Strategy(Wrapper):
         for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
             try:
                 if decoded and _node(decoded[-1]) == _node(reply):
-                    raise InvalidArgument("it answered twice")
+                    raise InvalidArgument("the node answered twice")
                 if not reply.has_error():
                     self._require_weight(reply.content)
                     sizes = self._decode(reply)
@@ -140,20 +140,20 @@ class Strategy(Wrapper):
             decoded.append(reply)
         self.bytes_up[server_round] = frames, plain
         if frames:
-            _log.info("tersor: %d bytes came in %d", plain, frames)
+            _log.info("tersor: received %d bytes as %d bytes", plain, frames)
         return self._hand_over(server_round, decoded)
 
     def _decode(self, reply: Message) -> tuple[int, int]:
         """Replaces the frames of a reply; their bytes, and those of what they stand for."""
         if KEY not in reply.content.config_records:
             raise InvalidArgument(
-                "the client compresses nothing: give it tersor.federated.flower.compress"
+                "the client does not compress: add tersor.federated.flower.compress to it"
             )
         record: Any = reply.content.config_records[KEY]
         self._told.require(Told.of(record), "the reply")
         key, came = only_arrays(reply.content)
         if model_name(came) != self._told.model:
-            raise InvalidArgument("the reply has arrays of other names or shapes")
+            raise InvalidArgument("the reply has arrays with other names or shapes")
         arrays, frames, plain = ArrayRecord(), 0, 0
         for name, own in self._exact.items():
             array = came[name]
@@ -169,7 +169,7 @@ class Strategy(Wrapper):
                 require_finite(name, array.numpy(), then="the reply is left out")
             arrays[name] = array
         if record.get("forgot"):
-            _log.info("tersor: node %d left out a residual of long ago", _node(reply))
+            _log.info("tersor: node %d discarded an old residual", _node(reply))
         rest = {name: one for name, one in reply.content.items() if name != KEY}
         reply.content = RecordDict({**rest, key: arrays})
         return frames, plain
@@ -180,7 +180,7 @@ class Strategy(Wrapper):
         for record in content.metric_records.values():
             weight: Any = record.get(key, 0)
             if not 0 <= weight < float("inf"):
-                raise InvalidArgument(f"{key} is {weight}: no weight of a mean")
+                raise InvalidArgument(f"{key} is {weight}: expected a finite weight of at least 0")
 
     def summary(self) -> None:
         """Logs what is set."""
@@ -194,7 +194,7 @@ def _check_plain(name: str, array: Array, own: Array) -> None:
         raise InvalidArgument(f"{name}: the array is not compressed")
     require_size(name, array)
     if array.numpy().shape != own.shape:
-        raise InvalidArgument(f"{name}: the array has another shape than it says")
+        raise InvalidArgument(f"{name}: the array has another shape than its header")
 
 
 def _node(message: Message) -> int:

@@ -64,7 +64,7 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
     """A message's record of arrays, and its key. Raises InvalidArgument for none or several."""
     if len(content.array_records) != 1:
         found = ", ".join(content.array_records) or "none"
-        raise InvalidArgument(f"a message has one record of arrays to compress; found: {found}")
+        raise InvalidArgument(f"a message needs one record of arrays to compress; found: {found}")
     ((key, arrays),) = content.array_records.items()
     return key, arrays
 

@@ -45,7 +45,7 @@ class Gossip(tersor.Gossip):
         Parameters that the program replaces in the model later are mixed from then on. Ranks keep
         their own buffers and may start from different parameters; to start alike call
         ``tersor.torch.broadcast_parameters(model)``, which includes buffers."""
-        expect(model, nn.Module, "Gossip takes a model")
+        expect(model, nn.Module, "model must be a torch.nn.Module")
         ranks = connections.transport(process_group)
         seconds = connections.seconds_of(process_group)
         super().__init__(
@@ -89,7 +89,7 @@ def _mixed(name: str, own: torch.Tensor) -> torch.Tensor:
     """The memory to mix in: the parameter's own, or new float32 values on the host."""
     if isinstance(own, torch.distributed.tensor.DTensor) or own.dtype not in DTYPES:
         raise InvalidArgument(
-            f"{name}: Gossip takes whole parameters of float32, bfloat16 and float16"
+            f"{name}: Gossip supports whole parameters of float32, bfloat16 and float16"
         )
     if own.device.type == "cpu" and own.dtype == torch.float32 and own.is_contiguous():
         return own

@@ -105,7 +105,7 @@ class ParameterClient(Worker):
         for name, parameter in every_parameter(self._model).items():
             if parameter.grad is not None and name not in self._parameters:
                 raise tersor.InvalidArgument(
-                    f"{name} has a gradient, and was frozen or not there when the server was made"
+                    f"{name} has a gradient, but was frozen or absent when the server was made"
                 )
         gradients = {
             name: np.zeros_like(self._arrays[name]) if one.grad is None else _on_host(one.grad)
@@ -144,7 +144,7 @@ def _served(model: nn.Module) -> dict[str, nn.Parameter]:
     for name, one in parameters.items():
         if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:
             raise tersor.InvalidArgument(
-                f"{name}: a parameter server takes whole parameters of float32, bfloat16 and "
+                f"{name}: a parameter server supports whole parameters of float32, bfloat16 and "
                 "float16"
             )
     return parameters

@@ -87,8 +87,8 @@ def agree(members: Members, configuration: Configuration) -> None:
                 f"rank {rank}" + late
                 if found is None
                 else (
-                    f'the back end is configured as "{text}" on rank 0 and as "{found}" on rank '
-                    f"{rank}: say the same to configure(), or in {VARIABLE}, on all ranks"
+                    f'the backend is configured as "{text}" on rank 0 and as "{found}" on rank '
+                    f"{rank}: pass the same to configure(), or set {VARIABLE}, on all ranks"
                 )
             )
             meeting.give_up(wrong)
@@ -112,13 +112,13 @@ def _of_text(text: str) -> Configuration:
 def _rule_of_text(text: str) -> Rule:
     words = text.split()
     if len(words) not in (2, 3):
-        raise InvalidArgument(f"{VARIABLE}: a rule is a pattern and a codec, not {text!r}")
+        raise InvalidArgument(f"{VARIABLE}: a rule must be a pattern and a codec, not {text!r}")
     return (words[0], words[1]) if len(words) == 2 else (words[0], words[1], _number(words[2]))
 
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise InvalidArgument(f"{VARIABLE}: {text!r} is no number of bytes")
+        raise InvalidArgument(f"{VARIABLE}: {text!r} is not a number of bytes")
     return int(text)
 
 
@@ -126,11 +126,11 @@ def _checked(codec: str, min_bytes: int, rules: Iterable[Rule]) -> Configuration
     found = []
     for rule in (*rules, ("*", codec)):
         pattern, spec, least = (*rule, min_bytes)[:3]
-        expect(pattern, str, "a rule begins with a pattern")
-        expect(spec, str, 'a codec is a text, such as "int8"')
-        expect(least, int, "min_bytes is a whole number")
+        expect(pattern, str, "the pattern of a rule must be a string")
+        expect(spec, str, 'codec must be a string, such as "int8"')
+        expect(least, int, "min_bytes must be an integer")
         if least < 0:
-            raise InvalidArgument(f"min_bytes {least} is negative")
+            raise InvalidArgument(f"min_bytes is {least}: give 0 or more")
         found.append((pattern, _spec(spec), least))
     return Configuration(tuple(found))
 
@@ -142,8 +142,8 @@ def _spec(text: str) -> str:
     codec = Codec(text)
     if codec.has_feedback:
         raise InvalidArgument(
-            f"{text}: a back end hears no parameters' names, so that it cannot keep what feedback "
-            f"is: say {text.removesuffix('+ef')!r}, or use tersor.torch.compress"
+            f"{text}: the backend cannot keep residuals, because it does not know parameter names: "
+            f"use {text.removesuffix('+ef')!r}, or tersor.torch.compress"
         )
     alone = _core.InProcessWorld(1).transport(0)
     collectives.allreduce(

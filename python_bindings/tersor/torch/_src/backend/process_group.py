@@ -38,7 +38,7 @@ from tersor.torch._src.process_group.connections import Members, nccl_is_there, 
 
 if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it so
     raise InvalidArgument(
-        f"the back end needs PyTorch 2.15 or newer, and this is {torch.__version__}: use "
+        f"the backend needs PyTorch 2.15 or newer, and this is {torch.__version__}: use "
         "tersor.torch.compress, or the collectives of tersor.torch"
     )
 

@@ -96,10 +96,12 @@ def as_mapping(state: Any) -> Mapping[str, Any]:
     if state is None:
         return {}
     if not isinstance(state, Mapping):
-        raise InvalidArgument(f"a state is a dict or None, not {described(state)}")
+        raise InvalidArgument(f"state must be a dict or None, not {described(state)}")
     scale = state.get("loss_scale")
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
-        raise InvalidArgument(f"the state's loss_scale is {scale!r}: a finite number above 0")
+        raise InvalidArgument(
+            f"the state's loss_scale is {scale!r}: expected a finite number above 0"
+        )
     number(state.get("skipped_steps", 0), "skipped_steps")
     return state
 
@@ -108,7 +110,7 @@ def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
     """An integer of a state. Raises InvalidArgument for other types, and outside the range."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidArgument(
-            f"the state's {name} is {described(value)}: an integer from {least} to {most}"
+            f"the state's {name} is {described(value)}: expected an integer from {least} to {most}"
         )
     return value
 
@@ -117,7 +119,7 @@ def like(found: Any, wanted: Tensor, name: str) -> Tensor:
     """Raises InvalidArgument if what is found is no tensor of the wanted shape."""
     if not isinstance(found, Tensor) or found.shape != wanted.shape or found.is_complex():
         shape = tuple(found.shape) if isinstance(found, Tensor) else described(found)
-        raise InvalidArgument(f"the state's {name} is {shape}, wanted are {tuple(wanted.shape)}")
+        raise InvalidArgument(f"the state's {name} is {shape}: expected {tuple(wanted.shape)}")
     return found
 
 
@@ -152,7 +154,7 @@ def move_residuals(
 def check_mode(mode: Mode) -> Mode:
     """Raises InvalidArgument for another one."""
     if mode not in get_args(Mode):
-        raise InvalidArgument(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
+        raise InvalidArgument(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
     return mode
 
 
@@ -160,8 +162,8 @@ def check_ranks(found: Any, ranks: int) -> None:
     """Raises InvalidArgument for an exact state of another number of ranks."""
     if found != ranks:
         raise InvalidArgument(
-            f"this is the exact state of {found} ranks, these are {ranks}: save with "
-            'mode="portable" to go on with another number'
+            f"this is the exact state of {found} ranks, but there are {ranks}: save it with "
+            f'mode="portable" in a run of {found} ranks'
         )
 
 

@@ -66,7 +66,7 @@ def allreduce(tensor: Tensor, **options: Unpack[Keywords]) -> CollectiveStatisti
     ``tensor``: any shape; not contiguous costs copies. On the host the call waits; on a device it
     is queued on ``stream`` (default: the current one). Returns what was sent and how.
     Raises InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
-    undefined; the transport is poisoned).
+    undefined; the transport is aborted).
     """
     return _call_in_place(collectives.allreduce, tensor, options=options)
 
@@ -163,7 +163,7 @@ def broadcast_parameters(
     of the same names, shapes and types. Raises InvalidArgument for shards (``fully_shard``), which
     are different on each rank.
     """
-    expect(model, nn.Module, "broadcast_parameters() takes the model")
+    expect(model, nn.Module, "model must be a torch.nn.Module")
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in named.items():
         refuse_shard(name, tensor)
@@ -190,7 +190,7 @@ def broadcast_optimizer_state(
     Others need not have stepped yet: what they have is replaced. Their parameters are as many, of
     the same shapes and in the same order. Raises InvalidArgument where they are shards.
     """
-    expect(optimizer, torch.optim.Optimizer, "broadcast_optimizer_state() takes the optimizer")
+    expect(optimizer, torch.optim.Optimizer, "optimizer must be a torch.optim.Optimizer")
     for settings in optimizer.param_groups:
         for parameter in settings["params"]:
             refuse_shard("a parameter of the optimizer", parameter)
@@ -280,7 +280,7 @@ def all_to_all_single(
     ``"+ef"``; ranks whose splits differ both get WireError or TransportError.
     """
     if input.dim() == 0:
-        raise InvalidArgument("a number has no rows: give a tensor of one dimension at least")
+        raise InvalidArgument("a scalar has no rows: pass a tensor with at least one dimension")
     sent, received = list(input_splits or ()), list(output_splits or ())
     way = dict(**with_timeout(options, group), codec=codec, sent=sent, received=received)
     back = {**way, "sent": received, "received": sent}

@@ -18,6 +18,6 @@ class CopiedHookState:
             raise AttributeError(name)
         raise InvalidArgument(
             f"{name}: this was a HookState before it was copied or saved. Gradients of a copied "
-            "model travel uncompressed until tersor.torch.compress(model); residuals are saved by "
-            "the state_dict() of the handle"
+            "model are sent uncompressed until tersor.torch.compress(model); residuals are saved "
+            "by the state_dict() of the handle"
         )

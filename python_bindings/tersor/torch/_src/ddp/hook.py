@@ -76,7 +76,7 @@ class HookState(ReducerReporting, Weighed):
         """``process_group``: DDP's, default all ranks. The rest as of ``compress``."""
         self._names, self._frozen = Names(), dict[str, nn.Parameter]()
         if model is not None:
-            expect(model, nn.Module, "HookState takes the model that DDP wraps, and codec=")
+            expect(model, nn.Module, "HookState needs the model that DDP wraps, and codec=")
             trained, self._frozen = split_parameters(wrapped_in(model))
             self._names = Names(trained)
         self._group = process_group
@@ -353,10 +353,10 @@ def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
     """Raises InvalidArgument where one wants a gradient now: ranks would part without a word."""
     if found := [name for name, one in frozen.items() if one.requires_grad]:
         raise InvalidArgument(
-            f"{', '.join(found)}: frozen when DistributedDataParallel was made, which exchanges "
-            "no gradient that it did not see then; call tersor.torch.close(), wrap the "
-            "module in a new one and compress that; or make it while all is to be trained, with "
-            "find_unused_parameters=True, and freeze then"
+            f"{', '.join(found)}: frozen when DistributedDataParallel was made, so it does not "
+            "exchange their gradients: call tersor.torch.close(), wrap the module in a new "
+            "one and compress that; or make it while all parameters are trainable, with "
+            "find_unused_parameters=True, and freeze afterwards"
         )
 
 

@@ -13,7 +13,9 @@ def checked_ddp(model: nn.Module) -> DistributedDataParallel:
     """The model itself, also of ``torch.compile``. Raises InvalidArgument if hooks do not fit."""
     ddp = _compat.uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
-        raise InvalidArgument(f"a DistributedDataParallel is needed, not {type(model).__name__}")
+        raise InvalidArgument(
+            f"model must be a DistributedDataParallel, not {type(model).__name__}"
+        )
     if ddp.mixed_precision is not None:
         raise InvalidArgument(
             "DistributedDataParallel(mixed_precision=...) has a communication hook of its own; use "
@@ -22,7 +24,7 @@ def checked_ddp(model: nn.Module) -> DistributedDataParallel:
     refuse_options(ddp)
     if any(_compat.steps_in_backward(one) for one in ddp.module.parameters()):
         raise InvalidArgument(
-            "an optimizer in the backward pass has DDP's communication hook for itself; step the "
+            "an optimizer in the backward pass occupies DDP's communication hook; step the "
             "optimizer after backward()"
         )
     check_reducer(_compat.hands_over_buckets())
@@ -42,7 +44,7 @@ def refuse_options(ddp: DistributedDataParallel | None) -> None:
         )
     if getattr(ddp, "skip_all_reduce_unused_params", False):
         raise InvalidArgument(
-            "skip_all_reduce_unused_params=True: DistributedDataParallel then hands over no last "
+            "skip_all_reduce_unused_params=True: DistributedDataParallel then omits the last "
             "bucket if the bucket's parameters are unused, and the backward pass never ends; leave "
             "the option out"
         )
@@ -52,6 +54,6 @@ def check_reducer(hands_over_buckets: bool) -> None:
     """Raises InvalidArgument if DDP does not call its communication hook."""
     if not hands_over_buckets:
         raise InvalidArgument(
-            'torch._dynamo.config.optimize_ddp = "python_reducer" hands over no buckets; set it to '
+            'torch._dynamo.config.optimize_ddp = "python_reducer" passes no buckets; set it to '
             'True or "ddp_optimizer" before DistributedDataParallel is made'
         )

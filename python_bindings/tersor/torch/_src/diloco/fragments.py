@@ -34,12 +34,12 @@ class Timetable:
             ("fragments", self.fragments, 1),
             ("delay", self.delay, 0),
         ):
-            expect(value, int, f"{name} is a whole number")
+            expect(value, int, f"{name} must be an integer")
             if value < least:
-                raise InvalidArgument(f"{name}={value}: at least {least}")
+                raise InvalidArgument(f"{name}={value}: give at least {least}")
         if self.fragments > self.every:
             raise InvalidArgument(
-                f"fragments={self.fragments} with every={self.every}: at most one fragment a step"
+                f"fragments={self.fragments} with every={self.every}: use at most one per step"
             )
         if self.delay * self.fragments >= self.every:
             raise InvalidArgument(
@@ -66,8 +66,8 @@ def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
     """
     if fragments > len(counts):
         raise InvalidArgument(
-            f"fragments={fragments}: there are {len(counts)} parameters that want a gradient, and "
-            "each fragment has one at least"
+            f"fragments={fragments}: give at most {len(counts)}, the number of parameters that "
+            "require a gradient"
         )
     divided: list[list[str]] = [[] for _ in range(fragments)]
     total, before, last = max(sum(counts.values()), 1), 0, -1

@@ -40,8 +40,8 @@ def check_outer(outer_optimizer: object) -> None:
     """Raises TypeError for what makes no optimizer."""
     if not callable(outer_optimizer):
         raise TypeError(
-            "outer_optimizer makes an optimizer of a list of parameters, as nesterov or "
-            "functools.partial(torch.optim.SGD, lr=0.7) do; it is not "
+            "outer_optimizer must be a function of a list of parameters, such as nesterov or "
+            "functools.partial(torch.optim.SGD, lr=0.7), not "
             f"{described(outer_optimizer)}"
         )
 
@@ -69,9 +69,9 @@ def check_all(
     if under_way:
         number(under_way["due"], "due step")
         if not 0 <= under_way["mix"] < 1:
-            raise InvalidArgument(f"the state's mix is {under_way['mix']}: from 0 to below 1")
+            raise InvalidArgument(f"the state's mix is {under_way['mix']}: expected 0 to below 1")
     if not 0 <= late["samples"] < math.inf:
-        raise InvalidArgument(f"the state's samples are {late['samples']}: 0 or more")
+        raise InvalidArgument(f"the state's samples are {late['samples']}: expected 0 or more")
     number(late["steps"], "steps of grace")
     number(state["steps"], "steps")
     as_mapping(state["residuals"])

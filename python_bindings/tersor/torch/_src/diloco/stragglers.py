@@ -71,22 +71,20 @@ class _Asked:
 
 def check_grace(grace: float, fragments: int, delay: int) -> None:
     """Raises InvalidArgument for what does not go together."""
-    expect(grace, (float, int), "grace is a number of seconds")
+    expect(grace, (float, int), "grace must be a number of seconds")
     if not 0 <= grace < math.inf:
-        raise InvalidArgument(f"grace={grace}: seconds, 0 or more")
+        raise InvalidArgument(f"grace={grace}: give seconds, 0 or more")
     if fragments > 1 or delay > 0:
         raise InvalidArgument(
-            f"grace={grace} with fragments={fragments} and delay={delay}: these hide an exchange "
-            "behind training, at steps that all ranks count alike; take grace or these"
+            f"grace={grace} with fragments={fragments} and delay={delay}: grace cannot be combined "
+            "with fragments or delay, which need the same step numbers on all ranks"
         )
 
 
 def check_state(state: dict[str, Any] | None, grace: Grace | None) -> dict[str, Any]:
     """Of a checkpoint. Raises InvalidArgument where it is of a late rank, and nobody may be."""
     if grace is None and state and state["moved"]:
-        raise InvalidArgument(
-            "the state is of a rank that was late, and its weights are behind: load it with grace="
-        )
+        raise InvalidArgument("the state is of a late rank with older weights: load it with grace=")
     return state or {"steps": 0, "samples": 0.0, "moved": {}}
 
 

@@ -110,24 +110,24 @@ class DiLoCo(LateReporting):
         want none. Raises InvalidArgument for options that are wrong, and for parameters that no
         codec takes or that are sharded over ranks of ``group``; nothing was changed then.
         """
-        expect(model, torch.nn.Module, "DiLoCo takes the model")
+        expect(model, torch.nn.Module, "model must be a torch.nn.Module")
         outer_optimizers.check_outer(outer_optimizer)
         self._timetable = Timetable(every, fragments, delay)
         if grace is not None:
             stragglers.check_grace(grace, fragments, delay)
         self.mix = (0.5 if delay else 0.0) if mix is None else mix
-        expect(self.mix, (float, int), "mix is a number")
+        expect(self.mix, (float, int), "mix must be a number")
         if not 0 <= self.mix < 1:
-            raise InvalidArgument(f"mix={mix}: from 0 to below 1, which would take nothing")
+            raise InvalidArgument(f"mix={mix}: give a number from 0 to below 1")
         if not 0 <= residual_factor <= 1:
-            raise InvalidArgument(f"residual_factor={residual_factor}: from 0 to 1")
+            raise InvalidArgument(f"residual_factor={residual_factor}: give a number from 0 to 1")
         self.every, self.residual_factor, self.steps = every, residual_factor, 0
         self.samples = 1.0  #: of this rank's inner step, which weigh its difference with ``grace``
         self._model = model
         found = every_parameter(model)
         self._parameters = {n: one for n, one in found.items() if one.requires_grad}
         if not self._parameters:
-            raise InvalidArgument("no parameter of the model wants a gradient")
+            raise InvalidArgument("no parameter of the model requires a gradient")
         self._group = group
         self._check(self._parameters)
         refuse_elastic_shards(options, self._parameters)
@@ -158,7 +158,7 @@ class DiLoCo(LateReporting):
         """After each inner step, on all ranks. Returns True if an exchange or the fragment that
         arrived in this step changed weights. Raises what ``synchronize`` does."""
         if not 0 <= self.samples < math.inf:
-            raise InvalidArgument(f"samples={self.samples}: a number of samples, 0 or more")
+            raise InvalidArgument(f"samples={self.samples}: give a number of samples, 0 or more")
         self.steps += 1
         if self._grace is not None:
             return self._grace.step(self.samples)

@@ -331,7 +331,7 @@ class GradientExchange(ModuleExchange):
     def _report_once(self, values: Tensor, group: dist.ProcessGroup) -> None:
         if self.active and self._sender.samples.weighted:
             raise InvalidArgument(
-                f"weighted=True: the gradients of {self.name} travel uncompressed, "
+                f"weighted=True: the gradients of {self.name} are sent uncompressed, "
                 f"{reason_of(values)}"
             )
         if self.active and not self._reported:

@@ -135,8 +135,8 @@ class ShardedHandle(Reporting, Weighed):
         meshes = _mesh_count(self._gradients)
         if mode == "portable" and meshes > 1:
             raise InvalidArgument(
-                f"the model's modules are on {meshes} meshes: residuals of experts are no sum "
-                'over all ranks; save the state of mode "exact"'
+                f"the model's modules are on {meshes} meshes: residuals of experts cannot be "
+                'summed over all ranks; save the state with mode="exact"'
             )
         self._sender.prepare()
         self._sender.loss_scale.settle(self._sender, self._sender.trained)
@@ -201,7 +201,7 @@ def compress(
     are wrong. What ends an exchange is raised when the backward pass is over, with gradients of
     NaN.
     """
-    expect(model, nn.Module, "compress() takes a model that went through fully_shard")
+    expect(model, nn.Module, "model must be a model that went through fully_shard")
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
     if _mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):
@@ -278,16 +278,17 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
                 f"there is no option {name!r} with FSDP; there are: {list(known)}"
             )
     if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
-        raise InvalidArgument(f"residual_dtype is one of {list(RESIDUAL_BYTES)}, not {dtype!r}")
+        raise InvalidArgument(
+            f"residual_dtype must be one of {list(RESIDUAL_BYTES)}, not {dtype!r}"
+        )
     if (algorithm := options.get("algorithm", "auto")) not in ALGORITHMS:
-        raise InvalidArgument(f"algorithm is one of {list(ALGORITHMS)}, not {algorithm!r}")
+        raise InvalidArgument(f"algorithm must be one of {list(ALGORITHMS)}, not {algorithm!r}")
     if algorithm != "auto" and options.get("codec") == "auto":
-        raise InvalidArgument("codec auto chooses the algorithm too: leave it at auto")
+        raise InvalidArgument("codec auto chooses the algorithm: leave algorithm at auto")
     hosts, ranks = options.get("hosts"), dist.get_world_size()
     if hosts and len(hosts) != ranks:
         raise InvalidArgument(
-            f"hosts name the hosts of {len(hosts)} ranks, but there are {ranks}; give one number a "
-            "rank"
+            f"hosts has {len(hosts)} numbers for {ranks} ranks: give one number per rank"
         )
     found = lasting(cast(ReducerOptions, dict(options)))
     fill(_core.ReducerOptions(), found)  # names what else is wrong

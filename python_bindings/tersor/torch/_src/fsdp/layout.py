@@ -84,7 +84,7 @@ def refuse_meshes(name: str, module: FSDPModule) -> None:
     """Raises InvalidArgument for a module whose gradients no reduce-scatter of one mesh takes."""
     groups = _compat.fsdp_groups(module)
     backend = (
-        'or take the back end, which encodes without feedback: init_process_group("tersor"), '
+        'or use the backend, which encodes without feedback: init_process_group("tersor"), '
         "PyTorch 2.15 or newer"
     )
     if len(groups) > 1:

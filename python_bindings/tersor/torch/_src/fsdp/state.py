@@ -192,11 +192,11 @@ def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, A
     rank = int(own_row(state["places"], group.rank())[0])
     if rank != group.rank():
         raise InvalidArgument(
-            f"the state is rank {rank} of {group.size()}'s own, this is rank {group.rank()}: each "
-            "rank loads what it saved"
+            f"the state is of rank {rank} of {group.size()}, this is rank {group.rank()}: load on "
+            "each rank the state that it saved"
         )
     if state.get("hosts") != hosts:
         raise InvalidArgument(
-            "in the state's run ranks were grouped by host in another way: save with "
-            'mode="portable" to go on so'
+            "in the state's run ranks were grouped by host in another way: save it with "
+            'mode="portable"'
         )

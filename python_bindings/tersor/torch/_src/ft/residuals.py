@@ -141,7 +141,7 @@ class Places:
                 warnings.warn(
                     f"tensor {key[1]} of a step had {place.count} values on {place.device} and has "
                     f"{like.numel()} on {like.device}: its residual starts at zero. Make the same "
-                    "calls in each step; of streaming DiLoCo say follow(manager, fragments=...)",
+                    "calls in each step; for streaming DiLoCo call follow(manager, fragments=...)",
                     stacklevel=5,
                 )
             place = self._places[key] = Place(like, options)

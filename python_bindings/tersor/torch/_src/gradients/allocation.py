@@ -54,7 +54,7 @@ def allocate(
     bytes, and a warning. Raises InvalidArgument, on all ranks, for a budget that is too small (the
     message says the smallest), without gradients, and where a gradient is not finite.
     """
-    expect(model, nn.Module, "allocate() takes the model")
+    expect(model, nn.Module, "model must be a torch.nn.Module")
     found = _over_ranks(_measure(model, codecs, threads), group)
     if not found:
         raise InvalidArgument(
@@ -62,7 +62,7 @@ def allocate(
         )
     if zeros := ", ".join(one.name for one in found if one.energy == 0):
         warnings.warn(
-            f"all gradients are zeros of {zeros}, which get the fewest bytes: call "
+            f"all gradients of {zeros} are zeros, so they get the fewest bytes: call "
             "allocate() after steps that use them",
             stacklevel=2,
         )

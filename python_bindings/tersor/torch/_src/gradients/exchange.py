@@ -38,7 +38,7 @@ def refuse_elastic(options: Mapping[str, Any], who: str) -> None:
     """Raises InvalidArgument for ``elastic=True`` where PyTorch's own group is needed."""
     if options.get("elastic"):
         raise InvalidArgument(
-            f"elastic=True: {who}'s own process group does not survive a rank that dies. Take "
+            f"elastic=True: {who}'s own process group does not survive a rank that dies. Use "
             "DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD or DiLoCo, or "
             "torchft around your training"
         )
@@ -49,8 +49,8 @@ def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, T
     sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
     if options.get("elastic") and sharded:
         raise InvalidArgument(
-            f"elastic=True: {sharded[0]} is sharded, and whoever has the other shards may be lost; "
-            "take whole parameters, or torchft around your training"
+            f"elastic=True: {sharded[0]} is sharded, and a lost rank takes its shards with it; "
+            "use whole parameters, or torchft around your training"
         )
 
 
@@ -72,7 +72,7 @@ class TensorExchange:
         self.on_loss: OnLoss = cast(ElasticOptions, options).get("on_loss", "raise")
         self.elastic = options.get("elastic", False)
         if self.on_loss not in ("raise", "go on"):
-            raise InvalidArgument(f'on_loss={self.on_loss!r}: "raise" or "go on"')
+            raise InvalidArgument(f'on_loss={self.on_loss!r}: give "raise" or "go on"')
         if self.on_loss == "go on" and not self.elastic:
             raise InvalidArgument('on_loss="go on" needs elastic=True')
         told = {key: value for key, value in options.items() if key != "on_loss"}
@@ -152,7 +152,7 @@ class TensorExchange:
                 lost.members = self.members = [self._reducer_members[one] for one in lost.members]
                 if self.on_loss == "raise" or not again:
                     raise
-                warnings.warn(f"{lost}: what was under way is done again", stacklevel=4)
+                warnings.warn(f"{lost}. The exchange under way is repeated.", stacklevel=4)
                 self.resume()
 
     def resume(self) -> None:
@@ -212,16 +212,16 @@ class Presence:
         no rank tells of any. Raises InvalidArgument for less than none, before anything is sent;
         and on all ranks where only some tell, or all have none."""
         if samples is not None and not 0 <= samples < math.inf:
-            raise InvalidArgument(f"samples={samples}: a number of samples, 0 or more")
+            raise InvalidArgument(f"samples={samples}: give a number of samples, 0 or more")
         flags = [*present.values(), *also, samples is not None]
         (*counts, told), total = self._sums(flags, samples or 0.0)
         if 0 < told < self._exchange.ranks:
             raise InvalidArgument(
-                f"{told} of {self._exchange.ranks} ranks tell of how many samples their gradient "
-                "is: set samples before a step on all ranks, or on none"
+                f"{told} of {self._exchange.ranks} ranks set samples: set samples before a step on "
+                "all ranks, or on no rank"
             )
         if told and not 0 < total < math.inf:
-            raise InvalidArgument(f"the ranks' gradients are of {total} samples together")
+            raise InvalidArgument(f"the samples of all ranks add up to {total}: set more than 0")
         weight = (samples or 0.0) * told / total if told else 1.0
         return (*_told_apart(present, counts), weight)
 

@@ -48,7 +48,7 @@ class LossScale:
 
     def __init__(self, scaler: Scaler | None, transactional: bool) -> None:
         if scaler is not None and not callable(getattr(scaler, "get_scale", None)):
-            raise TypeError(f"scaler is the training's GradScaler, not {described(scaler)}")
+            raise TypeError(f"scaler must be the training's GradScaler, not {described(scaler)}")
         if transactional and not isinstance(scaler, torch.amp.GradScaler | None):
             warnings.warn(
                 f"transactional=True: only a torch.amp.GradScaler reports which optimizers it "

@@ -50,10 +50,10 @@ def warn_of(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int =
     """Warns where the optimizer is of Adam's kind, and a codec of less than two bits."""
     few = [name for name, codec in codecs.items() if _is_below(codec)]
     if few and "adam" in type(optimizer).__name__.lower():
-        others = f" and {len(few) - 1} more travel" if len(few) > 1 else " travels"
+        others = f" and {len(few) - 1} more use" if len(few) > 1 else " uses"
         warnings.warn(
-            "gradients of less than two bits a value train poorly under Adam: see "
-            f"tersor.torch.CompressedAdamW ({few[0]}{others} by {codecs[few[0]]})",
+            "gradients with less than two bits per value train poorly under Adam: use "
+            f"tersor.torch.CompressedAdamW ({few[0]}{others} {codecs[few[0]]})",
             stacklevel=stacklevel,
         )
 

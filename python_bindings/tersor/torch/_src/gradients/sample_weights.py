@@ -40,8 +40,7 @@ class Samples:
         if count is None and self.weighted:
             raise InvalidArgument(
                 "weighted=True: set samples before each backward pass whose gradients are "
-                "exchanged, on all ranks: how many samples this rank's loss is the mean over, 0 "
-                "for none"
+                "exchanged, on all ranks: the number of samples in this rank's loss, or 0"
             )
         self._step = count
 
@@ -77,7 +76,9 @@ class Samples:
             total = torch.tensor(own, dtype=torch.float64, device=gradients.device)
             dist.all_reduce(total, group=group)
             if not 0 < total < math.inf:
-                raise InvalidArgument(f"the samples of all ranks add up to {float(total)}")
+                raise InvalidArgument(
+                    f"the samples of all ranks add up to {float(total)}: set more than 0"
+                )
             self._share = own / float(total)
         return self._share
 

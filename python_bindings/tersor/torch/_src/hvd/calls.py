@@ -90,7 +90,7 @@ class Call:
         except Error:
             raise
         except RuntimeError as error:
-            raise TransportError(f"{self.what} ended, as PyTorch says: {error}") from error
+            raise TransportError(f"{self.what} failed: {error}") from error
 
     def take(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
         """The tensor without its history. Raises InvalidArgument where no rank could send it."""
@@ -102,7 +102,7 @@ class Call:
                 f"{tensor.layout} on {tensor.device}"
             )
         if rows and tensor.dim() == 0:
-            raise InvalidArgument(f"{self.what}: a number has no rows: tensor.reshape(1) has one")
+            raise InvalidArgument(f"{self.what}: a scalar has no rows: pass tensor.reshape(1)")
         return tensor.detach()
 
     def reduce_(self, tensor: Tensor, reduction: Reduction, codec: str) -> Tensor:
@@ -139,7 +139,7 @@ class Call:
 def reduction_of(op: Op, average: bool | None = None) -> Reduction:
     """Raises InvalidArgument for what is neither the mean nor the sum, or both."""
     if average is not None and (op is not None or not isinstance(average, bool)):
-        raise InvalidArgument(f"average={average!r}: say op=hvd.Average or op=hvd.Sum alone")
+        raise InvalidArgument(f"average={average!r}: pass only op=hvd.Average or op=hvd.Sum")
     if op not in (None, "mean", "sum"):
         raise InvalidArgument(f"op={op!r} is neither hvd.Average nor hvd.Sum")
     return "sum" if average is False else op or "mean"
@@ -148,7 +148,9 @@ def reduction_of(op: Op, average: bool | None = None) -> Reduction:
 def root_of(rank: int) -> str:
     """What ranks agree on. Raises InvalidArgument for a rank that is none."""
     if rank not in range(dist.get_world_size()):
-        raise InvalidArgument(f"root_rank={rank!r} is none of {dist.get_world_size()} ranks")
+        raise InvalidArgument(
+            f"root_rank={rank!r}: give a rank from 0 to {dist.get_world_size() - 1}"
+        )
     return f"root_rank={rank}"
 
 

@@ -107,7 +107,7 @@ def _make_group() -> None:
     try:
         dist.init_process_group(backend, rank=rank, world_size=ranks)
     except RuntimeError as error:
-        raise TransportError(f"{ranks} ranks did not meet at {where}: {error}") from error
+        raise TransportError(f"{ranks} ranks did not connect at {where}: {error}") from error
 
 
 def _local_place() -> tuple[int, int]:
@@ -127,7 +127,7 @@ def _told_place() -> tuple[str, tuple[int, int, int | None]]:
             local_rank = _number(local) if local in os.environ else None
             place = _number(rank), _number(ranks), local_rank
             if place[0] >= place[1]:
-                raise InvalidArgument(f"{rank}={place[0]} is none of {ranks}={place[1]} ranks")
+                raise InvalidArgument(f"{rank}={place[0]} is not below {ranks}={place[1]}")
             return launcher, place
     return "", (0, 1, None)
 
@@ -136,7 +136,7 @@ def _number(variable: str, default: str = "") -> int:
     text = os.environ.get(variable, default)
     if not text.isdecimal():
         raise InvalidArgument(
-            f"{variable} is {text!r}, and is to be a number: start the script by torchrun, mpirun "
+            f"{variable} is {text!r}, not a number: start the script by torchrun, mpirun "
             "or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )
     return int(text)
@@ -153,7 +153,7 @@ def _meeting_point(launcher: str, ranks: int) -> str:
     if not address:
         raise InvalidArgument(
             f"{launcher} does not say where {ranks} ranks meet: set MASTER_ADDR to a name of rank "
-            "0's host and MASTER_PORT to a free port there, alike for all ranks "
+            "0's host and MASTER_PORT to a free port there, the same on all ranks "
             "(mpirun -x MASTER_ADDR=host0 -x MASTER_PORT=29500 …), or start the script by torchrun"
         )
     os.environ["MASTER_ADDR"] = address

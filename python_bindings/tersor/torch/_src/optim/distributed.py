@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 Closure = Callable[[], Any]
 
 _LEFT_OVER = (
-    "what +ef held back of them will reach the weights; pass transactional=True, or let the pass "
-    "compute none (requires_grad_(False) of the module)"
+    "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
+    "gradients in this pass (requires_grad_(False) of the module)"
 )
 
 
@@ -125,7 +125,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         """
         if backward_passes_per_step < 1:
             raise InvalidArgument(
-                f"backward_passes_per_step={backward_passes_per_step}: at least 1"
+                f"backward_passes_per_step={backward_passes_per_step}: give at least 1"
             )
         self.__dict__ = optimizer.__dict__
         self.optimizer = optimizer
@@ -184,7 +184,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self._samples.end()
 
     def _leave_out_step(self, lost: RanksLost) -> None:
-        warnings.warn(f"{lost}: the step is left out", stacklevel=4)
+        warnings.warn(f"{lost}. The step is skipped.", stacklevel=4)
         self.resume()
         self.optimizer.zero_grad(set_to_none=True)
         self._synchronized = True
@@ -288,8 +288,8 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self._exchange.wait()
         if 0 < discarding < self._ranks():
             raise InvalidArgument(
-                f"{discarding} of {self._ranks()} ranks throw away the gradients that the others "
-                "step with: zero_grad() or discard_step() before a step is for all ranks alike"
+                f"{discarding} of {self._ranks()} ranks discard the gradients of this step: call "
+                "zero_grad() or discard_step() before a step on all ranks or on no rank"
             )
         if not discards:
             write_means(sent)
@@ -300,9 +300,9 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         transactional = self._options.get("transactional", False)
         leaves_some = has_feedback(self._options) and not transactional
         if leaves_some and len(self._sent):
-            raise InvalidArgument(f"gradients that are being sent are thrown away: {_LEFT_OVER}")
+            raise InvalidArgument(f"gradients that are being sent are discarded: {_LEFT_OVER}")
         if leaves_some:
-            warnings.warn(f"averaged gradients were thrown away: {_LEFT_OVER}", stacklevel=3)
+            warnings.warn(f"averaged gradients were discarded: {_LEFT_OVER}", stacklevel=3)
         if len(self._sent):
             self._end_exchange(discards=True)
             self._samples.end()

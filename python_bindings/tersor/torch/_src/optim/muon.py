@@ -66,7 +66,7 @@ class CompressedMuon(CompressedOptimizer):
     ``GradScaler`` and gradients that are not finite: as in :class:`CompressedAdamW`.
     """
 
-    _instead = "use torch.optim.Muon behind tersor.torch.compress"
+    _instead = "use torch.optim.Muon with tersor.torch.compress"
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CompressedMuon(CompressedOptimizer):
         super().__init__(params, {}, (dense_codec, dense_steps), group, options)
         if not any(one["use_muon"] for one in self.param_groups):
             raise InvalidArgument(
-                "no parameter is a hidden matrix: say which are, by hidden= or groups with "
+                "no parameter is a hidden matrix: select them by hidden= or groups with "
                 "use_muon=True, or use CompressedAdamW"
             )
 
@@ -142,8 +142,8 @@ class CompressedMuon(CompressedOptimizer):
         for name, ranks in zip(names, counts, strict=True):
             if ranks not in everywhere:
                 raise InvalidArgument(
-                    f"{name} is a hidden matrix on {ranks} of {everywhere[1]} ranks: give all the "
-                    "same hidden= and groups"
+                    f"{name} is a hidden matrix on {ranks} of {everywhere[1]} ranks: pass the same "
+                    "hidden= and groups on all ranks"
                 )
         super()._begin(newcomers)
 
@@ -255,7 +255,7 @@ def _split(group: dict[str, Any], is_chosen: Callable[[str, Tensor], bool]) -> l
         return [{**group, "params": given}]
     if not all(isinstance(one, tuple) for one in given):
         raise InvalidArgument(
-            "hidden matrices are told by their names: give CompressedMuon "
+            "CompressedMuon finds hidden matrices by their names: pass "
             "model.named_parameters(), or groups with use_muon=True and use_muon=False"
         )
     parts: dict[bool, list[tuple[str, Tensor]]] = {True: [], False: []}
@@ -270,12 +270,12 @@ def _check_matrices(group: Mapping[str, Any]) -> None:
         name, parameter = one if isinstance(one, tuple) else ("a parameter", one)
         if parameter.dim() < 2:
             raise InvalidArgument(
-                f"{name} of shape {tuple(parameter.shape)} is no matrix, which Muon is for: put it "
+                f"{name} of shape {tuple(parameter.shape)} is not a matrix, as Muon needs: put it "
                 "into a group with use_muon=False"
             )
         if _EMBEDDING.search(name):
             warnings.warn(
-                f"{name} seems to be an embedding: a step has gradients of few of its rows, and "
-                "Muon moves all directions by as much; AdamW (use_muon=False) learns more there",
+                f"{name} seems to be an embedding: a step has gradients for few of its rows, but "
+                "Muon updates all directions equally; use AdamW (use_muon=False) for it",
                 stacklevel=5,
             )

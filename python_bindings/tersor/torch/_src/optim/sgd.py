@@ -78,15 +78,15 @@ class CompressedSGD(CompressedOptimizer):
         super().add_param_group(param_group)
         sent = self.param_groups[-1]["sent_momentum"]
         if sent is not None and not 0 <= sent < 1:
-            raise InvalidArgument(f"sent_momentum={sent}: at least 0 and below 1")
+            raise InvalidArgument(f"sent_momentum={sent}: give at least 0 and below 1")
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         if not Codec(codec).has_feedback:
             return _MEAN_GRADIENT
         if codec.startswith("lowrank"):
             raise InvalidArgument(
-                f"{codec}: what share of a gradient this brings depends on the gradients, and the "
-                "momentum with it: average gradients for SGD (tersor.torch.compress), or take "
+                f"{codec}: the share of a gradient that it sends depends on the gradients, and so "
+                "does the momentum: average gradients for SGD (tersor.torch.compress), or use "
                 "hadamard:bits=1+ef or blocktopk"
             )
         return _common_momentum(codec, self._dense_steps)

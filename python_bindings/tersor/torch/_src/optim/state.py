@@ -138,8 +138,8 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
         raise InvalidArgument("the state is of other parameter groups")
     if own["mode"] == "exact" and own["ranks"] != (ranks := kept.group.size()):
         raise InvalidArgument(
-            f"the state is the exact one of {own['ranks']} ranks, these are {ranks}: "
-            'save with mode="portable" to go on with another number'
+            f"the state is the exact one of {own['ranks']} ranks, but there are {ranks}: "
+            f'save it with mode="portable" in a run of {own["ranks"]} ranks'
         )
 
 

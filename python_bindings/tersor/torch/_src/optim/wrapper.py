@@ -18,7 +18,7 @@ def merged(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
     """A subclass of ``wrapper`` and the optimizer's class. Attributes of ``wrapper`` come first."""
     name = wrapper.__name__
     expect(
-        optimizer, torch.optim.Optimizer, f"{name} wraps an optimizer, such as torch.optim.SGD(…)"
+        optimizer, torch.optim.Optimizer, f"{name} needs an optimizer, such as torch.optim.SGD(…)"
     )
     if isinstance(optimizer, Reporting):
         raise InvalidArgument(

@@ -49,7 +49,7 @@ def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
         return
     if any(tensor.stride(i) == 0 and tensor.size(i) > 1 for i in range(tensor.dim())):
         raise InvalidArgument(
-            f"values of a tensor of shape {tuple(tensor.shape)} share memory, so that none can be "
+            f"values of a tensor of shape {tuple(tensor.shape)} share memory, so they cannot be "
             "written: clone() it"
         )
     with _on(stream, tensor):

@@ -188,8 +188,8 @@ def _by_identity(
     for pair in named:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise TypeError(
-                "named_parameters is model.named_parameters(), pairs of a name and a parameter; "
-                f"{described(pair)} is none"
+                "named_parameters must be model.named_parameters(), pairs of a name and a "
+                f"parameter, not {described(pair)}"
             )
         name, parameter = pair
         if name in names:
@@ -206,7 +206,7 @@ def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
         raise InvalidArgument("there is no gradient to compress")
     if len(devices) > 1:
         listed = ", ".join(sorted(str(one) for one in devices))
-        raise InvalidArgument(f"the parameters lie on several devices: {listed}; tersor takes one")
+        raise InvalidArgument(f"the parameters are on several devices: {listed}; use one device")
     return devices.pop()
 
 
@@ -235,7 +235,7 @@ def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None
     refused = {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
     if refused:
         raise InvalidArgument(
-            f"{who} takes parameters of float32, bfloat16 and float16, not {_listed(refused)}"
+            f"{who} supports float32, bfloat16 and float16 parameters, not {_listed(refused)}"
         )
 
 
@@ -276,8 +276,8 @@ def refuse_sharded(
     for name, one in parameters.items():
         if is_sharded_over(others, one):
             raise InvalidArgument(
-                f"{name} is sharded over ranks of the group, each of which has other values of it: "
-                f"shard over other ranks than those of group= (a host's, say), or {else_}"
+                f"{name} is sharded over ranks of the group, so the ranks have different values: "
+                f"shard over other ranks than those of group= (e.g. within a host), or {else_}"
             )
 
 
@@ -313,7 +313,7 @@ def report_unsupported(
     listed = _listed(found)
     if how == "error":
         raise InvalidArgument(
-            f"these gradients cannot be compressed: {listed}; tersor takes dense gradients of "
+            f"these gradients cannot be compressed: {listed}; tersor supports dense gradients of "
             'float32, bfloat16 and float16. With unsupported="warn" tersor sends them uncompressed'
         )
     if dist.get_rank(group) == 0:
@@ -347,7 +347,7 @@ class Names:
         if self._complete and id(parameter) not in self._known:
             raise InvalidArgument(
                 f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not in the "
-                "model which tersor was given: give it the model that DDP wraps, as it is trained"
+                "model passed to tersor: pass the model that DDP wraps and trains"
             )
         numbered = (f"parameter.{len(self._known)}", parameter)
         return self._known.setdefault(id(parameter), numbered)[0]

@@ -115,7 +115,7 @@ def transport(
 
 def ranks_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
     """The transport for a tensor."""
-    expect(tensor, torch.Tensor, "collectives take a tensor")
+    expect(tensor, torch.Tensor, "tensor must be a torch.Tensor")
     return transport(process_group, tensor.device)
 
 
@@ -192,7 +192,7 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     expect(
         group,
         (dist.ProcessGroup, int),  # PyTorch's word for no member is a number
-        "a process group comes of torch.distributed.new_group, or mesh.get_group()",
+        "process_group must be one of torch.distributed.new_group or mesh.get_group()",
     )
     if not isinstance(group, dist.ProcessGroup):
         raise InvalidArgument("this process is not a member of the process group")
@@ -212,7 +212,7 @@ def _meet(members: Members) -> TcpTransport:
         if not isinstance(error, AddressError):
             raise
         if not address:
-            raise AddressError(f"{error}: set {_ADDRESS_VARIABLES[0]}") from None
+            raise AddressError(f"{error} ({_ADDRESS_VARIABLES[0]})") from None
         raise AddressError(
             f"{error}. {variable} says {address}: give an interface that is up (eth0), an address "
             "or a name of this host, or nothing"
@@ -223,7 +223,7 @@ def _store_of(group: dist.ProcessGroup) -> Any:
     store: Any = cast(Any, group).get_group_store()
     if store is None:
         raise InvalidArgument(
-            "the process group has no store, by which its ranks could meet: initialise "
+            "the process group has no store for the rendezvous of its ranks: initialise "
             "torch.distributed with another backend than MPI"
         )
     return store

@@ -80,7 +80,7 @@ class Meeting:
         if not self._name:
             return
         with contextlib.suppress(Exception):
-            self.set("failure", f"rank {self._rank} gave up the meeting: {reason}")
+            self.set("failure", f"rank {self._rank} gave up the rendezvous: {reason}")
             until = time.monotonic() + _TELLING_SECONDS
             while len(self._answered) < len(self._callers) and time.monotonic() < until:
                 self._answer()

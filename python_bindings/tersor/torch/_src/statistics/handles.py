@@ -111,7 +111,9 @@ class ReducerReporting(Reporting):
     def reducer(self) -> GradientReducer:
         """What reduces; under DDP it is there after the first backward pass at the latest."""
         if self._exchange is None:
-            raise InvalidArgument("the reducer is made in the first backward pass")
+            raise InvalidArgument(
+                "there is no reducer yet: call this after the first backward pass"
+            )
         return self._exchange.reducer
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
@@ -168,7 +170,7 @@ class ElasticReporting(ReducerReporting):
         """Raises InvalidArgument where ranks were lost: files of all ranks would have a gap."""
         if self._exchange.losses and check_mode(mode) == "exact":
             raise InvalidArgument(
-                'ranks were lost: save with mode="portable", which is good for any number of ranks'
+                'ranks were lost: save with mode="portable", which fits any number of ranks'
             )
         return mode
 
@@ -188,9 +190,9 @@ def log_statistics(
     residual's norm, for which all residuals are read.
     """
     if not hasattr(writer, "add_scalar"):
-        raise TypeError(f"log_statistics takes a SummaryWriter first, not {described(writer)}")
+        raise TypeError(f"writer must be a SummaryWriter, not {described(writer)}")
     if not hasattr(handle, "scalars"):
-        raise TypeError(f"log_statistics takes what compress returned, not {described(handle)}")
+        raise TypeError(f"handle must be the result of compress, not {described(handle)}")
     for name, value in handle.scalars(residual_norm=residual_norms).items():
         writer.add_scalar(name, value, step)
     if not parameters_every or step % parameters_every:
