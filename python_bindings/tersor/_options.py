@@ -30,7 +30,7 @@ def _wanted(key: str, default: object, value: object) -> str:
     """What is wrong with an option's type."""
     if key == "rules":
         return f"rules must be a list of pairs, such as [('*', 'int8')], not {value!r}"
-    if type(default) is type(value) is int:
+    if type(default) is int and isinstance(value, int) and not isinstance(value, bool):
         return f"{key} is {value}: give {'0 or more' if value < 0 else 'a smaller number'}"
     return f"{key} must be {_KINDS.get(type(default), 'a list')}, not {described(value)}"
 

@@ -103,7 +103,7 @@ void ConnectionManager::begin_call(ConnectionId name) {
   ConnectionProgress& to = link(name);
   if (to.connected || to.call != nullptr) return;
   const Endpoint& endpoint = address_.endpoints[static_cast<std::size_t>(name.peer)];
-  if (endpoint.port() == 0) return deliver({.name = name, .failure = "this rank does not listen"});
+  if (endpoint.port() == 0) return deliver({.name = name, .failure = "the rank does not listen"});
   const CallTimeouts timeouts{
       .refused = address_.listening_until,
       .away = std::max(address_.listening_until, Clock::now() + address_.timeout)};
