@@ -140,9 +140,19 @@ void ChunkTask::begin_native() {
   }
   messages_.encode_native(std::span(plan_->shards).subspan(step().first_shard, step().shard_count),
                           parts_);
+  Operation operation = this->operation();
+  if (is_in_place()) operation.keep_alive = {};  // the caller may free the gradient after an error
   Transport& transport = *context_->adder;
-  handle_ = step().native == Native::kSum ? transport.sum(operation(), parts_)
-                                          : transport.maximum(operation(), parts_);
+  handle_ = step().native == Native::kSum ? transport.sum(operation, parts_)
+                                          : transport.maximum(operation, parts_);
+}
+
+/// True if some raw values of the step are sent from the caller's memory.
+bool ChunkTask::is_in_place() const {
+  const auto shards = std::span(plan_->shards).subspan(step().first_shard, step().shard_count);
+  return std::ranges::any_of(shards, [](const Shard& shard) {
+    return !shard.frames.empty() && shard.frames.front().in_place();
+  });
 }
 
 void ChunkTask::count_peers() {

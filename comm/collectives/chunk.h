@@ -68,6 +68,7 @@ class ChunkTask {
   void count_peers();
   bool shards_differ() const;
   ValueSpan raw_space(const Shard& shard, std::size_t offset) const;
+  bool is_in_place() const;
   Operation operation() const;
 
   ExchangeContext* context_ = nullptr;
