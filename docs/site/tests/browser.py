@@ -168,7 +168,7 @@ def running(program: str) -> Iterator[Browser]:
 
 
 class _Silent(http.server.SimpleHTTPRequestHandler):
-    def do_GET(self) -> None:  # noqa: N802  # the base class's
+    def do_GET(self) -> None:  # the base class's
         if self.path != "/favicon.ico":
             return super().do_GET()
         self.send_response(204)  # browsers ask, whatever a page has
