@@ -25,6 +25,7 @@ html_title = f"Tersor {version}"
 html_copy_source = False
 html_show_sphinx = False
 html_static_path = ["static"]
+html_favicon = "static/icon.svg"
 html_css_files = ["tersor.css"]
 pygments_style = "friendly"
 copybutton_exclude = ".linenos, .gp, .go"

@@ -168,6 +168,12 @@ def running(program: str) -> Iterator[Browser]:
 
 
 class _Silent(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self) -> None:  # the base class's
+        if self.path != "/favicon.ico":
+            return super().do_GET()
+        self.send_response(204)  # browsers ask, whatever a page has
+        self.end_headers()
+
     def log_message(self, *_: Any) -> None:
         pass
 

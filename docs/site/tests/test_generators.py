@@ -42,6 +42,7 @@ def test_a_python_name_without_text_is_missed() -> None:
         def size(self) -> None: ...
 
     Box.text = property(lambda self: 1, doc="text(self) -> int")  # as a compiled module has
+    Box.__module__ = "tersor"
     names = coverage._object_names("tersor.Box", Box)
     assert names == {"tersor.Box": True, "tersor.Box.size": False, "tersor.Box.text": False}
 
