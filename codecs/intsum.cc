@@ -185,7 +185,7 @@ class IntsumCodec final : public FormatCodec<IntsumCodec> {
 
   void check_contributions(std::size_t contributions) const {
     if (intsum_levels(options_, contributions) != 0) return;
-    std::string advice = "no accumulator holds so many";
+    std::string advice = "no accumulator size fits so many ranks";
     for (const auto& [word, accumulator_bits] : kAccumulatorChoice.words)
       if (intsum_levels({accumulator_bits, options_.rounding}, contributions) != 0) {
         advice = "use bits=" + std::string(word);

@@ -60,7 +60,7 @@ def _check_library() -> None:
     theirs, ours = (text.strip("\0 \n") for text in found)
     if theirs != ours:
         raise InvalidArgument(
-            f"mpi4py runs on {theirs}, but tersor was built for {ours}: build one of them anew"
+            f"mpi4py runs on {theirs}, but tersor was built for {ours}: build one of them again"
         )
 
 
@@ -68,7 +68,7 @@ def transport(comm: MPI.Intracomm) -> Transport:
     """The transport over a communicator: made at the first call, which is collective, then kept.
 
     It has a duplicate of the communicator, so that its messages meet none of the caller's, and
-    lives until ``comm`` is freed. After a ``TransportError`` it stays poisoned: go on with
+    lives until ``comm`` is freed. After a ``TransportError`` it stays aborted: continue with
     ``comm.Dup()``. For :class:`tersor.GradientReducer` and the functions of :mod:`tersor` that take
     a transport.
 

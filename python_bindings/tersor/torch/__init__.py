@@ -100,8 +100,8 @@ __all__ = [
 
 # By the name of the class, since some are of packages that need not be there.
 _REFUSED = {
-    "DataParallel": "torch.nn.DataParallel is one process, which sends no gradients that could be "
-    "encoded: start a process for each GPU (torchrun) and use DistributedDataParallel",
+    "DataParallel": "torch.nn.DataParallel is one process and sends no gradients: start a process "
+    "for each GPU (torchrun) and use DistributedDataParallel",
     "FullyShardedDataParallel": "FullyShardedDataParallel is FSDP1: use fully_shard, FSDP2 "
     "(fsdp_version 2 of Accelerate and transformers)",
     "DeepSpeedEngine": "DeepSpeed sends gradients by itself: use fully_shard in place of ZeRO, or "
@@ -138,7 +138,7 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
     expect(
         uncompiled,
         nn.Module,
-        "compress() takes a model, of DistributedDataParallel or fully_shard (an optimizer goes to "
+        "compress() needs a model of DistributedDataParallel or fully_shard (pass an optimizer to "
         "tersor.torch.DistributedOptimizer)",
     )
     if isinstance(uncompiled, DistributedDataParallel):
