@@ -217,7 +217,9 @@ def test_mistakes_are_named() -> None:
         values = gradient(0, 100)
         with pytest.raises(tersor.InvalidArgument, match=r"no option 'codek'.*chunk_count, codec"):
             allreduce(transport, values, codek="int8")  # type: ignore[call-arg]
-        with pytest.raises(tersor.InvalidArgument, match='"sum", "mean", not "average"'):
+        with pytest.raises(
+            tersor.InvalidArgument, match='reduction is "average"; pass one of "sum", "mean"'
+        ):
             allreduce(transport, values, reduction="average")  # type: ignore[arg-type]
         with pytest.raises(tersor.InvalidArgument, match="timeout"):
             allreduce(transport, values, timeout=0)

@@ -84,7 +84,7 @@ def test_residuals_may_lie_in_the_callers_arrays() -> None:
 
 
 def test_wrong_arrays_for_residuals_are_refused() -> None:
-    with pytest.raises(tersor.InvalidArgument, match="12 bytes, not 24"):
+    with pytest.raises(tersor.InvalidArgument, match="12 bytes; pass 24"):
         _core.FeedbackState(np.zeros(3, np.float32), np.zeros(3, np.int32))
     with pytest.raises(tersor.InvalidArgument, match="aligned"):
         _core.FeedbackState(np.zeros(3, np.float32), np.zeros(7, np.int64).view(np.int32)[1:7])

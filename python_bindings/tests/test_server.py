@@ -168,7 +168,7 @@ def test_what_is_wrong_is_told() -> None:
     def rank(transport: tersor.Transport) -> None:
         refused(transport, "staleness is -1", staleness=-1)
         refused(transport, r"servers=\[7\]", servers=[7])
-        refused(transport, "without \\+ef", pull="int8+ef")
+        refused(transport, "leave out \\+ef", pull="int8+ef")
         refused(transport, "needs an exchange of all ranks", push="intsum")
         refused(transport, "no option 'codec'", codec="int8")
         refused(transport, "less than timeout=5", timeout=5.0, straggler_timeout=5.0)
