@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import types
 
 import command_line
 import public
@@ -96,7 +97,9 @@ def _with_links(text: str, old: pathlib.Path, new: pathlib.Path) -> str:
 
 
 def _reference() -> dict[str, str]:
-    pages = {f"python/{name}.rst": _module_page(name) for name in public.modules()}
+    pages, homes = {}, {}
+    for name in public.modules():
+        pages[f"python/{name}.rst"] = _module_page(name, homes)
     for name, title, headers in public.HEADERS:
         pages[f"cpp/{name}.rst"] = _heading(title) + "".join(map(_header_text, headers))
     return pages
@@ -106,9 +109,17 @@ def _heading(text: str, line: str = "=") -> str:
     return f"{text}\n{line * len(text)}\n\n"
 
 
-def _module_page(name: str) -> str:
+def _module_page(name: str, homes: dict[object, str]) -> str:
+    """``homes``: classes and functions of earlier pages, with their modules; gains those of this page."""
+    again: dict[str, str] = {}
+    for member, value in public.members(public.imported(name)):
+        if isinstance(value, (type, types.FunctionType)) and homes.setdefault(value, name) != name:
+            again[member] = homes[value]
     options = f":members:\n   :inherited-members: {FOREIGN_BASES}\n   :member-order: groupwise"
-    return _heading(name) + f".. automodule:: {name}\n   {options}\n"
+    if again:
+        options += f"\n   :exclude-members: {', '.join(again)}"
+    also = "".join(f"- ``{member}``: see ``{home}``\n" for member, home in again.items())
+    return _heading(name) + f".. automodule:: {name}\n   {options}\n\n{also}"
 
 
 def _header_text(name: str) -> str:

@@ -89,7 +89,8 @@ void bind_tuner(nb::module_& module) {
            "collective.\n\n"
            "Args:\n"
            "  dtype, count: As in choose().")
-      .def_prop_ro("link", &Tuner::link, nb::rv_policy::copy)
+      .def_prop_ro("link", &Tuner::link, nb::rv_policy::copy,
+                   "The figures of the link: measured, or given in the options.")
       .def("explain", &Tuner::explain,
            "Returns every alternative with the predicted and measured times and the reason of the "
            "decision, as text.");
