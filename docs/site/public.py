@@ -39,7 +39,7 @@ MODULES = (
 )
 
 # Packages that the reference describes Tersor's use of, and that the environment need not have.
-FOREIGN = ("flwr", "nvflare", "ray", "tensorflow", "torchft", "transformers")
+FOREIGN = ("Crypto", "cryptography", "flwr", "nvflare", "ray", "tensorflow", "torchft", "transformers")
 
 # The C++ pages: file name, title, headers. Each public header is on one page.
 HEADERS = (
