@@ -1,4 +1,4 @@
-"""Writes the sources of the site: copies of docs/, and the generated parts of the reference.
+"""Writes the sources of the site: copies of docs/ and the generated pages of the reference.
 
 Needs the tersor package and its compiled module.
 """
@@ -19,7 +19,7 @@ from tersor import Codec, CodecInfo, codecs
 DOCS = public.ROOT / "docs"
 KINDS = ("get-started", "how-to", "explain", "reference", "results", "systems", "inside")
 SAMPLE = 1 << 20  # values
-# Members of these base classes are described by their own projects.
+# Other projects document the members of these base classes.
 FOREIGN_BASES = "object, Exception, BaseException, dict, tuple, Optimizer, Module, ProcessGroup, "
 FOREIGN_BASES += "Backend, TrainerCallback, Enum, Protocol, Generic"
 LINK = re.compile(r"(?<!!)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^)\s]+)\)")
@@ -27,7 +27,7 @@ FENCE = re.compile(r"(?m)^((?:```|~~~).*\n)")
 
 
 def write(folder: pathlib.Path) -> None:
-    """Replaces the folder. Sphinx compares contents, so an unchanged page is not built again."""
+    """Replaces the folder. Sphinx compares contents and builds only the changed pages."""
     shutil.rmtree(folder, ignore_errors=True)
     for kind in KINDS:
         for page in sorted(DOCS.glob(f"{kind}/**/*.md")):
@@ -62,7 +62,7 @@ def _filled(text: str) -> str:
 
 
 def _with_all_pages(index: str) -> str:
-    """Pages that the index does not name follow the last page of their folder in the navigation."""
+    """Adds unlisted pages to the navigation, after the last listed page of the same folder."""
     lines = index.splitlines()
     for page in sorted(path for kind in KINDS for path in DOCS.glob(f"{kind}/*.md")):
         name = f"{page.parent.name}/{page.stem}"
@@ -73,7 +73,7 @@ def _with_all_pages(index: str) -> str:
 
 
 def _with_links(text: str, old: pathlib.Path, new: pathlib.Path) -> str:
-    """Links to files that are not pages become downloads; the name of a folder stays text."""
+    """Turns links to files outside of the site into downloads, and links to folders into text."""
 
     def changed(match: re.Match[str]) -> str:
         label, target = match[1], match[2].partition("#")[0]
@@ -110,7 +110,7 @@ def _heading(text: str, line: str = "=") -> str:
 
 
 def _module_page(name: str, homes: dict[object, str]) -> str:
-    """``homes``: classes and functions of earlier pages, with their modules; gains those of this page."""
+    """The page of a module. ``homes`` maps each documented class and function to its module."""
     again: dict[str, str] = {}
     for member, value in public.members(public.imported(name)):
         if isinstance(value, (type, types.FunctionType)) and homes.setdefault(value, name) != name:
@@ -152,7 +152,7 @@ def _option_text(option: object) -> str:
 
 
 def _bits(codec: CodecInfo) -> str:
-    """Of a matrix of f32 values, headers included. Codecs without frames have no payload."""
+    """Bits per value for a matrix of f32 values, with headers; empty for codecs without frames."""
     side = int(SAMPLE**0.5)
     size = Codec(codec.name).max_payload_bytes((side, side))
     return f"{8 * size / SAMPLE:.2f}" if size else "see below"

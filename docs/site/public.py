@@ -12,7 +12,7 @@ from sphinx.ext.autodoc.mock import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Public Python modules. A name that a build lacks is left out.
+# Public Python modules. The site omits modules that the build lacks.
 MODULES = (
     "tersor",
     "tersor.local",
@@ -38,7 +38,7 @@ MODULES = (
     "tersor.integrations.transformers",
 )
 
-# Packages that the reference describes Tersor's use of, and that the environment need not have.
+# Frameworks that Tersor's modules import. The site's environment may lack a framework.
 FOREIGN = ("Crypto", "cryptography", "flwr", "nvflare", "ray", "tensorflow", "torchft", "transformers")
 
 # The C++ pages: file name, title, headers. Each public header is on one page.
@@ -66,7 +66,7 @@ HEADERS = (
         ),
     ),
 )  # fmt: skip
-EVERYTHING = ("tersor",)  # a header that only includes others
+EVERYTHING = ("tersor",)  # a header of includes
 
 
 def modules() -> list[str]:
@@ -91,12 +91,12 @@ def missing_headers() -> list[str]:
 
 
 def absent() -> list[str]:
-    """The foreign packages that are not installed."""
+    """The missing packages of FOREIGN."""
     return [name for name in FOREIGN if not installed(name)]
 
 
 def imported(name: str) -> types.ModuleType:
-    """The module, with stand-ins for foreign packages that are not installed."""
+    """Imports a module, with mocks for missing packages of FOREIGN."""
     version = importlib.metadata.version
     stand_ins = absent()
     importlib.metadata.version = lambda package: "999" if package in stand_ins else version(package)
@@ -108,7 +108,7 @@ def imported(name: str) -> types.ModuleType:
 
 
 def members(module: types.ModuleType) -> list[tuple[str, object]]:
-    """The names of __all__; without __all__, the public names that the module defines."""
+    """The names of __all__ or, without __all__, the public names defined in the module."""
     listed = getattr(module, "__all__", None)
     if listed is None:
         own = vars(module).items()

@@ -231,7 +231,7 @@ class ParameterClient(Worker):
 
 
 class _Ways:
-    """A lifeline for each server. A collective call."""
+    """An isolated channel for each server. Making the object is a collective call."""
 
     def __init__(
         self, transport: Transport, servers: Sequence[int], workers: Sequence[int] | None

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <tersor/agreement.h>
+#include <tersor/collectives.h>
 #include <tersor/wire.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
@@ -343,6 +346,22 @@ TEST_F(TcpPlayedPeer, AMalformedAgreementIsNamed) {
     const std::string error = error_of(*transport_);
     EXPECT_TRUE(contains(error, "rank 1") && contains(error, wanted)) << error;
   }
+}
+
+// Rank 1 reads nothing until rank 0 has an error and reuses the memory of the gradient.
+TEST_F(TcpPlayedPeer, AGradientMayBeReusedAfterAnError) {
+  constexpr float kLater = 0x1.abcdep7f;
+  std::vector<float> gradient(std::size_t{16} << 20, 1.0f);
+  const CollectiveOptions options{
+      .codec = "none", .algorithm = Algorithm::kNative, .timeout = 200ms};
+  EXPECT_THROW(allreduce(*transport_, gradient, options), TransportError);
+  std::ranges::fill(gradient, kLater);
+  const std::jthread leaves([&] { transport_.reset(); });
+  const std::vector<std::byte> sent = peer_->hear(gradient.size() * sizeof(float));
+  std::vector<float> values(sent.size() / sizeof(float));
+  std::memcpy(values.data(), sent.data(), values.size() * sizeof(float));
+  EXPECT_GT(std::ranges::count(values, 1.0f), 0);
+  EXPECT_EQ(std::ranges::count(values, kLater), 0) << "of " << values.size();
 }
 
 TEST_F(TcpPlayedPeer, AMessageOfAbsurdLengthIsNamed) {
