@@ -152,7 +152,7 @@ def _option_text(option: object) -> str:
 
 
 def _bits(codec: CodecInfo) -> str:
-    """Bits per value for a matrix of f32 values, with headers; empty for codecs without frames."""
+    """Bits per value for a matrix of f32 values, with headers; "see below" without frames."""
     side = int(SAMPLE**0.5)
     size = Codec(codec.name).max_payload_bytes((side, side))
     return f"{8 * size / SAMPLE:.2f}" if size else "see below"
