@@ -47,7 +47,7 @@ struct Total {
 
 std::vector<Tensor> read_gradients(const std::string& file) {
   if (!is_tensor_file(file))
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("{}: gradients come from FILE.npy or FILE.safetensors, e.g. of `tersor-bench "
                     "train --gradients FILE.safetensors`",
                     file));
@@ -60,7 +60,7 @@ void check_alike(const AllocateOptions& options, const std::string& file,
     return a.name == b.name && a.shape == b.shape;
   };
   if (!std::ranges::equal(tensors, shapes, alike))
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("{}: does not hold the tensors of {}: give the gradients of one "
                     "network, of several steps, with the same names and shapes",
                     file, options.files.front()));
@@ -122,7 +122,7 @@ Total total_of(const Allocation& allocation) {
 /// An allocation of at most this many bits; empty if no allocation fits.
 std::optional<Total> allocated(const MeasuredModel& measured, double bits) try {
   return total_of(allocate(measured.parameters, bits));
-} catch (const InvalidArgument&) {
+} catch (const InvalidArgumentError&) {
   return {};
 }
 

@@ -147,7 +147,7 @@ SweepRow measure(const AllreduceOptions& options, Fleet& fleet, const CodecChoic
 void run_allreduce(const AllreduceOptions& options) {
 #if TERSOR_HAS_NCCL
   if (options.fleet.transport == kNcclTransport) {
-    if (options.scatters()) throw InvalidArgument("reduce_scatter is not timed over nccl");
+    if (options.scatters()) throw InvalidArgumentError("reduce_scatter is not timed over nccl");
     return run_nccl_allreduce(options);
   }
 #endif
@@ -182,7 +182,7 @@ std::vector<std::string> transports_of_allreduce() {
   return names;
 }
 
-/// Parses "16,16". Throws InvalidArgument for other text.
+/// Parses "16,16". Throws InvalidArgumentError for other text.
 std::vector<int> parse_dims(const std::string& text) {
   std::vector<int> dims;
   const char* next = text.data();
@@ -191,7 +191,7 @@ std::vector<int> parse_dims(const std::string& text) {
     const auto [behind, error] = std::from_chars(next, end, dims.emplace_back());
     more = behind != end;
     if (error != std::errc() || (more && *behind != ','))
-      throw InvalidArgument(fmt::format("\"{}\" is no grid: write e.g. 16,16", text));
+      throw InvalidArgumentError(fmt::format("\"{}\" is no grid: write e.g. 16,16", text));
     next = behind;
   }
   return dims;

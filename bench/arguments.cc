@@ -23,7 +23,7 @@ std::string seconds_text(const std::string& time) {
   if (error == std::errc() && std::isfinite(number) && number >= 0)
     for (const auto& [name, in_a_second] : kUnits)
       if (std::string_view(unit, end) == name) return fmt::format("{}", number / in_a_second);
-  throw InvalidArgument(fmt::format(
+  throw InvalidArgumentError(fmt::format(
       "\"{}\" is no time: write seconds, e.g. 0.5, or a number with ns, us, ms or s, e.g. 5us",
       time));
 }
@@ -31,7 +31,8 @@ std::string seconds_text(const std::string& time) {
 Dtype parse_gradient_dtype(const std::string& name) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16})
     if (dtype_name(dtype) == name) return dtype;
-  throw InvalidArgument(fmt::format("no dtype \"{}\"; the dtypes are f32, bf16 and f16", name));
+  throw InvalidArgumentError(
+      fmt::format("no dtype \"{}\"; the dtypes are f32, bf16 and f16", name));
 }
 
 Argument add_allowed(Command& command, std::vector<std::string>& specs) {

@@ -39,14 +39,15 @@ Argument add_codec_threads(Command& command, unsigned& threads);
 /// --json FILE
 Argument add_json(Command& command, std::filesystem::path& file);
 
-/// Returns the canonical text of a link, as in records. Throws InvalidArgument for an invalid link.
+/// Returns the canonical text of a link, as in records. Throws InvalidArgumentError for an invalid
+/// link.
 std::string link_text(const std::string& text);
 
 /// Converts a time to seconds. Accepts the units of a link's latency, or no unit: 5us, 0.5s, 0.5.
-/// The text of InvalidArgument lists these forms.
+/// The text of InvalidArgumentError lists these forms.
 std::string seconds_text(const std::string& time);
 
-/// Returns the gradient dtype of a name. The text of InvalidArgument lists the names.
+/// Returns the gradient dtype of a name. The text of InvalidArgumentError lists the names.
 Dtype parse_gradient_dtype(const std::string& name);
 
 /// Returns the values in their order without duplicates.

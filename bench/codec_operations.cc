@@ -292,7 +292,7 @@ bool accepts_feedback(const std::string& spec, const PlanFor& plan_for) {
   try {
     PlannedCodec(with_feedback(spec, Feedback::kResidual), plan_for);
     return true;
-  } catch (const InvalidArgument&) {
+  } catch (const InvalidArgumentError&) {
     return false;
   }
 }

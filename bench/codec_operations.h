@@ -24,7 +24,7 @@ std::vector<std::string> operation_names();
 std::vector<std::string> operations_of(const Machine& machine, const std::string& spec,
                                        std::size_t count, Dtype dtype);
 
-/// Throws InvalidArgument for an unknown operation of the machine.
+/// Throws InvalidArgumentError for an unknown operation of the machine.
 std::unique_ptr<CodecOperation> make_operation(std::string_view name, const OperationInput& input);
 
 /// The destination of residuals: in place or elsewhere. Elsewhere keeps every step as hard as the

@@ -141,7 +141,7 @@ class CodecBenchmark {
     const bool with_errors = !machine_.on_device() && wants_errors(options_);
     const std::vector<CodecCase> cases = all_cases();
     if (cases.empty() && !with_errors)
-      throw InvalidArgument("none of the codecs has the operations asked for");
+      throw InvalidArgumentError("none of the codecs has the operations asked for");
     RecordFile records(options_.json);
     print_opening();
     if (with_errors) measure_errors(options_, *source_, records);
@@ -282,7 +282,7 @@ class CodecBenchmark {
 
 void run_on_device(const CodecsOptions& options) {
   if (!options.isas.empty())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "--isa chooses among a CPU's instruction sets; leave it out with --device cuda");
   const Stream stream;  // throws CudaError if this build or this machine has no CUDA
 #if TERSOR_HAS_CUDA

@@ -36,7 +36,7 @@ Check number_that(std::string is, Accepts accepts) {
     const double number = std::strtod(text.c_str(), &end);
     const bool read = !text.empty() && *end == '\0' && std::isfinite(number);
     if (read && accepts(number)) return text;
-    throw InvalidArgument(fmt::format("{} is no number {}", text, is));
+    throw InvalidArgumentError(fmt::format("{} is no number {}", text, is));
   };
 }
 
@@ -44,7 +44,7 @@ Check check_of(const CLI::Validator& validator) {
   return [validator](const std::string& text) {
     std::string changed = text;
     const std::string error = validator(changed);
-    if (!error.empty()) throw InvalidArgument(error);
+    if (!error.empty()) throw InvalidArgumentError(error);
     return changed;
   };
 }
@@ -138,7 +138,8 @@ void report(const CLI::App& program, const std::string& message, bool usage = fa
 Check one_of(const std::vector<std::string>& names) {
   return [names](const std::string& name) {
     if (std::ranges::find(names, name) != names.end()) return name;
-    throw InvalidArgument(fmt::format("no \"{}\"; there are: {}", name, fmt::join(names, " | ")));
+    throw InvalidArgumentError(
+        fmt::format("no \"{}\"; there are: {}", name, fmt::join(names, " | ")));
   };
 }
 
@@ -252,7 +253,7 @@ int run_program(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     report(program, what_was_wrong(program, error), true);
     return kUsage;
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     report(program, error.what());
     return kUsage;
   } catch (const std::exception& error) {

@@ -96,8 +96,8 @@ std::unique_ptr<Fleet> make_fleet(const FleetOptions& options) {
   if (options.transport == "tcp") return make_tcp_fleet(options);
 #endif
   if (options.transport != "inproc")
-    throw InvalidArgument(fmt::format("no transport \"{}\"; there are: {}", options.transport,
-                                      fmt::join(transport_names(), ", ")));
+    throw InvalidArgumentError(fmt::format("no transport \"{}\"; there are: {}", options.transport,
+                                           fmt::join(transport_names(), ", ")));
   return make_thread_fleet(options.ranks.value_or(kDefaultRanks), parse_link(options.link));
 }
 

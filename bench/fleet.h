@@ -24,7 +24,7 @@ namespace tersor::bench {
 struct Library {
   std::string name;  ///< name of the sum
   /// The sum over ranks, in place. Sums of device memory are queued on the stream. Throws
-  /// InvalidArgument for unsupported values.
+  /// InvalidArgumentError for unsupported values.
   std::function<void(ValueSpan values, StreamView stream)> sum;
   /// Calls a collective by name ("MPI_Bcast") on f32, with root 0. The output of a broadcast
   /// initially holds rank 0's values. Empty if such collectives are not measured.
@@ -115,8 +115,8 @@ struct FleetOptions {
   int connections = 1;       ///< as in TcpOptions
 };
 
-/// Throws InvalidArgument for a transport missing in this build, and for a number of ranks that
-/// differs from mpirun's.
+/// Throws InvalidArgumentError for a transport missing in this build, and for a number of ranks
+/// that differs from mpirun's.
 std::unique_ptr<Fleet> make_fleet(const FleetOptions& options);
 
 /// The transports supported by `make_fleet`.

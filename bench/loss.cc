@@ -19,7 +19,7 @@ namespace {
 /// Seconds of the slowest rank. Except for step times, seconds count from the killed rank's end.
 struct Loss {
   double plain = 0, elastic = 0;  ///< a step of all ranks
-  double told = 0;                ///< until RanksLost is thrown
+  double told = 0;                ///< until RanksLostError is thrown
   double resumed = 0;
   double next = 0;   ///< until a step of the remaining ranks is complete
   double later = 0;  ///< a step of the remaining ranks
@@ -61,7 +61,7 @@ class LossRank {
     try {
       elastic_.call();
       throw Error("the killed rank took part in a step");
-    } catch (const RanksLost& lost) {
+    } catch (const RanksLostError& lost) {
       loss.left = static_cast<int>(lost.members().size());
     }
     loss.told = watch.seconds();
@@ -100,12 +100,12 @@ class LossRank {
 
 void check(const AllreduceOptions& options, const Kill& kill, const Fleet& fleet) {
   if (options.fleet.transport != "tcp")
-    throw InvalidArgument("--kill kills a process: take --transport tcp");
+    throw InvalidArgumentError("--kill kills a process: take --transport tcp");
   if (options.codecs.size() != 1)
-    throw InvalidArgument("--kill takes one codec: there is one loss in a run");
+    throw InvalidArgumentError("--kill takes one codec: there is one loss in a run");
   if (kill.rank < 1 || kill.rank >= fleet.ranks())
-    throw InvalidArgument(fmt::format("--kill {}@{}: a rank from 1 to {}, since rank 0 prints",
-                                      kill.rank, kill.step, fleet.ranks() - 1));
+    throw InvalidArgumentError(fmt::format("--kill {}@{}: a rank from 1 to {}, since rank 0 prints",
+                                           kill.rank, kill.step, fleet.ranks() - 1));
 }
 
 void print(const Loss& loss, int ranks) {
@@ -131,7 +131,7 @@ Kill parse_kill(const std::string& text) {
     const auto [behind, error] = std::from_chars(at + 1, end, kill.step);
     if (error == std::errc() && behind == end && kill.step > 0) return kill;
   }
-  throw InvalidArgument(fmt::format("\"{}\" is no RANK@STEP: write e.g. 2@20", text));
+  throw InvalidArgumentError(fmt::format("\"{}\" is no RANK@STEP: write e.g. 2@20", text));
 }
 
 void run_loss(const AllreduceOptions& options) {

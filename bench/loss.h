@@ -15,12 +15,12 @@ struct Kill {
   std::size_t step = 20;
 };
 
-/// Parses "2@20". Throws InvalidArgument for other text.
+/// Parses "2@20". Throws InvalidArgumentError for other text.
 Kill parse_kill(const std::string& text);
 
 /// Measures, prints and records one loss, with the first size and the first codec. Throws
-/// InvalidArgument unless ranks are processes over TCP. Also throws for an unknown rank and for
-/// rank 0, because rank 0 prints.
+/// InvalidArgumentError unless ranks are processes over TCP. Also throws for an unknown rank and
+/// for rank 0, because rank 0 prints.
 void run_loss(const AllreduceOptions& options);
 
 }  // namespace tersor::bench

@@ -78,7 +78,7 @@ class Machine {
 
   /// True if a codec has this operation, for operations of only one kind of machine.
   virtual bool has_operation(std::string_view name, const PlannedCodec& codec) const = 0;
-  /// Throws InvalidArgument for an unknown operation.
+  /// Throws InvalidArgumentError for an unknown operation.
   virtual std::unique_ptr<CodecOperation> make_operation(std::string_view name,
                                                          const OperationInput& input) = 0;
 

@@ -20,21 +20,22 @@ struct Header {
 };
 
 Header find_header(std::string_view bytes) {
-  if (!bytes.starts_with(kMagic) || bytes.size() < 12) throw InvalidArgument("not a .npy file");
+  if (!bytes.starts_with(kMagic) || bytes.size() < 12)
+    throw InvalidArgumentError("not a .npy file");
   const unsigned version = static_cast<unsigned char>(bytes[6]);
   if (version < 1 || version > 3)
-    throw InvalidArgument(fmt::format("format version {} is not known", version));
+    throw InvalidArgumentError(fmt::format("format version {} is not known", version));
   const std::size_t width = version == 1 ? 2 : 4;  // of the header's length field
   std::size_t length = 0;
   for (std::size_t i = width; i-- > 0;)
     length = length << 8 | static_cast<unsigned char>(bytes[8 + i]);
   const std::size_t begin = 8 + width;
-  if (length > bytes.size() - begin) throw InvalidArgument("the header is cut short");
+  if (length > bytes.size() - begin) throw InvalidArgumentError("the header is cut short");
   return {bytes.substr(begin, length), begin + length};
 }
 
 [[noreturn]] void refuse_header(const std::string& key) {
-  throw InvalidArgument("the header is damaged at '" + key + "'");
+  throw InvalidArgumentError("the header is damaged at '" + key + "'");
 }
 
 /// Returns the text after `'key':` and blanks.

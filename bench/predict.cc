@@ -47,7 +47,7 @@ int parse_ranks(std::string_view text) {
   int ranks = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
   if (error != std::errc() || end != text.data() + text.size() || ranks < 1 || ranks > kMostRanks)
-    throw InvalidArgument(fmt::format(
+    throw InvalidArgumentError(fmt::format(
         "\"{}\" are no ranks: write 8, or 8..4096 for 8, 16, … 4096, up to {}", text, kMostRanks));
   return ranks;
 }
@@ -57,7 +57,8 @@ std::vector<int> parse_rank_range(const std::string& text) {
   const auto dots = text.find("..");
   if (dots == std::string::npos) return {parse_ranks(text)};
   const int first = parse_ranks(text.substr(0, dots)), last = parse_ranks(text.substr(dots + 2));
-  if (first > last) throw InvalidArgument(fmt::format("in \"{}\" the first is the larger", text));
+  if (first > last)
+    throw InvalidArgumentError(fmt::format("in \"{}\" the first is the larger", text));
   std::vector<int> all;
   for (int ranks = first; ranks <= last; ranks *= 2) all.push_back(ranks);
   return all;
@@ -65,7 +66,8 @@ std::vector<int> parse_rank_range(const std::string& text) {
 
 LinkFigures figures_of(const std::string& text, double message_seconds) {
   const Link link = parse_link(text);
-  if (!link.emulated()) throw InvalidArgument("predict needs a link with a rate, e.g. 1Gbit,50us");
+  if (!link.emulated())
+    throw InvalidArgumentError("predict needs a link with a rate, e.g. 1Gbit,50us");
   return {.latency = std::chrono::duration<double>(link.latency).count(),
           .seconds_per_byte = 8 * link.overhead / link.bits_per_second,
           .seconds_per_message = message_seconds};
@@ -174,7 +176,8 @@ class Predictor {
 
   CostFigures figures(const std::string& spec, int ranks) {
     if (options_.hosts > 0 && ranks % options_.hosts != 0)
-      throw InvalidArgument(fmt::format("{} ranks do not fill {} hosts", ranks, options_.hosts));
+      throw InvalidArgumentError(
+          fmt::format("{} ranks do not fill {} hosts", ranks, options_.hosts));
     const int near = options_.hosts > 0 ? ranks / options_.hosts : 1;
     return {.network = {.link = link_, .local = local_, .ranks_per_host = near},
             .codec = costs_of(spec),

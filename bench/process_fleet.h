@@ -28,12 +28,12 @@ std::unique_ptr<Fleet> make_process_fleet(ProcessFleetParts parts);
 // These functions need a build with MPI or TCP. `options.link` is only a name in records.
 
 /// Makes a fleet of the ranks started by mpirun. Initialises MPI for the lifetime of the process.
-/// Throws InvalidArgument if --ranks differs from mpirun's number.
+/// Throws InvalidArgumentError if --ranks differs from mpirun's number.
 std::unique_ptr<Fleet> make_mpi_fleet(const FleetOptions& options);
 
 /// Starts the other ranks unless a launcher started them: by default 4 in total. Throws
-/// InvalidArgument if --ranks differs from the launcher's number, and for invalid variables of the
-/// launcher. Also throws the exceptions of make_tcp_transport.
+/// InvalidArgumentError if --ranks differs from the launcher's number, and for invalid variables of
+/// the launcher. Also throws the exceptions of make_tcp_transport.
 std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options);
 
 }  // namespace tersor::bench

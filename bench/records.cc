@@ -38,7 +38,7 @@ std::string machine_name() {
 RecordFile::RecordFile(std::filesystem::path path) : path_(std::move(path)) {
   if (path_.empty()) return;
   if (!std::ofstream(path_, std::ios::app))
-    throw InvalidArgument(fmt::format("cannot write {}: {}", path_.string(), strerror(errno)));
+    throw InvalidArgumentError(fmt::format("cannot write {}: {}", path_.string(), strerror(errno)));
 }
 
 void RecordFile::add(Record record) { add_all(std::vector<Record>(1, std::move(record))); }

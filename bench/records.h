@@ -18,8 +18,8 @@ std::string machine_name();
 /// all earlier records.
 class RecordFile {
  public:
-  /// An empty path discards records. Throws InvalidArgument if the file cannot be written, before
-  /// any measurement.
+  /// An empty path discards records. Throws InvalidArgumentError if the file cannot be written,
+  /// before any measurement.
   explicit RecordFile(std::filesystem::path path);
 
   /// Adds machine, date (UTC) and commit, and writes the file. Throws Error if writing fails.

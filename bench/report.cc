@@ -103,7 +103,8 @@ void add_report_command(Command& program) {
       arguments.insert(arguments.end(), {"--picture", options->picture});
     if (options->text) arguments.push_back("--text");
     if (arguments.size() == options->files.size())
-      throw InvalidArgument("report: nothing to do; give -o DIR, --text or --picture FILE.png");
+      throw InvalidArgumentError(
+          "report: nothing to do; give -o DIR, --text or --picture FILE.png");
     run_report(options->report, arguments);
   });
 }

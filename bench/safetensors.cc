@@ -32,11 +32,12 @@ struct Entry {
 std::string_view header_of(std::string_view bytes) {
   std::uint64_t length = 0;
   if (bytes.size() < kLengthBytes)
-    throw InvalidArgument("is no .safetensors file: it is too short");
+    throw InvalidArgumentError("is no .safetensors file: it is too short");
   std::memcpy(&length, bytes.data(), kLengthBytes);
   if (length > bytes.size() - kLengthBytes)
-    throw InvalidArgument(fmt::format("the header is cut short: it has {} bytes, and {} are there",
-                                      length, bytes.size() - kLengthBytes));
+    throw InvalidArgumentError(
+        fmt::format("the header is cut short: it has {} bytes, and {} are there", length,
+                    bytes.size() - kLengthBytes));
   return bytes.substr(kLengthBytes, length);
 }
 
@@ -46,9 +47,9 @@ Json parse_header(std::string_view text) {
   std::set<std::string> names;
   const auto on_key = [&](int depth, Event event, const Json& key) {
     if (depth > 2 && (event == Event::array_start || event == Event::object_start))
-      throw InvalidArgument("the header is damaged: it is nested too deeply");
+      throw InvalidArgumentError("the header is damaged: it is nested too deeply");
     if (depth == 1 && event == Event::key && !names.insert(key).second)
-      throw InvalidArgument(
+      throw InvalidArgumentError(
           fmt::format("tensor \"{}\" stands there twice", key.get<std::string>()));
     return true;
   };
@@ -58,7 +59,8 @@ Json parse_header(std::string_view text) {
 /// Accepts only unsigned numbers: the library would convert 1.9 to 1 and -1 to 2^64 - 1.
 std::size_t natural(const Json& value) {
   if (!value.is_number_unsigned())
-    throw InvalidArgument(fmt::format("the header is damaged: {} is not a size", value.dump()));
+    throw InvalidArgumentError(
+        fmt::format("the header is damaged: {} is not a size", value.dump()));
   return value;
 }
 
@@ -75,11 +77,12 @@ std::vector<Entry> entries_of(std::string_view header) {
   std::vector<Entry> entries;
   try {
     const Json parsed = parse_header(header);
-    if (!parsed.is_object()) throw InvalidArgument("the header is damaged: it is not an object");
+    if (!parsed.is_object())
+      throw InvalidArgumentError("the header is damaged: it is not an object");
     for (const auto& [name, said] : parsed.items())
       if (name != kMetadata) entries.push_back(entry_of(name, said));
   } catch (const Json::exception& error) {
-    throw InvalidArgument(fmt::format("the header is damaged: {}", error.what()));
+    throw InvalidArgumentError(fmt::format("the header is damaged: {}", error.what()));
   }
   std::ranges::stable_sort(entries, {}, &Entry::begin);
   return entries;
@@ -87,7 +90,7 @@ std::vector<Entry> entries_of(std::string_view header) {
 
 void check_offsets(const Entry& entry, std::size_t expected_begin, std::size_t most) {
   const auto fail = [&](const std::string& what) {
-    throw InvalidArgument(fmt::format("tensor \"{}\" {}", entry.name, what));
+    throw InvalidArgumentError(fmt::format("tensor \"{}\" {}", entry.name, what));
   };
   if (entry.begin > entry.end || entry.end > most)
     fail(fmt::format("ends at byte {} of {}", entry.end, most));
@@ -109,7 +112,7 @@ std::vector<Tensor> parse_safetensors(std::string_view bytes) {
                                   rest.substr(entry.begin, end - entry.begin)));
   }
   if (end != rest.size())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("{} bytes of values, of which tensors have {}", rest.size(), end));
   return tensors;
 }

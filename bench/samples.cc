@@ -64,7 +64,7 @@ void store(std::span<const float> values, ValueSpan destination) {
 SampleSource::SampleSource(const std::string& name) : name_(name) {
   if (is_distribution(name)) return;
   if (!is_tensor_file(name))
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("no data \"{}\"; give normal, laplace, student, narrow, or "
                     "FILE.npy or FILE.safetensors",
                     name));
@@ -92,8 +92,8 @@ void SampleSource::fill_f32(std::span<float> values, std::uint64_t seed, std::si
 
 void SampleSource::fill(ValueSpan values, std::uint64_t seed, std::size_t first) const {
   if (!file_.empty() && (first > file_.size() || values.count() > file_.size() - first))
-    throw InvalidArgument(fmt::format("{} holds {} values, fewer than the {} asked for", name_,
-                                      file_.size(), first + values.count()));
+    throw InvalidArgumentError(fmt::format("{} holds {} values, fewer than the {} asked for", name_,
+                                           file_.size(), first + values.count()));
   Threads threads(0);
   threads.run(ceil_div(values.count(), kEngineValues), [&](std::size_t block) {
     const std::size_t begin = block * kEngineValues;

@@ -26,8 +26,8 @@ class SampleSource {
   /// A source is a distribution or the name of a .npy or .safetensors file. The distributions are
   /// "normal", "laplace" (both of variance 1), "student" (Student's t, 3 degrees of freedom) and
   /// "narrow". The magnitudes of "narrow" are nearly equal, so top-k finds no threshold by
-  /// sampling. The tensors of a file are concatenated. Throws InvalidArgument for any other name or
-  /// a bad file.
+  /// sampling. The tensors of a file are concatenated. Throws InvalidArgumentError for any other
+  /// name or a bad file.
   explicit SampleSource(const std::string& name = "normal");
 
   const std::string& name() const { return name_; }
@@ -37,7 +37,7 @@ class SampleSource {
   std::vector<SampleTensor> tensors(std::size_t count) const;
 
   /// Fills `values` (f32, bf16 or f16) with the values from index `first` on. Equal seeds and
-  /// indices give equal values. Throws InvalidArgument if a file has too few values.
+  /// indices give equal values. Throws InvalidArgumentError if a file has too few values.
   void fill(ValueSpan values, std::uint64_t seed, std::size_t first = 0) const;
 
  private:

@@ -69,7 +69,7 @@ std::vector<CodecChoice> with_f32_sums(std::vector<CodecChoice> choices) {
 
 std::vector<std::size_t> byte_counts(const SweepOptions& options) {
   if (options.min_bytes > options.max_bytes)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("--min {} is above --max {}", options.min_bytes, options.max_bytes));
   std::vector<std::size_t> all;
   for (std::size_t bytes = options.min_bytes; bytes <= options.max_bytes; bytes *= options.factor)

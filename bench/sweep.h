@@ -55,7 +55,7 @@ std::vector<CodecChoice> choices_of(const SweepOptions& options);
 /// reduce_scatter_with_fp32_accumulation. A reduce-scatter of bf16 always adds in f32.
 std::vector<CodecChoice> with_f32_sums(std::vector<CodecChoice> choices);
 
-/// The sizes in bytes. Throws InvalidArgument for an empty range.
+/// The sizes in bytes. Throws InvalidArgumentError for an empty range.
 std::vector<std::size_t> byte_counts(const SweepOptions& options);
 
 /// A measured case with its result.

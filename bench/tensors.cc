@@ -45,16 +45,17 @@ std::size_t count_of(const std::string& name, std::span<const std::size_t> shape
   std::size_t count = 1;
   for (const std::size_t size : shape)
     if (__builtin_mul_overflow(count, size, &count))
-      throw InvalidArgument(fmt::format("tensor \"{}\" has more values than memory holds", name));
+      throw InvalidArgumentError(
+          fmt::format("tensor \"{}\" has more values than memory holds", name));
   return count;
 }
 
 std::string read_file(const std::filesystem::path& path) {
-  if (std::filesystem::is_directory(path)) throw InvalidArgument("is a folder");
+  if (std::filesystem::is_directory(path)) throw InvalidArgumentError("is a folder");
   std::ifstream file(path, std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw InvalidArgument(strerror(errno));
-  if (bytes.empty()) throw InvalidArgument("is empty");
+  if (!file) throw InvalidArgumentError(strerror(errno));
+  if (bytes.empty()) throw InvalidArgumentError("is empty");
   return bytes;
 }
 
@@ -76,7 +77,7 @@ void leave_out_unfit(const std::string& file, std::vector<Tensor>& tensors) {
     if (const std::string why = why_unfit(tensor); !why.empty())
       tensor.unfit = fmt::format("tensor \"{}\" {}", tensor.name, why);
   const auto fit = [](const Tensor& tensor) { return tensor.unfit.empty(); };
-  if (std::ranges::none_of(tensors, fit)) throw InvalidArgument(tensors.front().unfit);
+  if (std::ranges::none_of(tensors, fit)) throw InvalidArgumentError(tensors.front().unfit);
   for (const Tensor& tensor : tensors)
     if (!fit(tensor)) fmt::print(stderr, "{}: left out: {}\n", file, tensor.unfit);
   std::erase_if(tensors, std::not_fn(fit));
@@ -95,11 +96,11 @@ bool is_tensor_file(const std::string& name) {
 
 std::vector<Tensor> read_tensors(const std::filesystem::path& path) try {
   std::vector<Tensor> tensors = read_by_extension(path);
-  if (tensors.empty()) throw InvalidArgument("holds no tensors");
+  if (tensors.empty()) throw InvalidArgumentError("holds no tensors");
   leave_out_unfit(path.string(), tensors);
   return tensors;
-} catch (const InvalidArgument& error) {
-  throw InvalidArgument(fmt::format("{}: {}", path.string(), error.what()));
+} catch (const InvalidArgumentError& error) {
+  throw InvalidArgumentError(fmt::format("{}: {}", path.string(), error.what()));
 }
 
 Tensor make_tensor(const std::string& name, std::string_view type, std::vector<std::size_t> shape,
@@ -111,7 +112,7 @@ Tensor make_tensor(const std::string& name, std::string_view type, std::vector<s
         .unfit = fmt::format("is of {:.20}; F32, BF16 and F16, <f2, <f4 and <f8 are read", type)};
   const std::size_t count = count_of(name, shape);
   if (bytes.size() % known->bytes != 0 || bytes.size() / known->bytes != count)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("tensor \"{}\" has {} bytes of values, its shape says {} of {} bytes", name,
                     bytes.size(), count, known->bytes));
   std::vector<float> values(count);

@@ -28,7 +28,7 @@ bool is_tensor_file(const std::string& name);
 /// Returns the usable tensors of a file. A .npy file has one tensor, named like the file. The
 /// tensors of a .safetensors file keep the order of their bytes. A tensor is left out and reported
 /// on standard error if its type is unsupported, if the tensor is empty, or if a value is not
-/// finite. Throws InvalidArgument if no tensor is left, if the file cannot be read, if sizes
+/// finite. Throws InvalidArgumentError if no tensor is left, if the file cannot be read, if sizes
 /// disagree, or if a name occurs twice.
 std::vector<Tensor> read_tensors(const std::filesystem::path& path);
 
@@ -43,8 +43,8 @@ Tensor parse_npy(const std::string& name, std::string_view bytes);
 std::vector<Tensor> parse_safetensors(std::string_view bytes);
 
 /// Makes a tensor of `bytes`. `type` is "<f2", "<f4" or "<f8" of .npy, or "F16", "BF16" or "F32" of
-/// .safetensors. A tensor of another type is unfit. Throws InvalidArgument if the shape does not
-/// match the number of bytes.
+/// .safetensors. A tensor of another type is unfit. Throws InvalidArgumentError if the shape does
+/// not match the number of bytes.
 Tensor make_tensor(const std::string& name, std::string_view type, std::vector<std::size_t> shape,
                    std::string_view bytes);
 

@@ -202,7 +202,7 @@ std::unique_ptr<CodecOperation> make_topk_operation(std::string_view name,
   if (name == kFeedbackOverflow) return make(TopkForce::kTooMany, TopkPath::kGather);
   if (name == kFeedbackFarMiss) return make(TopkForce::kRadix, TopkPath::kRadix);
   if (name == kSelectReference) return std::make_unique<SelectReference>(input);
-  throw InvalidArgument(fmt::format("no operation \"{}\"", name));
+  throw InvalidArgumentError(fmt::format("no operation \"{}\"", name));
 }
 
 }  // namespace tersor::bench

@@ -33,7 +33,7 @@ bool has_topk_operation(std::string_view name, const PlannedCodec& codec);
 /// candidates do not fit. "far miss" finds the k-th value by its digits. The reference is
 /// std::nth_element over the indices on one thread, with the same payload (checked byte by byte).
 /// The reference's baseline is the codec's encode on one thread, for f32 values. Throws
-/// InvalidArgument for other names.
+/// InvalidArgumentError for other names.
 std::unique_ptr<CodecOperation> make_topk_operation(std::string_view name,
                                                     const OperationInput& input);
 

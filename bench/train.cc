@@ -252,7 +252,7 @@ void run_train(TrainOptions options) {
 
 std::string check_extension(const std::string& name) {
   if (name.ends_with(".safetensors")) return name;
-  throw InvalidArgument(name + " does not end in .safetensors");
+  throw InvalidArgumentError(name + " does not end in .safetensors");
 }
 
 void add_options(Command& command, TrainOptions& options) {

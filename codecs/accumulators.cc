@@ -15,33 +15,33 @@ constexpr unsigned kMostBits = 14;  // f32 holds 11 fractional bits of such code
 
 void check_width(unsigned accumulator_bits) {
   if (accumulator_bits == 8 || accumulator_bits == 16 || accumulator_bits == 32) return;
-  throw InvalidArgument("accumulators: " + std::to_string(accumulator_bits) +
-                        " bits; give 8, 16 or 32");
+  throw InvalidArgumentError("accumulators: " + std::to_string(accumulator_bits) +
+                             " bits; give 8, 16 or 32");
 }
 
 void check(const AccumulatorFormat& format, std::size_t count, std::size_t bytes) {
   check_width(format.accumulator_bits);
   if (format.bits < 2 || format.bits > std::min(kMostBits, format.accumulator_bits))
-    throw InvalidArgument("accumulators: codes of " + std::to_string(format.bits) +
-                          " bits in accumulators of " + std::to_string(format.accumulator_bits) +
-                          "; give 2 to " +
-                          std::to_string(std::min(kMostBits, format.accumulator_bits)));
+    throw InvalidArgumentError("accumulators: codes of " + std::to_string(format.bits) +
+                               " bits in accumulators of " +
+                               std::to_string(format.accumulator_bits) + "; give 2 to " +
+                               std::to_string(std::min(kMostBits, format.accumulator_bits)));
   if (!std::isfinite(format.scale) || !(format.scale >= 0x1p-100f))
-    throw InvalidArgument("accumulators: the scale is " + std::to_string(format.scale) +
-                          "; give a finite number of at least 2^-100");
+    throw InvalidArgumentError("accumulators: the scale is " + std::to_string(format.scale) +
+                               "; give a finite number of at least 2^-100");
   if (bytes != format.bytes(count))
-    throw InvalidArgument("accumulators: " + std::to_string(bytes) + " bytes for " +
-                          std::to_string(count) + " values, which take " +
-                          std::to_string(format.bytes(count)));
+    throw InvalidArgumentError("accumulators: " + std::to_string(bytes) + " bytes for " +
+                               std::to_string(count) + " values, which take " +
+                               std::to_string(format.bytes(count)));
 }
 
 void combine(ByteSpan sums, ConstByteSpan others, unsigned accumulator_bits,
              kernels::AccumulatorOperation operation) {
   check_width(accumulator_bits);
   if (sums.size() != others.size() || sums.size() % (accumulator_bits / 8) != 0)
-    throw InvalidArgument("accumulators: " + std::to_string(sums.size()) + " and " +
-                          std::to_string(others.size()) + " bytes of accumulators of " +
-                          std::to_string(accumulator_bits) + " bits");
+    throw InvalidArgumentError("accumulators: " + std::to_string(sums.size()) + " and " +
+                               std::to_string(others.size()) + " bytes of accumulators of " +
+                               std::to_string(accumulator_bits) + " bits");
   kernels::accumulators_combine(sums.data(), others.data(), sums.size() / (accumulator_bits / 8),
                                 accumulator_bits, operation);
 }
@@ -56,8 +56,8 @@ std::size_t encode_accumulators(std::span<const float> values, const Accumulator
                                                   accumulators.data());
   if (found.not_finite == 0) return found.cut;
   std::ranges::fill(accumulators, std::byte{});
-  throw InvalidArgument("accumulators: " + std::to_string(found.not_finite) +
-                        " values are not finite");
+  throw InvalidArgumentError("accumulators: " + std::to_string(found.not_finite) +
+                             " values are not finite");
 }
 
 void decode_accumulators(ConstByteSpan accumulators, const AccumulatorFormat& format,

@@ -157,7 +157,7 @@ class MemoryCheck {
     if (memory_ == Memory::kHost || pointer == nullptr) return;
     try {
       kernels::check_device_pointer(pointer);
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       fail(codec_, what + (segment ? " of " + segment_text(*segment) : "") + ": " + error.what());
     }
   }
@@ -336,11 +336,11 @@ void check_memories(const Codec& codec, std::span<const Segment> segments,
 }
 
 void fail(const Codec& codec, const std::string& what) {
-  throw InvalidArgument("codec " + codec.spec().text() + ": " + what);
+  throw InvalidArgumentError("codec " + codec.spec().text() + ": " + what);
 }
 
 void throw_unable(const Codec& codec, const char* what) {
-  throw InvalidArgument("codec " + codec.spec().text() + " " + what);
+  throw InvalidArgumentError("codec " + codec.spec().text() + " " + what);
 }
 
 void throw_frameless(const Codec& codec) {

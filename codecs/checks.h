@@ -1,7 +1,7 @@
 // Checks at the start of a codec's public functions: parallel lists, counts, dtypes, memory,
 // pointers, states, capacity. Later code relies on these checks. Failed checks throw
-// InvalidArgument (CudaError for device memory) with the value, the limit and a remedy. Successful
-// checks allocate no memory.
+// InvalidArgumentError (CudaError for device memory) with the value, the limit and a remedy.
+// Successful checks allocate no memory.
 #pragma once
 
 #include <tersor/codec.h>

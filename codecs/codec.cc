@@ -21,12 +21,12 @@ unsigned threads_of(const Execution& execution) {
 void check_request(const Codec& codec, const PlanRequest& request) {
   check_memory(codec, request.memory);
   if (!is_gradient_dtype(request.dtype))
-    throw InvalidArgument("gradients are f32, bf16 or f16, not " +
-                          std::string(dtype_name(request.dtype)));
-  if (request.contributions == 0) throw InvalidArgument("contributions is 0: give at least 1");
+    throw InvalidArgumentError("gradients are f32, bf16 or f16, not " +
+                               std::string(dtype_name(request.dtype)));
+  if (request.contributions == 0) throw InvalidArgumentError("contributions is 0: give at least 1");
   if (request.segments.size() > std::numeric_limits<std::uint32_t>::max())
-    throw InvalidArgument("a frame holds at most 2^32 - 1 segments, not " +
-                          std::to_string(request.segments.size()));
+    throw InvalidArgumentError("a frame holds at most 2^32 - 1 segments, not " +
+                               std::to_string(request.segments.size()));
 }
 
 /// Returns the checked request of a call's plan.

@@ -10,8 +10,9 @@ namespace {
   std::string known;
   for (const CodecOption& option : codec.options)
     known += (known.empty() ? "" : ", ") + option.help();
-  throw InvalidArgument("codec " + std::string(codec.name) + " has no option \"" + key + "\"; " +
-                        (known.empty() ? "it takes no options" : "its options are: " + known));
+  throw InvalidArgumentError("codec " + std::string(codec.name) + " has no option \"" + key +
+                             "\"; " +
+                             (known.empty() ? "it takes no options" : "its options are: " + known));
 }
 
 const CodecOption& option_of(const CodecInfo& codec, const std::string& key) {
@@ -73,8 +74,8 @@ void OptionReader::keep(std::string_view key, std::string text) {
 
 void OptionReader::throw_wrong_value(std::string_view key, const std::string& text,
                                      const std::string& help) const {
-  throw InvalidArgument("codec " + spec_.name + ": " + std::string(key) + " cannot be \"" + text +
-                        "\"; it takes " + help);
+  throw InvalidArgumentError("codec " + spec_.name + ": " + std::string(key) + " cannot be \"" +
+                             text + "\"; it takes " + help);
 }
 
 }  // namespace tersor::encoding

@@ -61,11 +61,11 @@ std::string number_text(double value);
 /// defaults, in reading order.
 class OptionReader {
  public:
-  /// `codec` holds the keys. Throws InvalidArgument for an unknown key, and for a key that is given
-  /// twice under two names.
+  /// `codec` holds the keys. Throws InvalidArgumentError for an unknown key, and for a key that is
+  /// given twice under two names.
   OptionReader(const CodecSpec& spec, const CodecInfo& codec);
 
-  /// Throws InvalidArgument for an unknown word; the message lists the words.
+  /// Throws InvalidArgumentError for an unknown word; the message lists the words.
   template <typename Value, std::size_t kWords>
   Value read(const Choice<Value, kWords>& choice) {
     const std::string* text = find(choice.key);
@@ -79,8 +79,8 @@ class OptionReader {
     throw_wrong_value(choice.key, *text, choice.option().help());
   }
 
-  /// Throws InvalidArgument for an invalid number; the message shows the range. The canonical spec
-  /// always contains the number that was read.
+  /// Throws InvalidArgumentError for an invalid number; the message shows the range. The canonical
+  /// spec always contains the number that was read.
   double read(const Number& number);
 
   /// Returns the canonical spec of all options read so far.

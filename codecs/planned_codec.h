@@ -31,7 +31,7 @@ struct PlanFor {
 /// A codec, a plan and the plan's scratch memory. Not thread-safe.
 class PlannedCodec {
  public:
-  /// Throws InvalidArgument as `make_codec` and `Codec::plan` do.
+  /// Throws InvalidArgumentError as `make_codec` and `Codec::plan` do.
   PlannedCodec(std::string_view spec, const PlanFor& plan_for);
 
   std::size_t count() const { return plan_for_.count; }

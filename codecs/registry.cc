@@ -67,7 +67,7 @@ std::shared_ptr<const Codec> make_codec(std::string_view spec) {
     if (entry.info.name == parsed.name) return entry.make(parsed, entry.info);
     names += (names.empty() ? "" : ", ") + std::string(entry.info.name);
   }
-  throw InvalidArgument("there is no codec \"" + parsed.name + "\"; the codecs are " + names);
+  throw InvalidArgumentError("there is no codec \"" + parsed.name + "\"; the codecs are " + names);
 }
 
 }  // namespace tersor

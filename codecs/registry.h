@@ -15,7 +15,7 @@ namespace tersor::encoding {
 /// A codec of the registry.
 struct CodecEntry {
   CodecInfo info;
-  /// Throws InvalidArgument for an invalid option.
+  /// Throws InvalidArgumentError for an invalid option.
   std::shared_ptr<const Codec> (*make)(const CodecSpec& spec, const CodecInfo& info);
   /// Returns the options in a header of this codec, in the form of a spec. Null: a header has no
   /// options.

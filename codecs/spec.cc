@@ -12,9 +12,9 @@ namespace {
 constexpr std::string_view kFeedbackSuffix = "+ef";
 
 [[noreturn]] void throw_malformed(std::string_view text, const std::string& what) {
-  throw InvalidArgument("codec spec \"" + std::string(text) + "\": " + what +
-                        "; a spec reads name[:key=value[,key=value]...][+ef], "
-                        "e.g. int8, int4:rounding=stochastic, topk:density=0.01+ef");
+  throw InvalidArgumentError("codec spec \"" + std::string(text) + "\": " + what +
+                             "; a spec reads name[:key=value[,key=value]...][+ef], "
+                             "e.g. int8, int4:rounding=stochastic, topk:density=0.01+ef");
 }
 
 bool is_word(std::string_view word) {

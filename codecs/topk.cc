@@ -93,10 +93,10 @@ class TopkCodec final : public FormatCodec<TopkCodec> {
 
   void check_selected(const TopkLayout& layout) const {
     if (layout.selected > std::numeric_limits<std::uint32_t>::max())
-      throw InvalidArgument("codec " + spec().text() + " would select " +
-                            std::to_string(layout.selected) + " of " +
-                            std::to_string(layout.count) +
-                            " values, but a segment takes fewer than 2^32: lower the density");
+      throw InvalidArgumentError("codec " + spec().text() + " would select " +
+                                 std::to_string(layout.selected) + " of " +
+                                 std::to_string(layout.count) +
+                                 " values, but a segment takes fewer than 2^32: lower the density");
   }
 
   /// Segments are encoded in turn, in the same workspace.

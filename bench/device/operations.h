@@ -20,8 +20,8 @@ std::unique_ptr<CodecOperation> make_launch_operation(std::string_view name,
 /// True if `name` is an alternative without Tersor to this codec: int8 with rounding to nearest, or
 /// top-k of f32 values.
 bool has_operation_without_us(std::string_view name, const PlannedCodec& codec);
-/// Makes an alternative. Its error must be as small as the codec's error. Throws InvalidArgument
-/// for other names.
+/// Makes an alternative. Its error must be as small as the codec's error. Throws
+/// InvalidArgumentError for other names.
 std::unique_ptr<CodecOperation> make_operation_without_us(std::string_view name,
                                                           const OperationInput& input);
 

@@ -169,7 +169,7 @@ std::unique_ptr<CodecOperation> make_operation_without_us(std::string_view name,
   if (name == kTwoKernels) return std::make_unique<TwoKernels>(input);
   if (name == kCubSort || name == kCubSelect)
     return std::make_unique<CubTopkOperation>(input, name);
-  throw InvalidArgument(fmt::format("no operation \"{}\" on a device", name));
+  throw InvalidArgumentError(fmt::format("no operation \"{}\" on a device", name));
 }
 
 }  // namespace tersor::bench

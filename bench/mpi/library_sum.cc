@@ -109,7 +109,8 @@ MPI_Comm LibrarySum::quickest_for(std::size_t count) {
 }
 
 void LibrarySum::add(ValueSpan values) {
-  if (values.dtype() != Dtype::kF32) throw InvalidArgument("MPI_Allreduce adds f32 values only");
+  if (values.dtype() != Dtype::kF32)
+    throw InvalidArgumentError("MPI_Allreduce adds f32 values only");
   sum(reinterpret_cast<float*>(values.pointer()), values.count(), quickest_for(values.count()));
 }
 

@@ -24,7 +24,7 @@ class LibrarySum {
   LibrarySum& operator=(const LibrarySum&) = delete;
 
   /// Sums f32 values in place. The first sum of each length times all algorithms on separate
-  /// values. Throws InvalidArgument for values of another type.
+  /// values. Throws InvalidArgumentError for values of another type.
   void add(ValueSpan values);
 
  private:

@@ -16,7 +16,7 @@ namespace {
 
 int count_of(std::size_t values) {
   if (values > static_cast<std::size_t>(std::numeric_limits<int>::max()))
-    throw InvalidArgument(fmt::format("MPI counts in int, not to {}", values));
+    throw InvalidArgumentError(fmt::format("MPI counts in int, not to {}", values));
   return static_cast<int>(values);
 }
 
@@ -38,8 +38,8 @@ void deal(ConstValueSpan input, ValueSpan output, int count) {
 
 /// Calls MPI_Bcast (in place, in the output), MPI_Reduce, MPI_Gather, MPI_Scatter, MPI_Alltoall or
 /// MPI_Sendrecv. MPI_Sendrecv sends to the next rank and receives from the previous rank. Calls use
-/// f32, MPI_COMM_WORLD and MPI's own choice of algorithm. Throws InvalidArgument for another name,
-/// and for too many values.
+/// f32, MPI_COMM_WORLD and MPI's own choice of algorithm. Throws InvalidArgumentError for another
+/// name, and for too many values.
 void call_library(std::string_view name, ConstValueSpan input, ValueSpan output) {
   const MPI_Comm world = MPI_COMM_WORLD;
   const int shard = count_of(std::min(input.count(), output.count()));
@@ -57,7 +57,7 @@ void call_library(std::string_view name, ConstValueSpan input, ValueSpan output)
   else if (name == "MPI_Sendrecv")
     shift(input, output, whole);
   else
-    throw InvalidArgument(fmt::format("there is no {} here", name));
+    throw InvalidArgumentError(fmt::format("there is no {} here", name));
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ std::unique_ptr<Fleet> make_mpi_fleet(const FleetOptions& options) {
   auto transport = make_mpi_transport(MPI_COMM_WORLD);
   const int ranks = transport->ranks();
   if (options.ranks.value_or(ranks) != ranks)
-    throw InvalidArgument(fmt::format(
+    throw InvalidArgumentError(fmt::format(
         "--ranks {}, but mpirun started {}: over MPI leave out --ranks and say mpirun -n {}",
         *options.ranks, ranks, *options.ranks));
   const auto library = std::make_shared<LibrarySum>();

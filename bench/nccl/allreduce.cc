@@ -105,7 +105,7 @@ std::vector<SweepRow> measure(const AllreduceOptions& options, Fleet& fleet,
 }
 
 void refuse(bool asked, const char* what) {
-  if (asked) throw InvalidArgument(fmt::format("--transport nccl does not go with {}", what));
+  if (asked) throw InvalidArgumentError(fmt::format("--transport nccl does not go with {}", what));
 }
 
 void check(const AllreduceOptions& options) {

@@ -11,8 +11,8 @@ namespace tersor::bench {
 inline constexpr std::string_view kNcclTransport = "nccl";
 
 /// Measures if the environment contains this process's rank (bench/processes/rank_identity.h).
-/// Otherwise starts a process per rank. Throws InvalidArgument for options of other transports, and
-/// CudaError without a device.
+/// Otherwise starts a process per rank. Throws InvalidArgumentError for options of other
+/// transports, and CudaError without a device.
 void run_nccl_allreduce(const AllreduceOptions& options);
 
 }  // namespace tersor::bench

@@ -85,8 +85,8 @@ std::string text_of(const RankIdentity& identity) {
 
 std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankIdentity& identity) {
   if (options.ranks.value_or(identity.ranks) != identity.ranks)
-    throw InvalidArgument(fmt::format("--ranks {}, but {}={}: leave one of them out",
-                                      *options.ranks, kRanksVariable, identity.ranks));
+    throw InvalidArgumentError(fmt::format("--ranks {}, but {}={}: leave one of them out",
+                                           *options.ranks, kRanksVariable, identity.ranks));
   check_cuda(cudaSetDevice(device_of(identity.rank, device_count())), "choosing a device");
   auto transport = make_nccl_transport(communicator(identity, ""));
   return make_process_fleet({.transport = std::move(transport),

@@ -11,8 +11,8 @@ namespace tersor::bench {
 
 inline constexpr std::string_view kNcclSum = "ncclAllReduce";
 
-/// Makes this process's part of a fleet, on the device of `identity`. Throws InvalidArgument if
-/// `options.ranks` differs from `identity`, and the exceptions of NcclCommunicator.
+/// Makes this process's part of a fleet, on the device of `identity`. Throws InvalidArgumentError
+/// if `options.ranks` differs from `identity`, and the exceptions of NcclCommunicator.
 std::unique_ptr<Fleet> make_gpu_fleet(const FleetOptions& options, const RankIdentity& identity);
 
 /// The sharing of a device between processes: time slices of some milliseconds each, or concurrent

@@ -21,7 +21,7 @@ int number_of(const char* variable) {
   int number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size())
-    throw InvalidArgument(fmt::format("{}=\"{}\" is no number", variable, text));
+    throw InvalidArgumentError(fmt::format("{}=\"{}\" is no number", variable, text));
   return number;
 }
 
@@ -37,8 +37,8 @@ RankIdentity identity_by(const char* rank_variable, const char* ranks_variable,
                          std::filesystem::path file) {
   RankIdentity identity{number_of(rank_variable), number_of(ranks_variable), std::move(file)};
   if (identity.rank < 0 || identity.rank >= identity.ranks)
-    throw InvalidArgument(fmt::format("{}={} is no rank of {}={}", rank_variable, identity.rank,
-                                      ranks_variable, identity.ranks));
+    throw InvalidArgumentError(fmt::format("{}={} is no rank of {}={}", rank_variable,
+                                           identity.rank, ranks_variable, identity.ranks));
   return identity;
 }
 
@@ -49,7 +49,7 @@ std::optional<RankIdentity> identity_of_process() {
   const RankIdentity identity =
       identity_by(kRankVariable, kRanksVariable, value_of(kIdFileVariable));
   if (identity.file.empty())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("{} is not set: name a file that all ranks reach, and that "
                     "is not there yet",
                     kIdFileVariable));

@@ -28,13 +28,13 @@ struct RankIdentity {
   Variables variables(const char* file_variable = kIdFileVariable) const;
 };
 
-/// Reads rank and number of ranks from variables. Throws InvalidArgument unless both are numbers
-/// and the rank is below the number of ranks.
+/// Reads rank and number of ranks from variables. Throws InvalidArgumentError unless both are
+/// numbers and the rank is below the number of ranks.
 RankIdentity identity_by(const char* rank_variable, const char* ranks_variable,
                          std::filesystem::path file);
 
 /// Reads the three variables above. Returns nullopt if no variable is set: this process was not
-/// started as a rank. Throws InvalidArgument if some variables are missing or invalid.
+/// started as a rank. Throws InvalidArgumentError if some variables are missing or invalid.
 std::optional<RankIdentity> identity_of_process();
 
 /// NCCL rejects two ranks on one device of one host. If there are fewer devices than ranks, each

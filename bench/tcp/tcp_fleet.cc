@@ -35,7 +35,7 @@ std::optional<RankIdentity> tcp_identity_of_process() {
   if (file == nullptr || *file == '\0') return std::nullopt;
   for (const Names& names : kLaunchers)
     if (std::getenv(names.rank) != nullptr) return identity_by(names.rank, names.ranks, file);
-  throw InvalidArgument(
+  throw InvalidArgumentError(
       fmt::format("{} is set, but neither {} nor a launcher's variable: which rank "
                   "is this process?",
                   kTcpFileVariable, kRankVariable));
@@ -46,7 +46,7 @@ std::optional<RankIdentity> tcp_identity_of_process() {
 std::unique_ptr<Fleet> make_tcp_fleet(const FleetOptions& options) {
   auto identity = tcp_identity_of_process();
   if (identity && options.ranks.value_or(identity->ranks) != identity->ranks)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         fmt::format("--ranks {}, but there are {}", *options.ranks, identity->ranks));
   std::string address = options.address;
   std::shared_ptr<RankProcesses> others;

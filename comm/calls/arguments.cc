@@ -8,16 +8,16 @@
 namespace tersor {
 namespace {
 
-/// Throws InvalidArgument unless both spans have equal dtypes and memories.
+/// Throws InvalidArgumentError unless both spans have equal dtypes and memories.
 void check_alike(const ConstValueSpan& one, std::string_view name, const ConstValueSpan& other,
                  std::string_view other_name) {
   const std::string who(name), but = ", but " + std::string(other_name);
   if (one.memory() != other.memory())
-    throw InvalidArgument(who + " is " + std::string(memory_text(one.memory())) + but + " is " +
-                          std::string(memory_text(other.memory())));
+    throw InvalidArgumentError(who + " is " + std::string(memory_text(one.memory())) + but +
+                               " is " + std::string(memory_text(other.memory())));
   if (one.dtype() != other.dtype())
-    throw InvalidArgument(who + " is " + std::string(dtype_name(one.dtype())) + but + " is " +
-                          std::string(dtype_name(other.dtype())));
+    throw InvalidArgumentError(who + " is " + std::string(dtype_name(one.dtype())) + but + " is " +
+                               std::string(dtype_name(other.dtype())));
 }
 
 /// Like `check_alike`, for a shard and the whole with one shard per rank.
@@ -25,10 +25,10 @@ void check_shards(std::string_view name, const ConstValueSpan& all, const ConstV
                   int ranks) {
   if (!all.empty()) check_alike(shard, "the shard", all, name);
   if (all.count() == shard.count() * static_cast<std::size_t>(ranks)) return;
-  throw InvalidArgument(std::string(name) + " has " + std::to_string(all.count()) +
-                        " values, but " + std::to_string(ranks) + " shards of " +
-                        std::to_string(shard.count()) + " values need " +
-                        std::to_string(shard.count() * ranks));
+  throw InvalidArgumentError(std::string(name) + " has " + std::to_string(all.count()) +
+                             " values, but " + std::to_string(ranks) + " shards of " +
+                             std::to_string(shard.count()) + " values need " +
+                             std::to_string(shard.count() * ranks));
 }
 
 void check_spans(const Call& call, const CollectiveOptions& options) {
@@ -36,8 +36,8 @@ void check_spans(const Call& call, const CollectiveOptions& options) {
   const KindInfo& kind = info_of(call.kind);
   refuse_automatic(options, kind.name);
   if (has(call.kind, kRooted) && (call.root < 0 || call.root >= transport.ranks()))
-    throw InvalidArgument("root is " + std::to_string(call.root) + ": give a rank from 0 to " +
-                          std::to_string(transport.ranks() - 1));
+    throw InvalidArgumentError("root is " + std::to_string(call.root) + ": give a rank from 0 to " +
+                               std::to_string(transport.ranks() - 1));
   if (!has(call.kind, kFeedsBack)) refuse_feedback(options, kind.name);
   if (!kind.input.empty()) check_span(transport, call.input, kind.input);
   if (!kind.output.empty()) check_span(transport, call.output, kind.output);
@@ -50,8 +50,8 @@ void check_spans(const Call& call, const CollectiveOptions& options) {
                has(call.kind, kWholeOutput) ? transport.ranks() : 1);
 }
 
-/// Throws InvalidArgument for overlapping spans. Valid are: equal input and output, a shard at this
-/// rank's position in the whole, or disjoint spans. A state must not overlap either span.
+/// Throws InvalidArgumentError for overlapping spans. Valid are: equal input and output, a shard at
+/// this rank's position in the whole, or disjoint spans. A state must not overlap either span.
 void check_apart(const Call& call, const CollectiveOptions& options) {
   const bool whole_input = has(call.kind, kWholeInput);
   ConstValueSpan input = call.input, output = call.output;
@@ -71,7 +71,7 @@ void check_apart(const Call& call, const CollectiveOptions& options) {
                  state.owner_residual.bytes());
   }
   if (const std::string overlap = memory.overlap(); !overlap.empty())
-    throw InvalidArgument(overlap);
+    throw InvalidArgumentError(overlap);
 }
 
 }  // namespace
@@ -84,14 +84,14 @@ void check_call(const Call& call, const CollectiveOptions& options) {
 void check_span(const Transport& transport, const ConstValueSpan& span, std::string_view name) {
   check_taken(transport, span.memory(), name);
   if (!is_gradient_dtype(span.dtype()))
-    throw InvalidArgument(std::string(name) + " is " + std::string(dtype_name(span.dtype())) +
-                          "; collectives take f32, bf16 and f16");
+    throw InvalidArgumentError(std::string(name) + " is " + std::string(dtype_name(span.dtype())) +
+                               "; collectives take f32, bf16 and f16");
 }
 
 void refuse_feedback(const CollectiveOptions& options, std::string_view operation) {
   if (parse_spec(options.codec).feedback == Feedback::kNone) return;
-  throw InvalidArgument("codec " + options.codec + " asks for error feedback, but " +
-                        std::string(operation) + " sends values once: leave out +ef");
+  throw InvalidArgumentError("codec " + options.codec + " asks for error feedback, but " +
+                             std::string(operation) + " sends values once: leave out +ef");
 }
 
 Key make_key(const Call& call, const CollectiveOptions& options) {

@@ -1,4 +1,4 @@
-// Argument checks before preparing a collective. All functions throw InvalidArgument.
+// Argument checks before preparing a collective. All functions throw InvalidArgumentError.
 #pragma once
 
 #include "comm/collectives/prepared.h"

@@ -12,15 +12,16 @@ namespace {
 
 void check_options(const CollectiveOptions& options, Memory memory) {
   if (options.tuner == nullptr)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "codec auto needs a tuner: make one Tuner per transport and pass it in "
         "CollectiveOptions::tuner");
   check_tuner_memory(*options.tuner, memory);
   if (options.algorithm != Algorithm::kAuto)
-    throw InvalidArgument("codec auto chooses the algorithm: leave algorithm at auto, not " +
-                          std::string(algorithm_name(options.algorithm)));
+    throw InvalidArgumentError("codec auto chooses the algorithm: leave algorithm at auto, not " +
+                               std::string(algorithm_name(options.algorithm)));
   if (options.error_growth != kDefaultErrorGrowth)
-    throw InvalidArgument("codec auto chooses the grid: set error_growth in the tuner's options");
+    throw InvalidArgumentError(
+        "codec auto chooses the grid: set error_growth in the tuner's options");
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
   if (on_device && tuner.settled(gradient.dtype(), gradient.count()))
     return allreduce(transport, gradient, chosen, stream);
   if (on_device && kernels::capture_of(stream) != 0)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "codec auto still measures calls for these gradients, which cannot be captured: make calls "
         "until Tuner::settled() returns true, then capture");
   if (on_device) kernels::synchronize(stream);
@@ -54,15 +55,16 @@ void allreduce_automatically(Transport& transport, ValueSpan gradient,
 
 void check_tuner_memory(const Tuner& tuner, Memory memory) {
   if (tuner.memory() != memory)
-    throw InvalidArgument(std::string("the tuner was made for gradients on ") +
-                          (memory == Memory::kHost ? "a device, but this gradient is on the host"
-                                                   : "the host, but this gradient is on a device") +
-                          ": set AutoOptions::memory");
+    throw InvalidArgumentError(std::string("the tuner was made for gradients on ") +
+                               (memory == Memory::kHost
+                                    ? "a device, but this gradient is on the host"
+                                    : "the host, but this gradient is on a device") +
+                               ": set AutoOptions::memory");
 }
 
 void refuse_automatic(const CollectiveOptions& options, std::string_view operation) {
   if (options.codec == kAutoCodec)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "codec auto is for allreduce and GradientReducer only: name a codec for " +
         std::string(operation));
 }

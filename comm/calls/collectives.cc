@@ -56,7 +56,7 @@ void exchange(Prepared& prepared, Transport& transport, const CollectiveOptions&
     if (context.on_device()) transport.end(bracket_of(context));
   } catch (const TransportError&) {
     throw;
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     if (!gave_up_capture(context, transport)) transport.poison(error.what());
     throw;
   } catch (const std::exception& error) {
@@ -88,9 +88,9 @@ void copy_values(const ConstValueSpan& from, const ValueSpan& to, StreamView str
 // Reports `+ef` without a state before the first encode and before any message.
 void check_feedback(const Codec& codec, const CollectiveOptions& options) {
   if (codec.has_feedback() && options.state == nullptr)
-    throw InvalidArgument("codec " + codec.spec().text() +
-                          " asks for error feedback: pass CollectiveOptions::state, use a "
-                          "GradientReducer, or leave out +ef");
+    throw InvalidArgumentError("codec " + codec.spec().text() +
+                               " asks for error feedback: pass CollectiveOptions::state, use a "
+                               "GradientReducer, or leave out +ef");
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ bool is_captured(const Key& key, StreamView stream) {
 // Preparing allocates and waits for other ranks. Both would invalidate a capture.
 void check_capture(const Key& key, StreamView stream) {
   if (is_captured(key, stream))
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "the stream is being captured, but no buffers are prepared for this call: pass a "
         "CollectiveWorkspace that outlives the graph, and make an equal call before the capture");
 }

@@ -21,13 +21,15 @@ void check_between(const Transport& transport, const ConstValueSpan& values, int
   refuse_feedback(options, operation);
   check_span(transport, values, "the values");
   if (peer < 0 || peer >= transport.ranks() || peer == transport.rank())
-    throw InvalidArgument(std::string(operation) + " on rank " + std::to_string(transport.rank()) +
-                          ": peer is " + std::to_string(peer) + ": give another rank from 0 to " +
-                          std::to_string(transport.ranks() - 1));
+    throw InvalidArgumentError(std::string(operation) + " on rank " +
+                               std::to_string(transport.rank()) + ": peer is " +
+                               std::to_string(peer) + ": give another rank from 0 to " +
+                               std::to_string(transport.ranks() - 1));
   if (values.memory() == Memory::kDevice && transport.traits().queues)
-    throw InvalidArgument(std::string(operation) +
-                          ": over this transport all ranks take part in each transfer of device "
-                          "memory: call all_to_all on all ranks");
+    throw InvalidArgumentError(
+        std::string(operation) +
+        ": over this transport all ranks take part in each transfer of device "
+        "memory: call all_to_all on all ranks");
 }
 
 }  // namespace

@@ -20,13 +20,13 @@ SegmentState both_in(const ValueSpan& residual) { return {residual, residual}; }
 void check_state(const Prepared& prepared, const ValueSpan& residual, std::size_t count,
                  std::string_view which) {
   if (count != 0 && !residual.empty() && residual.memory() != prepared.key.memory)
-    throw InvalidArgument("the state's " + std::string(which) + " is " +
-                          std::string(memory_text(residual.memory())) + ", but the values are " +
-                          std::string(memory_text(prepared.key.memory)));
+    throw InvalidArgumentError(
+        "the state's " + std::string(which) + " is " + std::string(memory_text(residual.memory())) +
+        ", but the values are " + std::string(memory_text(prepared.key.memory)));
   if (residual.count() == count) return;
-  throw InvalidArgument("the state's " + std::string(which) + " has " +
-                        std::to_string(residual.count()) + " values, but this rank needs " +
-                        std::to_string(count));
+  throw InvalidArgumentError("the state's " + std::string(which) + " has " +
+                             std::to_string(residual.count()) + " values, but this rank needs " +
+                             std::to_string(count));
 }
 
 int params_of(const Prepared& prepared) { return static_cast<int>(prepared.params.size()); }
@@ -79,9 +79,9 @@ void bind_states(Prepared& prepared, const CollectiveOptions& options) {
 void check_taken(const Transport& transport, Memory memory, std::string_view what) {
   const TransportTraits traits = transport.traits();
   if (memory == Memory::kHost ? traits.host : traits.device) return;
-  throw InvalidArgument(std::string(what) + " is " + std::string(memory_text(memory)) +
-                        ", but this transport takes " +
-                        (traits.host ? "host memory" : "device memory"));
+  throw InvalidArgumentError(std::string(what) + " is " + std::string(memory_text(memory)) +
+                             ", but this transport takes " +
+                             (traits.host ? "host memory" : "device memory"));
 }
 
 std::string_view memory_text(Memory memory) {

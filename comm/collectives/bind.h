@@ -14,13 +14,13 @@ namespace tersor {
 void bind_call(Prepared& prepared, Transport& transport, const CollectiveOptions& options,
                StreamView stream);
 
-/// Binds the residuals. Throws InvalidArgument if a residual has a wrong count for this rank or a
-/// memory different from the values.
+/// Binds the residuals. Throws InvalidArgumentError if a residual has a wrong count for this rank
+/// or a memory different from the values.
 void bind_state(Prepared& prepared, const CollectiveOptions& options);
 /// Binds the memory for the host's sums in a hierarchical reduce-scatter.
 void bind_host_sums(Prepared& prepared, const ValueSpan& shard);
 
-/// Throws InvalidArgument if the transport does not accept `memory`. `what` names the values.
+/// Throws InvalidArgumentError if the transport does not accept `memory`. `what` names the values.
 void check_taken(const Transport& transport, Memory memory, std::string_view what);
 
 /// "on the host" or "on a device", for error texts.

@@ -38,8 +38,8 @@ Plan plan_of(const ChoiceRequest& request) {
   for (std::size_t i = 1; i < std::size(kAlgorithms); ++i)  // all but auto
     if (allows(plan, static_cast<Algorithm>(i)))
       fitting += (fitting.empty() ? "" : ", ") + std::string(kAlgorithms[i]);
-  throw InvalidArgument("codec " + codec.spec().text() + " does not support algorithm " +
-                        std::string(algorithm_name(wanted)) + ": choose " + fitting);
+  throw InvalidArgumentError("codec " + codec.spec().text() + " does not support algorithm " +
+                             std::string(algorithm_name(wanted)) + ": choose " + fitting);
 }
 
 // Raw values wider than frames are used only on request.
@@ -83,8 +83,8 @@ std::vector<std::string> dtype_names() {
 Algorithm parse_algorithm(std::string_view name) {
   const auto found = std::ranges::find(kAlgorithms, name);
   if (found != std::end(kAlgorithms)) return static_cast<Algorithm>(found - kAlgorithms);
-  throw InvalidArgument("algorithm is \"" + std::string(name) +
-                        "\": give auto, native, two-shot, one-shot or hierarchical");
+  throw InvalidArgumentError("algorithm is \"" + std::string(name) +
+                             "\": give auto, native, two-shot, one-shot or hierarchical");
 }
 
 Algorithm choose_algorithm(const ChoiceRequest& request) {
@@ -107,9 +107,9 @@ std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks,
 
 Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view operation) {
   if (!can_go(codec, dtype, Algorithm::kOneShot) && !can_go(codec, dtype, Algorithm::kTwoShot))
-    throw InvalidArgument("codec " + codec.spec().text() +
-                          " supports only allreduce: choose another codec for " +
-                          std::string(operation));
+    throw InvalidArgumentError("codec " + codec.spec().text() +
+                               " supports only allreduce: choose another codec for " +
+                               std::string(operation));
   return codec.traits().divisible ? Algorithm::kTwoShot : Algorithm::kOneShot;
 }
 
@@ -117,9 +117,10 @@ Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::stri
   Plan plan;
   if (!codec.traits().needs_shape) plan = codec.plan({.segments = segments});
   if (plan.rounds.size() != 1 || !allows(plan, Algorithm::kOneShot))
-    throw InvalidArgument(std::string(who) + ": codec \"" + codec.spec().text() +
-                          "\" needs an exchange of all ranks: choose a codec whose frames one rank "
-                          "encodes alone, e.g. int8");
+    throw InvalidArgumentError(
+        std::string(who) + ": codec \"" + codec.spec().text() +
+        "\" needs an exchange of all ranks: choose a codec whose frames one rank "
+        "encodes alone, e.g. int8");
   return plan;
 }
 

@@ -45,8 +45,8 @@ struct ChoiceRequest {
 std::vector<Exchange> exchanges_of(const Codec& codec, Dtype dtype, int ranks, Algorithm algorithm);
 
 /// The algorithm of a reduce-scatter: kTwoShot (first half only), or kOneShot for an indivisible
-/// codec: each rank gathers everything and keeps its shard. Throws InvalidArgument for a codec with
-/// raw values only; `operation` is for the error text.
+/// codec: each rank gathers everything and keeps its shard. Throws InvalidArgumentError for a codec
+/// with raw values only; `operation` is for the error text.
 Algorithm choose_scatter(const Codec& codec, Dtype dtype, std::string_view operation);
 
 /// True if the codec supports the algorithm in an allreduce.
@@ -56,15 +56,15 @@ bool can_go(const Codec& codec, Dtype dtype, Algorithm algorithm);
 bool adds_in_place(const Codec& codec, Dtype dtype);
 
 /// Plans a codec for self-contained frames: a rank can encode, and others decode, without a
-/// collective of all ranks. Throws InvalidArgument (text starting with `who`) for a codec with a
-/// joint exchange of all ranks.
+/// collective of all ranks. Throws InvalidArgumentError (text starting with `who`) for a codec with
+/// a joint exchange of all ranks.
 Plan plan_alone(const Codec& codec, std::span<const Segment> segments, std::string_view who);
 
 /// Chooses native if values can be added during transfer (small f32 inputs only for a single
 /// gradient). Chooses one-shot for codecs without reduce, for two ranks (same bytes, one
 /// quantization) and for short messages. Otherwise, chooses two-shot. If the algorithm is
-/// kHierarchical, chooses the exchange between `ranks` hosts. Throws InvalidArgument if the wanted
-/// algorithm does not suit the codec.
+/// kHierarchical, chooses the exchange between `ranks` hosts. Throws InvalidArgumentError if the
+/// wanted algorithm does not suit the codec.
 Algorithm choose_algorithm(const ChoiceRequest& request);
 
 }  // namespace tersor

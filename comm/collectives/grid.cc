@@ -26,18 +26,19 @@ bool fits(std::span<const int> digits, int group_size) {
 void check_digits(std::span<const int> digits, int group_size) {
   const std::string grid = "dims are " + text_of(digits);
   if (digits.empty() || digits.size() > OwnedRanges::kMostStages)
-    throw InvalidArgument("dims has " + std::to_string(digits.size()) + " dimensions: give 1 to " +
-                          std::to_string(OwnedRanges::kMostStages));
+    throw InvalidArgumentError("dims has " + std::to_string(digits.size()) +
+                               " dimensions: give 1 to " +
+                               std::to_string(OwnedRanges::kMostStages));
   const int least = digits.size() == 1 ? 1 : 2;
   for (const int digit : digits)
     if (digit < least || digit > group_size)
-      throw InvalidArgument(grid + ": give dimensions from " + std::to_string(least) +
-                            " to the number of ranks, " + std::to_string(group_size) + ", not " +
-                            std::to_string(digit));
+      throw InvalidArgumentError(grid + ": give dimensions from " + std::to_string(least) +
+                                 " to the number of ranks, " + std::to_string(group_size) +
+                                 ", not " + std::to_string(digit));
   if (fits(digits, group_size)) return;
-  throw InvalidArgument(grid + ": give dimensions with a product of at most " +
-                        std::to_string(group_size) +
-                        ", the number of ranks, and at least 9/10 of it");
+  throw InvalidArgumentError(grid + ": give dimensions with a product of at most " +
+                             std::to_string(group_size) +
+                             ", the number of ranks, and at least 9/10 of it");
 }
 
 /// The number of a rank's messages, plus the cost of sending results to group members without a
@@ -94,11 +95,11 @@ Grid Grid::of(std::span<const int> digits, int group_size, double error_growth) 
   if (digits.empty()) return standard(group_size, error_growth);
   Grid grid(digits, group_size);
   if (grid.dimensions() <= most_dimensions(error_growth)) return grid;
-  throw InvalidArgument("dims are " + text_of(digits) + ", with " +
-                        std::to_string(1 + grid.dimensions()) +
-                        " quantisations instead of the 2 of one dimension: give fewer dimensions, "
-                        "or an error_growth above " +
-                        std::to_string(error_growth));
+  throw InvalidArgumentError(
+      "dims are " + text_of(digits) + ", with " + std::to_string(1 + grid.dimensions()) +
+      " quantisations instead of the 2 of one dimension: give fewer dimensions, "
+      "or an error_growth above " +
+      std::to_string(error_growth));
 }
 
 Grid Grid::standard(int group_size, double error_growth) {
@@ -120,8 +121,8 @@ std::vector<Grid> Grid::worth_trying(int group_size, double error_growth) {
 
 int Grid::most_dimensions(double error_growth) {
   if (!(error_growth >= 1))
-    throw InvalidArgument("error_growth is " + std::to_string(error_growth) +
-                          ": give at least 1, the growth of one dimension");
+    throw InvalidArgumentError("error_growth is " + std::to_string(error_growth) +
+                               ": give at least 1, the growth of one dimension");
   return static_cast<int>(std::min(2 * error_growth - 1, double{kMostDimensions}));
 }
 

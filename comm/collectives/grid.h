@@ -51,13 +51,13 @@ class Grid {
   /// An empty grid, and a single dimension of all ranks.
   Grid() = default;
   explicit Grid(int group_size) : Grid({&group_size, 1}, group_size) {}
-  /// Throws InvalidArgument for more than three digits, for a digit below 2 (in a single dimension:
-  /// below 1), and for a product above the number of ranks or below 9/10 of the number.
+  /// Throws InvalidArgumentError for more than three digits, for a digit below 2 (in a single
+  /// dimension: below 1), and for a product above the number of ranks or below 9/10 of the number.
   Grid(std::span<const int> digits, int group_size);
   /// A single dimension of the first `owners` ranks, for any number of other ranks.
   static Grid owned_by_first(int owners, int group_size);
-  /// A grid of the given digits, by default the standard grid. Throws InvalidArgument if there are
-  /// more dimensions than the error bound allows (see most_dimensions).
+  /// A grid of the given digits, by default the standard grid. Throws InvalidArgumentError if there
+  /// are more dimensions than the error bound allows (see most_dimensions).
   static Grid of(std::span<const int> digits, int group_size,
                  double error_growth = kDefaultErrorGrowth);
   /// The fewest dimensions with digits up to 32, as equal as possible. If the error bound prevents
@@ -65,8 +65,8 @@ class Grid {
   static Grid standard(int group_size, double error_growth = kDefaultErrorGrowth);
   /// Possibly faster grids with any number of dimensions. Up to 32 ranks, only a single dimension.
   static std::vector<Grid> worth_trying(int group_size, double error_growth = kDefaultErrorGrowth);
-  /// The largest number of dimensions d with (1 + d) / 2 within the bound. Throws InvalidArgument
-  /// for a bound below 1.
+  /// The largest number of dimensions d with (1 + d) / 2 within the bound. Throws
+  /// InvalidArgumentError for a bound below 1.
   static int most_dimensions(double error_growth);
 
   int group_size() const { return group_size_; }

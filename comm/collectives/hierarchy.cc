@@ -16,7 +16,7 @@ std::shared_ptr<const Codec> make_host_codec(std::string_view spec) {
   auto codec = make_codec(spec);
   const std::string text = codec->spec().text();
   if (text != "none" && text != "bf16")
-    throw InvalidArgument("host_codec is " + text + ": give none or bf16");
+    throw InvalidArgumentError("host_codec is " + text + ": give none or bf16");
   return codec;
 }
 
@@ -87,7 +87,7 @@ void check_even(const HostGroups& groups, std::string_view what) {
   std::string sizes;
   for (std::size_t i = 0; i < ranks.size(); i += groups.neighbours(ranks[i]).size())
     sizes += (i == 0 ? "" : ", ") + std::to_string(groups.neighbours(ranks[i]).size());
-  throw InvalidArgument(
+  throw InvalidArgumentError(
       std::string(what) + " needs the same number of ranks on each host, but the hosts have " +
       sizes + ": choose an algorithm other than hierarchical, or leave hosts out");
 }

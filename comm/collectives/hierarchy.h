@@ -47,7 +47,7 @@ struct Hosts {
 };
 
 /// The named hosts, by default the hosts known to the transport. See CollectiveOptions for codec
-/// and error_growth. Throws InvalidArgument for a codec unsuitable within hosts.
+/// and error_growth. Throws InvalidArgumentError for a codec unsuitable within hosts.
 Hosts find_hosts(const Transport& transport, const std::vector<int>& named, std::string_view codec,
                  double error_growth);
 
@@ -75,7 +75,7 @@ void add_groups(Agreement& agreement, const HostGroups& groups, std::string_view
 /// Adds the options of a grid. A single dimension of all ranks adds nothing.
 void add_grid(Agreement& agreement, const Grid& grid);
 
-/// Throws InvalidArgument if hosts have unequal numbers of ranks. `what` names the operation.
+/// Throws InvalidArgumentError if hosts have unequal numbers of ranks. `what` names the operation.
 void check_even(const HostGroups& groups, std::string_view what);
 
 /// Throws TransportError on all ranks if signatures differ. Called before splitting, because splits

@@ -12,8 +12,8 @@ namespace {
 
 void check_rank(int rank, int ranks) {
   if (ranks < 1 || rank < 0 || rank >= ranks)
-    throw InvalidArgument("rank is " + std::to_string(rank) + ": give 0 to " +
-                          std::to_string(ranks - 1));
+    throw InvalidArgumentError("rank is " + std::to_string(rank) + ": give 0 to " +
+                               std::to_string(ranks - 1));
 }
 
 StateRanges ranges_of(std::size_t count, int rank, std::span<const int> hosts,
@@ -29,8 +29,8 @@ StateRanges ranges_of(std::size_t count, int rank, std::span<const int> hosts,
 HostGroups::HostGroups(std::span<const int> hosts, int ranks, double error_growth)
     : host_of_(host::number_hosts(hosts)) {
   if (hosts.size() != static_cast<std::size_t>(ranks))
-    throw InvalidArgument("hosts has " + std::to_string(hosts.size()) + " numbers for " +
-                          std::to_string(ranks) + " ranks: give one number per rank");
+    throw InvalidArgumentError("hosts has " + std::to_string(hosts.size()) + " numbers for " +
+                               std::to_string(ranks) + " ranks: give one number per rank");
   members_.resize(static_cast<std::size_t>(*std::max_element(host_of_.begin(), host_of_.end())) +
                   1);
   for (int rank = 0; rank < ranks; ++rank)

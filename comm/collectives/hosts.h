@@ -24,7 +24,8 @@ struct StateRanges {
 class HostGroups {
  public:
   /// hosts[r] is the host of rank r: arbitrary numbers, equal for ranks of a host. Throws
-  /// InvalidArgument unless there is a number per rank. See CollectiveOptions for error_growth.
+  /// InvalidArgumentError unless there is a number per rank. See CollectiveOptions for
+  /// error_growth.
   HostGroups(std::span<const int> hosts, int ranks, double error_growth = kDefaultErrorGrowth);
 
   int ranks() const { return static_cast<int>(host_of_.size()); }

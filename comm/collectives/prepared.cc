@@ -66,15 +66,17 @@ void check_grid(const Prepared& prepared) {
   if (!prepared.is(kShares) || prepared.by_hosts || grid.is_direct()) return;
   const std::string name(prepared.context.name);
   if (grid.owners() != grid.group_size())
-    throw InvalidArgument(name + " needs dims with a product of " +
-                          std::to_string(grid.group_size()) + ", the number of ranks, not " +
-                          std::to_string(grid.owners()));
+    throw InvalidArgumentError(name + " needs dims with a product of " +
+                               std::to_string(grid.group_size()) + ", the number of ranks, not " +
+                               std::to_string(grid.owners()));
   if (prepared.key.kind == Kind::kAllToAll && grid.dimensions() > 2)
-    throw InvalidArgument("dims are " + text_of(grid.digits()) + ": give at most two for " + name);
+    throw InvalidArgumentError("dims are " + text_of(grid.digits()) + ": give at most two for " +
+                               name);
   if (prepared.is(kAdds) && !prepared.gathers_whole() && prepared.codec->has_feedback())
-    throw InvalidArgument(name +
-                          " with dims keeps no residual of the partial sums: leave out +ef, or "
-                          "dims");
+    throw InvalidArgumentError(
+        name +
+        " with dims keeps no residual of the partial sums: leave out +ef, or "
+        "dims");
 }
 
 constexpr std::size_t kLeastRelayed = std::size_t{1} << 15;  // values per chunk

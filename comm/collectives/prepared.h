@@ -135,8 +135,8 @@ struct KnownHierarchy {
   std::shared_ptr<Hierarchy> hierarchy;
 };
 
-/// Prepares a collective. Throws InvalidArgument if options contradict each other or do not fit the
-/// ranks.
+/// Prepares a collective. Throws InvalidArgumentError if options contradict each other or do not
+/// fit the ranks.
 std::unique_ptr<Prepared> prepare(Transport& transport, Key key, const CollectiveOptions& options,
                                   KnownHierarchy& known);
 

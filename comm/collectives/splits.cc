@@ -25,7 +25,7 @@ struct Side {
 };
 
 [[noreturn]] void refuse(const Side& side, const std::string& what) {
-  throw InvalidArgument("all_to_all on rank " + std::to_string(side.rank) + ": " + what);
+  throw InvalidArgumentError("all_to_all on rank " + std::to_string(side.rank) + ": " + what);
 }
 
 std::size_t rows_in(const Side& side, std::size_t count, std::size_t columns) {

@@ -16,8 +16,8 @@ struct Rows {
   std::vector<std::size_t> sent, received, passing = {};
 };
 
-/// The rows of a call. Throws InvalidArgument with the rank if rows do not match the spans or the
-/// spans overlap.
+/// The rows of a call. Throws InvalidArgumentError with the rank if rows do not match the spans or
+/// the spans overlap.
 Rows rows_of(const Transport& transport, const ConstValueSpan& input, const ConstValueSpan& output,
              std::size_t columns, const Splits& splits);
 

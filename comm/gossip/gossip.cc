@@ -35,8 +35,8 @@ static_assert(sizeof(Head) == 16);
 std::shared_ptr<const Codec> gossip_codec(const std::string& spec) {
   auto codec = make_codec(spec);
   if (codec->has_feedback())
-    throw InvalidArgument("gossip: codec is \"" + spec +
-                          "\": leave out +ef, because the next difference contains the error");
+    throw InvalidArgumentError("gossip: codec is \"" + spec +
+                               "\": leave out +ef, because the next difference contains the error");
   return codec;
 }
 
@@ -44,8 +44,8 @@ std::shared_ptr<const Codec> gossip_codec(const std::string& spec) {
 double step_size_of(const GossipOptions& options) {
   if (options.step_size != 0) {
     if (!(options.step_size > 0 && options.step_size <= 1))
-      throw InvalidArgument("gossip: step_size is " + std::to_string(options.step_size) +
-                            ": give a number above 0 and at most 1");
+      throw InvalidArgumentError("gossip: step_size is " + std::to_string(options.step_size) +
+                                 ": give a number above 0 and at most 1");
     return options.step_size;
   }
   std::mt19937 generator(1);
@@ -98,8 +98,8 @@ struct Gossip::State {
         channel(transport.isolated_channel()),
         lost_edges(topology) {
     if (topology.ranks() != transport.ranks())
-      throw InvalidArgument("gossip: the topology has " + std::to_string(topology.ranks()) +
-                            " ranks, the transport " + std::to_string(transport.ranks()));
+      throw InvalidArgumentError("gossip: the topology has " + std::to_string(topology.ranks()) +
+                                 " ranks, the transport " + std::to_string(transport.ranks()));
     for (const Edge& edge : topology.edges(rank)) links.push_back({.edge = edge});
   }
 
@@ -185,8 +185,8 @@ struct Gossip::State {
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const auto now = weights[i].as<float>();
       if (!std::ranges::all_of(now, [](float one) { return std::isfinite(one); }))
-        throw InvalidArgument("gossip: " + names[i] +
-                              " is not finite; this rank sent nothing, the neighbours wait");
+        throw InvalidArgumentError("gossip: " + names[i] +
+                                   " is not finite; this rank sent nothing, the neighbours wait");
       std::ranges::transform(now, known[i], changed[i].begin(),
                              [](double x, double y) { return static_cast<float>(x - y); });
     }
@@ -232,14 +232,14 @@ struct Gossip::State {
     link.last_message = Clock::now();
   }
 
-  // Throws PeerLost if the neighbour is lost, has lost this rank, or is silent for too long.
+  // Throws PeerLostError if the neighbour is lost, has lost this rank, or is silent for too long.
   void wait_for(Neighbour& link) {
     while (!has_frame(link) || !link.sending.test()) {
       const Clock::time_point latest = link.last_message + timeout;
       if (Clock::now() >= latest)
-        throw PeerLost("gossip: no message from rank " + std::to_string(link.edge.rank) +
-                           " within " + std::to_string(timeout.count()) + " ms",
-                       link.edge.rank);
+        throw PeerLostError("gossip: no message from rank " + std::to_string(link.edge.rank) +
+                                " within " + std::to_string(timeout.count()) + " ms",
+                            link.edge.rank);
       channel->wait_activity(std::min(latest, next_heartbeat));
       if (Clock::now() >= next_heartbeat) send_heartbeats();
     }
@@ -250,7 +250,8 @@ struct Gossip::State {
       const MessageType type = head_of(link).type;
       if (type == MessageType::kFrame) return true;
       if (type == MessageType::kGaveUp)
-        throw PeerLost("gossip: dropped by rank " + std::to_string(link.edge.rank), link.edge.rank);
+        throw PeerLostError("gossip: dropped by rank " + std::to_string(link.edge.rank),
+                            link.edge.rank);
       receive(link);
     }
     return false;
@@ -262,7 +263,7 @@ struct Gossip::State {
     for (Neighbour& link : links) try {
         if (link.is_lost || (link.heartbeat.valid() && !link.heartbeat.test())) continue;
         link.heartbeat = channel->send(operation(waiting), link.edge.rank, waiting->span());
-      } catch (const PeerLost&) {  // wait_for reports the loss
+      } catch (const PeerLostError&) {  // wait_for reports the loss
       }
   }
 
@@ -273,7 +274,7 @@ struct Gossip::State {
     const auto notice = message_of(MessageType::kGaveUp);
     try {
       notices.push_back(channel->send(operation(notice), link.edge.rank, notice->span()));
-    } catch (const PeerLost&) {  // the neighbour is lost
+    } catch (const PeerLostError&) {  // the neighbour is lost
     }
   }
 
@@ -283,7 +284,7 @@ struct Gossip::State {
   void for_each_neighbour(const Work& work) {
     for (Neighbour& link : links) try {
         work(link);
-      } catch (const PeerLost&) {
+      } catch (const PeerLostError&) {
         give_up(link);
       }
     if (std::erase_if(links, [](const Neighbour& link) { return link.is_lost; }) == 0) return;
@@ -315,9 +316,9 @@ struct Gossip::State {
     if (!is_new || options.on_split == OnSplit::kContinue) return;
     std::string ranks;
     for (const int one : seen.cut_off) ranks += " " + std::to_string(one);
-    throw PeerLost("gossip: no path connects rank " + std::to_string(rank) + " to ranks" + ranks +
-                       " any more; later calls mix without these ranks",
-                   -1);
+    throw PeerLostError("gossip: no path connects rank " + std::to_string(rank) + " to ranks" +
+                            ranks + " any more; later calls mix without these ranks",
+                        -1);
   }
 
   static Head head_of(const Neighbour& link) {
@@ -381,7 +382,8 @@ Gossip::~Gossip() = default;
 
 void Gossip::add(std::string name, ValueSpan weights) {
   State& state = *state_;
-  if (state.is_settled) throw InvalidArgument("gossip: add \"" + name + "\" before the first step");
+  if (state.is_settled)
+    throw InvalidArgumentError("gossip: add \"" + name + "\" before the first step");
   (void)weights.as<float>();
   state.segments.push_back(
       {.count = weights.count(), .parameter = static_cast<std::uint32_t>(state.segments.size())});

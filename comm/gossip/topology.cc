@@ -52,20 +52,21 @@ void check_rank(const Edges& edges, std::size_t rank) {
   for (const Edge& edge : edges[rank]) {
     if (edge.rank < 0 || static_cast<std::size_t>(edge.rank) >= edges.size() ||
         !seen.insert(edge.rank).second)
-      throw InvalidArgument("topology: " + named(rank) + " lists neighbour " +
-                            std::to_string(edge.rank) + ": give other ranks from 0 to " +
-                            std::to_string(edges.size() - 1) + ", each once");
+      throw InvalidArgumentError("topology: " + named(rank) + " lists neighbour " +
+                                 std::to_string(edge.rank) + ": give other ranks from 0 to " +
+                                 std::to_string(edges.size() - 1) + ", each once");
     const double back = weight_of(edges[static_cast<std::size_t>(edge.rank)], rank);
     if (!(edge.weight > 0) || back != edge.weight)
-      throw InvalidArgument("topology: the weight of " + named(rank) + " for rank " +
-                            std::to_string(edge.rank) + " is " + std::to_string(edge.weight) +
-                            ", the weight in the other direction " + std::to_string(back) +
-                            ": give equal weights above 0");
+      throw InvalidArgumentError("topology: the weight of " + named(rank) + " for rank " +
+                                 std::to_string(edge.rank) + " is " + std::to_string(edge.weight) +
+                                 ", the weight in the other direction " + std::to_string(back) +
+                                 ": give equal weights above 0");
     sum += edge.weight;
   }
   if (sum > 1 + 1e-9)
-    throw InvalidArgument("topology: the weights of " + named(rank) + "'s neighbours add up to " +
-                          std::to_string(sum) + ": give weights with a sum of at most 1");
+    throw InvalidArgumentError("topology: the weights of " + named(rank) +
+                               "'s neighbours add up to " + std::to_string(sum) +
+                               ": give weights with a sum of at most 1");
 }
 
 std::set<int> component_of(const Edges& edges, int rank) {
@@ -92,14 +93,14 @@ void check_connected(const Edges& edges) {
     text += "}";
   }
   if (component_of(edges, 0).size() != edges.size())
-    throw InvalidArgument("topology: the ranks are not connected: add edges between the groups " +
-                          text);
+    throw InvalidArgumentError(
+        "topology: the ranks are not connected: add edges between the groups " + text);
 }
 
 }  // namespace
 
 Topology::Topology(std::vector<std::vector<Edge>> edges) : edges_(std::move(edges)) {
-  if (edges_.empty()) throw InvalidArgument("topology: edges is empty: give a list per rank");
+  if (edges_.empty()) throw InvalidArgumentError("topology: edges is empty: give a list per rank");
   for (std::size_t rank = 0; rank < edges_.size(); ++rank) check_rank(edges_, rank);
   check_connected(edges_);
 }
@@ -127,8 +128,8 @@ Topology Topology::named(std::string_view name, int ranks) {
   if (name == "ring") return ring(ranks);
   if (name == "exponential") return exponential(ranks);
   if (name != "torus")
-    throw InvalidArgument("topology is \"" + std::string(name) +
-                          "\": give ring, torus or exponential");
+    throw InvalidArgumentError("topology is \"" + std::string(name) +
+                               "\": give ring, torus or exponential");
   int rows = static_cast<int>(std::sqrt(static_cast<double>(ranks)));
   while (rows > 1 && ranks % rows != 0) --rows;
   return torus(rows, ranks / rows);

@@ -29,7 +29,7 @@ struct BucketOptions {
 
 /// Returns the algorithm of a parameter as if the parameter were large. The parameter's own count
 /// has no influence. Residuals therefore do not depend on neighbours in the bucket. Throws
-/// InvalidArgument if the requested algorithm does not fit the codec.
+/// InvalidArgumentError if the requested algorithm does not fit the codec.
 Algorithm preferred_algorithm(const ExchangeParameter& param, int ranks, Algorithm wanted);
 
 /// Groups the parameters in `order`.

@@ -17,8 +17,8 @@ bool wants_tuner(const ReducerOptions& options) {
   bool wanted = options.rules.empty() && options.codec == kAutoCodec;
   for (const ReducerRule& rule : options.rules) wanted |= rule.codec == kAutoCodec;
   if (wanted && options.algorithm != Algorithm::kAuto)
-    throw InvalidArgument("codec auto chooses the algorithm: leave algorithm at auto, not " +
-                          std::string(algorithm_name(options.algorithm)));
+    throw InvalidArgumentError("codec auto chooses the algorithm: leave algorithm at auto, not " +
+                               std::string(algorithm_name(options.algorithm)));
   return wanted;
 }
 
@@ -170,9 +170,9 @@ void CodecPolicy::check_capture(std::uint32_t step) const {
   for (const ReducerParameter& one : parameters_.all)
     if (const auto& phases = one.choice.phases;
         !phases.empty() && (!followed || step < phases.back().from_step))
-      throw InvalidArgument("\"" + one.name + "\" changes its codec at step " +
-                            std::to_string(phases.back().from_step) +
-                            ": run a step with that codec before the capture");
+      throw InvalidArgumentError("\"" + one.name + "\" changes its codec at step " +
+                                 std::to_string(phases.back().from_step) +
+                                 ": run a step with that codec before the capture");
 }
 
 bool CodecPolicy::may_learn() const {
@@ -229,7 +229,7 @@ const std::string& CodecPolicy::chosen_codec(std::size_t parameter) const {
 
 void CodecPolicy::begin_capture() {
   if (!learner_->settled())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "codec auto still measures codecs: run steps until GradientReducer::settled() returns "
         "true, "
         "then capture, or set ReducerOptions::learning to kOff");

@@ -23,22 +23,22 @@ namespace tersor {
 
 class CodecPolicy {
  public:
-  /// The parameters must outlive this object. Throws InvalidArgument for invalid rules.
+  /// The parameters must outlive this object. Throws InvalidArgumentError for invalid rules.
   explicit CodecPolicy(Parameters& parameters);
 
   /// Call if all ranks share a host: every parameter then uses the codec within the host.
   void set_single_host(std::shared_ptr<const Codec> codec) {
     single_host_codec_ = std::move(codec);
   }
-  /// Finds or makes the tuner of "auto". A collective call. Throws InvalidArgument for "auto" with
-  /// a fixed algorithm.
+  /// Finds or makes the tuner of "auto". A collective call. Throws InvalidArgumentError for "auto"
+  /// with a fixed algorithm.
   void find_tuner(Transport& transport);
   bool automatic() const { return tuner_ != nullptr; }
   /// The algorithm of encoded values.
   Algorithm algorithm() const { return algorithm_; }
 
-  /// Chooses the first codec and algorithm of a parameter before `add`. Throws InvalidArgument if
-  /// no rule matches or if the choice is not possible.
+  /// Chooses the first codec and algorithm of a parameter before `add`. Throws InvalidArgumentError
+  /// if no rule matches or if the choice is not possible.
   void choose(ReducerParameter& own, ExchangeParameter& param);
   /// Call when all parameters are known, and after adding parameters: learning starts again.
   void begin();
@@ -50,7 +50,7 @@ class CodecPolicy {
   bool scheduled() const { return schedules_; }
   /// Returns true once if a schedule changes a codec with this step.
   bool enters_phase(std::uint32_t step);
-  /// Throws InvalidArgument if a schedule continues after this captured step.
+  /// Throws InvalidArgumentError if a schedule continues after this captured step.
   void check_capture(std::uint32_t step) const;
 
   bool may_learn() const;
@@ -73,7 +73,7 @@ class CodecPolicy {
   bool adopt(std::span<const std::string> codecs);
   const std::string& chosen_codec(std::size_t parameter) const;
 
-  /// A captured graph keeps its codecs. Throws InvalidArgument unless "auto" is settled.
+  /// A captured graph keeps its codecs. Throws InvalidArgumentError unless "auto" is settled.
   void begin_capture();
   void record_capture() { was_captured_ = true; }
   bool was_captured() const { return was_captured_; }

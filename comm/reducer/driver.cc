@@ -122,7 +122,7 @@ class QueueingDriver final : public Driver {
     while (sender_.agree()) {
     }
     sender_.transport().begin(sender_.bracket());
-  } catch (const InvalidArgument&) {
+  } catch (const InvalidArgumentError&) {
     throw;
   } catch (...) {
     sender_.fail(std::current_exception());

@@ -28,8 +28,8 @@ std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed,
 
 void check_same_ranks(bool given, const std::string& what) {
   if (given)
-    throw InvalidArgument("resume() does not support ReducerOptions::" + what +
-                          ", because the ranks changed: leave it empty");
+    throw InvalidArgumentError("resume() does not support ReducerOptions::" + what +
+                               ", because the ranks changed: leave it empty");
 }
 
 }  // namespace
@@ -57,8 +57,9 @@ std::exception_ptr GradientReducer::Impl::agree_on_members(const TransportError&
   if (agreed.steps > step->number() && step->all_back()) complete_step(step);
   if (agreed.lost.empty()) return std::make_exception_ptr(cause);
   resumable_ = agreed.enough ? Resumable::kYes : Resumable::kTooFew;
-  return std::make_exception_ptr(RanksLost(lost_text(cause.what(), agreed, renumbered),
-                                           agreed.members, agreed.steps, cause.disagreement()));
+  return std::make_exception_ptr(RanksLostError(lost_text(cause.what(), agreed, renumbered),
+                                                agreed.members, agreed.steps,
+                                                cause.disagreement()));
 }
 
 void GradientReducer::Impl::give_up(const std::exception& cause) {
@@ -88,11 +89,11 @@ void GradientReducer::Impl::check_faults() {
 
 void GradientReducer::Impl::check_resumable() const {
   if (resumable_ == Resumable::kNo)
-    throw InvalidArgument("resume() needs an earlier RanksLost: no rank was lost");
+    throw InvalidArgumentError("resume() needs an earlier RanksLostError: no rank was lost");
   if (resumable_ == Resumable::kTooFew)
-    throw InvalidArgument("resume() needs more ranks than the remaining " +
-                          std::to_string(survivors_->members().size()) +
-                          " (ReducerOptions::least_ranks)");
+    throw InvalidArgumentError("resume() needs more ranks than the remaining " +
+                               std::to_string(survivors_->members().size()) +
+                               " (ReducerOptions::least_ranks)");
   check_same_ranks(!options_.dims.empty(), "dims");
   check_same_ranks(!options_.hosts.empty(), "hosts");
 }

@@ -55,7 +55,7 @@ void Gradients::check_values(std::uint32_t parameter, const ValueSpan& values,
   const ExchangeParameter& param = parameters_.params[parameter];
   const Memory memory = backend_->memory();
   if (values.count() == count && values.dtype() == param.dtype && values.memory() == memory) return;
-  throw InvalidArgument(
+  throw InvalidArgumentError(
       "\"" + parameters_.all[parameter].name + "\" was added with " + std::to_string(count) +
       " values of " + std::string(dtype_name(param.dtype)) + " " +
       std::string(memory_text(memory)) + ", but the gradient has " +
@@ -70,15 +70,15 @@ void Gradients::check_given(std::uint32_t parameter, const Given& given) const {
     check_values(parameter, given.shard,
                  shard_range(param.count, 0, parameters_.context().ranks).count);
   else if (!given.shard.empty())
-    throw InvalidArgument("\"" + parameters_.all[parameter].name +
-                          "\" is all-reduced: do not pass a shard");
+    throw InvalidArgumentError("\"" + parameters_.all[parameter].name +
+                               "\" is all-reduced: do not pass a shard");
 }
 
 void Gradients::check(std::uint32_t parameter, const std::optional<Given>& given) const {
   if (given.has_value()) return check_given(parameter, *given);
   if (!has(parameter))
-    throw InvalidArgument("\"" + parameters_.all[parameter].name +
-                          "\" was added without a gradient: pass the gradient to ready()");
+    throw InvalidArgumentError("\"" + parameters_.all[parameter].name +
+                               "\" was added without a gradient: pass the gradient to ready()");
 }
 
 // A shard may use its own range within the gradient.
@@ -104,9 +104,9 @@ void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
       continue;
     }
     std::erase_if(in_use_, [&](const InUse& one) { return !step.is_ready(one.parameter); });
-    throw InvalidArgument("the memory of \"" + parameters_.all[parameter].name +
-                          "\" overlaps that of \"" + parameters_.all[other].name +
-                          "\" in one step: give each gradient and shard memory of its own");
+    throw InvalidArgumentError("the memory of \"" + parameters_.all[parameter].name +
+                               "\" overlaps that of \"" + parameters_.all[other].name +
+                               "\" in one step: give each gradient and shard memory of its own");
   }
   in_use_.insert(at, {memory, parameter});
 }

@@ -37,11 +37,11 @@ class Gradients {
   bool is_nowhere(std::size_t parameter) const { return nowhere_[parameter]; }
 
   /// Checks all parameters of a call first, so an invalid argument leaves the step unchanged.
-  /// Throws InvalidArgument.
+  /// Throws InvalidArgumentError.
   void check(std::uint32_t parameter, const std::optional<Given>& given) const;
-  /// Lends a parameter's memory until the step is complete. Throws InvalidArgument with the names
-  /// of both parameters if the memory overlaps lent memory whose result has not arrived. Memory of
-  /// parameters that are not ready is then no longer lent.
+  /// Lends a parameter's memory until the step is complete. Throws InvalidArgumentError with the
+  /// names of both parameters if the memory overlaps lent memory whose result has not arrived.
+  /// Memory of parameters that are not ready is then no longer lent.
   void take_memory(const ReducerStep& step, std::uint32_t parameter,
                    const std::optional<Given>& given);
   void take(std::uint32_t parameter, const std::optional<Given>& given, Contribution contribution);

@@ -22,20 +22,20 @@ void check_values(const std::string& name, std::string_view what, std::span<cons
                   std::size_t wanted, float most) {
   const std::string whose = "the state's " + std::string(what) + " of \"" + name + "\"";
   if (values.size() != wanted)
-    throw InvalidArgument(whose + " has " + std::to_string(values.size()) +
-                          " values, this reducer has " + std::to_string(wanted));
+    throw InvalidArgumentError(whose + " has " + std::to_string(values.size()) +
+                               " values, this reducer has " + std::to_string(wanted));
   for (std::size_t i = 0; i < wanted; ++i)
     if (!(std::abs(values[i]) <= most))
-      throw InvalidArgument("value " + std::to_string(i) + " of " + whose + " is " +
-                            std::to_string(values[i]) + ": a state holds finite values only");
+      throw InvalidArgumentError("value " + std::to_string(i) + " of " + whose + " is " +
+                                 std::to_string(values[i]) + ": a state holds finite values only");
 }
 
 void check_first_index(const ReducerState::Parameter& found, const ExchangeParameter& param) {
   if (found.residual.empty() || found.residual_first == param.residual_first) return;
-  throw InvalidArgument("the state's residual of \"" + found.name + "\" begins at value " +
-                        std::to_string(found.residual_first) + ", this rank's at " +
-                        std::to_string(param.residual_first) +
-                        ": the ranks were on other hosts; load a portable state");
+  throw InvalidArgumentError("the state's residual of \"" + found.name + "\" begins at value " +
+                             std::to_string(found.residual_first) + ", this rank's at " +
+                             std::to_string(param.residual_first) +
+                             ": the ranks were on other hosts; load a portable state");
 }
 
 // Throws unless the state has the same parameters in the same order.
@@ -50,9 +50,9 @@ void check_model(const ReducerState& state, std::span<const ReducerParameter> pa
   if (saved == own) return;
   const std::string number = "parameter " + std::to_string(parameter);
   if (own.empty())
-    throw InvalidArgument("the state's " + number + ", \"" + state.parameters[parameter].name +
-                          "\", was not added to this reducer: the state is of another model");
-  throw InvalidArgument(
+    throw InvalidArgumentError("the state's " + number + ", \"" + state.parameters[parameter].name +
+                               "\", was not added to this reducer: the state is of another model");
+  throw InvalidArgumentError(
       (saved.empty() ? "the state has no " + number : "the state's " + number + " is " + saved) +
       ", this reducer's is " + own + ": the state is of another model");
 }
@@ -66,8 +66,8 @@ void check_codec(const ReducerState::Parameter& found, const ReducerParameter& o
     if (found.codec == phase.codec->spec().text()) return;
   const bool is_auto = !own.predictions.empty();
   if (is_auto && found.residual.empty() == !codec.has_feedback()) return;
-  throw InvalidArgument("the state's \"" + found.name + "\" used codec " + found.codec +
-                        ", this reducer uses " + codec.spec().text() + ": use the same codec");
+  throw InvalidArgumentError("the state's \"" + found.name + "\" used codec " + found.codec +
+                             ", this reducer uses " + codec.spec().text() + ": use the same codec");
 }
 
 void check_lists(const ReducerState& state, const Parameters& parameters, std::size_t parameter) {
@@ -92,23 +92,24 @@ void check_lists(const ReducerState& state, const Parameters& parameters, std::s
 
 void check_run(const ReducerState& state, const Parameters& parameters) {
   if (state.reduction != parameters.options().reduction)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "the state is of the other reduction (sum or mean): use the same reduction");
   const ExchangeContext& context = parameters.context();
   const std::string whose =
       "the state is of rank " + std::to_string(state.rank) + " of " + std::to_string(state.ranks);
   if (state.ranks > kMostRanks || state.rank >= state.ranks)
-    throw InvalidArgument(whose + ", which does not exist: the state is damaged");
+    throw InvalidArgumentError(whose + ", which does not exist: the state is damaged");
   const bool same = static_cast<int>(state.ranks) == context.ranks &&
                     static_cast<int>(state.rank) == context.rank;
   if (state.form == ReducerState::Form::kExact && !same)
-    throw InvalidArgument(whose + ", this is rank " + std::to_string(context.rank) + " of " +
-                          std::to_string(context.ranks) +
-                          ": load the state of this rank, or save a portable state in a run of " +
-                          std::to_string(state.ranks) + " ranks");
+    throw InvalidArgumentError(
+        whose + ", this is rank " + std::to_string(context.rank) + " of " +
+        std::to_string(context.ranks) +
+        ": load the state of this rank, or save a portable state in a run of " +
+        std::to_string(state.ranks) + " ranks");
   if (!state.order.empty() && !is_order(state.order, parameters.count()))
-    throw InvalidArgument("the state's sending order is not a permutation of the " +
-                          std::to_string(parameters.count()) + " parameters");
+    throw InvalidArgumentError("the state's sending order is not a permutation of the " +
+                               std::to_string(parameters.count()) + " parameters");
 }
 
 /// True if every rank encodes part of the parameter and therefore holds the codec's memory.

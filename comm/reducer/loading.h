@@ -19,8 +19,8 @@ enum class OwedBy : std::uint8_t { kAll, kThisRank };
 float loading_factor(const ReducerState& state, OwedBy whom, const Parameters& parameters,
                      std::size_t parameter);
 
-/// Throws InvalidArgument if the state is of another model or of other ranks. Also throws for a
-/// sending order other than a permutation, and for infinite values and NaN.
+/// Throws InvalidArgumentError if the state is of another model or of other ranks. Also throws for
+/// a sending order other than a permutation, and for infinite values and NaN.
 void check_state(const ReducerState& state, const Parameters& parameters);
 
 /// The part of a loaded state that must be equal on all ranks. Ranks exchange this record in the

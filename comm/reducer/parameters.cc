@@ -57,7 +57,7 @@ Parameters::Parameters(const ReducerOptions& options, const ExchangeContext& con
 std::uint32_t Parameters::index_of(std::string_view name) const {
   const auto found = names_.find(name);
   if (found == names_.end())
-    throw InvalidArgument("parameter \"" + std::string(name) + "\" was not added");
+    throw InvalidArgumentError("parameter \"" + std::string(name) + "\" was not added");
   return found->second;
 }
 
@@ -66,8 +66,9 @@ void Parameters::check_memory(const std::string& name, Memory memory) {
   if (params.empty() && !placed_) memory_ = memory;
   const std::string what = "the gradient of \"" + name + "\"";
   if (memory != memory_)
-    throw InvalidArgument(what + " is " + std::string(memory_text(memory)) +
-                          ", but the earlier gradients are " + std::string(memory_text(memory_)));
+    throw InvalidArgumentError(what + " is " + std::string(memory_text(memory)) +
+                               ", but the earlier gradients are " +
+                               std::string(memory_text(memory_)));
   check_taken(*context_.transport, memory, what);
 }
 
@@ -80,10 +81,10 @@ void Parameters::shape_shards(const std::string& name, const GradientShape& shap
   if (context_.hierarchy != nullptr && !options_.hosts.empty())
     check_even(context_.hierarchy->groups(), "the reduce-scatter of \"" + name + "\"");
   if (shard < least)
-    throw InvalidArgument("shards of " + std::to_string(shard) + " values on " +
-                          std::to_string(ranks) + " ranks are too small for the " +
-                          std::to_string(shape.count) + " values of \"" + name +
-                          "\": give at least " + std::to_string(least));
+    throw InvalidArgumentError("shards of " + std::to_string(shard) + " values on " +
+                               std::to_string(ranks) + " ranks are too small for the " +
+                               std::to_string(shape.count) + " values of \"" + name +
+                               "\": give at least " + std::to_string(least));
   param.count = ranks * shard;
   param.output_first = shard_range(param.count, context_.rank, context_.ranks).first;
   if (const Hierarchy* hierarchy = hierarchy_of(context_, param))
@@ -118,7 +119,8 @@ GradientShape Parameters::shape(std::size_t parameter) const {
 
 void Parameters::add(ReducerParameter own, ExchangeParameter param) {
   if (!names_.emplace(own.name, param.parameter).second)
-    throw InvalidArgument("parameter \"" + own.name + "\" was added before: give another name");
+    throw InvalidArgumentError("parameter \"" + own.name +
+                               "\" was added before: give another name");
   all.push_back(std::move(own));
   params.push_back(std::move(param));
 }

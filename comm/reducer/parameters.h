@@ -70,16 +70,16 @@ class Parameters {
   Memory memory() const { return memory_; }
   const ReducerOptions& options() const { return options_; }
   const ExchangeContext& context() const { return context_; }
-  /// Throws InvalidArgument for an unknown name.
+  /// Throws InvalidArgumentError for an unknown name.
   std::uint32_t index_of(std::string_view name) const;
 
-  /// Makes the parameter of a new parameter, without a codec. Throws InvalidArgument if the
+  /// Makes the parameter of a new parameter, without a codec. Throws InvalidArgumentError if the
   /// gradient uses another memory than earlier gradients, or if the shards are too small.
   ExchangeParameter make_param(const std::string& name, const GradientShape& shape,
                                ValueSpan gradient);
   /// The shape of an all-reduced parameter, as added.
   GradientShape shape(std::size_t parameter) const;
-  /// Throws InvalidArgument if the name is already used.
+  /// Throws InvalidArgumentError if the name is already used.
   void add(ReducerParameter own, ExchangeParameter param);
   /// Allocates residuals of the parameters added since the last call, and binds the flags of all
   /// parameters.

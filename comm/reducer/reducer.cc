@@ -10,13 +10,14 @@ namespace {
 
 void check_options(const ReducerOptions& options) {
   if (options.residual_dtype != Dtype::kF32 && options.residual_dtype != Dtype::kBf16)
-    throw InvalidArgument("residual_dtype is " + std::string(dtype_name(options.residual_dtype)) +
-                          ": give f32 or bf16");
+    throw InvalidArgumentError("residual_dtype is " +
+                               std::string(dtype_name(options.residual_dtype)) +
+                               ": give f32 or bf16");
   if (options.weights == Weights::kOn && options.reduction == Reduction::kSum)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "ReducerOptions::weights = kOn needs a mean: set ReducerOptions::reduction to kMean");
   if (options.elastic == Elastic::kOn && options.tuner != nullptr)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "an elastic reducer makes its own Tuner, because a given Tuner keeps lost ranks: leave "
         "ReducerOptions::tuner out");
 }
@@ -30,7 +31,7 @@ std::unique_ptr<Hierarchy> find_hierarchy(Transport& channel, const ReducerOptio
   if (hosts.is_one) policy.set_single_host(std::move(hosts.codec));
   if (!hosts.groups) return nullptr;
   if (options.measure_error == MeasureError::kOn)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "measure_error does not support algorithm hierarchical: choose another algorithm");
   return std::make_unique<Hierarchy>(channel, *std::move(hosts.groups), std::move(hosts.codec));
 }
@@ -79,16 +80,17 @@ GradientReducer::Impl::Impl(Transport& transport, ReducerOptions wanted)
 void GradientReducer::Impl::add(std::string name, const GradientShape& shape, ValueSpan gradient) {
   const LockedStep step = between_steps();
   if (!step->untouched())
-    throw InvalidArgument("add \"" + name +
-                          "\" between two steps: gradients of the current step are ready");
+    throw InvalidArgumentError("add \"" + name +
+                               "\" between two steps: gradients of the current step are ready");
   if (policy_.was_captured())
-    throw InvalidArgument("add \"" + name +
-                          "\" before a step is captured: a captured graph cannot change");
+    throw InvalidArgumentError("add \"" + name +
+                               "\" before a step is captured: a captured graph cannot change");
   const bool scatters = shape.collective == Collective::kReduceScatter;
   if (scatters && options_.elastic == Elastic::kOn)
-    throw InvalidArgument("\"" + name +
-                          "\" is reduce-scattered: an elastic reducer supports only all-reduced "
-                          "parameters");
+    throw InvalidArgumentError(
+        "\"" + name +
+        "\" is reduce-scattered: an elastic reducer supports only all-reduced "
+        "parameters");
   ExchangeParameter param = parameters_.make_param(name, shape, gradient);
   ReducerParameter own{.name = std::move(name),
                        .count = shape.count,

@@ -25,12 +25,13 @@ std::vector<ReducerRule> by_step(std::vector<ReducerRule> rules) {
 void check_schedule(const std::vector<ReducerRule>& phases) {
   const ReducerRule& first = phases.front();
   if (first.from_step != 0)
-    throw InvalidArgument("rule \"" + first.pattern + "\" begins with step " +
-                          std::to_string(first.from_step) +
-                          ": add a rule with the same pattern for the earlier steps");
+    throw InvalidArgumentError("rule \"" + first.pattern + "\" begins with step " +
+                               std::to_string(first.from_step) +
+                               ": add a rule with the same pattern for the earlier steps");
   if (phases.size() > 1 && std::ranges::count(phases, kAutoCodec, &ReducerRule::codec) != 0)
-    throw InvalidArgument("the schedule of \"" + first.pattern +
-                          "\" contains codec auto: name a codec for each step of the schedule");
+    throw InvalidArgumentError(
+        "the schedule of \"" + first.pattern +
+        "\" contains codec auto: name a codec for each step of the schedule");
 }
 
 bool is_vector(const RuleSubject& subject) { return subject.rows <= 1 || subject.columns <= 1; }
@@ -82,8 +83,8 @@ RuleChoice Rules::choose(const RuleSubject& subject) {
   for (const ReducerRule& rule : options_.rules)
     if (fnmatch(rule.pattern.c_str(), name.c_str(), 0) == 0)
       return fitting(by_pattern(rule.pattern), subject);
-  throw InvalidArgument("no rule matches parameter \"" + name +
-                        "\": add a last rule with pattern \"*\", e.g. with codec \"bf16\"");
+  throw InvalidArgumentError("no rule matches parameter \"" + name +
+                             "\": add a last rule with pattern \"*\", e.g. with codec \"bf16\"");
 }
 
 std::vector<RulePhase> Rules::schedule(const std::string& pattern) {

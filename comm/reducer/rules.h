@@ -51,11 +51,11 @@ struct RuleChoice {
 /// Applies a reducer's rules. Parameters with equal specs share a codec.
 class Rules {
  public:
-  /// Throws InvalidArgument for an invalid spec or schedule, before any parameter is added.
+  /// Throws InvalidArgumentError for an invalid spec or schedule, before any parameter is added.
   explicit Rules(const ReducerOptions& options);
 
-  /// Chooses bf16 if the requested codec does not support the shape. Throws InvalidArgument if no
-  /// rule matches.
+  /// Chooses bf16 if the requested codec does not support the shape. Throws InvalidArgumentError if
+  /// no rule matches.
   RuleChoice choose(const RuleSubject& subject);
 
   /// Returns the same codec for equal specs; null for "auto".

@@ -84,12 +84,12 @@ class Reader {
   void end() const {
     const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
     if (rest_.size() >= kWord || !std::ranges::all_of(rest_, is_zero))
-      throw InvalidArgument("the reducer's state has extra bytes after the last parameter");
+      throw InvalidArgumentError("the reducer's state has extra bytes after the last parameter");
   }
 
  private:
   [[noreturn]] static void throw_cut_off() {
-    throw InvalidArgument("the reducer's state is truncated");
+    throw InvalidArgumentError("the reducer's state is truncated");
   }
 
   template <typename T>
@@ -116,19 +116,20 @@ class Reader {
 std::span<const std::byte> check_envelope(std::span<const std::byte> bytes) {
   constexpr std::size_t kTrailer = sizeof(std::uint64_t);
   if (bytes.size() < 2 * sizeof(std::uint32_t) + kTrailer)
-    throw InvalidArgument("these " + std::to_string(bytes.size()) +
-                          " bytes are not a reducer's state: the state is longer");
+    throw InvalidArgumentError("these " + std::to_string(bytes.size()) +
+                               " bytes are not a reducer's state: the state is longer");
   Reader head(bytes);
   if (head.number<std::uint32_t>() != kStateMagic)
-    throw InvalidArgument("these bytes are not a reducer's state: the first four bytes differ");
+    throw InvalidArgumentError(
+        "these bytes are not a reducer's state: the first four bytes differ");
   const auto version = head.number<std::uint32_t>();
   if (version != kStateVersion)
-    throw InvalidArgument("the reducer's state has version " + std::to_string(version) +
-                          "; this build reads version " + std::to_string(kStateVersion));
+    throw InvalidArgumentError("the reducer's state has version " + std::to_string(version) +
+                               "; this build reads version " + std::to_string(kStateVersion));
   const auto body = bytes.first(bytes.size() - kTrailer);
   if (body.size() % kWord != 0 ||
       Reader(bytes.last(kTrailer)).number<std::uint64_t>() != checksum_of(body))
-    throw InvalidArgument("the reducer's state is damaged: the checksum differs");
+    throw InvalidArgumentError("the reducer's state is damaged: the checksum differs");
   return body.subspan(2 * sizeof(std::uint32_t));
 }
 
@@ -156,7 +157,7 @@ void visit_parameter(Archive& archive, Parameter& one) {
 /// Returns the spec without deprecated names of options. A malformed spec is returned unchanged.
 std::string current_spec(const std::string& spec) try {
   return make_codec(spec)->spec().text();
-} catch (const InvalidArgument&) {
+} catch (const InvalidArgumentError&) {
   return spec;
 }
 
@@ -176,7 +177,7 @@ ReducerState read_state(std::span<const std::byte> bytes) {
   ReducerState state;
   visit_head(reader, state);
   if (state.form > ReducerState::Form::kPortable || state.reduction > Reduction::kMean)
-    throw InvalidArgument("the reducer's state has an unknown form or reduction");
+    throw InvalidArgumentError("the reducer's state has an unknown form or reduction");
   const auto parameters = reader.number<std::uint64_t>();
   for (std::uint64_t i = 0; i < parameters; ++i) {
     ReducerState::Parameter& parameter = state.parameters.emplace_back();

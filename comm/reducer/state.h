@@ -40,7 +40,8 @@ struct ReducerState {
 
 std::vector<std::byte> write_state(const ReducerState& state);
 
-/// Throws InvalidArgument for bytes of another kind or version, and for truncated or damaged bytes.
+/// Throws InvalidArgumentError for bytes of another kind or version, and for truncated or damaged
+/// bytes.
 ReducerState read_state(std::span<const std::byte> bytes);
 
 }  // namespace tersor

@@ -62,7 +62,7 @@ std::vector<double> GradientReducer::residual_norms() const {
 // error.
 void GradientReducer::write_trace() const {
   if (impl_->trace_ == nullptr)
-    throw InvalidArgument("this reducer keeps no trace: set ReducerOptions::trace to a file");
+    throw InvalidArgumentError("this reducer keeps no trace: set ReducerOptions::trace to a file");
   const LockedStep lock = impl_->step_.lock();
   impl_->trace_->write();
 }

@@ -9,8 +9,9 @@ namespace {
 void check_apart(ReducerStep::Order parameters, std::string_view first) {
   std::ranges::sort(parameters);
   if (std::ranges::adjacent_find(parameters) != parameters.end())
-    throw InvalidArgument("a call for \"" + std::string(first) +
-                          "\" and others contains a parameter twice: pass each parameter once");
+    throw InvalidArgumentError(
+        "a call for \"" + std::string(first) +
+        "\" and others contains a parameter twice: pass each parameter once");
 }
 
 // The parameters whose absence is an error. Without a gradient, the result has no destination.
@@ -49,7 +50,7 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
   follow_phases(step);
   learn(step);
   if (options_.transactions == Transactions::kOn && backend_->captured())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "a step that keeps the earlier residuals cannot be captured: set "
         "ReducerOptions::transactions to kOff");
   step->set_awaited();
@@ -59,7 +60,7 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
 void GradientReducer::Impl::want_agreement(LockedStep& step) {
   if (!loaded_.has_value() || context_.ranks == 1) return;
   if (backend_->captured())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "after load_state() ranks compare their states in the next step, which "
         "cannot be captured: run one step before the capture");
   sender_->want_agreement(step, *loaded_);
@@ -67,8 +68,9 @@ void GradientReducer::Impl::want_agreement(LockedStep& step) {
 
 void GradientReducer::Impl::check_ready(LockedStep& step, const Ready& one) const {
   if (step->is_ready(one.parameter))
-    throw InvalidArgument("\"" + parameters_.all[one.parameter].name +
-                          "\" was ready before in this step: end a step with wait() or flush()");
+    throw InvalidArgumentError(
+        "\"" + parameters_.all[one.parameter].name +
+        "\" was ready before in this step: end a step with wait() or flush()");
   gradients_.check(one.parameter, one.given);
 }
 
@@ -154,7 +156,7 @@ void GradientReducer::Impl::fail_missing(LockedStep& step, const std::string& na
   const std::string cause = "at the end of step " + std::to_string(step->number()) +
                             " these parameters were not ready: " + names;
   channel_->poison(cause);
-  step->fail(std::make_exception_ptr(InvalidArgument(
+  step->fail(std::make_exception_ptr(InvalidArgumentError(
       cause + "; call ready() for each, or set ReducerOptions::missing to kInactive")));
   step->rethrow();
 }
@@ -233,15 +235,15 @@ void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t para
   const std::string& name = parameters_.all[parameter].name;
   if (context_.queues() &&
       !of_ready())  // ranks progress differently, but all must send in the same order
-    throw InvalidArgument("flush() before waiting for \"" + name +
-                          "\": over this transport all ranks send a whole step");
+    throw InvalidArgumentError("flush() before waiting for \"" + name +
+                               "\": over this transport all ranks send a whole step");
   wait_until(step, [&] { return !step->agreeing(); });
   if (!step->order_known())
-    throw InvalidArgument("the first step is sent at its end: flush() before waiting for \"" +
-                          name + "\"");
+    throw InvalidArgumentError("the first step is sent at its end: flush() before waiting for \"" +
+                               name + "\"");
   if (!step->is_requested(parameter))
-    throw InvalidArgument("\"" + name +
-                          "\" shares a message with parameters that are not ready: flush() first");
+    throw InvalidArgumentError(
+        "\"" + name + "\" shares a message with parameters that are not ready: flush() first");
 }
 
 void GradientReducer::Impl::wait_for(std::uint32_t parameter, std::uint32_t number) {

@@ -104,7 +104,7 @@ void Survivors::receive_later_votes() {
 
 void Survivors::receive_later_votes(int peer) try {
   while (received_vote(peer)) continue;
-} catch (const PeerLost&) {  // the lost rank had sent all its messages
+} catch (const PeerLostError&) {  // the lost rank had sent all its messages
 }
 
 // Removed ranks also receive the set: a slow rank must not continue.
@@ -118,7 +118,7 @@ void Survivors::send_vote(std::uint32_t steps) {
 void Survivors::send_vote(int peer, const std::vector<std::byte>& vote) try {
   Sent& sent = sent_.emplace_back(Sent{peer, vote, {}});
   sent.handle = channel_->send(vote_operation(), peer, sent.bytes);
-} catch (const PeerLost&) {
+} catch (const PeerLostError&) {
   sent_.pop_back();
 }
 
@@ -126,7 +126,7 @@ void Survivors::forget_sent() {
   std::erase_if(sent_, [](Sent& sent) {
     try {
       return sent.handle.test();
-    } catch (const PeerLost&) {
+    } catch (const PeerLostError&) {
       return true;
     }
   });
@@ -155,7 +155,7 @@ bool Survivors::receive_vote(int peer) try {
   const std::optional<Vote> vote = received_vote(peer);
   if (vote.has_value()) take(peer, *vote);
   return vote.has_value();
-} catch (const PeerLost&) {
+} catch (const PeerLostError&) {
   leave_out(peer);
   return true;
 }

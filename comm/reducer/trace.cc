@@ -134,7 +134,7 @@ ReducerTrace::ReducerTrace(const std::filesystem::path& path, int rank,
       epoch_(epoch_of_the_steady_clock()) {
   if (std::ofstream(file_, std::ios::app)) return;
   files().give_back(file_);
-  throw InvalidArgument("a trace cannot be written to \"" + file_.string() + "\"");
+  throw InvalidArgumentError("a trace cannot be written to \"" + file_.string() + "\"");
 }
 
 ReducerTrace::~ReducerTrace() {

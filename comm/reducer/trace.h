@@ -14,7 +14,8 @@ namespace tersor {
 class ReducerTrace {
  public:
   /// On rank 3, "trace.json" becomes "trace.rank3.json", or "trace.2.rank3.json" for the second
-  /// reducer with this path at the same time. Throws InvalidArgument if the file cannot be written.
+  /// reducer with this path at the same time. Throws InvalidArgumentError if the file cannot be
+  /// written.
   ReducerTrace(const std::filesystem::path& path, int rank, const Parameters& parameters);
   /// Writes the file.
   ~ReducerTrace();

@@ -23,8 +23,8 @@ std::vector<std::size_t> indices_of(const Parameters& parameters,
 // A parameter added after the last step has no residual yet.
 void GradientReducer::Impl::scale_residuals(float factor, std::span<const std::size_t> parameters) {
   if (!std::isfinite(factor))
-    throw InvalidArgument("factor of scale_residuals() is " + std::to_string(factor) +
-                          ": give a finite number");
+    throw InvalidArgumentError("factor of scale_residuals() is " + std::to_string(factor) +
+                               ": give a finite number");
   const auto lock = between_steps();
   if (backend_ == nullptr) return;
   const MemoryBackend::Entry entry(*backend_);
@@ -42,7 +42,7 @@ void GradientReducer::scale_residuals(float factor, std::span<const std::string>
 
 void GradientReducer::Impl::check_transactions(std::string_view call) const {
   if (options_.transactions == Transactions::kOn) return;
-  throw InvalidArgument(std::string(call) + "() needs ReducerOptions::transactions = kOn");
+  throw InvalidArgumentError(std::string(call) + "() needs ReducerOptions::transactions = kOn");
 }
 
 // Returns false if no parameter has a step to discard. The step number falls only if every
@@ -64,7 +64,7 @@ bool GradientReducer::Impl::discard(std::span<const std::size_t> parameters) {
 
 void GradientReducer::discard_step() {
   if (!impl_->discard(indices_of(impl_->parameters_)))
-    throw InvalidArgument("there is no step to discard: a step can be discarded once");
+    throw InvalidArgumentError("there is no step to discard: a step can be discarded once");
 }
 
 void GradientReducer::discard_step(std::span<const std::string> names) {
@@ -75,7 +75,7 @@ void GradientReducer::Impl::accept(std::span<const std::size_t> parameters) {
   const LockedStep step = stopped();
   check_transactions("accept_steps");
   if (options_.elastic == Elastic::kOn)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "an elastic reducer does not support accept_steps(): it commits each step alone");
   parameters_.residuals.join();
   parameters_.residuals.accept(parameters);

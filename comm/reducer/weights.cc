@@ -12,10 +12,10 @@ namespace tersor {
 
 void StepWeights::give(double samples) {
   if (!std::isfinite(samples) || samples < 0)
-    throw InvalidArgument("samples of weigh() is " + std::to_string(samples) +
-                          ": give a finite number of samples, 0 or more");
+    throw InvalidArgumentError("samples of weigh() is " + std::to_string(samples) +
+                               ": give a finite number of samples, 0 or more");
   if (given())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "call weigh() once in a step, before the first gradient is ready: wait() or flush() ends a "
         "step");
   state_ = State::kGiven;
@@ -40,16 +40,16 @@ void StepWeights::check() {
   const double sum = samples_;
   if (std::isfinite(sum) && sum > 0) return;
   end();
-  throw InvalidArgument("the samples of all ranks add up to " +
-                        std::string(sum > 0 ? "infinity" : "0") +
-                        ": call weigh() again, with samples above 0 on at least one rank");
+  throw InvalidArgumentError("the samples of all ranks add up to " +
+                             std::string(sum > 0 ? "infinity" : "0") +
+                             ": call weigh() again, with samples above 0 on at least one rank");
 }
 
 // Ranks exchange the numbers after a flushed step is complete. The first exchange begins when a
 // gradient is ready, because the gradient determines the device.
 void GradientReducer::Impl::weigh(double samples) {
   if (options_.weights == Weights::kOff)
-    throw InvalidArgument("weigh() needs ReducerOptions::weights = kOn, on all ranks");
+    throw InvalidArgumentError("weigh() needs ReducerOptions::weights = kOn, on all ranks");
   LockedStep step = step_.lock();
   step->rethrow();
   weights_.give(samples);
@@ -64,11 +64,11 @@ void GradientReducer::Impl::weigh(double samples) {
 void GradientReducer::Impl::find_weights(LockedStep& step) {
   if (options_.weights == Weights::kOff) return;
   if (backend_->captured())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "a step with sample weights cannot be captured, because a graph would keep one step's "
         "weights: set ReducerOptions::weights to kOff");
   if (!weights_.given())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "ReducerOptions::weights = kOn: call weigh() in each step before the first gradient is "
         "ready");
   wait_until(step, [this] { return weights_.known(); });

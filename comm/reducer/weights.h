@@ -10,8 +10,8 @@ namespace tersor {
 
 class StepWeights {
  public:
-  /// Sets this rank's number of samples. Throws InvalidArgument for an invalid number and for a
-  /// second call in a step. Changes nothing then.
+  /// Sets this rank's number of samples. Throws InvalidArgumentError for an invalid number and for
+  /// a second call in a step. Changes nothing then.
   void give(double samples);
   bool given() const { return state_ != State::kNone; }
   /// Returns once the number to send to the other ranks.
@@ -19,7 +19,7 @@ class StepWeights {
   /// `samples`: the number of samples of each rank.
   void learn(int rank, std::span<const double> samples);
   bool known() const { return state_ == State::kKnown; }
-  /// Throws InvalidArgument on all ranks if the samples have no mean. Ranks may then set other
+  /// Throws InvalidArgumentError on all ranks if the samples have no mean. Ranks may then set other
   /// numbers.
   void check();
   /// The factor for this rank's gradients, after which the mean over ranks is the mean over

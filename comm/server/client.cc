@@ -222,8 +222,9 @@ class ServerSeen {
         refuse(Agreement::parse(unpack(rest)));
       case ServerMessage::kRefused:
         if (leaves_) break;
-        throw InvalidArgument("the server on rank " + std::to_string(at_.rank) + ": " +
-                              std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
+        throw InvalidArgumentError(
+            "the server on rank " + std::to_string(at_.rank) + ": " +
+            std::string(reinterpret_cast<const char*>(rest.data()), rest.size()));
       default:
         throw WireError("parameter server: unexpected message type");
     }
@@ -233,7 +234,7 @@ class ServerSeen {
   template <typename Work>
   void guard(const Work& work) try {
     work();
-  } catch (const PeerLost& lost) {
+  } catch (const PeerLostError& lost) {
     throw TransportError("the server on rank " + std::to_string(at_.rank) +
                          " is gone: " + lost.what());
   }
@@ -256,9 +257,9 @@ void check_finite(std::span<const ConstValueSpan> gradients, std::uint32_t clock
   for (std::size_t i = 0; i < gradients.size(); ++i)
     if (!std::ranges::all_of(gradients[i].as<float>(),
                              [](float one) { return std::isfinite(one); }))
-      throw InvalidArgument("push for clock " + std::to_string(clock) +
-                            ": the gradient of parameter " + std::to_string(i) +
-                            " is not finite and was not sent: push zeros to skip it");
+      throw InvalidArgumentError("push for clock " + std::to_string(clock) +
+                                 ": the gradient of parameter " + std::to_string(i) +
+                                 " is not finite and was not sent: push zeros to skip it");
 }
 
 }  // namespace
@@ -285,8 +286,9 @@ struct ParameterClient::State {
     bool fits = values.size() == counts.size();
     for (std::size_t i = 0; fits && i < counts.size(); ++i) fits = values[i].count() == counts[i];
     if (!fits)
-      throw InvalidArgument(std::string(what) + ": pass the same parameters as to the constructor");
-    if (left) throw InvalidArgument(std::string(what) + " after leave()");
+      throw InvalidArgumentError(std::string(what) +
+                                 ": pass the same parameters as to the constructor");
+    if (left) throw InvalidArgumentError(std::string(what) + " after leave()");
     for (const Span& one : values) (void)one.template as<float>();
   }
 };

@@ -25,12 +25,12 @@ void add_options(Agreement& agreement, const ServerLayout& layout, const ServerO
 ServerLayout server_layout(std::span<const std::size_t> counts, const ServerOptions& options,
                            int server, int servers) {
   if (server < 0 || server >= servers)
-    throw InvalidArgument("server is " + std::to_string(server) + ": give 0 to " +
-                          std::to_string(servers - 1));
+    throw InvalidArgumentError("server is " + std::to_string(server) + ": give 0 to " +
+                               std::to_string(servers - 1));
   ServerLayout layout{.push = make_codec(options.push), .pull = make_codec(options.pull)};
   if (layout.pull->has_feedback())
-    throw InvalidArgument("pull is \"" + options.pull +
-                          "\": leave out +ef, because a server sends all weights");
+    throw InvalidArgumentError("pull is \"" + options.pull +
+                               "\": leave out +ef, because a server sends all weights");
   const std::size_t unit = std::max(layout.push->traits().unit, layout.pull->traits().unit);
   Agreement& agreement = layout.agreement;
   agreement.add("server", server).add("servers", servers);

@@ -27,7 +27,7 @@ struct ServerLayout {
   FrameIdentity identity(Checksum checksum) const { return {signature(), checksum}; }
 };
 
-/// Throws InvalidArgument for unsupported options.
+/// Throws InvalidArgumentError for unsupported options.
 ServerLayout server_layout(std::span<const std::size_t> counts, const ServerOptions& options,
                            int server, int servers);
 

@@ -67,7 +67,7 @@ class MessageSender {
   MessageSender(Transport& channel, int peer) : channel_(&channel), peer_(peer) {}
 
   /// `fill` writes at most `capacity` bytes after the header and returns the number of written
-  /// bytes. Returns the bytes of the whole message. Throws PeerLost.
+  /// bytes. Returns the bytes of the whole message. Throws PeerLostError.
   template <typename Fill>
   std::size_t send(ServerHeader header, std::size_t capacity, const Fill& fill) {
     forget_sent();

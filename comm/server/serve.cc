@@ -100,7 +100,7 @@ class Serving {
   template <typename Work>
   void attend(Peer& peer, const Work& work) try {
     if (!peer.gone) work();
-  } catch (const PeerLost&) {
+  } catch (const PeerLostError&) {
     lose(peer);
   }
 
@@ -119,7 +119,7 @@ class Serving {
     try {
       const auto [header, frame] = read_message(message.received(peer.rank));
       take(peer, header, frame);
-    } catch (const PeerLost&) {
+    } catch (const PeerLostError&) {
       throw;
     } catch (const Error& error) {
       peer.out.send({.type = ServerMessage::kRefused}, error.what());
@@ -183,10 +183,10 @@ void serve(Transport& channel, ParameterShard& shard, std::chrono::milliseconds 
            std::chrono::milliseconds straggler_timeout) {
   if (straggler_timeout == 0ms) straggler_timeout = timeout / 2;
   if (straggler_timeout >= timeout)
-    throw InvalidArgument("straggler_timeout is " + std::to_string(straggler_timeout.count()) +
-                          " ms: give less than the clients' timeout of " +
-                          std::to_string(timeout.count()) +
-                          " ms, otherwise a silent worker stops all others");
+    throw InvalidArgumentError("straggler_timeout is " + std::to_string(straggler_timeout.count()) +
+                               " ms: give less than the clients' timeout of " +
+                               std::to_string(timeout.count()) +
+                               " ms, otherwise a silent worker stops all others");
   Serving(channel, shard, straggler_timeout).run(Clock::now() + timeout / 2);
 }
 

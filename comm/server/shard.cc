@@ -100,9 +100,9 @@ struct ParameterShard::State {
       throw refusal(named(worker) + " has not joined, or was left out because it was silent");
     return found->second;
   }
-  InvalidArgument refusal(const std::string& why) {
+  InvalidArgumentError refusal(const std::string& why) {
     ++seen.refused;
-    return InvalidArgument(why);
+    return InvalidArgumentError(why);
   }
 
   std::uint32_t slowest() const {

@@ -32,7 +32,7 @@ std::vector<int> all_ranks(int ranks) {
 }
 
 void refuse(const Operation& operation, const std::string& why) {
-  throw InvalidArgument(std::string(operation.name) + ": " + why);
+  throw InvalidArgumentError(std::string(operation.name) + ": " + why);
 }
 
 void check_entries(const Operation& operation, std::size_t entries, int ranks) {
@@ -62,9 +62,10 @@ void check_members(std::span<const int> members, int rank, int ranks) {
   const bool ascending =
       std::adjacent_find(members.begin(), members.end(), std::greater_equal<>()) == members.end();
   if (members.empty() || !ascending || members.front() < 0 || members.back() >= ranks)
-    throw InvalidArgument("split: members must be ascending ranks below " + std::to_string(ranks));
+    throw InvalidArgumentError("split: members must be ascending ranks below " +
+                               std::to_string(ranks));
   if (!std::binary_search(members.begin(), members.end(), rank))
-    throw InvalidArgument("split: rank " + std::to_string(rank) + " is not among the members");
+    throw InvalidArgumentError("split: rank " + std::to_string(rank) + " is not among the members");
 }
 
 }  // namespace tersor

@@ -10,7 +10,7 @@ namespace tersor {
 Block Transport::block(std::size_t) { return {}; }
 
 std::unique_ptr<Transport> Transport::isolated_channel() {
-  throw InvalidArgument(
+  throw InvalidArgumentError(
       "isolated_channel: MPI and NCCL do not report the loss of a rank; use "
       "make_tcp_transport");
 }

@@ -40,7 +40,7 @@ std::vector<std::size_t> by_energy(const AllocationParameter& parameter) {
   std::ranges::stable_sort(
       order, {}, [&](std::size_t i) { return std::pair(all[i].energy_lost, all[i].bytes); });
   if (order.empty())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "parameter \"" + parameter.name +
         "\" has no candidate codec: add a codec that supports its shape, e.g. none");
   return order;
@@ -69,7 +69,7 @@ class Allocator {
 
   Allocation run(double bits) {
     if (result_.count == 0)
-      throw InvalidArgument("the parameters have no values: give parameters with gradients");
+      throw InvalidArgumentError("the parameters have no values: give parameters with gradients");
     const double wanted = std::round(bits * static_cast<double>(result_.count) / 8);
     for (const Upgrade& step : steps_)
       if (!fits(wanted)) take(step);
@@ -122,9 +122,9 @@ class Allocator {
   }
 
   [[noreturn]] void refuse(double bits) const {
-    throw InvalidArgument("bits is " + std::to_string(bits) + " per value: give at least " +
-                          std::to_string(std::ceil(result_.bits() * 1e6) / 1e6) +
-                          ", or add codecs that send less");
+    throw InvalidArgumentError("bits is " + std::to_string(bits) + " per value: give at least " +
+                               std::to_string(std::ceil(result_.bits() * 1e6) / 1e6) +
+                               ", or add codecs that send less");
   }
 
   void write_rules() {

@@ -40,8 +40,8 @@ AllocationParameter measure_candidates(const AllocationGradient& sample,
     if (!codec->carries(segment)) continue;
     const CodecLoss loss = measure_loss(plan_alone(spec, plan_for), sample.gradient);
     if (!std::isfinite(loss.energy))
-      throw InvalidArgument("the gradient of \"" + sample.name +
-                            "\" contains a NaN or an infinity: leave this step out");
+      throw InvalidArgumentError("the gradient of \"" + sample.name +
+                                 "\" contains a NaN or an infinity: leave this step out");
     measured.energy = loss.energy;
     measured.candidates.push_back({codec->spec().text(), loss.payload_bytes, loss.energy_lost});
   }
@@ -52,10 +52,11 @@ void add_sample(AllocationParameter& sum, const AllocationParameter& sample) {
   const auto names = &AllocationCandidate::codec;
   if (sum.name != sample.name || sum.count != sample.count ||
       !std::ranges::equal(sum.candidates, sample.candidates, {}, names, names))
-    throw InvalidArgument("samples of \"" + sum.name + "\" (" + std::to_string(sum.count) +
-                          " values) and \"" + sample.name + "\" (" + std::to_string(sample.count) +
-                          " values) differ: give the same parameters with the same shapes in the "
-                          "same order");
+    throw InvalidArgumentError(
+        "samples of \"" + sum.name + "\" (" + std::to_string(sum.count) + " values) and \"" +
+        sample.name + "\" (" + std::to_string(sample.count) +
+        " values) differ: give the same parameters with the same shapes in the "
+        "same order");
   sum.energy += sample.energy;
   for (std::size_t i = 0; i < sum.candidates.size(); ++i) {
     sum.candidates[i].bytes = std::max(sum.candidates[i].bytes, sample.candidates[i].bytes);

@@ -296,8 +296,8 @@ Prediction pipelined(Stages stages, double chunks, double crowding) {
 
 void check_cost(double value, std::string_view name) {
   if (std::isfinite(value) && value >= 0) return;
-  throw InvalidArgument(std::string(name) + " is " + std::to_string(value) +
-                        ": give a finite number of at least 0");
+  throw InvalidArgumentError(std::string(name) + " is " + std::to_string(value) +
+                             ": give a finite number of at least 0");
 }
 
 void check_figures(const CostQuestion& question, const CostFigures& figures) {
@@ -306,8 +306,9 @@ void check_figures(const CostQuestion& question, const CostFigures& figures) {
   check_cost(figures.crowding, "the crowding");
   check_cost(figures.add_seconds_per_byte, "the time to add a byte");
   if (question.ranks < 1 || figures.network.ranks_per_host < 1)
-    throw InvalidArgument("ranks is " + std::to_string(question.ranks) + ", ranks_per_host " +
-                          std::to_string(figures.network.ranks_per_host) + ": give at least 1");
+    throw InvalidArgumentError("ranks is " + std::to_string(question.ranks) + ", ranks_per_host " +
+                               std::to_string(figures.network.ranks_per_host) +
+                               ": give at least 1");
 }
 
 /// Hosts with equal numbers of consecutive ranks.
@@ -370,8 +371,9 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   check_figures(question, figures);
   const int near = figures.network.ranks_per_host;
   if (question.ranks % near != 0)
-    throw InvalidArgument("ranks is " + std::to_string(question.ranks) + ": give a multiple of " +
-                          std::to_string(near) + ", the ranks per host");
+    throw InvalidArgumentError("ranks is " + std::to_string(question.ranks) +
+                               ": give a multiple of " + std::to_string(near) +
+                               ", the ranks per host");
   if (question.ranks == 1 || question.count == 0) return {};
   const HostGroups groups = equal_hosts(question, near);
   const int hosts = groups.hosts();

@@ -71,8 +71,8 @@ struct Prediction {
   double sent_bytes = 0;    ///< per rank
 };
 
-/// Predicts an allreduce. Throws InvalidArgument if a figure is negative or not finite, or if the
-/// codec does not support the algorithm.
+/// Predicts an allreduce. Throws InvalidArgumentError if a figure is negative or not finite, or if
+/// the codec does not support the algorithm.
 Prediction predict_allreduce(const CostQuestion& question, const CostFigures& figures);
 
 /// The fastest two-shot grid and its prediction.
@@ -101,8 +101,8 @@ Prediction predict_halving_doubling(const CostQuestion& question, const CostFigu
 /// The algorithms supported by the codec in an allreduce.
 std::vector<Algorithm> possible_algorithms(const Codec& codec, Dtype dtype);
 
-/// Throws InvalidArgument if a figure is negative, infinite or NaN. `name` is the link's name in
-/// the text.
+/// Throws InvalidArgumentError if a figure is negative, infinite or NaN. `name` is the link's name
+/// in the text.
 void check_link(const LinkFigures& link, std::string_view name);
 
 }  // namespace tersor

@@ -90,12 +90,12 @@ bool any_feedback(const std::vector<std::string>& specs) {
 AutoOptions checked(AutoOptions options) {
   for (std::string& spec : options.codecs) {
     if (spec == kAutoCodec)
-      throw InvalidArgument("the candidates of codec auto contain auto: leave it out");
+      throw InvalidArgumentError("the candidates of codec auto contain auto: leave it out");
     spec = make_codec(spec)->spec().text();
   }
   if (any_feedback(options.codecs))
     for (std::string& spec : options.codecs) spec = with_feedback(spec, Feedback::kResidual);
-  if (options.threads == 0) throw InvalidArgument("threads is 0: give at least 1");
+  if (options.threads == 0) throw InvalidArgumentError("threads is 0: give at least 1");
   if (options.link) check_link(*options.link, "the link");
   Grid::most_dimensions(options.error_growth);
   return options;
@@ -277,9 +277,9 @@ Tuner::Impl::Trials& Tuner::Impl::trials(Dtype dtype, std::size_t count) {
   }
   for (const std::string& spec : options_.codecs)
     if (make_codec(spec)->has_feedback())
-      throw InvalidArgument("auto cannot choose " + spec +
-                            " in an allreduce, because its codecs share no residual: use a "
-                            "GradientReducer, or leave out +ef");
+      throw InvalidArgumentError("auto cannot choose " + spec +
+                                 " in an allreduce, because its codecs share no residual: use a "
+                                 "GradientReducer, or leave out +ef");
   const std::vector<AutoPrediction> candidates = alternatives({dtype, count});
   Learner::Group group{.name = shape_text(dtype, count), .candidates = {}};
   for (const AutoPrediction& candidate : candidates)

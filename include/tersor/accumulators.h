@@ -5,8 +5,8 @@
 /// A code is value / scale, clipped to [-levels, levels] with levels = 2^(bits - 1) - 1. Codes
 /// round up or down at random with the correct mean. An accumulator holds one code or one sum of
 /// codes: u8, u16 or u32, little-endian, two's complement. All functions use host memory and the
-/// calling thread, and are thread-safe. They throw InvalidArgument for an invalid format or for
-/// spans of unequal lengths; nothing is written then.
+/// calling thread, and are thread-safe. They throw InvalidArgumentError for an invalid format or
+/// for spans of unequal lengths; nothing is written then.
 #pragma once
 
 #include <tersor/span.h>
@@ -32,7 +32,8 @@ struct AccumulatorFormat {
 /// Writes the codes of `values` to `accumulators` (format.bytes(values.size()) bytes). Returns the
 /// number of clipped values. `secret` seeds the random rounding. If the sum must hide a rank's
 /// contribution, draw a new secret from the system's random numbers for each call and never reveal
-/// the secret. Throws InvalidArgument for a value that is not finite; all accumulators are 0 then.
+/// the secret. Throws InvalidArgumentError for a value that is not finite; all accumulators are 0
+/// then.
 std::size_t encode_accumulators(std::span<const float> values, const AccumulatorFormat& format,
                                 std::uint64_t secret, ByteSpan accumulators);
 

@@ -61,14 +61,14 @@ std::vector<std::string> allocation_codecs();
 /// in a running training.
 ///
 /// `codecs` holds specs. `threads` is a thread pool for the codecs; null uses the calling thread
-/// alone. Throws InvalidArgument for a malformed spec, and if a value is not finite; the message
-/// then names the parameter. Thread-safe, with one thread pool per call.
+/// alone. Throws InvalidArgumentError for a malformed spec, and if a value is not finite; the
+/// message then names the parameter. Thread-safe, with one thread pool per call.
 AllocationParameter measure_candidates(const AllocationGradient& sample,
                                        std::span<const std::string> codecs,
                                        Threads* threads = nullptr);
 
 /// Adds the energies and squared errors of another sample of the same parameter, measured with the
-/// same codecs. Keeps the larger payload size of each candidate. Throws InvalidArgument if the
+/// same codecs. Keeps the larger payload size of each candidate. Throws InvalidArgumentError if the
 /// name, the count or the codecs differ; the message names the parameter.
 void add_sample(AllocationParameter& sum, const AllocationParameter& sample);
 
@@ -78,8 +78,8 @@ void add_sample(AllocationParameter& sum, const AllocationParameter& sample);
 /// parameter whose gradients are all zeros gets the fewest bytes. The result is the same on every
 /// machine.
 ///
-/// Throws InvalidArgument if the budget is below the smallest possible size (the message gives this
-/// size), if a parameter has no candidate, and if there are no values. Thread-safe.
+/// Throws InvalidArgumentError if the budget is below the smallest possible size (the message gives
+/// this size), if a parameter has no candidate, and if there are no values. Thread-safe.
 Allocation allocate(std::span<const AllocationParameter> parameters, double bits);
 
 }  // namespace tersor

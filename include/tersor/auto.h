@@ -68,7 +68,7 @@ struct AutoPrediction {
 class Tuner {
  public:
   /// Measures the link (milliseconds) and, for f32, the codecs (tens of milliseconds each). A
-  /// collective call. Throws InvalidArgument for an invalid option.
+  /// collective call. Throws InvalidArgumentError for an invalid option.
   explicit Tuner(Transport& transport, AutoOptions options = {});
   ~Tuner();
   Tuner(const Tuner&) = delete;

@@ -12,8 +12,8 @@ namespace tersor {
 class Buffer {
  public:
   Buffer() = default;
-  /// Throws OutOfMemory if the allocation fails, and CudaError for device memory in a build without
-  /// CUDA.
+  /// Throws OutOfMemoryError if the allocation fails, and CudaError for device memory in a build
+  /// without CUDA.
   explicit Buffer(std::size_t bytes, Memory memory = Memory::kHost);
   ~Buffer();
   Buffer(Buffer&& other) noexcept { swap(other); }
@@ -30,8 +30,8 @@ class Buffer {
   Memory memory() const { return memory_; }
   /// Returns all bytes.
   ByteSpan span() const { return {pointer_, bytes_}; }
-  /// Returns the first `count` values as one dtype. Throws InvalidArgument if the values do not
-  /// fit.
+  /// Returns the first `count` values as one dtype. Throws InvalidArgumentError if the values do
+  /// not fit.
   ValueSpan values(std::size_t count, Dtype dtype) const;
 
  private:

@@ -210,9 +210,10 @@ struct ReduceCall {
 };
 
 /// Converts gradients to payloads and back. Public functions check their arguments once, throw
-/// InvalidArgument before they change anything, and then call the codec's virtual function. Memory
-/// that a call writes must not overlap other memory of the call, except a state's in and out as one
-/// span. All functions are thread-safe if concurrent calls use separate memory and thread pools.
+/// InvalidArgumentError before they change anything, and then call the codec's virtual function.
+/// Memory that a call writes must not overlap other memory of the call, except a state's in and out
+/// as one span. All functions are thread-safe if concurrent calls use separate memory and thread
+/// pools.
 class Codec {
  public:
   /// `id` is the codec's number in the wire format.
@@ -236,17 +237,17 @@ class Codec {
   /// memory.
   virtual std::size_t memory_count(const Segment&) const { return 0; }
 
-  /// Returns the sizes and rounds for a list of segments. Throws InvalidArgument if the codec
+  /// Returns the sizes and rounds for a list of segments. Throws InvalidArgumentError if the codec
   /// cannot encode these segments, for a dtype that is not a gradient's, and for 0 contributions.
   Plan plan(const PlanRequest& request) const;
 
   /// Writes one frame of at most Plan::frame_bytes to 16-byte aligned memory. The header contains
-  /// the number of bytes in use. Throws InvalidArgument.
+  /// the number of bytes in use. Throws InvalidArgumentError.
   void encode(const EncodeCall& call, ByteSpan frame) const;
 
   /// Decodes at least one frame and assigns or adds the sum of the frames' values to
-  /// `call.outputs`. Frames are 16-byte aligned. Throws InvalidArgument, and WireError if a frame
-  /// is malformed or differs from the call:
+  /// `call.outputs`. Frames are 16-byte aligned. Throws InvalidArgumentError, and WireError if a
+  /// frame is malformed or differs from the call:
   /// - A bad header: nothing was written.
   /// - A bad checksum with kAdd: nothing was written.
   /// - A bad checksum with kAssign: the outputs are NaN (dense codecs) or unchanged (sparse
@@ -257,31 +258,32 @@ class Codec {
   void decode(const DecodeCall& call) const;
 
   /// Adds frames in their order and encodes `factor` times the sum into `frame`. `frame` must not
-  /// overlap the input frames. Only for codecs whose plan allows kTwoShot. Throws InvalidArgument,
-  /// and WireError as `decode` does. After a bad checksum, new residuals are NaN, and readers
-  /// reject `frame`; sparse codecs check first and change nothing. On a device, a bad header makes
-  /// `frame` a frame of NaNs and leaves residuals unchanged. A bad checksum that an earlier launch
-  /// verifies does the same.
+  /// overlap the input frames. Only for codecs whose plan allows kTwoShot. Throws
+  /// InvalidArgumentError, and WireError as `decode` does. After a bad checksum, new residuals are
+  /// NaN, and readers reject `frame`; sparse codecs check first and change nothing. On a device, a
+  /// bad header makes `frame` a frame of NaNs and leaves residuals unchanged. A bad checksum that
+  /// an earlier launch verifies does the same.
   void reduce(const ReduceCall& call, ByteSpan frame) const;
 
   /// Writes the raw values of a native round (Round::native_count of Round::native_dtype), made
   /// from p · `factor`. Pass states only if the codec has feedback and its plan offers a native
-  /// exchange. The state then changes in the last round, as in `encode`. Throws InvalidArgument.
+  /// exchange. The state then changes in the last round, as in `encode`. Throws
+  /// InvalidArgumentError.
   void encode_native(const EncodeCall& call, float factor, ValueSpan values) const;
 
   /// Decodes the raw values that the last, native round returned. Assigns or adds `call.factor`
-  /// times the decoded values. `call.frames` is empty. Throws InvalidArgument.
+  /// times the decoded values. `call.frames` is empty. Throws InvalidArgumentError.
   void decode_native(const DecodeCall& call, ConstValueSpan values) const;
 
   /// For codecs of several rounds: stores the result of any round except the last in
   /// `call.execution.round_state`. The result is the frames of a gather, or raw values in `values`.
-  /// The outputs are the outputs of the later decode and stay unchanged. Throws InvalidArgument,
-  /// and WireError for a bad frame.
+  /// The outputs are the outputs of the later decode and stay unchanged. Throws
+  /// InvalidArgumentError, and WireError for a bad frame.
   void absorb(const DecodeCall& call, ConstValueSpan values) const;
 
  protected:
-  /// Every public function calls `plan_sizes`, which allocates no memory. Throws InvalidArgument if
-  /// the codec cannot encode these segments.
+  /// Every public function calls `plan_sizes`, which allocates no memory. Throws
+  /// InvalidArgumentError if the codec cannot encode these segments.
   virtual PlanSizes plan_sizes(const PlanRequest& request) const = 0;
   /// Returns the rounds of a plan.
   virtual std::vector<Round> plan_rounds(const PlanRequest& request) const = 0;
@@ -331,8 +333,8 @@ struct CodecInfo {
 /// Returns all codecs of this build, in the registry's order. Thread-safe.
 std::vector<CodecInfo> codecs();
 
-/// Returns the codec of a spec. Throws InvalidArgument for a malformed spec, an unknown name, key
-/// or value (the message lists the valid ones), and an unavailable TERSOR_ISA. Thread-safe.
+/// Returns the codec of a spec. Throws InvalidArgumentError for a malformed spec, an unknown name,
+/// key or value (the message lists the valid ones), and an unavailable TERSOR_ISA. Thread-safe.
 std::shared_ptr<const Codec> make_codec(std::string_view spec);
 
 }  // namespace tersor

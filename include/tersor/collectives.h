@@ -36,15 +36,16 @@ enum class Algorithm : std::uint8_t {
   /// then sends the result within each host. On a single host, a native sum. If every host has one
   /// rank, the same as kAuto. Also for reduce_scatter, allgather and all_to_all on hosts with equal
   /// numbers of ranks. On other hosts, these three use kAuto if the transport found the hosts
-  /// (CollectiveStatistics::algorithm reports this), and throw InvalidArgument if the caller gave
+  /// (CollectiveStatistics::algorithm reports this), and throw InvalidArgumentError if the caller
+  /// gave
   /// them.
   kHierarchical,
 };
 
 /// Returns "auto", "native", "two-shot", "one-shot" or "hierarchical". Thread-safe.
 std::string_view algorithm_name(Algorithm algorithm);
-/// Returns the algorithm with this name. Throws InvalidArgument for an unknown name; the message
-/// lists the names. Thread-safe.
+/// Returns the algorithm with this name. Throws InvalidArgumentError for an unknown name; the
+/// message lists the names. Thread-safe.
 Algorithm parse_algorithm(std::string_view name);
 
 /// The state of error feedback between calls. The caller owns the memory, which is zero at first
@@ -159,7 +160,7 @@ struct CollectiveOptions {
 /// the transport reports damaged frames and missed deadlines of device values. The values are then
 /// NaN, never a wrong sum.
 ///
-/// Throws InvalidArgument and changes nothing, also if spans or the state overlap. Allowed
+/// Throws InvalidArgumentError and changes nothing, also if spans or the state overlap. Allowed
 /// overlaps: input and output as one span, or a shard at its rank's offset in the whole. Throws
 /// TransportError, WireError or CudaError; the values are then undefined and the transport is
 /// aborted.
@@ -181,7 +182,7 @@ void allgather(Transport& transport, ConstValueSpan shard, ValueSpan output,
 
 /// Sends the root's `values` to all ranks. The root also decodes its values, so all ranks have the
 /// same bits. One quantisation. `root` is a rank, equal on all ranks. Throws as `allreduce`, and
-/// InvalidArgument for "+ef": a broadcast and a scatter have no residual.
+/// InvalidArgumentError for "+ef": a broadcast and a scatter have no residual.
 void broadcast(Transport& transport, ValueSpan values, int root = 0,
                const CollectiveOptions& options = {.codec = "none"}, StreamView stream = {});
 
@@ -189,13 +190,14 @@ void broadcast(Transport& transport, ValueSpan values, int root = 0,
 /// input). Uses two-shot with the bits, residuals and feedback of `allreduce`. A sum of long f32
 /// with a lossless codec goes along a chain of ranks if the algorithm is kAuto and the chain is
 /// faster. The bits of a chain depend on the root, and its statistics report kOneShot. Throws as
-/// `allreduce`, and InvalidArgument for a codec without `reduce` (topk) and for an invalid root.
+/// `allreduce`, and InvalidArgumentError for a codec without `reduce` (topk) and for an invalid
+/// root.
 void reduce(Transport& transport, ConstValueSpan input, ValueSpan output, int root = 0,
             const CollectiveOptions& options = {}, StreamView stream = {});
 
 /// Gathers every rank's `shard` to the root's `output` (ranks · shard.count() values; ignored on
-/// other ranks). Quantises, blocks and throws as `allgather`, and throws InvalidArgument for an
-/// invalid root.
+/// other ranks). Quantises, blocks and throws as `allgather`, and throws InvalidArgumentError for
+/// an invalid root.
 void gather(Transport& transport, ConstValueSpan shard, ValueSpan output, int root = 0,
             const CollectiveOptions& options = {}, StreamView stream = {});
 
@@ -221,8 +223,8 @@ struct Splits {
 /// together. On hosts (kHierarchical) or on a grid, ranks forward rows and first exchange the
 /// counts. All calls except captured calls wait for the counts.
 ///
-/// Blocks and throws as `allreduce`. Throws InvalidArgument for "+ef", and for splits that do not
-/// match the spans. If the splits of two ranks differ, both ranks get a WireError or
+/// Blocks and throws as `allreduce`. Throws InvalidArgumentError for "+ef", and for splits that do
+/// not match the spans. If the splits of two ranks differ, both ranks get a WireError or
 /// TransportError, and nothing changes; over NCCL, at the deadline.
 void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, std::size_t columns,
                 const Splits& splits = {}, const CollectiveOptions& options = {},
@@ -232,8 +234,8 @@ void all_to_all(Transport& transport, ConstValueSpan input, ValueSpan output, st
 /// ceil(count / unit) be the number of units; part s is the units [⌊s·U/ranks⌋, ⌊(s+1)·U/ranks⌋).
 /// Rank (s + parameter) mod ranks owns part s. On a grid, the result is the sum over the
 /// dimensions: the parts owned after each dimension are stored one after the other. Here and below,
-/// `unit` is CodecTraits::unit in values and `error_growth` is the option. Throws InvalidArgument
-/// for an invalid rank. Thread-safe, like the functions below.
+/// `unit` is CodecTraits::unit in values and `error_growth` is the option. Throws
+/// InvalidArgumentError for an invalid rank. Thread-safe, like the functions below.
 std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t parameter = 0,
                         std::size_t unit = CodecTraits{}.unit, std::span<const int> dims = {},
                         double error_growth = kDefaultErrorGrowth);
@@ -243,7 +245,7 @@ std::size_t owned_count(std::size_t count, int rank, int ranks, std::uint32_t pa
 /// of rank r. The smallest host has L ranks. A rank's local rank is its index on its host. Local
 /// rank j < L encodes the values that rank j of L ranks owns. The hosts' ranks with local rank j,
 /// in rank order, own parts of these values by the rule above. The result is 0 for local ranks from
-/// L on, and on a single host. Throws InvalidArgument for an invalid rank.
+/// L on, and on a single host. Throws InvalidArgumentError for an invalid rank.
 std::size_t encoded_count(std::size_t count, int rank, std::span<const int> hosts,
                           std::uint32_t parameter = 0, std::size_t unit = CodecTraits{}.unit);
 /// See `encoded_count`.

@@ -76,7 +76,7 @@ struct DtypeOf<std::uint32_t> {
 };
 
 /// Calls `visitor(T{})` with the C++ type of a gradient's dtype: float, Bf16 or F16. Returns the
-/// visitor's result. Throws InvalidArgument for any other dtype.
+/// visitor's result. Throws InvalidArgumentError for any other dtype.
 template <typename Visitor>
 decltype(auto) visit_gradient_dtype(Dtype dtype, Visitor&& visitor) {
   switch (dtype) {
@@ -87,8 +87,8 @@ decltype(auto) visit_gradient_dtype(Dtype dtype, Visitor&& visitor) {
     case Dtype::kF16:
       return visitor(F16{});
     default:
-      throw InvalidArgument("gradients are f32, bf16 or f16, not " +
-                            std::string(dtype_name(dtype)));
+      throw InvalidArgumentError("gradients are f32, bf16 or f16, not " +
+                                 std::string(dtype_name(dtype)));
   }
 }
 

@@ -18,7 +18,7 @@ class Error : public std::runtime_error {
 };
 
 /// The caller passed a wrong name, option, count, dtype or pointer. The call changed nothing.
-class InvalidArgument : public Error {
+class InvalidArgumentError : public Error {
  public:
   using Error::Error;
 };
@@ -64,10 +64,10 @@ class AddressError : public TransportError {
 
 /// A rank failed or is late. Only the operation that waited for this rank on an isolated channel
 /// (Transport::isolated_channel) ended; all other operations continue.
-class PeerLost : public TransportError {
+class PeerLostError : public TransportError {
  public:
   /// `rank` is the lost rank, or -1.
-  PeerLost(const std::string& what, int rank) : TransportError(what), rank_(rank) {}
+  PeerLostError(const std::string& what, int rank) : TransportError(what), rank_(rank) {}
   /// Returns the rank in the isolated channel. Returns -1 if several ranks are late, or if all
   /// ranks that could have sent the expected message are gone.
   int rank() const { return rank_; }
@@ -79,11 +79,11 @@ class PeerLost : public TransportError {
 /// Ranks of an elastic reducer (ReducerOptions::elastic) are gone. All remaining ranks discard the
 /// current step, and the contents of its gradients are undefined. Earlier steps stay committed.
 /// Call GradientReducer::resume() to continue without the lost ranks.
-class RanksLost : public TransportError {
+class RanksLostError : public TransportError {
  public:
   /// `members` and `last_step` as returned by the functions of these names.
-  RanksLost(const std::string& what, std::vector<int> members, std::uint32_t last_step,
-            std::vector<Difference> disagreement = {})
+  RanksLostError(const std::string& what, std::vector<int> members, std::uint32_t last_step,
+                 std::vector<Difference> disagreement = {})
       : TransportError(what, std::move(disagreement)),
         members_(std::move(members)),
         last_step_(last_step) {}
@@ -107,9 +107,15 @@ class CudaError : public Error {
 };
 
 /// An allocation failed. The message gives the number of bytes and the kind of memory.
-class OutOfMemory : public Error {
+class OutOfMemoryError : public Error {
  public:
   using Error::Error;
 };
+
+// The former names work for one release.
+using InvalidArgument [[deprecated("use InvalidArgumentError")]] = InvalidArgumentError;
+using PeerLost [[deprecated("use PeerLostError")]] = PeerLostError;
+using RanksLost [[deprecated("use RanksLostError")]] = RanksLostError;
+using OutOfMemory [[deprecated("use OutOfMemoryError")]] = OutOfMemoryError;
 
 }  // namespace tersor

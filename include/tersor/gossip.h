@@ -25,7 +25,7 @@ struct Edge {
 /// are symmetric and above 0, with a sum of at most 1 per rank. The graph must be connected.
 class Topology {
  public:
-  /// edges[r] lists the neighbours of rank r. Throws InvalidArgument for an invalid graph. The
+  /// edges[r] lists the neighbours of rank r. Throws InvalidArgumentError for an invalid graph. The
   /// message names the ranks; for an unconnected graph, the components.
   explicit Topology(std::vector<std::vector<Edge>> edges);
 
@@ -35,7 +35,8 @@ class Topology {
   static Topology torus(int rows, int columns);
   /// Each rank has neighbours at distances of 1, 2, 4, … in both directions.
   static Topology exponential(int ranks);
-  /// `name` is "ring", "torus" (as square as possible) or "exponential". Throws InvalidArgument.
+  /// `name` is "ring", "torus" (as square as possible) or "exponential". Throws
+  /// InvalidArgumentError.
   static Topology named(std::string_view name, int ranks);
 
   /// Returns the number of ranks.
@@ -49,7 +50,7 @@ class Topology {
 
 /// The action of `mix` after a complete step if lost ranks cut this rank off from other ranks.
 enum class OnSplit : std::uint8_t {
-  kThrow,     ///< throws PeerLost once per loss; later calls mix with the connected ranks
+  kThrow,     ///< throws PeerLostError once per loss; later calls mix with the connected ranks
   kContinue,  ///< continues; GossipStatistics::cut_off lists the other ranks
 };
 
@@ -87,7 +88,7 @@ struct GossipStatistics {
 /// One thread at a time may call a Gossip.
 class Gossip {
  public:
-  /// A collective call. Throws InvalidArgument for a codec with several rounds. The first step
+  /// A collective call. Throws InvalidArgumentError for a codec with several rounds. The first step
   /// throws TransportError if topologies, codecs or step sizes differ between ranks.
   Gossip(Transport& transport, Topology topology, const GossipOptions& options = {});
   ~Gossip();
@@ -97,13 +98,13 @@ class Gossip {
   /// Adds f32 weights in host memory, which must outlive the gossip. Call `add` before the first
   /// step, with the same names and counts on all ranks.
   void add(std::string name, ValueSpan weights);
-  /// Encodes the change of the weights and sends the frame. Throws InvalidArgument if a weight is
-  /// not finite; nothing is sent then.
+  /// Encodes the change of the weights and sends the frame. Throws InvalidArgumentError if a weight
+  /// is not finite; nothing is sent then.
   void begin();
   /// Calls `begin` if there was no call since the last step. Waits for the neighbours' frames and
   /// moves the weights. The weights may change between `begin` and `mix`. After the loss of a
   /// neighbour, its mixing weight goes to this rank, and all shared estimates start again, rank by
-  /// rank. Throws PeerLost according to GossipOptions::on_split.
+  /// rank. Throws PeerLostError according to GossipOptions::on_split.
   void mix();
 
   /// Returns the step size in use.

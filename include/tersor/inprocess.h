@@ -31,13 +31,13 @@ struct Link {
 
 /// Parses RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. "1Gbit,50us", "100Mbit",
 /// "25Gbit,10us,overhead=1.046", "1Gbit,50us,per_host=2", "none". Units: bit, Kbit, Mbit, Gbit
-/// (powers of 1000); ns, us, ms, s. Throws InvalidArgument if the text is malformed; the message
-/// shows the grammar.
+/// (powers of 1000); ns, us, ms, s. Throws InvalidArgumentError if the text is malformed; the
+/// message shows the grammar.
 Link parse_link(std::string_view text);
 
 /// Returns one transport per rank, in the order of the ranks. Only the thread of a rank may use the
 /// rank's transport. If a transport is destroyed while its peers wait, the peers throw an error
-/// that names the rank. Throws InvalidArgument for fewer than 1 rank, in total or per host.
+/// that names the rank. Throws InvalidArgumentError for fewer than 1 rank, in total or per host.
 std::vector<std::unique_ptr<Transport>> make_inprocess_transports(int ranks, const Link& link = {});
 
 /// Runs `body` once per rank, each on a separate thread, and returns after all threads. If a rank

@@ -19,16 +19,16 @@ std::string_view isa_name(Isa isa);
 std::vector<Isa> available_isas();
 
 /// Returns the instruction set in use: the argument of `force_isa`, else the environment variable
-/// TERSOR_ISA, else the best available set. Throws InvalidArgument if TERSOR_ISA names an
+/// TERSOR_ISA, else the best available set. Throws InvalidArgumentError if TERSOR_ISA names an
 /// unavailable set; the message lists the available sets. Thread-safe.
 Isa current_isa();
 
 /// Forces an instruction set for the whole process; nullopt removes the choice. Meant for tests and
-/// benchmarks. Must not be called while a codec runs. Throws InvalidArgument if the set is
+/// benchmarks. Must not be called while a codec runs. Throws InvalidArgumentError if the set is
 /// unavailable; the message lists the available sets.
 void force_isa(std::optional<Isa> isa);
 
-/// Returns the instruction set with this name. Throws InvalidArgument for an unknown name; the
+/// Returns the instruction set with this name. Throws InvalidArgumentError for an unknown name; the
 /// message lists the names. Thread-safe.
 Isa parse_isa(std::string_view name);
 

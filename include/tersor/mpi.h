@@ -16,15 +16,15 @@ namespace tersor {
 ///
 /// Duplicates `communicator`, to separate Tersor's messages from the caller's messages. A
 /// collective call. MPI must live until the transport and all its channels, splits and handles are
-/// gone. Throws InvalidArgument if MPI is not initialised or already finalised, for MPI_COMM_NULL,
-/// and for an inter-communicator. Throws TransportError if MPI reports an error.
+/// gone. Throws InvalidArgumentError if MPI is not initialised or already finalised, for
+/// MPI_COMM_NULL, and for an inter-communicator. Throws TransportError if MPI reports an error.
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator);
 
 /// Initialises and finalises MPI for programs without MPI, with MPI_THREAD_MULTIPLE if available.
 /// Make one session per process; the session must outlive all transports.
 class MpiSession {
  public:
-  /// Throws InvalidArgument if MPI was initialised before.
+  /// Throws InvalidArgumentError if MPI was initialised before.
   MpiSession();
   /// Passes the program's arguments to MPI_Init_thread, for launchers that need the arguments.
   MpiSession(int* argument_count, char*** arguments);

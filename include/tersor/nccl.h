@@ -24,7 +24,7 @@ class NcclCommunicator {
   /// Rendezvous in a file that all ranks see. Rank 0 writes the file, and the other ranks wait for
   /// the file. Each run needs a new file name, e.g. with the launcher's job number, because an old
   /// file misleads the other ranks. Remove the file after all ranks have returned. Throws
-  /// InvalidArgument for a rank outside [0, ranks), and on rank 0 if the file exists.
+  /// InvalidArgumentError for a rank outside [0, ranks), and on rank 0 if the file exists.
   static NcclCommunicator from_file(const std::filesystem::path& file, int rank, int ranks,
                                     std::chrono::milliseconds timeout = kDefaultTimeout);
 
@@ -72,9 +72,9 @@ inline constexpr std::size_t kNcclChunkCount = std::size_t{1} << 23;
 /// communicator, and uses this transport's streams and `begin` state.
 ///
 /// `timeout` limits the collective calls that make the transport, its channels and its splits. A
-/// collective call. Throws InvalidArgument for null, for a communicator of a device other than the
-/// current device, and for an aborted or failed communicator if NCCL reports the failure. Throws
-/// TransportError if NCCL is missing or reports an error, or if a rank does not call within
+/// collective call. Throws InvalidArgumentError for null, for a communicator of a device other than
+/// the current device, and for an aborted or failed communicator if NCCL reports the failure.
+/// Throws TransportError if NCCL is missing or reports an error, or if a rank does not call within
 /// `timeout`. Destroying the transport waits for queued work.
 
 /// Uses the caller's communicator. The caller keeps ownership, and must not use the communicator

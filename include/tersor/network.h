@@ -213,7 +213,7 @@ class Wire {
   virtual void record_use() {}
   /// True if the calling thread may move bytes now.
   virtual bool right_thread() const { return true; }
-  /// Calls `record_use`. Throws InvalidArgument if the network is gone or does not admit this
+  /// Calls `record_use`. Throws InvalidArgumentError if the network is gone or does not admit this
   /// thread.
   virtual void check_thread() {}
   /// True if `peer` detects this rank's exit itself, because a connection ends. Such a peer is told

@@ -221,12 +221,12 @@ struct ReducerStatistics {
 /// returns when the results are queued. The reducer uses a separate communicator concurrently with
 /// the trainer's; docs/how-to/gpu.md lists NCCL's conditions.
 ///
-/// Functions throw InvalidArgument for bad arguments and change nothing then. One thread at a time
-/// may call a reducer, except where noted.
+/// Functions throw InvalidArgumentError for bad arguments and change nothing then. One thread at a
+/// time may call a reducer, except where noted.
 class GradientReducer {
  public:
   /// Makes a channel of `transport`, which must outlive the reducer. A collective call. Throws
-  /// InvalidArgument for invalid options.
+  /// InvalidArgumentError for invalid options.
   GradientReducer(Transport& transport, ReducerOptions options);
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
@@ -236,7 +236,7 @@ class GradientReducer {
   /// parameter and learns the sending order again. All ranks add the same parameters in the same
   /// order between the same steps. `gradient` must outlive the reducer, or every `ready` must pass
   /// a gradient. `rows` and `columns` (0: a 1-D parameter) select rules for 1-D parameters and
-  /// describe the matrix for codecs of matrices (see GradientShape). Throws InvalidArgument if
+  /// describe the matrix for codecs of matrices (see GradientShape). Throws InvalidArgumentError if
   /// gradients of this step are already ready, and after the capture of a step in a graph.
   void add(std::string name, ValueSpan gradient, std::size_t rows = 0, std::size_t columns = 0);
 
@@ -254,15 +254,16 @@ class GradientReducer {
   /// (Contribution::kNone).
   ///
   /// `weigh` does not wait; the first `ready` waits for all ranks' calls. Call `weigh` again after
-  /// `resume`, because the step starts again. Throws InvalidArgument for invalid samples. A later
-  /// `ready` throws InvalidArgument if the step has no weight, or on all ranks if the sum of
-  /// samples is 0 or not finite; then call `weigh` again. A step of a captured graph cannot be
-  /// weighted.
+  /// `resume`, because the step starts again. Throws InvalidArgumentError for invalid samples. A
+  /// later `ready` throws InvalidArgumentError if the step has no weight, or on all ranks if the
+  /// sum of samples is 0 or not finite; then call `weigh` again. A step of a captured graph cannot
+  /// be weighted.
   void weigh(double samples);
 
   /// Marks this step's gradient as complete. Tersor may send it from now on. The caller must not
-  /// touch the gradient until its handle is done or `wait` has returned. Throws InvalidArgument for
-  /// a second call in one step, and for memory that overlaps an unfinished gradient.
+  /// touch the gradient until its handle is done or `wait` has returned. Throws
+  /// InvalidArgumentError for a second call in one step, and for memory that overlaps an unfinished
+  /// gradient.
   ReducerHandle ready(std::string_view name);
   /// Variant for a gradient that is passed in each step, and for a rank without a gradient.
   ReducerHandle ready(std::string_view name, ValueSpan gradient,
@@ -290,15 +291,15 @@ class GradientReducer {
   void relearn_order();
 
   /// Multiplies all residuals by `factor`. Call this when a loss scale changes by `factor`, because
-  /// residuals have the gradient's units. 0 also clears NaNs. Throws InvalidArgument for a factor
-  /// that is not finite.
+  /// residuals have the gradient's units. 0 also clears NaNs. Throws InvalidArgumentError for a
+  /// factor that is not finite.
   void scale_residuals(float factor);
   /// Scales only the residuals of these parameters, e.g. for a separately exchanged part of a
-  /// model. Throws InvalidArgument and scales nothing if a name was never added.
+  /// model. Throws InvalidArgumentError and scales nothing if a name was never added.
   void scale_residuals(float factor, std::span<const std::string> names);
   /// Restores the residuals from before the last step (Transactions::kOn only), after a skipped
   /// step or an error. If `accept_steps` was called, restores the residuals from its last call.
-  /// Throws InvalidArgument if there is no step to discard.
+  /// Throws InvalidArgumentError if there is no step to discard.
   void discard_step();
   /// Does the same only for these parameters. Parameters without a step to discard do not change.
   void discard_step(std::span<const std::string> names);
@@ -310,16 +311,16 @@ class GradientReducer {
   /// Does the same only for these parameters.
   void accept_steps(std::span<const std::string> names);
 
-  /// Continues with the remaining ranks after a RanksLost (ReducerOptions::elastic). All remaining
-  /// ranks must call `resume`. The current step starts again and learns the sending order.
-  /// Residuals stay, except the residuals on lost ranks. Handles stay valid. "auto" measures again.
-  /// Throws RanksLost if another rank was lost in the meantime; then call `resume` again. Throws
-  /// InvalidArgument if too few ranks remain, if no rank was lost, or if the options contain dims
-  /// or hosts of the earlier ranks.
+  /// Continues with the remaining ranks after a RanksLostError (ReducerOptions::elastic). All
+  /// remaining ranks must call `resume`. The current step starts again and learns the sending
+  /// order. Residuals stay, except the residuals on lost ranks. Handles stay valid. "auto" measures
+  /// again. Throws RanksLostError if another rank was lost in the meantime; then call `resume`
+  /// again. Throws InvalidArgumentError if too few ranks remain, if no rank was lost, or if the
+  /// options contain dims or hosts of the earlier ranks.
   void resume();
   /// Call this after a TransportError on another channel of the same ranks, owned by the trainer.
-  /// Throws this reducer's error once there is one: RanksLost, or the errors of `resume`, for an
-  /// elastic reducer. Returns if no fault is known.
+  /// Throws this reducer's error once there is one: RanksLostError, or the errors of `resume`, for
+  /// an elastic reducer. Returns if no fault is known.
   void check_faults();
   /// The former name of `check_faults`.
   [[deprecated("use check_faults")]] void hear_fault() { check_faults(); }
@@ -333,7 +334,7 @@ class GradientReducer {
   std::vector<std::byte> save_state() const;
   /// Returns the sum of the states over ranks, for any number of ranks. A collective call.
   std::vector<std::byte> save_portable_state() const;
-  /// Loads the result of save_state or save_portable_state. Throws InvalidArgument and changes
+  /// Loads the result of save_state or save_portable_state. Throws InvalidArgumentError and changes
   /// nothing if the state does not fit: other parameters, counts or ranks, a sending order that is
   /// no permutation, or values that are not finite. Ranks compare their states in the next step. If
   /// the steps, the forms (exact or portable) or the codec memories differ, every rank throws a
@@ -350,8 +351,8 @@ class GradientReducer {
   /// Returns the Euclidean norms of this rank's residuals, in the order of parameter_statistics().
   /// Reads all residuals, and waits for the device.
   std::vector<double> residual_norms() const;
-  /// Writes ReducerOptions::trace now, without waiting. Throws InvalidArgument if the option is
-  /// empty, and Error if writing fails.
+  /// Writes ReducerOptions::trace now, without waiting. Throws InvalidArgumentError if the option
+  /// is empty, and Error if writing fails.
   void write_trace() const;
   /// Sets all statistics to zero.
   void reset_statistics();

@@ -46,8 +46,8 @@ class Sending {
 /// therefore both call `send` before either waits.
 ///
 /// Used options: codec, chunk_count, parameter, seed, step, checksum, timeout and threads. Pointers
-/// in the options must outlive the Sending. Throws InvalidArgument and changes nothing for "+ef",
-/// for a `peer` that is not another rank, and for device memory over a transport that queues
+/// in the options must outlive the Sending. Throws InvalidArgumentError and changes nothing for
+/// "+ef", for a `peer` that is not another rank, and for device memory over a transport that queues
 /// (NCCL). There, all ranks take part in every operation; use all_to_all, also for a single
 /// destination.
 Sending send(Transport& transport, ConstValueSpan values, int peer,

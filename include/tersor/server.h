@@ -83,8 +83,8 @@ struct ServerStatistics {
 class ParameterShard {
  public:
   /// `parameters` holds all initial weights, f32 on the host; the constructor copies this server's
-  /// part. `server` is the index of this server among `servers`. Throws InvalidArgument for a codec
-  /// with several rounds, and for "+ef" in `pull`.
+  /// part. `server` is the index of this server among `servers`. Throws InvalidArgumentError for a
+  /// codec with several rounds, and for "+ef" in `pull`.
   ParameterShard(std::span<const ConstValueSpan> parameters, Update update,
                  const ServerOptions& options = {}, int server = 0, int servers = 1);
   ~ParameterShard();
@@ -97,16 +97,16 @@ class ParameterShard {
   const Agreement& agreement() const;
 
   /// Adds a worker; other workers then wait for it. Returns its first clock, the clock of the
-  /// slowest worker. Throws InvalidArgument if the worker has already joined.
+  /// slowest worker. Throws InvalidArgumentError if the worker has already joined.
   std::uint32_t join(int worker);
   /// Removes a worker; no worker waits for it any longer. Pass `lost` = true if the worker left
   /// without notice.
   void leave(int worker, bool lost = false);
 
-  /// Applies or stores a worker's gradient for its next clock. Throws InvalidArgument for another
-  /// clock, from a worker that has not joined, for a third push while two pushes wait, and for
-  /// values that are not finite (see `require_finite`). Throws WireError for a wrong frame. After
-  /// an error, nothing was added.
+  /// Applies or stores a worker's gradient for its next clock. Throws InvalidArgumentError for
+  /// another clock, from a worker that has not joined, for a third push while two pushes wait, and
+  /// for values that are not finite (see `require_finite`). Throws WireError for a wrong frame.
+  /// After an error, nothing was added.
   void push(int worker, std::uint32_t clock, ConstByteSpan frame);
   /// Returns the number of this worker's pushes that are not yet applied.
   std::size_t waiting(int worker) const;
@@ -114,7 +114,7 @@ class ParameterShard {
   /// True if all other workers are close enough for a worker at `clock` to pull.
   bool may_pull(int worker, std::uint32_t clock) const;
   /// Encodes the weights to `frame`, 16-byte aligned memory of `pull_capacity` bytes. Returns the
-  /// bytes in use. Throws InvalidArgument if may_pull(worker, clock) is false.
+  /// bytes in use. Throws InvalidArgumentError if may_pull(worker, clock) is false.
   std::size_t pull(int worker, std::uint32_t clock, ByteSpan frame);
   /// Returns the maximum bytes of a pull's frame.
   std::size_t pull_capacity() const;
@@ -158,7 +158,7 @@ class ParameterShard {
 class WorkerFrames {
  public:
   /// `counts` are the values of each parameter. `server` is the index of the server among
-  /// `servers`. Throws InvalidArgument as ParameterShard does.
+  /// `servers`. Throws InvalidArgumentError as ParameterShard does.
   WorkerFrames(std::span<const std::size_t> counts, const ServerOptions& options, int worker,
                int server = 0, int servers = 1);
   ~WorkerFrames();
@@ -193,9 +193,9 @@ class WorkerFrames {
 ///
 /// The server's deadlines are shorter, so one missing worker does not end the other workers. A
 /// worker without a message for `straggler_timeout` (0: half of `timeout`), while another worker
-/// waits, is lost. Throws InvalidArgument for a `straggler_timeout` of `timeout` or more. Throws
-/// TransportError if workers did not join within half of `timeout`. Rethrows the exception of an
-/// update.
+/// waits, is lost. Throws InvalidArgumentError for a `straggler_timeout` of `timeout` or more.
+/// Throws TransportError if workers did not join within half of `timeout`. Rethrows the exception
+/// of an update.
 void serve(Transport& isolated_channel, ParameterShard& shard,
            std::chrono::milliseconds timeout = kDefaultTimeout,
            std::chrono::milliseconds straggler_timeout = {});
@@ -214,7 +214,7 @@ struct ClientStatistics {
   std::uint64_t received_bytes = 0;  ///< bytes of pulls
 };
 
-/// A worker of a parameter server. After an error other than InvalidArgument, all later calls
+/// A worker of a parameter server. After an error other than InvalidArgumentError, all later calls
 /// except leave() throw the same error. One thread at a time may call a client.
 class ParameterClient {
  public:
@@ -232,8 +232,9 @@ class ParameterClient {
   /// to `weights`, f32.
   void pull(std::span<const ValueSpan> weights);
   /// Sends `gradients` and increments the clock. Returns before the gradients arrive; at most two
-  /// pushes are unanswered. Throws InvalidArgument for a gradient that is not finite, before
-  /// anything is sent. Throws InvalidArgument with the server's reason if a server rejected a push.
+  /// pushes are unanswered. Throws InvalidArgumentError for a gradient that is not finite, before
+  /// anything is sent. Throws InvalidArgumentError with the server's reason if a server rejected a
+  /// push.
   void push(std::span<const ConstValueSpan> gradients);
   /// Returns the worker's clock: the number of pushes, plus the first clock.
   std::uint32_t clock() const;

@@ -21,11 +21,12 @@ class BasicValueSpan {
  public:
   BasicValueSpan() = default;
 
-  /// `count` is in values. Throws InvalidArgument for a null pointer with a nonzero count.
+  /// `count` is in values. Throws InvalidArgumentError for a null pointer with a nonzero count.
   BasicValueSpan(Byte* pointer, std::size_t count, Dtype dtype, Memory memory = Memory::kHost)
       : pointer_(pointer), count_(count), dtype_(dtype), memory_(memory) {
     if (pointer == nullptr && count != 0)
-      throw InvalidArgument("a span of " + std::to_string(count) + " values has a null pointer");
+      throw InvalidArgumentError("a span of " + std::to_string(count) +
+                                 " values has a null pointer");
   }
 
   /// Converts every range that std::span accepts: a vector or an array of float, Bf16, F16, …
@@ -59,27 +60,27 @@ class BasicValueSpan {
   /// True if the view has no values.
   bool empty() const { return count_ == 0; }
 
-  /// Returns the values [first, first + count). Throws InvalidArgument if the range exceeds the
-  /// span.
+  /// Returns the values [first, first + count). Throws InvalidArgumentError if the range exceeds
+  /// the span.
   BasicValueSpan subspan(std::size_t first, std::size_t count) const {
     if (first > count_ || count > count_ - first)
-      throw InvalidArgument("values " + std::to_string(first) + " to " +
-                            std::to_string(first + count) + " lie outside a span of " +
-                            std::to_string(count_));
+      throw InvalidArgumentError("values " + std::to_string(first) + " to " +
+                                 std::to_string(first + count) + " lie outside a span of " +
+                                 std::to_string(count_));
     return {pointer_ == nullptr ? nullptr : pointer_ + first * dtype_bytes(dtype_), count, dtype_,
             memory_};
   }
 
-  /// Returns the values as a std::span. Throws InvalidArgument for another type or for device
+  /// Returns the values as a std::span. Throws InvalidArgumentError for another type or for device
   /// memory.
   template <typename T>
   auto as() const {
     using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
     if (DtypeOf<T>::value != dtype_ || memory_ != Memory::kHost)
-      throw InvalidArgument("the span has values of type " + std::string(dtype_name(dtype_)) +
-                            (memory_ == Memory::kHost ? "" : " on a device") +
-                            ", but host values of type " +
-                            std::string(dtype_name(DtypeOf<T>::value)) + " are needed");
+      throw InvalidArgumentError("the span has values of type " + std::string(dtype_name(dtype_)) +
+                                 (memory_ == Memory::kHost ? "" : " on a device") +
+                                 ", but host values of type " +
+                                 std::string(dtype_name(DtypeOf<T>::value)) + " are needed");
     return std::span<Element>(reinterpret_cast<Element*>(pointer_), count_);
   }
 

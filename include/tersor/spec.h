@@ -23,8 +23,8 @@ struct CodecSpec {
   std::string text() const;
 };
 
-/// Parses a spec. Throws InvalidArgument if the spec is malformed; the message shows the grammar.
-/// Thread-safe.
+/// Parses a spec. Throws InvalidArgumentError if the spec is malformed; the message shows the
+/// grammar. Thread-safe.
 CodecSpec parse_spec(std::string_view text);
 
 }  // namespace tersor

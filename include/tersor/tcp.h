@@ -63,10 +63,10 @@ struct TcpOptions {
 /// times identify hosts.
 ///
 /// The functions with a store or a file block until the rendezvous is complete. The function with
-/// addresses does not wait for other ranks. All three throw InvalidArgument for an invalid rank,
-/// for options out of range, and for a secret of fewer than 16 bytes. They throw TransportError for
-/// an unresolvable or foreign address, for a port in use, and for ranks that miss the rendezvous;
-/// the message names the first missing rank.
+/// addresses does not wait for other ranks. All three throw InvalidArgumentError for an invalid
+/// rank, for options out of range, and for a secret of fewer than 16 bytes. They throw
+/// TransportError for an unresolvable or foreign address, for a port in use, and for ranks that
+/// miss the rendezvous; the message names the first missing rank.
 
 /// Rendezvous in a store that all ranks reach. The store must not contain an earlier group;
 /// otherwise, prefix the keys. Rank 0 stores a new random secret there. Any reader of the store can
@@ -74,9 +74,10 @@ struct TcpOptions {
 std::unique_ptr<Transport> make_tcp_transport(KeyValueStore& store, int rank, int ranks,
                                               const TcpOptions& options = {});
 
-/// Rendezvous in a file that all ranks reach. Each run needs a new file; throws InvalidArgument on
-/// rank 0 if the file exists. The file stays and only its owner can read it, because it contains
-/// the group's secret. Throws InvalidArgument if another user owns, may read or may write the file.
+/// Rendezvous in a file that all ranks reach. Each run needs a new file; throws
+/// InvalidArgumentError on rank 0 if the file exists. The file stays and only its owner can read
+/// it, because it contains the group's secret. Throws InvalidArgumentError if another user owns,
+/// may read or may write the file.
 std::unique_ptr<Transport> make_tcp_transport(const std::filesystem::path& file, int rank,
                                               int ranks, const TcpOptions& options = {});
 

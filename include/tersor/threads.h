@@ -13,7 +13,7 @@ namespace tersor {
 class Threads {
  public:
   /// Starts count - 1 workers. The default is only the calling thread; 0 means all cores
-  /// of this machine. Throws InvalidArgument for more than 4,096 threads.
+  /// of this machine. Throws InvalidArgumentError for more than 4,096 threads.
   explicit Threads(unsigned count = 1);
   ~Threads();
   Threads(const Threads&) = delete;

@@ -213,8 +213,8 @@ class Transport {
   /// contains each peer at most once and never this rank. If `receives` contains `kAnyRank`,
   /// `receives` has no other entry. The peer must receive each message in an exchange (not
   /// `receive`) with the same tag. If TransportTraits::queues is true, all ranks must call
-  /// `exchange`, except between `begin` and `end`. Throws InvalidArgument and TransportError, like
-  /// all operations below.
+  /// `exchange`, except between `begin` and `end`. Throws InvalidArgumentError and TransportError,
+  /// like all operations below.
   virtual Handle exchange(const Operation& operation, std::span<const SendTo> sends,
                           std::span<const ReceiveFrom> receives) = 0;
 
@@ -252,15 +252,15 @@ class Transport {
   /// contains this rank. All members must call `split` with the same list.
   virtual std::unique_ptr<Transport> split(std::span<const int> members) = 0;
   /// Returns an isolated channel of the same ranks. Each operation fails alone: an operation that
-  /// waits for a lost or late rank throws PeerLost. No other operation ends, and faults elsewhere
-  /// do not affect the channel. An exchange still sends its other messages. A late rank is not
-  /// excluded and may send later.
+  /// waits for a lost or late rank throws PeerLostError. No other operation ends, and faults
+  /// elsewhere do not affect the channel. An exchange still sends its other messages. A late rank
+  /// is not excluded and may send later.
   ///
   /// The channel supports only host memory, and only exchange, all_to_all, send, receive and
   /// receive_any; `poison` throws. A split of the channel is an ordinary transport, unaffected by
   /// earlier and outside faults. A channel of the channel is again isolated. All ranks must make
-  /// isolated channels before a fault, in the same order as channels. Throws InvalidArgument over
-  /// MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
+  /// isolated channels before a fault, in the same order as channels. Throws InvalidArgumentError
+  /// over MPI, which promises nothing after the loss of a rank, and over NCCL, which queues. Use
   /// make_tcp_transport in these cases.
   virtual std::unique_ptr<Transport> isolated_channel();
   /// The former name of `isolated_channel`.

@@ -28,8 +28,9 @@ void check_sizes(std::span<const Segment> segments, const BlocktopkBlock& block)
   for (const Segment& segment : segments) {
     const std::size_t bytes = BlocktopkLayout{segment.count, block}.bytes();
     if (bytes / sizeof(std::uint32_t) > UINT32_MAX)
-      throw InvalidArgument("blocktopk: on a device a segment's payload is at most 16 GiB, not " +
-                            std::to_string(bytes) + " bytes; divide the gradient");
+      throw InvalidArgumentError(
+          "blocktopk: on a device a segment's payload is at most 16 GiB, not " +
+          std::to_string(bytes) + " bytes; divide the gradient");
   }
 }
 

@@ -15,7 +15,7 @@ constexpr std::size_t kAlignment = 64;
 std::byte* allocate_host(std::size_t bytes) {
   void* pointer = std::aligned_alloc(kAlignment, align_up(bytes, kAlignment));
   if (pointer == nullptr)
-    throw OutOfMemory("cannot allocate " + std::to_string(bytes) + " bytes of host memory");
+    throw OutOfMemoryError("cannot allocate " + std::to_string(bytes) + " bytes of host memory");
   return static_cast<std::byte*>(pointer);
 }
 
@@ -36,8 +36,9 @@ Buffer::~Buffer() {
 
 ValueSpan Buffer::values(std::size_t count, Dtype dtype) const {
   if (count > bytes_ / dtype_bytes(dtype))
-    throw InvalidArgument(std::to_string(count) + " values of " + std::string(dtype_name(dtype)) +
-                          " do not fit into a buffer of " + std::to_string(bytes_) + " bytes");
+    throw InvalidArgumentError(std::to_string(count) + " values of " +
+                               std::string(dtype_name(dtype)) + " do not fit into a buffer of " +
+                               std::to_string(bytes_) + " bytes");
   return {pointer_, count, dtype, memory_};
 }
 

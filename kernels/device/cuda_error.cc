@@ -16,7 +16,7 @@ void check_cuda(cudaError_t status, const char* doing) {
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // otherwise the caller's next CUDA call reports the error again
   const std::string text = std::string(doing) + ": " + cudaGetErrorString(status);
-  if (status == cudaErrorMemoryAllocation) throw OutOfMemory(text);
+  if (status == cudaErrorMemoryAllocation) throw OutOfMemoryError(text);
   throw CudaError(text);
 }
 

@@ -8,7 +8,7 @@
 
 namespace tersor::kernels {
 
-/// Throws OutOfMemory or CudaError for a failed status. The message contains `doing`.
+/// Throws OutOfMemoryError or CudaError for a failed status. The message contains `doing`.
 void check_cuda(cudaError_t status, const char* doing);
 
 /// Returns the number of blocks of a kernel that the current device runs at once. The result is

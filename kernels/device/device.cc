@@ -93,12 +93,12 @@ void check_device_pointer(const void* pointer) {
   const int device = current_device();
   if (attributes.type == cudaMemoryTypeUnregistered) {
     if (attribute_of(device, cudaDevAttrPageableMemoryAccess) != 0) return;
-    throw InvalidArgument("device memory is expected, but the pointer is to host memory");
+    throw InvalidArgumentError("device memory is expected, but the pointer is to host memory");
   }
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != device)
-    throw InvalidArgument("the memory is on device " + std::to_string(attributes.device) +
-                          ", but the current device is " + std::to_string(device) +
-                          "; call cudaSetDevice first");
+    throw InvalidArgumentError("the memory is on device " + std::to_string(attributes.device) +
+                               ", but the current device is " + std::to_string(device) +
+                               "; call cudaSetDevice first");
 }
 
 void check_stream(StreamView stream) {
@@ -109,9 +109,9 @@ void check_stream(StreamView stream) {
   check_cuda(cudaGetDevice(&device), "asking for the current device");
   check_cuda(cudaStreamGetDevice(handle, &own), "asking for a stream's device");
   if (own != device)
-    throw InvalidArgument("the stream belongs to device " + std::to_string(own) +
-                          ", but the current device is " + std::to_string(device) +
-                          "; call cudaSetDevice first");
+    throw InvalidArgumentError("the stream belongs to device " + std::to_string(own) +
+                               ", but the current device is " + std::to_string(device) +
+                               "; call cudaSetDevice first");
 }
 
 // The legacy default stream cannot be captured.

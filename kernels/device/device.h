@@ -17,10 +17,10 @@ bool has_cuda();
 /// cause.
 void require_device();
 
-/// Throws InvalidArgument if the current device cannot access the memory at `pointer`.
+/// Throws InvalidArgumentError if the current device cannot access the memory at `pointer`.
 void check_device_pointer(const void* pointer);
 
-/// Throws InvalidArgument if the stream does not belong to the current device.
+/// Throws InvalidArgumentError if the stream does not belong to the current device.
 void check_stream(StreamView stream);
 
 /// Returns the ID of the capture that the stream is part of, or 0 if the stream is not captured.

@@ -23,8 +23,8 @@ void check_allocation(cudaError_t status, std::size_t bytes, const std::string& 
   if (status == cudaSuccess) return;
   (void)cudaGetLastError();  // clears the error, which is reported here
   if (status == cudaErrorMemoryAllocation)
-    throw OutOfMemory("cannot allocate " + std::to_string(bytes) + " bytes of " + where +
-                      " memory");
+    throw OutOfMemoryError("cannot allocate " + std::to_string(bytes) + " bytes of " + where +
+                           " memory");
   throw CudaError(where + " memory: " + cudaGetErrorString(status));
 }
 

@@ -9,15 +9,15 @@
 
 namespace tersor::kernels {
 
-/// Allocates memory of the current device, aligned to at least 256 bytes. Throws OutOfMemory and
-/// CudaError.
+/// Allocates memory of the current device, aligned to at least 256 bytes. Throws OutOfMemoryError
+/// and CudaError.
 std::byte* allocate_device(std::size_t bytes);
 /// Waits for all work queued on the device, then frees the memory.
 void free_device(std::byte* memory) noexcept;
 
 /// Allocates zeroed, page-locked host memory that the device can access at the same address. Pinned
-/// memory serves asynchronous copies and words shared by host and device. Throws OutOfMemory and
-/// CudaError.
+/// memory serves asynchronous copies and words shared by host and device. Throws OutOfMemoryError
+/// and CudaError.
 std::byte* allocate_pinned(std::size_t bytes);
 void free_pinned(std::byte* memory) noexcept;
 

@@ -13,7 +13,7 @@
 namespace tersor::kernels {
 
 /// Returns the index of the current instruction set in the tables of HWY_EXPORT. Throws
-/// InvalidArgument if TERSOR_ISA names an unavailable instruction set.
+/// InvalidArgumentError if TERSOR_ISA names an unavailable instruction set.
 std::size_t dispatch_index();
 
 }  // namespace tersor::kernels

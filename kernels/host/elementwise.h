@@ -9,8 +9,8 @@
 
 namespace tersor::kernels {
 
-/// values = values · factor, rounded once. Supports f32, bf16 and f16. Throws InvalidArgument for
-/// another dtype.
+/// values = values · factor, rounded once. Supports f32, bf16 and f16. Throws InvalidArgumentError
+/// for another dtype.
 void scale_values(void* values, Dtype dtype, std::size_t count, float factor);
 
 /// sums = sums + values. bf16 and f16 are added in f32 and rounded once. i8, i32 and u32 wrap
@@ -22,7 +22,7 @@ void add_values(void* sums, const void* values, Dtype dtype, std::size_t count);
 void maximum_values(void* maxima, const void* values, Dtype dtype, std::size_t count);
 
 /// Returns the sum of squares of the values, in f64. Only `count` determines the order of
-/// summation. Supports f32, bf16 and f16. Throws InvalidArgument for another dtype.
+/// summation. Supports f32, bf16 and f16. Throws InvalidArgumentError for another dtype.
 double sum_of_squares(const void* values, Dtype dtype, std::size_t count);
 
 }  // namespace tersor::kernels

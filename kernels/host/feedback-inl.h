@@ -21,8 +21,8 @@ decltype(auto) visit_residual(const ErrorFeedback& feedback, Visitor&& visitor) 
   if (feedback.residual_in == nullptr) return visitor(Absent{});
   if (feedback.dtype == Dtype::kF32) return visitor(float{});
   if (feedback.dtype == Dtype::kBf16) return visitor(Bf16{});
-  throw InvalidArgument("residuals are f32 or bf16, not " +
-                        std::string(dtype_name(feedback.dtype)));
+  throw InvalidArgumentError("residuals are f32 or bf16, not " +
+                             std::string(dtype_name(feedback.dtype)));
 }
 
 /// Calls `visitor(G{}, E{})` with the types of gradient and residual.

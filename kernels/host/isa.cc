@@ -45,9 +45,9 @@ std::string list_of(const std::vector<Isa>& isas) {
 void check_available(Isa isa, std::string_view asked_by) {
   const auto available = available_isas();
   if (std::ranges::find(available, isa) == available.end())
-    throw InvalidArgument(std::string(asked_by) + " requests instruction set " +
-                          std::string(isa_name(isa)) +
-                          ", which is not available here; available are: " + list_of(available));
+    throw InvalidArgumentError(
+        std::string(asked_by) + " requests instruction set " + std::string(isa_name(isa)) +
+        ", which is not available here; available are: " + list_of(available));
 }
 
 Isa default_isa() {
@@ -107,8 +107,8 @@ void force_isa(std::optional<Isa> isa) {
 Isa parse_isa(std::string_view name) {
   for (const Entry& entry : kEntries)
     if (entry.name == name) return entry.isa;
-  throw InvalidArgument("instruction set is \"" + std::string(name) +
-                        "\": give portable, neon, avx2 or avx512");
+  throw InvalidArgumentError("instruction set is \"" + std::string(name) +
+                             "\": give portable, neon, avx2 or avx512");
 }
 
 namespace kernels {

@@ -156,8 +156,8 @@ struct Threads::Pool {
 Threads::Threads(unsigned count) {
   if (count == 0) count = cores();
   if (count > kMostThreads)
-    throw InvalidArgument("threads is " + std::to_string(count) + ": give at most " +
-                          std::to_string(kMostThreads));
+    throw InvalidArgumentError("threads is " + std::to_string(count) + ": give at most " +
+                               std::to_string(kMostThreads));
   if (count > 1) pool_ = std::make_unique<Pool>(count);
 }
 

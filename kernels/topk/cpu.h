@@ -53,7 +53,7 @@ std::size_t topk_workspace_bytes(std::size_t count, std::size_t k, unsigned thre
 /// p is finite, accurate to one rounding. An in-place bf16 residual needs a second pass over the
 /// gradient, because bf16 does not hold p exactly.
 ///
-/// Throws InvalidArgument for another dtype, for a k out of range and for a short workspace.
+/// Throws InvalidArgumentError for another dtype, for a k out of range and for a short workspace.
 TopkResult topk_encode(const TopkEncode& task, Threads& threads);
 
 /// The sections of a received payload.
@@ -89,7 +89,8 @@ struct TopkDecode {
 /// need 0.
 std::size_t topk_decode_workspace_bytes(Dtype dtype, unsigned threads);
 
-/// Throws InvalidArgument for another dtype, a range outside the gradient or a short workspace.
+/// Throws InvalidArgumentError for another dtype, a range outside the gradient or a short
+/// workspace.
 void topk_decode(const TopkDecode& task, Threads& threads);
 
 }  // namespace tersor::kernels

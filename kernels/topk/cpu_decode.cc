@@ -142,20 +142,20 @@ class Decoder {
 
 void check(const TopkDecode& task, Threads& threads) {
   if (!is_gradient_dtype(task.dtype))
-    throw InvalidArgument("top-k decodes to f32, bf16 or f16, not " +
-                          std::string(dtype_name(task.dtype)));
+    throw InvalidArgumentError("top-k decodes to f32, bf16 or f16, not " +
+                               std::string(dtype_name(task.dtype)));
   if (task.value_dtype != Dtype::kF32 && task.value_dtype != Dtype::kBf16 &&
       task.value_dtype != Dtype::kI8)
-    throw InvalidArgument("top-k decodes f32, bf16 or i8 values, not " +
-                          std::string(dtype_name(task.value_dtype)));
+    throw InvalidArgumentError("top-k decodes f32, bf16 or i8 values, not " +
+                               std::string(dtype_name(task.value_dtype)));
   if (task.begin > task.end || task.end > task.count)
-    throw InvalidArgument("values " + std::to_string(task.begin) + " to " +
-                          std::to_string(task.end) + " lie outside a gradient of " +
-                          std::to_string(task.count));
+    throw InvalidArgumentError("values " + std::to_string(task.begin) + " to " +
+                               std::to_string(task.end) + " lie outside a gradient of " +
+                               std::to_string(task.count));
   const std::size_t bytes = topk_decode_workspace_bytes(task.dtype, threads.count());
   if (task.workspace.size() < bytes)
-    throw InvalidArgument("decoding top-k needs " + std::to_string(bytes) +
-                          " bytes of workspace, not " + std::to_string(task.workspace.size()));
+    throw InvalidArgumentError("decoding top-k needs " + std::to_string(bytes) +
+                               " bytes of workspace, not " + std::to_string(task.workspace.size()));
 }
 
 /// True if the indices of one tile strictly ascend. The loop has no early exit because compilers

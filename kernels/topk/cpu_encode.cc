@@ -48,9 +48,9 @@ TopkWorkspace carve(const TopkPlan& plan, std::span<std::byte> memory) {
   const TopkWorkspace workspace = topk_workspace(plan, aligned, bytes);
   const std::size_t lost = static_cast<std::size_t>(aligned - memory.data());
   if (lost + bytes > memory.size())
-    throw InvalidArgument("top-k needs " + std::to_string(lost + bytes) +
-                          " bytes of workspace, not " + std::to_string(memory.size()) +
-                          "; see topk_workspace_bytes");
+    throw InvalidArgumentError("top-k needs " + std::to_string(lost + bytes) +
+                               " bytes of workspace, not " + std::to_string(memory.size()) +
+                               "; see topk_workspace_bytes");
   return workspace;
 }
 
@@ -416,20 +416,20 @@ class Encoder {
 
 void check(const TopkEncode& task) {
   if (!is_gradient_dtype(task.dtype))
-    throw InvalidArgument("top-k takes f32, bf16 or f16 gradients, not " +
-                          std::string(dtype_name(task.dtype)));
+    throw InvalidArgumentError("top-k takes f32, bf16 or f16 gradients, not " +
+                               std::string(dtype_name(task.dtype)));
   if (task.value_dtype != Dtype::kF32 && task.value_dtype != Dtype::kBf16 &&
       task.value_dtype != Dtype::kI8)
-    throw InvalidArgument("top-k sends f32, bf16 or i8 values, not " +
-                          std::string(dtype_name(task.value_dtype)));
+    throw InvalidArgumentError("top-k sends f32, bf16 or i8 values, not " +
+                               std::string(dtype_name(task.value_dtype)));
   if (task.feedback.residual_in != nullptr && task.feedback.dtype != Dtype::kF32 &&
       task.feedback.dtype != Dtype::kBf16)
-    throw InvalidArgument("residuals are f32 or bf16, not " +
-                          std::string(dtype_name(task.feedback.dtype)));
+    throw InvalidArgumentError("residuals are f32 or bf16, not " +
+                               std::string(dtype_name(task.feedback.dtype)));
   if (task.k > task.count || (task.k == 0) != (task.count == 0) || task.k > 0xffffffffu)
-    throw InvalidArgument("top-k cannot select " + std::to_string(task.k) + " of " +
-                          std::to_string(task.count) +
-                          " values: select at least 1, at most all, and fewer than 2^32");
+    throw InvalidArgumentError("top-k cannot select " + std::to_string(task.k) + " of " +
+                               std::to_string(task.count) +
+                               " values: select at least 1, at most all, and fewer than 2^32");
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ AllocationParameter measure(std::string name, nb::handle gradient, const Strings
                             unsigned threads) {
   const auto array = read_values(gradient, {.name = name.c_str()});
   if (array.memory == Memory::kDevice)
-    throw InvalidArgument(name + ": the gradient is on a device; pass a copy in host memory");
+    throw InvalidArgumentError(name + ": the gradient is on a device; pass a copy in host memory");
   const MatrixShape shape = matrix_of(array.shape);
   const AllocationGradient sample{
       .name = name, .gradient = array.span, .rows = shape.rows, .columns = shape.columns};
@@ -66,7 +66,7 @@ void bind_allocate(nb::module_& module) {
            "Args:\n"
            "  sample: Measurements with the same value count and codecs.\n\n"
            "Raises:\n"
-           "  InvalidArgument: The samples are of different parameters.")
+           "  InvalidArgumentError: The samples are of different parameters.")
       .def("__getstate__", &state_of)
       .def("__setstate__", [](AllocationParameter& self, const State& state) {
         new (&self) AllocationParameter(parameter_of(state));
@@ -86,7 +86,7 @@ void bind_allocate(nb::module_& module) {
              "  codecs: Specs of the codecs.\n"
              "  threads: Number of threads; 0: one per core.\n\n"
              "Raises:\n"
-             "  InvalidArgument: The gradient is on a device, or a value is not finite.");
+             "  InvalidArgumentError: The gradient is on a device, or a value is not finite.");
   module.def(
       "allocate",
       [](const std::vector<AllocationParameter>& parameters, double bits) {
@@ -98,7 +98,7 @@ void bind_allocate(nb::module_& module) {
       "  parameters: Results of measure_candidates.\n"
       "  bits: Budget in bits per value, averaged over all parameters.\n\n"
       "Raises:\n"
-      "  InvalidArgument: The budget is smaller than the smallest possible size.");
+      "  InvalidArgumentError: The budget is smaller than the smallest possible size.");
 }
 
 }  // namespace tersor::python

@@ -30,7 +30,7 @@ struct Import {
 };
 
 [[noreturn]] void refuse(const ArrayRequest& request, const std::string& complaint) {
-  throw InvalidArgument(std::string(request.name) + ": " + complaint);
+  throw InvalidArgumentError(std::string(request.name) + ": " + complaint);
 }
 
 /// Returns the library of a class: "numpy", "torch", …
@@ -336,7 +336,7 @@ StreamView to_stream(nb::handle stream, nb::handle array, Memory memory) {
   if (nb::hasattr(stream, "__cuda_stream__"))
     return from_number(stream.attr("__cuda_stream__")()[1]);
   if (nb::hasattr(stream, "ptr")) return from_number(stream.attr("ptr"));
-  throw InvalidArgument(
+  throw InvalidArgumentError(
       "stream: pass a PyTorch or CuPy stream, an int (cudaStream_t) or None; got a " +
       nb::cast<std::string>(stream.type().attr("__qualname__")));
 }

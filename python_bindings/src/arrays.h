@@ -63,7 +63,7 @@ MatrixShape matrix_of(std::span<const std::size_t> shape);
 /// indices.
 std::uint32_t order_of(const std::vector<std::size_t>& axes);
 
-/// Imports f32, bf16 or f16 values. Throws InvalidArgument with a remedy for other dtypes, for
+/// Imports f32, bf16 or f16 values. Throws InvalidArgumentError with a remedy for other dtypes, for
 /// another layout, for devices other than CUDA, and for a read-only array as output.
 Array<ConstValueSpan> read_values(nb::handle array, const ArrayRequest& request = {});
 Array<ValueSpan> write_values(nb::handle array, const ArrayRequest& request = {});
@@ -99,31 +99,31 @@ ArrayList<Span> import_all(Arrays sequence,
 /// Copying costs little compared with decoding. The caller keeps the returned copies.
 std::vector<Buffer> align_frames(std::span<ConstByteSpan> frames, Memory memory);
 
-/// Throws InvalidArgument unless the array is float32 in host memory.
+/// Throws InvalidArgumentError unless the array is float32 in host memory.
 template <typename Span>
 auto host_floats(const Array<Span>& array, const char* name) {
   if (array.memory != Memory::kHost || array.span.dtype() != Dtype::kF32)
-    throw InvalidArgument(std::string(name) + ": pass float32 values in host memory");
+    throw InvalidArgumentError(std::string(name) + ": pass float32 values in host memory");
   return array.span.template as<float>();
 }
 
-/// Throws InvalidArgument if the array of the argument `name` is on another device.
+/// Throws InvalidArgumentError if the array of the argument `name` is on another device.
 template <typename First, typename Span>
 void check_same_device(const Array<First>& first, const Array<Span>& other, const char* name) {
   if (other.memory == first.memory && other.device == first.device) return;
   const auto text = [](Memory memory, int device) {
     return memory == Memory::kHost ? std::string("the host") : "cuda:" + std::to_string(device);
   };
-  throw InvalidArgument(std::string(name) + ": the array is on " +
-                        text(other.memory, other.device) + ", the first array on " +
-                        text(first.memory, first.device) +
-                        "; pass all arrays of a call on one device");
+  throw InvalidArgumentError(std::string(name) + ": the array is on " +
+                             text(other.memory, other.device) + ", the first array on " +
+                             text(first.memory, first.device) +
+                             "; pass all arrays of a call on one device");
 }
 
 /// Converts a Python stream: an int (a cudaStream_t), or an object of PyTorch (`cuda_stream`), CuPy
 /// (`ptr`) or any library with `__cuda_stream__`. None means the current stream of the array's
 /// library or, without a current stream, CUDA's legacy default stream. Host memory needs no stream.
-/// Throws InvalidArgument for any other object.
+/// Throws InvalidArgumentError for any other object.
 StreamView to_stream(nb::handle stream, nb::handle array, Memory memory);
 
 /// True if the array's library has a current stream known to `to_stream`.

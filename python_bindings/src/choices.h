@@ -55,7 +55,7 @@ std::string_view text_of(Enum value) {
   return kChoice<Enum>.texts[static_cast<std::size_t>(value)];
 }
 
-/// Throws InvalidArgument for an unknown string; the message lists the strings.
+/// Throws InvalidArgumentError for an unknown string; the message lists the strings.
 template <typename Enum>
 Enum parse_choice(std::string_view text) {
   const auto& [what, texts] = kChoice<Enum>;
@@ -64,15 +64,16 @@ Enum parse_choice(std::string_view text) {
     if (texts[i] == text) return static_cast<Enum>(i);
     known += (i == 0 ? "\"" : ", \"") + std::string(texts[i]) + "\"";
   }
-  throw InvalidArgument(std::string(what) + " is \"" + std::string(text) + "\"; pass one of " +
-                        known);
+  throw InvalidArgumentError(std::string(what) + " is \"" + std::string(text) + "\"; pass one of " +
+                             known);
 }
 
-/// Converts seconds. Throws InvalidArgument if the number is not above 0.
+/// Converts seconds. Throws InvalidArgumentError if the number is not above 0.
 inline std::chrono::milliseconds to_timeout(double seconds) {
   constexpr double kLongest = 1e9;  // 31 years: deadlines counted from now do not overflow
   if (!(seconds > 0))
-    throw InvalidArgument("timeout is " + std::to_string(seconds) + " s; pass a number above 0");
+    throw InvalidArgumentError("timeout is " + std::to_string(seconds) +
+                               " s; pass a number above 0");
   return std::chrono::ceil<std::chrono::milliseconds>(
       std::chrono::duration<double>(seconds < kLongest ? seconds : kLongest));
 }

@@ -25,8 +25,9 @@ Segment segment_of(const std::vector<std::size_t>& shape) {
 void place_segments(std::vector<Segment>& segments, const FrameOptions& options) {
   const auto& first = options.first_indices;
   if (!first.empty() && first.size() != segments.size())
-    throw InvalidArgument("first_index has " + std::to_string(first.size()) + " numbers for " +
-                          std::to_string(segments.size()) + " arrays; pass one number per array");
+    throw InvalidArgumentError("first_index has " + std::to_string(first.size()) + " numbers for " +
+                               std::to_string(segments.size()) +
+                               " arrays; pass one number per array");
   for (std::size_t i = 0; i < segments.size(); ++i) {
     segments[i].parameter = options.parameter + static_cast<std::uint32_t>(i);
     if (!first.empty()) segments[i].first_index = first[i];
@@ -60,36 +61,38 @@ void check_same_device(const Array<First>& first, const ArrayList<Span>& others,
 
 nb::object first_of(Arrays arrays, const char* name) {
   if (nb::len(arrays) == 0)
-    throw InvalidArgument(std::string(name) + " is an empty list; pass at least one array");
+    throw InvalidArgumentError(std::string(name) + " is an empty list; pass at least one array");
   return arrays[0];
 }
 
 /// An output frame must be a flat byte array, to be cut to the used bytes afterwards.
 void check_flat(const Array<ByteSpan>& frame) {
   if (frame.shape.size() != 1 || frame.shape[0] != frame.span.size())
-    throw InvalidArgument("out: pass a flat uint8 array of max_payload_bytes(...) bytes");
+    throw InvalidArgumentError("out: pass a flat uint8 array of max_payload_bytes(...) bytes");
 }
 
 void check_residuals(const Codec& codec, Arrays residuals) {
   if (codec.has_feedback() && nb::len(residuals) == 0)
-    throw InvalidArgument("residual: the codec " + codec.spec().text() +
-                          " needs a residual; pass an array like the gradient, zeros in the first "
-                          "step and the same array in every step");
+    throw InvalidArgumentError(
+        "residual: the codec " + codec.spec().text() +
+        " needs a residual; pass an array like the gradient, zeros in the first "
+        "step and the same array in every step");
   if (!codec.has_feedback() && nb::len(residuals) != 0)
-    throw InvalidArgument("residual: the codec " + codec.spec().text() +
-                          " keeps no residual; add \"+ef\" to the spec, or leave residual out");
+    throw InvalidArgumentError(
+        "residual: the codec " + codec.spec().text() +
+        " keeps no residual; add \"+ef\" to the spec, or leave residual out");
 }
 
 /// The factor is passed in the state words. Codecs without feedback do not read state words.
 void check_factor(const Codec& codec, float factor, Memory memory) {
   if (factor == 1) return;
   if (!std::isfinite(factor))
-    throw InvalidArgument("factor is " + std::to_string(factor) + "; pass a finite number");
+    throw InvalidArgumentError("factor is " + std::to_string(factor) + "; pass a finite number");
   if (!codec.has_feedback())
-    throw InvalidArgument("factor: the codec " + codec.spec().text() +
-                          " keeps no residual; pass factor to decode, or multiply the array");
+    throw InvalidArgumentError("factor: the codec " + codec.spec().text() +
+                               " keeps no residual; pass factor to decode, or multiply the array");
   if (memory == Memory::kDevice)
-    throw InvalidArgument("factor: supported in host memory only; multiply the array");
+    throw InvalidArgumentError("factor: supported in host memory only; multiply the array");
 }
 
 }  // namespace
@@ -158,7 +161,7 @@ std::size_t ArrayCodec::encode(Arrays gradients, nb::handle frame, Arrays residu
 FrameHeader ArrayCodec::header(nb::handle frame, const FrameOptions& options) const {
   auto bytes = read_bytes(frame, {.name = "payload"});
   if (bytes.memory == Memory::kDevice)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "payload is on a device; pass a copy in host memory, because reading the header would "
         "wait");
   const std::vector<Buffer> copies = align_frames({&bytes.span, 1}, bytes.memory);

@@ -277,11 +277,12 @@ void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle word
   }
   const auto bytes = write_bytes(words, {.name = "words"});
   if (bytes.span.size() != sizeof(StateWords))
-    throw InvalidArgument("words has " + std::to_string(bytes.span.size()) + " bytes; pass " +
-                          std::to_string(sizeof(StateWords)) + ", as in FRESH_STATE_WORDS");
+    throw InvalidArgumentError("words has " + std::to_string(bytes.span.size()) + " bytes; pass " +
+                               std::to_string(sizeof(StateWords)) + ", as in FRESH_STATE_WORDS");
   check_same_device(values, bytes, "words");
   if (reinterpret_cast<std::uintptr_t>(bytes.span.data()) % alignof(StateWords) != 0)
-    throw InvalidArgument("words is not aligned to 8 bytes; pass an array aligned like an int64");
+    throw InvalidArgumentError(
+        "words is not aligned to 8 bytes; pass an array aligned like an int64");
   new (state)
       FeedbackState(values.span, owned.span, reinterpret_cast<StateWords*>(bytes.span.data()));
 }
@@ -300,10 +301,10 @@ void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
   const auto into = host_floats(values, "residual");
   const std::size_t expected = owned_by(into.size(), rank, ranks, options);
   if (from.size() != expected)
-    throw InvalidArgument("owner has " + std::to_string(from.size()) + " values; of " +
-                          std::to_string(into.size()) + " values rank " + std::to_string(rank) +
-                          " of " + std::to_string(ranks) + " ranks owns " +
-                          std::to_string(expected));
+    throw InvalidArgumentError("owner has " + std::to_string(from.size()) + " values; of " +
+                               std::to_string(into.size()) + " values rank " +
+                               std::to_string(rank) + " of " + std::to_string(ranks) +
+                               " ranks owns " + std::to_string(expected));
   const Grid grid = Grid::of(options.grid, ranks, options.error_growth);
   const ExchangeParameter param{.owned = grid.owned({0, into.size()}, rank, options.parameter,
                                                     make_codec(options.codec)->traits().unit)};
@@ -325,7 +326,8 @@ void bind_feedback(nb::module_& module) {
            "  words: The bytes of FRESH_STATE_WORDS, aligned to 8 bytes.\n"
            "  owner: For two-shot: owned_count(...) residuals.\n\n"
            "Raises:\n"
-           "  InvalidArgument: The arrays are on different devices, or `words` has another size "
+           "  InvalidArgumentError: The arrays are on different devices, or `words` has another "
+           "size "
            "or alignment.")
       .def_prop_ro("bytes", &FeedbackState::bytes, "Bytes of memory owned by the state.");
   module.def("owned_count", &owned_by, "count"_a, "rank"_a, "ranks"_a, "options"_a,
@@ -346,7 +348,7 @@ void bind_feedback(nb::module_& module) {
              "  ranks: Number of ranks of the allreduce.\n"
              "  options: Options of the allreduce.\n\n"
              "Raises:\n"
-             "  InvalidArgument: `owner` has another number of values.");
+             "  InvalidArgumentError: `owner` has another number of values.");
   const StateWords fresh;
   module.attr("FRESH_STATE_WORDS") = nb::bytes(&fresh, sizeof fresh);
 }

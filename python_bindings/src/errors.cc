@@ -1,5 +1,5 @@
-// The library's errors as Python classes. InvalidArgument is also a ValueError, and OutOfMemory a
-// MemoryError. Code without knowledge of Tersor can catch the standard classes.
+// The library's errors as Python classes. InvalidArgumentError is also a ValueError, and
+// OutOfMemoryError a MemoryError. Code without knowledge of Tersor can catch the standard classes.
 #include "python_bindings/src/bindings.h"
 
 #include <tersor/agreement.h>
@@ -86,7 +86,7 @@ void bind_difference(nb::module_& module) {
 void translate_loss(const std::exception_ptr& error, void* type) {
   try {
     std::rethrow_exception(error);
-  } catch (const RanksLost& lost) {
+  } catch (const RanksLostError& lost) {
     const nb::handle made(static_cast<PyObject*>(type));
     nb::object told = made(in_python(lost.what()));
     told.attr("members") = nb::cast(lost.members());
@@ -111,8 +111,8 @@ void bind_errors(nb::module_& module) {
   const nb::object error = bind_error<Error>(module, "Error", PyExc_RuntimeError,
                                              "The base class of all errors raised by Tersor.");
   const auto both = [&](PyObject* builtin) { return nb::make_tuple(error, nb::handle(builtin)); };
-  bind_error<InvalidArgument>(
-      module, "InvalidArgument", both(PyExc_ValueError),
+  bind_error<InvalidArgumentError>(
+      module, "InvalidArgumentError", both(PyExc_ValueError),
       "An argument is invalid: a name, option, count, dtype or array. The call changed nothing.");
   bind_error<WireError>(module, "WireError", error,
                         "A received frame is truncated, damaged, from another format version, or "
@@ -127,20 +127,21 @@ void bind_errors(nb::module_& module) {
   nb::register_exception_translator(&translate_disagreement<TransportError>, transport_error.ptr());
   bind_error<AddressError>(module, "AddressError", transport_error,
                            "This rank cannot listen at its address.");
-  nb::object loss = bind_error<RanksLost>(module, "RanksLost", module.attr("TransportError"),
-                                          "Ranks of an elastic reducer were lost. `members` lists "
-                                          "the remaining ranks, numbered as when the reducer was "
-                                          "made. `last_step` is the number of completed steps, "
-                                          "equal on all remaining ranks. Call `resume()` on all "
-                                          "remaining ranks to continue.");
+  nb::object loss =
+      bind_error<RanksLostError>(module, "RanksLostError", module.attr("TransportError"),
+                                 "Ranks of an elastic reducer were lost. `members` lists "
+                                 "the remaining ranks, numbered as when the reducer was "
+                                 "made. `last_step` is the number of completed steps, "
+                                 "equal on all remaining ranks. Call `resume()` on all "
+                                 "remaining ranks to continue.");
   loss.attr("members") = nb::cast(std::vector<int>());
   loss.attr("last_step") = 0;
   nb::register_exception_translator(&translate_loss, loss.ptr());
   bind_error<CudaError>(
       module, "CudaError", error,
       "CUDA reported an error, or the call needs CUDA and this build or machine has none.");
-  bind_error<OutOfMemory>(
-      module, "OutOfMemory", both(PyExc_MemoryError),
+  bind_error<OutOfMemoryError>(
+      module, "OutOfMemoryError", both(PyExc_MemoryError),
       "An allocation failed. The message gives the number of bytes and the memory.");
 }
 

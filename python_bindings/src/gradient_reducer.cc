@@ -64,7 +64,8 @@ void ReadyGradients::wait() const {
 
 ArrayReducer::Entry& ArrayReducer::entry(const std::string& name) {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) throw InvalidArgument("parameter \"" + name + "\" was not added");
+  if (found == entries_.end())
+    throw InvalidArgumentError("parameter \"" + name + "\" was not added");
   return found->second;
 }
 
@@ -89,11 +90,11 @@ void ArrayReducer::check_lies_as_added(const std::string& name, const Array<Valu
   if (gradient.shape.size() < 2) return;
   const bool in_order = order_of(gradient.axes) == 0 && order_of(added.axes) == 0;
   if (in_order || (gradient.axes == added.axes && gradient.shape == added.shape)) return;
-  throw InvalidArgument("gradient: \"" + name + "\" has shape " + numbers_text(gradient.shape) +
-                        " with the axes in memory order " + numbers_text(gradient.axes) +
-                        ", but the array passed to add has shape " + numbers_text(added.shape) +
-                        " and order " + numbers_text(added.axes) +
-                        "; pass a copy with the same shape and strides, on all ranks");
+  throw InvalidArgumentError(
+      "gradient: \"" + name + "\" has shape " + numbers_text(gradient.shape) +
+      " with the axes in memory order " + numbers_text(gradient.axes) +
+      ", but the array passed to add has shape " + numbers_text(added.shape) + " and order " +
+      numbers_text(added.axes) + "; pass a copy with the same shape and strides, on all ranks");
 }
 
 void ArrayReducer::add_sharded(const std::string& name, nb::handle like,
@@ -164,10 +165,10 @@ ReadyGradients ArrayReducer::ready_sharded(const std::vector<std::string>& names
                                            const std::vector<nb::object>& gradients,
                                            const std::vector<nb::object>& shards) {
   if (names.empty() || names.size() != gradients.size() || names.size() != shards.size())
-    throw InvalidArgument("got " + std::to_string(names.size()) + " names, " +
-                          std::to_string(gradients.size()) + " gradients and " +
-                          std::to_string(shards.size()) +
-                          " shards; pass one gradient and one shard per name");
+    throw InvalidArgumentError("got " + std::to_string(names.size()) + " names, " +
+                               std::to_string(gradients.size()) + " gradients and " +
+                               std::to_string(shards.size()) +
+                               " shards; pass one gradient and one shard per name");
   std::vector<Part> parts;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto values = values_of(gradients[i], "gradient", Layout::kDense);
@@ -184,9 +185,9 @@ void ArrayReducer::check_counts(const std::vector<std::string>& names, std::size
   std::size_t wanted = 0;
   for (const std::string& name : names) wanted += entry(name).count;
   if (wanted != count)
-    throw InvalidArgument("gradients has " + std::to_string(count) + " values; the " +
-                          std::to_string(names.size()) + " parameters have " +
-                          std::to_string(wanted));
+    throw InvalidArgumentError("gradients has " + std::to_string(count) + " values; the " +
+                               std::to_string(names.size()) + " parameters have " +
+                               std::to_string(wanted));
 }
 
 ReadyGradients ArrayReducer::ready_flat(const std::vector<std::string>& names, nb::handle gradients,

@@ -94,7 +94,7 @@ void bind_handle(nb::module_& module) {
            "Waits for these gradients. Call wait() after flush(), or before flush() if the sending "
            "order is known, i.e. from the second step on.\n\n"
            "Raises:\n"
-           "  InvalidArgument: The step must be flushed first.\n"
+           "  InvalidArgumentError: The step must be flushed first.\n"
            "  Error: The error that ended the exchange.");
 }
 
@@ -109,7 +109,8 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "  like: An array with the shape, strides, dtype and device of the gradients: float32, "
            "bfloat16 or float16. The values are not read.\n\n"
            "Raises:\n"
-           "  InvalidArgument: The name exists, the array does not fit the transport, gradients of "
+           "  InvalidArgumentError: The name exists, the array does not fit the transport, "
+           "gradients of "
            "this step are ready, or a step was captured.")
       .def(
           "weigh", &weigh, "samples"_a,
@@ -120,7 +121,8 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
           "  samples: Number of samples of which this rank's gradients are means, 0 or more. 0: "
           "the gradients are ignored.\n\n"
           "Raises:\n"
-          "  InvalidArgument: weighted is False, `samples` is negative or not finite, or weigh() "
+          "  InvalidArgumentError: weighted is False, `samples` is negative or not finite, or "
+          "weigh() "
           "was called in this step.")
       .def("ready", &ArrayReducer::ready, "name"_a, "gradient"_a, "contribution"_a = "gradient",
            nb::keep_alive<0, 1>(),
@@ -135,7 +137,8 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "\"nowhere\", passed by all ranks: no rank has a gradient, and residuals do not "
            "change.\n\n"
            "Raises:\n"
-           "  InvalidArgument: The gradient differs from the array passed to add(), overlaps an "
+           "  InvalidArgumentError: The gradient differs from the array passed to add(), overlaps "
+           "an "
            "unfinished gradient, or was ready before in this step.")
       .def("add_sharded", &ArrayReducer::add_sharded, "name"_a, "like"_a, "shape"_a,
            "shard_count"_a,
@@ -146,7 +149,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "  shape: Shape of the whole parameter.\n"
            "  shard_count: Values per shard, padding included: at least ceil(values / ranks).\n\n"
            "Raises:\n"
-           "  InvalidArgument: The shards are too small, or as in add().")
+           "  InvalidArgumentError: The shards are too small, or as in add().")
       .def("ready_sharded", &ArrayReducer::ready_sharded, "names"_a, "gradients"_a, "shards"_a,
            nb::keep_alive<0, 1>(),
            "Marks gradients of several reduce-scattered parameters as complete, see ready().\n\n"
@@ -164,13 +167,13 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
       .def("flush", &waiting<&GradientReducer::flush>,
            "Ends the step without waiting.\n\n"
            "Raises:\n"
-           "  InvalidArgument: A parameter was not ready (missing=\"error\").")
+           "  InvalidArgumentError: A parameter was not ready (missing=\"error\").")
       .def("wait", &ArrayReducer::wait,
            "Ends the step and waits until every gradient holds the sum or mean.\n\n"
            "Raises:\n"
-           "  InvalidArgument: A parameter was not ready (missing=\"error\").\n"
+           "  InvalidArgumentError: A parameter was not ready (missing=\"error\").\n"
            "  TransportError: A rank failed, is late, or made another call.\n"
-           "  RanksLost: A rank of an elastic reducer failed.")
+           "  RanksLostError: A rank of an elastic reducer failed.")
       .def("progress", &waiting<&GradientReducer::progress>,
            "Makes progress if no thread of the reducer does (progress=\"caller\"). Never waits.")
       .def("relearn_order", &waiting<&GradientReducer::relearn_order>,
@@ -181,17 +184,19 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
 void bind_losses(nb::class_<ArrayReducer>& reducer) {
   reducer
       .def("resume", &waiting<&GradientReducer::resume>,
-           "Continues with the remaining ranks after RanksLost. All remaining ranks call resume(). "
+           "Continues with the remaining ranks after RanksLostError. All remaining ranks call "
+           "resume(). "
            "Their residuals stay. The current step starts again.\n\n"
            "Raises:\n"
-           "  RanksLost: Another rank was lost in the meantime; call resume() again.\n"
-           "  InvalidArgument: Too few ranks remain, no rank was lost, or the options contain dims "
+           "  RanksLostError: Another rank was lost in the meantime; call resume() again.\n"
+           "  InvalidArgumentError: Too few ranks remain, no rank was lost, or the options contain "
+           "dims "
            "or hosts.")
       .def("hear_fault", &waiting<&GradientReducer::check_faults>,
            "Raises this reducer's error after a TransportError on another channel of the same "
            "ranks. Returns if no fault is known.\n\n"
            "Raises:\n"
-           "  RanksLost: A rank of an elastic reducer failed.\n"
+           "  RanksLostError: A rank of an elastic reducer failed.\n"
            "  TransportError: A rank of another reducer failed.")
       .def_prop_ro(
           "ranks", [](const ArrayReducer& self) { return self.reducer().transport().ranks(); },
@@ -222,7 +227,7 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
           "  factor: A finite number; 0 also clears NaNs.\n"
           "  names: Names of parameters; None: all parameters.\n\n"
           "Raises:\n"
-          "  InvalidArgument: The factor is not finite, or a name was not added.")
+          "  InvalidArgumentError: The factor is not finite, or a name was not added.")
       .def(
           "discard_step",
           of_names([](auto& reducer, auto&... names) { reducer.discard_step(names...); }),
@@ -234,7 +239,7 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
           "  names: Names of parameters; parameters without a step to discard do not change. None: "
           "all parameters.\n\n"
           "Raises:\n"
-          "  InvalidArgument: transactional is False, or there is no step to discard.")
+          "  InvalidArgumentError: transactional is False, or there is no step to discard.")
       .def("accept_steps",
            of_names([](auto& reducer, auto&... names) { reducer.accept_steps(names...); }),
            "names"_a = nb::none(),
@@ -245,7 +250,7 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
            "Args:\n"
            "  names: Names of parameters; None: all parameters.\n\n"
            "Raises:\n"
-           "  InvalidArgument: transactional is False, or the reducer is elastic.")
+           "  InvalidArgumentError: transactional is False, or the reducer is elastic.")
       .def("save_state", &saved<&GradientReducer::save_state>,
            "Returns the state of this rank. A run with the same number of ranks continues bit for "
            "bit from this state.")
@@ -256,7 +261,8 @@ void bind_state(nb::class_<ArrayReducer>& reducer) {
            "Args:\n"
            "  state: Result of save_state() or save_portable_state().\n\n"
            "Raises:\n"
-           "  InvalidArgument: The state does not fit: other parameters, counts, codecs or ranks, "
+           "  InvalidArgumentError: The state does not fit: other parameters, counts, codecs or "
+           "ranks, "
            "or damaged. Nothing changed.");
 }
 
@@ -288,7 +294,7 @@ void bind_reducer(nb::module_& module) {
       .def("write_trace", &waiting<&GradientReducer::write_trace>,
            "Writes the trace now. By default, the reducer writes the trace when it ends.\n\n"
            "Raises:\n"
-           "  InvalidArgument: The option `trace` is empty.\n"
+           "  InvalidArgumentError: The option `trace` is empty.\n"
            "  Error: Writing failed.")
       .def("reset_statistics", &waiting<&GradientReducer::reset_statistics>,
            "Sets all statistics to zero.")

@@ -107,7 +107,7 @@ void bind_reducer_state(nb::module_& module) {
                   "Args:\n"
                   "  state: Bytes of GradientReducer.save_state().\n\n"
                   "Raises:\n"
-                  "  InvalidArgument: The bytes are not a state, or are damaged.")
+                  "  InvalidArgumentError: The bytes are not a state, or are damaged.")
       .def("write", &write, "Returns the bytes for GradientReducer.load_state().")
       .def_rw("ranks", &ReducerState::ranks, "Number of ranks.")
       .def_rw("rank", &ReducerState::rank, "The rank that saved the state.")

@@ -76,7 +76,7 @@ void bind_rules(nb::module_& module) {
              "  shape: Shape of the parameter.\n"
              "  dtype: \"f32\", \"bf16\" or \"f16\".\n\n"
              "Raises:\n"
-             "  InvalidArgument: No rule matches, or a spec is invalid.");
+             "  InvalidArgumentError: No rule matches, or a spec is invalid.");
 }
 
 }  // namespace tersor::python

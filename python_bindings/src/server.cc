@@ -85,9 +85,9 @@ void bind_options(nb::module_& module) {
           },
           [](ServerOptions& self, std::optional<std::int64_t> bound) {
             if (bound.has_value() && (*bound < 0 || *bound >= kNoBound))
-              throw InvalidArgument("staleness is " + std::to_string(*bound) +
-                                    "; pass a number of clocks from 0 to " +
-                                    std::to_string(kNoBound - 1) + ", or None for no bound");
+              throw InvalidArgumentError("staleness is " + std::to_string(*bound) +
+                                         "; pass a number of clocks from 0 to " +
+                                         std::to_string(kNoBound - 1) + ", or None for no bound");
             self.staleness = static_cast<std::uint32_t>(bound.value_or(kNoBound));
           },
           nb::arg("bound").none());

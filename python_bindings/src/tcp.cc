@@ -150,7 +150,7 @@ void bind_tcp(nb::module_& module) {
       "  protect: \"none\", \"authenticate\" or \"encrypt\"."
       "\n\n"
       "Raises:\n"
-      "  InvalidArgument: An argument is invalid.\n"
+      "  InvalidArgumentError: An argument is invalid.\n"
       "  AddressError: This rank cannot listen at its address.\n"
       "  TransportError: A rank is late or unreachable.")
       .def(

@@ -36,13 +36,13 @@ class InProcessWorld {
 
   std::unique_ptr<Transport> transport(int rank) {
     if (rank < 0 || rank >= ranks())
-      throw InvalidArgument("rank is " + std::to_string(rank) + "; pass 0 to " +
-                            std::to_string(ranks() - 1));
+      throw InvalidArgumentError("rank is " + std::to_string(rank) + "; pass 0 to " +
+                                 std::to_string(ranks() - 1));
     const std::lock_guard lock(mutex_);
     auto& own = transports_[static_cast<std::size_t>(rank)];
     if (own == nullptr)
-      throw InvalidArgument("the transport of rank " + std::to_string(rank) +
-                            " was taken before; take each rank's transport once");
+      throw InvalidArgumentError("the transport of rank " + std::to_string(rank) +
+                                 " was taken before; take each rank's transport once");
     return std::make_unique<PatientTransport>(std::move(own));
   }
 
@@ -63,7 +63,7 @@ void bind_inprocess(nb::module_& module) {
            "Args:\n"
            "  rank: From 0 to ranks - 1.\n\n"
            "Raises:\n"
-           "  InvalidArgument: No such rank, or the transport was taken before.");
+           "  InvalidArgumentError: No such rank, or the transport was taken before.");
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ void bind_transport(nb::module_& module) {
           "Args:\n"
           "  members: Ascending ranks, including this rank.\n\n"
           "Raises:\n"
-          "  InvalidArgument: `members` is not ascending, or lacks this rank.")
+          "  InvalidArgumentError: `members` is not ascending, or lacks this rank.")
       .def("barrier", &wait_for_all, "timeout"_a = kSeconds,
            "Waits until all ranks have called barrier().\n\n"
            "Args:\n"

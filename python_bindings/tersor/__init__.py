@@ -4,14 +4,16 @@ This module needs NumPy only. ``tersor.torch`` is for those who train with PyTor
 for those who have mpi4py, ``tersor.local`` for trying things in one process.
 """
 
-from tersor import _renamed as _renamed
+from typing import TYPE_CHECKING, Any
+
+from tersor import _renamed
 from tersor._core import (
     CollectiveStatistics,
     CudaError,
     Error,
-    InvalidArgument,
-    OutOfMemory,
-    RanksLost,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    RanksLostError,
     ReducerStatistics,
     TcpTransport,
     Transport,
@@ -49,11 +51,11 @@ __all__ = [
     "FeedbackState",
     "Gossip",
     "GradientReducer",
-    "InvalidArgument",
-    "OutOfMemory",
+    "InvalidArgumentError",
+    "OutOfMemoryError",
     "ParameterClient",
     "ParameterServer",
-    "RanksLost",
+    "RanksLostError",
     "ReducerOptions",
     "ReducerStatistics",
     "ServerOptions",
@@ -80,10 +82,16 @@ __all__ = [
 for _error in (
     Error,
     CudaError,
-    InvalidArgument,
-    OutOfMemory,
-    RanksLost,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    RanksLostError,
     TransportError,
     WireError,
 ):
     _error.__module__ = __name__
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _renamed.attribute(__name__, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 
 Options = TypeVar("Options")
 
@@ -15,7 +15,7 @@ def fill(options: Options, keywords: Mapping[str, object]) -> Options:
     for key, value in keywords.items():
         if not hasattr(options, key):
             known = ", ".join(name for name in dir(options) if not name.startswith("_"))
-            raise InvalidArgument(f"there is no option {key!r}; the options are: {known}")
+            raise InvalidArgumentError(f"there is no option {key!r}; the options are: {known}")
         try:
             setattr(options, key, value)
         except TypeError:

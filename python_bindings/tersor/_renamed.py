@@ -1,4 +1,4 @@
-"""Renamed modules. The old name works for one release and warns once."""
+"""Renamed modules and classes. The old name works for one release and warns once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import types
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 #: Old name: the module, and the public name in the warning.
 _RENAMED = {
@@ -40,6 +41,15 @@ _RENAMED = {
     }.items()
 }
 
+#: Package: old attribute and new attribute.
+_ATTRIBUTES = {
+    "tersor": {
+        "InvalidArgument": "InvalidArgumentError",
+        "OutOfMemory": "OutOfMemoryError",
+        "RanksLost": "RanksLostError",
+    }
+}
+
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports a renamed module by its old name."""
@@ -50,27 +60,36 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self) if name in _RENAMED else None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        _renamed(module.__name__, stacklevel=3)
+        _renamed(module.__name__, stacklevel=4)
 
 
-def attribute(package: str, name: str) -> types.ModuleType:
-    """Returns a renamed module for a package's ``__getattr__``."""
-    if (old := f"{package}.{name}") not in _RENAMED:
+def attribute(package: str, name: str) -> Any:
+    """Returns a renamed module or class for a package's ``__getattr__``."""
+    old = f"{package}.{name}"
+    if (new := _ATTRIBUTES.get(package, {}).get(name)) is not None:
+        _warn(old, f"{package}.{new}", stacklevel=4)
+        found = getattr(sys.modules[package], new)
+    elif old in _RENAMED:
+        found = _renamed(old, stacklevel=5)
+    else:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    module = _renamed(old, stacklevel=4)
-    setattr(sys.modules[package], name, module)
-    return module
+    setattr(sys.modules[package], name, found)
+    return found
 
 
 def _renamed(old: str, stacklevel: int) -> types.ModuleType:
     new, public = _RENAMED[old]
+    _warn(old, public, stacklevel)
+    sys.modules[old] = importlib.import_module(new)
+    return sys.modules[old]
+
+
+def _warn(old: str, new: str, stacklevel: int) -> None:
     warnings.warn(
-        f"{old} is deprecated and ends with the next release: use {public}",
+        f"{old} is deprecated and ends with the next release: use {new}",
         DeprecationWarning,
         stacklevel=stacklevel,
     )
-    sys.modules[old] = importlib.import_module(new)
-    return sys.modules[old]
 
 
 sys.meta_path.insert(0, _Finder())  # also before folders that an old name left

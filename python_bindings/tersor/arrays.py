@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 
 # Any array with DLPack or the buffer protocol: NumPy, PyTorch, CuPy; JAX to read from. There is no
 # type in Python that says so for all of them.
@@ -32,10 +32,10 @@ def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, 
 def require_finite(
     name: str, values: Array, update: str = "the update", then: str = "nothing is sent"
 ) -> None:
-    """Raises InvalidArgument if NumPy's or PyTorch's values have a NaN or an infinity."""
+    """Raises InvalidArgumentError if NumPy's or PyTorch's values have a NaN or an infinity."""
     finite = values.isfinite() if hasattr(values, "isfinite") else numpy.isfinite(values)
     if not finite.all():
-        raise InvalidArgument(f"{name}: {update} is not finite; {then}")
+        raise InvalidArgumentError(f"{name}: {update} is not finite; {then}")
 
 
 def library_of(array: Array) -> str:
@@ -47,12 +47,12 @@ def dtype_text(dtype: Any) -> str:
     """Tersor's name of a dtype of any library: "f32", "bf16" or "f16".
 
     Takes names ("float32", "bf16"), NumPy's types and dtypes, PyTorch's and ml_dtypes'.
-    Raises InvalidArgument for any other.
+    Raises InvalidArgumentError for any other.
     """
     name = str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
     text = _TEXTS.get(name, name)
     if text not in _NAMES:
-        raise InvalidArgument(f"dtype is {name}: give float32, bfloat16 or float16")
+        raise InvalidArgumentError(f"dtype is {name}: give float32, bfloat16 or float16")
     return text
 
 
@@ -69,7 +69,7 @@ def empty_bytes(count: int, like: Array) -> Array:
         with like.device:
             return sys.modules["cupy"].empty(count, dtype="uint8")
     if is_on_device(like):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"out: pass a uint8 array of PyTorch or CuPy on the device of the {library} array, "
             f"with max_payload_bytes(...) bytes"
         )
@@ -100,7 +100,7 @@ def _numpy_dtype(dtype: str) -> Any:
     try:
         import ml_dtypes
     except ImportError:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "out: NumPy has no bfloat16; install ml_dtypes, or pass an array"
         ) from None
     return ml_dtypes.bfloat16

@@ -63,7 +63,7 @@ class Codec:
         threads: that a call on host memory uses, the calling one included; 0: all cores.
 
     Raises:
-        InvalidArgument: for an unknown name, key or value; lists the right ones.
+        InvalidArgumentError: for an unknown name, key or value; lists the right ones.
     """
 
     def __init__(self, spec: str, *, threads: int = 1) -> None:
@@ -146,7 +146,7 @@ class Codec:
             payload may be.
 
         Raises:
-            InvalidArgument: for arrays, counts or options that do not do; nothing was changed.
+            InvalidArgumentError: for arrays, counts or options that do not do; nothing was changed.
             CudaError: from CUDA, or for device memory in a build without CUDA.
         """
         arrays = _as_list(array)
@@ -194,7 +194,7 @@ class Codec:
                 NaN. Without ``out``, header and checksum are checked before anything is allocated.
                 On a device only a payload's length is known at once; for all else nobody
                 waits, and ``out`` is NaN, with ``add`` too.
-            InvalidArgument: as in ``encode``.
+            InvalidArgumentError: as in ``encode``.
         """
         payloads = _as_list(payload)
         decoding = _core.DecodeOptions(add, factor)
@@ -206,12 +206,12 @@ class Codec:
 
     def _new_output(self, payloads: list[Array], add: bool, options: _core.FrameOptions) -> Array:
         if add:
-            raise _core.InvalidArgument("add=True needs out=: pass the array to add to")
+            raise _core.InvalidArgumentError("add=True needs out=: pass the array to add to")
         if not payloads:
-            raise _core.InvalidArgument("payload is an empty list; pass at least one array")
+            raise _core.InvalidArgumentError("payload is an empty list; pass at least one array")
         header = self._core.header(payloads[0], options)
         if header.segments != 1:
-            raise _core.InvalidArgument(
+            raise _core.InvalidArgumentError(
                 f"out: the payload has {header.segments} gradients; pass a list of as many arrays"
             )
         try:
@@ -240,6 +240,8 @@ def _options(
     numbers += [("signature", signature, 64), *(("first_index", one, 64) for one in indices)]
     for name, value, bits in numbers:
         if not 0 <= value < 1 << bits:
-            raise _core.InvalidArgument(f"{name}={value}: give an integer from 0 to 2**{bits} - 1")
+            raise _core.InvalidArgumentError(
+                f"{name}={value}: give an integer from 0 to 2**{bits} - 1"
+            )
     indices = [] if first_index == 0 else indices  # of all arrays
     return _core.FrameOptions(indices, parameter, checksum, signature, seed, step, factor)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tersor import _core
-from tersor._core import CollectiveStatistics, InvalidArgument, Transport, Tuner, Workspace
+from tersor._core import CollectiveStatistics, InvalidArgumentError, Transport, Tuner, Workspace
 from tersor._options import expect, fill
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def allreduce(
 
     ``gradient``: any shape, writable. On the host the call blocks its thread, without the GIL. On a
     device it is queued on ``stream`` (default: the array library's current one).
-    Raises ``InvalidArgument`` (nothing changed), ``TransportError``, ``WireError`` or ``CudaError``
-    (values undefined, the transport is aborted).
+    Raises ``InvalidArgumentError`` (nothing changed), ``TransportError``, ``WireError`` or
+    ``CudaError`` (values undefined, the transport is aborted).
     """
     return _call(_core.allreduce, transport, gradient, options=options)
 
@@ -147,8 +147,8 @@ def broadcast(
     """``values`` of rank ``root`` on all ranks, in place; by codec ``"none"`` without another.
 
     ``values``: of one shape, dtype and memory layout on all ranks. The root too ends with what the
-    others decode. Raises ``InvalidArgument`` for a ``root`` that is no rank, here and below, and
-    for ``"+ef"``. Else as ``allreduce``.
+    others decode. Raises ``InvalidArgumentError`` for a ``root`` that is no rank, here and below,
+    and for ``"+ef"``. Else as ``allreduce``.
     """
     return _call(_core.broadcast, transport, values, root, options={"codec": "none", **options})
 
@@ -202,13 +202,13 @@ def all_to_all(
     ``columns``: values of a row; None: all of ``input`` but its first dimension. ``sent[r]`` rows
     go to rank r, in the order of ranks, ``received[r]`` come from there; empty: equally many. A row
     is encoded by itself; rows for one rank are encoded together if a row alone would not become
-    shorter. Raises ``InvalidArgument`` for splits that are not the arrays' rows, and
+    shorter. Raises ``InvalidArgumentError`` for splits that are not the arrays' rows, and
     for ``"+ef"``; ranks whose splits differ both get ``WireError`` or ``TransportError``. Else as
     ``allgather``.
     """
     counts = list(sent), list(received)
     if any(rows < 0 for rows in counts[0] + counts[1]):
-        raise InvalidArgument(f"sent {counts[0]}, received {counts[1]}: give 0 or more rows")
+        raise InvalidArgumentError(f"sent {counts[0]}, received {counts[1]}: give 0 or more rows")
     if columns is None:
         columns = _columns(input)
     return _call(_core.all_to_all, transport, input, output, columns, *counts, options=options)
@@ -217,7 +217,9 @@ def all_to_all(
 def _columns(rows: Any) -> int:
     shape = tuple(getattr(rows, "shape", ()))
     if len(shape) < 2:
-        raise InvalidArgument("the input has no rows: give columns=, or an input of two dimensions")
+        raise InvalidArgumentError(
+            "the input has no rows: give columns=, or an input of two dimensions"
+        )
     return math.prod(shape[1:])
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tersor import _core
-from tersor._core import InvalidArgument, Transport
+from tersor._core import InvalidArgumentError, Transport
 from tersor._options import expect
 
 __all__ = ["Gossip"]
@@ -37,10 +37,10 @@ class Gossip:
         ``timeout``: seconds after which a silent neighbour is lost; a neighbour that waits in
         ``mix`` is not silent. ``on_split``: if no path joins this rank to others any more, ``mix``
         raises TransportError after its step, or warns. Further calls mix with the ranks that are
-        left. Raises InvalidArgument for an invalid graph; the message names the fault. The first
-        step raises TransportError if the options of two ranks differ."""
+        left. Raises InvalidArgumentError for an invalid graph; the message names the fault. The
+        first step raises TransportError if the options of two ranks differ."""
         if on_split not in ("raise", "warn"):
-            raise InvalidArgument(f'on_split={on_split!r}: give "raise" or "warn"')
+            raise InvalidArgumentError(f'on_split={on_split!r}: give "raise" or "warn"')
         expect(transport, Transport, "transport must be a tersor Transport")
         if isinstance(topology, str):
             graph = _core.Topology.named(topology, transport.ranks)

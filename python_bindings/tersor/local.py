@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from tersor._core import InProcessWorld, InvalidArgument, Transport, TransportError
+from tersor._core import InProcessWorld, InvalidArgumentError, Transport, TransportError
 
 __all__ = ["InProcessWorld", "run"]
 
@@ -30,7 +30,7 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
     again here: that of a rank which failed by itself before one that was told.
     """
     if ranks < 1:
-        raise InvalidArgument(f"ranks is {ranks}: give at least 1")
+        raise InvalidArgumentError(f"ranks is {ranks}: give at least 1")
     world = InProcessWorld(ranks, link)
     results: dict[int, Result] = {}
     errors: dict[int, BaseException] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 import tersor
-from tersor import CollectiveStatistics, InvalidArgument, Transport
+from tersor import CollectiveStatistics, InvalidArgumentError, Transport
 
 try:
     from tersor import _mpi
@@ -59,7 +59,7 @@ def _check_library() -> None:
     found = MPI.Get_library_version(), _mpi.library_version()
     theirs, ours = (text.strip("\0 \n") for text in found)
     if theirs != ours:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"mpi4py runs on {theirs}, but tersor was built for {ours}: build one of them again"
         )
 
@@ -73,7 +73,7 @@ def transport(comm: MPI.Intracomm) -> Transport:
     a transport.
 
     Raises:
-        InvalidArgument: for an inter-communicator, a null one, and where mpi4py was built for
+        InvalidArgumentError: for an inter-communicator, a null one, and where mpi4py was built for
             another MPI than Tersor.
         TransportError: where MPI reports an error.
     """

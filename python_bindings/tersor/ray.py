@@ -17,7 +17,7 @@ import numpy as np
 import ray
 
 from tersor import _core
-from tersor._core import Error, InvalidArgument, TransportError
+from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor.arrays import empty_bytes
 from tersor.server import Update, named_update, told
 
@@ -58,7 +58,7 @@ class _Shard:
     async def join(self, worker: int, signature: int) -> tuple[int, int]:
         """Its clock, and a number that its calls tell: another one may come in its place."""
         if signature != self._shard.signature:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "the server has another model or other options: pass the same to both"
             )
         async with self._changed:
@@ -74,7 +74,7 @@ class _Shard:
         """Returns when the weights have moved by it."""
         self._is_here(worker, life)
         if self._pushes[worker] >= _MOST_UNANSWERED:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"worker {worker} pushes while {_MOST_UNANSWERED} of its pushes are unanswered"
             )
         self._pushes[worker] += 1
@@ -138,7 +138,7 @@ class _Shard:
     def _is_here(self, worker: int, life: int) -> bool:
         self._shard.waiting(worker)  # raises what an update raised
         if worker not in self._next or life != self._lives[worker]:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"worker {worker} has not joined, or was considered lost: it sent nothing for "
                 f"{self._patience:g} s, its last push was refused, or another worker has its number"
             )
@@ -169,8 +169,8 @@ class ParameterServer:
         of parts. ``workers``: numbers that workers have which must come before anything moves.
         ``patience``: seconds without a call after which a worker is lost while others wait for it,
         and after which their calls raise TransportError if a number of ``workers`` has not joined.
-        ``actor_options``: Ray's, such as ``resources``. Raises InvalidArgument for options that no
-        server takes."""
+        ``actor_options``: Ray's, such as ``resources``. Raises InvalidArgumentError for options
+        that no server takes."""
         self._options, self._workers = options, list(workers)
         made: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
         by = update if callable(update) else (float(update), momentum)
@@ -239,10 +239,10 @@ class ParameterClient:
 
     def push(self, gradients: Arrays) -> None:
         """Sends a gradient; the next clock begins. At most two are unanswered. Raises
-        InvalidArgument for one that is not finite, which is not sent."""
+        InvalidArgumentError for one that is not finite, which is not sent."""
         arrays = [gradients[name] for name in self._names]
         if not all(np.isfinite(one).all() for one in arrays):
-            raise InvalidArgument("push: a gradient is not finite; push zeros to leave it out")
+            raise InvalidArgumentError("push: a gradient is not finite; push zeros to leave it out")
         while len(self._pushed) >= _MOST_UNANSWERED:
             ray.get(self._pushed.popleft())
         sent = []

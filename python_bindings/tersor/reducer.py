@@ -44,7 +44,7 @@ class GradientOptions(CommonOptions, total=False):
     residual_dtype: Literal["f32", "bf16"]
     """Default ``"f32"``."""
     elastic: bool
-    """Whether the others go on when a rank dies (docs/how-to/lost-ranks.md): ``RanksLost`` is
+    """Whether the others go on when a rank dies (docs/how-to/lost-ranks.md): ``RanksLostError`` is
     raised then, and ``resume()`` goes on without it. In process and over TCP. Default False."""
     least_ranks: int
     """How many ranks may go on without the others. Default 0: more than half, or half with the
@@ -113,8 +113,8 @@ class GradientReducer(_core.GradientReducer):
 
     Parameters are added once (``add(name, like)``). In each step ``ready(name, gradient)`` says
     that a gradient may be sent and overwritten with the result; ``wait()`` ends the step. In
-    between a thread sends, without the GIL. ``tersor.InvalidArgument`` is the caller's mistake;
-    whatever else ends an exchange is raised by the next call, and by all later ones.
+    between a thread sends, without the GIL. ``tersor.InvalidArgumentError`` is the caller's
+    mistake; whatever else ends an exchange is raised by the next call, and by all later ones.
     """
 
     def __init__(self, transport: Transport, **options: Unpack[ReducerOptions]) -> None:

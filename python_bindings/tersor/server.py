@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from tersor import _core
-from tersor._core import InvalidArgument, ServerStatistics, Transport
+from tersor._core import InvalidArgumentError, ServerStatistics, Transport
 from tersor._options import expect, fill
 from tersor.codec import text_hash
 
@@ -82,19 +82,20 @@ class ParameterServer:
         ``straggler_timeout``: seconds, below ``timeout``, after which a silent worker is left out
         while another worker waits. None: half of ``timeout``.
 
-        Raises InvalidArgument where this rank is no server, or for options that no server takes.
+        Raises InvalidArgumentError where this rank is no server, or for options that no server
+        takes.
         """
         if straggler_timeout is None:
             straggler_timeout = timeout / 2
         if not 0 < straggler_timeout < timeout:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"straggler_timeout={straggler_timeout:g}: give more than 0 and less than "
                 f"timeout={timeout:g}, otherwise a silent worker stops all others"
             )
         expect(transport, Transport, "transport must be a tersor Transport")
         self._ways = _Ways(transport, servers, workers)
         if self._ways.place is None:
-            raise InvalidArgument(f"rank {transport.rank} is not in servers={list(servers)}")
+            raise InvalidArgumentError(f"rank {transport.rank} is not in servers={list(servers)}")
         self._names = list(weights)
         self.shard = _core.ParameterShard(
             [np.asarray(one) for one in weights.values()],
@@ -198,7 +199,7 @@ class ParameterClient(Worker):
         expect(transport, Transport, "transport must be a tersor Transport")
         ways = server._ways if server is not None else _Ways(transport, servers, workers)
         if server is None and ways.place is not None:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"rank {transport.rank} also runs a ParameterServer: pass it as server="
             )
         places = [
@@ -219,14 +220,14 @@ class ParameterClient(Worker):
 
     def push(self, gradients: Mapping[str, Any]) -> None:
         """Sends a gradient; the next clock begins. Returns before it has arrived; at most two are
-        unanswered. Raises InvalidArgument for one that is not finite, which is not sent, and where
-        the server refused one, and why."""
+        unanswered. Raises InvalidArgumentError for one that is not finite, which is not sent, and
+        where the server refused one, and why."""
         self._own.push(self._in_order(gradients))
 
     def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
         if arrays.keys() != set(self._names):
             other = sorted(arrays.keys() ^ set(self._names))
-            raise InvalidArgument(f"unexpected parameters: {', '.join(other)}")
+            raise InvalidArgumentError(f"unexpected parameters: {', '.join(other)}")
         return [arrays[name] for name in self._names]
 
 
@@ -242,7 +243,7 @@ class _Ways:
             or len(set(servers)) < len(servers)
             or not all(0 <= rank < transport.ranks for rank in servers)
         ):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"servers={self.servers}: give ranks from 0 to {transport.ranks - 1}, each once"
             )
         everybody = range(transport.ranks)

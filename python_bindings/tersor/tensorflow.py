@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from tersor import _core
-from tersor._core import InvalidArgument, Transport
+from tersor._core import InvalidArgumentError, Transport
 from tersor.codec import Codec
 from tersor.collectives import broadcast
 from tersor.reducer import GradientReducer, ReducerOptions
@@ -73,14 +73,15 @@ def init(
     address. ``secret``, by default ``TERSOR_SECRET``: at least 16 letters that only the ranks know,
     best the output of ``openssl rand -hex 32``. The rendezvous is authenticated and encrypted.
     ``TERSOR_TCP_PROTECT`` ("authenticate", "encrypt") protects the gradients as well. Raises
-    InvalidArgument where something is missing, TransportError where a rank does not come within
+    InvalidArgumentError where something is missing, TransportError where a rank does not come
+    within
     ``timeout`` seconds.
     """
     if not _world:
         given = {"rank": rank, "ranks": ranks, "address": address}
         found = _from_environment() | {key: one for key, one in given.items() if one is not None}
         if missing := ", ".join(f"{key}=" for key in given if key not in found):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"init() needs {missing}: pass it, or set TF_CONFIG, or RANK, WORLD_SIZE, "
                 "MASTER_ADDR and MASTER_PORT"
             )
@@ -96,9 +97,9 @@ def init(
 
 
 def transport() -> Transport:
-    """What ``init`` made. Raises InvalidArgument before it."""
+    """What ``init`` made. Raises InvalidArgumentError before it."""
     if not _world:
-        raise InvalidArgument("call tersor.tensorflow.init() first")
+        raise InvalidArgumentError("call tersor.tensorflow.init() first")
     return _world[0]
 
 
@@ -124,7 +125,7 @@ def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
     cluster, task = config.get("cluster", {}), config.get("task", {})
     kinds = [kind for kind in ("chief", "worker") for _ in cluster.get(kind, ())]
     if task.get("type") not in kinds:
-        raise InvalidArgument("TF_CONFIG: the task type must be 'worker' or 'chief'")
+        raise InvalidArgumentError("TF_CONFIG: the task type must be 'worker' or 'chief'")
     host, _, port = cluster[kinds[0]][0].rpartition(":")
     rank = kinds.index(task["type"]) + int(task["index"])
     return {"rank": rank, "ranks": len(kinds), "address": f"{host}:{int(port) + 1}"}
@@ -162,7 +163,9 @@ class Reducer:
     def __call__(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
         """Gradients of these names, in one order on all ranks."""
         if tf.distribute.get_strategy().num_replicas_in_sync > transport().ranks:
-            raise InvalidArgument("one replica per process is required: start a process for each")
+            raise InvalidArgumentError(
+                "one replica per process is required: start a process for each"
+            )
         dense = {i: tf.convert_to_tensor(x) for i, x in enumerate(gradients) if x is not None}
         reduced = list(gradients)
         if dense:
@@ -193,16 +196,16 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
 
     Options are those of ``tersor.GradientReducer``; its ``reducer`` has ``save_state`` and
     ``load_state`` for the residuals. ``model.compile(…, jit_compile=False)``: XLA has no way to the
-    host. Variables start equal: ``broadcast_variables(model.weights)``. Raises InvalidArgument for
-    an optimizer that has trained already, whose state a copy would not have, and under
+    host. Variables start equal: ``broadcast_variables(model.weights)``. Raises InvalidArgumentError
+    for an optimizer that has trained already, whose state a copy would not have, and under
     ``mixed_float16``, where Keras lets a rank leave out a step by itself: take ``mixed_bfloat16``.
     """
     if optimizer.built:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "pass an optimizer that has not trained yet, because its state would be lost"
         )
     if tf.keras.config.dtype_policy().compute_dtype == "float16":
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "mixed_float16: Keras scales losses itself, and a rank whose gradients overflow would "
             "skip a step for which other ranks wait; use mixed_bfloat16"
         )
@@ -243,7 +246,7 @@ class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
         super().__init__(accumulation_fn=self._total)
         self._codec = Codec(codec)
         if self._codec.has_feedback:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{codec!r}: TensorFlow passes gradients without names, so no residual is kept; "
                 "leave out +ef, or use DistributedOptimizer with one process per rank"
             )

@@ -31,8 +31,8 @@ class TunerOptions(TypedDict, total=False):
 class Tuner(_core.Tuner):
     """Chooses for the collectives of one transport: ``allreduce(…, codec="auto", tuner=tuner)``.
 
-    A collective call, which measures the link and the codecs. Raises InvalidArgument for an invalid
-    option.
+    A collective call, which measures the link and the codecs. Raises InvalidArgumentError for an
+    invalid option.
     """
 
     def __init__(self, transport: Transport, **options: Unpack[TunerOptions]) -> None:

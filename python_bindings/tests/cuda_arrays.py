@@ -361,5 +361,5 @@ two_devices = pytest.mark.skipif(device_count() < 2, reason="needs two CUDA devi
 
 
 def refused(words: str, call: Callable[[], object]) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=words):
+    with pytest.raises(tersor.InvalidArgumentError, match=words):
         call()

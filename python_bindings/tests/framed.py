@@ -10,7 +10,7 @@ import tersor
 def sends_frames(name: str) -> bool:
     try:
         tersor.Codec(name).encode(numpy.zeros(1, numpy.float32))
-    except tersor.InvalidArgument:
+    except tersor.InvalidArgumentError:
         return False
     return True
 

@@ -81,9 +81,9 @@ def test_a_state_that_does_not_fit_is_refused_by_name_and_changes_nothing(
     wider = HANDLES[name](width=70).state()
     others = HANDLES[name]([("0.weight", "int8+ef"), ("*", "bf16")]).state()
     for state in (wider, others):
-        with pytest.raises(tersor.InvalidArgument, match=r"0\.weight"):
+        with pytest.raises(tersor.InvalidArgumentError, match=r"0\.weight"):
             training.load(state)
-    with pytest.raises(tersor.InvalidArgument, match="mode must be one of exact, portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="mode must be one of exact, portable"):
         training.state("whole")
     assert equal(training.residuals(), kept)
 
@@ -186,7 +186,7 @@ def test_mistakes_are_named_before_anything_is_sent(rank: int, count: int, name:
         "no rule matches": {"rules": [("*.weight", "int8+ef")]},
         "no option 'bits'": {"bits": 1},
     }.items():
-        with pytest.raises(tersor.InvalidArgument, match=message):
+        with pytest.raises(tersor.InvalidArgumentError, match=message):
             HANDLES[name](**options)  # type: ignore[arg-type]
     training = HANDLES[name](EXACT)
     training.step(rank, 0)

@@ -122,7 +122,9 @@ ASSIGNED_IS_AN_ERROR = {"DDP", *OPTIMIZERS}
 def test_replaced_parameters_are_followed_or_named(rank: int, count: int, name: str) -> None:
     wanted = trained(name, rank, in_place)
     if name in ASSIGNED_IS_AN_ERROR:
-        with pytest.raises(tersor.InvalidArgument, match=r"0\.weight was replaced in the model"):
+        with pytest.raises(
+            tersor.InvalidArgumentError, match=r"0\.weight was replaced in the model"
+        ):
             trained(name, rank, by_assign)
     else:
         check_equal(trained(name, rank, by_assign), wanted)
@@ -139,7 +141,7 @@ def test_parameters_that_are_cast_are_followed_or_named(rank: int, count: int, n
     training.layers.bfloat16()
     training.optimizer.zero_grad()
     if name not in ("DiLoCo", "Gossip"):
-        with pytest.raises(tersor.InvalidArgument, match=r"[02]\.(weight|bias)"):
+        with pytest.raises(tersor.InvalidArgumentError, match=r"[02]\.(weight|bias)"):
             step_in_bfloat16(training, rank)
         return
     before = training.weights()
@@ -173,7 +175,9 @@ def test_groups_and_state_that_are_assigned_are_followed(rank: int, count: int, 
     named = [one["name"] for one in ours.handle.statistics()]
     assert named == [one["name"] for one in reference.handle.statistics()]
     with_other_parameters(ours, width=66)
-    with pytest.raises(tersor.InvalidArgument, match=r"0\.weight was replaced .* another shape"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match=r"0\.weight was replaced .* another shape"
+    ):
         ours.end_step()
 
 

@@ -76,9 +76,9 @@ def a_reducer_takes_the_transport() -> None:
 
 
 def errors_keep_their_type() -> None:
-    with pytest.raises(tersor.InvalidArgument, match="int8"):
+    with pytest.raises(tersor.InvalidArgumentError, match="int8"):
         tersor.mpi.allreduce(WORLD, gradient_of(0), codec="int9")
-    with pytest.raises(tersor.InvalidArgument):
+    with pytest.raises(tersor.InvalidArgumentError):
         tersor.mpi.transport(MPI.COMM_NULL)
     apart = WORLD.Dup()
     count = COUNT if WORLD.rank == 0 else COUNT // 2

@@ -121,19 +121,19 @@ def test_rows_may_have_any_shape(rank: int, count: int) -> None:
 @ranks.on(2)
 def test_mistakes_are_named_and_calls_go_on(rank: int, count: int) -> None:
     rows = torch.zeros(4, 8)
-    with pytest.raises(tersor.InvalidArgument, match=f"on rank {rank}: sent adds up to 5"):
+    with pytest.raises(tersor.InvalidArgumentError, match=f"on rank {rank}: sent adds up to 5"):
         all_to_all_single(rows, [2, 2], [2, 3])
-    with pytest.raises(tersor.InvalidArgument, match="not a multiple of 2 ranks"):
+    with pytest.raises(tersor.InvalidArgumentError, match="not a multiple of 2 ranks"):
         all_to_all_single(torch.zeros(3, 8))
-    with pytest.raises(tersor.InvalidArgument, match="give 0 or more rows"):
+    with pytest.raises(tersor.InvalidArgumentError, match="give 0 or more rows"):
         all_to_all_single(rows, [2, 2], [5, -1])
-    with pytest.raises(tersor.InvalidArgument, match="leave out"):
+    with pytest.raises(tersor.InvalidArgumentError, match="leave out"):
         all_to_all_single(rows, codec="int8+ef")
-    with pytest.raises(tersor.InvalidArgument, match="supports only allreduce"):
+    with pytest.raises(tersor.InvalidArgumentError, match="supports only allreduce"):
         all_to_all_single(rows, codec="intsum")
-    with pytest.raises(tersor.InvalidArgument, match="int64"):
+    with pytest.raises(tersor.InvalidArgumentError, match="int64"):
         all_to_all_single(torch.zeros(4, 8, dtype=torch.int64))
-    with pytest.raises(tersor.InvalidArgument, match="has no rows"):
+    with pytest.raises(tersor.InvalidArgumentError, match="has no rows"):
         all_to_all_single(torch.tensor(1.0))
     assert torch.equal(all_to_all_single(rows), rows)
 
@@ -166,7 +166,7 @@ def test_arrays_of_any_library_go(count: int) -> None:
         )  # fmt: skip
         np.testing.assert_array_equal(by_hosts, output)
         assert call.gradient_bytes == (rows.nbytes if count > 1 else 0)
-        with pytest.raises(tersor.InvalidArgument, match="give columns="):
+        with pytest.raises(tersor.InvalidArgumentError, match="give columns="):
             tersor.all_to_all(transport, rows.ravel(), output.ravel())
         tersor.all_to_all(transport, rows.ravel(), output.ravel(), 5, sent=sent, received=sent)
 

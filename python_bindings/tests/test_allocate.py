@@ -65,15 +65,15 @@ def test_low_rank_matrices_go_as_such() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(tersor.InvalidArgument, match="after backward"):
+    with pytest.raises(tersor.InvalidArgumentError, match="after backward"):
         tersor.torch.allocate(mlp(1), 2)
     model = with_gradients()
-    with pytest.raises(tersor.InvalidArgument, match="give at least 8"):
+    with pytest.raises(tersor.InvalidArgumentError, match="give at least 8"):
         tersor.torch.allocate(model, 2, codecs=["int8"])
-    with pytest.raises(tersor.InvalidArgument, match="int9"):
+    with pytest.raises(tersor.InvalidArgumentError, match="int9"):
         tersor.torch.allocate(model, 2, codecs=["int9"])
     next(model.parameters()).grad.fill_(torch.nan)  # type: ignore[union-attr]
-    with pytest.raises(tersor.InvalidArgument, match=r'"0\.weight" contains a NaN'):
+    with pytest.raises(tersor.InvalidArgumentError, match=r'"0\.weight" contains a NaN'):
         tersor.torch.allocate(model, 2)
 
 
@@ -102,7 +102,7 @@ def with_one_broken(rank: int, count: int) -> str:
     model = with_gradients(rank)
     if rank == 1:
         model[0].bias.grad[3] = torch.inf
-    with pytest.raises(tersor.InvalidArgument) as raised:
+    with pytest.raises(tersor.InvalidArgumentError) as raised:
         tersor.torch.allocate(model, 3)
     return str(raised.value)
 

@@ -27,7 +27,7 @@ def payload() -> Any:
 
 
 def refused(words: str, call: Callable[[], object]) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=words):
+    with pytest.raises(tersor.InvalidArgumentError, match=words):
         call()
 
 
@@ -79,7 +79,7 @@ class TestRefusals:
         )
 
     def test_other_byte_orders(self) -> None:
-        with pytest.raises(tersor.InvalidArgument, match="array: "):
+        with pytest.raises(tersor.InvalidArgumentError, match="array: "):
             tersor.Codec("int8").encode(gradient().astype(">f4"))
 
     @pytest.mark.parametrize(
@@ -133,16 +133,22 @@ class TestRefusals:
 
     def test_nothing_was_changed(self) -> None:
         residual = gradient()
-        with pytest.raises(tersor.InvalidArgument):
+        with pytest.raises(tersor.InvalidArgumentError):
             tersor.Codec("int8+ef").encode(gradient()[:5], residual=residual)
         assert residual.tobytes() == gradient().tobytes()
 
 
 class TestErrors:
     def test_they_are_what_python_programs_expect(self) -> None:
-        assert issubclass(tersor.InvalidArgument, ValueError)
-        assert issubclass(tersor.OutOfMemory, MemoryError)
-        for name in ("InvalidArgument", "WireError", "TransportError", "CudaError", "OutOfMemory"):
+        assert issubclass(tersor.InvalidArgumentError, ValueError)
+        assert issubclass(tersor.OutOfMemoryError, MemoryError)
+        for name in (
+            "InvalidArgumentError",
+            "WireError",
+            "TransportError",
+            "CudaError",
+            "OutOfMemoryError",
+        ):
             error = getattr(tersor, name)
             assert issubclass(error, tersor.Error)
             assert error.__module__ == "tersor"

@@ -410,7 +410,7 @@ def test_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.rules == (("*", "int8", 4096),)
     text = "rules=*/bf16/* topk:density=0.1,values=bf16 7; a/*/b pass,codec=bf16"
     assert configured_from("", monkeypatch).rules == (("*", "int8", 1 << 20),)
-    with pytest.raises(tersor.InvalidArgument, match="topk"):
+    with pytest.raises(tersor.InvalidArgumentError, match="topk"):
         configured_from(text, monkeypatch)
     found = configured_from(text.replace("topk:density=0.1,values=bf16", "int4"), monkeypatch)
     assert found.rules == (
@@ -432,7 +432,7 @@ def test_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_wrong_with_it(text: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=match):
+    with pytest.raises(tersor.InvalidArgumentError, match=match):
         configured_from(text, monkeypatch)
 
 
@@ -441,7 +441,7 @@ def test_wrong_arguments() -> None:
 
     with pytest.raises(TypeError, match="codec"):
         backend.configure(8)  # type: ignore[arg-type]
-    with pytest.raises(tersor.InvalidArgument, match="min_bytes is -1"):
+    with pytest.raises(tersor.InvalidArgumentError, match="min_bytes is -1"):
         backend.configure(min_bytes=-1)
 
 

@@ -207,7 +207,7 @@ def refusals(rank: int, count: int, folder: str) -> dict[str, str]:
     before = run.state_dict()
 
     def refusal(state: Mapping[str, Any]) -> str:
-        with pytest.raises(tersor.InvalidArgument) as caught:
+        with pytest.raises(tersor.InvalidArgumentError) as caught:
             run.load_state_dict(state)
         return str(caught.value)
 
@@ -227,7 +227,7 @@ def refusals(rank: int, count: int, folder: str) -> dict[str, str]:
         "cut": refusal(cut),
         "without": refusal(without),
     }
-    with pytest.raises(tersor.InvalidArgument, match="exact, portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="exact, portable"):
         run.state_dict(mode="whole")  # type: ignore[arg-type]
     after = run.state_dict()
     assert torch.equal(after["places"].to_local(), before["places"].to_local())
@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: pathlib.Path) -> None:
 
 
 def refused_by_other_ranks(rank: int, count: int, folder: str) -> str:
-    with pytest.raises(tersor.InvalidArgument) as caught:
+    with pytest.raises(tersor.InvalidArgumentError) as caught:
         load_checkpoint(Run("int8+ef"), f"{folder}/exact")
     return finished(str(caught.value))
 

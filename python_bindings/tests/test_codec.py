@@ -180,7 +180,7 @@ class TestRegistry:
         ],
     )
     def test_wrong_specs_list_the_right_ones(self, spec: str, words: str) -> None:
-        with pytest.raises(tersor.InvalidArgument, match=words):
+        with pytest.raises(tersor.InvalidArgumentError, match=words):
             tersor.Codec(spec)
 
 
@@ -229,9 +229,9 @@ class TestOptions:
 
     def test_a_factor_that_nobody_would_read_is_refused(self) -> None:
         gradient = gaussian(300)
-        with pytest.raises(tersor.InvalidArgument, match="pass factor to decode"):
+        with pytest.raises(tersor.InvalidArgumentError, match="pass factor to decode"):
             tersor.Codec("int8").encode(gradient, factor=0.5)
-        with pytest.raises(tersor.InvalidArgument, match="pass a finite number"):
+        with pytest.raises(tersor.InvalidArgumentError, match="pass a finite number"):
             tersor.Codec("int8+ef").encode(gradient, residual=gaussian(300), factor=float("nan"))
 
     def test_checksums_are_a_choice(self) -> None:

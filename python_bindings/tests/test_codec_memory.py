@@ -38,7 +38,7 @@ def test_a_count_without_a_checksum_allocates_no_memory_that_is_not_there() -> N
     [{"step": 2**32}, {"seed": -1}, {"first_index": -1}, {"parameter": -1}, {"signature": 2**64}],
 )
 def test_numbers_out_of_range_are_invalid_arguments(numbers: dict[str, int]) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=next(iter(numbers))):
+    with pytest.raises(tersor.InvalidArgumentError, match=next(iter(numbers))):
         tersor.Codec("int8").encode(numpy.ones(10, "f4"), **numbers)
 
 
@@ -73,7 +73,7 @@ def test_a_codecs_arrays_that_overlap_are_refused_and_stay(what: str) -> None:
     memory = numpy.zeros(4096 + 16, numpy.uint8)
     array = memory[-memory.ctypes.data % 16 :][:4096].view("f4")
     array[:] = numpy.arange(1024)
-    with pytest.raises(tersor.InvalidArgument, match="overlaps"):
+    with pytest.raises(tersor.InvalidArgumentError, match="overlaps"):
         CODECS[what](array)
     assert array.tolist() == list(range(1024))
 
@@ -89,12 +89,12 @@ def test_collectives_refuse_arrays_that_overlap_but_in_place() -> None:
         rank, values = transport.rank, numpy.ones(64, "f4")
         whole, place = values[:32], values[16 * rank : 16 * rank + 16]
         for shard in (values[1:17], values[8:24]):
-            with pytest.raises(tersor.InvalidArgument, match="overlaps"):
+            with pytest.raises(tersor.InvalidArgumentError, match="overlaps"):
                 tersor.reduce_scatter(transport, whole, shard, codec="int8")
-            with pytest.raises(tersor.InvalidArgument, match="overlaps"):
+            with pytest.raises(tersor.InvalidArgumentError, match="overlaps"):
                 tersor.allgather(transport, shard, whole, codec="int8")
         if rank == 0:
-            with pytest.raises(tersor.InvalidArgument, match="overlaps"):
+            with pytest.raises(tersor.InvalidArgumentError, match="overlaps"):
                 tersor.reduce(transport, whole, values[8:40], codec="int8")
         tersor.reduce_scatter(transport, whole, place, codec="none")
         assert place.tolist() == [2.0] * 16
@@ -115,9 +115,9 @@ def test_a_reducer_refuses_gradients_that_overlap_until_one_is_back() -> None:
             learning.add(name, numpy.ones(100, "f4"))
             reducer.add(name, numpy.ones(100, "f4"))
         learning.ready("a", memory[:100])  # the first step is sent at its end
-        with pytest.raises(tersor.InvalidArgument, match='"b" overlaps that of "a"'):
+        with pytest.raises(tersor.InvalidArgumentError, match='"b" overlaps that of "a"'):
             learning.ready("b", memory[50:150])
-        with pytest.raises(tersor.InvalidArgument, match="overlaps"):
+        with pytest.raises(tersor.InvalidArgumentError, match="overlaps"):
             learning.ready_flat(["b", "c"], memory[:200])
         learning.ready_flat(["b", "c"], memory[100:])
         learning.wait()

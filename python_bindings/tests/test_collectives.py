@@ -107,22 +107,22 @@ def test_feedback_is_kept_between_calls(rank: int, count: int) -> None:
 
 @ranks.on(1)
 def test_mistakes_are_named(rank: int, count: int) -> None:
-    with pytest.raises(tersor.InvalidArgument, match="int9"):
+    with pytest.raises(tersor.InvalidArgumentError, match="int9"):
         allreduce(torch.zeros(3), codec="int9")
-    with pytest.raises(tersor.InvalidArgument, match="float64"):
+    with pytest.raises(tersor.InvalidArgumentError, match="float64"):
         allreduce(torch.zeros(3, dtype=torch.float64))
-    with pytest.raises(tersor.InvalidArgument, match="error feedback"):
+    with pytest.raises(tersor.InvalidArgumentError, match="error feedback"):
         allreduce(torch.zeros(3), codec="int8+ef")
-    with pytest.raises(tersor.InvalidArgument, match="has 3 values, but 1 shards of 2"):
+    with pytest.raises(tersor.InvalidArgumentError, match="has 3 values, but 1 shards of 2"):
         reduce_scatter(torch.zeros(2), torch.zeros(3))
-    with pytest.raises(tersor.InvalidArgument, match="no option 'codecs'"):
+    with pytest.raises(tersor.InvalidArgumentError, match="no option 'codecs'"):
         allreduce(torch.zeros(3), codecs="int8")  # type: ignore[call-arg]
     strided = torch.zeros(4, 4)[:, :2]
-    with pytest.raises(tersor.InvalidArgument, match=r"contiguous|gaps"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"contiguous|gaps"):
         reduce_scatter(strided, torch.zeros(8))
-    with pytest.raises(tersor.InvalidArgument, match="share memory"):
+    with pytest.raises(tersor.InvalidArgumentError, match="share memory"):
         allreduce(torch.zeros(1).expand(4))
-    with pytest.raises(tersor.InvalidArgument):
+    with pytest.raises(tersor.InvalidArgumentError):
         allreduce(torch.zeros(4, 4).to_sparse())
 
 
@@ -178,11 +178,11 @@ def test_a_root_that_is_no_rank_is_named() -> None:
 
 
 def names_a_wrong_root(rank: int, count: int) -> None:
-    with pytest.raises(tersor.InvalidArgument, match="root is 2: give a rank from 0 to 1"):
+    with pytest.raises(tersor.InvalidArgumentError, match="root is 2: give a rank from 0 to 1"):
         broadcast(torch.zeros(5), 2)
-    with pytest.raises(tersor.InvalidArgument, match="leave out \\+ef"):
+    with pytest.raises(tersor.InvalidArgumentError, match="leave out \\+ef"):
         scatter(torch.zeros(5), torch.zeros(10), codec="int8+ef")
-    with pytest.raises(tersor.InvalidArgument, match="the output has 0 values, but 2 shards"):
+    with pytest.raises(tersor.InvalidArgumentError, match="the output has 0 values, but 2 shards"):
         gather(None, torch.zeros(5, dtype=torch.bfloat16), rank)
     with pytest.raises(TypeError):  # this is of all ranks
         tersor.gather(transport(None, torch.device("cpu")), None)
@@ -192,7 +192,7 @@ def names_a_wrong_root(rank: int, count: int) -> None:
 def test_shards_have_no_root(rank: int, count: int) -> None:
     model = torch.nn.Linear(4, 4)
     fully_shard(model)
-    with pytest.raises(tersor.InvalidArgument, match="weight is a shard"):
+    with pytest.raises(tersor.InvalidArgumentError, match="weight is a shard"):
         broadcast_parameters(model)
-    with pytest.raises(tersor.InvalidArgument, match="parameter of the optimizer is a shard"):
+    with pytest.raises(tersor.InvalidArgumentError, match="parameter of the optimizer is a shard"):
         broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -36,7 +36,7 @@ from tersor.torch import CompressedAdamW
 def test_wrong_options_are_named(
     rank: int, count: int, message: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=message):
+    with pytest.raises(tersor.InvalidArgumentError, match=message):
         CompressedAdamW(make_model().named_parameters(), **options)
 
 
@@ -45,10 +45,10 @@ def test_wrong_parameters_are_named(rank: int, count: int) -> None:
     table = torch.nn.Embedding(70, 60, sparse=True)
     optimizer = CompressedAdamW(table.parameters())
     table(torch.tensor([rank])).sum().backward()
-    with pytest.raises(tersor.InvalidArgument, match=r"parameter.0 is sparse.*sparse=False"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"parameter.0 is sparse.*sparse=False"):
         optimizer.step()
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3).double())]})
     optimizer.zero_grad()
     optimizer.param_groups[1]["params"][0].sum().backward()
-    with pytest.raises(tersor.InvalidArgument, match=r"parameter.1 \(float64\)"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"parameter.1 \(float64\)"):
         optimizer.step()

@@ -187,11 +187,13 @@ def refuses(rank: int, count: int, folder: str) -> None:
         "0.weight.*another codec": plain,
         "other parameter groups": halves,
     }.items():
-        with pytest.raises(tersor.InvalidArgument, match=message):
+        with pytest.raises(tersor.InvalidArgumentError, match=message):
             optimizer.load_state_dict(state)
-    with pytest.raises(tersor.InvalidArgument, match="of a CompressedAdamW, not of a CompressedM"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match="of a CompressedAdamW, not of a CompressedM"
+    ):
         muon.load_state_dict(before)
-    with pytest.raises(tersor.InvalidArgument, match="exact, portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="exact, portable"):
         optimizer.state_dict("whole")  # type: ignore[arg-type]
     after = optimizer.state_dict()
     assert torch.equal(own_moments(optimizer), own_moments(wrap_loaded(before)))

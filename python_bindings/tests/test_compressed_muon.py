@@ -192,7 +192,7 @@ def test_usual_names_of_embeddings_and_heads() -> None:
 def test_wrong_options_are_named(
     rank: int, count: int, message: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=message):
+    with pytest.raises(tersor.InvalidArgumentError, match=message):
         CompressedMuon(make_model().named_parameters(), **options)
 
 
@@ -205,7 +205,7 @@ def test_wrong_parameters_are_named(rank: int, count: int) -> None:
             {"params": list(model.head.named_parameters("head")), "use_muon": True}
         ],
     }.items():
-        with pytest.raises(tersor.InvalidArgument, match=message):
+        with pytest.raises(tersor.InvalidArgumentError, match=message):
             CompressedMuon(params)
     with pytest.warns(UserWarning, match=r"embedding.weight seems to be an embedding: .* rows"):
         CompressedMuon(model.named_parameters(), hidden="weight")
@@ -216,7 +216,7 @@ def test_wrong_parameters_are_named(rank: int, count: int) -> None:
 
 @ranks.on(3)
 def test_ranks_that_disagree_on_what_is_hidden_all_hear_of_it(rank: int, count: int) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=r"0.weight is a hidden matrix on 2 of 3"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"0.weight is a hidden matrix on 2 of 3"):
         wrap(make_model(), kind=CompressedMuon, hidden="2" if rank == 1 else "0|2")
     model = make_model()
     optimizer = wrap(model, kind=CompressedMuon)
@@ -224,5 +224,5 @@ def test_ranks_that_disagree_on_what_is_hidden_all_hear_of_it(rank: int, count: 
     more = torch.nn.Parameter(torch.ones(70, 80))
     optimizer.add_param_group({"params": [("more", more)], "use_muon": rank == 2})
     more.grad = torch.ones(70, 80)
-    with pytest.raises(tersor.InvalidArgument, match="more is a hidden matrix on 1 of 3"):
+    with pytest.raises(tersor.InvalidArgumentError, match="more is a hidden matrix on 1 of 3"):
         optimizer.step()

@@ -162,7 +162,7 @@ def test_steps_stay_stable_that_are_not_with_momentum_behind_feedback() -> None:
 def test_wrong_options_are_named(
     rank: int, count: int, message: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=message):
+    with pytest.raises(tersor.InvalidArgumentError, match=message):
         CompressedSGD(make_model().named_parameters(), **options)
 
 
@@ -204,10 +204,10 @@ def test_samples_that_mean_nothing_are_refused(
     before = flat(model)
     for wrong in (-1, math.nan, math.inf):
         optimizer.samples = wrong
-        with pytest.raises(tersor.InvalidArgument, match=f"samples={wrong}"):
+        with pytest.raises(tersor.InvalidArgumentError, match=f"samples={wrong}"):
             optimizer.step()
     optimizer.samples = told[rank]
-    with pytest.raises(tersor.InvalidArgument, match=message):
+    with pytest.raises(tersor.InvalidArgumentError, match=message):
         optimizer.step()
     assert torch.equal(flat(model), before)
     optimizer.step()  # and go on

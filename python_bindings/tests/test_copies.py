@@ -94,7 +94,7 @@ def test_a_state_is_copied_as_what_there_was(rank: int, count: int) -> None:
 def test_a_copied_state_says_what_it_is() -> None:
     copied = CopiedHookState()
     for name in ("state_dict", "reducer", "reset", "explain"):
-        with pytest.raises(tersor.InvalidArgument, match=rf"{name}: .*uncompressed"):
+        with pytest.raises(tersor.InvalidArgumentError, match=rf"{name}: .*uncompressed"):
             getattr(copied, name)
     assert isinstance(copy.deepcopy(copied), CopiedHookState)
 
@@ -121,7 +121,9 @@ def test_other_handles_name_what_to_save(rank: int, count: int) -> None:
             pickle.dumps,
             lambda it: torch.save(it, io.BytesIO()),
         ):
-            with pytest.raises(tersor.InvalidArgument, match=rf"{name} .*{both}state_dict\(\)"):
+            with pytest.raises(
+                tersor.InvalidArgumentError, match=rf"{name} .*{both}state_dict\(\)"
+            ):
                 way(handle)
 
 

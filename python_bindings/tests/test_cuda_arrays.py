@@ -157,7 +157,7 @@ class TestRefusals:
         residual, out = values(), room()
         out.fill(numpy.full(MOST, 7, numpy.uint8))
         feedback = tersor.Codec("int8+ef")
-        with pytest.raises(tersor.InvalidArgument):
+        with pytest.raises(tersor.InvalidArgumentError):
             feedback.encode(values()[:5], out, residual=residual)
         assert residual.tobytes() == gaussian(COUNT).tobytes()
         assert set(out.tobytes()) == {7}

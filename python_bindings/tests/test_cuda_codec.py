@@ -128,7 +128,7 @@ def test_frames_are_written_byte_for_byte(
 
 def test_a_factor_is_the_hosts_alone() -> None:
     gradient, residual = DeviceArray.of(gaussian(300)), DeviceArray.of(gaussian(300, 2))
-    with pytest.raises(tersor.InvalidArgument, match="supported in host memory only"):
+    with pytest.raises(tersor.InvalidArgumentError, match="supported in host memory only"):
         encode(tersor.Codec("int8+ef"), gradient, residual=residual, factor=0.5)
 
 

@@ -87,7 +87,7 @@ def test_a_damaged_state_is_an_invalid_argument_and_changes_nothing(
         state, what = damaged(good, rng)
         try:
             training.load(state)
-        except tersor.InvalidArgument:
+        except tersor.InvalidArgumentError:
             refused += 1
             assert flat(training.state()) == before, what
         except Exception as error:
@@ -96,7 +96,7 @@ def test_a_damaged_state_is_an_invalid_argument_and_changes_nothing(
             training.load(copy.deepcopy(good))
     assert refused > MUTATIONS / 2
     for state in ([1], "x", 5, 0, ""):
-        with pytest.raises(tersor.InvalidArgument):
+        with pytest.raises(tersor.InvalidArgumentError):
             training.load(state)  # type: ignore[arg-type]
     training.step(rank, 3)
 
@@ -129,6 +129,6 @@ def test_damaged_residuals_of_torchft_change_nothing(state: Any) -> None:
     kept = Places({}, 1, lambda: 0)
     kept.load_state_dict({"0.0": torch.ones(3)})
     for bad in (state, {"0.0": torch.tensor([1.0, torch.nan])}):
-        with pytest.raises(tersor.InvalidArgument):
+        with pytest.raises(tersor.InvalidArgumentError):
             kept.load_state_dict(bad)
         assert kept.state_dict()["0.0"].tolist() == [1, 1, 1]

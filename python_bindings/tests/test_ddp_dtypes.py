@@ -113,7 +113,7 @@ def only_doubles(rank: int, _: int, unsupported: str) -> tuple[list[str], list[s
         for step in range(2):
             try:
                 model(inputs(rank, step).double()).square().mean().backward()
-            except tersor.InvalidArgument as error:
+            except tersor.InvalidArgumentError as error:
                 errors.append(str(error))
     return [one for one in (str(each.message) for each in caught) if "uncompressed" in one], errors
 
@@ -147,7 +147,7 @@ def refuse_mixed(rank: int, _: int) -> str:
     model = DistributedDataParallel(Mixed())
     try:
         tersor.torch.compress(model, unsupported="error")
-    except tersor.InvalidArgument as error:
+    except tersor.InvalidArgumentError as error:
         return str(error)
     return ""
 

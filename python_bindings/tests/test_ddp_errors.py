@@ -24,7 +24,7 @@ import tersor.torch
 def message_of(call: Any) -> str:
     try:
         call()
-    except tersor.InvalidArgument as error:
+    except tersor.InvalidArgumentError as error:
         return str(error)
     return ""
 
@@ -90,7 +90,7 @@ def test_what_sends_otherwise_is_refused_with_the_way_out(rank: int, count: int)
         r"ZeRO\+\+": DeepSpeedEngine(),
     }
     for text, model in refused.items():
-        with pytest.raises(tersor.InvalidArgument, match=f"{text}.*compatibility.md"):
+        with pytest.raises(tersor.InvalidArgumentError, match=f"{text}.*compatibility.md"):
             tersor.torch.compress(model, codec="int8")
 
 
@@ -108,10 +108,10 @@ def test_what_is_no_second_hook_is_not_called_one(rank: int, count: int) -> None
         ("no option 'codek'", {"codek": "int8"}),
     ]
     for text, options in refused:
-        with pytest.raises(tersor.InvalidArgument, match=text):
+        with pytest.raises(tersor.InvalidArgumentError, match=text):
             tersor.torch.compress(model, **options)
     double = wrap(mlp().double())
-    with pytest.raises(tersor.InvalidArgument, match="float64"):
+    with pytest.raises(tersor.InvalidArgumentError, match="float64"):
         tersor.torch.compress(double, unsupported="error")
     warns = pytest.warns(UserWarning, match="float64") if rank == 0 else contextlib.nullcontext()
     with warns, pytest.raises(ValueError, match="no gradient"):
@@ -123,7 +123,7 @@ def test_what_is_no_second_hook_is_not_called_one(rank: int, count: int) -> None
     with absent, pytest.raises(NoRank):
         tersor.torch.compress(model, codec="int8")
     tersor.torch.compress(model, codec="int8")
-    with pytest.raises(tersor.InvalidArgument, match="communication hook already"):
+    with pytest.raises(tersor.InvalidArgumentError, match="communication hook already"):
         tersor.torch.compress(model, codec="int4")
     assert len(model._comm_hooks) == 1
     assert one_backward(model, rank, 0) is None

@@ -186,5 +186,5 @@ def test_a_static_graph_has_its_samples(rank: int, count: int) -> None:
             alone(inputs(one, step, one + 1)).square().mean().backward()
             parts.append(flat(alone) * (1 + 2 * one) / 4)
         torch.testing.assert_close(flat(model), sum(parts), rtol=1e-4, atol=1e-6)
-    with pytest.raises(tersor.InvalidArgument, match="set samples before"):
+    with pytest.raises(tersor.InvalidArgumentError, match="set samples before"):
         model(inputs(rank, 3, 1)).square().mean().backward()

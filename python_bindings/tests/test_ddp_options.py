@@ -84,11 +84,11 @@ def test_ranks_agree_by_every_option_and_have_the_bits_of_ddp(rank: int, count: 
 
 def refused(model: DistributedDataParallel, rank: int, text: str) -> None:
     """By ``compress``, and by the hook of a state that knows no model."""
-    with pytest.raises(tersor.InvalidArgument, match=text):
+    with pytest.raises(tersor.InvalidArgumentError, match=text):
         tersor.torch.compress(model, codec="none")
     model.register_comm_hook(tersor.torch.HookState(codec="none"), tersor.torch.hook)
     loss = model(torch.randn(8, WIDTH), second=True).sum()
-    with pytest.raises(tersor.InvalidArgument, match=text):
+    with pytest.raises(tersor.InvalidArgumentError, match=text):
         loss.backward()
 
 
@@ -105,7 +105,7 @@ def test_options_that_bypass_the_hook_are_refused_by_name(rank: int, count: int)
         model = DistributedDataParallel(module, **delayed)
         text = r"delay_all_reduce_named_params.*last\.bias.*leave"
         if all_of_them:  # then there is no hook
-            with pytest.raises(tersor.InvalidArgument, match=text):
+            with pytest.raises(tersor.InvalidArgumentError, match=text):
                 tersor.torch.compress(model, codec="none")
         else:
             refused(model, rank, text)

@@ -64,7 +64,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
 def test_mistakes_are_named(rank: int, count: int) -> None:
     model = make_model()
     for message, options in MISTAKES.items():
-        with pytest.raises(tersor.InvalidArgument, match=message):
+        with pytest.raises(tersor.InvalidArgumentError, match=message):
             DiLoCo(model, every=20, **options)
     for name in ("fragments", "delay", "mix"):
         with pytest.raises(TypeError, match=rf"{name} must be .*, not '2'"):

@@ -65,7 +65,8 @@ def survivors(body: Callable[..., Any], victim: int, *args: Any) -> list[Any]:
 def train(
     optimizer: Any, weights: dict[str, torch.nn.Parameter], rank: int, victim: int, dies: str
 ) -> list[int]:
-    """Steps that RanksLost voided, each done again; `dies`: "before" or "after" its backward."""
+    """Steps that RanksLostError voided, each done again; `dies`: "before" or "after" its
+    backward."""
     voided = []
     step = 0
     while step < STEPS:
@@ -79,7 +80,7 @@ def train(
             killed()
         try:
             optimizer.step()
-        except tersor.RanksLost as lost:
+        except tersor.RanksLostError as lost:
             voided.append((step, lost.last_step, lost.members))
             optimizer.resume()
             continue
@@ -100,7 +101,7 @@ def by_sgd(rank: int, _: int, victim: int, dies: str, weighted: bool) -> list[fl
         weighted=weighted,
     )
     assert train(optimizer, weights, rank, victim, dies) == [LOST_STEP]
-    with pytest.raises(tersor.InvalidArgument, match="portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="portable"):
         optimizer.residual_state_dict()
     assert optimizer.residual_state_dict("portable")["ranks"] == RANKS - 1
     return flat(weights)
@@ -137,7 +138,7 @@ def by_compressed(rank: int, _: int, victim: int, kind: str, on_loss: str) -> li
     assert voided == ([LOST_STEP] if on_loss == "raise" else [])
     assert any("is repeated" in str(one.message) for one in told) == (on_loss == "go on")
     assert int(optimizer.state[weights["matrix"]]["step"]) == STEPS
-    with pytest.raises(tersor.InvalidArgument, match="portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="portable"):
         optimizer.state_dict()
     state = optimizer.state_dict("portable")
     optimizer.load_state_dict(state)
@@ -201,12 +202,12 @@ def by_diloco(
             killed()
         try:
             outer.step()
-        except tersor.RanksLost as lost:
+        except tersor.RanksLostError as lost:
             losses += victim not in lost.members
             outer.resume()
     outer.synchronize()
     assert len(outer.members) == RANKS - 1
-    with pytest.raises(tersor.InvalidArgument, match="portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="portable"):
         outer.state_dict()
     outer.load_state_dict(outer.state_dict("portable"))
     assert flat(outer.common_parameters()) == flat(weights)
@@ -231,8 +232,8 @@ def too_few(rank: int, _: int) -> str:
             killed()
         try:
             optimizer.step()
-        except tersor.RanksLost as lost:
-            with pytest.raises(tersor.InvalidArgument, match="least_ranks"):
+        except tersor.RanksLostError as lost:
+            with pytest.raises(tersor.InvalidArgumentError, match="least_ranks"):
                 optimizer.resume()
             return str(lost)
     return ""
@@ -250,25 +251,25 @@ def wrong_options(rank: int, count: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     weights = named_weights()
-    with pytest.raises(tersor.InvalidArgument, match="needs elastic=True"):
+    with pytest.raises(tersor.InvalidArgumentError, match="needs elastic=True"):
         tersor.torch.CompressedAdamW(weights.items(), on_loss="go on")
-    with pytest.raises(tersor.InvalidArgument, match='"raise" or "go on"'):
+    with pytest.raises(tersor.InvalidArgumentError, match='"raise" or "go on"'):
         tersor.torch.CompressedAdamW(weights.items(), elastic=True, on_loss="stop")
     optimizer = tersor.torch.CompressedAdamW(weights.items(), elastic=True)
-    with pytest.raises(tersor.InvalidArgument, match="no rank was lost"):
+    with pytest.raises(tersor.InvalidArgumentError, match="no rank was lost"):
         optimizer.resume()
     double = {"double": torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))}
-    with pytest.raises(tersor.InvalidArgument, match="float64"):
+    with pytest.raises(tersor.InvalidArgumentError, match="float64"):
         tersor.torch.DistributedOptimizer(
             torch.optim.SGD(double.values(), lr=RATE), double.items(), elastic=True
         )
     mesh = init_device_mesh("cpu", (1, count), mesh_dim_names=("between", "within"))
     shards = {"sharded": torch.nn.Parameter(distribute_tensor(torch.zeros(8, 8), mesh["within"]))}
     alone = mesh["between"].get_group()
-    with pytest.raises(tersor.InvalidArgument, match="sharded is sharded"):
+    with pytest.raises(tersor.InvalidArgumentError, match="sharded is sharded"):
         tersor.torch.CompressedAdamW(shards.items(), group=alone, elastic=True)
     model = DistributedDataParallel(torch.nn.Linear(3, 3))
-    with pytest.raises(tersor.InvalidArgument, match="torchft"):
+    with pytest.raises(tersor.InvalidArgumentError, match="torchft"):
         tersor.torch.compress(model, codec="int8", elastic=True)
 
 

@@ -402,13 +402,13 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
     ],
 )
 def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=said):
+    with pytest.raises(tersor.InvalidArgumentError, match=said):
         tersor.federated.flower.compress(**options)
 
 
 @pytest.mark.parametrize("down", ["f32", "int8", "difference:int8+ef", "difference:", "bf16+ef"])
 def test_ways_down_that_are_none(down: str) -> None:
-    with pytest.raises(tersor.InvalidArgument):
+    with pytest.raises(tersor.InvalidArgumentError):
         tersor.federated.flower.Strategy(fedavg(), "int8", down=down)
 
 

@@ -544,7 +544,7 @@ def test_an_app_that_returns_another_model_is_refused() -> None:
 
 def test_what_wants_each_clients_reply_is_refused() -> None:
     for kind in (flower.Krum, flower.FedMedian, flower.FedTrimmedAvg):
-        with pytest.raises(tersor.InvalidArgument, match="reads each client's reply"):
+        with pytest.raises(tersor.InvalidArgumentError, match="reads each client's reply"):
             tersor.federated.flower.SecureStrategy(kind(), clip=CLIP)
 
 
@@ -570,7 +570,7 @@ def test_too_few_at_the_start_cost_a_round(nodes: tuple[int, ...], threshold: in
 )
 def test_what_cannot_be_summed_is_said_before_a_round(options: dict[str, Any], said: str) -> None:
     nodes = Nodes(secured(), SIX)
-    with pytest.raises(tersor.InvalidArgument, match=said):
+    with pytest.raises(tersor.InvalidArgumentError, match=said):
         one_round(nodes, **options)
     assert nodes.rounds == 0
 

@@ -337,7 +337,7 @@ def test_bounds_that_are_met_change_nothing() -> None:
         {"example_step": 0},
         {"min_neighbours": 0},
     ):
-        with pytest.raises(tersor.InvalidArgument, match=next(iter(wrong))):
+        with pytest.raises(tersor.InvalidArgumentError, match=next(iter(wrong))):
             secured(**wrong)
 
 
@@ -505,16 +505,18 @@ def test_other_orders_of_noise_are_refused() -> None:
         noisy = getattr(flower, f"DifferentialPrivacy{kind}Clipping")
         options = {"noise_multiplier": 1.0, "num_sampled_clients": 9}
         options |= {"clipping_norm": 0.5} if "Fixed" in kind else {"clipped_count_stddev": 3.0}
-        with pytest.raises(tersor.InvalidArgument, match=kind):
+        with pytest.raises(tersor.InvalidArgumentError, match=kind):
             tersor.federated.flower.SecureStrategy(noisy(fedavg(), **options), clip=CLIP)
-    with pytest.raises(tersor.InvalidArgument, match="Krum"):
+    with pytest.raises(tersor.InvalidArgumentError, match="Krum"):
         tersor.federated.flower.SecureStrategy(Noise(flower.Krum(), 1.0, 0.5, 9), clip=CLIP)
-    with pytest.raises(tersor.InvalidArgument, match="equal weights"):
+    with pytest.raises(tersor.InvalidArgumentError, match="equal weights"):
         tersor.federated.flower.SecureStrategy(
             Noise(fedavg(), 1.0, 0.5, 9), clip=CLIP, most_examples=9
         )
     around = Noise(strategy_of(), 1.0, 0.5, 9)
-    with pytest.raises(tersor.InvalidArgument, match="wrap DifferentialPrivacyClientSideFixed"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match="wrap DifferentialPrivacyClientSideFixed"
+    ):
         around.configure_train(1, model(), ConfigRecord(), Nodes(secured(), NINE))
 
 
@@ -595,5 +597,5 @@ def test_a_round_that_is_likely_to_fail_is_announced(caplog: pytest.LogCaptureFi
     one_round(nodes, strategy_of(dropouts=0.01))
     assert "no sum" not in caplog.text
     for wrong in ({"dropouts": 1.0}, {"failure_rate": 0.0}, {"neighbours": "all"}):
-        with pytest.raises((tersor.InvalidArgument, TypeError)):
+        with pytest.raises((tersor.InvalidArgumentError, TypeError)):
             strategy_of(**wrong)

@@ -71,7 +71,7 @@ def test_an_exact_state_goes_on_bit_for_bit(rank: int, count: int) -> None:
     assert len(kept.residual) == kept.longest == 2 * kept.parameter.shard_count
     other_model = sharded_model(count)
     other = fsdp.compress(other_model, **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
-    with pytest.raises(tersor.InvalidArgument, match="grouped by host in another way"):
+    with pytest.raises(tersor.InvalidArgumentError, match="grouped by host in another way"):
         other.load_state_dict(handle.state_dict())
 
 
@@ -115,11 +115,11 @@ def test_shards_within_hosts_are_encoded_between_replicas_only(rank: int, count:
 @ranks.on(3)
 def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
     model = sharded_model(count)
-    with pytest.raises(tersor.InvalidArgument, match="hosts has 2 numbers for 3 ranks"):
+    with pytest.raises(tersor.InvalidArgumentError, match="hosts has 2 numbers for 3 ranks"):
         fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 1]})
     fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 0, 1]})
     # Or a rank hears that another one gave up.
     with pytest.raises(
-        (tersor.InvalidArgument, tersor.TransportError), match="the hosts have 2, 1"
+        (tersor.InvalidArgumentError, tersor.TransportError), match="the hosts have 2, 1"
     ):
         backward(model, rank, 0)

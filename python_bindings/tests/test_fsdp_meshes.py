@@ -47,7 +47,7 @@ def test_states_of_several_meshes_are_each_ranks_own(rank: int, count: int) -> N
         models.append(with_experts(count))
         handles.append(fsdp.compress(models[-1], codec="int4+ef"))
         backward(models[-1], rank, 0)
-    with pytest.raises(tersor.InvalidArgument, match=r'2 meshes.*"exact"'):
+    with pytest.raises(tersor.InvalidArgumentError, match=r'2 meshes.*"exact"'):
         handles[0].state_dict("portable")
     state = handles[0].state_dict()
     for row in state["residuals"].values():
@@ -73,9 +73,9 @@ def in_part(count: int) -> nn.Module:
 
 @ranks.on(2)
 def test_replicated_modules_are_refused_by_name(rank: int, count: int) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=r"\(root\) went through replicate\(\)"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"\(root\) went through replicate\(\)"):
         tersor.torch.compress(replicated(count))
-    with pytest.raises(tersor.InvalidArgument, match=r"module 0 went through replicate\(\)"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"module 0 went through replicate\(\)"):
         tersor.torch.compress(in_part(count))
 
 
@@ -90,7 +90,7 @@ def on_two_meshes(rank: int, count: int) -> None:
 
     fully_shard(model, mesh=init_device_mesh("cpu", (count,)), shard_placement_fn=place)
     assert len(model._get_fsdp_state()._fsdp_param_groups) == 2
-    with pytest.raises(tersor.InvalidArgument, match=r"\(root\) has .* 2 meshes.*\"tersor\""):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"\(root\) has .* 2 meshes.*\"tersor\""):
         tersor.torch.compress(model)
 
 

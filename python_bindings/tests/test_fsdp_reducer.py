@@ -189,7 +189,7 @@ def test_a_pass_can_be_thrown_away_only_if_asked(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, **FEEDBACK)
     backward(model, rank, 0)
-    with pytest.raises(tersor.InvalidArgument, match="transactional=True"):
+    with pytest.raises(tersor.InvalidArgumentError, match="transactional=True"):
         handle.discard_step()
 
 

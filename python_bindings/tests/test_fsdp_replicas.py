@@ -273,7 +273,7 @@ def test_an_exact_state_of_another_mesh_is_refused(rank: int, count: int) -> Non
     handle = fsdp.compress(kept_model, **FEEDBACK)
     whole_model = sharded_model(count)
     whole = fsdp.compress(whole_model, **FEEDBACK)
-    with pytest.raises(tersor.InvalidArgument, match=r"only this model keeps .* \(replicas"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"only this model keeps .* \(replicas"):
         handle.load_state_dict(whole.state_dict())
     with pytest.warns(UserWarning, match="those of 4 parameters start at zero"):
         handle.load_state_dict(None)

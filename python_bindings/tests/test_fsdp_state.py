@@ -112,16 +112,18 @@ def saves_for_others(rank: int, count: int, folder: str) -> None:
 def refuses_others(rank: int, count: int, folder: str) -> None:
     kept_model = sharded_model(count)
     handle = fsdp.compress(kept_model, **FEEDBACK)
-    with pytest.raises(tersor.InvalidArgument, match="exact state of 2 ranks, but there are 3"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match="exact state of 2 ranks, but there are 3"
+    ):
         load_checkpoint(handle, folder)
     state = handle.state_dict()
-    with pytest.raises(tersor.InvalidArgument, match=r"weight: the state is of int8\+ef"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"weight: the state is of int8\+ef"):
         handle.load_state_dict({**state, "codecs": ["int8+ef"] * 4})
-    with pytest.raises(tersor.InvalidArgument, match=r"only this model keeps residuals of"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"only this model keeps residuals of"):
         handle.load_state_dict({**state, "parameters": ["0.weight"], "codecs": ["int4+ef"]})
-    with pytest.raises(tersor.InvalidArgument, match="version 9"):
+    with pytest.raises(tersor.InvalidArgumentError, match="version 9"):
         handle.load_state_dict({**state, "version": 9})
-    with pytest.raises(tersor.InvalidArgument, match="mode must be one of exact, portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="mode must be one of exact, portable"):
         handle.state_dict("whole")  # type: ignore[arg-type]
 
 
@@ -134,7 +136,7 @@ def keeps_what_it_has(
     handle: fsdp.ShardedHandle, state: dict[str, Any], message: str, before: dict[str, Any]
 ) -> None:
     """The state is refused before anything of it was written."""
-    with pytest.raises(tersor.InvalidArgument, match=message):
+    with pytest.raises(tersor.InvalidArgumentError, match=message):
         handle.load_state_dict(state)
     after = handle.state_dict()
     assert after["steps"] == before["steps"]

@@ -137,9 +137,9 @@ def test_an_owners_residual_is_folded_where_it_lies() -> None:
     _core.fold_owner(torch.ones(count), residual, 1, 2, options)
     assert residual.sum() == count
     assert residual[-count:].sum() == count
-    with pytest.raises(tersor.InvalidArgument, match=f"rank 1 of 2 ranks owns {count}"):
+    with pytest.raises(tersor.InvalidArgumentError, match=f"rank 1 of 2 ranks owns {count}"):
         _core.fold_owner(torch.ones(count + 1), residual, 1, 2, options)
-    with pytest.raises(tersor.InvalidArgument, match="float32 values in host memory"):
+    with pytest.raises(tersor.InvalidArgumentError, match="float32 values in host memory"):
         _core.fold_owner(torch.ones(count, dtype=torch.bfloat16), residual, 1, 2, options)
-    with pytest.raises(tersor.InvalidArgument):
+    with pytest.raises(tersor.InvalidArgumentError):
         _core.fold_owner(torch.ones(count), residual, 2, 2, options)

@@ -92,7 +92,7 @@ def on_a_part_of_the_world(rank: int, count: int) -> float | None:
 
     part = dist.new_group([0, 2])
     if rank == 1:
-        with pytest.raises(tersor.InvalidArgument, match="not a member"):
+        with pytest.raises(tersor.InvalidArgumentError, match="not a member"):
             group.transport(part)
         return None
     transport = group.transport(part)
@@ -153,7 +153,7 @@ def test_the_transport_of_a_destroyed_group_is_ended(tmp_path: pathlib.Path) -> 
 def without_a_group(rank: int, count: int) -> None:
     import tersor.torch._src.process_group.connections as group
 
-    with pytest.raises(tersor.InvalidArgument, match="init_process_group"):
+    with pytest.raises(tersor.InvalidArgumentError, match="init_process_group"):
         group.transport()
 
 

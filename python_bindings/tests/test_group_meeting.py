@@ -162,7 +162,7 @@ def completed(rank: int, count: int) -> list[str]:
         ({"TERSOR_TCP_PROTECT": "all"}, "encrypt"),
     ):
         dist.barrier()
-        with variables(**wrong), pytest.raises(tersor.InvalidArgument, match=said):
+        with variables(**wrong), pytest.raises(tersor.InvalidArgumentError, match=said):
             group.transport()
     return found
 
@@ -318,5 +318,5 @@ class Storeless:
 def test_a_group_without_a_store_is_refused() -> None:
     from tersor.torch._src.process_group import connections as group
 
-    with pytest.raises(tersor.InvalidArgument, match="no store"):
+    with pytest.raises(tersor.InvalidArgumentError, match="no store"):
         group._store_of(Storeless())  # type: ignore[arg-type]

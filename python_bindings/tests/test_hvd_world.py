@@ -91,7 +91,7 @@ def refusals(_: int, __: int) -> tuple[int, int]:
     for words, told in mistakes.items():
         with (
             mock.patch.dict(os.environ, told, clear=True),
-            pytest.raises(tersor.InvalidArgument, match=words),
+            pytest.raises(tersor.InvalidArgumentError, match=words),
         ):
             hvd.init()
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}

@@ -45,17 +45,17 @@ def test_values_are_cut_rounded_at_random_and_right_on_average() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     values, codes = np.ones(4, np.float32), np.zeros(4, np.uint16)
-    with pytest.raises(tersor.InvalidArgument, match="lanes=12: 8, 16 or 32"):
+    with pytest.raises(tersor.InvalidArgumentError, match="lanes=12: 8, 16 or 32"):
         lanes.encode(values, 1.0, lanes=12)
-    with pytest.raises(tersor.InvalidArgument, match="give 2 to 8"):
+    with pytest.raises(tersor.InvalidArgumentError, match="give 2 to 8"):
         lanes.encode(values, 1.0, bits=9, lanes=8)
-    with pytest.raises(tersor.InvalidArgument, match="1 values are not finite"):
+    with pytest.raises(tersor.InvalidArgumentError, match="1 values are not finite"):
         lanes.encode(np.array([np.nan], np.float32), 1.0)
-    with pytest.raises(tersor.InvalidArgument, match="out is uint16: pass integers of 8 bits"):
+    with pytest.raises(tersor.InvalidArgumentError, match="out is uint16: pass integers of 8 bits"):
         lanes.encode(values, 1.0, lanes=8, out=codes)
-    with pytest.raises(tersor.InvalidArgument, match="10 bytes for 4 values"):
+    with pytest.raises(tersor.InvalidArgumentError, match="10 bytes for 4 values"):
         lanes.encode(values, 1.0, out=np.zeros(5, np.uint16))
-    with pytest.raises(tersor.InvalidArgument, match="float32 values"):
+    with pytest.raises(tersor.InvalidArgumentError, match="float32 values"):
         lanes.encode(values.astype(np.float16), 1.0)
-    with pytest.raises(tersor.InvalidArgument, match="sums is uint16, others is uint8"):
+    with pytest.raises(tersor.InvalidArgumentError, match="sums is uint16, others is uint8"):
         lanes.add(codes, codes.astype(np.uint8))

@@ -66,9 +66,9 @@ def test_ranks_exchange_on_grids_whose_error_is_bounded() -> None:
         options = {"codec": "int8+ef", "algorithm": "two-shot", "dims": [2, 2]}
         state = FeedbackState(transport, values, error_growth=1.5, **options)
         allreduce(transport, values, state=state, error_growth=1.5, **options)
-        with pytest.raises(tersor.InvalidArgument, match="2 x 2, with 3 quantisations"):
+        with pytest.raises(tersor.InvalidArgumentError, match="2 x 2, with 3 quantisations"):
             allreduce(transport, values, state=state, error_growth=1, **options)
-        with pytest.raises(tersor.InvalidArgument, match="give at least 1, the growth"):
+        with pytest.raises(tersor.InvalidArgumentError, match="give at least 1, the growth"):
             tersor.GradientReducer(transport, error_growth=0.5)
         return values
 
@@ -128,7 +128,7 @@ def test_shards_by_hosts() -> None:
 def test_hosts_of_unequal_numbers_of_ranks_have_no_shards() -> None:
     def rank(transport: tersor.Transport) -> str:
         values, shard = gradient(transport.rank, 3000), np.empty(1000, np.float32)
-        with pytest.raises(tersor.InvalidArgument, match="but the hosts have 1, 2"):
+        with pytest.raises(tersor.InvalidArgumentError, match="but the hosts have 1, 2"):
             reduce_scatter(transport, values, shard, algorithm="hierarchical", hosts=[0, 1, 1])
         return reduce_scatter(transport, values, shard, algorithm="hierarchical").algorithm
 
@@ -215,23 +215,25 @@ def test_an_emulated_link_takes_its_time() -> None:
 def test_mistakes_are_named() -> None:
     def rank(transport: tersor.Transport) -> None:
         values = gradient(0, 100)
-        with pytest.raises(tersor.InvalidArgument, match=r"no option 'codek'.*chunk_count, codec"):
+        with pytest.raises(
+            tersor.InvalidArgumentError, match=r"no option 'codek'.*chunk_count, codec"
+        ):
             allreduce(transport, values, codek="int8")  # type: ignore[call-arg]
         with pytest.raises(
-            tersor.InvalidArgument, match='reduction is "average"; pass one of "sum", "mean"'
+            tersor.InvalidArgumentError, match='reduction is "average"; pass one of "sum", "mean"'
         ):
             allreduce(transport, values, reduction="average")  # type: ignore[arg-type]
-        with pytest.raises(tersor.InvalidArgument, match="timeout"):
+        with pytest.raises(tersor.InvalidArgumentError, match="timeout"):
             allreduce(transport, values, timeout=0)
-        with pytest.raises(tersor.InvalidArgument, match="int9"):
+        with pytest.raises(tersor.InvalidArgumentError, match="int9"):
             allreduce(transport, values, codec="int9")
-        with pytest.raises(tersor.InvalidArgument, match="state"):
+        with pytest.raises(tersor.InvalidArgumentError, match="state"):
             allreduce(transport, values, codec="int8+ef")
 
     tersor.local.run(1, rank)
-    with pytest.raises(tersor.InvalidArgument, match="ranks is 0: give at least 1"):
+    with pytest.raises(tersor.InvalidArgumentError, match="ranks is 0: give at least 1"):
         tersor.local.run(0, rank)
-    with pytest.raises(tersor.InvalidArgument, match="RATE"):
+    with pytest.raises(tersor.InvalidArgumentError, match="RATE"):
         tersor.local.run(1, rank, link="fast")
 
 
@@ -248,7 +250,7 @@ def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
         step()
         if transport.rank == 1:
             return [], 0, ""  # this destroys the reducer
-        with pytest.raises(tersor.RanksLost) as lost:
+        with pytest.raises(tersor.RanksLostError) as lost:
             step()
         return lost.value.members, lost.value.last_step, str(lost.value)
 

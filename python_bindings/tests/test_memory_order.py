@@ -60,7 +60,7 @@ def test_a_gradient_that_lies_otherwise_than_what_was_added_is_refused() -> None
     matrix = of_rank_1(256, 192)
 
     def refused(transport: tersor.Transport) -> str:
-        with pytest.raises(tersor.InvalidArgument) as error:
+        with pytest.raises(tersor.InvalidArgumentError) as error:
             reduce(transport, matrix, transposed(matrix), "none")
         return str(error.value)
 

@@ -112,22 +112,24 @@ def test_weights_and_what_has_no_frames_pass() -> None:
 
 
 def test_what_is_wrong_is_named() -> None:
-    with pytest.raises(tersor.InvalidArgument, match="int9"):
+    with pytest.raises(tersor.InvalidArgumentError, match="int9"):
         tersor.federated.nvflare.Compress("int9")
     client, server = (
         tersor.federated.nvflare.Compress("int8+ef"),
         tersor.federated.nvflare.Decompress("int4"),
     )
-    with pytest.raises(tersor.InvalidArgument, match="codec is int8"):
+    with pytest.raises(tersor.InvalidArgumentError, match="codec is int8"):
         receive(server, send(client, update()))
     broken = {**update(), "bias": np.array([np.nan])}
     before = {name: one.copy() for name, one in client._residuals.items()}
-    with pytest.raises(tersor.InvalidArgument, match="bias: the update is not finite"):
+    with pytest.raises(tersor.InvalidArgumentError, match="bias: the update is not finite"):
         send(client, broken)
     assert all(np.array_equal(before[name], one) for name, one in client._residuals.items())
 
     for wrong in ([1.0, 2.0], (1.0,)):
-        with pytest.raises(tersor.InvalidArgument, match="bias: pass an array or a tensor, not a"):
+        with pytest.raises(
+            tersor.InvalidArgumentError, match="bias: pass an array or a tensor, not a"
+        ):
             send(client, {**update(), "bias": wrong})
 
     def spoiled(change: Any) -> bytes:
@@ -184,12 +186,14 @@ def test_what_is_wrong_is_named() -> None:
 def test_a_second_filter_is_refused() -> None:
     client = tersor.federated.nvflare.Compress("int8")
     message = client.process(DXO(DataKind.WEIGHT_DIFF, update()).to_shareable(), context())
-    with pytest.raises(tersor.InvalidArgument, match="one Compress filter is enough"):
+    with pytest.raises(tersor.InvalidArgumentError, match="one Compress filter is enough"):
         client.process(message, context())
 
 
 def test_plain_results_are_checked_too() -> None:
     data = {**update(), "bias": np.array([np.nan])}
     plain = fobs.dumps(DXO(DataKind.WEIGHT_DIFF, data).to_shareable())
-    with pytest.raises(tersor.InvalidArgument, match="bias: the update of site-1 is not finite"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match="bias: the update of site-1 is not finite"
+    ):
         receive(tersor.federated.nvflare.Decompress("int8"), plain)

@@ -174,18 +174,20 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
     model = make_model()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
-    with pytest.raises(tersor.InvalidArgument, match=r"computed again.*backward_passes_per_step"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match=r"computed again.*backward_passes_per_step"
+    ):
         loss_of(model, rank, 0).backward()
-    with pytest.raises(tersor.InvalidArgument, match="changed while it was being sent"):
+    with pytest.raises(tersor.InvalidArgumentError, match="changed while it was being sent"):
         optimizer.step()
     optimizer.zero_grad()
     plainly(model, optimizer, rank, 1)  # it is usable all the same
-    with pytest.raises(tersor.InvalidArgument, match=r"4 parameters.*names for 2"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"4 parameters.*names for 2"):
         DistributedOptimizer(sgd(model), model[0].named_parameters())
     twice = [("same", parameter) for parameter in model.parameters()]
-    with pytest.raises(tersor.InvalidArgument, match="called 'same'"):
+    with pytest.raises(tersor.InvalidArgumentError, match="called 'same'"):
         DistributedOptimizer(sgd(model), twice)
-    with pytest.raises(tersor.InvalidArgument, match="backward_passes_per_step=0"):
+    with pytest.raises(tersor.InvalidArgumentError, match="backward_passes_per_step=0"):
         wrap(model, backward_passes_per_step=0)
 
 
@@ -196,18 +198,20 @@ def test_gradients_must_not_change_while_they_are_sent(rank: int, count: int) ->
     loss_of(model, rank, 0).backward()
     with (
         optimizer.skip_synchronize(),
-        pytest.raises(tersor.InvalidArgument, match="within skip_synchronize"),
+        pytest.raises(tersor.InvalidArgumentError, match="within skip_synchronize"),
     ):
         optimizer.step()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
     before = copy.deepcopy(model)
-    with pytest.raises(tersor.InvalidArgument, match="changed while it was being sent"):
+    with pytest.raises(tersor.InvalidArgumentError, match="changed while it was being sent"):
         optimizer.step()
     assert same_weights(model, before)
     optimizer.zero_grad()
     loss_of(model, rank, 0).backward()
     model[0].weight.grad = model[0].weight.grad * 2
-    with pytest.raises(tersor.InvalidArgument, match=r"0.weight was changed while it was being"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match=r"0.weight was changed while it was being"
+    ):
         optimizer.step()
     optimizer.zero_grad()
     plainly(model, optimizer, rank, 1)  # it is usable all the same
@@ -251,14 +255,14 @@ def test_gradients_are_not_thrown_away_without_a_word(rank: int, count: int) -> 
     model = make_model()
     optimizer = wrap(model, "int8+ef")
     loss_of(model, rank, 0).backward()
-    with pytest.raises(tersor.InvalidArgument, match="transactional=True"):
+    with pytest.raises(tersor.InvalidArgumentError, match="transactional=True"):
         optimizer.zero_grad()
     optimizer.synchronize()
     with pytest.warns(UserWarning, match="transactional=True"):
         optimizer.zero_grad()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
-    with pytest.raises(tersor.InvalidArgument, match="1 of 2 ranks discard"):
+    with pytest.raises(tersor.InvalidArgumentError, match="1 of 2 ranks discard"):
         optimizer.zero_grad() if rank == 0 else optimizer.step()
 
 
@@ -273,7 +277,7 @@ def test_gradients_can_be_dropped_after_an_error(rank: int, count: int) -> None:
         unsupported="error",
     )
     table(torch.tensor([rank])).sum().backward()
-    with pytest.raises(tersor.InvalidArgument, match="sparse"):
+    with pytest.raises(tersor.InvalidArgumentError, match="sparse"):
         optimizer.synchronize()
     optimizer.zero_grad()
     assert table.weight.grad is None
@@ -314,7 +318,7 @@ def trains_odd_parameters(rank: int, count: int) -> list[str]:
         train_odd(ours, reference, rank)
     assert {one.filename for one in told} <= {parameters.__file__}
     assert same_weights(ours, reference)
-    with pytest.raises(tersor.InvalidArgument, match=r"scale \(float64\)"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"scale \(float64\)"):
         wrap(ours, unsupported="error")
     return [str(one.message) for one in told]
 

@@ -120,7 +120,7 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
     ray.get(train.remote(server, 1, 3))
     assert server.statistics()[0]["lost"] == [0]
     with pytest.raises(
-        tersor.InvalidArgument, match="worker 0 has not joined, or was considered lost"
+        tersor.InvalidArgumentError, match="worker 0 has not joined, or was considered lost"
     ):
         silent.pull(zeros())
     with server.client(0) as again:
@@ -128,20 +128,22 @@ def test_who_was_silent_is_told_and_may_join_again() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(tersor.InvalidArgument, match=r"without \+ef"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"without \+ef"):
         tersor.ray.ParameterServer(zeros(), pull="int8+ef")
-    with pytest.raises(tersor.InvalidArgument, match="no option 'pul'"):
+    with pytest.raises(tersor.InvalidArgumentError, match="no option 'pul'"):
         tersor.ray.ParameterServer(zeros(), pul="int8")  # type: ignore[call-arg]
     server = tersor.ray.ParameterServer(zeros(), **EXACT)
     client = server.client(0)
     bad = gradient(0, 0)
     bad["b"][7] = np.nan
-    with pytest.raises(tersor.InvalidArgument, match="not finite"):
+    with pytest.raises(tersor.InvalidArgumentError, match="not finite"):
         client.push(bad)
     client.push(gradient(0, 0))
     client._clocks = [0]
     client.push(gradient(0, 0))
-    with pytest.raises(tersor.InvalidArgument, match="pushes for clock 0, but its next clock is 1"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match="pushes for clock 0, but its next clock is 1"
+    ):
         client.leave()
     np.testing.assert_allclose(server.weights()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
 
@@ -183,7 +185,9 @@ def test_a_server_refuses_a_third_unanswered_push() -> None:
     client, other = server.client(0), server.client(1)
     first, second, *more = [raw_push(client, clock, gradient(0, 0)) for clock in (0, 1, 2, 1)]
     for refused in more:
-        with pytest.raises(tersor.InvalidArgument, match="worker 0 pushes while 2 of its pushes"):
+        with pytest.raises(
+            tersor.InvalidArgumentError, match="worker 0 pushes while 2 of its pushes"
+        ):
             ray.get(refused)
     other.push(gradient(1, 0))
     ray.get(first)
@@ -205,7 +209,9 @@ def test_a_push_that_is_not_finite_moves_nothing(staleness: int | None) -> None:
     bad["b"][7] = np.inf
     client._pushed.append([raw_push(client, 0, bad)])
     client._clocks = [1]
-    with pytest.raises(tersor.InvalidArgument, match=r"worker 4's push for clock 0: .* not finite"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match=r"worker 4's push for clock 0: .* not finite"
+    ):
         client.pull(zeros())
     assert all((one == 0).all() for one in server.weights().values())
 
@@ -218,7 +224,7 @@ def test_a_task_that_is_tried_again_takes_its_place() -> None:
     again.push(gradient(0, 0))
     ray.get(other)
     first.push(gradient(0, 5))
-    with pytest.raises(tersor.InvalidArgument, match="another worker has its number"):
+    with pytest.raises(tersor.InvalidArgumentError, match="another worker has its number"):
         first.flush()
     again.leave()
 

@@ -147,7 +147,7 @@ def test_a_call_that_fails_lets_go_of_no_gradient_under_way() -> None:
         for name, value in values.items():
             reducer.ready(name, value)
         del value
-        with pytest.raises(tersor.InvalidArgument, match="was ready before in this step"):
+        with pytest.raises(tersor.InvalidArgumentError, match="was ready before in this step"):
             reducer.ready(name, np.zeros_like(values[name]))
         del values
         gc.collect()
@@ -212,9 +212,11 @@ def scatter(transport: tersor.Transport) -> None:
         np.testing.assert_allclose(found, whole[own], rtol=1e-6)
         assert step == 1 or (other == 1).all()
     assert [one.steps for one in reducer.parameter_statistics()] == [2, 1]
-    with pytest.raises(tersor.InvalidArgument, match="1 names, 0 gradients and 0 shards"):
+    with pytest.raises(tersor.InvalidArgumentError, match="1 names, 0 gradients and 0 shards"):
         reducer.ready_sharded(["matrix"], [], [])
-    with pytest.raises(tersor.InvalidArgument, match=f"was added with {8 * transport.ranks} val"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match=f"was added with {8 * transport.ranks} val"
+    ):
         reducer.ready_sharded(["vector"], [np.ones(3, np.float32)], [np.ones(8, np.float32)])
 
 
@@ -268,11 +270,11 @@ def test_a_trace_tells_what_each_parameter_did(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_trace_that_cannot_be_written_is_told_before_training(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=r"no/trace\.rank0\.json"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"no/trace\.rank0\.json"):
         tersor.local.run(
             1, lambda transport: make(transport, trace=str(tmp_path / "no/trace.json"))
         )
-    with pytest.raises(tersor.InvalidArgument, match="name a file by trace="):
+    with pytest.raises(tersor.InvalidArgumentError, match="name a file by trace="):
         tersor.local.run(1, lambda transport: make(transport).write_trace())
 
 
@@ -297,7 +299,7 @@ def test_residuals_are_scaled_by_name() -> None:
         names = [one.name for one in reducer.parameter_statistics()]
         before = reducer.residual_norms()
         kept = [name for name, norm in zip(names, before, strict=True) if norm > 0]
-        with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
+        with pytest.raises(tersor.InvalidArgumentError, match='parameter "nobody" was not added'):
             reducer.scale_residuals(0.5, [kept[0], "nobody"])
         assert reducer.residual_norms() == before
         reducer.scale_residuals(0.5, [kept[0]])
@@ -343,7 +345,7 @@ def test_several_rules_of_a_pattern_are_a_schedule() -> None:
 
 
 def test_a_schedule_without_a_beginning_is_refused() -> None:
-    with pytest.raises(tersor.InvalidArgument, match="begins with step 7"):
+    with pytest.raises(tersor.InvalidArgumentError, match="begins with step 7"):
         tersor.local.run(1, lambda transport: make(transport, rules=[("*", "int8", 7)]))
 
 
@@ -418,24 +420,26 @@ def test_mistakes_are_named() -> None:
     def rank(transport: tersor.Transport) -> None:
         reducer = make(transport, codec="int8")
         flat = np.zeros(301, np.float32)
-        with pytest.raises(tersor.InvalidArgument, match="was added with 300 values"):
+        with pytest.raises(tersor.InvalidArgumentError, match="was added with 300 values"):
             reducer.ready("norm.bias", flat)
-        with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
+        with pytest.raises(tersor.InvalidArgumentError, match='parameter "nobody" was not added'):
             reducer.ready("nobody", flat)
-        with pytest.raises(tersor.InvalidArgument, match="gradients has 301 values"):
+        with pytest.raises(tersor.InvalidArgumentError, match="gradients has 301 values"):
             reducer.ready_flat(["norm.bias"], flat)
-        with pytest.raises(tersor.InvalidArgument, match='parameter "nobody" was not added'):
+        with pytest.raises(tersor.InvalidArgumentError, match='parameter "nobody" was not added'):
             reducer.ready_flat(["norm.bias", "nobody"], flat)
         for name, values in gradients(0, 0).items():  # no mistake made anything ready
             reducer.ready(name, values)
         reducer.wait()
-        with pytest.raises(tersor.InvalidArgument, match="transactional=True"):
+        with pytest.raises(tersor.InvalidArgumentError, match="transactional=True"):
             reducer.discard_step()
-        with pytest.raises(tersor.InvalidArgument, match="no option 'codecs'"):
+        with pytest.raises(tersor.InvalidArgumentError, match="no option 'codecs'"):
             make(transport, codecs="int8")
-        with pytest.raises(tersor.InvalidArgument, match="residual_dtype is f16: give f32 or bf16"):
+        with pytest.raises(
+            tersor.InvalidArgumentError, match="residual_dtype is f16: give f32 or bf16"
+        ):
             make(transport, residual_dtype="f16")
-        with pytest.raises(tersor.InvalidArgument, match="not a reducer's state"):
+        with pytest.raises(tersor.InvalidArgumentError, match="not a reducer's state"):
             reducer.load_state(b"nothing of the kind")
 
     tersor.local.run(1, rank)

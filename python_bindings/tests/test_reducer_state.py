@@ -80,7 +80,7 @@ def test_values_outlive_the_state_that_they_are_views_of() -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"abc", b"\0" * 100])
 def test_bytes_that_are_no_state_are_refused(damage: bytes) -> None:
-    with pytest.raises(tersor.InvalidArgument, match="not a reducer's state"):
+    with pytest.raises(tersor.InvalidArgumentError, match="not a reducer's state"):
         ReducerState.read(damage)
 
 
@@ -88,5 +88,5 @@ def test_choices_are_texts() -> None:
     state = ReducerState()
     state.form = "portable"
     assert state.form == "portable"
-    with pytest.raises(tersor.InvalidArgument, match='"exact", "portable"'):
+    with pytest.raises(tersor.InvalidArgumentError, match='"exact", "portable"'):
         state.form = "whole"

@@ -104,7 +104,7 @@ def test_an_address_of_another_host_is_named(port: int) -> None:
             tersor.TransportError, match=r'"no-such-host\.invalid", does not resolve'
         ):
             meet("no-such-host.invalid:4711", rank, timeout=0.1)
-    with pytest.raises(tersor.InvalidArgument, match="not an address"):
+    with pytest.raises(tersor.InvalidArgumentError, match="not an address"):
         meet("4711", 0)
 
 

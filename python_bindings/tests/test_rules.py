@@ -56,9 +56,9 @@ def test_a_rule_says_what_a_codec_needs(codec: str, by_value: bool, feedback: bo
 
 
 def test_wrong_rules_are_refused() -> None:
-    with pytest.raises(tersor.InvalidArgument, match="no rule matches"):
+    with pytest.raises(tersor.InvalidArgumentError, match="no rule matches"):
         choose({"rules": [("*.bias", "int8")]}, [3])
-    with pytest.raises(tersor.InvalidArgument, match="int9"):
+    with pytest.raises(tersor.InvalidArgumentError, match="int9"):
         choose({"codec": "int9"}, [3])
 
 
@@ -84,9 +84,9 @@ def test_residuals_may_lie_in_the_callers_arrays() -> None:
 
 
 def test_wrong_arrays_for_residuals_are_refused() -> None:
-    with pytest.raises(tersor.InvalidArgument, match="12 bytes; pass 24"):
+    with pytest.raises(tersor.InvalidArgumentError, match="12 bytes; pass 24"):
         _core.FeedbackState(np.zeros(3, np.float32), np.zeros(3, np.int32))
-    with pytest.raises(tersor.InvalidArgument, match="aligned"):
+    with pytest.raises(tersor.InvalidArgumentError, match="aligned"):
         _core.FeedbackState(np.zeros(3, np.float32), np.zeros(7, np.int64).view(np.int32)[1:7])
-    with pytest.raises(tersor.InvalidArgument, match="float64"):
+    with pytest.raises(tersor.InvalidArgumentError, match="float64"):
         _core.FeedbackState(np.zeros(3), fresh_words())

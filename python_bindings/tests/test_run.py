@@ -407,7 +407,7 @@ def test_a_wrong_rule_is_named(
 
 
 def with_options_of_its_own(rank: int, count: int, script: str, options: list[list[str]]) -> str:
-    with pytest.raises(tersor.InvalidArgument) as caught:
+    with pytest.raises(tersor.InvalidArgumentError) as caught:
         ran(rank, count, script, options[rank])
     return str(caught.value)
 

@@ -149,11 +149,15 @@ def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> No
 
     shard.join(0)
     shard.join(1)
-    with pytest.raises(tersor.InvalidArgument, match=r"worker 1's push for clock 0: .* not finite"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match=r"worker 1's push for clock 0: .* not finite"
+    ):
         push(0, np.nan)
     push(0, 1.0)
     push(1, 1.0)
-    with pytest.raises(tersor.InvalidArgument, match="worker 1 pushes while 2 of its pushes wait"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match="worker 1 pushes while 2 of its pushes wait"
+    ):
         push(2, 1.0)
     assert shard.leave_out_silent(60.0) == []
     shard.leave(0, True)
@@ -162,7 +166,7 @@ def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> No
 
 def test_what_is_wrong_is_told() -> None:
     def refused(transport: tersor.Transport, words: str, **options: Any) -> None:
-        with pytest.raises(tersor.InvalidArgument, match=words):
+        with pytest.raises(tersor.InvalidArgumentError, match=words):
             tersor.ParameterServer(transport, zeros(), **options)
 
     def rank(transport: tersor.Transport) -> None:
@@ -172,7 +176,7 @@ def test_what_is_wrong_is_told() -> None:
         refused(transport, "needs an exchange of all ranks", push="intsum")
         refused(transport, "no option 'codec'", codec="int8")
         refused(transport, "less than timeout=5", timeout=5.0, straggler_timeout=5.0)
-        with pytest.raises(tersor.InvalidArgument, match="pass it as server="):
+        with pytest.raises(tersor.InvalidArgumentError, match="pass it as server="):
             tersor.ParameterClient(transport, zeros())
 
     tersor.local.run(1, rank)
@@ -212,7 +216,7 @@ def test_what_an_update_raises_ends_the_calls_of_all() -> None:
             client.push(gradient(transport.rank, 0))
             client.pull(weights)
 
-        with pytest.raises((RuntimeError, tersor.InvalidArgument), match="no disk"):
+        with pytest.raises((RuntimeError, tersor.InvalidArgumentError), match="no disk"):
             train()
         client.leave()
         if server is not None:
@@ -242,7 +246,7 @@ def test_a_worker_of_another_model_is_told_so() -> None:
         with tersor.ParameterClient(transport, **arguments) as client:
             client.push(gradient(1, 0))
             assert told_so.wait(60)
-            with pytest.raises(tersor.InvalidArgument, match=r"first\.bias"):
+            with pytest.raises(tersor.InvalidArgumentError, match=r"first\.bias"):
                 client.push({"first.weight": zeros()["first.weight"]})
 
     tersor.local.run(3, rank)
@@ -310,9 +314,9 @@ def test_graphs_that_gossip_cannot_go_by() -> None:
             ([[(1, 0.5)], [(0, 0.4)], [], []], "give equal weights above 0"),
             ([[(1, 0.5)], [(0, 0.5)]], "has 2 ranks, the transport 4"),
         ):
-            with pytest.raises(tersor.InvalidArgument, match=words):
+            with pytest.raises(tersor.InvalidArgumentError, match=words):
                 tersor.Gossip(transport, topology)
-        with pytest.raises(tersor.InvalidArgument, match="on_split='stop'"):
+        with pytest.raises(tersor.InvalidArgumentError, match="on_split='stop'"):
             tersor.Gossip(transport, on_split="stop")  # type: ignore[arg-type]
 
     tersor.local.run(4, rank)

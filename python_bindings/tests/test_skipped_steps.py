@@ -282,7 +282,7 @@ def test_a_pass_is_discarded_by_hand_once(rank: int, count: int) -> None:
     for number, spoiled in ((10, ""), (11, "a")):
         run.backward(number, spoiled)
     run.handle.discard_step()
-    with pytest.raises(tersor.InvalidArgument, match="no step to discard"):
+    with pytest.raises(tersor.InvalidArgumentError, match="no step to discard"):
         run.handle.discard_step()
     run.scaler.step(run.optimizers[0])
     run.scaler.update()

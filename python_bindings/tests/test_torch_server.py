@@ -87,7 +87,7 @@ def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ra
         client.pull()
         model[0].requires_grad_(True)
         model(torch.ones(1, 1)).sum().backward()
-        with pytest.raises(tersor.InvalidArgument, match=r"0\.weight has a gradient"):
+        with pytest.raises(tersor.InvalidArgumentError, match=r"0\.weight has a gradient"):
             client.push()
     server.wait()
     assert all(bool((one == 1).all()) for one in model[0].parameters())
@@ -96,10 +96,10 @@ def test_frozen_layers_stay_and_what_is_not_finite_counts_as_zeros(rank: int, ra
 
 @processes.on(2)
 def test_parameters_that_no_server_takes(rank: int, ranks: int) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=r"weight: .* float32, bfloat16"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"weight: .* float32, bfloat16"):
         tersor.torch.ParameterClient(torch.nn.Linear(2, 2, dtype=torch.float64))
     with pytest.raises(
-        tersor.InvalidArgument, match=r"straggler_timeout=1e.09: .* less than timeout="
+        tersor.InvalidArgumentError, match=r"straggler_timeout=1e.09: .* less than timeout="
     ):
         tersor.torch.ParameterServer(network(), by_adam, straggler_timeout=1e9)
 
@@ -146,7 +146,7 @@ def test_a_client_follows_parameters_that_are_replaced(rank: int, ranks: int) ->
         for own, wanted in zip(model.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(own, wanted)
         model[0] = torch.nn.Linear(20, 41)
-        with pytest.raises(tersor.InvalidArgument, match=r"0\.weight: the model has no such"):
+        with pytest.raises(tersor.InvalidArgumentError, match=r"0\.weight: the model has no such"):
             client.pull()
 
 
@@ -212,7 +212,7 @@ def test_gossip_beside_training(rank: int, ranks: int) -> None:
 
 @processes.on(1)
 def test_what_gossip_of_a_model_refuses(rank: int, ranks: int) -> None:
-    with pytest.raises(tersor.InvalidArgument, match="whole parameters of float32"):
+    with pytest.raises(tersor.InvalidArgumentError, match="whole parameters of float32"):
         tersor.torch.Gossip(network().double())
     with pytest.raises(TypeError, match=r"must be a torch.nn.Module"):
         tersor.torch.Gossip(torch.ones(3))  # type: ignore[arg-type]

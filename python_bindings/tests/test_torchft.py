@@ -156,9 +156,9 @@ def test_what_is_wrong_is_told_in_our_words() -> None:
 
     with pytest.raises(TypeError, match="inner must be a process group of torchft"):
         ProcessGroupTersor(object())
-    with pytest.raises(tersor.InvalidArgument, match="int9"):
+    with pytest.raises(tersor.InvalidArgumentError, match="int9"):
         ProcessGroupTersor(ProcessGroupDummy(0, 1), "int9")
-    with pytest.raises(tersor.InvalidArgument):
+    with pytest.raises(tersor.InvalidArgumentError):
         ProcessGroupTersor(ProcessGroupDummy(0, 1), "auto")
     group = ProcessGroupTersor(ProcessGroupGloo(), "int8+ef")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

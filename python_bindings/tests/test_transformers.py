@@ -32,7 +32,7 @@ def losses(logs: list[dict[str, float]]) -> list[float]:
 def refusal(count: int, run: Run) -> list[str]:
     """What each rank is told; all are told something before a step is made."""
     found = [one.error for one in ranks.outcomes(train, count, run)]
-    assert all(isinstance(one, tersor.InvalidArgument) for one in found), found
+    assert all(isinstance(one, tersor.InvalidArgumentError) for one in found), found
     return [str(one) for one in found]
 
 
@@ -149,5 +149,5 @@ def test_one_process_is_told_that_nothing_is_done(tmp_path: pathlib.Path) -> Non
 def test_wrong_options_are_named() -> None:
     from tersor.integrations.transformers import TersorCallback
 
-    with pytest.raises(tersor.InvalidArgument, match="exact, portable"):
+    with pytest.raises(tersor.InvalidArgumentError, match="exact, portable"):
         TersorCallback(state="whole")  # type: ignore[arg-type]

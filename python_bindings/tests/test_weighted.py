@@ -91,7 +91,7 @@ def test_samples_that_are_forgotten_are_an_error_on_all_ranks(
     dist.barrier()  # what ends the next step ends this one too, where it is under way still
     training.handle.samples = None if rank else 8
     if name == "DistributedOptimizer" and rank == 1:
-        with pytest.raises(tersor.InvalidArgument, match="set samples before"):
+        with pytest.raises(tersor.InvalidArgumentError, match="set samples before"):
             training.step(rank, 2)
         return tersor.torch.close()
     says = "set samples before" if name != "DistributedOptimizer" else "rank 1"
@@ -105,7 +105,7 @@ def test_forgotten_on_all_ranks_they_are_an_error_and_may_be_told_then(
     rank: int, count: int, name: str
 ) -> None:
     training = HANDLES[name](EXACT, weighted=True)
-    with pytest.raises(tersor.InvalidArgument, match="set samples before"):
+    with pytest.raises(tersor.InvalidArgumentError, match="set samples before"):
         backward(training, rank, 0, 16)
     if name != "DistributedOptimizer":
         training.handle.reset()
@@ -120,7 +120,7 @@ def test_forgotten_on_all_ranks_they_are_an_error_and_may_be_told_then(
 def test_samples_without_weights_are_refused(rank: int, count: int, name: str) -> None:
     training = HANDLES[name](EXACT)
     training.handle.samples = 8
-    with pytest.raises(tersor.InvalidArgument, match="needs weighted=True"):
+    with pytest.raises(tersor.InvalidArgumentError, match="needs weighted=True"):
         backward(training, rank, 0, 16)
 
 
@@ -133,7 +133,7 @@ def test_bad_samples_are_refused(name: str, samples: float) -> None:
 def refuses(rank: int, count: int, name: str, samples: float) -> None:
     training = HANDLES[name](EXACT, weighted=True)
     training.handle.samples = samples
-    with pytest.raises(tersor.InvalidArgument, match="0 or more"):
+    with pytest.raises(tersor.InvalidArgumentError, match="0 or more"):
         backward(training, rank, 0, 16)
 
 
@@ -293,22 +293,22 @@ def test_a_sum_is_one_of_what_no_codec_takes_too(rank: int, count: int) -> None:
 def test_a_mesh_of_two_dimensions_is_refused(rank: int, count: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = fully_shard(make_model(), mesh=mesh)
-    with pytest.raises(tersor.InvalidArgument, match="one mesh, of one dimension"):
+    with pytest.raises(tersor.InvalidArgumentError, match="one mesh, of one dimension"):
         tersor.torch.compress(model, weighted=True)
 
 
 @ranks.on(2)
 def test_who_has_samples_of_its_own_refuses_the_option(rank: int, count: int) -> None:
     model = make_model()
-    with pytest.raises(tersor.InvalidArgument, match="set samples before step"):
+    with pytest.raises(tersor.InvalidArgumentError, match="set samples before step"):
         tersor.torch.CompressedAdamW(model.named_parameters(), weighted=True)
-    with pytest.raises(tersor.InvalidArgument, match="mean over ranks"):
+    with pytest.raises(tersor.InvalidArgumentError, match="mean over ranks"):
         tersor.torch.DiLoCo(model, every=2, weighted=True)
 
 
 @ranks.on(2)
 def test_a_sum_is_refused_in_pythons_words(rank: int, count: int) -> None:
-    with pytest.raises(tersor.InvalidArgument, match=r'weighted=True .* reduction="mean"'):
+    with pytest.raises(tersor.InvalidArgumentError, match=r'weighted=True .* reduction="mean"'):
         HANDLES["DistributedOptimizer"](EXACT, weighted=True, reduction="sum")
 
 
@@ -317,7 +317,7 @@ def test_with_numpy() -> None:
         reducer = tersor.GradientReducer(transport, codec="none", weighted=True)
         gradient = np.full(5000, transport.rank, np.float32)
         reducer.add("w", gradient)
-        with pytest.raises(tersor.InvalidArgument, match="weighted=True"):
+        with pytest.raises(tersor.InvalidArgumentError, match="weighted=True"):
             reducer.ready("w", gradient)
         reducer.weigh(1 + 2 * transport.rank)
         reducer.ready("w", gradient)

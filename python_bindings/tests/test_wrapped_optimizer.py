@@ -65,7 +65,9 @@ def test_edits_that_pytorch_does_not_count_are_named_and_not_sent(rank: int, cou
         loss_of(model, rank, step).backward()
         loss_of(reference, rank, step).backward()
         edit(model[2].weight.grad)
-        with pytest.raises(tersor.InvalidArgument, match=r"2\.weight was changed while it was"):
+        with pytest.raises(
+            tersor.InvalidArgumentError, match=r"2\.weight was changed while it was"
+        ):
             optimizer.step()
         unedited.synchronize()
         names = ["0.weight", "0.bias", "2.bias"]
@@ -167,7 +169,9 @@ def test_attributes_and_methods_are_those_of_the_wrapped_optimizer(rank: int, co
     loss_of(model, rank, 1).backward()
     outer.step(factor=0.5)
     assert inner.param_groups[0]["lr"] == 0.1
-    with pytest.raises(tersor.InvalidArgument, match="CompressedSGD exchanges in its own step"):
+    with pytest.raises(
+        tersor.InvalidArgumentError, match="CompressedSGD exchanges in its own step"
+    ):
         DistributedOptimizer(tersor.torch.CompressedSGD(model.named_parameters(), lr=0.1))
 
 

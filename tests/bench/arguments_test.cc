@@ -97,7 +97,7 @@ TEST(Arguments, TimesAreWrittenAsThoseOfLinks) {
                                                    {"0", "0"},       {"8ns", "8e-09"}};
   for (const auto& [time, seconds] : same) EXPECT_EQ(seconds_text(time), seconds);
   for (const char* wrong : {"", "us", "5min", "5us,", "-1", "nan", "inf", "1e999"})
-    EXPECT_THROW(seconds_text(wrong), InvalidArgument) << wrong;
+    EXPECT_THROW(seconds_text(wrong), InvalidArgumentError) << wrong;
 }
 
 TEST(Arguments, AnUnwritableFileIsFoundBeforeTheRun) {

@@ -34,7 +34,7 @@ std::string refusal(Variables variables) {
   const Environment environment(std::move(variables));
   try {
     identity_of_process();
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     return error.what();
   }
   return "none";

@@ -150,7 +150,7 @@ TEST(AccumulatorsErrors, AreNamedAndNothingIsSent) {
   const auto complaint = [&](const AccumulatorFormat& format) -> std::string {
     try {
       encode_accumulators(values, format, 1, accumulators);
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       return error.what();
     }
     return "none";
@@ -168,9 +168,9 @@ TEST(AccumulatorsErrors, AreNamedAndNothingIsSent) {
   values[3] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_NE(complaint({}).find("2 values are not finite"), std::string::npos);
   EXPECT_EQ(accumulators, Bytes(16));
-  EXPECT_THROW(add_accumulators(accumulators, Bytes(8), 16), InvalidArgument);
+  EXPECT_THROW(add_accumulators(accumulators, Bytes(8), 16), InvalidArgumentError);
   Bytes odd(5);
-  EXPECT_THROW(add_accumulators(odd, odd, 16), InvalidArgument);
+  EXPECT_THROW(add_accumulators(odd, odd, 16), InvalidArgumentError);
 }
 
 }  // namespace

@@ -326,11 +326,12 @@ TEST(Blocktopk, DamagedIndicesAreNamed) {
 
 TEST(Blocktopk, DensitiesLieAboveZeroAndUpToAQuarter) {
   for (const char* density : {"0", "-0.1", "0.2501", "1", "nan", "x", "1e999"}) {
-    const std::string error =
-        error_of<InvalidArgument>([&] { make_codec(std::string("blocktopk:density=") + density); });
+    const std::string error = error_of<InvalidArgumentError>(
+        [&] { make_codec(std::string("blocktopk:density=") + density); });
     EXPECT_NE(error.find("above 0, at most 0.25"), std::string::npos) << error;
   }
-  const std::string error = error_of<InvalidArgument>([] { make_codec("blocktopk:values=int8"); });
+  const std::string error =
+      error_of<InvalidArgumentError>([] { make_codec("blocktopk:values=int8"); });
   EXPECT_NE(error.find("values=sign|int4|bf16 (sign)"), std::string::npos) << error;
   EXPECT_EQ(make_codec("blocktopk:values=sign+ef")->spec().text(), "blocktopk:density=0.01+ef");
 }

@@ -264,7 +264,7 @@ TEST(Cast, StochasticRoundingHasNoNativeSum) {
   EXPECT_EQ(harness.plan().rounds[0].exchanges,
             (std::vector{Exchange::kTwoShot, Exchange::kGather}));
   GuardedValues raw(300, Dtype::kBf16);
-  const std::string error = error_of<InvalidArgument>(
+  const std::string error = error_of<InvalidArgumentError>(
       [&] { harness.codec().encode_native(harness.encode_call(), 1.0f, raw.span()); });
   EXPECT_NE(error.find("a transport rounds its sums to nearest"), std::string::npos) << error;
 }

@@ -226,7 +226,7 @@ const std::vector<Broken> kBroken = {
 Golden golden_of(const Broken& broken) {
   for (const Golden& golden : golden_frames())
     if (golden.name == broken.golden) return golden;
-  throw InvalidArgument(std::string("no golden frame ") + broken.golden);
+  throw InvalidArgumentError(std::string("no golden frame ") + broken.golden);
 }
 
 void write_broken(const Broken& broken) {

@@ -237,7 +237,7 @@ TEST(Hadamard, FramesOfTwoStepsAreRefused) {
 TEST(Hadamard, OtherBitsAreRefused) {
   for (const char* bits : {"0", "5", "2.0", "two", "-1", "02"}) {
     const std::string error =
-        error_of<InvalidArgument>([&] { make_codec(std::string("hadamard:bits=") + bits); });
+        error_of<InvalidArgumentError>([&] { make_codec(std::string("hadamard:bits=") + bits); });
     EXPECT_NE(error.find("bits=1|2|3|4 (2)"), std::string::npos) << error;
     EXPECT_NE(error.find(std::string("\"") + bits + "\""), std::string::npos) << error;
   }

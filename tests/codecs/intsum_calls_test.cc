@@ -55,12 +55,12 @@ TEST(IntsumCalls, AKnownScaleSparesTheRoundOfMaxima) {
     EXPECT_EQ(plan.rounds[0].exchanges, std::vector{Exchange::kNativeSum});
     EXPECT_EQ(plan.rounds[0].native_count, values);
     GuardedValues back(values, plan.rounds[0].native_dtype);
-    const std::string error = error_of<InvalidArgument>(
+    const std::string error = error_of<InvalidArgumentError>(
         [&] { harness.codec().absorb(harness.decode_call({}), back.span()); });
     EXPECT_NE(error.find("no sums to absorb"), std::string::npos) << error;
     harness.identity.round = 1;
     EXPECT_THROW(harness.codec().encode_native(harness.encode_call(), 1.0f, back.span()),
-                 InvalidArgument);
+                 InvalidArgumentError);
   }
 }
 
@@ -85,7 +85,7 @@ TEST(IntsumCalls, BlocksToAKnownScaleSayHowManyRanksHadWhatIsNotFinite) {
 TEST(IntsumCalls, TooManyRanksAreToldWhichBitsToTake) {
   const Segment segment{.count = 700};
   const auto error = [&](const char* spec, std::size_t ranks) {
-    return error_of<InvalidArgument>([&] {
+    return error_of<InvalidArgumentError>([&] {
       make_codec(spec)->plan({.segments = {&segment, 1}, .contributions = ranks});
     });
   };
@@ -108,14 +108,15 @@ TEST(IntsumCalls, OtherValuesAndMemoryAreRefused) {
   CodecHarness& rank = rounds.ranks[0];
   const auto refuses = [&](std::uint8_t round, ConstValueSpan values) {
     rank.identity.round = round;
-    EXPECT_THROW(rank.codec().absorb(rank.decode_call({}), values), InvalidArgument);
-    EXPECT_THROW(rank.codec().decode_native(rank.decode_call({}), values), InvalidArgument);
+    EXPECT_THROW(rank.codec().absorb(rank.decode_call({}), values), InvalidArgumentError);
+    EXPECT_THROW(rank.codec().decode_native(rank.decode_call({}), values), InvalidArgumentError);
   };
   refuses(0, rounds.combined[1].span());
   refuses(1, rounds.combined[0].span());
   EncodeCall call = rank.encode_call();
   call.execution.round_state = call.execution.round_state.first(7);
-  EXPECT_THROW(rank.codec().encode_native(call, 1.0f, rounds.combined[1].span()), InvalidArgument);
+  EXPECT_THROW(rank.codec().encode_native(call, 1.0f, rounds.combined[1].span()),
+               InvalidArgumentError);
 }
 
 TEST(IntsumCalls, ChunksMakeTheSameValues) {

@@ -23,7 +23,9 @@ HarnessOptions with_rows(HarnessOptions options = {}) {
 }
 
 std::string refusal_of(const std::string& spec, const Segment& segment) {
-  return error_of<InvalidArgument>([&] { make_codec(spec)->plan({.segments = {&segment, 1}}); });
+  return error_of<InvalidArgumentError>([&] {
+    make_codec(spec)->plan({.segments = {&segment, 1}});
+  });
 }
 
 bool says(const std::string& error, const char* words) {
@@ -70,7 +72,7 @@ TEST(LowrankCalls, MemoriesOfOtherSizesAreRefused) {
   EncodeCall call = rank.encode_call();
   const auto error_with = [&](const std::vector<SegmentMemory>& memories) {
     call.memories = memories;
-    return error_of<InvalidArgument>(
+    return error_of<InvalidArgumentError>(
         [&] { rank.codec().encode_native(call, 1.0f, rounds.combined[1].span()); });
   };
   std::vector<SegmentMemory> memories(call.memories.begin(), call.memories.end() - 1);

@@ -78,7 +78,7 @@ TEST_P(NativeCalls, FramesAreRefused) {
   CodecHarness harness(native().codec, native().counts, with_rows());
   const std::vector<GuardedBytes> frames = {GuardedBytes(harness.plan().frame_bytes)};
   const auto refused = [](const std::function<void()>& body) {
-    return error_of<InvalidArgument>(body).find("only raw values") != std::string::npos;
+    return error_of<InvalidArgumentError>(body).find("only raw values") != std::string::npos;
   };
   EXPECT_TRUE(refused([&] { harness.encode(); }));
   EXPECT_TRUE(refused([&] { harness.decode(frames); }));
@@ -116,11 +116,11 @@ TEST_P(NativeCalls, OtherRoundsAndFactorsAreRefused) {
   for (std::size_t round = 0; round < values.size(); ++round) {
     EXPECT_NO_THROW(encode(round, 1.0f, values[round]));
     for (std::size_t other = 0; other < values.size(); ++other)
-      if (other != round) EXPECT_THROW(encode(round, 1.0f, values[other]), InvalidArgument);
+      if (other != round) EXPECT_THROW(encode(round, 1.0f, values[other]), InvalidArgumentError);
   }
-  EXPECT_THROW(encode(values.size(), 1.0f, values.back()), InvalidArgument);
+  EXPECT_THROW(encode(values.size(), 1.0f, values.back()), InvalidArgumentError);
   for (const float factor : {0.0f, -1.0f, INFINITY, std::nanf("")})
-    EXPECT_THROW(encode(values.size() - 1, factor, values.back()), InvalidArgument) << factor;
+    EXPECT_THROW(encode(values.size() - 1, factor, values.back()), InvalidArgumentError) << factor;
 }
 
 TEST_P(NativeCalls, OnlyTheLastRoundChangesStateAndMemory) {

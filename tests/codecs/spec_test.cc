@@ -16,7 +16,7 @@ namespace tersor::test {
 namespace {
 
 std::string error_with(const std::string& spec) {
-  return error_of<InvalidArgument>([&] { make_codec(spec); });
+  return error_of<InvalidArgumentError>([&] { make_codec(spec); });
 }
 
 bool tells(const std::string& error, const std::string& words) {
@@ -38,7 +38,7 @@ TEST(Spec, ShowsTheGrammarWhereItIsMalformed) {
   for (const char* text : {"", ":", "+ef", "int8:", "int8:rounding", "int8:=nearest", "int8:a=",
                            "int8:a=b,", "int8:a=b,,c=d", "int8+", "int8+fe", "int8+ef+ef",
                            "int8+ef:a=b", "in t8", "int8:a=b,a=c", "int8:a=b=c", "topk:x=1e+0"}) {
-    const std::string error = error_of<InvalidArgument>([&] { parse_spec(text); });
+    const std::string error = error_of<InvalidArgumentError>([&] { parse_spec(text); });
     EXPECT_TRUE(tells(error, "name[:key=value[,key=value]...][+ef]")) << text << ": " << error;
   }
 }

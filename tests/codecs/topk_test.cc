@@ -240,7 +240,7 @@ TEST(Topk, KeepsFromOneValueToAll) {
   EXPECT_EQ(topk_selected(7, 1), 7u);
   const auto codec = make_codec("topk:density=1");
   const Segment huge{.count = std::size_t{1} << 32};
-  EXPECT_THROW(codec->plan({.segments = {&huge, 1}}), InvalidArgument);
+  EXPECT_THROW(codec->plan({.segments = {&huge, 1}}), InvalidArgumentError);
 }
 
 TEST(Topk, TheHeaderHoldsDensityAndType) {

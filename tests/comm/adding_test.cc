@@ -131,7 +131,7 @@ TEST(AddingBetweenSteps, IsRefusedWhereGradientsAreReady) {
     try {
       grows.reducer().add("third", more);
       ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_THAT(error.what(), HasSubstr("add \"third\" between two steps"));
     }
     grows.reducer().ready("second", other);

@@ -81,7 +81,7 @@ TEST(AllToAllDetours, RefuseWhatIsNoGridOfAllRanks) {
       if (!hosts.empty()) options.algorithm = Algorithm::kHierarchical;
       try {
         dealt(transport, deal, 4, options);
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         return std::string(error.what());
       }
       return std::string();

@@ -239,7 +239,7 @@ std::string refused(const std::function<void(Transport&, const Values&, Values&)
     try {
       call(transport, input, output);
       ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       if (transport.rank() == 1) said = error.what();
     }
     EXPECT_EQ(output, Values(80, 2.0f));

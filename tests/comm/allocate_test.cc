@@ -60,7 +60,7 @@ template <typename Call>
 std::string message_of(const Call& call) {
   try {
     call();
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     return error.what();
   }
   return "nothing was thrown";

@@ -201,7 +201,7 @@ TEST(AllreduceFeedback, WithoutAStateIsAnErrorThatSaysWhatToDo) {
     try {
       allreduce(transport, gradient, {.codec = "int8+ef"});
       FAIL();
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_NE(std::string(error.what()).find("state"), std::string::npos) << error.what();
     }
   });
@@ -213,7 +213,7 @@ TEST(AllreduceFeedback, AnOwnersResidualOfAnotherCountIsAnError) {
     StateWords words;
     const CollectiveState state{residual, {}, &words};
     EXPECT_THROW(allreduce(transport, gradient, {.codec = "int8+ef", .state = &state}),
-                 InvalidArgument);
+                 InvalidArgumentError);
   });
 }
 

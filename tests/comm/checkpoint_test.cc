@@ -83,7 +83,7 @@ TEST_P(Checkpoint, ADiscardedStepLeavesNoTrace) {
       for (int i = 0; i < 2; ++i) {
         run.step(9);
         run.reducer.discard_step();
-        EXPECT_THROW(run.reducer.discard_step(), InvalidArgument);
+        EXPECT_THROW(run.reducer.discard_step(), InvalidArgumentError);
       }
       for (int step = 1; step < 3; ++step) {
         const Values wanted = plain.step(step);
@@ -105,7 +105,7 @@ TEST_P(Checkpoint, JoinedStepsAreDiscardedTogether) {
       for (int i = 0; i < step + 1; ++i) run.step(90 + i);
       run.reducer.discard_step();
     }
-    EXPECT_THROW(run.reducer.discard_step(), InvalidArgument);
+    EXPECT_THROW(run.reducer.discard_step(), InvalidArgumentError);
     EXPECT_EQ(run.reducer.statistics().steps_discarded, 6u);
   });
 }
@@ -143,7 +143,7 @@ TEST_P(Checkpoint, ResidualsAreScaledByName) {
     Pair run(transport, {.codec = GetParam()}), scaled(transport, {.codec = GetParam()});
     for (Pair* one : {&run, &scaled}) one->step_both(gaussian(kCount, 1));
     const std::string some[] = {"v"}, unknown[] = {"v", "nobody"};
-    EXPECT_THROW(scaled.reducer.scale_residuals(4.0f, unknown), InvalidArgument);
+    EXPECT_THROW(scaled.reducer.scale_residuals(4.0f, unknown), InvalidArgumentError);
     scaled.reducer.scale_residuals(4.0f, some);
     for (Pair* one : {&run, &scaled}) one->step_both(Values(kCount));
     EXPECT_EQ(scaled.gradient, run.gradient);
@@ -165,7 +165,7 @@ TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
     const auto message = [&](const std::vector<std::byte>& bytes, GradientReducer& reducer) {
       try {
         reducer.load_state(bytes);
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         return std::string(error.what());
       }
       return std::string("no error");
@@ -197,7 +197,7 @@ TEST(State, OfAnotherReducerOrDamagedIsAnErrorThatSaysWhat) {
   });
   run_ranks(3, {}, [&](Transport& transport) {
     Training run(transport, {.codec = "int8+ef"});
-    EXPECT_THROW(run.reducer.load_state(state), InvalidArgument);
+    EXPECT_THROW(run.reducer.load_state(state), InvalidArgumentError);
   });
 }
 
@@ -209,7 +209,7 @@ std::string refusal(Transport& transport, const std::vector<std::string>& names,
   for (const std::string& name : names) reducer.add(name, gradient, 100, count / 100);
   try {
     reducer.load_state(state);
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     return error.what();
   }
   return "no error";

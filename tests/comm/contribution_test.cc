@@ -79,7 +79,7 @@ TEST(Contributions, AParameterMayBeAddedBeforeItHasAGradient) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
     reducer.add("w", {.count = 5000, .rows = 50, .columns = 100});
-    EXPECT_THROW(reducer.ready("w"), InvalidArgument);
+    EXPECT_THROW(reducer.ready("w"), InvalidArgumentError);
     for (int step = 0; step < 2; ++step) {
       Values gradient(5000, 1.0f);
       reducer.ready("w", gradient);

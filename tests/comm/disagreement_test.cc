@@ -135,8 +135,8 @@ TEST(Disagreement, AWrongRuleOnOneRankCostsTheOthersNothing) {
   run_ranks(2, {}, [](Transport& transport) {
     const ReducerOptions right{.codec = "none", .timeout = std::chrono::seconds(20)};
     if (transport.rank() == 0) {
-      EXPECT_THROW(GradientReducer(transport, {.codec = "int9"}), InvalidArgument);
-      EXPECT_THROW(GradientReducer(transport, {.rules = {{"*", "int9"}}}), InvalidArgument);
+      EXPECT_THROW(GradientReducer(transport, {.codec = "int9"}), InvalidArgumentError);
+      EXPECT_THROW(GradientReducer(transport, {.rules = {{"*", "int9"}}}), InvalidArgumentError);
     }
     std::vector<float> gradient(10, 1.0f);
     GradientReducer reducer(transport, right);
@@ -199,9 +199,9 @@ TEST(Disagreement, APoisonedTransportSaysSoAtOnce) {
 TEST(Disagreement, AWrongCodecIsAnErrorBeforeAnythingIsSent) {
   run_ranks(2, {}, [](Transport& transport) {
     Values gradient(100, 2.0f);
-    EXPECT_THROW(allreduce(transport, gradient, {.codec = "int9"}), InvalidArgument);
+    EXPECT_THROW(allreduce(transport, gradient, {.codec = "int9"}), InvalidArgumentError);
     EXPECT_THROW(allreduce(transport, gradient, {.codec = "int8", .algorithm = Algorithm::kNative}),
-                 InvalidArgument);
+                 InvalidArgumentError);
     allreduce(transport, gradient, {.codec = "none"});  // the transport still works
     EXPECT_EQ(gradient.front(), 4.0f);
   });

@@ -40,10 +40,10 @@ void run_mortal(const std::function<void(Transport&)>& body) {
 
 /// Runs `step` and expects lost ranks.
 template <typename Step>
-RanksLost expect_lost(const Step& step) {
+RanksLostError expect_lost(const Step& step) {
   try {
     step();
-  } catch (const RanksLost& lost) {
+  } catch (const RanksLostError& lost) {
     return lost;
   }
   ADD_FAILURE() << "no rank is lost";
@@ -51,20 +51,20 @@ RanksLost expect_lost(const Step& step) {
 }
 
 /// Two steps, then the victims leave. The other ranks have the same steps.
-RanksLost lose(Training& run, const std::vector<int>& victims = {kVictim}) {
+RanksLostError lose(Training& run, const std::vector<int>& victims = {kVictim}) {
   for (int step = 0; step < 2; ++step) run.step(step);
   if (std::ranges::count(victims, run.rank) != 0) return {"", {}, 0};
   return expect_lost([&] { run.step(2); });
 }
 
-bool is_gone(const RanksLost& lost) { return lost.members().empty(); }
+bool is_gone(const RanksLostError& lost) { return lost.members().empty(); }
 
 TEST(Elastic, ThoseLeftGoOnAndAgree) {
   std::mutex mutex;
   std::vector<Values> results;
   run_mortal([&](Transport& transport) {
     Training run(transport, elastic());
-    const RanksLost lost = lose(run);
+    const RanksLostError lost = lose(run);
     if (is_gone(lost)) return;
     EXPECT_EQ(lost.members(), (std::vector<int>{0, 1, 3}));
     EXPECT_EQ(lost.last_step(), 2u);
@@ -192,7 +192,7 @@ TEST(Elastic, AParameterAddedJustBeforeALossIsThere) {
     run.reducer.add("more", more);
     run.reducer.ready("more");
     is_added.count_down();
-    const RanksLost lost = expect_lost([&] { run.step(1); });
+    const RanksLostError lost = expect_lost([&] { run.step(1); });
     EXPECT_EQ(lost.last_step(), 1u);
     run.reducer.resume();
     std::ranges::fill(more, static_cast<float>(run.rank));
@@ -222,7 +222,7 @@ TEST(Elastic, AFaultOnAnotherChannelIsHeardOf) {
         meet();
       };
       EXPECT_THROW(meet_twice(), TransportError);
-      const RanksLost lost = expect_lost([&] { run.reducer.check_faults(); });
+      const RanksLostError lost = expect_lost([&] { run.reducer.check_faults(); });
       EXPECT_EQ(lost.members(), (std::vector<int>{0, 1, 3}));
       run.reducer.resume();
       run.reducer.check_faults();
@@ -251,7 +251,7 @@ TEST(Elastic, AReducerThatLostRanksAnswers) {
     EXPECT_EQ(read_state(run.reducer.save_state()).step, 2u);
     EXPECT_EQ(run.reducer.explain().substr(0, 3), "w: ");
     EXPECT_GT(run.reducer.residual_norms().at(0), 0.0);
-    EXPECT_THROW(run.step(2), RanksLost);  // still lost
+    EXPECT_THROW(run.step(2), RanksLostError);  // still lost
     run.reducer.resume();
   });
 }
@@ -262,7 +262,7 @@ void go_on(Training& run) {
       run.reducer.resume();
       run.step(2);
       again = false;
-    } catch (const RanksLost&) {
+    } catch (const RanksLostError&) {
     }
 }
 
@@ -275,7 +275,7 @@ TEST(Elastic, OfTwoHalvesTheOneWithTheLowestRankGoesOn) {
       if (lowest_is_left)
         EXPECT_NO_THROW(go_on(run));
       else
-        EXPECT_THROW(go_on(run), InvalidArgument);
+        EXPECT_THROW(go_on(run), InvalidArgumentError);
     });
 }
 
@@ -292,12 +292,12 @@ TEST(Elastic, OneRankAloneGoesOnWhereSoFewMay) {
   });
 }
 
-/// The text of the InvalidArgument thrown by a call.
+/// The text of the InvalidArgumentError thrown by a call.
 template <typename Call>
 std::string refusal(const Call& call) {
   try {
     call();
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     return error.what();
   }
   return "not refused";
@@ -319,7 +319,7 @@ TEST(Elastic, WhatCannotGoOnIsRefused) {
     EXPECT_TRUE(says(refusal([&] { reducer.add("w", shape); }), "all-reduced"));
     EXPECT_TRUE(says(refusal([&] { reducer.resume(); }), "no rank was lost"));
     GradientReducer plain(transport, {.codec = "int8"});
-    EXPECT_TRUE(says(refusal([&] { plain.resume(); }), "RanksLost"));
+    EXPECT_TRUE(says(refusal([&] { plain.resume(); }), "RanksLostError"));
   });
 }
 

@@ -28,7 +28,7 @@ template <typename Call>
 std::string refusal_of(const Call& call) {
   try {
     call();
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     return error.what();
   }
   return {};
@@ -290,7 +290,7 @@ TEST(Gossips, ALateRankIsLostAloneAndIsTold) {
         const std::size_t before = seen.lost.size();
         try {
           gossip.mix();
-        } catch (const PeerLost& split) {
+        } catch (const PeerLostError& split) {
           error += split.what();
         }
         seen = gossip.statistics();

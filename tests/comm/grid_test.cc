@@ -200,7 +200,7 @@ std::string refused(const CollectiveOptions& options, int ranks) {
     Values gradient(1000, 1.0f);
     try {
       allreduce(transport, gradient, options);
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       if (transport.rank() == 0) said = error.what();
     }
     for (const float value : gradient) ASSERT_EQ(value, 1.0f);
@@ -224,7 +224,7 @@ TEST(GridErrors, SayWhatABoundDoesNotAllow) {
     EXPECT_NE(refused(options, 2).find("give at least 1, the growth of one dimension"),
               std::string::npos);
     run_ranks(2, {}, [&](Transport& transport) {
-      EXPECT_THROW(GradientReducer(transport, {.error_growth = nonsense}), InvalidArgument);
+      EXPECT_THROW(GradientReducer(transport, {.error_growth = nonsense}), InvalidArgumentError);
     });
   }
 }

@@ -211,7 +211,7 @@ TEST(HierarchicalCheckpoint, OtherLocalRanksAreRefused) {
     Training run(transport, hierarchical({0, 1, 0, 1}));
     const auto& state = states[static_cast<std::size_t>(transport.rank())];
     if (transport.rank() == 0 || transport.rank() == 3) return;
-    EXPECT_THROW(run.reducer.load_state(state), InvalidArgument);
+    EXPECT_THROW(run.reducer.load_state(state), InvalidArgumentError);
   });
 }
 
@@ -219,8 +219,8 @@ TEST(HierarchicalReducerOptions, SayWhatDoesNotFit) {
   run_ranks(4, {}, [](Transport& transport) {
     ReducerOptions options = hierarchical({0, 0, 1, 1});
     options.measure_error = MeasureError::kOn;
-    EXPECT_THROW(GradientReducer(transport, options), InvalidArgument);
-    EXPECT_THROW(GradientReducer(transport, hierarchical({0, 0, 1})), InvalidArgument);
+    EXPECT_THROW(GradientReducer(transport, options), InvalidArgumentError);
+    EXPECT_THROW(GradientReducer(transport, hierarchical({0, 0, 1})), InvalidArgumentError);
   });
 }
 

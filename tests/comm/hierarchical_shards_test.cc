@@ -219,7 +219,7 @@ TEST(ScatteredCount, IsTheShardsOfOneLocalRank) {
   EXPECT_EQ(scattered_count(1200, Hosts{0, 0, 1}), 1200u);
   EXPECT_EQ(scattered_count(1200, Hosts{0, 1, 2}), 1200u);
   EXPECT_EQ(scattered_count(1200, Hosts{4, 4}), 0u);
-  EXPECT_THROW(scattered_count(1200, Hosts{}), InvalidArgument);
+  EXPECT_THROW(scattered_count(1200, Hosts{}), InvalidArgumentError);
 }
 
 /// Statistics of rank 0 for a reduce_scatter and an allgather of `count` values per rank.
@@ -285,7 +285,7 @@ std::string refused(int ranks, const CollectiveOptions& options, bool scatters =
         reduce_scatter(transport, input, shard, options);
       else
         allgather(transport, shard, input, options);
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       if (transport.rank() == 0) said = error.what();
     }
   });

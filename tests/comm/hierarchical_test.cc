@@ -224,8 +224,8 @@ TEST(HierarchicalCounts, EachValueIsEncodedOnceAHost) {
   }
   EXPECT_EQ(encoded_count(1000, 1, Hosts{0, 0}), 0u);
   EXPECT_EQ(encoded_count(1000, 2, Hosts{0, 0, 0, 1}), 0u);
-  EXPECT_THROW(encoded_count(1000, 2, Hosts{0, 0}), InvalidArgument);
-  EXPECT_THROW(owned_count(1000, -1, Hosts{0, 0}), InvalidArgument);
+  EXPECT_THROW(encoded_count(1000, 2, Hosts{0, 0}), InvalidArgumentError);
+  EXPECT_THROW(owned_count(1000, -1, Hosts{0, 0}), InvalidArgumentError);
 }
 
 Algorithm algorithm_on(const Link& link, int ranks, const std::string& codec) {
@@ -271,7 +271,7 @@ TEST(HierarchicalErrors, WrongArgumentsAreNamedBeforeAnythingMoves) {
       Values gradient(1000, 1.0f);
       try {
         allreduce(transport, gradient, options);
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         if (transport.rank() == 0) text = error.what();
       }
     });
@@ -296,7 +296,7 @@ TEST(HierarchicalErrors, AResidualOfAnotherCountIsAnError) {
       allreduce(transport, gradient,
                 {.codec = "int8+ef", .algorithm = Algorithm::kHierarchical, .state = &state});
       ADD_FAILURE();
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_NE(std::string(error.what()).find("encoded_count"), std::string::npos);
     }
   });

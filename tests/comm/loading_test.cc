@@ -198,7 +198,7 @@ std::string refusal(Run& run, const Bytes& bytes,
   change(state);
   const Bytes before = run.reducer.save_state();
   const std::string error =
-      test::error_of<InvalidArgument>([&] { run.reducer.load_state(write_state(state)); });
+      test::error_of<InvalidArgumentError>([&] { run.reducer.load_state(write_state(state)); });
   EXPECT_EQ(run.reducer.save_state(), before);
   return error;
 }
@@ -261,7 +261,7 @@ TEST(Loading, ScalingBy0ClearsANaN) {
   run_ranks(2, {}, [](Transport& transport) {
     Trio run(transport, summed());
     run.step(kForward, std::nanf(""));
-    EXPECT_THROW(run.reducer.scale_residuals(std::nanf("")), InvalidArgument);
+    EXPECT_THROW(run.reducer.scale_residuals(std::nanf("")), InvalidArgumentError);
     run.reducer.scale_residuals(0);
     run.step(kForward, 1);
     for (const Values& one : run.gradients)

@@ -20,7 +20,7 @@ namespace {
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     return error.what();
   }
   return "no error";

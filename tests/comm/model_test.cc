@@ -232,11 +232,12 @@ TEST(CostModel, HalvingAndDoublingIsLatencyAndBytes) {
 TEST(CostModel, NonsenseIsRefused) {
   for (const double nonsense : {-1.0, std::nan(""), HUGE_VAL}) {
     EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 4, figures(nonsense)),
-                 InvalidArgument);
+                 InvalidArgumentError);
     EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 4, figures(kGbit, nonsense)),
-                 InvalidArgument);
+                 InvalidArgumentError);
   }
-  EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 0, figures(kGbit)), InvalidArgument);
+  EXPECT_THROW(seconds_of("int8", Algorithm::kTwoShot, 512, 0, figures(kGbit)),
+               InvalidArgumentError);
 }
 
 }  // namespace

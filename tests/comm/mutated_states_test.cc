@@ -1,5 +1,5 @@
 // Damaged states, with and without a valid checksum. load_state either refuses a state with
-// InvalidArgument and changes nothing, or accepts every field. TERSOR_STATE_MUTATIONS sets the
+// InvalidArgumentError and changes nothing, or accepts every field. TERSOR_STATE_MUTATIONS sets the
 // number of states.
 #include "comm/reducer/state.h"
 #include "kernels/host/checksum.h"
@@ -139,7 +139,7 @@ TEST(MutatedStates, AreRefusedOrKeptInEveryField) {
       const Bytes state = mutator.mutated(i % 4 == 0 ? portable : exact);
       try {
         run.reducer.load_state(state);
-      } catch (const InvalidArgument&) {
+      } catch (const InvalidArgumentError&) {
         ++refused;
         ASSERT_EQ(run.reducer.save_state(), last) << i;
         continue;

@@ -263,9 +263,9 @@ TEST(ReadyTogether, TheSameTwiceIsRefused) {
       reducer.add("a", {.count = 100});
       Values values(100, 1.0f);
       const std::vector<ReadyGradient> twice = {{"a", values}, {"a", values}};
-      EXPECT_THROW(reducer.ready(twice), InvalidArgument);
+      EXPECT_THROW(reducer.ready(twice), InvalidArgumentError);
       reducer.ready("a", values);
-      EXPECT_THROW(reducer.ready("a", values), InvalidArgument);
+      EXPECT_THROW(reducer.ready("a", values), InvalidArgumentError);
       reducer.wait();
       EXPECT_EQ(values, Values(100, 1.0f));
     });
@@ -278,7 +278,7 @@ TEST(ReadyTogether, AMistakeInOneOfThemLeavesTheOthersAsTheyWere) {
       for (const char* name : {"a", "b"}) reducer.add(name, {.count = 100});
       Values a(100, 1.0f), b(100, 2.0f), wrong(99);
       const std::vector<ReadyGradient> mistaken = {{"a", a, {}, Contribution::kNone}, {"b", wrong}};
-      EXPECT_THROW(reducer.ready(mistaken), InvalidArgument);
+      EXPECT_THROW(reducer.ready(mistaken), InvalidArgumentError);
       EXPECT_EQ(a, Values(100, 1.0f));
       reducer.ready(std::vector<ReadyGradient>{{"a", a}, {"b", b}});
       reducer.wait();

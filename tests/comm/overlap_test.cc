@@ -16,7 +16,7 @@ namespace tersor::testing {
 namespace {
 
 void expect_refused(const std::function<void()>& call) {
-  EXPECT_NE(test::error_of<InvalidArgument>(call).find("overlaps"), std::string::npos);
+  EXPECT_NE(test::error_of<InvalidArgumentError>(call).find("overlaps"), std::string::npos);
 }
 
 /// Memory for calls with two segments of 256 values and a codec with feedback.

@@ -64,8 +64,8 @@ TEST(Parts, OwnersRotateWithTheParameter) {
 }
 
 TEST(Parts, ARankThatIsNotThereIsAnError) {
-  EXPECT_THROW(owned_count(10, 4, 4), InvalidArgument);
-  EXPECT_THROW(owned_count(10, -1, 4), InvalidArgument);
+  EXPECT_THROW(owned_count(10, 4, 4), InvalidArgumentError);
+  EXPECT_THROW(owned_count(10, -1, 4), InvalidArgumentError);
 }
 
 }  // namespace

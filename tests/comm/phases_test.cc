@@ -105,7 +105,7 @@ TEST(Phases, APortableStateGoesOnInItsPhaseOnOtherRanks) {
     run.step(4);
     EXPECT_EQ(codec_of(run), "topk:density=0.01+ef");
     Training other(transport, scheduled({{"*", "int8+ef"}, {"*", "hadamard+ef", 3}}));
-    EXPECT_THROW(other.reducer.load_state(state), InvalidArgument);
+    EXPECT_THROW(other.reducer.load_state(state), InvalidArgumentError);
   });
 }
 
@@ -201,7 +201,7 @@ void expect_refused(const std::vector<ReducerRule>& rules, const std::string& pa
     try {
       GradientReducer reducer(transport, scheduled(rules));
       FAIL() << part;
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
   });
@@ -219,7 +219,7 @@ TEST(Phases, ALaterCodecThatCannotGoIsRefusedAtOnce) {
   run_ranks(2, {}, [](Transport& transport) {
     GradientReducer reducer(transport, scheduled({{"*", "none"}, {"*", "intsum", 100}}));
     EXPECT_THROW(reducer.add("w", {.count = 5000, .collective = Collective::kReduceScatter}),
-                 InvalidArgument);
+                 InvalidArgumentError);
   });
 }
 

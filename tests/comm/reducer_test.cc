@@ -200,7 +200,7 @@ TEST(Reducer, HandlesTellWhenTheirParameterIsThere) {
       for (const ReducerLayer& layer : kReducerLayers) handles.push_back(reducer.ready(layer.name));
       if (step == 0) {
         EXPECT_FALSE(handles[0].test());
-        EXPECT_THROW(handles[0].wait(), InvalidArgument);  // the first step is sent at its end
+        EXPECT_THROW(handles[0].wait(), InvalidArgumentError);  // the first step is sent at its end
         reducer.flush();
       }
       for (const ReducerHandle& handle : handles) handle.wait();
@@ -233,7 +233,7 @@ TEST(Reducer, ReadyMayBringAnotherSpan) {
     Values first(5000), other(5000, 2.0f), wrong(4999);
     GradientReducer reducer(transport, {.codec = "none", .reduction = Reduction::kSum});
     reducer.add("w", first, 50, 100);
-    EXPECT_THROW(reducer.ready("w", wrong), InvalidArgument);
+    EXPECT_THROW(reducer.ready("w", wrong), InvalidArgumentError);
     reducer.ready("w", other);
     reducer.wait();
     EXPECT_EQ(other.front(), 4.0f);
@@ -287,13 +287,13 @@ TEST(Reducer, NamesAreChecked) {
     Values gradient(10);
     GradientReducer reducer(transport, {.rules = {{"*.weight", "int8"}, {"b*", "bf16"}}});
     reducer.add("a.weight", gradient);
-    EXPECT_THROW(reducer.add("a.weight", gradient), InvalidArgument);
-    EXPECT_THROW(reducer.add("nobody", gradient), InvalidArgument);
-    EXPECT_THROW(reducer.ready("a.bias"), InvalidArgument);
+    EXPECT_THROW(reducer.add("a.weight", gradient), InvalidArgumentError);
+    EXPECT_THROW(reducer.add("nobody", gradient), InvalidArgumentError);
+    EXPECT_THROW(reducer.ready("a.bias"), InvalidArgumentError);
     reducer.ready("a.weight");
-    EXPECT_THROW(reducer.ready("a.weight"), InvalidArgument);
-    EXPECT_THROW(reducer.add("b", gradient), InvalidArgument);
-    EXPECT_THROW(GradientReducer(transport, {.codec = "int9"}), InvalidArgument);
+    EXPECT_THROW(reducer.ready("a.weight"), InvalidArgumentError);
+    EXPECT_THROW(reducer.add("b", gradient), InvalidArgumentError);
+    EXPECT_THROW(GradientReducer(transport, {.codec = "int9"}), InvalidArgumentError);
   });
 }
 

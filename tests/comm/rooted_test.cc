@@ -208,7 +208,7 @@ std::string refused(const std::function<void(Transport&, Values&)>& call) {
     try {
       call(transport, values);
       ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       if (transport.rank() == 0) said = error.what();
     }
     EXPECT_EQ(values, Values(1000, 1.0f));

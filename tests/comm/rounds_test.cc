@@ -160,10 +160,10 @@ TEST(Rounds, WhatHasNoFramesIsRefusedBeforeAnythingIsSent) {
   run_ranks(2, {}, [](Transport& transport) {
     Values whole(2000), shard(1000);
     const CollectiveOptions options{.codec = "intsum"};
-    EXPECT_THROW(reduce_scatter(transport, whole, shard, options), InvalidArgument);
-    EXPECT_THROW(allgather(transport, shard, whole, options), InvalidArgument);
+    EXPECT_THROW(reduce_scatter(transport, whole, shard, options), InvalidArgumentError);
+    EXPECT_THROW(allgather(transport, shard, whole, options), InvalidArgumentError);
     EXPECT_THROW(allreduce(transport, whole, {.codec = "intsum", .algorithm = Algorithm::kTwoShot}),
-                 InvalidArgument);
+                 InvalidArgumentError);
     EXPECT_EQ(transport.counters().sent_messages, 0u);
     allreduce(transport, whole, options);
   });
@@ -175,7 +175,7 @@ TEST(Rounds, MoreRanksThanAnAccumulatorHoldsAreRefusedByName) {
     try {
       allreduce(transport, gradient, {.codec = "intsum"});
       ADD_FAILURE() << "no error";
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_NE(std::string(error.what()).find("bits=16"), std::string::npos) << error.what();
     }
   });

@@ -87,10 +87,10 @@ TEST(ReduceScatter, WithFeedbackKeepsWhatIsNotSent) {
 TEST(ReduceScatter, ShardsThatDoNotFitAreAnError) {
   run_ranks(2, {}, [](Transport& transport) {
     Values input(1001), shard(500);
-    EXPECT_THROW(reduce_scatter(transport, input, shard), InvalidArgument);
+    EXPECT_THROW(reduce_scatter(transport, input, shard), InvalidArgumentError);
     std::vector<Bf16> half(500);
     Values whole(1000);
-    EXPECT_THROW(allgather(transport, half, whole), InvalidArgument);
+    EXPECT_THROW(allgather(transport, half, whole), InvalidArgumentError);
   });
 }
 

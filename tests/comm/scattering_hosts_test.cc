@@ -47,7 +47,7 @@ TEST(ScatteringByHosts, UnequalNumbersOfRanksAreRefused) {
     try {
       reducer.add("w", {.count = 90, .collective = Collective::kReduceScatter});
       ADD_FAILURE();
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_NE(std::string(error.what()).find("but the hosts have 2, 1"), std::string::npos);
     }
   });

@@ -240,7 +240,7 @@ TEST(ScatteringReducer, WhatDoesNotFitIsRefused) {
     const auto message = [](const auto& call) {
       try {
         call();
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         return std::string(error.what());
       }
       return std::string("no error");

@@ -108,7 +108,7 @@ std::string refused_between(const std::function<void(Transport&, Values&)>& call
     try {
       call(transport, values);
       ADD_FAILURE() << "nothing was thrown";
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       if (transport.rank() == 1) said = error.what();
     }
     broadcast(transport, values);  // the transport still works

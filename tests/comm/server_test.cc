@@ -227,7 +227,7 @@ TEST(ParameterServers, AnUpdateThatFailsIsToldToAll) {
         client.push(spans<ConstValueSpan>(gradient));
         try {
           client.pull(spans<ValueSpan>(weights));
-        } catch (const InvalidArgument& error) {
+        } catch (const InvalidArgumentError& error) {
           EXPECT_NE(std::string(error.what()).find("no disk"), std::string::npos) << error.what();
           told += 1;
         }
@@ -274,7 +274,7 @@ TEST(ParameterServers, WithEqualTimeoutsASilentWorkerEndsNobodyElse) {
       try {
         client.flush();
         ADD_FAILURE() << "was left out, and is not told";
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         EXPECT_NE(std::string(error.what()).find("was left out"), std::string::npos);
       }
       throw Gone();
@@ -300,7 +300,7 @@ TEST(ParameterServers, AServersLimitIsBelowItsClients) {
   const auto isolated = transport->isolated_channel();
   ServedWeights begin = no_weights();
   ParameterShard shard(spans<ConstValueSpan>(begin), sgd_update(1.0f), {.workers = {0}});
-  EXPECT_THROW(serve(*isolated, shard, 5s, 5s), InvalidArgument);
+  EXPECT_THROW(serve(*isolated, shard, 5s, 5s), InvalidArgumentError);
   try {
     serve(*isolated, shard, 20ms);
     ADD_FAILURE() << "nobody joins";
@@ -375,7 +375,7 @@ TEST(ParameterServers, AGradientThatIsNotFiniteIsNotSent) {
   const ServedWeights weights = run.run([](ParameterClient& client, int worker) {
     ServedWeights gradient = gradient_of(worker, 0);
     gradient[1][77] = std::numeric_limits<float>::infinity();
-    EXPECT_THROW(client.push(spans<ConstValueSpan>(gradient)), InvalidArgument);
+    EXPECT_THROW(client.push(spans<ConstValueSpan>(gradient)), InvalidArgumentError);
     EXPECT_EQ(client.clock(), 0u);
     gradient[1][77] = 1;
     client.push(spans<ConstValueSpan>(gradient));
@@ -390,7 +390,7 @@ TEST(ParameterServers, WhoHasOtherOptionsIsToldAndTheOthersGoOn) {
     ServedWeights gradient = gradient_of(0, 0);
     for (int clock = 0; clock < 3; ++clock) client.push(spans<ConstValueSpan>(gradient));
     ServedWeights other = {Values(3)};
-    EXPECT_THROW(client.push(spans<ConstValueSpan>(other)), InvalidArgument);
+    EXPECT_THROW(client.push(spans<ConstValueSpan>(other)), InvalidArgumentError);
     refused += 1;
   });
   EXPECT_EQ(refused, 3);

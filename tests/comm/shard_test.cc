@@ -102,7 +102,7 @@ TEST(ParameterShards, AThirdUnansweredPushIsRefused) {
     };
     push(0);
     push(1);
-    for (int i = 0; i < 3; ++i) EXPECT_THROW(push(2), InvalidArgument);
+    for (int i = 0; i < 3; ++i) EXPECT_THROW(push(2), InvalidArgumentError);
     EXPECT_EQ(shard.waiting(0), 2u);
     EXPECT_EQ(shard.statistics().refused, 3u);
     if (bound != 0) shard.join(1);
@@ -125,7 +125,7 @@ TEST(ParameterShards, APushThatDecodesToWhatIsNotFiniteMovesNothing) {
       try {
         shard.push(1, 0, frame);
         ADD_FAILURE() << "was taken";
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         EXPECT_STREQ(error.what(),
                      "worker 1's push for clock 0: the gradient of parameter 3 is not finite, and "
                      "was not added");
@@ -166,7 +166,7 @@ TEST(ParameterShards, OnlyASilentWorkerThatHoldsOthersUpIsLeftOut) {
     EXPECT_EQ(shard.statistics().pushes, 2u);
     EXPECT_EQ(shard.statistics().lost, std::vector<int>{2});
     EXPECT_TRUE(shard.leave_out_silent(later).empty()) << "now both compute, and nobody waits";
-    EXPECT_THROW(shard.push(2, 0, frame_of(options, gradient_of(2, 0))), InvalidArgument);
+    EXPECT_THROW(shard.push(2, 0, frame_of(options, gradient_of(2, 0))), InvalidArgumentError);
   }
 }
 
@@ -219,10 +219,10 @@ TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
     const ServerOptions options{.push = "int8", .staleness = bound};
     ParameterShard shard = shard_of(options);
     const auto frame = frame_of(options, gradient_of(0, 0));
-    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgument) << "has not joined";
+    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgumentError) << "has not joined";
     shard.join(1);
-    EXPECT_THROW(shard.join(1), InvalidArgument);
-    EXPECT_THROW(shard.push(1, 1, frame), InvalidArgument) << "a clock that is to come";
+    EXPECT_THROW(shard.join(1), InvalidArgumentError);
+    EXPECT_THROW(shard.push(1, 1, frame), InvalidArgumentError) << "a clock that is to come";
     EXPECT_THROW(
         shard.push(1, 0,
                    frame_of({.push = "int8", .staleness = bound, .model = 9}, gradient_of(0, 0))),
@@ -239,7 +239,7 @@ TEST(ParameterShards, WhatIsWrongIsRefusedAndAddsNothing) {
     for (std::size_t i = 0; i < kServed.size(); ++i)
       EXPECT_EQ(shard.weights(i), Values(kServed[i])) << "weights have moved";
     shard.push(1, 0, frame);
-    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgument) << "a clock that is over";
+    EXPECT_THROW(shard.push(1, 0, frame), InvalidArgumentError) << "a clock that is over";
     EXPECT_EQ(shard.statistics().pushes, 1u);
     EXPECT_EQ(shard.statistics().refused, 9u);
   }
@@ -266,10 +266,10 @@ TEST(ParameterShards, FramesGoByAnyWay) {
 }
 
 TEST(ParameterShards, OptionsThatNoServerTakes) {
-  EXPECT_THROW(shard_of({.push = "intsum"}), InvalidArgument);
-  EXPECT_THROW(shard_of({.push = "lowrank:rank=2"}), InvalidArgument);
-  EXPECT_THROW(shard_of({.push = "auto"}), InvalidArgument);
-  EXPECT_THROW(shard_of({.pull = "int8+ef"}), InvalidArgument);
+  EXPECT_THROW(shard_of({.push = "intsum"}), InvalidArgumentError);
+  EXPECT_THROW(shard_of({.push = "lowrank:rank=2"}), InvalidArgumentError);
+  EXPECT_THROW(shard_of({.push = "auto"}), InvalidArgumentError);
+  EXPECT_THROW(shard_of({.pull = "int8+ef"}), InvalidArgumentError);
 }
 
 TEST(ParameterShards, MomentumIsTheTextbooks) {

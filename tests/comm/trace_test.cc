@@ -74,8 +74,8 @@ TEST(Trace, HoldsWhatEachStepDid) {
 TEST(Trace, AFileThatCannotBeWrittenIsAnErrorBeforeTheFirstStep) {
   run_ranks(1, {}, [](Transport& transport) {
     EXPECT_THROW(GradientReducer(transport, {.trace = "/no/such/folder/trace.json"}),
-                 InvalidArgument);
-    EXPECT_THROW(GradientReducer(transport, {}).write_trace(), InvalidArgument);
+                 InvalidArgumentError);
+    EXPECT_THROW(GradientReducer(transport, {}).write_trace(), InvalidArgumentError);
   });
 }
 

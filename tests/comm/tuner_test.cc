@@ -142,29 +142,30 @@ TEST(Tuner, AGridThatIsDecidedIsPredicted) {
 
 TEST(Tuner, WrongOptionsAreRefusedBeforeAnythingMoves) {
   run_ranks(2, {}, [](Transport& transport) {
-    EXPECT_THROW(Tuner(transport, {.codecs = {"int9"}}), InvalidArgument);
-    EXPECT_THROW(Tuner(transport, {.codecs = {"auto"}}), InvalidArgument);
-    EXPECT_THROW(Tuner(transport, {.threads = 0}), InvalidArgument);
-    EXPECT_THROW(Tuner(transport, {.error_growth = 0.5}), InvalidArgument);
+    EXPECT_THROW(Tuner(transport, {.codecs = {"int9"}}), InvalidArgumentError);
+    EXPECT_THROW(Tuner(transport, {.codecs = {"auto"}}), InvalidArgumentError);
+    EXPECT_THROW(Tuner(transport, {.threads = 0}), InvalidArgumentError);
+    EXPECT_THROW(Tuner(transport, {.error_growth = 0.5}), InvalidArgumentError);
     for (const double nonsense : {-1.0, HUGE_VAL, std::nan("")}) {
-      EXPECT_THROW(Tuner(transport, given({.latency = nonsense})), InvalidArgument);
-      EXPECT_THROW(Tuner(transport, given({.seconds_per_byte = nonsense})), InvalidArgument);
+      EXPECT_THROW(Tuner(transport, given({.latency = nonsense})), InvalidArgumentError);
+      EXPECT_THROW(Tuner(transport, given({.seconds_per_byte = nonsense})), InvalidArgumentError);
     }
     Values values(100), output(200);
-    EXPECT_THROW(allreduce(transport, values, {.codec = "auto"}), InvalidArgument);
-    EXPECT_THROW(reduce_scatter(transport, output, values, {.codec = "auto"}), InvalidArgument);
-    EXPECT_THROW(allgather(transport, values, output, {.codec = "auto"}), InvalidArgument);
+    EXPECT_THROW(allreduce(transport, values, {.codec = "auto"}), InvalidArgumentError);
+    EXPECT_THROW(reduce_scatter(transport, output, values, {.codec = "auto"}),
+                 InvalidArgumentError);
+    EXPECT_THROW(allgather(transport, values, output, {.codec = "auto"}), InvalidArgumentError);
     Tuner feedback(transport, given(kSlow, {"int8+ef"}));
     EXPECT_THROW(allreduce(transport, values, {.codec = "auto", .tuner = &feedback}),
-                 InvalidArgument);
+                 InvalidArgumentError);
     EXPECT_THROW(allreduce(transport, values,
                            {.codec = "auto", .algorithm = Algorithm::kOneShot, .tuner = &feedback}),
-                 InvalidArgument);
+                 InvalidArgumentError);
     EXPECT_THROW(
         allreduce(transport, values, {.codec = "auto", .error_growth = 1, .tuner = &feedback}),
-        InvalidArgument);
+        InvalidArgumentError);
     EXPECT_THROW(GradientReducer(transport, {.codec = "auto", .algorithm = Algorithm::kOneShot}),
-                 InvalidArgument);
+                 InvalidArgumentError);
   });
 }
 

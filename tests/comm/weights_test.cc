@@ -204,12 +204,12 @@ TEST(Weights, AStepWithoutGradientsIsOneToo) {
   });
 }
 
-/// The text of the InvalidArgument thrown by a call.
+/// The text of the InvalidArgumentError thrown by a call.
 template <typename Call>
 std::string weights_refusal(const Call& call) {
   try {
     call();
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     return error.what();
   }
   return "not refused";
@@ -291,9 +291,9 @@ TEST(Weights, ALossMeanwhileIsOneLikeAnyOther) {
         WeighedRun run(*transport, options);
         run.step(1 + rank, 0);
         if (rank == 2) return;
-        EXPECT_THROW(run.step(1 + rank, 1), RanksLost);
+        EXPECT_THROW(run.step(1 + rank, 1), RanksLostError);
         run.reducer.resume();
-        EXPECT_THROW(run.reducer.ready("w"), InvalidArgument);  // the step has no weight
+        EXPECT_THROW(run.reducer.ready("w"), InvalidArgumentError);  // the step has no weight
         EXPECT_LT(squared_error(run.step(1 + rank, 1), wanted_mean({1, 2, 0, 4}, 1)), 0.02);
       });
   }

@@ -227,7 +227,7 @@ TEST_P(DeviceRanks, RefuseWhatIsNotOnTheDevice) {
     std::vector<float> host(100);
     const LateBytes device(std::as_bytes(std::span(host)), stream);
     const std::vector<ValueSpan> mixed = {device.values(50, Dtype::kF32), host};
-    EXPECT_THROW(transport.sum(operation, mixed), InvalidArgument);
+    EXPECT_THROW(transport.sum(operation, mixed), InvalidArgumentError);
     Handle handle = transport.all_gather(operation, device.span(), 400);
     handle.wait_synchronize();  // the transport is not poisoned
     stream.synchronize();
@@ -264,7 +264,7 @@ TEST_P(DeviceRanks, PoisonEndsWhatIsUnderWay) {
   const auto errors = errors_of(GetParam(), 2, [](Transport& transport) {
     const Stream stream;
     const LateBytes bytes(pattern(70'001, transport.rank(), 0), stream);
-    if (transport.rank() == 1) throw InvalidArgument("the disk is full");
+    if (transport.rank() == 1) throw InvalidArgumentError("the disk is full");
     transport.all_gather(next(transport, {.memory = Memory::kDevice}, stream), bytes.span(), 70'001)
         .wait_synchronize();
   });

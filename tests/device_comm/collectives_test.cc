@@ -175,8 +175,8 @@ TEST_P(CollectivesOnDevice, MessagesBetweenTwoArriveOrAreRefused) {
     const CollectiveOptions options{.codec = "int8"};
     PlacedValues sent(5003, Dtype::kF32, device), came(5003, Dtype::kF32, device);
     if (transport.traits().queues) {
-      EXPECT_THROW(send(transport, sent.span(), peer, options, stream), InvalidArgument);
-      EXPECT_THROW(receive(transport, came.span(), peer, options, stream), InvalidArgument);
+      EXPECT_THROW(send(transport, sent.span(), peer, options, stream), InvalidArgumentError);
+      EXPECT_THROW(receive(transport, came.span(), peer, options, stream), InvalidArgumentError);
       return;
     }
     const auto values_of = [](int rank) {
@@ -224,10 +224,10 @@ TEST_P(CollectivesOnDevice, MixedMemoryIsRefused) {
     const PlacedState state({.codec = "int8+ef", .count = 1000}, transport, {});
     EXPECT_THROW(allreduce(transport, gradient.span(),
                            {.codec = "int8+ef", .state = &state.state()}, stream),
-                 InvalidArgument);
+                 InvalidArgumentError);
     EXPECT_THROW(
         reduce_scatter(transport, gradient.span(), shard.span(), {.codec = "int8"}, stream),
-        InvalidArgument);
+        InvalidArgumentError);
     EXPECT_NO_THROW(allreduce(transport, gradient.span(), {.codec = "int8"}, stream));
   });
 }

@@ -340,8 +340,8 @@ TEST_P(ReducerOnDevice, MixedMemoryIsRefused) {
     PlacedValues device(100, Dtype::kF32, {Memory::kDevice, stream}), host(100, Dtype::kF32, {});
     GradientReducer reducer(transport, {.stream = stream});
     reducer.add("a", device.span());
-    EXPECT_THROW(reducer.add("b", host.span()), InvalidArgument);
-    EXPECT_THROW(reducer.ready("a", host.span()), InvalidArgument);
+    EXPECT_THROW(reducer.add("b", host.span()), InvalidArgumentError);
+    EXPECT_THROW(reducer.ready("a", host.span()), InvalidArgumentError);
   });
 }
 

@@ -48,7 +48,7 @@ std::byte* allocate(std::size_t bytes, int device, int fill) {
   emulator::forbid_in_capture("allocating memory");
   count(&emulator::Counters::allocations);
   std::byte* memory = find_memory(bytes, device);
-  if (memory == nullptr) throw OutOfMemory("no " + std::to_string(bytes) + " emulated bytes");
+  if (memory == nullptr) throw OutOfMemoryError("no " + std::to_string(bytes) + " emulated bytes");
   const emulator::ArenaAccess access;
   std::memset(memory, fill, bytes);
   allocations()[memory] = {device, bytes};
@@ -131,9 +131,9 @@ void check_device_pointer(const void* pointer) {
   const Guard guard = lock_device();
   const Allocation* found = find_allocation(pointer);
   if (found == nullptr)
-    throw InvalidArgument("device memory is expected, but the pointer is to host memory");
+    throw InvalidArgumentError("device memory is expected, but the pointer is to host memory");
   if (found->device != kPinned && found->device != device_of_thread)
-    throw InvalidArgument("the memory is on" + other_device(found->device));
+    throw InvalidArgumentError("the memory is on" + other_device(found->device));
 }
 
 void check_stream(StreamView stream) {
@@ -141,7 +141,7 @@ void check_stream(StreamView stream) {
   if (stream.handle == nullptr || capture_of(stream) != 0) return;
   const int device = emulator::state_of(stream).device;
   if (device != device_of_thread)
-    throw InvalidArgument("the stream belongs to" + other_device(device));
+    throw InvalidArgumentError("the stream belongs to" + other_device(device));
 }
 
 std::uint64_t capture_of(StreamView stream) {

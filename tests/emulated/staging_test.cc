@@ -73,8 +73,8 @@ TEST(Staging, ACapturedStreamIsRefused) {
     const Operation operation = next(transport, stream);
     transport.barrier(operation).wait_synchronize();
     emulator::begin_capture(stream.view());
-    EXPECT_THROW(transport.barrier(operation), InvalidArgument);
-    EXPECT_THROW(transport.begin(operation), InvalidArgument);
+    EXPECT_THROW(transport.barrier(operation), InvalidArgumentError);
+    EXPECT_THROW(transport.begin(operation), InvalidArgumentError);
     emulator::end_capture(stream.view());
     transport.barrier(operation).wait_synchronize();
   });

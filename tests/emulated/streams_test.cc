@@ -319,8 +319,8 @@ TEST(EmulatedStreams, BelongToADevice) {
   const Stream second;
   const auto checks_stream = [&] { kernels::check_stream(first.view()); };
   const auto checks_pointer = [&] { kernels::check_device_pointer(memory.span().data()); };
-  EXPECT_TRUE(says(message_of<InvalidArgument>(checks_stream), "device 0, but the current"));
-  EXPECT_TRUE(says(message_of<InvalidArgument>(checks_pointer), "device 0, but the current"));
+  EXPECT_TRUE(says(message_of<InvalidArgumentError>(checks_stream), "device 0, but the current"));
+  EXPECT_TRUE(says(message_of<InvalidArgumentError>(checks_pointer), "device 0, but the current"));
   EXPECT_NO_THROW(kernels::check_stream(second.view()));
   EXPECT_THROW(event.record(second.view()), CudaError);
   std::thread([] { EXPECT_EQ(kernels::current_device(), 0); }).join();

@@ -190,7 +190,7 @@ Values Caller::call_collective(const Step& step, const Values& input) {
   const Typed values_before = values, result_before = result;
   try {
     call_collective(step, values.span(), result.span());
-  } catch (const InvalidArgument&) {
+  } catch (const InvalidArgumentError&) {
     if (!same_bytes(values.bytes(), values_before.bytes()) ||
         !same_bytes(result.bytes(), result_before.bytes()))
       throw std::logic_error("a call that was refused has changed something");

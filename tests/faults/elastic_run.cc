@@ -61,7 +61,7 @@ class Training {
         update();
         report.members.push_back(members_);
         ++step;
-      } catch (const RanksLost& lost) {
+      } catch (const RanksLostError& lost) {
         go_on_after(lost, step, report);
       }
     report.weights = digest();
@@ -90,17 +90,17 @@ class Training {
         weights_[p][i] -= kRate * gradients_[p][i];
   }
 
-  void go_on_after(const RanksLost& lost, int step, ElasticReport& report) {
+  void go_on_after(const RanksLostError& lost, int step, ElasticReport& report) {
     note(lost, step, report);
     for (bool again = true; again;) try {
         reducer_->resume();
         again = false;
-      } catch (const RanksLost& more) {
+      } catch (const RanksLostError& more) {
         note(more, step, report);
       }
   }
 
-  void note(const RanksLost& lost, int step, ElasticReport& report) {
+  void note(const RanksLostError& lost, int step, ElasticReport& report) {
     if (lost.last_step() != static_cast<std::uint32_t>(step))
       report.complaints.push_back("after " + std::to_string(step) + " steps it is told that " +
                                   std::to_string(lost.last_step()) + " stand");
@@ -240,7 +240,7 @@ ElasticReport run_elastic(const ElasticPlan& plan, Transport& transport, const D
     const auto meeting = isolated_channel_of(transport);
     training.run(report);
     report.ending = ElasticReport::Ending::kTrained;
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     report.ending = ElasticReport::Ending::kTooFew;
     report.message = error.what();
   } catch (const std::exception& error) {

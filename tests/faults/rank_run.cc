@@ -62,7 +62,7 @@ RankReport RankRun::run() {
     finish(Ending::kTransportError, error);
   } catch (const WireError& error) {
     finish(Ending::kWireError, error);
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     finish(Ending::kInvalidArgument, error);
   } catch (const std::exception& error) {
     finish(Ending::kOther, error);
@@ -165,7 +165,8 @@ Mistake RankRun::mistake() const {
 
 std::string_view ending_name(Ending ending) {
   constexpr std::array<std::string_view, 6> kNames = {
-      "completed", "left", "TransportError", "WireError", "InvalidArgument", "another exception"};
+      "completed",        "left", "TransportError", "WireError", "InvalidArgumentError",
+      "another exception"};
   return kNames[static_cast<std::size_t>(ending)];
 }
 

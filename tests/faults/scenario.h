@@ -67,7 +67,7 @@ std::size_t rows_before(const Step& step, int from, int to);
 enum class FaultKind : std::uint8_t {
   kNone,
   kThrow,      ///< an exception unrelated to the transport
-  kRefused,    ///< a call refused on this rank alone: InvalidArgument
+  kRefused,    ///< a call refused on this rank alone: InvalidArgumentError
   kLeave,      ///< destroys the transport early
   kDisagree,   ///< a call with arguments different from the other ranks
   kOtherRoot,  ///< of a rooted collective; detected at the deadline or earlier

@@ -35,7 +35,7 @@ std::map<int, Handle> begin_words(const Scenario& scenario, Transport& isolated)
 std::string error_of(Handle& word) {
   try {
     word.wait_synchronize();
-  } catch (const PeerLost& lost) {
+  } catch (const PeerLostError& lost) {
     return lost.what();
   }
   return {};
@@ -59,7 +59,7 @@ std::unique_ptr<Transport> isolated_channel_of(Transport& transport) try {
   std::unique_ptr<Transport> isolated = transport.isolated_channel();
   for (auto& [peer, word] : begin_words({}, *isolated)) word.wait_synchronize();
   return isolated;
-} catch (const InvalidArgument&) {
+} catch (const InvalidArgumentError&) {
   return nullptr;
 }
 

@@ -78,7 +78,7 @@ void read_messages(std::size_t connections, Input& input) {
   MessageReader message_reader(
       1, connections,
       [&](std::size_t bytes) {
-        if (bytes > kMostBytes) throw OutOfMemory("too long for here");
+        if (bytes > kMostBytes) throw OutOfMemoryError("too long for here");
         return pool.take(bytes);
       },
       [&](const Wire::Arrival& arrival) {

@@ -105,7 +105,7 @@ class Calls {
     try {
       body();
     } catch (const WireError&) {
-    } catch (const InvalidArgument&) {
+    } catch (const InvalidArgumentError&) {
     }
   }
 

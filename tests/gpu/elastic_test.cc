@@ -36,7 +36,7 @@ Values train_through_a_loss(Transport& transport, const Location& location) {
   try {
     step(2);
     ADD_FAILURE() << "no rank is lost";
-  } catch (const RanksLost& lost) {
+  } catch (const RanksLostError& lost) {
     EXPECT_EQ(lost.members(), (std::vector<int>{0, 1, 3}));
     EXPECT_EQ(lost.last_step(), 2u);
   }

@@ -25,7 +25,7 @@ std::string encode_error(ConstValueSpan gradient, ByteSpan frame, StreamView str
   const Buffer workspace(64, Memory::kDevice);
   call.execution.workspace = workspace.span();
   call.execution.stream = stream;
-  return error_of<InvalidArgument>([&] { codec->encode(call, frame); });
+  return error_of<InvalidArgumentError>([&] { codec->encode(call, frame); });
 }
 
 TEST(GpuErrors, AHostPointerGivenAsDeviceMemory) {
@@ -49,7 +49,7 @@ TEST(GpuErrors, ASegmentOfMoreThanSixteenGibibytes) {
   const BlocktopkBlock block({.density = 0.25, .values = BlocktopkValues::kBf16});
   const std::size_t blocks = (std::size_t{1} << 32) / (block.high_words() + block.value_words());
   const Segment segments[] = {{.count = 4096}, {.count = blocks * BlocktopkBlock::kValues}};
-  EXPECT_NE(error_of<InvalidArgument>([&] {
+  EXPECT_NE(error_of<InvalidArgumentError>([&] {
               kernels::blocktopk_device_encode({.segments = segments}, block, {});
             }).find("at most 16 GiB"),
             std::string::npos);
@@ -68,7 +68,7 @@ TEST(GpuErrors, ACodecsMemoryOnTheHost) {
   EncodeCall call{.segments = {&segment, 1}, .gradients = {&values, 1}, .memories = {&memory, 1}};
   call.execution.workspace = workspace.span();
   call.execution.round_state = round_state.span();
-  const std::string error = error_of<InvalidArgument>(
+  const std::string error = error_of<InvalidArgumentError>(
       [&] { codec->encode_native(call, 1.0f, raw.values(4 * 64, Dtype::kF32)); });
   EXPECT_NE(error.find("the codec's memory of segment 0 is on the host"), std::string::npos)
       << error;
@@ -88,13 +88,13 @@ TEST(GpuErrors, AForeignStream) {
 }
 
 TEST(GpuErrors, AnImpossibleSize) {
-  EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemory);
+  EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemoryError);
   const Buffer still_works(4096, Memory::kDevice);
   EXPECT_NE(still_works.pointer(), nullptr);
   const Segment segment{.count = std::size_t{1} << 40};
   EXPECT_THROW(
       make_codec("topk:density=0.5")->plan({.segments = {&segment, 1}, .memory = Memory::kDevice}),
-      InvalidArgument);
+      InvalidArgumentError);
 }
 
 TEST(GpuErrors, AnErrorOfTheCallersBeforeStaysTheCallers) {
@@ -112,7 +112,7 @@ TEST(GpuErrors, AnErrorOfTheCallersBeforeStaysTheCallers) {
 }
 
 TEST(GpuErrors, WhatWasThrownIsNotLeftBehind) {
-  EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemory);
+  EXPECT_THROW(Buffer(std::size_t{1} << 55, Memory::kDevice), OutOfMemoryError);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_THROW(kernels::check_cuda(cudaSetDevice(1 << 20), "choosing a device"), CudaError);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
@@ -146,7 +146,7 @@ TEST(GpuErrors, MixedMemoryIsNamed) {
   const Buffer workspace(64, Memory::kDevice);
   call.execution.workspace = workspace.span();
   const std::string error =
-      error_of<InvalidArgument>([&] { make_codec("int8+ef")->encode(call, frame.span()); });
+      error_of<InvalidArgumentError>([&] { make_codec("int8+ef")->encode(call, frame.span()); });
   EXPECT_NE(error.find("the residual of segment 0 is on the host"), std::string::npos) << error;
 }
 

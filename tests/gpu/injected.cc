@@ -58,7 +58,7 @@ Outcome run(Scenario& scenario) {
   try {
     scenario.run();
     return {};
-  } catch (const OutOfMemory& error) {
+  } catch (const OutOfMemoryError& error) {
     return {Thrown::kOutOfMemory, error.what(), {}};
   } catch (const CudaError& error) {
     return {Thrown::kCudaError, error.what(), {}};

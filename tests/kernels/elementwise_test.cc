@@ -124,7 +124,7 @@ TEST_P(Elementwise, IntegersWrapAround) {
 
 TEST_P(Elementwise, IntegersAreNotScaled) {
   std::int32_t value = 1;
-  EXPECT_THROW(scale_values(&value, Dtype::kI32, 1, 2), InvalidArgument);
+  EXPECT_THROW(scale_values(&value, Dtype::kI32, 1, 2), InvalidArgumentError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, Elementwise, ::testing::ValuesIn(available_isas()),

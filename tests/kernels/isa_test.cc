@@ -15,7 +15,7 @@ namespace {
 TEST(Isa, NamesGoBothWays) {
   for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kNeon})
     EXPECT_EQ(parse_isa(isa_name(isa)), isa);
-  EXPECT_THROW(parse_isa("sse9"), InvalidArgument);
+  EXPECT_THROW(parse_isa("sse9"), InvalidArgumentError);
 }
 
 TEST(Isa, TheBestIsChosenUnlessOneIsForced) {
@@ -35,7 +35,7 @@ TEST(Isa, OneThatIsNotThereIsRefusedWithAList) {
   try {
     force_isa(foreign);
     FAIL() << isa_name(foreign);
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     const std::string message = error.what();
     for (const Isa isa : available_isas())
       EXPECT_NE(message.find(isa_name(isa)), std::string::npos) << message;
@@ -47,7 +47,7 @@ TEST(Isa, OneThatIsNotThereIsRefusedWithAList) {
   setenv("TERSOR_ISA", name, 1);
   try {
     std::fprintf(stderr, "chosen %s", isa_name(current_isa()).data());
-  } catch (const InvalidArgument& error) {
+  } catch (const InvalidArgumentError& error) {
     std::fprintf(stderr, "refused: %s", error.what());
   }
   std::exit(0);

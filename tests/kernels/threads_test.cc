@@ -36,7 +36,7 @@ TEST(Threads, ZeroMeansAllCores) {
   EXPECT_EQ(Threads(0).count(), std::max(1u, std::thread::hardware_concurrency()));
 }
 
-TEST(Threads, TooManyAreRefused) { EXPECT_THROW(Threads(1u << 20), InvalidArgument); }
+TEST(Threads, TooManyAreRefused) { EXPECT_THROW(Threads(1u << 20), InvalidArgumentError); }
 
 TEST(Threads, WorkTogetherWithTheCaller) {
   Threads pool(2);

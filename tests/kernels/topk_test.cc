@@ -557,7 +557,7 @@ TEST(TopkErrors, AreNamed) {
                   .payload = payload.sections(),
                   .workspace = workspace};
   const auto expect_refused = [&](const TopkEncode& wrong) {
-    EXPECT_THROW(topk_encode(wrong, threads), InvalidArgument);
+    EXPECT_THROW(topk_encode(wrong, threads), InvalidArgumentError);
   };
   TopkEncode wrong = task;
   wrong.k = 0;

@@ -44,7 +44,7 @@ TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
     try {
       transport.progress();
       ADD_FAILURE() << "no error";
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_NE(std::string(error.what()).find("MPI_THREAD_MULTIPLE"), std::string::npos);
     }
   }).join();
@@ -53,7 +53,9 @@ TEST(MpiTransport, RefusesOtherThreadsWhereMpiDoes) {
 
 TEST(MpiTransport, IsMadeByTheMainThreadWhereMpiLetsInNoOther) {
   if (multiple()) GTEST_SKIP() << "MPI lets all threads in";
-  std::jthread([] { EXPECT_THROW(make_mpi_transport(MPI_COMM_WORLD), InvalidArgument); }).join();
+  std::jthread([] {
+    EXPECT_THROW(make_mpi_transport(MPI_COMM_WORLD), InvalidArgumentError);
+  }).join();
 }
 
 // Poison from another thread is reported by the next call at the latest, with every thread level.
@@ -75,7 +77,7 @@ TEST(MpiTransport, PoisonFromAnotherThreadReachesAll) {
 }
 
 TEST(MpiTransport, RefusesNoCommunicator) {
-  EXPECT_THROW(make_mpi_transport(MPI_COMM_NULL), InvalidArgument);
+  EXPECT_THROW(make_mpi_transport(MPI_COMM_NULL), InvalidArgumentError);
 }
 
 TEST(MpiTransport, RefusesTwoGroups) {
@@ -86,12 +88,14 @@ TEST(MpiTransport, RefusesTwoGroups) {
   MPI_Comm half = MPI_COMM_NULL, between = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
   MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - rank % 2, 7, &between);
-  EXPECT_THROW(make_mpi_transport(between), InvalidArgument);
+  EXPECT_THROW(make_mpi_transport(between), InvalidArgumentError);
   MPI_Comm_free(&between);
   MPI_Comm_free(&half);
 }
 
-TEST(MpiTransport, ASecondSessionIsRefused) { EXPECT_THROW(MpiSession session, InvalidArgument); }
+TEST(MpiTransport, ASecondSessionIsRefused) {
+  EXPECT_THROW(MpiSession session, InvalidArgumentError);
+}
 
 // The caller's own messages, with any tag and from any rank, never match the transport's messages.
 TEST(MpiTransport, LeavesTheCallersMessagesAlone) {

@@ -133,7 +133,7 @@ TEST(NcclExchange, RefusesByNameWhatNoExchangeIs) {
     const int own = rank.rank(), next = (own + 1) % 3;
     const auto refusal = [&](const std::vector<SendTo>& sends,
                              const std::vector<ReceiveFrom>& receives) {
-      return message_of<InvalidArgument>(
+      return message_of<InvalidArgumentError>(
           [&] { rank.transport.exchange(rank.operation("step"), sends, receives); });
     };
     EXPECT_THAT(refusal({{next}, {next}}, {}),

@@ -195,7 +195,7 @@ TEST(NcclFaults, BadInputIsRefusedAndNothingIsLost) {
     std::vector<std::byte> host(100);
     Operation operation = rank.operation();
     const auto refusal = [&](const std::function<void()>& call) {
-      return message_of<InvalidArgument>(call);
+      return message_of<InvalidArgumentError>(call);
     };
     EXPECT_THAT(refusal([&] { rank.transport.all_gather(operation, host, 100); }),
                 HasSubstr("the pointer is to host memory"));
@@ -234,7 +234,7 @@ TEST(NcclFaults, CommunicatorsOfNoUseAreRefused) {
   WatchedNccl nccl;
   const ncclComm_t communicator = nccl.make_clique(1).front();
   const auto refusal = [](ncclComm_t handle) {
-    return message_of<InvalidArgument>([&] { make_nccl_transport(handle); });
+    return message_of<InvalidArgumentError>([&] { make_nccl_transport(handle); });
   };
   EXPECT_THAT(refusal(nullptr), HasSubstr("the communicator is null"));
   kernels::use_device(2);
@@ -253,8 +253,9 @@ TEST(NcclFaults, ACommunicatorThatNotAllRanksMakeEndsInTime) {
   EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
               HasSubstr("making a communicator on rank 0 of 2: not all ranks joined in time"));
   EXPECT_EQ(nccl.open_communicators(), 0);
-  EXPECT_THAT(message_of<InvalidArgument>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
-              HasSubstr("exists: use a new name"));
+  EXPECT_THAT(
+      message_of<InvalidArgumentError>([&] { NcclCommunicator::from_file(file, 0, 2, 100ms); }),
+      HasSubstr("exists: use a new name"));
   std::filesystem::remove(file);
   EXPECT_THAT(message_of<TransportError>([&] { NcclCommunicator::from_file(file, 1, 2, 100ms); }),
               HasSubstr("did not write"));

@@ -145,7 +145,7 @@ TEST(NcclSteady, WhatIsNewCannotBeCaptured) {
       try {
         rank.transport.begin(rank.operation("unheard of"));
         ADD_FAILURE() << "nothing was thrown";
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         EXPECT_THAT(error.what(), HasSubstr("call it once before capturing"));
       }
     });
@@ -175,7 +175,7 @@ TEST(NcclSteady, EachGraphIsWarmedUpForItself) {
     const Graph refused(rank, [&] {
       EXPECT_THROW(
           rank.transport.all_gather(rank.operation("step"), memory.input.span(), kSteadyBytes),
-          InvalidArgument);
+          InvalidArgumentError);
     });
     warm_up(rank, memory);
     const Graph second(rank, [&] { run_step(rank, memory); });

@@ -26,14 +26,14 @@ class SpoiltCall : public CodecHarness {
   std::string encode_error(const std::function<void(EncodeCall&)>& spoil) {
     EncodeCall call = encode_call();
     spoil(call);
-    return error_of<InvalidArgument>([&] { codec().encode(call, frame.span()); });
+    return error_of<InvalidArgumentError>([&] { codec().encode(call, frame.span()); });
   }
 
   std::string decode_error(const std::function<void(DecodeCall&)>& spoil) {
     const std::vector<GuardedBytes> frames = {encode()};
     DecodeCall call = decode_call(frames);
     spoil(call);
-    return error_of<InvalidArgument>([&] { codec().decode(call); });
+    return error_of<InvalidArgumentError>([&] { codec().decode(call); });
   }
 
   GuardedBytes frame;
@@ -71,7 +71,7 @@ TEST_P(CodecConformance, WrongListsAreRefused) {
            "1 spans for 2 segments"));
   EXPECT_TRUE(
       says(call.decode_error([](DecodeCall& spoilt) { spoilt.frames = {}; }), "frames is empty"));
-  EXPECT_THROW(ConstValueSpan(nullptr, 3, Dtype::kF32), InvalidArgument);
+  EXPECT_THROW(ConstValueSpan(nullptr, 3, Dtype::kF32), InvalidArgumentError);
 }
 
 bool has_device() {
@@ -98,7 +98,7 @@ TEST_P(CodecConformance, ShortSpaceIsRefused) {
   GuardedBytes frame(plan.frame_bytes);
   const ByteSpan space = frame.span();
   const auto encode = [&](ByteSpan target) {
-    return error_of<InvalidArgument>(
+    return error_of<InvalidArgumentError>(
         [&] { harness.codec().encode(harness.encode_call(), target); });
   };
   EXPECT_EQ(encode(space), "");
@@ -111,7 +111,7 @@ TEST_P(CodecConformance, ShortSpaceIsRefused) {
   EncodeCall call = harness.encode_call();
   DecodeCall decode = harness.decode_call({frame, frame, frame, frame});
   call.execution.workspace = decode.execution.workspace = {};
-  const auto both = error_of<InvalidArgument>([&] {
+  const auto both = error_of<InvalidArgumentError>([&] {
     harness.codec().encode(call, space);
     harness.codec().decode(decode);
   });
@@ -149,18 +149,18 @@ TEST_P(CodecConformance, WhatIsNotOfferedIsRefused) {
   const std::vector<GuardedBytes> frames = {harness.encode()};
   GuardedValues raw(300, Dtype::kF32);
   if (!allows(Exchange::kTwoShot)) {
-    EXPECT_THROW(harness.reduce(frames), InvalidArgument);
+    EXPECT_THROW(harness.reduce(frames), InvalidArgumentError);
   }
   if (!allows(Exchange::kNativeSum)) {
     EXPECT_THROW(harness.codec().encode_native(harness.encode_call(), 1.0f, raw.span()),
-                 InvalidArgument);
+                 InvalidArgumentError);
   }
   DecodeCall call = harness.decode_call(frames);
-  EXPECT_THROW(harness.codec().absorb(call, {}), InvalidArgument);
+  EXPECT_THROW(harness.codec().absorb(call, {}), InvalidArgumentError);
   EXPECT_THROW(harness.codec().plan({.segments = harness.segments, .contributions = 0}),
-               InvalidArgument);
+               InvalidArgumentError);
   call.window_first = divisible() ? 0 : 1;  // sliced codecs have no windows; 1 + 300 exceeds
-  EXPECT_THROW(harness.codec().decode(call), InvalidArgument);
+  EXPECT_THROW(harness.codec().decode(call), InvalidArgumentError);
 }
 
 TEST_P(CodecConformance, SecondCallsAllocateNothing) {

@@ -83,7 +83,7 @@ TEST_P(TcpFork, HasNoRank) {
   const auto use = [&] {
     try {
       transports[0]->barrier(operation_of(*transports[0])).wait_synchronize();
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       end_process(contains(error.what(), "this process was forked") ? 0 : 2);
     }
   };

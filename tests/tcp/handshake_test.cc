@@ -210,9 +210,9 @@ TEST(TcpHandshake, OnlyVerdictsAreVerdicts) {
 }
 
 TEST(TcpHandshake, AShortSecretIsRefused) {
-  EXPECT_THROW(Secret("fifteen letters"), InvalidArgument);
+  EXPECT_THROW(Secret("fifteen letters"), InvalidArgumentError);
   EXPECT_NO_THROW(Secret("sixteen letters!"));
-  EXPECT_THROW(Secret(kSharedSecret).completed_by("fifteen letters"), InvalidArgument);
+  EXPECT_THROW(Secret(kSharedSecret).completed_by("fifteen letters"), InvalidArgumentError);
   EXPECT_NE(new_secret(), new_secret());
   EXPECT_EQ(new_secret().size(), 64u);
 }

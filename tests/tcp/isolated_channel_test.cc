@@ -39,7 +39,7 @@ std::vector<int> find_alive(Transport& isolated_channel, std::chrono::millisecon
   std::vector<int> alive = all_ranks(isolated_channel.ranks());
   for (Handle& word : transcript) try {
       word.wait_synchronize();
-    } catch (const PeerLost& lost) {
+    } catch (const PeerLostError& lost) {
       std::erase(alive, lost.rank());
     }
   return alive;

@@ -85,7 +85,7 @@ TEST(TcpMeeting, InAFile) {
   ASSERT_EQ(stat(table.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777u, 0600u) << "others may read the secret";
   EXPECT_FALSE(fs::exists(file.string() + ".rank-1"));
-  const std::string again = error_of<InvalidArgument>([&] { make(0); });
+  const std::string again = error_of<InvalidArgumentError>([&] { make(0); });
   EXPECT_TRUE(contains(again, "exists: use a new name")) << again;
 }
 
@@ -96,7 +96,7 @@ TEST(TcpMeeting, AFileOfSomethingElseIsRefused) {
   const std::string error =
       error_of<TransportError>([&] { make_tcp_transport(file, 1, 2, kLoopback); });
   EXPECT_TRUE(contains(error, "has contents of another program")) << error;
-  const std::string nowhere = error_of<InvalidArgument>(
+  const std::string nowhere = error_of<InvalidArgumentError>(
       [&] { make_tcp_transport(folder / "no folder/meeting", 1, 2, kLoopback); });
   EXPECT_TRUE(contains(nowhere, "cannot write")) << nowhere;
 }
@@ -107,8 +107,8 @@ TEST(TcpMeeting, AFolderThatIsNotThereIsNamedByAll) {
   std::ofstream(folder / "file") << "no folder";
   for (const int rank : {0, 1})
     for (const char* name : {"no folder/meeting", "file/meeting"}) {
-      const std::string error =
-          error_of<InvalidArgument>([&] { make_tcp_transport(folder / name, rank, 2, kLoopback); });
+      const std::string error = error_of<InvalidArgumentError>(
+          [&] { make_tcp_transport(folder / name, rank, 2, kLoopback); });
       EXPECT_TRUE(contains(error, "cannot write " + (folder / name).string())) << error;
       EXPECT_TRUE(contains(error, ": No such file") || contains(error, ": Not a dir")) << error;
     }
@@ -131,7 +131,7 @@ TEST(TcpMeeting, ATableThatOthersMayReadOrWriteIsNotBelieved) {
   const Folder folder;
   const fs::path file = folder / "meeting", table = file.string() + ".table";
   const auto error = [&] {
-    return error_of<InvalidArgument>([&] { make_tcp_transport(file, 1, 2, kLoopback); });
+    return error_of<InvalidArgumentError>([&] { make_tcp_transport(file, 1, 2, kLoopback); });
   };
   std::ofstream(table) << "a table\n";
   for (const fs::perms more :
@@ -303,20 +303,20 @@ TEST(TcpMeeting, WhoNeverListensIsNamed) {
 TEST(TcpMeeting, RefusesArgumentsThatMakeNoSense) {
   MemoryStore store;
   const auto addresses = free_addresses(2);
-  EXPECT_THROW(make_tcp_transport(store, 2, 2), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(store, -1, 2), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(store, 0, 0), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(store, 0, -5), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.connections = 0}), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.connections = 17}), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.timeout = -1ms}), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(store, 0, 2, {.secret = "too short"}), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(addresses, "too short", 0), InvalidArgument);
-  EXPECT_THROW(make_tcp_transport(addresses, kMeetingSecret, 2), InvalidArgument);
+  EXPECT_THROW(make_tcp_transport(store, 2, 2), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(store, -1, 2), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(store, 0, 0), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(store, 0, -5), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.connections = 0}), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.connections = 17}), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(store, 0, 1, {.timeout = -1ms}), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(store, 0, 2, {.secret = "too short"}), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(addresses, "too short", 0), InvalidArgumentError);
+  EXPECT_THROW(make_tcp_transport(addresses, kMeetingSecret, 2), InvalidArgumentError);
   for (const char* text : {"", "host", ":4711", "host:", "host:0", "host:65536", "host:http",
                            "::1:4711", "host:4711x"}) {
     const std::vector<std::string> wrong = {text};
-    EXPECT_THROW(make_tcp_transport(wrong, kMeetingSecret, 0), InvalidArgument) << text;
+    EXPECT_THROW(make_tcp_transport(wrong, kMeetingSecret, 0), InvalidArgumentError) << text;
   }
 }
 

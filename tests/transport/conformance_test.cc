@@ -360,18 +360,18 @@ TEST_P(TransportConformance, RefusesWhatCannotBe) {
     const Operation operation{.name = "test"};
     const std::vector<ConstByteSpan> sends(3);
     const std::vector<std::size_t> capacities(2);
-    EXPECT_THROW(transport.all_to_all(operation, sends, capacities), InvalidArgument);
-    EXPECT_THROW(transport.send(operation, 2, {}), InvalidArgument);
-    EXPECT_THROW(transport.send(operation, transport.rank(), {}), InvalidArgument);
-    EXPECT_THROW(transport.receive(operation, -1, 8), InvalidArgument);
-    EXPECT_THROW(transport.split(std::vector<int>{1, 0}), InvalidArgument);
-    EXPECT_THROW(transport.split(std::vector<int>{0, 2}), InvalidArgument);
-    EXPECT_THROW(transport.split(std::vector<int>{1 - transport.rank()}), InvalidArgument);
+    EXPECT_THROW(transport.all_to_all(operation, sends, capacities), InvalidArgumentError);
+    EXPECT_THROW(transport.send(operation, 2, {}), InvalidArgumentError);
+    EXPECT_THROW(transport.send(operation, transport.rank(), {}), InvalidArgumentError);
+    EXPECT_THROW(transport.receive(operation, -1, 8), InvalidArgumentError);
+    EXPECT_THROW(transport.split(std::vector<int>{1, 0}), InvalidArgumentError);
+    EXPECT_THROW(transport.split(std::vector<int>{0, 2}), InvalidArgumentError);
+    EXPECT_THROW(transport.split(std::vector<int>{1 - transport.rank()}), InvalidArgumentError);
     std::vector<float> floats(4);
     std::vector<Bf16> halves(4);
     const std::vector<ValueSpan> mixed = {floats, halves};
-    EXPECT_THROW(transport.sum(operation, mixed), InvalidArgument);
-    EXPECT_THROW(transport.sum(operation, std::vector<ValueSpan>{floats}), InvalidArgument);
+    EXPECT_THROW(transport.sum(operation, mixed), InvalidArgumentError);
+    EXPECT_THROW(transport.sum(operation, std::vector<ValueSpan>{floats}), InvalidArgumentError);
     transport.barrier(operation).wait_synchronize();  // the transport is not poisoned
   });
 }

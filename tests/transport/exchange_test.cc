@@ -186,7 +186,7 @@ TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
     const auto refusal = [&](const Sends& sends, const Receives& receives) -> std::string {
       try {
         transport.exchange({.name = "step"}, sends, receives);
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         return error.what();
       }
       return "nothing was thrown";
@@ -206,7 +206,7 @@ TEST_P(TransportExchange, RefusesByNameWhatNoExchangeIs) {
   });
   run(1, [](Transport& transport) {
     const ReceiveFrom any{kAnyRank, 1};
-    EXPECT_THROW(transport.exchange({.name = "step"}, {}, {&any, 1}), InvalidArgument);
+    EXPECT_THROW(transport.exchange({.name = "step"}, {}, {&any, 1}), InvalidArgumentError);
   });
 }
 

@@ -81,7 +81,7 @@ TEST(Link, RefusesAnythingElseAndShowsTheGrammar) {
     try {
       parse_link(text);
       ADD_FAILURE() << text;
-    } catch (const InvalidArgument& error) {
+    } catch (const InvalidArgumentError& error) {
       EXPECT_NE(
           std::string(error.what()).find("RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS]"),
           std::string::npos);
@@ -89,8 +89,8 @@ TEST(Link, RefusesAnythingElseAndShowsTheGrammar) {
 }
 
 TEST(InProcess, RefusesNoRanks) {
-  EXPECT_THROW(make_inprocess_transports(0), InvalidArgument);
-  EXPECT_THROW(make_inprocess_transports(2, {.ranks_per_host = 0}), InvalidArgument);
+  EXPECT_THROW(make_inprocess_transports(0), InvalidArgumentError);
+  EXPECT_THROW(make_inprocess_transports(2, {.ranks_per_host = 0}), InvalidArgumentError);
 }
 
 TEST(InProcess, PutsRanksOnHosts) {
@@ -155,7 +155,7 @@ TEST(InProcess, ResultsAreAskedForWhenDone) {
   const auto transports = make_inprocess_transports(2);
   Handle handle = transports[0]->receive({.name = "receive"}, 1, 8);
   EXPECT_FALSE(handle.test());
-  EXPECT_THROW(handle.received(1), InvalidArgument);
+  EXPECT_THROW(handle.received(1), InvalidArgumentError);
 }
 
 TEST(RunRanks, ThrowsWhatARankThrew) {

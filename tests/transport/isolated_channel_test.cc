@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 /// Returns null if the transport refuses isolated channels.
 std::unique_ptr<Transport> isolated_channel_of(Transport& transport) try {
   return transport.isolated_channel();
-} catch (const InvalidArgument& error) {
+} catch (const InvalidArgumentError& error) {
   EXPECT_TRUE(contains(error.what(), "use make_tcp_transport")) << error.what();
   return nullptr;
 }
@@ -47,7 +47,7 @@ void expect_lost(int rank, const std::string& how, const Call& call) {
   try {
     call();
     ADD_FAILURE() << "no error, where rank " << rank << " is lost";
-  } catch (const PeerLost& lost) {
+  } catch (const PeerLostError& lost) {
     EXPECT_EQ(lost.rank(), rank) << lost.what();
     EXPECT_TRUE(contains(lost.what(), how)) << lost.what();
   }
@@ -65,11 +65,11 @@ TEST_P(IsolatedChannels, ExchangeMessagesAndRefuseTheRest) {
     const auto channel = isolated.channel();
     for (Transport* each : {&isolated, channel.get()}) {
       for (const std::size_t bytes : {0u, 100u, 100'000u}) greet(*each, bytes);
-      EXPECT_THROW(each->barrier({}), InvalidArgument);
-      EXPECT_THROW(each->poison("no"), InvalidArgument);
+      EXPECT_THROW(each->barrier({}), InvalidArgumentError);
+      EXPECT_THROW(each->poison("no"), InvalidArgumentError);
       std::vector<float> values(3);
-      EXPECT_THROW(each->sum({}, cut(values, {1, 1, 1})), InvalidArgument);
-      EXPECT_THROW(each->maximum({}, cut(values, {1, 1, 1})), InvalidArgument);
+      EXPECT_THROW(each->sum({}, cut(values, {1, 1, 1})), InvalidArgumentError);
+      EXPECT_THROW(each->maximum({}, cut(values, {1, 1, 1})), InvalidArgumentError);
     }
     expect_sum(*isolated.split(std::vector{0, 1, 2}));
     expect_sum(transport);
@@ -141,7 +141,7 @@ TEST_P(IsolatedChannels, AMessageThatDoesNotFitEndsItsOperationAlone) {
       try {
         isolated.receive({.name = "short", .tag = 1}, peer, 8).wait_synchronize();
         ADD_FAILURE() << "no error";
-      } catch (const PeerLost& lost) {
+      } catch (const PeerLostError& lost) {
         ADD_FAILURE() << lost.what();
       } catch (const TransportError& error) {
         EXPECT_TRUE(contains(error.what(), "but this rank expects at most 8")) << error.what();

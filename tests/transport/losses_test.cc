@@ -30,7 +30,7 @@ struct Watched {
     if (done || lost.has_value()) return true;
     try {
       done = handle.test();
-    } catch (const PeerLost& loss) {
+    } catch (const PeerLostError& loss) {
       lost = loss.rank();
       error = loss.what();
     }

@@ -22,7 +22,7 @@ class BlockPool {
   ~BlockPool();
 
   /// Returns an uninitialized block of `bytes` bytes; for 0 bytes, an empty block. Throws
-  /// OutOfMemory or CudaError.
+  /// OutOfMemoryError or CudaError.
   Block take(std::size_t bytes);
 
  private:

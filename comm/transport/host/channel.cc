@@ -45,7 +45,7 @@ bool HostTransfer::test() { return channel_->test(*this); }
 void HostTransfer::wait_synchronize() { channel_->wait(*this); }
 
 int HostTransfer::source() const {
-  throw InvalidArgument(std::string(operation_.name) + ": only receive_any has a source");
+  throw InvalidArgumentError(std::string(operation_.name) + ": only receive_any has a source");
 }
 
 std::string HostTransfer::cause(std::string_view why) const {
@@ -64,7 +64,7 @@ void HostTransfer::settle(const Mismatch& mismatch, std::string_view why) const 
 }
 
 void HostTransfer::require_done() const {
-  if (!done_) throw InvalidArgument(std::string(operation_.name) + " is not done yet");
+  if (!done_) throw InvalidArgumentError(std::string(operation_.name) + " is not done yet");
 }
 
 void HostTransfer::address(Batch& batch, std::uint32_t part) const {
@@ -224,8 +224,8 @@ void Channel::end_late(HostTransfer& transfer) {
   if (state_.is_isolated()) {
     const std::vector<int> late = transfer.missing();
     const int who = late.size() == 1 ? late.front() : kAnyRank;
-    return transfer.end(std::make_exception_ptr(
-        PeerLost(transfer.cause("no message from " + names(*this, late) + within(transfer)), who)));
+    return transfer.end(std::make_exception_ptr(PeerLostError(
+        transfer.cause("no message from " + names(*this, late) + within(transfer)), who)));
   }
   const FailedRanks failed_ranks = why_late(transfer);
   if (const Mismatch& found = failed_ranks.mismatch; found.signature != found.other_signature) {

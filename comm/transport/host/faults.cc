@@ -37,7 +37,7 @@ void ProgressEngine::abandon(ChannelState& channel, Batch& batch, int who) {
   const std::string cause =
       std::string(batch.name) + " on " + channel.name(channel.rank) + ": " + why;
   if (channel.is_isolated())
-    end(channel, batch, std::make_exception_ptr(PeerLost(cause, who)));
+    end(channel, batch, std::make_exception_ptr(PeerLostError(cause, who)));
   else if (!in_dispute(*channel.domain))  // a dispute ends by itself
     raise_locked(*channel.domain, cause);
 }

@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::chrono::seconds kSettlesWithin{10};  // for work queued on a device
 
-/// The first non-empty part, or an empty part. Throws InvalidArgument if dtypes or memories differ
-/// between non-empty parts.
+/// The first non-empty part, or an empty part. Throws InvalidArgumentError if dtypes or memories
+/// differ between non-empty parts.
 ValueSpan any_part(const Operation& operation, std::span<const ValueSpan> parts) {
   ValueSpan any;
   for (const ValueSpan& part : parts) {

@@ -11,10 +11,10 @@ void ProgressEngine::check_announced(const ChannelState& channel, const Batch& b
   for (const Outgoing& outgoing : batch.outgoing) {
     const int peer = channel.member(outgoing.peer);
     if (flow(peer).waiting < Flow::kMostWaiting) continue;
-    throw InvalidArgument(std::string(batch.name) + " on " + channel.name(channel.rank) + ": " +
-                          std::to_string(Flow::kMostWaiting) + " messages to " +
-                          channel.name(outgoing.peer) +
-                          " are not received yet: wait for their handles first");
+    throw InvalidArgumentError(std::string(batch.name) + " on " + channel.name(channel.rank) +
+                               ": " + std::to_string(Flow::kMostWaiting) + " messages to " +
+                               channel.name(outgoing.peer) +
+                               " are not received yet: wait for their handles first");
   }
 }
 

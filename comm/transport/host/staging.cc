@@ -43,7 +43,7 @@ void Staging::check(const Operation& operation) const {
 
 void Staging::check(const Operation& operation, ConstByteSpan bytes) try {
   if (!bytes.empty()) kernels::check_device_pointer(bytes.data());
-} catch (const InvalidArgument& error) {
+} catch (const InvalidArgumentError& error) {
   refuse(operation, std::string("the bytes to send: ") + error.what());
 }
 

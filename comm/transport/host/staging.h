@@ -29,13 +29,13 @@ namespace tersor::host {
 /// The state shared by the device operations of a channel. Not thread-safe.
 class Staging {
  public:
-  /// Uses the current device. Throws CudaError or OutOfMemory.
+  /// Uses the current device. Throws CudaError or OutOfMemoryError.
   explicit Staging(std::shared_ptr<Channel> channel);
 
   /// Throws if a device operation must be refused: no device, a device other than this channel's,
   /// or a stream under capture or of another device.
   void check(const Operation& operation) const;
-  /// Throws InvalidArgument unless the bytes to send lie on the device.
+  /// Throws InvalidArgumentError unless the bytes to send lie on the device.
   static void check(const Operation& operation, ConstByteSpan bytes);
 
   /// The pool for network payloads of `bytes` bytes: pinned memory, or device memory if the network
@@ -131,7 +131,7 @@ auto on_device(const HostTransfer& transfer, Work&& work) try {
 } catch (const CudaError& error) {
   transfer.raise(error.what());
   throw;
-} catch (const OutOfMemory& error) {
+} catch (const OutOfMemoryError& error) {
   transfer.raise(error.what());
   throw;
 }

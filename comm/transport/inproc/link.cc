@@ -22,12 +22,13 @@ constexpr std::string_view kOverhead = "overhead=", kPerHost = "per_host=";
 constexpr std::array<Unit, 4> kTimes{{{"s", 1e9}, {"ms", 1e6}, {"us", 1e3}, {"ns", 1}}};
 
 [[noreturn]] void refuse(std::string_view text) {
-  throw InvalidArgument("link is \"" + std::string(text) +
-                        "\": write RATE|none[,LATENCY][,overhead=FACTOR]"
-                        "[,per_host=RANKS], e.g. 1Gbit,50us or 25Gbit,10us,overhead=1.046 or "
-                        "100Mbit,per_host=2 or none; rates above 0 in bit, Kbit, Mbit or Gbit, "
-                        "latencies in ns, us, ms or s, an overhead of at least 1, at least 1 rank "
-                        "per host; rate none takes neither latency nor overhead");
+  throw InvalidArgumentError(
+      "link is \"" + std::string(text) +
+      "\": write RATE|none[,LATENCY][,overhead=FACTOR]"
+      "[,per_host=RANKS], e.g. 1Gbit,50us or 25Gbit,10us,overhead=1.046 or "
+      "100Mbit,per_host=2 or none; rates above 0 in bit, Kbit, Mbit or Gbit, "
+      "latencies in ns, us, ms or s, an overhead of at least 1, at least 1 rank "
+      "per host; rate none takes neither latency nor overhead");
 }
 
 /// Parses and removes a number of at least `least` at the start of `text`.

@@ -14,14 +14,15 @@ namespace tersor::inproc {
 namespace {
 
 std::size_t checked_ranks(int ranks) {
-  if (ranks < 1) throw InvalidArgument("ranks is " + std::to_string(ranks) + ": give at least 1");
+  if (ranks < 1)
+    throw InvalidArgumentError("ranks is " + std::to_string(ranks) + ": give at least 1");
   return static_cast<std::size_t>(ranks);
 }
 
 int checked_ranks_per_host(const Link& link) {
   if (link.ranks_per_host < 1)
-    throw InvalidArgument("per_host is " + std::to_string(link.ranks_per_host) +
-                          ": give at least 1");
+    throw InvalidArgumentError("per_host is " + std::to_string(link.ranks_per_host) +
+                               ": give at least 1");
   return link.ranks_per_host;
 }
 

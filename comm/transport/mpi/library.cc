@@ -44,24 +44,24 @@ bool running() {
 
 void check_communicator(MPI_Comm communicator) {
   if (!running())
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "MPI is not initialised, or finalised already: make transports between MPI_Init and "
         "MPI_Finalize (tersor::MpiSession calls both)");
   if (communicator == MPI_COMM_NULL)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "the communicator is MPI_COMM_NULL: make transports only on members of the communicator");
   int between_groups = 0;
   check(MPI_Comm_test_inter(communicator, &between_groups), "MPI_Comm_test_inter");
   if (between_groups != 0)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "the communicator is an inter-communicator: merge its groups with MPI_Intercomm_merge");
   int main_thread = 1;
   check(MPI_Is_thread_main(&main_thread), "MPI_Is_thread_main");
   if (main_thread == 0 && thread_level() < MPI_THREAD_SERIALIZED)
-    throw InvalidArgument("MPI was initialised with " +
-                          std::string(thread_level_name(thread_level())) +
-                          ": only the initialising thread may make a transport; initialise with "
-                          "MPI_THREAD_MULTIPLE to use other threads");
+    throw InvalidArgumentError(
+        "MPI was initialised with " + std::string(thread_level_name(thread_level())) +
+        ": only the initialising thread may make a transport; initialise with "
+        "MPI_THREAD_MULTIPLE to use other threads");
 }
 
 int thread_level() {
@@ -80,7 +80,7 @@ bool takes_device_memory() {
   if (const char* wish = std::getenv("TERSOR_MPI_CUDA")) {
     const std::string_view text(wish);
     if (text != "0" && text != "1")
-      throw InvalidArgument("TERSOR_MPI_CUDA is \"" + std::string(text) + "\": give 0 or 1");
+      throw InvalidArgumentError("TERSOR_MPI_CUDA is \"" + std::string(text) + "\": give 0 or 1");
     return text == "1";
   }
 #if defined(MPIX_CUDA_AWARE_SUPPORT)

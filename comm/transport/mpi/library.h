@@ -13,7 +13,7 @@ void check(int code, std::string_view call);
 /// True if MPI is initialized and not finalized.
 bool running();
 
-/// Throws InvalidArgument unless the communicator is usable for a transport.
+/// Throws InvalidArgumentError unless the communicator is usable for a transport.
 void check_communicator(MPI_Comm communicator);
 
 /// The thread level of MPI's initialization: MPI_THREAD_SINGLE, …
@@ -21,7 +21,7 @@ int thread_level();
 std::string_view thread_level_name(int level);
 
 /// True if MPI accepts device pointers. The environment variable TERSOR_MPI_CUDA=0|1 takes
-/// precedence over MPI's answer. Throws InvalidArgument for any other value.
+/// precedence over MPI's answer. Throws InvalidArgumentError for any other value.
 bool takes_device_memory();
 
 /// True if an idle MPI yields the core: Open MPI's mpi_yield_when_idle from the launcher's

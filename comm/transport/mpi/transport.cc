@@ -15,9 +15,9 @@ MPI_Comm initialise(int* argument_count, char*** arguments) {
   int before = 0, after = 0;
   MPI_Initialized(&before);
   MPI_Finalized(&after);
-  if (after != 0) throw InvalidArgument("MPI was finalised, and cannot be initialised again");
+  if (after != 0) throw InvalidArgumentError("MPI was finalised, and cannot be initialised again");
   if (before != 0)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "MPI was initialised before: call tersor::make_mpi_transport with your own communicator");
   int level = MPI_THREAD_SINGLE;
   mpi::check(MPI_Init_thread(argument_count, arguments, MPI_THREAD_MULTIPLE, &level),

@@ -136,13 +136,14 @@ bool MpiWire::right_thread() const {
 
 void MpiWire::check_thread() {
   if (!running())
-    throw InvalidArgument("MPI was finalised: destroy transports and handles before MPI_Finalize");
+    throw InvalidArgumentError(
+        "MPI was finalised: destroy transports and handles before MPI_Finalize");
   record_use();
   if (right_thread()) return;
-  throw InvalidArgument("MPI was initialised with " +
-                        std::string(thread_level_name(thread_level_)) +
-                        ": only the thread that made this transport may use it; initialise with "
-                        "MPI_THREAD_MULTIPLE to use other threads");
+  throw InvalidArgumentError(
+      "MPI was initialised with " + std::string(thread_level_name(thread_level_)) +
+      ": only the thread that made this transport may use it; initialise with "
+      "MPI_THREAD_MULTIPLE to use other threads");
 }
 
 void MpiWire::record_abort() { mpi::record_abort(); }

@@ -26,11 +26,12 @@ ncclResult_t state_of(ncclComm_t handle) {
 
 void check_usable(ncclComm_t handle) {
   if (handle == nullptr)
-    throw InvalidArgument("the communicator is null: pass a communicator made by ncclCommInitRank");
+    throw InvalidArgumentError(
+        "the communicator is null: pass a communicator made by ncclCommInitRank");
   const ncclResult_t state = state_of(handle);
   if (state != ncclSuccess && state != ncclInProgress)
-    throw InvalidArgument("the communicator was aborted or has failed: " + describe(state, handle) +
-                          "; abort it and make a new one");
+    throw InvalidArgumentError("the communicator was aborted or has failed: " +
+                               describe(state, handle) + "; abort it and make a new one");
 }
 
 void check_on_current_device(ncclComm_t handle) {
@@ -38,9 +39,9 @@ void check_on_current_device(ncclComm_t handle) {
   const int current = kernels::current_device();
   check(api().comm_device(handle, &device), "ncclCommCuDevice", handle);
   if (device != current)
-    throw InvalidArgument("the communicator is for device " + std::to_string(device) +
-                          ", but the current device is " + std::to_string(current) +
-                          ": call cudaSetDevice first");
+    throw InvalidArgumentError("the communicator is for device " + std::to_string(device) +
+                               ", but the current device is " + std::to_string(current) +
+                               ": call cudaSetDevice first");
 }
 
 /// Waits until the communicator is not busy. Returns the final state, or ncclInProgress at `until`.

@@ -19,8 +19,8 @@ enum class Owner { kCaller, kTransport };
 /// Used by a channel's thread and by the watcher thread, which calls `ask_error` and `stop`.
 class Communicator {
  public:
-  /// Throws InvalidArgument if the handle is null, belongs to a device other than the current one,
-  /// or was aborted or has failed according to NCCL.
+  /// Throws InvalidArgumentError if the handle is null, belongs to a device other than the current
+  /// one, or was aborted or has failed according to NCCL.
   Communicator(ncclComm_t handle, Owner owner, const Fault& fault);
   /// Destroys an owned communicator, or aborts the communicator if stopped.
   ~Communicator();

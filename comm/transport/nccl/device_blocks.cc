@@ -37,7 +37,7 @@ DeviceBlock& DeviceBlocks::take(std::size_t bytes, StreamView stream) {
     return *block;
   }
   if (capture != 0)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "a captured call needs a receive buffer of its own, and no buffer is free: "
         "call it once outside of a graph before each capture");
   return add(wanted, capture, stream);

@@ -28,8 +28,8 @@ struct DeviceBlock {
 /// never shrinks.
 class DeviceBlocks {
  public:
-  /// Returns a block of at least `bytes` bytes for work on the stream. Throws InvalidArgument if
-  /// the stream is under capture and no block is free, because allocation is then impossible.
+  /// Returns a block of at least `bytes` bytes for work on the stream. Throws InvalidArgumentError
+  /// if the stream is under capture and no block is free, because allocation is then impossible.
   DeviceBlock& take(std::size_t bytes, StreamView stream);
   /// Returns a block. The work queued so far on the block's stream is the last reader.
   void give_back(DeviceBlock& block);

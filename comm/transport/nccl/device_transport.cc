@@ -155,7 +155,7 @@ void DeviceTransport::agree(const Operation& operation) {
   const std::uint64_t key = Signature().add(operation.signature).add(operation.name).value();
   if (ranks() == 1 || agreed_.contains(key)) return;
   if (kernels::capture_of(operation.stream) != 0)
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         std::string(operation.name) +
         ": all ranks must compare this call first: call it once before capturing");
   const std::vector<std::byte> options = operation.agreement == nullptr

@@ -26,13 +26,13 @@ ncclUniqueId new_id() {
 /// Writes a temporary file, then renames the file. No rank can read a partial id.
 void write_id(const fs::path& file, const ncclUniqueId& id) {
   if (fs::exists(file))
-    throw InvalidArgument(file.string() + " exists: use a new name for each run");
+    throw InvalidArgumentError(file.string() + " exists: use a new name for each run");
   const fs::path part = file.string() + ".part";
   std::ofstream(part, std::ios::binary).write(id.internal, sizeof id.internal);
   std::error_code failed;
   if (fs::file_size(part, failed) == sizeof id.internal) fs::rename(part, file, failed);
   if (failed || !fs::exists(file))
-    throw InvalidArgument("cannot write " + file.string() + ": " + failed.message());
+    throw InvalidArgumentError("cannot write " + file.string() + ": " + failed.message());
 }
 
 ncclUniqueId read_id(const fs::path& file, Clock::time_point until) {
@@ -53,8 +53,8 @@ ncclUniqueId read_id(const fs::path& file, Clock::time_point until) {
 NcclCommunicator NcclCommunicator::from_file(const fs::path& file, int rank, int ranks,
                                              std::chrono::milliseconds timeout) {
   if (rank < 0 || rank >= ranks)
-    throw InvalidArgument("rank is " + std::to_string(rank) + ": give 0 to " +
-                          std::to_string(ranks - 1));
+    throw InvalidArgumentError("rank is " + std::to_string(rank) + ": give 0 to " +
+                               std::to_string(ranks - 1));
   const auto until = Clock::now() + timeout;
   const ncclUniqueId id = rank == 0 ? new_id() : read_id(file, until);
   if (rank == 0) write_id(file, id);

@@ -14,9 +14,9 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
                                       std::size_t capacity) {
   check_host(operation);
   if (send.size() > capacity)
-    throw InvalidArgument(std::string(operation.name) + ": the message has " +
-                          std::to_string(send.size()) + " bytes: give at most the capacity, " +
-                          std::to_string(capacity));
+    throw InvalidArgumentError(std::string(operation.name) + ": the message has " +
+                               std::to_string(send.size()) + " bytes: give at most the capacity, " +
+                               std::to_string(capacity));
   const std::size_t bytes = SizedMessage::bytes(capacity);
   const auto count = static_cast<std::size_t>(ranks());
   auto transfer =
@@ -44,8 +44,9 @@ Handle DeviceTransport::gather_staged(const Operation& operation, ConstByteSpan 
 void DeviceTransport::check_host(const Operation& operation) const {
   fabric_->check(operation.name);
   if (kernels::capture_of(queue_->wire()) != 0)
-    throw InvalidArgument(std::string(operation.name) +
-                          ": the host waits for this call, which cannot be captured in a graph");
+    throw InvalidArgumentError(
+        std::string(operation.name) +
+        ": the host waits for this call, which cannot be captured in a graph");
 }
 
 // Sends the id from the first member to the other members.

@@ -9,7 +9,8 @@
 namespace tersor::nccl {
 
 int NcclTransfer::source() const {
-  throw InvalidArgument("only handles of receive_any have a source, and NCCL has no receive_any");
+  throw InvalidArgumentError(
+      "only handles of receive_any have a source, and NCCL has no receive_any");
 }
 
 // A block without a completed wait is never reused, because the network may still write to the

@@ -83,7 +83,7 @@ std::optional<asio::ip::address> address_of_own_name() {
 HostAndPort parse_address(std::string_view text) {
   const std::size_t colon = text.rfind(':');
   const auto refuse = [text] {
-    throw InvalidArgument(
+    throw InvalidArgumentError(
         "\"" + std::string(text) +
         "\" is not an address: write 10.0.0.3:4711, node3:4711 or [fd00::3]:4711");
   };

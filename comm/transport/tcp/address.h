@@ -13,7 +13,7 @@ struct HostAndPort {
   std::string port;
 };
 
-/// Parses "host:port" or "[address]:port". Throws InvalidArgument with the valid forms.
+/// Parses "host:port" or "[address]:port". Throws InvalidArgumentError with the valid forms.
 HostAndPort parse_address(std::string_view text);
 
 /// Resolves a name or number. Throws TransportError on failure; `whose` names the owner in the

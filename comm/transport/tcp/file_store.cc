@@ -48,10 +48,10 @@ class File : public Descriptor {
 };
 
 [[noreturn]] void refuse(const fs::path& file, std::string_view why) {
-  throw InvalidArgument("cannot write " + file.string() + ": " + std::string(why));
+  throw InvalidArgumentError("cannot write " + file.string() + ": " + std::string(why));
 }
 
-/// A new file with a temporary name. The file must not exist before. Throws InvalidArgument.
+/// A new file with a temporary name. The file must not exist before. Throws InvalidArgumentError.
 class Part {
  public:
   explicit Part(const fs::path& of) : path_(of.string() + ".part") {
@@ -90,11 +90,12 @@ std::string FileStore::get(const std::string& key, Clock::time_point until) {
     const File found(wanted, O_RDONLY | O_NONBLOCK);
     const int error = errno;
     if (found.open() && !found.is_own())
-      throw InvalidArgument("cannot trust " + wanted.string() +
-                            ": the file must belong to you, and other users must not have access");
+      throw InvalidArgumentError(
+          "cannot trust " + wanted.string() +
+          ": the file must belong to you, and other users must not have access");
     if (found.open()) return found.text();
     if (error != ENOENT)
-      throw InvalidArgument("cannot read " + wanted.string() + ": " + std::strerror(error));
+      throw InvalidArgumentError("cannot read " + wanted.string() + ": " + std::strerror(error));
     if (Clock::now() >= until) throw TransportError(wanted.string() + " does not exist");
     std::this_thread::sleep_for(kLookEvery);
   }

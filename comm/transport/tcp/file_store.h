@@ -16,9 +16,10 @@ class FileStore final : public KeyValueStore {
  public:
   explicit FileStore(std::filesystem::path first_part) : first_part_(std::move(first_part)) {}
 
-  /// Throws InvalidArgument if the file cannot be written.
+  /// Throws InvalidArgumentError if the file cannot be written.
   void set(const std::string& key, const std::string& value) override;
-  /// Throws InvalidArgument if the file cannot be read or could have been written by other users.
+  /// Throws InvalidArgumentError if the file cannot be read or could have been written by other
+  /// users.
   std::string get(const std::string& key, Clock::time_point until) override;
   /// Throws the errors of `set`, without storing a value.
   void check_writable(const std::string& key) const;

@@ -34,7 +34,7 @@ void stretch(std::string_view text, Proof& key) {
                     reinterpret_cast<const unsigned char*>(kSalt),
                     crypto_pwhash_OPSLIMIT_INTERACTIVE, crypto_pwhash_MEMLIMIT_INTERACTIVE,
                     crypto_pwhash_ALG_ARGON2ID13) != 0)
-    throw OutOfMemory(
+    throw OutOfMemoryError(
         "no 64 MiB of memory to stretch a secret that is a phrase: use the output of `openssl rand "
         "-hex 32`, which needs no memory");
 }
@@ -43,10 +43,11 @@ void stretch(std::string_view text, Proof& key) {
 
 void Secret::check(std::string_view text) {
   if (text.size() < kLeastSecretBytes)
-    throw InvalidArgument("the secret has " + std::to_string(text.size()) +
-                          " bytes: give at least " + std::to_string(kLeastSecretBytes) +
-                          ", the same on all ranks (TERSOR_SECRET in Python), e.g. the output of "
-                          "`openssl rand -hex 32`");
+    throw InvalidArgumentError(
+        "the secret has " + std::to_string(text.size()) + " bytes: give at least " +
+        std::to_string(kLeastSecretBytes) +
+        ", the same on all ranks (TERSOR_SECRET in Python), e.g. the output of "
+        "`openssl rand -hex 32`");
 }
 
 Secret::Secret(std::string_view text) {

@@ -32,14 +32,14 @@ enum class Role : std::uint8_t {
 /// The secret shared by the ranks of a world. Overwritten in memory on destruction.
 class Secret {
  public:
-  /// Throws InvalidArgument as `check` does. Argon2id stretches every text except 64 hexadecimal
-  /// digits, to make guessing a phrase slow: about 0.1 s and 64 MiB per guess.
+  /// Throws InvalidArgumentError as `check` does. Argon2id stretches every text except 64
+  /// hexadecimal digits, to make guessing a phrase slow: about 0.1 s and 64 MiB per guess.
   explicit Secret(std::string_view text);
   ~Secret();
   Secret(const Secret& other) = default;
   Secret& operator=(const Secret&) = delete;
 
-  /// Throws InvalidArgument if the text has fewer than kLeastSecretBytes bytes.
+  /// Throws InvalidArgumentError if the text has fewer than kLeastSecretBytes bytes.
   static void check(std::string_view text);
   /// Returns a secret known only to the holders of both secrets. An empty text leaves the secret
   /// unchanged.

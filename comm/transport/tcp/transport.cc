@@ -29,17 +29,17 @@ constexpr std::string_view kTableTitle = "tersor tcp 1";
 
 void check(int rank, std::size_t ranks, const TcpOptions& options) {
   if (ranks < 1 || ranks > kMostRanks)
-    throw InvalidArgument("ranks is " + std::to_string(ranks) + ": give 1 to " +
-                          std::to_string(kMostRanks));
+    throw InvalidArgumentError("ranks is " + std::to_string(ranks) + ": give 1 to " +
+                               std::to_string(kMostRanks));
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks)
-    throw InvalidArgument("rank is " + std::to_string(rank) + ": give 0 to " +
-                          std::to_string(ranks - 1));
+    throw InvalidArgumentError("rank is " + std::to_string(rank) + ": give 0 to " +
+                               std::to_string(ranks - 1));
   if (options.connections < 1 || options.connections > kMostConnections)
-    throw InvalidArgument("TcpOptions::connections is " + std::to_string(options.connections) +
-                          ": give 1 to " + std::to_string(kMostConnections));
+    throw InvalidArgumentError("TcpOptions::connections is " + std::to_string(options.connections) +
+                               ": give 1 to " + std::to_string(kMostConnections));
   if (options.timeout.count() < 0)
-    throw InvalidArgument("TcpOptions::timeout is " + std::to_string(options.timeout.count()) +
-                          " ms: give 0 or more");
+    throw InvalidArgumentError("TcpOptions::timeout is " + std::to_string(options.timeout.count()) +
+                               " ms: give 0 or more");
   if (!options.secret.empty()) Secret::check(options.secret);
 }
 
@@ -172,7 +172,7 @@ RankAddress meet_in_file(const fs::path& file, int rank, int ranks, const TcpOpt
   const fs::path table = store.file(std::string(kTableKey));
   std::error_code ignored;
   if (rank == 0 && fs::exists(table, ignored))
-    throw InvalidArgument(table.string() + " exists: use a new name for each run");
+    throw InvalidArgumentError(table.string() + " exists: use a new name for each run");
   // Written only after all ranks have come.
   if (rank == 0) store.check_writable(std::string(kTableKey));
   try {

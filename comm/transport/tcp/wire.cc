@@ -191,7 +191,7 @@ std::size_t TcpWire::connections() const {
 
 void TcpWire::check_thread() {
   if (running()) return;
-  throw InvalidArgument(
+  throw InvalidArgumentError(
       "this process was forked after the transport was made: use a transport only in the process "
       "that made the transport");
 }

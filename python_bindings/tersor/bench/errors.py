@@ -17,7 +17,7 @@ def stateless_codec(spec: str, threads: int = 1) -> tersor.Codec:
     """A codec without feedback. Raises BenchmarkError where ``spec`` is none, or has ``+ef``."""
     try:
         codec = tersor.Codec(spec, threads=threads)
-    except tersor.InvalidArgument as error:
+    except tersor.InvalidArgumentError as error:
         raise BenchmarkError(str(error)) from error
     if codec.has_feedback:
         raise BenchmarkError(f"{spec}: give a codec without feedback, so without +ef")

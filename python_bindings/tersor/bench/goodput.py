@@ -28,7 +28,7 @@ def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
         pace.backward()
         try:
             optimizer.step()
-        except tersor.RanksLost:
+        except tersor.RanksLostError:
             optimizer.resume()
         else:
             pace.count(1)

@@ -18,7 +18,7 @@ PATTERN = rf"0*[1-9]\d*{OPTIONS}"
 
 
 def _told(options: str) -> tuple[Timetable, dict[str, float]]:
-    """When what is exchanged, and what else is said. Raises InvalidArgument."""
+    """When what is exchanged, and what else is said. Raises InvalidArgumentError."""
     every, *given = options.split(",")
     told = {key: float(value) for key, value in (one.split("=") for one in given)}
     parts, delay = (int(told.pop(key, least)) for key, least in (("fragments", 1), ("delay", 0)))
@@ -29,7 +29,7 @@ def check(options: str) -> None:
     """``options``: they match `PATTERN`. Raises BenchmarkError where they do not go together."""
     try:
         _told(options)
-    except tersor.InvalidArgument as error:
+    except tersor.InvalidArgumentError as error:
         raise BenchmarkError(f"diloco={options}: {error}") from error
 
 
@@ -53,7 +53,7 @@ class LocalTraining:
     span: Span
 
     def __init__(self, module: nn.Module, options: str, codec: str) -> None:
-        """``options``: they match `PATTERN`. Raises InvalidArgument where they do not go
+        """``options``: they match `PATTERN`. Raises InvalidArgumentError where they do not go
         together."""
         table, told = _told(options)
         self.muon = told.pop("muon", None)

@@ -16,7 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from tersor import Codec
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.arrays import FLOATS, narrowed, require_finite
 from tersor.codec import text_hash
 
@@ -33,8 +33,8 @@ class Compress(DXOFilter):  # type: ignore[misc]
     ``codec``.
 
     With "+ef" what a frame leaves out is kept in this object, on the client, and counts in its next
-    result; it is gone when the job's process is. Raises InvalidArgument for an unknown codec, for a
-    list in an array's place, and for an update that is not finite: nothing is sent then, and
+    result; it is gone when the job's process is. Raises InvalidArgumentError for an unknown codec,
+    for a list in an array's place, and for an update that is not finite: nothing is sent then, and
     nothing kept.
     """
 
@@ -47,11 +47,13 @@ class Compress(DXOFilter):  # type: ignore[misc]
     def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO:
         """Frames in the arrays' place."""
         if dxo.get_meta_prop(_KEY) is not None:
-            raise InvalidArgument("the result has frames already: one Compress filter is enough")
+            raise InvalidArgumentError(
+                "the result has frames already: one Compress filter is enough"
+            )
         for name, one in dxo.data.items():
             if isinstance(one, list | tuple):
                 kind = type(one).__name__
-                raise InvalidArgument(f"{name}: pass an array or a tensor, not a {kind}")
+                raise InvalidArgumentError(f"{name}: pass an array or a tensor, not a {kind}")
         floats = {name: one for name, one in dxo.data.items() if _is_float(one)}
         values = {name: _flat(name, array) for name, array in floats.items()}
         seed = text_hash(fl_ctx.get_identity_name())
@@ -76,9 +78,9 @@ class Decompress(DXOFilter):  # type: ignore[misc]
     """The server's filter of task results: arrays and tensors again, of the dtypes and shapes that
     they had.
 
-    Raises InvalidArgument for frames of another codec or size, and for values and weights of the
-    result that are not finite, WireError for damaged frames or those of another parameter: NVFlare
-    then counts the client's task as failed. Results without frames pass.
+    Raises InvalidArgumentError for frames of another codec or size, and for values and weights of
+    the result that are not finite, WireError for damaged frames or those of another parameter:
+    NVFlare then counts the client's task as failed. Results without frames pass.
     """
 
     def __init__(self, codec: str = "int8+ef") -> None:
@@ -100,7 +102,9 @@ class Decompress(DXOFilter):  # type: ignore[misc]
 
     def _decoded(self, dxo: DXO, said: Any) -> DXO:
         if said["codec"] != self._made.spec:
-            raise InvalidArgument(f"the client's codec is {said['codec']}, not {self._made.spec}")
+            raise InvalidArgumentError(
+                f"the client's codec is {said['codec']}, not {self._made.spec}"
+            )
         arrays = {
             name: self._array(name, dxo.data[name], dtype, shape)
             for name, (dtype, shape) in said["arrays"].items()
@@ -115,7 +119,7 @@ class Decompress(DXOFilter):  # type: ignore[misc]
             or min(shape, default=1) < 0
             or self._made.max_payload_bytes(count) > frame.nbytes  # before so much is allocated
         ):
-            raise InvalidArgument(f"{name}: {dtype} of {shape} does not match the frame")
+            raise InvalidArgumentError(f"{name}: {dtype} of {shape} does not match the frame")
         values = np.empty(count, np.float32)
         self._made.decode(np.array(frame), values, signature=text_hash(name))
         if dtype in FLOATS:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from tersor import _core
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.arrays import Array
 
 Lanes = numpy.ndarray[Any, Any]
@@ -34,15 +34,15 @@ def encode(
 
     ``seed`` below 2**64 decides how they are rounded; None, and nothing else where a sum is to hide
     what was added: of the system's random numbers. ``out``: a flat array of that dtype to write to.
-    Raises InvalidArgument for a format that is none, and for a value that is not finite.
+    Raises InvalidArgumentError for a format that is none, and for a value that is not finite.
     """
     if lanes not in _DTYPES:
-        raise InvalidArgument(f"lanes={lanes}: 8, 16 or 32")
+        raise InvalidArgumentError(f"lanes={lanes}: 8, 16 or 32")
     format = _core.LaneFormat(bits, lanes, scale)
     if out is None:
         out = numpy.empty(int(numpy.prod(numpy.shape(values))), _DTYPES[lanes])
     elif out.dtype != _DTYPES[lanes]:
-        raise InvalidArgument(f"out is {out.dtype}: pass integers of {lanes} bits")
+        raise InvalidArgumentError(f"out is {out.dtype}: pass integers of {lanes} bits")
     secret = secrets.randbits(64) if seed is None else seed
     return out, _core.encode_lanes(values, format, secret, out)
 
@@ -68,5 +68,7 @@ def subtract(sums: Lanes, others: Lanes) -> None:
 
 def _combine(sums: Lanes, others: Lanes, subtract: bool) -> None:
     if sums.dtype != others.dtype:
-        raise InvalidArgument(f"sums is {sums.dtype}, others is {others.dtype}: pass equal dtypes")
+        raise InvalidArgumentError(
+            f"sums is {sums.dtype}, others is {others.dtype}: pass equal dtypes"
+        )
     _core.combine_lanes(sums, others, 8 * sums.itemsize, subtract)

@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(needed, name="transformers") from error
 
 import tersor.torch
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class TersorCallback(transformers.TrainerCallback):
         go on bit for bit; ``"portable"`` one for any number of ranks. ``start_at_zero``: residuals
         do after a checkpoint without such files, which is an error else.
 
-        Raises InvalidArgument for another ``state``. ``train()`` raises it before the first step,
-        on all ranks, where the model cannot be compressed or has a communication hook already, and
-        where the checkpoint has not the files, or they are of another codec, model or
+        Raises InvalidArgumentError for another ``state``. ``train()`` raises it before the first
+        step, on all ranks, where the model cannot be compressed or has a communication hook
+        already, and where the checkpoint has not the files, or they are of another codec, model or
         (``"exact"``) number of ranks.
         """
         self._mode = check_mode(state)
@@ -117,15 +117,15 @@ class TersorCallback(transformers.TrainerCallback):
         dist.all_gather_object(complaints, complaint)
         absent = all(_ABSENT in one for one in complaints)
         if any(complaints) and not (absent and self._start_at_zero):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{next(filter(None, complaints))}; resume from a checkpoint that TersorCallback "
                 "saved completely, with as many ranks, or, if there are no files at all, start "
                 "residuals at zero: TersorCallback(start_at_zero=True)"
             )
         try:
             self.handle.load_state_dict(saved)
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{checkpoint}: {error}") from error
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{checkpoint}: {error}") from error
 
 
 def _training() -> tuple[Any, str | None]:
@@ -140,7 +140,7 @@ def _training() -> tuple[Any, str | None]:
         if isinstance(trainer, transformers.Trainer) and key in frame.f_locals:
             found = frame.f_locals[key]
             return trainer, get_last_checkpoint(trainer.args.output_dir) if found is True else found
-    raise InvalidArgument(
+    raise InvalidArgumentError(
         f"no Trainer of transformers {transformers.__version__} calls this TersorCallback; call "
         "tersor.torch.compress on the wrapped model instead"
     )

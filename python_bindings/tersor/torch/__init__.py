@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _renamed
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import expect
 from tersor.reducer import ReducerOptions
 from tersor.torch import _compat, diloco, fsdp, optim, pipeline
@@ -131,8 +131,8 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
 
     ``model``: of DistributedDataParallel (``tersor.torch.ReducerOptions`` has the options), or with
     modules that went through ``fully_shard`` (``tersor.torch.fsdp.compress``). A collective call,
-    before the first backward pass. Raises InvalidArgument for anything else, and for options that
-    are wrong.
+    before the first backward pass. Raises InvalidArgumentError for anything else, and for options
+    that are wrong.
     """
     uncompiled = _compat.uncompiled(model)
     expect(
@@ -145,10 +145,12 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
         return _compress_ddp(uncompiled, **options)
     for one in type(uncompiled).__mro__:
         if one.__name__ in _REFUSED:
-            raise InvalidArgument(f"{_REFUSED[one.__name__]} (docs/reference/compatibility.md)")
+            raise InvalidArgumentError(
+                f"{_REFUSED[one.__name__]} (docs/reference/compatibility.md)"
+            )
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return fsdp.compress(model, **options)
-    raise InvalidArgument(
+    raise InvalidArgumentError(
         f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel or call "
         "fully_shard(model) first, or use tersor.torch.DistributedOptimizer"
     )

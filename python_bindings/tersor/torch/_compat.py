@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 
 # torch.optim has no public update of many tensors in one call.
 foreach_add = torch._foreach_add
@@ -241,9 +241,11 @@ class FsdpGroup:
 
     @property
     def known(self) -> bool:
-        """Whether PyTorch shows the positions. Raises InvalidArgument if the model is gone."""
+        """Whether PyTorch shows the positions. Raises InvalidArgumentError if the model is gone."""
         if self._find is not None and self._group is None:
-            raise InvalidArgument("the model that was compressed is gone: keep it with its handle")
+            raise InvalidArgumentError(
+                "the model that was compressed is gone: keep it with its handle"
+            )
         return self._find is not None
 
     @property

@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(needed, name="torchft") from error
 
 from tersor import _core, collectives
-from tersor._core import Error, InvalidArgument, TransportError
+from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor.codec import Codec
 from tersor.torch._src.backend.calls import Call, Caller
@@ -43,7 +43,9 @@ __all__ = ["ProcessGroupTersor"]
 
 _version = importlib.metadata.version("torchft")
 if tuple(map(int, _version.split(".")[:2])) < (0, 2):
-    raise InvalidArgument(f"tersor.torch.ft needs torchft 0.2 or newer, and this is {_version}")
+    raise InvalidArgumentError(
+        f"tersor.torch.ft needs torchft 0.2 or newer, and this is {_version}"
+    )
 
 _REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
 _FRAGMENT = "StreamingDiLoCoFragment_"  # as torchft's DiLoCo calls each to the manager
@@ -80,7 +82,8 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
         """``codec``: equal on all replicas. ``timeout``: of each call, and of meeting. Raises
-        InvalidArgument for a codec that no all-reduce takes, TypeError for what is no group."""
+        InvalidArgumentError for a codec that no all-reduce takes, TypeError for what is no
+        group."""
         expect(
             inner,
             ProcessGroup,
@@ -99,7 +102,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         """Learns of steps from torchft's Manager, once, before the first: needed with ``+ef``.
 
         ``fragments``: of torchft's DiLoCo, how many it was given: so many steps have tensors of
-        their own. Raises InvalidArgument where it has others.
+        their own. Raises InvalidArgumentError where it has others.
         """
         own = {"codec": self._codec, "algorithm": self._algorithm}
 
@@ -108,7 +111,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
                 key.startswith(_FRAGMENT) for key in getattr(manager, "_user_state_dicts", ())
             )
             if found not in (0, fragments):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"DiLoCo has {found} fragments: call follow(manager, fragments={found})"
                 )
             return int(manager.current_step())
@@ -161,7 +164,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
 
     def _followed(self) -> Places:
         if self._places is None:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f'codec "{self._codec}" needs to know committed steps: call follow(manager) once'
             )
         return self._places
@@ -216,7 +219,7 @@ def _way(codec: str) -> tuple[str, str]:
     told: dict[str, Any] = {"codec": spec.removesuffix("+ef"), "algorithm": "two-shot"}
     try:
         collectives.allreduce(alone, numpy.zeros(1, numpy.float32), **told)
-    except InvalidArgument:
+    except InvalidArgumentError:
         told["algorithm"] = "one-shot"
         collectives.allreduce(alone, numpy.zeros(1, numpy.float32), **told)
     return spec, told["algorithm"]

@@ -7,7 +7,7 @@
 Calls take what Horovod 0.28's take, in the same order, and mean the same; where a tensor wants a
 gradient they have one. All ranks make the same calls in the same order: ``name`` does not match
 them up; it is compared, as types and shapes are, and TransportError says who differs. They raise
-InvalidArgument before ``init`` and for arguments that are not here, and so does each name of
+InvalidArgumentError before ``init`` and for arguments that are not here, and so does each name of
 Horovod's that is not here: it says what to use instead.
 """
 
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import expect
 from tersor.collectives import Reduction
 from tersor.torch._src.collectives import tensors as collectives
@@ -61,7 +61,7 @@ Name = str | None
 def __getattr__(name: str) -> Any:
     if name not in ADVICE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise InvalidArgument(f"there is no hvd.{name} here: use {ADVICE[name]}")
+    raise InvalidArgumentError(f"there is no hvd.{name} here: use {ADVICE[name]}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def reducescatter(
     call = Call("reducescatter", name, others)
     values = call.take(tensor, rows=True).clone()
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise InvalidArgument("hvd.reducescatter has no gradient: give it tensor.detach()")
+        raise InvalidArgumentError("hvd.reducescatter has no gradient: give it tensor.detach()")
     reduced = call.reduce_(values, reduction_of(op), _spec(compression))
     return reduced.tensor_split(size())[rank()].clone()
 
@@ -166,13 +166,13 @@ def alltoall(
         rows = call.take(tensor, rows=True)
         sent = [len(rows) // size()] * size() if splits is None else list(map(int, splits))
         if len(sent) != size():
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"splits={sent} of hvd.alltoall: give {size()} numbers, one per rank"
             )
         told = call.agree(rows.dtype, list(rows.shape[1:]), own=[len(rows), *sent])
         for other, (count, *parts) in enumerate(told):
             if min(parts) < 0 or sum(parts) != count:
-                raise InvalidArgument(f"rank {other} splits {count} rows into {parts}")
+                raise InvalidArgumentError(f"rank {other} splits {count} rows into {parts}")
         received[:] = [one[1 + rank()] for one in told]
         output = rows.new_empty(sum(received), *rows.shape[1:])
         row = math.prod(rows.shape[1:]) * rows.element_size()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.codec import Codec
 from tersor.torch._src.parameters.memory_order import straightened
@@ -69,7 +69,7 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
 
     ``codec``: of activations, and of gradients where ``backward_codec`` is None; alike on the
     stages of all ranks. Tensors that are not float32, bfloat16 or float16 go as they are.
-    Raises InvalidArgument for ``"+ef"``, and for codecs without a payload of fixed length: who
+    Raises InvalidArgumentError for ``"+ef"``, and for codecs without a payload of fixed length: who
     receives must know the length before anything comes. A damaged payload is a WireError of the
     computation that needs it; on a device its values are NaN.
     """
@@ -143,12 +143,14 @@ def _is_encoded(tensor: Tensor) -> bool:
 def _checked(spec: str) -> Codec:
     codec = Codec(spec)
     if codec.has_feedback:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"codec {spec} asks for error feedback, but a pipeline sends each activation once: "
             "leave out +ef"
         )
     try:
         codec.encode(torch.zeros(1, dtype=torch.float32, device="cpu"))
-    except InvalidArgument as error:
-        raise InvalidArgument(f"codec {spec} has no payload of fixed length: {error}") from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"codec {spec} has no payload of fixed length: {error}"
+        ) from error
     return codec

@@ -19,7 +19,7 @@ import textwrap
 from typing import Any
 
 from tersor import _core, _text
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import fill
 from tersor.torch._src.run.patches import Constructors, Planned, Seen
 
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
         made = Constructors(
             _reducer_options(options.codec, options.rules), options.unsupported, dry=options.dry
         )
-    except (InvalidArgument, OSError) as error:
+    except (InvalidArgumentError, OSError) as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 2
     made.install()
@@ -83,7 +83,7 @@ def _check_script(script: str, is_module: bool) -> None:
         except (ImportError, ValueError):
             found = False
     if not found:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"there is no {kind} {script!r}: give the script's path, or -m and a module's name, "
             "after the options of this program"
         )
@@ -93,13 +93,13 @@ def _check_report(path: str | None) -> None:
     if path is None:
         return
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgument("--report draws with matplotlib: pip install matplotlib")
+        raise InvalidArgumentError("--report draws with matplotlib: pip install matplotlib")
     if not os.access(os.path.dirname(path) or ".", os.W_OK):
-        raise InvalidArgument(f"--report {path}: its folder does not exist or is not writable")
+        raise InvalidArgumentError(f"--report {path}: its folder does not exist or is not writable")
 
 
 def _reducer_options(codec: str | None, file: str | None) -> Any:
-    """Those of compress(). Raises InvalidArgument for a codec or a rule that is wrong."""
+    """Those of compress(). Raises InvalidArgumentError for a codec or a rule that is wrong."""
     default = ("*", codec or "bf16")
     _check_rules([default])
     if file is None:
@@ -110,27 +110,29 @@ def _reducer_options(codec: str | None, file: str | None) -> Any:
 
 
 def read_rules(path: str) -> list[Any]:
-    """The rules of a file. Raises InvalidArgument with a line's number, and OSError."""
+    """The rules of a file. Raises InvalidArgumentError with a line's number, and OSError."""
     rules: list[Any] = []
     with open(path, "rb") as file:
         try:
             text = file.read().decode()
         except UnicodeDecodeError as error:
-            raise InvalidArgument(f"{path} is not UTF-8 text: {error}") from None
+            raise InvalidArgumentError(f"{path} is not UTF-8 text: {error}") from None
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if line and not line.startswith("#"):
             try:
                 rules.append(_rule(line))
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{path}:{number}: {line!r}: {error}") from None
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"{path}:{number}: {line!r}: {error}") from None
     if not rules:
-        raise InvalidArgument(f"{path} has no rule: write lines of `pattern codec [from_step]`")
+        raise InvalidArgumentError(
+            f"{path} has no rule: write lines of `pattern codec [from_step]`"
+        )
     return rules
 
 
 def _rule(line: str) -> Any:
     if (found := re.fullmatch(r"(\S+)\s+(\S+)(?:\s+(\d{1,18}))?", line)) is None:
-        raise InvalidArgument("a rule is `pattern codec [from_step]`, the step an integer")
+        raise InvalidArgumentError("a rule is `pattern codec [from_step]`, the step an integer")
     pattern, codec, step = found.groups("0")
     _check_rules([("*", codec)])
     return (pattern, codec, int(step))

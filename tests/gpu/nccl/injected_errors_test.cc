@@ -53,7 +53,7 @@ bool throws(Run& run) {
     run.call();
     return false;
   } catch (const CudaError&) {
-  } catch (const OutOfMemory&) {
+  } catch (const OutOfMemoryError&) {
   } catch (const TransportError&) {
   } catch (const WireError&) {
   }

@@ -14,7 +14,7 @@ bool refuses(const char* when, const char* word, Call&& call) {
   try {
     call();
     std::printf("%s: no error\n", when);
-  } catch (const tersor::InvalidArgument& error) {
+  } catch (const tersor::InvalidArgumentError& error) {
     if (std::string(error.what()).find(word) != std::string::npos) return true;
     std::printf("%s: %s\n", when, error.what());
   }

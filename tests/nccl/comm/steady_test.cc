@@ -97,7 +97,7 @@ TEST(NcclCollectives, CapturesNeedAnEqualCallBefore) {
       try {
         gradient.reduce();
         ADD_FAILURE() << "nothing was thrown";
-      } catch (const InvalidArgument& error) {
+      } catch (const InvalidArgumentError& error) {
         EXPECT_THAT(error.what(), HasSubstr("CollectiveWorkspace"));
       }
     });
@@ -222,7 +222,7 @@ TEST(NcclReducer, NothingIsAddedOnceAStepWasCaptured) {
     step();
     step();
     const Graph graph(rank, step);
-    EXPECT_THROW(reducer.add("second", second.span(), kCount, 1), InvalidArgument);
+    EXPECT_THROW(reducer.add("second", second.span(), kCount, 1), InvalidArgumentError);
   });
 }
 
@@ -236,7 +236,7 @@ TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
     reducer.add("w", gradient.span(), kCount, 1);
     reducer.ready("w");
     reducer.wait();
-    const Graph refused(rank, [&] { EXPECT_THROW(reducer.ready("w"), InvalidArgument); });
+    const Graph refused(rank, [&] { EXPECT_THROW(reducer.ready("w"), InvalidArgumentError); });
     reducer.ready("w");
     EXPECT_NO_THROW(reducer.wait());
   });
@@ -252,7 +252,7 @@ TEST(NcclReducer, HandlesAreWaitedForAfterTheFlush) {
     reducer.add("second", second.span(), kCount, 1);
     for (int step = 0; step < 3; ++step) {
       const ReducerHandle handle = reducer.ready(rank.rank() == 0 ? "first" : "second");
-      EXPECT_THROW(handle.wait(), InvalidArgument);
+      EXPECT_THROW(handle.wait(), InvalidArgumentError);
       reducer.ready(rank.rank() == 0 ? "second" : "first");
       reducer.flush();
       handle.wait();
@@ -268,7 +268,7 @@ TEST(NcclCollectives, ASecondCaptureWithoutACallIsRefusedAlone) {
     gradient.reduce();
     const Graph graph(rank, [&] { gradient.reduce(); });
     try {
-      const Graph refused(rank, [&] { EXPECT_THROW(gradient.reduce(), InvalidArgument); });
+      const Graph refused(rank, [&] { EXPECT_THROW(gradient.reduce(), InvalidArgumentError); });
     } catch (const CudaError&) {
       // Work queued before the mistake is not joined again.
     }
@@ -310,7 +310,7 @@ TEST(NcclReducer, AGradientThatIsMissingIsTold) {
     reducer.add("first", first.span(), kCount, 1);
     reducer.add("second", second.span(), kCount, 1);
     reducer.ready("first");
-    EXPECT_THROW(reducer.wait(), InvalidArgument);
+    EXPECT_THROW(reducer.wait(), InvalidArgumentError);
   });
   EXPECT_EQ(run.errors, std::vector<std::string>(2));
 }

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from tersor import Codec
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.arrays import require_finite
 from tersor.codec import text_hash
 from tersor.federated.flower import down
@@ -42,17 +42,19 @@ def compress(
     other arrays go as they are. With "+ef" what a frame leaves out is kept in ``context.state``, on
     the client alone, and counts in its next round; after ``forget_after`` rounds without one it is
     too old, and starts at zero, which the server's log says. ``keep="nothing"``: no residual stays.
-    Raises InvalidArgument for an unknown codec, and for "+ef" with nothing kept. On the client a
-    message is refused, and its round fails, where the server has another codec, where an update is
-    not finite, and for "+ef" where Flower bounds the norm of each round's update.
+    Raises InvalidArgumentError for an unknown codec, and for "+ef" with nothing kept. On the client
+    a message is refused, and its round fails, where the server has another codec, where an update
+    is not finite, and for "+ef" where Flower bounds the norm of each round's update.
     """
     made = Codec(codec)
     if keep not in ("client", "nothing"):
-        raise InvalidArgument(f'keep={keep!r}: give "client" or "nothing"')
+        raise InvalidArgumentError(f'keep={keep!r}: give "client" or "nothing"')
     if keep == "nothing" and made.has_feedback:
-        raise InvalidArgument(f'{codec}: "+ef" needs keep="client": set it, or leave "+ef" out')
+        raise InvalidArgumentError(
+            f'{codec}: "+ef" needs keep="client": set it, or leave "+ef" out'
+        )
     if forget_after < 1:
-        raise InvalidArgument(f"forget_after={forget_after}: give 1 or more rounds")
+        raise InvalidArgumentError(f"forget_after={forget_after}: give 1 or more rounds")
     return _Client(made, forget_after)
 
 
@@ -64,7 +66,7 @@ class _Client:
         request = message.content.config_records.get(KEY)
         if request is None:
             if message.metadata.message_type.split(".")[0] == "train":
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     "the server does not decode: wrap its strategy in "
                     "tersor.federated.flower.Strategy"
                 )
@@ -75,7 +77,7 @@ class _Client:
         key, came = only_arrays(message.content)
         start = down.receive(came, request, context)
         if model_name(start) != told.model:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "the received arrays do not match the model that the server announced"
             )
         del message.content[KEY]
@@ -90,7 +92,7 @@ class _Client:
     ) -> None:
         key, trained = only_arrays(reply.content)
         if model_name(trained) != told.model:
-            raise InvalidArgument("the app returned arrays with other names or shapes")
+            raise InvalidArgumentError("the app returned arrays with other names or shapes")
         residuals, forgot = self._residuals(told, context)
         seed = text_hash(str(context.node_id))  # clients round independently
         left: dict[str, Values] = {}
@@ -113,7 +115,7 @@ class _Client:
     def _require_clipping(self, message: Message) -> None:
         records = message.content.config_records.values()
         if self._codec.has_feedback and any("clipping_norm" in one for one in records):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{self._codec.spec}: a norm that bounds each round's update needs a codec without "
                 '"+ef", because a residual adds updates of earlier rounds'
             )

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 
 from tersor import Codec
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.federated.flower.wire import (
     KEY,
     Told,
@@ -88,24 +88,24 @@ class Differences(Plain):
 
 
 def sender(down: str) -> Plain:
-    """Of ``Strategy``'s option. Raises InvalidArgument for one that is none."""
+    """Of ``Strategy``'s option. Raises InvalidArgumentError for one that is none."""
     if down == "none":
         return Plain()
     codec = Codec(down.removeprefix(_DIFFERENCE))
     if codec.has_feedback:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f'down={down!r}: leave out "+ef"; the next difference contains the error'
         )
     if down.startswith(_DIFFERENCE):
         return Differences(codec)
     if codec.spec != "bf16":
-        raise InvalidArgument(f'down={down!r}: give "none", "bf16" or "difference:CODEC"')
+        raise InvalidArgumentError(f'down={down!r}: give "none", "bf16" or "difference:CODEC"')
     return Plain(codec)
 
 
 def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> ArrayRecord:
-    """The plain arrays of a message. Raises InvalidArgument for differences from what this client
-    has not: the server sends it all weights the next time."""
+    """The plain arrays of a message. Raises InvalidArgumentError for differences from what this
+    client has not: the server sends it all weights the next time."""
     down = str(request.get("down", ""))
     if not down:
         return came
@@ -125,7 +125,7 @@ def _following(
     has = Told.of(record) if record else None
     rounds = [int(request["from"]), *request["rounds"]]
     if has is None or has.round not in rounds or has != dataclasses.replace(told, round=has.round):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "this client does not have the weights that the difference is based on"
         )
     arrays = context.state.array_records[_MODEL]

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.federated.flower import masks
 from tersor.federated.flower.client import Call, Mod
 from tersor.federated.flower.secure_wire import (
@@ -89,7 +89,7 @@ def secure(
     update stays within that norm.
     """
     if min_clients < 2 or min_neighbours < 1 or not max_clip > 0 or example_step < 1:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"min_clients={min_clients}, min_neighbours={min_neighbours}, max_clip={max_clip}, "
             f"example_step={example_step}: give at least 2, at least 1, above 0, at least 1"
         )
@@ -106,7 +106,7 @@ def secure(
 
 
 def _answer(stage: str, call: Call, bounds: Bounds, message: Message, context: Context) -> Message:
-    """The reply of a stage. Raises InvalidArgument for a request that is out of turn."""
+    """The reply of a stage. Raises InvalidArgumentError for a request that is out of turn."""
     told = unpacked(message.content[KEY])
     state = unpacked(context.state.config_records.get(_STATE, {}))
     _check_turn(stage, told, state)
@@ -124,11 +124,11 @@ def _check_turn(stage: str, told: Fields, state: Fields) -> None:
     number = told["round"]
     if stage == "keys":
         if state.get("run") == told["run"] and state["round"] >= number:
-            raise InvalidArgument(f"round {number} began before on this client")
+            raise InvalidArgumentError(f"round {number} began before on this client")
         return
     before = STAGES[STAGES.index(stage) - 1]
     if not is_of(state, told) or state["stage"] != before:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"round {number}, {stage!r}: this client has not completed {before!r} of that round"
         )
 
@@ -160,9 +160,9 @@ class _Turn:
         own, told, state = self.own, self.told, self.state
         keys = [*told["mask"].values(), *told["seal"].values()]
         if own in told["mask"] or told["mask"].keys() != told["seal"].keys():
-            raise InvalidArgument("this node is among its neighbours, or a key is missing")
+            raise InvalidArgumentError("this node is among its neighbours, or a key is missing")
         if len(set(keys)) != len(keys):
-            raise InvalidArgument("two nodes have the same key")
+            raise InvalidArgumentError("two nodes have the same key")
         self._check_neighbours(len(told["mask"]), told["threshold"])
         seal = state.pop("seal")
         state["channel"] = {
@@ -174,16 +174,16 @@ class _Turn:
 
     def _check_neighbours(self, count: int, threshold: int) -> None:
         if not count < 2 * threshold <= 2 * count:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"threshold={threshold} of {count} neighbours: give more than half and at most "
                 "all, otherwise the server could learn both of a node's secrets"
             )
         if count < self.min_neighbours:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{count} neighbours: this client accepts no fewer than {self.min_neighbours}"
             )
         if threshold + 1 < self.min_clients:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"threshold={threshold}: a sum could have {threshold + 1} clients; this client "
                 f"accepts no fewer than {self.min_clients}"
             )
@@ -193,11 +193,13 @@ class _Turn:
         own, told, state = self.own, self.told, self.state
         senders, format = told["own"], SumFormat.of(told)
         if not senders.keys() == told["mask"].keys() <= state["channel"].keys():
-            raise InvalidArgument("received shares of other nodes")
+            raise InvalidArgumentError("received shares of other nodes")
         if len(senders) < state["threshold"]:
-            raise InvalidArgument("received shares of fewer nodes than the threshold")
+            raise InvalidArgumentError("received shares of fewer nodes than the threshold")
         if not 0 < format.clip <= self.max_clip:
-            raise InvalidArgument(f"clip={format.clip}: this client accepts up to {self.max_clip}")
+            raise InvalidArgumentError(
+                f"clip={format.clip}: this client accepts up to {self.max_clip}"
+            )
         state["digest"] = round_digest(self.message.content, state["threshold"])
         key, vector = self._trained(format)
         private, publics, own_mask = (state.pop(name) for name in ("mask", "public", "own"))
@@ -223,14 +225,14 @@ class _Turn:
         del self.message.content[KEY]
         reply = self.call(self.message, self.context)
         if reply.has_error():
-            raise InvalidArgument(str(reply.error.reason))
+            raise InvalidArgumentError(str(reply.error.reason))
         changes = changes_of(only_arrays(reply.content)[1], start)
         weight = 1
         if format.most_examples:
             (metrics,) = reply.content.metric_records.values()
             examples = int(metrics[format.weight_key])
             if examples < 0:
-                raise InvalidArgument(f"{format.weight_key} is {examples}: give 0 or more")
+                raise InvalidArgumentError(f"{format.weight_key} is {examples}: give 0 or more")
             weight = -(-examples // self.example_step) * self.example_step
             weight = min(weight, format.most_examples)
         return key, format.encode(changes, weight, _norm_of(self.message))
@@ -240,10 +242,10 @@ class _Turn:
         server gives the tags of the alive; the other senders of shares are gone."""
         alive, state = self.told["tags"], self.state
         if not alive.keys() <= state["channel"].keys():
-            raise InvalidArgument("the server lists a node as alive that sent no shares")
+            raise InvalidArgumentError("the server lists a node as alive that sent no shares")
         right = self.right("masked", alive)
         if len(right) < state["threshold"]:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{len(right)} of {len(alive)} neighbours masked an update of this round and "
                 f"digest, {state['threshold']} are needed: the server sent them other data"
             )
@@ -259,7 +261,7 @@ class _Turn:
         found = {node: tag for node, tag in self.told["tags"].items() if secrets.get(node) == "own"}
         right = self.right("alive", found)
         if len(right) < threshold:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{len(right)} neighbours confirm that this client is alive, {threshold} are needed"
             )
         shares = {node: self.share_key(name, node) for node, name in secrets.items()}

@@ -16,7 +16,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from tersor import Error as TersorError
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.federated.flower import masks
 from tersor.federated.flower.secure_wire import (
     SECRETS,
@@ -243,9 +243,9 @@ class Round:
             node = int(reply.metadata.src_node_id)
             try:
                 if reply.has_error():
-                    raise InvalidArgument(reply.error.reason)
+                    raise InvalidArgumentError(reply.error.reason)
                 if counts[node] > 1:
-                    raise InvalidArgument("the node answered twice")
+                    raise InvalidArgumentError("the node answered twice")
                 if node not in asked:
                     raise LookupError
                 answers[node] = self._fields(stage, node, reply)
@@ -255,11 +255,14 @@ class Round:
         return answers
 
     def _fields(self, stage: str, node: int, reply: Message) -> Fields:
-        """The fields of a reply. Raises InvalidArgument, LookupError, TypeError or ValueError for
-        fields that do not fit the stage. Records the nodes whose values the sender found wrong."""
+        """The fields of a reply. Raises InvalidArgumentError, LookupError, TypeError or ValueError
+        for fields that do not fit the stage. Records the nodes whose values the sender found
+        wrong."""
         fields = unpacked(reply.content[KEY])
         if not is_of(fields, self.told):
-            raise InvalidArgument(f"a reply of round {fields['round']}, not {self.told['round']}")
+            raise InvalidArgumentError(
+                f"a reply of round {fields['round']}, not {self.told['round']}"
+            )
         for name in _KEYS if stage == "keys" else ():
             masks.agreed_key(masks.new_key()[0], fields[name], "trial")
         around = set(self._around(node, self.shares or self.keys))

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.federated.flower.secure_round import (
     Disputes,
     Round,
@@ -75,8 +75,8 @@ class SecureStrategy(Wrapper):
     metrics are not asked for, but in an evaluation, which is as ever. ``timeout``: seconds that
     clients have for keys, for shares, for confirmations, for their last answer. Flower's
     ``DifferentialPrivacyClientSideFixedClipping`` may be wrapped: its noise is for the number of
-    clients in the sum. Raises InvalidArgument for options that are none, for strategies that look
-    at each client's reply, and before a round whose sums lanes do not hold.
+    clients in the sum. Raises InvalidArgumentError for options that are none, for strategies that
+    look at each client's reply, and before a round whose sums lanes do not hold.
     """
 
     def __init__(
@@ -96,35 +96,35 @@ class SecureStrategy(Wrapper):
         super().__init__(strategy)
         for one in _with_wrapped(strategy):
             if isinstance(one, _SINGLE):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{type(one).__name__} reads each client's reply, but a secure sum has only one"
                 )
         if most_examples and isinstance(strategy, _NOISE):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "most_examples: leave it out, because differential privacy needs equal weights"
             )
         weight = _option(strategy, "weighted_by_key", "num-examples")
         self._format = SumFormat(bits, lanes, clip, most_examples, weight)
         if not 2 <= bits <= min(14, lanes) or lanes not in (8, 16, 32):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"bits={bits}, lanes={lanes}: give 2 to 14 bits and lanes of 8, 16 or 32"
             )
         if not 0 < clip < float("inf") or most_examples < 0:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"clip={clip}, most_examples={most_examples}: give numbers above 0"
             )
         if neighbours != "auto" and (neighbours < 2 or neighbours % 2):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f'neighbours={neighbours}: give "auto" or an even number of at least 2'
             )
         if not 0 <= dropouts < 1 or not 0 < failure_rate < 1:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"dropouts={dropouts}, failure_rate={failure_rate}: give numbers between 0 and 1"
             )
         self._neighbours, self._threshold, self._timeout = neighbours, threshold, timeout
         self._odds = dropouts, failure_rate
         if threshold is not None and threshold < 1:
-            raise InvalidArgument(f"threshold={threshold}: give 1 or more")
+            raise InvalidArgumentError(f"threshold={threshold}: give 1 or more")
         if _option(strategy, "fraction_evaluate", 0) > 0:
             _log.warning(
                 "tersor: evaluations reveal each client's result: fraction_evaluate=0 disables them"
@@ -148,7 +148,7 @@ class SecureStrategy(Wrapper):
         if self._run_of(server_round) != before:
             self._disputes = Disputes()
         if "clipping_norm" in config and not isinstance(self._wrapped, _NOISE):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "a strategy around SecureStrategy adds noise for a fixed number of clients: wrap "
                 "DifferentialPrivacyClientSideFixedClipping in SecureStrategy instead"
             )
@@ -157,7 +157,9 @@ class SecureStrategy(Wrapper):
             return messages
         first = messages[0].content
         if any(one.content is not first and one.content != first for one in messages):
-            raise InvalidArgument("the strategy sends clients different arrays or configurations")
+            raise InvalidArgumentError(
+                "the strategy sends clients different arrays or configurations"
+            )
         self._start, (self._key, _) = arrays, only_arrays(first)
         self._sizes = [math.prod(arrays[name].shape) for name in names_of(arrays)]
         self._format.check_room(len(messages))
@@ -189,7 +191,7 @@ class SecureStrategy(Wrapper):
                 f"threshold={threshold}: give at most {most}, the neighbours of a node"
             )
         if 2 * threshold <= most:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"threshold={threshold} of {most} neighbours: give more than half, otherwise the "
                 "server could learn both of a node's secrets"
             )

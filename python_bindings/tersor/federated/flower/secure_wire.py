@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 import tersor.federated.sums
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.federated.flower.wire import KEY, Values, flat, is_float, model_name, with_values
 from tersor.federated.sums import Lanes
 
@@ -63,9 +63,9 @@ class SumFormat:
         return SumFormat(**{one.name: record[one.name] for one in dataclasses.fields(SumFormat)})
 
     def check_room(self, clients: int) -> None:
-        """Raises InvalidArgument where the codes of so many do not fit their lanes."""
+        """Raises InvalidArgumentError where the codes of so many do not fit their lanes."""
         if self.bits + math.ceil(math.log2(max(clients, 1))) > self.lanes:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"lanes={self.lanes} hold the sum of codes of {self.bits} bits of "
                 f"{2 ** (self.lanes - self.bits)} clients, not of {clients}: give larger lanes="
             )
@@ -75,10 +75,10 @@ class SumFormat:
         return SumVector(self.lanes // 8, sum(sizes), 1 + len(sizes))
 
     def vector_of(self, array: Array, sizes: Sequence[int]) -> SumVector:
-        """A received vector. Raises InvalidArgument for an array of another length."""
+        """A received vector. Raises InvalidArgumentError for an array of another length."""
         made = self.zeros(sizes)
         if len(array.data) != made.data.size:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"the vector has {len(array.data)} bytes instead of {made.data.size}"
             )
         made.data[:] = np.frombuffer(array.data, np.uint8)
@@ -86,7 +86,8 @@ class SumFormat:
 
     def encode(self, parts: Sequence[Values], weight: int, norm: float = math.inf) -> SumVector:
         """Codes of the parts times the client's share of the weight that most can have, its weight,
-        and how many values of each array were cut. Raises InvalidArgument for what is not finite.
+        and how many values of each array were cut. Raises InvalidArgumentError for what is not
+        finite.
 
         Rounding lengthens a vector. If ``norm`` bounds an update, the update is scaled down and
         rounded again until the norm of the decoded codes is at most ``norm``.
@@ -152,7 +153,7 @@ def names_of(arrays: ArrayRecord) -> list[str]:
 def changes_of(arrays: ArrayRecord, start: ArrayRecord) -> list[Values]:
     """What training changed, an array for each that is summed."""
     if model_name(arrays) != model_name(start):
-        raise InvalidArgument("the app returned arrays with other names or shapes")
+        raise InvalidArgumentError("the app returned arrays with other names or shapes")
     changes = (flat(arrays[name]) - flat(start[name]) for name in names_of(start))
     return [np.ascontiguousarray(one, np.float32) for one in changes]
 

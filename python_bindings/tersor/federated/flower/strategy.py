@@ -15,7 +15,7 @@ from flwr.serverapp import strategy as flower
 
 from tersor import Codec
 from tersor import Error as TersorError
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.arrays import require_finite
 from tersor.federated.flower.down import sender
 from tersor.federated.flower.wire import (
@@ -87,7 +87,7 @@ class Strategy(Wrapper):
     ``codec`` is that of the clients' ``compress``. ``down``: what goes to clients, ``"none"`` (as
     it is), ``"bf16"``, or ``"difference:CODEC"``, what changed since a client's last round, which
     it keeps. The server's weights are never rounded by it. Evaluation is not compressed. Raises
-    InvalidArgument for options that are none.
+    InvalidArgumentError for options that are none.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Strategy(Wrapper):
         for message in messages:
             key, given = only_arrays(message.content)
             if given is not arrays and given != arrays:
-                raise InvalidArgument("the strategy sends different arrays to the nodes")
+                raise InvalidArgumentError("the strategy sends different arrays to the nodes")
             record, more = self._down.to(message.metadata.dst_node_id)
             message.content = RecordDict(
                 {**message.content, key: record, KEY: self._told.record(**more)}
@@ -129,7 +129,7 @@ class Strategy(Wrapper):
         for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
             try:
                 if decoded and _node(decoded[-1]) == _node(reply):
-                    raise InvalidArgument("the node answered twice")
+                    raise InvalidArgumentError("the node answered twice")
                 if not reply.has_error():
                     self._require_weight(reply.content)
                     sizes = self._decode(reply)
@@ -146,14 +146,14 @@ class Strategy(Wrapper):
     def _decode(self, reply: Message) -> tuple[int, int]:
         """Replaces the frames of a reply; their bytes, and those of what they stand for."""
         if KEY not in reply.content.config_records:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "the client does not compress: add tersor.federated.flower.compress to it"
             )
         record: Any = reply.content.config_records[KEY]
         self._told.require(Told.of(record), "the reply")
         key, came = only_arrays(reply.content)
         if model_name(came) != self._told.model:
-            raise InvalidArgument("the reply has arrays with other names or shapes")
+            raise InvalidArgumentError("the reply has arrays with other names or shapes")
         arrays, frames, plain = ArrayRecord(), 0, 0
         for name, own in self._exact.items():
             array = came[name]
@@ -180,7 +180,9 @@ class Strategy(Wrapper):
         for record in content.metric_records.values():
             weight: Any = record.get(key, 0)
             if not 0 <= weight < float("inf"):
-                raise InvalidArgument(f"{key} is {weight}: expected a finite weight of at least 0")
+                raise InvalidArgumentError(
+                    f"{key} is {weight}: expected a finite weight of at least 0"
+                )
 
     def summary(self) -> None:
         """Logs what is set."""
@@ -189,12 +191,12 @@ class Strategy(Wrapper):
 
 
 def _check_plain(name: str, array: Array, own: Array) -> None:
-    """Raises InvalidArgument or ValueError for an array that came as it is, and should not."""
+    """Raises InvalidArgumentError or ValueError for an array that came as it is, and should not."""
     if is_compressed(array, own):
-        raise InvalidArgument(f"{name}: the array is not compressed")
+        raise InvalidArgumentError(f"{name}: the array is not compressed")
     require_size(name, array)
     if array.numpy().shape != own.shape:
-        raise InvalidArgument(f"{name}: the array has another shape than its header")
+        raise InvalidArgumentError(f"{name}: the array has another shape than its header")
 
 
 def _node(message: Message) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tersor import Codec
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.arrays import FLOATS, narrowed, require_finite
 from tersor.codec import text_hash
 
@@ -33,14 +33,14 @@ def is_compressed(array: Array, other: Array | None = None) -> bool:
 
 
 def require_size(name: str, array: Array) -> None:
-    """Raises InvalidArgument or ValueError if the header of an array claims another number of bytes
-    than there are. NumPy allocates as many bytes as a header claims."""
+    """Raises InvalidArgumentError or ValueError if the header of an array claims another number of
+    bytes than there are. NumPy allocates as many bytes as a header claims."""
     file = io.BytesIO(array.data)
     if np.lib.format.read_magic(file) != (1, 0):
-        raise InvalidArgument(f"{name}: the array is not in version 1.0 of NumPy's format")
+        raise InvalidArgumentError(f"{name}: the array is not in version 1.0 of NumPy's format")
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
     if math.prod(shape) * dtype.itemsize != len(array.data) - file.tell():
-        raise InvalidArgument(f"{name}: the array has another size than its header claims")
+        raise InvalidArgumentError(f"{name}: the array has another size than its header claims")
 
 
 def flat(array: Array) -> Values:
@@ -61,10 +61,13 @@ def model_name(arrays: ArrayRecord) -> str:
 
 
 def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
-    """A message's record of arrays, and its key. Raises InvalidArgument for none or several."""
+    """A message's record of arrays, and its key. Raises InvalidArgumentError for none or
+    several."""
     if len(content.array_records) != 1:
         found = ", ".join(content.array_records) or "none"
-        raise InvalidArgument(f"a message needs one record of arrays to compress; found: {found}")
+        raise InvalidArgumentError(
+            f"a message needs one record of arrays to compress; found: {found}"
+        )
     ((key, arrays),) = content.array_records.items()
     return key, arrays
 
@@ -98,17 +101,17 @@ class Told:
         return text_hash(repr((self.run, self.round, self.codec, self.model, name)))
 
     def require(self, other: Told, who: str) -> None:
-        """Raises InvalidArgument that says in what another one differs."""
+        """Raises InvalidArgumentError that says in what another one differs."""
         for field in ("round", "codec", "model", "run"):
             own, found = getattr(self, field), getattr(other, field)
             if own != found:
-                raise InvalidArgument(f"{who} has {field} {found!r}, here it is {own!r}")
+                raise InvalidArgumentError(f"{who} has {field} {found!r}, here it is {own!r}")
 
 
 def encode(
     codec: Codec, told: Told, name: str, values: Values, residual: Values | None, seed: int = 0
 ) -> bytes:
-    """A parameter's frame; ``residual`` is updated in place. Raises InvalidArgument where what
+    """A parameter's frame; ``residual`` is updated in place. Raises InvalidArgumentError where what
     would be sent is not finite: nothing is changed then."""
     values = np.ascontiguousarray(values, np.float32)
     require_finite(name, values)
@@ -119,9 +122,9 @@ def encode(
 
 
 def decode(codec: Codec, told: Told, name: str, array: Array) -> Values:
-    """Its f32 values, flat. Raises InvalidArgument or WireError for what is no such frame."""
+    """Its f32 values, flat. Raises InvalidArgumentError or WireError for what is no such frame."""
     if array.stype != KEY:
-        raise InvalidArgument(f"{name}: the array is {array.stype}, not compressed")
+        raise InvalidArgumentError(f"{name}: the array is {array.stype}, not compressed")
     out = np.empty(math.prod(array.shape), np.float32)
     frame = np.frombuffer(array.data, np.uint8).copy()
     codec.decode(frame, out, signature=told.signature(name))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import tersor
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import expect
 from tersor.torch._src.parameters.selection import DTYPES, every_parameter, followed, store
 from tersor.torch._src.process_group import connections
@@ -39,8 +39,8 @@ class Gossip(tersor.Gossip):
     ) -> None:
         """A collective call; the group's time limit is after which a neighbour is lost. Options as
         those of ``tersor.Gossip``. Parameters of bfloat16, float16 and on devices go by float32 on
-        the host. Raises InvalidArgument for a graph or codec that it cannot be, and for parameters
-        of other dtypes or that are sharded.
+        the host. Raises InvalidArgumentError for a graph or codec that it cannot be, and for
+        parameters of other dtypes or that are sharded.
 
         Parameters that the program replaces in the model later are mixed from then on. Ranks keep
         their own buffers and may start from different parameters; to start alike call
@@ -88,7 +88,7 @@ class Gossip(tersor.Gossip):
 def _mixed(name: str, own: torch.Tensor) -> torch.Tensor:
     """The memory to mix in: the parameter's own, or new float32 values on the host."""
     if isinstance(own, torch.distributed.tensor.DTensor) or own.dtype not in DTYPES:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{name}: Gossip supports whole parameters of float32, bfloat16 and float16"
         )
     if own.device.type == "cpu" and own.dtype == torch.float32 and own.is_contiguous():

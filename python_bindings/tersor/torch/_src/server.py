@@ -100,11 +100,11 @@ class ParameterClient(Worker):
 
     def push(self) -> None:
         """The model's gradients; of a parameter without one zeros. Where one is not finite all are
-        zeros, and a warning says so. Raises InvalidArgument for one of a parameter that needed none
-        when this was made: no server has it."""
+        zeros, and a warning says so. Raises InvalidArgumentError for one of a parameter that needed
+        none when this was made: no server has it."""
         for name, parameter in every_parameter(self._model).items():
             if parameter.grad is not None and name not in self._parameters:
-                raise tersor.InvalidArgument(
+                raise tersor.InvalidArgumentError(
                     f"{name} has a gradient, but was frozen or absent when the server was made"
                 )
         gradients = {
@@ -143,7 +143,7 @@ def _served(model: nn.Module) -> dict[str, nn.Parameter]:
     parameters, _ = split_parameters(model)
     for name, one in parameters.items():
         if isinstance(one, torch.distributed.tensor.DTensor) or one.dtype not in DTYPES:
-            raise tersor.InvalidArgument(
+            raise tersor.InvalidArgumentError(
                 f"{name}: a parameter server supports whole parameters of float32, bfloat16 and "
                 "float16"
             )

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import numpy
 
 from tersor import _core, collectives
-from tersor._core import InvalidArgument, TransportError
+from tersor._core import InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor.codec import Codec
 from tersor.torch._src.process_group.connections import Members
@@ -59,7 +59,7 @@ def configure(
     patterns of ``"collective/dtype/group"``, such as ``"reduce_scatter/bf16/mesh_dp"``: of
     ``allreduce``, ``reduce_scatter``, ``all_to_all``; ``f32``, ``bf16``, ``f16``; the group's
     description. The first that fits counts; codec ``"pass"`` hands on. Equal on all ranks. Raises
-    InvalidArgument, TypeError for what is of another type.
+    InvalidArgumentError, TypeError for what is of another type.
     """
     global _configured
     _configured = _checked(codec, min_bytes, rules)
@@ -67,7 +67,7 @@ def configure(
 
 
 def in_force() -> Configuration:
-    """What ``configure`` was told last, or the environment. Raises InvalidArgument."""
+    """What ``configure`` was told last, or the environment. Raises InvalidArgumentError."""
     return _configured or _of_text(os.environ.get(VARIABLE, ""))
 
 
@@ -92,7 +92,7 @@ def agree(members: Members, configuration: Configuration) -> None:
                 )
             )
             meeting.give_up(wrong)
-            raise TransportError(wrong) if found is None else InvalidArgument(wrong)
+            raise TransportError(wrong) if found is None else InvalidArgumentError(wrong)
     if not members.rank:
         meeting.set("agreed", text)
 
@@ -103,7 +103,7 @@ def _of_text(text: str) -> Configuration:
     for entry in filter(None, map(str.strip, _BORDER.split(text))):
         key, _, value = entry.partition("=")
         if key not in told:
-            raise InvalidArgument(f"{VARIABLE} has {entry!r}; there are: {', '.join(_KEYS)}")
+            raise InvalidArgumentError(f"{VARIABLE} has {entry!r}; there are: {', '.join(_KEYS)}")
         told[key] = value
     rules = [_rule_of_text(rule) for rule in told["rules"].split(";") if rule.strip()]
     return _checked(told["codec"], _number(told["min_bytes"]), rules)
@@ -112,13 +112,15 @@ def _of_text(text: str) -> Configuration:
 def _rule_of_text(text: str) -> Rule:
     words = text.split()
     if len(words) not in (2, 3):
-        raise InvalidArgument(f"{VARIABLE}: a rule must be a pattern and a codec, not {text!r}")
+        raise InvalidArgumentError(
+            f"{VARIABLE}: a rule must be a pattern and a codec, not {text!r}"
+        )
     return (words[0], words[1]) if len(words) == 2 else (words[0], words[1], _number(words[2]))
 
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise InvalidArgument(f"{VARIABLE}: {text!r} is not a number of bytes")
+        raise InvalidArgumentError(f"{VARIABLE}: {text!r} is not a number of bytes")
     return int(text)
 
 
@@ -130,18 +132,18 @@ def _checked(codec: str, min_bytes: int, rules: Iterable[Rule]) -> Configuration
         expect(spec, str, 'codec must be a string, such as "int8"')
         expect(least, int, "min_bytes must be an integer")
         if least < 0:
-            raise InvalidArgument(f"min_bytes is {least}: give 0 or more")
+            raise InvalidArgumentError(f"min_bytes is {least}: give 0 or more")
         found.append((pattern, _spec(spec), least))
     return Configuration(tuple(found))
 
 
 def _spec(text: str) -> str:
-    """In canonical form. Raises InvalidArgument for a codec that cannot go so."""
+    """In canonical form. Raises InvalidArgumentError for a codec that cannot go so."""
     if text == PASS:
         return text
     codec = Codec(text)
     if codec.has_feedback:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{text}: the backend cannot keep residuals, because it does not know parameter names: "
             f"use {text.removesuffix('+ef')!r}, or tersor.torch.compress"
         )

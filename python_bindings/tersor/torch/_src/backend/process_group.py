@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Work
 
 from tersor import _core, collectives
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.arrays import dtype_text
 from tersor.torch import _compat
 from tersor.torch._src.backend.calls import Call, Caller, Way
@@ -37,7 +37,7 @@ from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group.connections import Members, nccl_is_there, seconds_of
 
 if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it so
-    raise InvalidArgument(
+    raise InvalidArgumentError(
         f"the backend needs PyTorch 2.15 or newer, and this is {torch.__version__}: use "
         "tersor.torch.compress, or the collectives of tersor.torch"
     )
@@ -65,7 +65,7 @@ class TersorGroup(dist.ProcessGroup):
 
     Hands on to a group of gloo and NCCL, but for calls that are encoded. Works raise
     TransportError, WireError or CudaError from ``wait``; after one the group's encoded calls all
-    do, until it is destroyed and made anew. Making it is collective; raises InvalidArgument or
+    do, until it is destroyed and made anew. Making it is collective; raises InvalidArgumentError or
     TransportError, with both named, where ranks are configured differently.
     """
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import check_ranks, refusing_damage, side_by_side
 
@@ -36,13 +36,13 @@ def load_checkpoint(
 
     A collective call of ``group``, the ranks that the handle works for (default all), between two
     steps. A checkpoint without ``key`` starts residuals at zero, with a warning. Raises
-    InvalidArgument, which names the parameter, where the state is of another model or codec, and
-    where it is the exact one of another number of ranks.
+    InvalidArgumentError, which names the parameter, where the state is of another model or codec,
+    and where it is the exact one of another number of ranks.
     """
     reader = storage_reader or FileSystemReader(os.fspath(checkpoint_id or ""))
     group = group or dist.group.WORLD
     if group is None:
-        raise InvalidArgument("call torch.distributed.init_process_group first")
+        raise InvalidArgumentError("call torch.distributed.init_process_group first")
     with refusing_damage():
         state = _empty_state(reader, key, group)
     if state:

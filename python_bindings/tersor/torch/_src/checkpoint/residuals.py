@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from tersor import _core
-from tersor._core import Error, InvalidArgument, ReducerState
+from tersor._core import Error, InvalidArgumentError, ReducerState
 from tersor._options import described
 
 VERSION = 2  # 1 had residuals of owners in units of a sum where a mean was taken
@@ -41,7 +41,7 @@ def save_reducer(
     """The state of a reducer between two steps; nothing of it changes.
 
     ``mode="portable"`` is a collective call. All tensors lie on the host. ``group``: the ranks that
-    the reducer works for. Raises InvalidArgument for another mode.
+    the reducer works for. Raises InvalidArgumentError for another mode.
     """
     exact = check_mode(mode) == "exact"
     state = ReducerState.read(reducer.save_state() if exact else reducer.save_portable_state())
@@ -65,9 +65,9 @@ def load_reducer(
     """Brings back what :func:`save_reducer` saved, in either mode.
 
     None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
-    with a warning where there are any. Raises InvalidArgument, which names the parameter, where the
-    state is of another model or codec, and in the exact mode of another rank or number of ranks,
-    and for a damaged state. Nothing was changed then.
+    with a warning where there are any. Raises InvalidArgumentError, which names the parameter,
+    where the state is of another model or codec, and in the exact mode of another rank or number of
+    ranks, and for a damaged state. Nothing was changed then.
     """
     if not (state := as_mapping(state)):
         now = ReducerState.read(reducer.save_state()).parameters
@@ -79,27 +79,28 @@ def load_reducer(
 
 @contextlib.contextmanager
 def refusing_damage() -> Iterator[None]:
-    """Every error from reading a state becomes an InvalidArgument. The body changes no handle."""
+    """Every error from reading a state becomes an InvalidArgumentError. The body changes no
+    handle."""
     try:
         yield
     except Error:
         raise
     except KeyError as missing:
-        raise InvalidArgument(f"the state has no entry {missing}") from None
+        raise InvalidArgumentError(f"the state has no entry {missing}") from None
     except Exception as damage:
-        raise InvalidArgument(f"the state is damaged: {damage}") from damage
+        raise InvalidArgumentError(f"the state is damaged: {damage}") from damage
 
 
 def as_mapping(state: Any) -> Mapping[str, Any]:
-    """A state as a handle takes it; empty for None. Raises InvalidArgument for other types, and for
-    a loss scale that is none."""
+    """A state as a handle takes it; empty for None. Raises InvalidArgumentError for other types,
+    and for a loss scale that is none."""
     if state is None:
         return {}
     if not isinstance(state, Mapping):
-        raise InvalidArgument(f"state must be a dict or None, not {described(state)}")
+        raise InvalidArgumentError(f"state must be a dict or None, not {described(state)}")
     scale = state.get("loss_scale")
     if scale is not None and not (isinstance(scale, int | float) and 0 < scale < math.inf):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"the state's loss_scale is {scale!r}: expected a finite number above 0"
         )
     number(state.get("skipped_steps", 0), "skipped_steps")
@@ -107,26 +108,26 @@ def as_mapping(state: Any) -> Mapping[str, Any]:
 
 
 def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
-    """An integer of a state. Raises InvalidArgument for other types, and outside the range."""
+    """An integer of a state. Raises InvalidArgumentError for other types, and outside the range."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"the state's {name} is {described(value)}: expected an integer from {least} to {most}"
         )
     return value
 
 
 def like(found: Any, wanted: Tensor, name: str) -> Tensor:
-    """Raises InvalidArgument if what is found is no tensor of the wanted shape."""
+    """Raises InvalidArgumentError if what is found is no tensor of the wanted shape."""
     if not isinstance(found, Tensor) or found.shape != wanted.shape or found.is_complex():
         shape = tuple(found.shape) if isinstance(found, Tensor) else described(found)
-        raise InvalidArgument(f"the state's {name} is {shape}: expected {tuple(wanted.shape)}")
+        raise InvalidArgumentError(f"the state's {name} is {shape}: expected {tuple(wanted.shape)}")
     return found
 
 
 def finite(values: Tensor, name: str) -> Tensor:
-    """Raises InvalidArgument, which names the values, if one of them is not finite."""
+    """Raises InvalidArgumentError, which names the values, if one of them is not finite."""
     if not values.isfinite().all():
-        raise InvalidArgument(f"the state's {name} has values that are not finite")
+        raise InvalidArgumentError(f"the state's {name} has values that are not finite")
     return values
 
 
@@ -152,25 +153,25 @@ def move_residuals(
 
 
 def check_mode(mode: Mode) -> Mode:
-    """Raises InvalidArgument for another one."""
+    """Raises InvalidArgumentError for another one."""
     if mode not in get_args(Mode):
-        raise InvalidArgument(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
+        raise InvalidArgumentError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
     return mode
 
 
 def check_ranks(found: Any, ranks: int) -> None:
-    """Raises InvalidArgument for an exact state of another number of ranks."""
+    """Raises InvalidArgumentError for an exact state of another number of ranks."""
     if found != ranks:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"this is the exact state of {found} ranks, but there are {ranks}: save it with "
             f'mode="portable" in a run of {found} ranks'
         )
 
 
 def check_version(saved: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument where the state is of another one."""
+    """Raises InvalidArgumentError where the state is of another one."""
     if saved["version"] != VERSION:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"the state is of version {saved['version']}; this build reads version {VERSION}"
         )
 
@@ -228,7 +229,8 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
 
 @refusing_damage()
 def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
-    """A state that is not empty, as a reducer loads it. Raises InvalidArgument if it is damaged."""
+    """A state that is not empty, as a reducer loads it. Raises InvalidArgumentError if it is
+    damaged."""
     check_version(saved)
     state = ReducerState()
     for field in ("reduction", "ranks", "step", "order"):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tersor import collectives
-from tersor._core import CollectiveStatistics, InvalidArgument
+from tersor._core import CollectiveStatistics, InvalidArgumentError
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
 from tersor.torch import _compat
@@ -65,7 +65,7 @@ def allreduce(tensor: Tensor, **options: Unpack[Keywords]) -> CollectiveStatisti
 
     ``tensor``: any shape; not contiguous costs copies. On the host the call waits; on a device it
     is queued on ``stream`` (default: the current one). Returns what was sent and how.
-    Raises InvalidArgument (nothing changed), TransportError, WireError or CudaError (values
+    Raises InvalidArgumentError (nothing changed), TransportError, WireError or CudaError (values
     undefined; the transport is aborted).
     """
     return _call_in_place(collectives.allreduce, tensor, options=options)
@@ -93,8 +93,8 @@ def all_gather(output: Tensor, input: Tensor, **options: Unpack[Keywords]) -> Co
 def broadcast(tensor: Tensor, root: int = 0, **options: Unpack[Keywords]) -> CollectiveStatistics:
     """``tensor`` of rank ``root`` of the group on all ranks, in place; unrounded without ``codec``.
 
-    ``tensor``: of one shape and dtype on all ranks. Raises InvalidArgument for a ``root`` that is
-    none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
+    ``tensor``: of one shape and dtype on all ranks. Raises InvalidArgumentError for a ``root`` that
+    is none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
     """
     return _call_in_place(collectives.broadcast, tensor, root, options=options)
 
@@ -105,8 +105,8 @@ def reduce(
     """Sum (or mean) over ranks of ``input`` in ``output`` of rank ``root``; None on other ranks.
 
     ``output``: as many values as ``input``, both contiguous; it has the bits of a two-shot
-    :func:`allreduce`, but for long f32 by ``none`` (:func:`tersor.reduce`). Raises InvalidArgument
-    for codecs that cannot go so (``topk``).
+    :func:`allreduce`, but for long f32 by ``none`` (:func:`tersor.reduce`). Raises
+    InvalidArgumentError for codecs that cannot go so (``topk``).
     """
     return _call(collectives.reduce, input, input, output, root, options=options)
 
@@ -160,8 +160,8 @@ def broadcast_parameters(
     """Parameters and buffers of rank ``root``'s model on all ranks, where they begin alike.
 
     float32, bfloat16 and float16 by ``codec``, others by the group itself. All ranks have a model
-    of the same names, shapes and types. Raises InvalidArgument for shards (``fully_shard``), which
-    are different on each rank.
+    of the same names, shapes and types. Raises InvalidArgumentError for shards (``fully_shard``),
+    which are different on each rank.
     """
     expect(model, nn.Module, "model must be a torch.nn.Module")
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -188,7 +188,7 @@ def broadcast_optimizer_state(
     """The state and the settings of rank ``root``'s optimizer on all ranks, unrounded.
 
     Others need not have stepped yet: what they have is replaced. Their parameters are as many, of
-    the same shapes and in the same order. Raises InvalidArgument where they are shards.
+    the same shapes and in the same order. Raises InvalidArgumentError where they are shards.
     """
     expect(optimizer, torch.optim.Optimizer, "optimizer must be a torch.optim.Optimizer")
     for settings in optimizer.param_groups:
@@ -214,9 +214,9 @@ class _Hole:
 
 
 def refuse_shard(name: str, tensor: Tensor) -> None:
-    """Raises InvalidArgument where no rank has the whole tensor."""
+    """Raises InvalidArgumentError where no rank has the whole tensor."""
     if isinstance(tensor, DTensor):
-        raise InvalidArgument(f"{name} is a shard: it is different on each rank")
+        raise InvalidArgumentError(f"{name} is a shard: it is different on each rank")
 
 
 def broadcast_all(
@@ -276,11 +276,13 @@ def all_to_all_single(
     dimension, for example.
     ``options``: of :class:`tersor.collectives.CollectiveOptions`; with a ``workspace`` calls of one
     codec, dtype and row use what was prepared again, whatever the splits. All ranks need gradients
-    of their inputs, or none. Raises InvalidArgument for splits that are not the rows, and for
+    of their inputs, or none. Raises InvalidArgumentError for splits that are not the rows, and for
     ``"+ef"``; ranks whose splits differ both get WireError or TransportError.
     """
     if input.dim() == 0:
-        raise InvalidArgument("a scalar has no rows: pass a tensor with at least one dimension")
+        raise InvalidArgumentError(
+            "a scalar has no rows: pass a tensor with at least one dimension"
+        )
     sent, received = list(input_splits or ()), list(output_splits or ())
     way = dict(**with_timeout(options, group), codec=codec, sent=sent, received=received)
     back = {**way, "sent": received, "received": sent}

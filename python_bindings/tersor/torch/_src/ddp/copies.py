@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 
 
 class CopiedHookState:
@@ -16,7 +16,7 @@ class CopiedHookState:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what Python looks for
             raise AttributeError(name)
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{name}: this was a HookState before it was copied or saved. Gradients of a copied "
             "model are sent uncompressed until tersor.torch.compress(model); residuals are saved "
             "by the state_dict() of the handle"

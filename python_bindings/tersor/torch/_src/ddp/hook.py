@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # where it is documented
 from torch.nn.parallel import DistributedDataParallel
 
-from tersor._core import InvalidArgument, Transport
+from tersor._core import InvalidArgumentError, Transport
 from tersor._options import expect
 from tersor.reducer import ReducerOptions, lasting
 from tersor.torch import _compat
@@ -118,7 +118,7 @@ class HookState(ReducerReporting, Weighed):
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Brings back what ``state_dict`` gave, in either mode; None: residuals start at zero.
 
-        Raises InvalidArgument, which names the parameter, where it belongs to another model or
+        Raises InvalidArgumentError, which names the parameter, where it belongs to another model or
         codec, or is damaged. Nothing was changed then. The next pass raises TransportError if ranks
         loaded different saves.
         """
@@ -326,7 +326,7 @@ def compress(
     ``unsupported``: what gradients mean that cannot be encoded (sparse, complex, float64, …):
     ``"warn"`` sends them uncompressed and lists them once, ``"error"`` raises. ``options``: as of
     ``tersor.GradientReducer``.
-    Raises InvalidArgument where the model has a hook already, or an option is wrong.
+    Raises InvalidArgumentError where the model has a hook already, or an option is wrong.
     """
     ddp = checked_ddp(model)
     state = HookState(scaler=scaler, unsupported=unsupported, **options)
@@ -340,7 +340,8 @@ def compress(
 
 
 def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What ``compress`` would send encoded, by name. Raises InvalidArgument where it would not."""
+    """What ``compress`` would send encoded, by name. Raises InvalidArgumentError where it would
+    not."""
     ddp = checked_ddp(model)
     parameters, _ = split_parameters(ddp.module, ddp.parameters_to_ignore)
     unsupported = unsupported_parameters(ddp.module, parameters)
@@ -350,9 +351,10 @@ def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
-    """Raises InvalidArgument where one wants a gradient now: ranks would part without a word."""
+    """Raises InvalidArgumentError where one wants a gradient now: ranks would part without a
+    word."""
     if found := [name for name, one in frozen.items() if one.requires_grad]:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{', '.join(found)}: frozen when DistributedDataParallel was made, so it does not "
             "exchange their gradients: call tersor.torch.close(), wrap the module in a new "
             "one and compress that; or make it while all parameters are trainable, with "
@@ -365,7 +367,7 @@ def _register(ddp: DistributedDataParallel, state: HookState) -> None:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
         _compat.forget_hook(ddp, state)
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
             "module in a new one"
         ) from error

@@ -5,25 +5,26 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 
 
 def checked_ddp(model: nn.Module) -> DistributedDataParallel:
-    """The model itself, also of ``torch.compile``. Raises InvalidArgument if hooks do not fit."""
+    """The model itself, also of ``torch.compile``. Raises InvalidArgumentError if hooks do not
+    fit."""
     ddp = _compat.uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"model must be a DistributedDataParallel, not {type(model).__name__}"
         )
     if ddp.mixed_precision is not None:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "DistributedDataParallel(mixed_precision=...) has a communication hook of its own; use "
             "torch.autocast, or a model in bfloat16"
         )
     refuse_options(ddp)
     if any(_compat.steps_in_backward(one) for one in ddp.module.parameters()):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "an optimizer in the backward pass occupies DDP's communication hook; step the "
             "optimizer after backward()"
         )
@@ -32,18 +33,18 @@ def checked_ddp(model: nn.Module) -> DistributedDataParallel:
 
 
 def refuse_options(ddp: DistributedDataParallel | None) -> None:
-    """Raises InvalidArgument for options that make DDP bypass the communication hook."""
+    """Raises InvalidArgumentError for options that make DDP bypass the communication hook."""
     if ddp is None:
         return
     delayed = _compat.delayed_parameters(ddp)
     if found := [name for name, one in ddp.module.named_parameters() if id(one) in delayed]:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"delay_all_reduce_named_params ({', '.join(found)}): DistributedDataParallel starts "
             "this all-reduce outside of the communication hook and never waits for the result; "
             "leave delay_all_reduce_named_params and param_to_hook_all_reduce out"
         )
     if getattr(ddp, "skip_all_reduce_unused_params", False):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "skip_all_reduce_unused_params=True: DistributedDataParallel then omits the last "
             "bucket if the bucket's parameters are unused, and the backward pass never ends; leave "
             "the option out"
@@ -51,9 +52,9 @@ def refuse_options(ddp: DistributedDataParallel | None) -> None:
 
 
 def check_reducer(hands_over_buckets: bool) -> None:
-    """Raises InvalidArgument if DDP does not call its communication hook."""
+    """Raises InvalidArgumentError if DDP does not call its communication hook."""
     if not hands_over_buckets:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             'torch._dynamo.config.optimize_ddp = "python_reducer" passes no buckets; set it to '
             'True or "ddp_optimizer" before DistributedDataParallel is made'
         )

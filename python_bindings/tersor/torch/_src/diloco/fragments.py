@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tersor import _text
-from tersor._core import InvalidArgument, ReducerStatistics
+from tersor._core import InvalidArgumentError, ReducerStatistics
 from tersor._options import expect
 
 _HIDDEN_ENOUGH = 0.05  # of the exchange may be waited for
@@ -28,7 +28,7 @@ class Timetable:
     delay: int
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument that names what does not go together."""
+        """Raises InvalidArgumentError that names what does not go together."""
         for name, value, least in (
             ("every", self.every, 1),
             ("fragments", self.fragments, 1),
@@ -36,13 +36,13 @@ class Timetable:
         ):
             expect(value, int, f"{name} must be an integer")
             if value < least:
-                raise InvalidArgument(f"{name}={value}: give at least {least}")
+                raise InvalidArgumentError(f"{name}={value}: give at least {least}")
         if self.fragments > self.every:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"fragments={self.fragments} with every={self.every}: use at most one per step"
             )
         if self.delay * self.fragments >= self.every:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"delay={self.delay}: with every={self.every} and fragments={self.fragments} the "
                 f"next fragment is sent {self.every // self.fragments} steps later, and delay must "
                 f"be below every / fragments: at most {(self.every - 1) // self.fragments}"
@@ -62,10 +62,10 @@ class Timetable:
 def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
     """Parameters in their order, in so many lists of about as many values each, none empty.
 
-    ``counts``: values of each. Raises InvalidArgument where there are fewer than lists.
+    ``counts``: values of each. Raises InvalidArgumentError where there are fewer than lists.
     """
     if fragments > len(counts):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"fragments={fragments}: give at most {len(counts)}, the number of parameters that "
             "require a gradient"
         )

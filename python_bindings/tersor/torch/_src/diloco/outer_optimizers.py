@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.torch._src.checkpoint.residuals import (
     as_mapping,
@@ -54,14 +54,14 @@ def check_all(
     grace: Grace | None,
     outer: torch.optim.Optimizer,
 ) -> None:
-    """Raises InvalidArgument for another model, or an entry that no DiLoCo saves.
+    """Raises InvalidArgumentError for another model, or an entry that no DiLoCo saves.
 
     ``start``: the parameters that take part; ``names``: of all parameters.
     """
     state = as_mapping(state)
     if state["start"].keys() != start.keys():
         other = sorted(state["start"].keys() ^ start.keys())
-        raise InvalidArgument(f"the state is of another model: {', '.join(other)}")
+        raise InvalidArgumentError(f"the state is of another model: {', '.join(other)}")
     under_way, late = state.get("under_way"), check_state(state.get("grace"), grace)
     for tensors in (state["start"], under_way["mean"] if under_way else {}, late["moved"]):
         for name, one in tensors.items():
@@ -69,14 +69,16 @@ def check_all(
     if under_way:
         number(under_way["due"], "due step")
         if not 0 <= under_way["mix"] < 1:
-            raise InvalidArgument(f"the state's mix is {under_way['mix']}: expected 0 to below 1")
+            raise InvalidArgumentError(
+                f"the state's mix is {under_way['mix']}: expected 0 to below 1"
+            )
     if not 0 <= late["samples"] < math.inf:
-        raise InvalidArgument(f"the state's samples are {late['samples']}: expected 0 or more")
+        raise InvalidArgumentError(f"the state's samples are {late['samples']}: expected 0 or more")
     number(late["steps"], "steps of grace")
     number(state["steps"], "steps")
     as_mapping(state["residuals"])
     if unknown := set(state.get("somewhere", [])) - set(names):
-        raise InvalidArgument(f"the state is of another model: {', '.join(map(str, unknown))}")
+        raise InvalidArgumentError(f"the state is of another model: {', '.join(map(str, unknown))}")
     check_groups(outer, state["outer_optimizer"])
 
 
@@ -86,12 +88,12 @@ def load_all(
     outer: torch.optim.Optimizer,
     state: Mapping[str, Any],
 ) -> None:
-    """Residuals and the outer optimizer's state; both or, after an InvalidArgument, none."""
+    """Residuals and the outer optimizer's state; both or, after an InvalidArgumentError, none."""
     before = reducer.save_state()
     load_reducer(reducer, group, state["residuals"])
     try:
         with refusing_damage():
             outer.load_state_dict(state["outer_optimizer"])
-    except InvalidArgument:
+    except InvalidArgumentError:
         reducer.load_state(before)
         raise

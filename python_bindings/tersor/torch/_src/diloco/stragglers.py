@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from tersor._core import InvalidArgument, RanksLost, TransportError
+from tersor._core import InvalidArgumentError, RanksLostError, TransportError
 from tersor._options import expect
 from tersor.torch._src.gradients.exchange import Presence, TensorExchange
 from tersor.torch._src.statistics.handles import ElasticReporting
@@ -70,21 +70,24 @@ class _Asked:
 
 
 def check_grace(grace: float, fragments: int, delay: int) -> None:
-    """Raises InvalidArgument for what does not go together."""
+    """Raises InvalidArgumentError for what does not go together."""
     expect(grace, (float, int), "grace must be a number of seconds")
     if not 0 <= grace < math.inf:
-        raise InvalidArgument(f"grace={grace}: give seconds, 0 or more")
+        raise InvalidArgumentError(f"grace={grace}: give seconds, 0 or more")
     if fragments > 1 or delay > 0:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"grace={grace} with fragments={fragments} and delay={delay}: grace cannot be combined "
             "with fragments or delay, which need the same step numbers on all ranks"
         )
 
 
 def check_state(state: dict[str, Any] | None, grace: Grace | None) -> dict[str, Any]:
-    """Of a checkpoint. Raises InvalidArgument where it is of a late rank, and nobody may be."""
+    """Of a checkpoint. Raises InvalidArgumentError where it is of a late rank, and nobody may
+    be."""
     if grace is None and state and state["moved"]:
-        raise InvalidArgument("the state is of a late rank with older weights: load it with grace=")
+        raise InvalidArgumentError(
+            "the state is of a late rank with older weights: load it with grace="
+        )
     return state or {"steps": 0, "samples": 0.0, "moved": {}}
 
 
@@ -150,7 +153,7 @@ class Grace:
         return result
 
     def resume(self) -> None:
-        """After RanksLost, for which the thread stands still."""
+        """After RanksLostError, for which the thread stands still."""
         with self.busy:
             self._tasks.exchange.resume()
         with self._state:
@@ -201,7 +204,7 @@ class Grace:
         if self._error is not None:
             raise self._error
         if self._ended:
-            raise InvalidArgument("this DiLoCo was closed: make another one")
+            raise InvalidArgumentError("this DiLoCo was closed: make another one")
 
     def _is_due(self) -> bool:
         return self.steps >= self._every
@@ -238,7 +241,7 @@ class Grace:
                 try:
                     with self.busy:
                         self._tasks.together(self._turn)
-                except RanksLost as lost:
+                except RanksLostError as lost:
                     self._stand_still(lost)
                 except Exception as error:
                     return self._fail(error)
@@ -298,7 +301,7 @@ class Grace:
     def _answer(self, asked: _Asked, *, alike: bool) -> None:
         try:
             if not alike:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{asked.kind}: other ranks call something else ({', '.join(_KINDS)}); with "
                     "grace all ranks make these calls together"
                 )
@@ -307,14 +310,14 @@ class Grace:
             if asked.kind != _KINDS[0]:  # which is done again
                 asked.error, asked.done = error, True
             raise
-        except InvalidArgument as error:
+        except InvalidArgumentError as error:
             asked.error = error
         with self._state:
             asked.done, self._asked = True, None
             self._ended = asked.kind == "close" and asked.error is None
             self._state.notify_all()
 
-    def _stand_still(self, lost: RanksLost) -> None:
+    def _stand_still(self, lost: RanksLostError) -> None:
         """Until the trainer has heard of it and resumed."""
         with self._state:
             self._error, self._called, self._patience = lost, False, math.inf

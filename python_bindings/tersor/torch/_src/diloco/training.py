@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tersor._core import InvalidArgument, RanksLost, TransportError
+from tersor._core import InvalidArgumentError, RanksLostError, TransportError
 from tersor._options import expect
 from tersor.collectives import allreduce
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode, save_reducer
@@ -107,8 +107,8 @@ class DiLoCo(LateReporting):
         before each exchange of it; 0.95 in SparseLoCo. ``group``: who takes part, default the whole
         world. ``codec="auto"`` stays with what it predicts where there are fragments or a delay,
         which hide what it would measure. Parameters that want no gradient are left alone while they
-        want none. Raises InvalidArgument for options that are wrong, and for parameters that no
-        codec takes or that are sharded over ranks of ``group``; nothing was changed then.
+        want none. Raises InvalidArgumentError for options that are wrong, and for parameters that
+        no codec takes or that are sharded over ranks of ``group``; nothing was changed then.
         """
         expect(model, torch.nn.Module, "model must be a torch.nn.Module")
         outer_optimizers.check_outer(outer_optimizer)
@@ -118,16 +118,18 @@ class DiLoCo(LateReporting):
         self.mix = (0.5 if delay else 0.0) if mix is None else mix
         expect(self.mix, (float, int), "mix must be a number")
         if not 0 <= self.mix < 1:
-            raise InvalidArgument(f"mix={mix}: give a number from 0 to below 1")
+            raise InvalidArgumentError(f"mix={mix}: give a number from 0 to below 1")
         if not 0 <= residual_factor <= 1:
-            raise InvalidArgument(f"residual_factor={residual_factor}: give a number from 0 to 1")
+            raise InvalidArgumentError(
+                f"residual_factor={residual_factor}: give a number from 0 to 1"
+            )
         self.every, self.residual_factor, self.steps = every, residual_factor, 0
         self.samples = 1.0  #: of this rank's inner step, which weigh its difference with ``grace``
         self._model = model
         found = every_parameter(model)
         self._parameters = {n: one for n, one in found.items() if one.requires_grad}
         if not self._parameters:
-            raise InvalidArgument("no parameter of the model requires a gradient")
+            raise InvalidArgumentError("no parameter of the model requires a gradient")
         self._group = group
         self._check(self._parameters)
         refuse_elastic_shards(options, self._parameters)
@@ -158,7 +160,9 @@ class DiLoCo(LateReporting):
         """After each inner step, on all ranks. Returns True if an exchange or the fragment that
         arrived in this step changed weights. Raises what ``synchronize`` does."""
         if not 0 <= self.samples < math.inf:
-            raise InvalidArgument(f"samples={self.samples}: give a number of samples, 0 or more")
+            raise InvalidArgumentError(
+                f"samples={self.samples}: give a number of samples, 0 or more"
+            )
         self.steps += 1
         if self._grace is not None:
             return self._grace.step(self.samples)
@@ -192,8 +196,8 @@ class DiLoCo(LateReporting):
 
         Waits for a fragment under way before; nothing of a rank's own weights is mixed in. Raises
         TransportError where a rank is gone or does something else; the model then is as it was.
-        With ``elastic=True`` RanksLost: ``resume``, and go on; what was under way is left out, and
-        the next exchange has it.
+        With ``elastic=True`` RanksLostError: ``resume``, and go on; what was under way is left out,
+        and the next exchange has it.
         """
         return self._grace.synchronize() if self._grace else self._together(self._synchronize)
 
@@ -249,8 +253,8 @@ class DiLoCo(LateReporting):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Brings back what ``state_dict`` gave, in either mode, also with other fragments or delay.
 
-        Raises InvalidArgument that names what does not fit or is damaged; nothing was changed then.
-        The next exchange raises TransportError if ranks loaded different saves.
+        Raises InvalidArgumentError that names what does not fit or is damaged; nothing was changed
+        then. The next exchange raises TransportError if ranks loaded different saves.
         """
         outer = self.outer_optimizer
         names = every_parameter(self._model).keys()
@@ -341,7 +345,7 @@ class DiLoCo(LateReporting):
         if self._under_way is None:
             return False
         if self._under_way.due > step:
-            with contextlib.suppress(RanksLost):  # what is complete already stands
+            with contextlib.suppress(RanksLostError):  # what is complete already stands
                 self.reducer.progress()
             return False
         self._fetch()

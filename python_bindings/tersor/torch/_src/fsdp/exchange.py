@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from tersor import _core
-from tersor._core import InvalidArgument, Transport
+from tersor._core import InvalidArgumentError, Transport
 from tersor._options import fill
 from tersor.collectives import Reduction
 from tersor.reducer import ReducerOptions
@@ -130,7 +130,7 @@ class Sender:
         """Brings back the residuals from before the last pass, or of these parameters from before
         the passes since ``accept_steps``. Messages without known parameters are among them."""
         if names is None and not self._last:
-            raise InvalidArgument("there is no step to discard: nothing was sent yet")
+            raise InvalidArgumentError("there is no step to discard: nothing was sent yet")
         if names is None:
             for reducer in self._last:
                 reducer.core.discard_step()
@@ -250,7 +250,7 @@ class ModuleExchange(Exchange):
         in_pass = sender.begin()
         reduction, factor = reduction_of(op)
         if sender.samples.weighted and reduction == "sum":
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "weighted=True needs FSDP to average, but it asks for a sum: reduce in float32 or "
                 "bfloat16, and without set_gradient_divide_factor"
             )
@@ -301,7 +301,8 @@ class GradientExchange(ModuleExchange):
             self._undo.callback(self.layout.gather_ahead, False)
 
     def expected(self) -> list[tuple[ShardedParameter, _core.CodecChoice]]:
-        """How each parameter will travel as f32. Raises InvalidArgument where no rule matches."""
+        """How each parameter will travel as f32. Raises InvalidArgumentError where no rule
+        matches."""
         return [
             (one, _core.choose_codec(self._sender.options, one.name, list(one.shape), "f32"))
             for one in self.layout.expected()
@@ -330,7 +331,7 @@ class GradientExchange(ModuleExchange):
 
     def _report_once(self, values: Tensor, group: dist.ProcessGroup) -> None:
         if self.active and self._sender.samples.weighted:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"weighted=True: the gradients of {self.name} are sent uncompressed, "
                 f"{reason_of(values)}"
             )
@@ -385,4 +386,4 @@ def reduction_of(op: Any) -> tuple[Reduction, float]:
         return "mean" if kind == dist.ReduceOp.AVG else "sum", 1.0
     if str(kind).endswith("PREMUL_SUM") and isinstance(factor, float):
         return "sum", factor
-    raise InvalidArgument(f"gradients are summed or averaged, but FSDP asks for {kind}")
+    raise InvalidArgumentError(f"gradients are summed or averaged, but FSDP asks for {kind}")

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from tersor import _core
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import expect, fill
 from tersor.reducer import GradientOptions, ReducerOptions, lasting
 from tersor.torch import _compat
@@ -134,7 +134,7 @@ class ShardedHandle(Reporting, Weighed):
         """
         meshes = _mesh_count(self._gradients)
         if mode == "portable" and meshes > 1:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"the model's modules are on {meshes} meshes: residuals of experts cannot be "
                 'summed over all ranks; save the state with mode="exact"'
             )
@@ -146,9 +146,9 @@ class ShardedHandle(Reporting, Weighed):
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Brings back either. None or empty: residuals start at zero, with a warning.
 
-        On a 2-D mesh loading a portable state is a collective call. Raises InvalidArgument, which
-        names the parameter, where the state does not fit or is damaged; nothing was changed then.
-        The next pass raises TransportError if ranks loaded different saves.
+        On a 2-D mesh loading a portable state is a collective call. Raises InvalidArgumentError,
+        which names the parameter, where the state does not fit or is damaged; nothing was changed
+        then. The next pass raises TransportError if ranks loaded different saves.
         """
         self._sender.prepare()
         load_sharded(self._sender, self._group, state)
@@ -196,10 +196,10 @@ def compress(
     the same. What each rank computes with is then rounded; the sharded parameters, which the
     optimizer moves, are not.
 
-    Every ``FSDPModule`` in ``model`` takes part. Raises InvalidArgument where there is none, where
-    one has a custom reduce-scatter already (or all-gather, with ``weights``), and for options that
-    are wrong. What ends an exchange is raised when the backward pass is over, with gradients of
-    NaN.
+    Every ``FSDPModule`` in ``model`` takes part. Raises InvalidArgumentError where there is none,
+    where one has a custom reduce-scatter already (or all-gather, with ``weights``), and for options
+    that are wrong. What ends an exchange is raised when the backward pass is over, with gradients
+    of NaN.
     """
     expect(model, nn.Module, "model must be a model that went through fully_shard")
     sender, modules, reduces = prepared(model, options, unsupported)
@@ -226,7 +226,8 @@ def compress(
 def prepared(
     model: nn.Module, options: ShardedOptions, unsupported: Unsupported = "warn"
 ) -> tuple[Sender, dict[str, FSDPModule], dict[str, GradientExchange]]:
-    """What ``compress`` will put in place, of each module by name. Raises InvalidArgument as it."""
+    """What ``compress`` will put in place, of each module by name. Raises InvalidArgumentError as
+    it."""
     modules = _sharded_modules(model)
     parameters = every_parameter(model)
     names = {id(one): name for name, one in parameters.items()}
@@ -240,12 +241,14 @@ def prepared(
 
 
 def _sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
-    """By name. Raises InvalidArgument where there are none, or one on no mesh that we take."""
+    """By name. Raises InvalidArgumentError where there are none, or one on no mesh that we take."""
     modules = unwrapped(
         {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
     )
     if not modules:
-        raise InvalidArgument("no module of the model is sharded: call fully_shard(model) first")
+        raise InvalidArgumentError(
+            "no module of the model is sharded: call fully_shard(model) first"
+        )
     for name, module in modules.items():
         refuse_meshes(name or "(root)", module)
     return modules
@@ -274,20 +277,22 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
     known = ShardedOptions.__annotations__
     for name in options:
         if name not in known:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"there is no option {name!r} with FSDP; there are: {list(known)}"
             )
     if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"residual_dtype must be one of {list(RESIDUAL_BYTES)}, not {dtype!r}"
         )
     if (algorithm := options.get("algorithm", "auto")) not in ALGORITHMS:
-        raise InvalidArgument(f"algorithm must be one of {list(ALGORITHMS)}, not {algorithm!r}")
+        raise InvalidArgumentError(
+            f"algorithm must be one of {list(ALGORITHMS)}, not {algorithm!r}"
+        )
     if algorithm != "auto" and options.get("codec") == "auto":
-        raise InvalidArgument("codec auto chooses the algorithm: leave algorithm at auto")
+        raise InvalidArgumentError("codec auto chooses the algorithm: leave algorithm at auto")
     hosts, ranks = options.get("hosts"), dist.get_world_size()
     if hosts and len(hosts) != ranks:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"hosts has {len(hosts)} numbers for {ranks} ranks: give one number per rank"
         )
     found = lasting(cast(ReducerOptions, dict(options)))
@@ -296,12 +301,12 @@ def _checked(options: ShardedOptions) -> ReducerOptions:
 
 
 def _refuse_others(modules: Mapping[str, FSDPModule], collective: _compat.Collective) -> None:
-    """Raises InvalidArgument where a module's collective is somebody else's, or ours."""
+    """Raises InvalidArgumentError where a module's collective is somebody else's, or ours."""
     for name, module in modules.items():
         for exchange in _compat.fsdp_exchanges(module, collective):
             given_up = isinstance(exchange, Exchange) and not exchange.active
             if not (given_up or type(exchange).__module__.startswith("torch.")):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"module {name or '(root)'} has a custom {collective} already, a "
                     f"{type(exchange).__name__}: remove it, or compress once"
                 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import zeros
 
@@ -81,20 +81,21 @@ class ModuleLayout(_compat.FsdpGroup):
 
 
 def refuse_meshes(name: str, module: FSDPModule) -> None:
-    """Raises InvalidArgument for a module whose gradients no reduce-scatter of one mesh takes."""
+    """Raises InvalidArgumentError for a module whose gradients no reduce-scatter of one mesh
+    takes."""
     groups = _compat.fsdp_groups(module)
     backend = (
         'or use the backend, which encodes without feedback: init_process_group("tersor"), '
         "PyTorch 2.15 or newer"
     )
     if len(groups) > 1:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"module {name} has parameters on {len(groups)} meshes (shard_placement_fn): call "
             "fully_shard on those of each mesh as a module of their own, experts for one; "
             + backend
         )
     if any(not hasattr(one.mesh_info, "shard_mesh_size") for one in groups):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"module {name} went through replicate(), whose all-reduce cannot be encoded: use "
             "DistributedDataParallel; or fully_shard on a mesh of (ranks, 1), of names "
             f'("replicate", "shard"), which replicates, too; {backend}'

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from tersor import collectives
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch._src.checkpoint.residuals import (
     VERSION,
     Mode,
@@ -40,8 +40,8 @@ from tersor.torch._src.process_group.connections import hosts_of, transport
 def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[str, Any]:
     """What is kept, by name, between two steps. ``mode="portable"`` is a collective call.
 
-    All tensors lie on the host. ``group``: all ranks that keep something. Raises InvalidArgument
-    for another mode.
+    All tensors lie on the host. ``group``: all ranks that keep something. Raises
+    InvalidArgumentError for another mode.
     """
     exact = check_mode(mode) == "exact"
     reducers = sender.every_reducer() if exact else sender.reducers.all()
@@ -67,9 +67,9 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
     """Brings back what :func:`save_sharded` saved, in either mode.
 
     None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
-    with a warning where there are any. Raises InvalidArgument, which names the parameter, where the
-    state is of another model or codec, or the exact one of another rank or number of ranks, or
-    damaged; nothing was changed then.
+    with a warning where there are any. Raises InvalidArgumentError, which names the parameter,
+    where the state is of another model or codec, or the exact one of another rank or number of
+    ranks, or damaged; nothing was changed then.
     """
     state = as_mapping(state)
     portable = state.get("mode") == "portable"
@@ -91,8 +91,8 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
 
 
 def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
-    """Copies a state to the views; no reducer has it yet. Raises InvalidArgument for residuals of
-    parameters of other shapes."""
+    """Copies a state to the views; no reducer has it yet. Raises InvalidArgumentError for residuals
+    of parameters of other shapes."""
     exact = state["mode"] == "exact"
     parts = group.size() if state["reduction"] == "sum" else state["ranks"]
     for name, step in zip(state["parameters"], state["steps"], strict=True):
@@ -102,7 +102,7 @@ def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str
         found = finite(saved, f"residual of {name}").shape
         wanted = torch.Size([one.longest]) if exact else one.parameter.shape
         if found != wanted:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{name}: the state has residuals of shape {tuple(found)}, this model keeps "
                 f"{tuple(wanted)}"
             )
@@ -175,14 +175,16 @@ def _check(kept: Mapping[str, Kept], state: Mapping[str, Any]) -> None:
     number(state["ranks"], "ranks", 1, 2**16)
     number(state.get("step", 0), "step")
     if state["reduction"] not in ("sum", "mean"):
-        raise InvalidArgument(f"the state's reduction is {state['reduction']!r}: sum or mean")
+        raise InvalidArgumentError(f"the state's reduction is {state['reduction']!r}: sum or mean")
     saved = dict(zip(state["parameters"], state["codecs"], strict=True))
     for name in saved.keys() ^ kept.keys():
         where = "the state" if name in saved else "this model"
-        raise InvalidArgument(f"only {where} keeps residuals of {name}")
+        raise InvalidArgumentError(f"only {where} keeps residuals of {name}")
     for name, codec in saved.items():
         if codec != kept[name].codec and not kept[name].codec_may_change:
-            raise InvalidArgument(f"{name}: the state is of {codec}, this is {kept[name].codec}")
+            raise InvalidArgumentError(
+                f"{name}: the state is of {codec}, this is {kept[name].codec}"
+            )
 
 
 def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, Any]) -> None:
@@ -191,12 +193,12 @@ def _check_places(group: dist.ProcessGroup, hosts: object, state: Mapping[str, A
     check_ranks(state["ranks"], group.size())
     rank = int(own_row(state["places"], group.rank())[0])
     if rank != group.rank():
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"the state is of rank {rank} of {group.size()}, this is rank {group.rank()}: load on "
             "each rank the state that it saved"
         )
     if state.get("hosts") != hosts:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "in the state's run ranks were grouped by host in another way: save it with "
             'mode="portable"'
         )

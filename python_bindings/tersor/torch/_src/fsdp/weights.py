@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core, collectives
-from tersor._core import InvalidArgument, Workspace
+from tersor._core import InvalidArgumentError, Workspace
 from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.collectives import Algorithm, CollectiveOptions
@@ -62,7 +62,9 @@ class WeightExchange(Exchange):
         self._undo.callback(self._workspaces.clear)
         rules = fill(_core.ReducerOptions(), {"rules": [("*", codec)]})
         if codec == "auto" or _core.choose_codec(rules, "weights", [1], "f32").feedback:
-            raise InvalidArgument(f"weights={codec!r}: name a codec without feedback, such as int8")
+            raise InvalidArgumentError(
+                f"weights={codec!r}: name a codec without feedback, such as int8"
+            )
         self._options = fill(_core.ReducerOptions(), {"codec": codec})
         self._codec = codec
 

@@ -162,7 +162,8 @@ class Places:
 
     @refusing_damage()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Raises InvalidArgument, and changes nothing, if the state is damaged or not finite."""
+        """Raises InvalidArgumentError, and changes nothing, if the state is damaged or not
+        finite."""
         loaded = {}
         for key, tensor in as_mapping(state).items():
             fragment, place = map(int, key.split("."))

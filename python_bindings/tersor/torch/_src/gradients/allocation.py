@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tersor import _core
-from tersor._core import AllocationParameter, InvalidArgument
+from tersor._core import AllocationParameter, InvalidArgumentError
 from tersor._options import expect
 from tersor.torch._src.parameters.selection import is_supported, split_parameters, wrapped_in
 
@@ -51,13 +51,13 @@ def allocate(
     other: ``rules=`` of ``compress``, ``HookState`` and ``DistributedOptimizer`` (given
     ``named_parameters``). Energy lost is ``|sent - decoded|²``, in the gradients' units: where
     gradients are small, few bits are given. One whose gradients are all zeros gets the fewest
-    bytes, and a warning. Raises InvalidArgument, on all ranks, for a budget that is too small (the
-    message says the smallest), without gradients, and where a gradient is not finite.
+    bytes, and a warning. Raises InvalidArgumentError, on all ranks, for a budget that is too small
+    (the message says the smallest), without gradients, and where a gradient is not finite.
     """
     expect(model, nn.Module, "model must be a torch.nn.Module")
     found = _over_ranks(_measure(model, codecs, threads), group)
     if not found:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "no parameter has a gradient: call allocate() after backward(), before zero_grad()"
         )
     if zeros := ", ".join(one.name for one in found if one.energy == 0):
@@ -81,7 +81,7 @@ def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Me
             for name, one in gradients.items()
             if is_supported(one)
         }
-    except InvalidArgument as error:
+    except InvalidArgumentError as error:
         return str(error)
 
 
@@ -105,7 +105,7 @@ def _over_ranks(own: Measured | str, group: dist.ProcessGroup | None) -> list[Al
     total: Measured = {}
     for rank, measured in enumerate(of_ranks):
         if not isinstance(measured, dict):
-            raise InvalidArgument(f"rank {rank}: {measured}")
+            raise InvalidArgumentError(f"rank {rank}: {measured}")
         for name, sample in measured.items():
             if total.setdefault(name, sample) is not sample:
                 total[name].add(sample)

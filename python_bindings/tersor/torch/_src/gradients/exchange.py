@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tersor._core import InvalidArgument, RanksLost, Transport, TransportError
+from tersor._core import InvalidArgumentError, RanksLostError, Transport, TransportError
 from tersor.collectives import allreduce
 from tersor.reducer import GradientReducer, ReducerOptions, lasting
 from tersor.torch._src.checkpoint.residuals import move_residuals
@@ -30,14 +30,14 @@ class ElasticOptions(ReducerOptions, total=False):
 
     on_loss: OnLoss
     """What a rank that dies means to the others, with ``elastic=True``. Default ``"raise"``:
-    ``RanksLost``, and ``resume()`` goes on. ``"go on"``: a warning; what was under way is done
+    ``RanksLostError``, and ``resume()`` goes on. ``"go on"``: a warning; what was under way is done
     again by those who are left, or left out where it cannot be."""
 
 
 def refuse_elastic(options: Mapping[str, Any], who: str) -> None:
-    """Raises InvalidArgument for ``elastic=True`` where PyTorch's own group is needed."""
+    """Raises InvalidArgumentError for ``elastic=True`` where PyTorch's own group is needed."""
     if options.get("elastic"):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"elastic=True: {who}'s own process group does not survive a rank that dies. Use "
             "DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD or DiLoCo, or "
             "torchft around your training"
@@ -48,7 +48,7 @@ def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, T
     """The same of ``elastic=True`` where a parameter is sharded over a mesh of PyTorch's."""
     sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
     if options.get("elastic") and sharded:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"elastic=True: {sharded[0]} is sharded, and a lost rank takes its shards with it; "
             "use whole parameters, or torchft around your training"
         )
@@ -72,9 +72,9 @@ class TensorExchange:
         self.on_loss: OnLoss = cast(ElasticOptions, options).get("on_loss", "raise")
         self.elastic = options.get("elastic", False)
         if self.on_loss not in ("raise", "go on"):
-            raise InvalidArgument(f'on_loss={self.on_loss!r}: give "raise" or "go on"')
+            raise InvalidArgumentError(f'on_loss={self.on_loss!r}: give "raise" or "go on"')
         if self.on_loss == "go on" and not self.elastic:
-            raise InvalidArgument('on_loss="go on" needs elastic=True')
+            raise InvalidArgumentError('on_loss="go on" needs elastic=True')
         told = {key: value for key, value in options.items() if key != "on_loss"}
         #: As the caller gave them, with a time limit.
         self.options = connections.with_timeout(lasting(cast(ReducerOptions, told)), group)
@@ -137,7 +137,7 @@ class TensorExchange:
     def together(self, work: Callable[[], Result], *, again: bool = True) -> Result:
         """Returns what ``work`` does, exchanges with the other ranks.
 
-        Where it ends since ranks are lost, raises RanksLost, whoever noticed; with ``"go on"``
+        Where it ends since ranks are lost, raises RanksLostError, whoever noticed; with ``"go on"``
         resumes, and does it ``again``.
         """
         while True:
@@ -145,10 +145,10 @@ class TensorExchange:
                 try:
                     return work()
                 except TransportError as error:
-                    if self.elastic and not isinstance(error, RanksLost):
+                    if self.elastic and not isinstance(error, RanksLostError):
                         self.reducer.hear_fault()
                     raise
-            except RanksLost as lost:
+            except RanksLostError as lost:
                 lost.members = self.members = [self._reducer_members[one] for one in lost.members]
                 if self.on_loss == "raise" or not again:
                     raise
@@ -156,12 +156,13 @@ class TensorExchange:
                 self.resume()
 
     def resume(self) -> None:
-        """After RanksLost, by all who are left. Others may be lost meanwhile: they are left out."""
+        """After RanksLostError, by all who are left. Others may be lost meanwhile: they are left
+        out."""
         while True:
             try:
                 self.reducer.resume()
                 break
-            except RanksLost as lost:
+            except RanksLostError as lost:
                 self.members = [self._reducer_members[one] for one in lost.members]
         self.losses += 1
 
@@ -209,19 +210,21 @@ class Presence:
         self, present: Mapping[str, bool], also: Sequence[bool], samples: float | None
     ) -> tuple[list[str], list[int], float]:
         """As ``somewhere``, and this rank's weight in a mean over the samples of all ranks: 1 where
-        no rank tells of any. Raises InvalidArgument for less than none, before anything is sent;
-        and on all ranks where only some tell, or all have none."""
+        no rank tells of any. Raises InvalidArgumentError for less than none, before anything is
+        sent; and on all ranks where only some tell, or all have none."""
         if samples is not None and not 0 <= samples < math.inf:
-            raise InvalidArgument(f"samples={samples}: give a number of samples, 0 or more")
+            raise InvalidArgumentError(f"samples={samples}: give a number of samples, 0 or more")
         flags = [*present.values(), *also, samples is not None]
         (*counts, told), total = self._sums(flags, samples or 0.0)
         if 0 < told < self._exchange.ranks:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{told} of {self._exchange.ranks} ranks set samples: set samples before a step on "
                 "all ranks, or on no rank"
             )
         if told and not 0 < total < math.inf:
-            raise InvalidArgument(f"the samples of all ranks add up to {total}: set more than 0")
+            raise InvalidArgumentError(
+                f"the samples of all ranks add up to {total}: set more than 0"
+            )
         weight = (samples or 0.0) * told / total if told else 1.0
         return (*_told_apart(present, counts), weight)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _core
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 
 
@@ -30,15 +30,15 @@ class Samples:
     def begin(self, *, is_done: bool = False) -> None:
         """Takes those of the pass that begins; ``is_done``: this rank has no inputs left.
 
-        Raises InvalidArgument where none were set, or were set without ``weighted=True``.
+        Raises InvalidArgumentError where none were set, or were set without ``weighted=True``.
         """
         count, self.count = self.count, None
         if is_done and self.weighted and count is None:
             count = 0.0
         if count is not None and not self.weighted:
-            raise InvalidArgument(f"samples={count} needs weighted=True, on all ranks")
+            raise InvalidArgumentError(f"samples={count} needs weighted=True, on all ranks")
         if count is None and self.weighted:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "weighted=True: set samples before each backward pass whose gradients are "
                 "exchanged, on all ranks: the number of samples in this rank's loss, or 0"
             )
@@ -64,8 +64,8 @@ class Samples:
     def share(self, gradients: torch.Tensor, group: dist.ProcessGroup | None) -> float:
         """What this rank's part of a mean, or sum, is multiplied by that goes without a reducer.
 
-        A collective call of ``group``, for memory like these gradients'. Raises InvalidArgument on
-        all ranks where one of them told nothing, or all have no samples.
+        A collective call of ``group``, for memory like these gradients'. Raises
+        InvalidArgumentError on all ranks where one of them told nothing, or all have no samples.
         """
         if self._sums:
             return 1.0
@@ -76,7 +76,7 @@ class Samples:
             total = torch.tensor(own, dtype=torch.float64, device=gradients.device)
             dist.all_reduce(total, group=group)
             if not 0 < total < math.inf:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"the samples of all ranks add up to {float(total)}: set more than 0"
                 )
             self._share = own / float(total)
@@ -110,9 +110,9 @@ class Weighed:
 
 
 def refuse_weighted(options: Mapping[str, Any], who: str, instead: str) -> None:
-    """Raises InvalidArgument for ``weighted=True`` where it has no meaning."""
+    """Raises InvalidArgumentError for ``weighted=True`` where it has no meaning."""
     if options.get("weighted"):
-        raise InvalidArgument(f"weighted=True: {who} {instead}")
+        raise InvalidArgumentError(f"weighted=True: {who} {instead}")
 
 
 def scale(gradients: torch.Tensor, share: float) -> torch.Tensor:
@@ -139,13 +139,13 @@ class UnevenInputs:
         return self._model()
 
     def check(self) -> None:
-        """Before a pass. Raises InvalidArgument for a mean over the ranks that are left.
+        """Before a pass. Raises InvalidArgumentError for a mean over the ranks that are left.
 
         PyTorch divides by their number where there is no hook; to a hook it does not tell it.
         """
         model = self.model()
         if model is not None and _compat.divides_by_remaining_ranks(model):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "join(divide_by_initial_world_size=False) with compressed gradients: pass "
                 "weighted=True and set samples before each backward pass (ranks without inputs "
                 "count for none then), or divide by the initial world size"

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tersor._core import Error, InvalidArgument, TransportError
+from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor.collectives import Reduction
 from tersor.torch import _compat
@@ -59,15 +59,15 @@ class Call:
     """What a rank calls. Ranks tell each other so, as no name matches their calls up."""
 
     def __init__(self, what: str, name: str | None, others: Mapping[str, Any]) -> None:
-        """``others``: arguments of Horovod's, or of nobody's. Raises InvalidArgument for both, and
-        before ``init``."""
+        """``others``: arguments of Horovod's, or of nobody's. Raises InvalidArgumentError for both,
+        and before ``init``."""
         place()
         self.what, self._name = f"hvd.{what}", name
         for other, value in others.items():
             if other not in ADVICE:
-                raise InvalidArgument(f"{self.what} has no argument {other!r}")
+                raise InvalidArgumentError(f"{self.what} has no argument {other!r}")
             if value != _NOTHING.get(other):
-                raise InvalidArgument(f"{self.what} takes no {other}: use {ADVICE[other]}")
+                raise InvalidArgumentError(f"{self.what} takes no {other}: use {ADVICE[other]}")
 
     def agree(self, *like: object, own: Sequence[int] = ()) -> list[Sequence[int]]:
         """``own`` of each rank. Raises TransportError on all where one calls something else."""
@@ -93,24 +93,25 @@ class Call:
             raise TransportError(f"{self.what} failed: {error}") from error
 
     def take(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
-        """The tensor without its history. Raises InvalidArgument where no rank could send it."""
+        """The tensor without its history. Raises InvalidArgumentError where no rank could send
+        it."""
         expect(tensor, Tensor, f"{self.what} takes a tensor")
         collectives.refuse_shard(f"a tensor of {self.what}", tensor)
         if tensor.device.type not in _devices() or tensor.layout != torch.strided:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{self.what} takes dense tensors on {' or '.join(_devices())}, not one of "
                 f"{tensor.layout} on {tensor.device}"
             )
         if rows and tensor.dim() == 0:
-            raise InvalidArgument(f"{self.what}: a scalar has no rows: pass tensor.reshape(1)")
+            raise InvalidArgumentError(f"{self.what}: a scalar has no rows: pass tensor.reshape(1)")
         return tensor.detach()
 
     def reduce_(self, tensor: Tensor, reduction: Reduction, codec: str) -> Tensor:
-        """In place, over ranks. Raises InvalidArgument for other types than Horovod's, and for
+        """In place, over ranks. Raises InvalidArgumentError for other types than Horovod's, and for
         whole numbers whose sum does not fit."""
         whole = tensor.dtype in _WHOLE
         if not (whole or tensor.dtype in (*DTYPES, torch.float64)):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{self.what} of {tensor.dtype}: convert it, by .int() or .float()"
             )
         self.agree(tensor.dtype, list(tensor.shape), reduction, codec)
@@ -123,7 +124,7 @@ class Call:
         if reduction == "mean":
             found = found.div(dist.get_world_size(), rounding_mode="trunc" if whole else None)
         if whole and not found.equal(found.to(tensor.dtype)):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{self.what}: a sum is too large for {tensor.dtype}: use .long()"
             )
         return tensor.copy_(found)
@@ -137,18 +138,18 @@ class Call:
 
 
 def reduction_of(op: Op, average: bool | None = None) -> Reduction:
-    """Raises InvalidArgument for what is neither the mean nor the sum, or both."""
+    """Raises InvalidArgumentError for what is neither the mean nor the sum, or both."""
     if average is not None and (op is not None or not isinstance(average, bool)):
-        raise InvalidArgument(f"average={average!r}: pass only op=hvd.Average or op=hvd.Sum")
+        raise InvalidArgumentError(f"average={average!r}: pass only op=hvd.Average or op=hvd.Sum")
     if op not in (None, "mean", "sum"):
-        raise InvalidArgument(f"op={op!r} is neither hvd.Average nor hvd.Sum")
+        raise InvalidArgumentError(f"op={op!r} is neither hvd.Average nor hvd.Sum")
     return "sum" if average is False else op or "mean"
 
 
 def root_of(rank: int) -> str:
-    """What ranks agree on. Raises InvalidArgument for a rank that is none."""
+    """What ranks agree on. Raises InvalidArgumentError for a rank that is none."""
     if rank not in range(dist.get_world_size()):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"root_rank={rank!r}: give a rank from 0 to {dist.get_world_size() - 1}"
         )
     return f"root_rank={rank}"

@@ -9,7 +9,7 @@ import re
 import torch
 import torch.distributed as dist
 
-from tersor._core import InvalidArgument, TransportError
+from tersor._core import InvalidArgumentError, TransportError
 from tersor.torch._src.process_group.connections import close, transport
 
 # Of a rank, of all ranks, and of a rank on its host. Who may start others comes later. srun's is
@@ -35,11 +35,11 @@ def init(comm: None = None, process_sets: None = None) -> None:
     """Makes the process group of all ranks that torchrun, mpirun or srun started (else of one), or
     takes the one that is there. A second call does nothing.
 
-    gloo's, and on CUDA devices NCCL's. Raises InvalidArgument where a variable is missing, which it
-    names, and for ``comm`` or ``process_sets``; TransportError where ranks do not come.
+    gloo's, and on CUDA devices NCCL's. Raises InvalidArgumentError where a variable is missing,
+    which it names, and for ``comm`` or ``process_sets``; TransportError where ranks do not come.
     """
     if comm is not None or process_sets is not None:
-        raise InvalidArgument(f"hvd.init() takes all ranks: for some of them use {SOME_RANKS}")
+        raise InvalidArgumentError(f"hvd.init() takes all ranks: for some of them use {SOME_RANKS}")
     if is_initialized():
         return
     _World.made_here = not dist.is_initialized()
@@ -88,10 +88,10 @@ def local_size() -> int:
 
 
 def place() -> tuple[int, int]:
-    """On this host: this process's number, and how many ranks. Raises InvalidArgument before
+    """On this host: this process's number, and how many ranks. Raises InvalidArgumentError before
     ``init``."""
     if not is_initialized():
-        raise InvalidArgument("call hvd.init() first")
+        raise InvalidArgumentError("call hvd.init() first")
     return _World.place
 
 
@@ -127,7 +127,7 @@ def _told_place() -> tuple[str, tuple[int, int, int | None]]:
             local_rank = _number(local) if local in os.environ else None
             place = _number(rank), _number(ranks), local_rank
             if place[0] >= place[1]:
-                raise InvalidArgument(f"{rank}={place[0]} is not below {ranks}={place[1]}")
+                raise InvalidArgumentError(f"{rank}={place[0]} is not below {ranks}={place[1]}")
             return launcher, place
     return "", (0, 1, None)
 
@@ -135,7 +135,7 @@ def _told_place() -> tuple[str, tuple[int, int, int | None]]:
 def _number(variable: str, default: str = "") -> int:
     text = os.environ.get(variable, default)
     if not text.isdecimal():
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{variable} is {text!r}, not a number: start the script by torchrun, mpirun "
             "or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )
@@ -151,7 +151,7 @@ def _meeting_point(launcher: str, ranks: int) -> str:
         port = str(_PORTS[job % len(_PORTS)])
     address = os.environ.get("MASTER_ADDR") or first_host(nodes)
     if not address:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{launcher} does not say where {ranks} ranks meet: set MASTER_ADDR to a name of rank "
             "0's host and MASTER_PORT to a free port there, the same on all ranks "
             "(mpirun -x MASTER_ADDR=host0 -x MASTER_PORT=29500 …), or start the script by torchrun"

@@ -75,8 +75,8 @@ class CompressedAdamW(CompressedOptimizer):
         ``"parameter.0"``, …. ``dense_steps``: so many first steps go by ``dense_codec``, where the
         rest has ``+ef``: a schedule, and so with ``+ef`` too. ``group``: who takes part, default
         the whole world. ``options``: as of ``tersor.GradientReducer``; ``codec`` has ``+ef``,
-        default ``"hadamard:bits=1+ef"``. Raises InvalidArgument for options that are wrong, and for
-        parameters that no codec takes or that are sharded over ranks of ``group``.
+        default ``"hadamard:bits=1+ef"``. Raises InvalidArgumentError for options that are wrong,
+        and for parameters that no codec takes or that are sharded over ranks of ``group``.
         """
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, (dense_codec, dense_steps), group, options)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
-from tersor._core import InvalidArgument, RanksLost
+from tersor._core import InvalidArgumentError, RanksLostError
 from tersor._options import described
 from tersor.reducer import ReducerOptions
 from tersor.torch import _compat
@@ -98,10 +98,11 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchanges, and moves the weights; a collective call. Returns what ``closure`` does.
 
-        A gradient that is not finite on one rank skips the step on all. Raises InvalidArgument for
-        a sparse gradient, and what ended the exchange: TransportError where a rank is gone or does
-        something else, WireError where a message is damaged. Weights and moments then are as they
-        were. With ``elastic=True`` RanksLost where ranks are gone: ``resume``, and step again.
+        A gradient that is not finite on one rank skips the step on all. Raises InvalidArgumentError
+        for a sparse gradient, and what ended the exchange: TransportError where a rank is gone or
+        does something else, WireError where a message is damaged. Weights and moments then are as
+        they were. With ``elastic=True`` RanksLostError where ranks are gone: ``resume``, and step
+        again.
         """
         loss = None
         if closure is not None:
@@ -111,7 +112,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         samples, self.samples = self.samples, None
         try:
             made = self._exchange.together(lambda: self._exchange_step(is_finite, samples))
-        except RanksLost:  # the step may be called again
+        except RanksLostError:  # the step may be called again
             self.samples = samples
             raise
         if made is None:
@@ -151,7 +152,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Brings back what ``state_dict`` gave, in either mode.
 
-        Raises InvalidArgument, which names what does not fit, where it is the state of other
+        Raises InvalidArgumentError, which names what does not fit, where it is the state of other
         parameters, another codec, another optimizer, or in the exact mode of another number of
         ranks, or for a damaged state; nothing was changed then. The next step raises
         TransportError if ranks loaded different saves.
@@ -304,7 +305,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         if (gradient := parameter.grad) is None:
             gradient = parameter.grad = torch.zeros_like(parameter)
         if gradient.layout != torch.strided:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"the gradient of {name} is sparse: {type(self).__name__} takes dense ones; make "
                 "the embedding with sparse=False"
             )
@@ -322,43 +323,43 @@ def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for options that no optimizer takes."""
+    """Raises InvalidArgumentError for options that no optimizer takes."""
     for name in ("lr", "eps", "weight_decay"):
         if name in group and not group[name] >= 0:
-            raise InvalidArgument(f"{name}={group[name]}: give 0 or more")
+            raise InvalidArgumentError(f"{name}={group[name]}: give 0 or more")
     if not 0 <= group.get("momentum", 0) < 1:
-        raise InvalidArgument(f"momentum={group['momentum']}: give at least 0 and below 1")
+        raise InvalidArgumentError(f"momentum={group['momentum']}: give at least 0 and below 1")
     if group.get("ns_steps", 1) < 1:
-        raise InvalidArgument(f"ns_steps={group['ns_steps']}: give 1 or more")
+        raise InvalidArgumentError(f"ns_steps={group['ns_steps']}: give 1 or more")
     betas = group.get("betas", (0, 0))
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise InvalidArgument(f"betas={betas}: give two numbers, each at least 0 and below 1")
+        raise InvalidArgumentError(f"betas={betas}: give two numbers, each at least 0 and below 1")
 
 
 def _with_default_codec(options: ReducerOptions, who: str) -> ReducerOptions:
-    """With the default codec. Raises InvalidArgument for what has no meaning here."""
+    """With the default codec. Raises InvalidArgumentError for what has no meaning here."""
     found = cast(ReducerOptions, {"codec": DEFAULT_CODEC, **options})
     rules = list(found.get("rules", ()))
     codecs = [rule[1] for rule in rules] or [found["codec"]]
     if "auto" in codecs:
-        raise InvalidArgument(f'codec="auto" is for gradients: name a codec for {who}')
+        raise InvalidArgumentError(f'codec="auto" is for gradients: name a codec for {who}')
     if not any(Codec(codec).has_feedback for codec in codecs):
         listed = ", ".join(codecs)
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{listed}: {who} needs codecs with error feedback: add +ef, or average gradients for "
             "an ordinary optimizer (tersor.torch.compress, DistributedOptimizer)"
         )
     refuse_weighted(options, who, "does not take it; set samples before step(), on all ranks")
     if (reduction := found.get("reduction", "mean")) != "mean":
-        raise InvalidArgument(f"reduction={reduction!r}: {who} supports only 'mean'")
+        raise InvalidArgumentError(f"reduction={reduction!r}: {who} supports only 'mean'")
     return {**found, "rules": rules}
 
 
 def _check_schedule(options: ReducerOptions, dense_steps: int) -> None:
-    """Raises InvalidArgument for first steps that are none, or that rules say, too."""
+    """Raises InvalidArgumentError for first steps that are none, or that rules say, too."""
     if dense_steps < 0:
-        raise InvalidArgument(f"dense_steps={dense_steps}: give 0 or more")
+        raise InvalidArgumentError(f"dense_steps={dense_steps}: give 0 or more")
     if any(len(rule) > 2 for rule in options.get("rules", ())):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "dense_steps= cannot be combined with rules with steps: use rules alone"
         )

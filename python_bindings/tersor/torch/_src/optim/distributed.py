@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tersor._core import InvalidArgument, RanksLost
+from tersor._core import InvalidArgumentError, RanksLostError
 from tersor.torch._src.checkpoint.residuals import Mode, load_reducer, save_reducer
 from tersor.torch._src.gradients.copies import SentGradients, write_means
 from tersor.torch._src.gradients.exchange import (
@@ -120,11 +120,11 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         ``unsupported``: what gradients mean that cannot be encoded: with ``"warn"`` float64 and
         complex ones travel uncompressed, and sparse ones are made dense, which is told once; with
         ``"error"`` they raise. ``options``: as of ``tersor.GradientReducer``.
-        Raises InvalidArgument for a name that stands for two parameters, a parameter without a
+        Raises InvalidArgumentError for a name that stands for two parameters, a parameter without a
         name or sharded over ranks of ``group``, and options that are wrong.
         """
         if backward_passes_per_step < 1:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"backward_passes_per_step={backward_passes_per_step}: give at least 1"
             )
         self.__dict__ = optimizer.__dict__
@@ -132,7 +132,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self._replaced: dict[str, Any] = {}
         self._optimized = OptimizedParameters(optimizer, named_parameters)
         if not self._optimized.all:
-            raise InvalidArgument("the optimizer has no parameters")
+            raise InvalidArgumentError("the optimizer has no parameters")
         self._group = group
         self._unsupported, self._samples = unsupported, Samples(options)
         self._uncompressed: dict[str, str] = {}
@@ -155,19 +155,19 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
 
         ``step`` does so itself where it was not done. Raises what ended the exchange:
         TransportError where a rank is gone or does something else, WireError where a message is
-        damaged; InvalidArgument where a gradient was changed while it was being sent. With
-        ``elastic=True`` RanksLost: gradients are undefined then; ``resume``, and compute them
+        damaged; InvalidArgumentError where a gradient was changed while it was being sent. With
+        ``elastic=True`` RanksLostError: gradients are undefined then; ``resume``, and compute them
         again. With ``on_loss="go on"`` there are none then, and ``step`` moves nothing.
         """
         changed = self._sent.changed(self._parameters)
         try:
             self._exchange.together(self._exchange_gradients, again=False)
-        except RanksLost as lost:
+        except RanksLostError as lost:
             if self._exchange.on_loss == "raise":
                 raise
             return self._leave_out_step(lost)
         if changed:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"the gradient of {changed[0]} was changed while it was being sent: call "
                 "synchronize() before clipping, and before a scaler's unscale_"
             )
@@ -183,7 +183,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self._sent = SentGradients(self._exchange.device)
         self._samples.end()
 
-    def _leave_out_step(self, lost: RanksLost) -> None:
+    def _leave_out_step(self, lost: RanksLostError) -> None:
         warnings.warn(f"{lost}. The step is skipped.", stacklevel=4)
         self.resume()
         self.optimizer.zero_grad(set_to_none=True)
@@ -203,13 +203,13 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         """The wrapped optimizer's step, on the mean gradients. ``options``: of that step.
 
         With a closure, each of its evaluations is followed by an exchange. Step hooks run once,
-        around the wrapped step. Raises InvalidArgument within ``skip_synchronize`` while gradients
-        are under way.
+        around the wrapped step. Raises InvalidArgumentError within ``skip_synchronize`` while
+        gradients are under way.
         """
         if closure is not None:
             return self.optimizer.step(functools.partial(self._evaluate, closure), **options)
         if self._skip and len(self._sent):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "step() within skip_synchronize() while gradients are being sent: call "
                 "synchronize() before"
             )
@@ -287,7 +287,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
             sent = self._sent.end()
         self._exchange.wait()
         if 0 < discarding < self._ranks():
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{discarding} of {self._ranks()} ranks discard the gradients of this step: call "
                 "zero_grad() or discard_step() before a step on all ranks or on no rank"
             )
@@ -300,7 +300,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         transactional = self._options.get("transactional", False)
         leaves_some = has_feedback(self._options) and not transactional
         if leaves_some and len(self._sent):
-            raise InvalidArgument(f"gradients that are being sent are discarded: {_LEFT_OVER}")
+            raise InvalidArgumentError(f"gradients that are being sent are discarded: {_LEFT_OVER}")
         if leaves_some:
             warnings.warn(f"averaged gradients were discarded: {_LEFT_OVER}", stacklevel=3)
         if len(self._sent):
@@ -347,7 +347,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         assert gradient is not None
         if name in self._sent:
             if gradient is self._sent.gradient(name) or gradient.requires_grad:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"the gradient of {name} was computed again while it is being sent: call "
                     f"step() or synchronize() after {self._passes_per_step} backward passes, or "
                     "pass a larger backward_passes_per_step"
@@ -375,7 +375,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
             return
         values = self._sent.copy(name, parameter.grad)
         self._exchange.take_over()
-        with contextlib.suppress(RanksLost):  # step() raises it, not the backward pass
+        with contextlib.suppress(RanksLostError):  # step() raises it, not the backward pass
             self._samples.weigh_once(self.reducer)
             self.reducer.ready(name, values, "none" if missing else "gradient")
         self._sent.add(name, parameter.grad, values)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import ParamsT
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import ElasticOptions
 from tersor.torch._src.optim.adamw import adamw_rule
@@ -92,7 +92,7 @@ class CompressedMuon(CompressedOptimizer):
         ``betas`` (0.9, 0.95) and ``eps`` of the rest, and ``lr`` and ``weight_decay`` where they
         are others than Muon's. All else is as in :class:`CompressedAdamW`.
 
-        A collective call, of equal ``hidden`` on all ranks. Raises InvalidArgument as
+        A collective call, of equal ``hidden`` on all ranks. Raises InvalidArgumentError as
         :class:`CompressedAdamW`, and where no parameter is a hidden matrix, a group with
         ``use_muon`` has what is no matrix, or ranks disagree.
         """
@@ -102,11 +102,11 @@ class CompressedMuon(CompressedOptimizer):
         self._adamw = {**plain, "betas": (0.9, 0.95), "eps": 1e-8}
         if unknown := (adamw or {}).keys() - self._adamw.keys():
             known = ", ".join(self._adamw)
-            raise InvalidArgument(f"adamw= has no option {min(unknown)!r}; there are: {known}")
+            raise InvalidArgumentError(f"adamw= has no option {min(unknown)!r}; there are: {known}")
         self._adamw.update(adamw or {})
         super().__init__(params, {}, (dense_codec, dense_steps), group, options)
         if not any(one["use_muon"] for one in self.param_groups):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "no parameter is a hidden matrix: select them by hidden= or groups with "
                 "use_muon=True, or use CompressedAdamW"
             )
@@ -135,13 +135,13 @@ class CompressedMuon(CompressedOptimizer):
         return _ORTHOGONAL if id(parameter) in self._marked() else adamw_rule(codec)
 
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
-        """Raises InvalidArgument where ranks disagree on which are hidden."""
+        """Raises InvalidArgumentError where ranks disagree on which are hidden."""
         marked, names = self._marked(), sorted(newcomers)  # groups may be in another order, too
         counts = self._presence.counts([id(newcomers[name]) in marked for name in names])
         everywhere = (0, self._exchange.transport.ranks)
         for name, ranks in zip(names, counts, strict=True):
             if ranks not in everywhere:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{name} is a hidden matrix on {ranks} of {everywhere[1]} ranks: pass the same "
                     "hidden= and groups on all ranks"
                 )
@@ -254,7 +254,7 @@ def _split(group: dict[str, Any], is_chosen: Callable[[str, Tensor], bool]) -> l
     if "use_muon" in group:
         return [{**group, "params": given}]
     if not all(isinstance(one, tuple) for one in given):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "CompressedMuon finds hidden matrices by their names: pass "
             "model.named_parameters(), or groups with use_muon=True and use_muon=False"
         )
@@ -265,11 +265,11 @@ def _split(group: dict[str, Any], is_chosen: Callable[[str, Tensor], bool]) -> l
 
 
 def _check_matrices(group: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument for what is none, and warns of embeddings."""
+    """Raises InvalidArgumentError for what is none, and warns of embeddings."""
     for one in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
         name, parameter = one if isinstance(one, tuple) else ("a parameter", one)
         if parameter.dim() < 2:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{name} of shape {tuple(parameter.shape)} is not a matrix, as Muon needs: put it "
                 "into a group with use_muon=False"
             )

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 from tersor.torch._src.gradients.exchange import ElasticOptions
 from tersor.torch._src.optim.compressed import CompressedOptimizer
@@ -78,13 +78,13 @@ class CompressedSGD(CompressedOptimizer):
         super().add_param_group(param_group)
         sent = self.param_groups[-1]["sent_momentum"]
         if sent is not None and not 0 <= sent < 1:
-            raise InvalidArgument(f"sent_momentum={sent}: give at least 0 and below 1")
+            raise InvalidArgumentError(f"sent_momentum={sent}: give at least 0 and below 1")
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         if not Codec(codec).has_feedback:
             return _MEAN_GRADIENT
         if codec.startswith("lowrank"):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{codec}: the share of a gradient that it sends depends on the gradients, and so "
                 "does the momentum: average gradients for SGD (tersor.torch.compress), or use "
                 "hadamard:bits=1+ef or blocktopk"

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.collectives import allreduce
 from tersor.torch._src.checkpoint.residuals import (
     Mode,
@@ -72,11 +72,12 @@ def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument if a group lacks an option, or has another type than the default."""
+    """Raises InvalidArgumentError if a group lacks an option, or has another type than the
+    default."""
     for own, group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for name in own.keys() & optimizer.defaults.keys():
             if not _alike(group.get(name), optimizer.defaults[name]):
-                raise InvalidArgument(f"the state's {name} of a group is {group.get(name)!r}")
+                raise InvalidArgumentError(f"the state's {name} of a group is {group.get(name)!r}")
 
 
 def _alike(found: Any, value: Any) -> bool:
@@ -98,7 +99,7 @@ def _own(saved: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Moments and residuals; all of them or, after an InvalidArgument, nothing."""
+    """Moments and residuals; all of them or, after an InvalidArgumentError, nothing."""
     with refusing_damage():
         _check(kept, saved)
         check_groups(optimizer, saved)
@@ -127,17 +128,17 @@ def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
     own = _own(saved)
     if "parameters" not in own:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f'the state is not that of a {kept.who}: it has no parameters under "tersor"'
         )
     if (found := _class_of(saved)) != kept.who:
-        raise InvalidArgument(f"the state is that of a {found}, not of a {kept.who}")
+        raise InvalidArgumentError(f"the state is that of a {found}, not of a {kept.who}")
     if others := sorted(set(own["parameters"]) ^ set(kept.moments)):
-        raise InvalidArgument(f"the state is of other parameters: {', '.join(others)}")
+        raise InvalidArgumentError(f"the state is of other parameters: {', '.join(others)}")
     if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
-        raise InvalidArgument("the state is of other parameter groups")
+        raise InvalidArgumentError("the state is of other parameter groups")
     if own["mode"] == "exact" and own["ranks"] != (ranks := kept.group.size()):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"the state is the exact one of {own['ranks']} ranks, but there are {ranks}: "
             f'save it with mode="portable" in a run of {own["ranks"]} ranks'
         )
@@ -168,7 +169,7 @@ def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tens
             value = None if value is None else local_shard(value)
             if value is None or value.numel() != mine.numel() or value.is_complex():
                 found = "none" if value is None else f"{value.numel()} values"
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{key} of {name} has {mine.numel()} values, the state {found}: it is of "
                     "another codec or other parameters"
                 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import expect
 from tersor.torch._src.statistics.handles import Reporting
 
@@ -21,7 +21,7 @@ def merged(wrapper: type, optimizer: torch.optim.Optimizer) -> Any:
         optimizer, torch.optim.Optimizer, f"{name} needs an optimizer, such as torch.optim.SGD(…)"
     )
     if isinstance(optimizer, Reporting):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"a {type(optimizer).__name__} exchanges in its own step: use it without {name}"
         )
     return _subclass(wrapper, type(optimizer))  # type: ignore[arg-type]  # classes have hashes

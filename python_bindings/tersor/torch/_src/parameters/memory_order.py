@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 
 
 def as_it_lies(tensor: Tensor) -> Tensor:
@@ -41,14 +41,14 @@ def in_order(like: Tensor) -> Tensor:
 def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
     """The values in the order of indices; what becomes of them is written back at the end.
 
-    ``stream``: of a device, where this is queued; default the current one. Raises InvalidArgument
-    where values share memory.
+    ``stream``: of a device, where this is queued; default the current one. Raises
+    InvalidArgumentError where values share memory.
     """
     if tensor.layout != torch.strided or tensor.is_contiguous():
         yield tensor
         return
     if any(tensor.stride(i) == 0 and tensor.size(i) > 1 for i in range(tensor.dim())):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"values of a tensor of shape {tuple(tensor.shape)} share memory, so they cannot be "
             "written: clone() it"
         )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor.torch import _compat
 
 
@@ -36,17 +36,18 @@ class Registered:
         ]
 
     def check(self, remedy: str) -> None:
-        """Raises InvalidArgument for the first parameter that is no longer registered, or cast."""
+        """Raises InvalidArgumentError for the first parameter that is no longer registered, or
+        cast."""
         for name, find, key, parameter, dtype in self._entries:
             module = find()
             now = None if module is None else _compat.own_parameters(module).get(key)
             if isinstance(now, nn.Parameter) and now is not parameter:
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{name} was replaced in the model (by load_state_dict(assign=True), say)"
                     f": {remedy}"
                 )
             if now is not None and now.dtype != dtype:
-                raise InvalidArgument(f"{name} was cast from {dtype} to {now.dtype}: {remedy}")
+                raise InvalidArgumentError(f"{name} was cast from {dtype} to {now.dtype}: {remedy}")
 
     def __call__(self, *_: object) -> None:
         # functional_call() puts other tensors into modules, without gradients for an evaluation.

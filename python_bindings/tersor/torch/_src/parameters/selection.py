@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.torch import _compat
 from tersor.torch._src.gradients.sample_weights import Samples, scale
@@ -105,7 +105,7 @@ class OptimizedParameters:
     def with_gradients(self) -> dict[str, bool]:
         """Of all, what was added to groups too, whether this rank has a gradient.
 
-        Raises InvalidArgument for a parameter that was replaced or cast in a model.
+        Raises InvalidArgumentError for a parameter that was replaced or cast in a model.
         """
         self.follow_groups()
         self._registered.check(
@@ -135,12 +135,12 @@ class OptimizedParameters:
         self._order = list(own)
         named = {name: one for key, (name, one) in self._named.items() if key in own}
         if len(named) < len(own):
-            raise InvalidArgument("two parameters of the optimizer have one name")
+            raise InvalidArgumentError("two parameters of the optimizer have one name")
         every = unwrapped(named)
         for name, former in self.taking_part.items():
             one = every.get(name, former)
             if (one.shape, one.dtype, one.device) != (former.shape, former.dtype, former.device):
-                raise InvalidArgument(
+                raise InvalidArgumentError(
                     f"{name} was replaced in param_groups by a parameter of another shape, type or "
                     "device: make a new optimizer"
                 )
@@ -173,7 +173,7 @@ class OptimizedParameters:
     def _check_names(self) -> None:
         wanted = {id(one) for one in self._own() if one.requires_grad}
         if found := wanted - self._named.keys():
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"the optimizer has {len(wanted)} parameters, but named_parameters has names for "
                 f"{len(wanted) - len(found)} of them: pass model.named_parameters() of the same "
                 "model"
@@ -193,20 +193,22 @@ def _by_identity(
             )
         name, parameter = pair
         if name in names:
-            raise InvalidArgument(f"two parameters are called {name!r} in named_parameters")
+            raise InvalidArgumentError(f"two parameters are called {name!r} in named_parameters")
         names.add(name)
         found.setdefault(id(parameter), (name, parameter))
     return found
 
 
 def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
-    """Where they lie. Raises InvalidArgument where there are none, or several devices."""
+    """Where they lie. Raises InvalidArgumentError where there are none, or several devices."""
     devices = {one.device for one in parameters.values()}
     if not devices:
-        raise InvalidArgument("there is no gradient to compress")
+        raise InvalidArgumentError("there is no gradient to compress")
     if len(devices) > 1:
         listed = ", ".join(sorted(str(one) for one in devices))
-        raise InvalidArgument(f"the parameters are on several devices: {listed}; use one device")
+        raise InvalidArgumentError(
+            f"the parameters are on several devices: {listed}; use one device"
+        )
     return devices.pop()
 
 
@@ -231,10 +233,10 @@ def reduce_uncompressed(
 
 
 def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None:
-    """Raises InvalidArgument, with names, for those that no codec takes."""
+    """Raises InvalidArgumentError, with names, for those that no codec takes."""
     refused = {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
     if refused:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{who} supports float32, bfloat16 and float16 parameters, not {_listed(refused)}"
         )
 
@@ -244,14 +246,14 @@ def followed(
 ) -> dict[str, nn.Parameter]:
     """The model's current parameters by the names in ``known``.
 
-    Raises InvalidArgument with the name of a parameter that is gone or changed its shape or device,
-    or has a type that no codec takes.
+    Raises InvalidArgumentError with the name of a parameter that is gone or changed its shape or
+    device, or has a type that no codec takes.
     """
     current = every_parameter(model)
     for name, before in known.items():
         now = current.get(name)
         if now is None or (now.shape, now.device) != (before.shape, before.device):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{name}: the model has no such parameter of {tuple(before.shape)} on "
                 f"{before.device} any more: make a new {who}"
             )
@@ -270,12 +272,12 @@ def is_sharded_over(ranks: Collection[int], tensor: torch.Tensor) -> bool:
 def refuse_sharded(
     parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, else_: str
 ) -> None:
-    """Raises InvalidArgument where ranks of the group have other values each. ``else_``: what to do
-    else."""
+    """Raises InvalidArgumentError where ranks of the group have other values each. ``else_``: what
+    to do else."""
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, one in parameters.items():
         if is_sharded_over(others, one):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"{name} is sharded over ranks of the group, so the ranks have different values: "
                 f"shard over other ranks than those of group= (e.g. within a host), or {else_}"
             )
@@ -312,7 +314,7 @@ def report_unsupported(
         return
     listed = _listed(found)
     if how == "error":
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"these gradients cannot be compressed: {listed}; tersor supports dense gradients of "
             'float32, bfloat16 and float16. With unsupported="warn" tersor sends them uncompressed'
         )
@@ -345,7 +347,7 @@ class Names:
 
     def _name(self, parameter: torch.Tensor) -> str:
         if self._complete and id(parameter) not in self._known:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not in the "
                 "model passed to tersor: pass the model that DDP wraps and trains"
             )

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tersor import _core
-from tersor._core import AddressError, InvalidArgument, TcpTransport, Transport
+from tersor._core import AddressError, InvalidArgumentError, TcpTransport, Transport
 from tersor._options import expect
 from tersor.collectives import CollectiveOptions
 from tersor.reducer import ReducerOptions
@@ -100,7 +100,7 @@ def transport(
     The first call for a group is collective: all its ranks make it in the same order, as with
     ``torch.distributed.new_group``. It also ends those of groups that were destroyed. ``device``:
     where the memory lies that will be sent.
-    Raises InvalidArgument where this process is not a member, or there is no group.
+    Raises InvalidArgumentError where this process is not a member, or there is no group.
     """
     group = checked(process_group)
     if group not in _connections:
@@ -185,7 +185,7 @@ def close_all() -> None:
 def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """The group itself; default: of all ranks. Raises what says that it is none."""
     if not dist.is_initialized():
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "there is no process group: call torch.distributed.init_process_group first"
         )
     group = dist.group.WORLD if process_group is None else process_group
@@ -195,7 +195,7 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
         "process_group must be one of torch.distributed.new_group or mesh.get_group()",
     )
     if not isinstance(group, dist.ProcessGroup):
-        raise InvalidArgument("this process is not a member of the process group")
+        raise InvalidArgumentError("this process is not a member of the process group")
     return group
 
 
@@ -222,7 +222,7 @@ def _meet(members: Members) -> TcpTransport:
 def _store_of(group: dist.ProcessGroup) -> Any:
     store: Any = cast(Any, group).get_group_store()
     if store is None:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "the process group has no store for the rendezvous of its ranks: initialise "
             "torch.distributed with another backend than MPI"
         )

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor import Codec, _core, collectives
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import fill
 from tersor.arrays import dtype_text
 from tersor.reducer import ReducerOptions
@@ -151,7 +151,7 @@ class Constructors:
         """Compresses a model that was seen, unless nothing is to change or it cannot be."""
         try:
             planned, groups = plan(model, self._options)
-        except InvalidArgument as refusal:
+        except InvalidArgumentError as refusal:
             return seen.leave(str(refusal))
         if self.dry:
             seen.plan = list(planned)
@@ -248,7 +248,7 @@ class Scalers:
         """The only scaler; None: there is none yet."""
         alive = list(self._made)
         if len(alive) > 1:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"the script has {len(alive)} GradScalers, and residuals follow one: call "
                 "tersor.torch.compress(model, scaler=...) in it, or take a codec without +ef"
             )
@@ -277,7 +277,8 @@ def replace(functions: Mapping[Any, Any]) -> None:
 
 
 def agree(group: dist.ProcessGroup, text: str) -> None:
-    """Raises InvalidArgument where ranks were started with other options; a collective call."""
+    """Raises InvalidArgumentError where ranks were started with other options; a collective
+    call."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     said = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
     own, every = zeros(_TEXT_BYTES), zeros(group.size(), _TEXT_BYTES)
@@ -288,7 +289,7 @@ def agree(group: dist.ProcessGroup, text: str) -> None:
     for number, other in enumerate(told):
         if other != told[0]:
             wrong, first = (one[len(digest) :].decode(errors="replace") for one in (other, told[0]))
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"rank {number} was started with {wrong}, rank 0 with {first}: give all ranks the "
                 "same --codec, --rules and --unsupported"
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from tersor import _core
-from tersor._core import InvalidArgument
+from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.reducer import GradientReducer
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
@@ -95,7 +95,7 @@ class Reporting(ABC):
     def __reduce_ex__(self, protocol: object) -> Any:
         """Refused: a copy would need connections to other ranks of its own, and a file has none."""
         kept = [name for name in ("state_dict", "residual_state_dict") if hasattr(self, name)]
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"a {type(self).__name__} can be neither copied nor saved: save what comes from its "
             f"{'() and '.join(kept)}(), and make a new one"
         )
@@ -111,7 +111,7 @@ class ReducerReporting(Reporting):
     def reducer(self) -> GradientReducer:
         """What reduces; under DDP it is there after the first backward pass at the latest."""
         if self._exchange is None:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "there is no reducer yet: call this after the first backward pass"
             )
         return self._exchange.reducer
@@ -154,9 +154,10 @@ class ElasticReporting(ReducerReporting):
     _exchange: TensorExchange
 
     def resume(self) -> None:
-        """After ``RanksLost`` (``elastic=True``): goes on with those who are left, who all call it.
+        """After ``RanksLostError`` (``elastic=True``): goes on with those who are left, who all
+        call it.
 
-        What ranks owe by error feedback goes on, too. Raises InvalidArgument where too few are
+        What ranks owe by error feedback goes on, too. Raises InvalidArgumentError where too few are
         left, or none was lost.
         """
         self._exchange.resume()
@@ -167,9 +168,10 @@ class ElasticReporting(ReducerReporting):
         return list(self._exchange.members)
 
     def _check_exact(self, mode: Mode) -> Mode:
-        """Raises InvalidArgument where ranks were lost: files of all ranks would have a gap."""
+        """Raises InvalidArgumentError where ranks were lost: files of all ranks would have a
+        gap."""
         if self._exchange.losses and check_mode(mode) == "exact":
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 'ranks were lost: save with mode="portable", which fits any number of ranks'
             )
         return mode
