@@ -1,17 +1,31 @@
-"""Keyword arguments as the options of the library; what else is handed in is told in our words."""
+"""Checks of arguments, with messages that name the argument, the value and the remedy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tersor._core import InvalidArgumentError
 
 Options = TypeVar("Options")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_ENDED = ("elastic", "missing", "progress")  # former options without an effect
+_warned: set[tuple[str, str]] = set()
 
 
 def fill(options: Options, keywords: Mapping[str, object]) -> Options:
-    """``options`` with an attribute set for each keyword; those it has not are an error."""
+    """Sets an attribute of ``options`` for each keyword, and returns ``options``.
+
+    Raises:
+        InvalidArgumentError: A keyword is unknown, or its value is invalid.
+        TypeError: A value has a wrong type.
+    """
     for key, value in keywords.items():
         if not hasattr(options, key):
             known = ", ".join(name for name in dir(options) if not name.startswith("_"))
@@ -27,7 +41,7 @@ _KINDS = {str: "a string", bool: "True or False", int: "an integer", float: "a n
 
 
 def _wanted(key: str, default: object, value: object) -> str:
-    """What is wrong with an option's type."""
+    """Returns the message for a value of a wrong type."""
     if key == "rules":
         return f"rules must be a list of pairs, such as [('*', 'int8')], not {value!r}"
     if type(default) is int and isinstance(value, int) and not isinstance(value, bool):
@@ -35,14 +49,76 @@ def _wanted(key: str, default: object, value: object) -> str:
     return f"{key} must be {_KINDS.get(type(default), 'a list')}, not {described(value)}"
 
 
+def takes_advanced(
+    kind: type[Any] | Callable[[object], type[Any]],
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
+
+    Args:
+        kind: The dataclass of ``advanced``, or a function of the first argument that returns it.
+
+    Returns:
+        A decorator. The function then warns once per plain keyword, and raises
+        InvalidArgumentError for an unknown keyword.
+    """
+
+    def decorated(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        first, *own = inspect.signature(function).parameters
+        who = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+            plain = {k: keywords.pop(k) for k in list(keywords) if k not in (first, *own)}
+            if plain:
+                found = arguments[0] if arguments else keywords.get(first)
+                fields = kind if isinstance(kind, type) else kind(found)
+                keywords["advanced"] = _moved(who, own, fields, keywords.get("advanced"), plain)
+            return function(*arguments, **keywords)
+
+        return call
+
+    return decorated
+
+
+def _moved(
+    who: str, own: list[str], kind: type[Any], advanced: object, plain: Mapping[str, object]
+) -> object:
+    """Returns ``advanced`` with the fields that were given as plain keywords."""
+    known = [one.name for one in dataclasses.fields(kind)]
+    for key, value in plain.items():
+        if key == "elastic" and value:
+            raise InvalidArgumentError(
+                f"elastic=True: the process group of {who} does not survive the loss of a rank; "
+                "use DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD, DiLoCo "
+                "or torchft around your training"
+            )
+        if key not in (*known, *_ENDED):
+            raise InvalidArgumentError(
+                f"{who}: there is no option {key!r}; the options are: {', '.join(own)}; and in "
+                f"advanced={kind.__name__}(...): {', '.join(known)}"
+            )
+        remedy = (
+            "leave the option out" if key in _ENDED else f"use advanced={kind.__name__}({key}=...)"
+        )
+        if (who, key) not in _warned:
+            _warned.add((who, key))
+            warnings.warn(
+                f"{who}({key}=) is deprecated and ends with the next release: {remedy}",
+                DeprecationWarning,
+                stacklevel=4,
+            )
+    changed = {key: value for key, value in plain.items() if key in known}
+    return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
+
+
 def expect(value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Raises TypeError, "``wanted``, not …", where the value is of another type."""
+    """Raises TypeError with the message ``wanted``, if ``value`` is of another type."""
     if not isinstance(value, kind):
         raise TypeError(f"{wanted}, not {described(value)}")
 
 
 def described(value: object) -> str:
-    """A short value itself, else its type."""
+    """Returns a short value itself, otherwise the name of its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     return type(value).__name__

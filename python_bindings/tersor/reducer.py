@@ -1,100 +1,270 @@
-"""``GradientReducer``: reduces a trainer's gradients in the background, residuals looked after."""
+"""The options of reducers, and ``GradientReducer``, which reduces gradients in the background."""
+
+# ruff: noqa: RUF009 (_option returns dataclasses.field)
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
+import textwrap
+import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from tersor import _core
 from tersor._core import Transport, Tuner
 from tersor._options import expect, fill
-from tersor.collectives import Algorithm, CommonOptions, GridOptions, Reduction
+from tersor.collectives import Algorithm, GridOptions, Reduction
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Contribution = Literal["gradient", "none", "gradient-unless-zero", "nowhere"]
+Contribution = Literal["gradient", "none", "gradient-unless-zero", "globally-unused"]
+Order = Literal["learned", "ready_order"]
+ResidualDtype = Literal["f32", "bf16"]
+Rules = Iterable[tuple[str, str] | tuple[str, str, int]]
+Options = TypeVar("Options")
 
 
-class GradientOptions(CommonOptions, total=False):
-    """How gradients travel, whatever hands them over."""
+def _option(default: object, text: str) -> Any:
+    return field(default=default, metadata={"text": text})
+
+
+def _documented(options: type[Options]) -> type[Options]:
+    """Adds the texts of all fields to the docstring, because ``help`` shows only docstrings."""
+    listed = "\n".join(
+        textwrap.fill(
+            f"{one.name}: {one.metadata['text']}",
+            width=96,
+            initial_indent="    ",
+            subsequent_indent="        ",
+        )
+        for one in fields(cast(Any, options))
+    )
+    options.__doc__ = f"{inspect.cleandoc(options.__doc__ or '')}\n\nAttributes:\n{listed}"
+    return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions:
+    """Options of every exchange of gradients. None selects the default that the text names."""
+
+    bucket_bytes: int | None = _option(
+        None,
+        "Bytes of gradient per message; small parameters share a message. Default: 1 MiB. Under "
+        "PyTorch's own process groups except NCCL's, the default is 1/8 of the model, at least "
+        "1 MiB and at most 4 bytes per value of ``chunk_count``. With FSDP2, the default "
+        "is always 1 MiB.",
+    )
+    chunk_count: int | None = _option(
+        None,
+        "Maximum number of values per chunk; longer parameters are cut. Default: 1 Mi, over NCCL "
+        "8 Mi. Under PyTorch's own process groups of other backends, the default is 512 Ki per "
+        "rank, at least 1 Mi and at most 4 Mi. With FSDP2, the default is 1 Mi there.",
+    )
+    hosts: Sequence[int] | None = _option(
+        None,
+        'The host number of each rank, for ``algorithm="hierarchical"``. Default: the hosts that '
+        "the transport reports.",
+    )
+    host_codec: Literal["none", "bf16"] = _option(
+        "none", 'The codec within a host, for ``algorithm="hierarchical"``.'
+    )
+    seed: int = _option(0, "Seed of stochastic rounding.")
+    checksum: bool = _option(True, "True if frames have a checksum.")
+    threads: int = _option(
+        1, "Threads of the codecs, in addition to the sending thread. Ranks may differ."
+    )
+    measure_error: bool = _option(
+        False,
+        "True if each step encodes once more to measure the relative error. This is slow and "
+        "meant for studies.",
+    )
+    trace: str | None = _option(
+        None,
+        "A file for a trace of the newest events in Chrome's format; open the file at "
+        "https://ui.perfetto.dev. The reducer inserts ``.rank<number>`` before the file name's "
+        "extension and writes the file at the end, or in ``write_trace()``. On a device, the "
+        "trace shows only the times at which gradients became ready, and the waits.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AutoOptions(ExchangeOptions):
+    auto_codecs: Sequence[str] | None = _option(
+        None,
+        'Codecs from which ``codec="auto"`` chooses, in addition to none and bf16. Default: int8.',
+    )
+    auto_learning: bool = _option(
+        True,
+        'True if ``codec="auto"`` tries other codecs than the predicted codec during training. If '
+        "False, a repeated run makes the same choices.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GridOptions(ExchangeOptions):
+    algorithm: Algorithm = _option("auto", "The algorithm of the all-reduce.")
+    dims: Sequence[int] | None = _option(
+        None,
+        "The grid of the two-shot algorithm: the number of ranks in each of 1 to 3 dimensions. The "
+        "product must be at least 90 % of the number of ranks. Default: as few dimensions as have "
+        "at most 32 ranks each.",
+    )
+    error_growth: float = _option(
+        2.0,
+        "Limit for the growth of the squared error on a grid of d dimensions, which is (1 + d) / 2 "
+        "times the error of one dimension. At least 1.",
+    )
+    stream: Any = _option(
+        None,
+        "Device gradients: the stream on which the training queues its work (PyTorch, CuPy, or an "
+        "integer). Default: Tersor follows PyTorch's current stream.",
+    )
+
+
+@_documented
+@dataclass(frozen=True, kw_only=True)
+class AdvancedOptions(_AutoOptions, _GridOptions):
+    """Options of all-reduced gradients that few programs set. Ranks must pass equal options.
+
+    For ``tersor.torch.compress`` of a DDP model, ``HookState``, ``DistributedOptimizer`` and
+    ``DiLoCo``. None selects the default that the text names.
+
+    Example::
+
+        advanced = tersor.AdvancedOptions(bucket_bytes=4 << 20, threads=2)
+        handle = tersor.torch.compress(model, "int8", advanced=advanced)
+    """
+
+    order: Order = _option(
+        "learned",
+        'The order of sending. ``"learned"``: the order in which rank 0\'s gradients became ready '
+        'in the first step. ``"ready_order"``: the order in which gradients become ready, which '
+        "must be the same on all ranks. A parameter that is not ready then takes part on no rank.",
+    )
+    reduction: Reduction = _option("mean", '``"mean"`` or ``"sum"`` over ranks.')
+    memory: Literal["host", "device"] | None = _option(
+        None,
+        'The memory of the gradients, for ``codec="auto"``. Default: ``"device"`` if ``stream`` is '
+        'set, otherwise ``"host"``.',
+    )
+    tuner: Tuner | None = _option(None, 'Replaces the reducer\'s own tuner for ``codec="auto"``.')
+
+
+@_documented
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions(_GridOptions):
+    """Options of CompressedAdamW, CompressedMuon and CompressedSGD that few programs set.
+
+    Ranks must pass equal options. None selects the default that the text names. These optimizers
+    exchange the mean of their own states, so ``reduction``, ``order`` and the options of
+    ``codec="auto"`` do not exist here.
+
+    Example::
+
+        advanced = tersor.torch.optim.OptimizerOptions(threads=2)
+        optimizer = CompressedAdamW(model.named_parameters(), advanced=advanced)
+    """
+
+
+@_documented
+@dataclass(frozen=True, kw_only=True)
+class ShardedOptions(_AutoOptions):
+    """Options of ``tersor.torch.fsdp.compress`` that few programs set. Ranks must pass equal ones.
+
+    None selects the default that the text names. ``hosts`` numbers the hosts of all ranks, and
+    each host must have the same number of ranks. A message has gradients of one module.
+
+    Example::
+
+        advanced = tersor.torch.fsdp.ShardedOptions(algorithm="hierarchical")
+        handle = tersor.torch.compress(model, "int8+ef", advanced=advanced)
+    """
+
+    algorithm: Literal["auto", "hierarchical"] = _option(
+        "auto",
+        '``"hierarchical"``: Tersor adds gradients within each host uncompressed and uses the '
+        'codec between hosts. With ``"+ef"``, a rank keeps a residual only of its part. A host '
+        "receives weights once and distributes them uncompressed. If hosts have unequal numbers of "
+        'ranks, ``"auto"`` is used. Not with ``codec="auto"``.',
+    )
+
+
+class ReducerOptions(GridOptions, total=False):
+    """Keyword arguments of ``GradientReducer``. Ranks must pass equal options, except ``threads``.
+
+    All fields of ``AdvancedOptions`` are options too, and have the same meaning.
+
+    Attributes:
+        codec: A spec, or ``"auto"``. Default: ``"bf16"``. Without ``rules``, a lossy codec is not
+            used for 1-D parameters and parameters with fewer than 4,096 values: they use bf16.
+        rules: Tuples ``(pattern, codec)`` with shell patterns of parameter names. The first
+            matching rule applies; a parameter without a matching rule is an error. Tuples
+            ``(pattern, codec, step)`` apply from that step on; several rules with one pattern form
+            a schedule. If one rule of a schedule has ``"+ef"``, all use feedback.
+        timeout: Seconds after which a missing rank raises TransportError. Default: 300.
+        residual_dtype: Dtype of the residuals, ``"f32"`` (default) or ``"bf16"``.
+        weighted: True if gradients are weighted by samples, see ``weigh``. Default: False.
+        transactional: True if the reducer keeps the residuals from before the last step for
+            ``discard_step``, which takes twice the memory. Default: False.
+        elastic: True if the remaining ranks may continue after the loss of a rank:
+            RanksLostError is raised, and ``resume()`` continues. Over TCP and in process only.
+            Default: False.
+        min_ranks: Elastic reducers: the minimum number of ranks to continue. Default: 0, which
+            means more than half of the ranks, or exactly half with the lowest rank.
+        progress: ``"thread"`` (default): a thread sends. ``"caller"``: the caller sends inside
+            ``ready``, ``progress`` and ``wait``.
+    """
 
     codec: str
-    """A spec, or ``"auto"``. Default ``"bf16"``. 1-D parameters and those under 4,096 values
-    travel as bf16 unless it loses nothing, or there are ``rules``."""
-    rules: Iterable[tuple[str, str] | tuple[str, str, int]]
-    """``(pattern, codec)``, shell style patterns of names; the first that matches counts, and one
-    must. ``(pattern, codec, step)`` counts from that step on: several rules of one pattern are a
-    schedule, all of it with feedback where one has ``+ef``. Default: ``codec`` for all."""
-    auto_codecs: Sequence[str]
-    """What ``"auto"`` chooses from, beside ``none`` and ``bf16``. Default ``["int8"]``."""
-    auto_learning: bool
-    """Whether ``"auto"`` tries other codecs than the predicted one while training goes on. Without,
-    the same run goes the same way again. Default True."""
-    bucket_bytes: int
-    """Of gradient: small parameters share messages up to this. Default 1 MiB; under PyTorch's own
-    process groups, but for NCCL's, an eighth of the model, from 1 MiB to 4 bytes for each of
-    ``chunk_count``."""
-    chunk_count: int
-    """Values: longer parameters are cut. Default 1 Mi, over NCCL 8 Mi; under PyTorch's own process
-    groups of other backends 512 Ki for each rank, from 1 Mi to 4 Mi."""
-    residual_dtype: Literal["f32", "bf16"]
-    """Default ``"f32"``."""
-    elastic: bool
-    """Whether the others go on when a rank dies (docs/how-to/lost-ranks.md): ``RanksLostError`` is
-    raised then, and ``resume()`` goes on without it. In process and over TCP. Default False."""
-    least_ranks: int
-    """How many ranks may go on without the others. Default 0: more than half, or half with the
-    lowest."""
+    rules: Rules
+    residual_dtype: ResidualDtype
     weighted: bool
-    """Whether each step's gradients are means over as many samples as each rank tells, by
-    ``weigh(samples)`` or a handle's ``samples``: what arrives is the mean over all samples. Default
-    False: the mean over ranks."""
     transactional: bool
-    """Whether the residuals from before the last step are kept, for ``discard_step``: twice the
-    memory. Default False."""
+    elastic: bool
+    min_ranks: int
     progress: Literal["thread", "caller"]
-    """Who sends: a thread (default), or the caller inside ``ready``, ``progress`` and ``wait``."""
-    measure_error: bool
-    """Whether each step encodes once more to measure its error: slow. Default False."""
+    bucket_bytes: int
+    chunk_count: int
     threads: int
-    """For codecs, beside the sending thread. Default 1."""
+    measure_error: bool
     trace: str
-    """A file for the newest events in Chrome's format, which https://ui.perfetto.dev shows, with
-    ``.rank<number>`` before what its name ends in: written at the end, or by ``write_trace()``.
-    Of work on a device it has only when gradients were ready and who waited. Default none."""
-
-
-class ReducerOptions(GradientOptions, GridOptions, total=False):
-    """Options of a ``GradientReducer``; equal on all ranks, but for ``threads``."""
-
+    auto_codecs: Sequence[str]
+    auto_learning: bool
     memory: Literal["host", "device"]
-    """Where the gradients lie, for ``"auto"``. Default ``"host"``; ``"device"`` where ``stream`` is
-    given."""
     tuner: Tuner | None
-    """Used for ``"auto"`` instead of one of the reducer's own; outlives the last ``add``."""
     reduction: Reduction
-    """Default ``"mean"``."""
     algorithm: Algorithm
-    """Default ``"auto"``."""
-    order: Literal["learned", "of-ready"]
-    """In which order gradients are sent: as rank 0's became ready in the first step (default); or
-    ``"of-ready"``, as they become ready, which is the same order on all ranks. A parameter that is
-    not ready then takes no part in the step, on any rank."""
-    missing: Literal["error", "inactive"]
-    """What a parameter means that is not ready at the end of a step. Default ``"error"``, and an
-    error in both cases here, where each step gives its arrays anew: a parameter without a gradient
-    is ready with ``contribution="none"``, and its array gets the result."""
+    order: Order
     stream: Any
-    """Of device gradients: where the trainer queues its work (PyTorch, CuPy, or an int)."""
 
 
-def lasting(options: ReducerOptions) -> ReducerOptions:
-    """The same, good for several reducers: rules may come from a generator."""
-    return {**options, "rules": list(options["rules"])} if "rules" in options else options
+def gathered(
+    kind: type[ExchangeOptions], advanced: ExchangeOptions | None, **options: object
+) -> ReducerOptions:
+    """Returns the keyword arguments of ``GradientReducer``, without options that are None.
+
+    Args:
+        kind: The type that ``advanced`` must have.
+        advanced: The caller's options; None: the defaults of ``kind``.
+        **options: Further options, which the entry point has as arguments of its own.
+
+    Raises:
+        TypeError: ``advanced`` is not of ``kind``.
+    """
+    if advanced is None:
+        advanced = kind()
+    expect(advanced, kind, f"advanced must be {kind.__name__}(...)")
+    given = {
+        key: value for key, value in {**vars(advanced), **options}.items() if value is not None
+    }
+    if "rules" in given:
+        given["rules"] = list(cast(Rules, given["rules"]))  # several reducers read the rules
+    return cast(ReducerOptions, given)
 
 
 _traced: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
@@ -102,19 +272,32 @@ _traced: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 @atexit.register
 def _write_traces() -> None:
-    """What Python still holds when it ends is not taken down."""
+    """Writes the traces of reducers that Python does not destroy at its end."""
     for reducer in _traced:
         with contextlib.suppress(_core.Error):
             reducer.write_trace()
 
 
 class GradientReducer(_core.GradientReducer):
-    """Reduces the gradients of a model over the ranks of ``transport``.
+    """Reduces the gradients of a model over the ranks of ``transport``, and keeps the residuals.
 
-    Parameters are added once (``add(name, like)``). In each step ``ready(name, gradient)`` says
-    that a gradient may be sent and overwritten with the result; ``wait()`` ends the step. In
-    between a thread sends, without the GIL. ``tersor.InvalidArgumentError`` is the caller's
-    mistake; whatever else ends an exchange is raised by the next call, and by all later ones.
+    Add each parameter once with ``add(name, like)``. In each step, ``ready(name, gradient)`` marks
+    a gradient as complete; Tersor sends the gradient and overwrites it with the result. ``wait()``
+    ends the step. A thread sends in between, without the GIL. After an error that ended an
+    exchange, every later call raises that error.
+
+    Args:
+        transport: The ranks. Making a reducer is a collective call.
+        **options: The keyword arguments that ``ReducerOptions`` and ``AdvancedOptions`` list.
+
+    Raises:
+        InvalidArgumentError: An option is unknown or invalid.
+        TypeError: An argument has a wrong type.
+
+    Example::
+
+        reducer = tersor.GradientReducer(transport, codec="int8+ef")
+        reducer.add("weight", gradient)
     """
 
     def __init__(self, transport: Transport, **options: Unpack[ReducerOptions]) -> None:
@@ -123,6 +306,13 @@ class GradientReducer(_core.GradientReducer):
             Transport,
             "transport must be a tersor Transport (tersor.local, tersor.mpi, …)",
         )
+        if cast(dict[str, Any], options).pop("missing", None) is not None:
+            warnings.warn(
+                "GradientReducer(missing=) is deprecated and ends with the next release: leave "
+                "the option out",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         super().__init__(transport, fill(_core.ReducerOptions(), options))
         if options.get("trace"):
             _traced.add(self)
