@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 try:
     from torch import nn
@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tersor import _renamed
 from tersor._core import InvalidArgumentError
-from tersor._options import expect
-from tersor.reducer import ReducerOptions
+from tersor._options import expect, takes_advanced
+from tersor.reducer import AdvancedOptions, ReducerOptions, ResidualDtype, Rules, ShardedOptions
 from tersor.torch import _compat, diloco, fsdp, optim, pipeline
 from tersor.torch._src.checkpoint.distributed import load_checkpoint
 from tersor.torch._src.collectives.tensors import (
@@ -53,13 +53,11 @@ from tersor.torch._src.server import ParameterClient, ParameterServer
 from tersor.torch._src.statistics.handles import log_statistics
 from tersor.torch._src.statistics.records import ParameterStatistics
 from tersor.torch.diloco import DiLoCo
-from tersor.torch.fsdp import ShardedHandle, ShardedOptions
+from tersor.torch.fsdp import ShardedHandle
 from tersor.torch.optim import CompressedAdamW, CompressedMuon, CompressedSGD, DistributedOptimizer
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 __all__ = [
+    "AdvancedOptions",
     "CompressedAdamW",
     "CompressedMuon",
     "CompressedSGD",
@@ -109,30 +107,95 @@ _REFUSED = {
 }
 
 
+def _is_ddp(model: object) -> bool:
+    return isinstance(_compat.uncompiled(cast(nn.Module, model)), DistributedDataParallel)
+
+
 @overload
 def compress(
     model: DistributedDataParallel,
+    codec: str = "bf16",
     *,
+    rules: Rules | None = None,
+    timeout: float | None = None,
+    residual_dtype: ResidualDtype = "f32",
+    weighted: bool = False,
+    transactional: bool = False,
     scaler: Scaler | None = None,
     unsupported: Unsupported = "warn",
-    **options: Unpack[ReducerOptions],
+    advanced: AdvancedOptions | None = None,
 ) -> HookState: ...
 @overload
 def compress(
     model: nn.Module,
+    codec: str = "bf16",
     *,
-    weights: str | None = None,
+    rules: Rules | None = None,
+    weights_codec: str | None = None,
+    timeout: float | None = None,
+    residual_dtype: ResidualDtype = "f32",
+    weighted: bool = False,
+    transactional: bool = False,
     scaler: Scaler | None = None,
     unsupported: Unsupported = "warn",
-    **options: Unpack[ReducerOptions],
+    advanced: AdvancedOptions | ShardedOptions | None = None,
 ) -> HookState | ShardedHandle: ...
-def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
-    """Has a model send its gradients encoded from now on.
+@_renamed.renamed_keywords(weights="weights_codec")
+@takes_advanced(lambda model: AdvancedOptions if _is_ddp(model) else ShardedOptions)
+def compress(
+    model: nn.Module,
+    codec: str = "bf16",
+    *,
+    rules: Rules | None = None,
+    weights_codec: str | None = None,
+    timeout: float | None = None,
+    residual_dtype: ResidualDtype = "f32",
+    weighted: bool = False,
+    transactional: bool = False,
+    scaler: Scaler | None = None,
+    unsupported: Unsupported = "warn",
+    advanced: AdvancedOptions | ShardedOptions | None = None,
+) -> HookState | ShardedHandle:
+    """Compresses the gradients that a model exchanges.
 
-    ``model``: of DistributedDataParallel (``tersor.torch.ReducerOptions`` has the options), or with
-    modules that went through ``fully_shard`` (``tersor.torch.fsdp.compress``). A collective call,
-    before the first backward pass. Raises InvalidArgumentError for anything else, and for options
-    that are wrong.
+    A collective call, before the first backward pass. Without ``rules``, a lossy codec is not used
+    for 1-D parameters and parameters with fewer than 4,096 values: they use bf16.
+
+    Args:
+        model: A ``DistributedDataParallel``, or a model on which ``fully_shard`` was called.
+        codec: Spec of the codec, such as ``"int8"`` or ``"topk:density=0.01+ef"``, or ``"auto"``.
+            Default: ``"bf16"``.
+        rules: Tuples ``(pattern, codec)`` or ``(pattern, codec, step)`` with shell patterns of
+            parameter names. The first matching rule applies; a parameter without a matching rule
+            is an error. Several rules with one pattern form a schedule: each applies from its
+            step on.
+        weights_codec: ``fully_shard`` only: codec of the all-gather of weights, see
+            ``tersor.torch.fsdp.compress``.
+        timeout: Seconds after which a missing rank raises TransportError. Default: the timeout of
+            the process group.
+        residual_dtype: Dtype of the residuals of error feedback, ``"f32"`` or ``"bf16"``.
+        weighted: True if gradients are weighted by ``handle.samples``. By default, every rank has
+            the same weight.
+        transactional: True if ``handle.discard_step`` can restore the residuals from before the
+            last step, which takes twice the memory.
+        scaler: The training's ``GradScaler``, if any. Residuals follow its scale.
+        unsupported: ``"warn"`` sends gradients that no codec takes (sparse, complex, float64, …)
+            uncompressed and lists them once; ``"error"`` raises.
+        advanced: Further options: ``AdvancedOptions`` for DDP, ``fsdp.ShardedOptions`` for
+            ``fully_shard``.
+
+    Returns:
+        The handle: statistics, state for checkpoints, and ``remove``.
+
+    Raises:
+        InvalidArgumentError: The model sends no gradients or has a communication hook already, or
+            an option is invalid.
+        TypeError: An argument has a wrong type.
+
+    Example::
+
+        model = DistributedDataParallel(model)
+        handle = tersor.torch.compress(model, "int8")
     """
     uncompiled = _compat.uncompiled(model)
     expect(
@@ -141,15 +204,30 @@ def compress(model: nn.Module, **options: Any) -> HookState | ShardedHandle:
         "compress() needs a model of DistributedDataParallel or fully_shard (pass an optimizer to "
         "tersor.torch.DistributedOptimizer)",
     )
+    options: dict[str, Any] = {
+        "rules": rules,
+        "timeout": timeout,
+        "residual_dtype": residual_dtype,
+        "weighted": weighted,
+        "transactional": transactional,
+        "scaler": scaler,
+        "unsupported": unsupported,
+        "advanced": advanced,
+    }
     if isinstance(uncompiled, DistributedDataParallel):
-        return _compress_ddp(uncompiled, **options)
+        if weights_codec is not None:
+            raise InvalidArgumentError(
+                f"weights_codec={weights_codec!r}: DistributedDataParallel gathers no weights; "
+                "leave the option out"
+            )
+        return _compress_ddp(uncompiled, codec=codec, **options)
     for one in type(uncompiled).__mro__:
         if one.__name__ in _REFUSED:
             raise InvalidArgumentError(
                 f"{_REFUSED[one.__name__]} (docs/reference/compatibility.md)"
             )
     if any(isinstance(module, FSDPModule) for module in model.modules()):
-        return fsdp.compress(model, **options)
+        return fsdp.compress(model, codec, weights_codec=weights_codec, **options)
     raise InvalidArgumentError(
         f"{type(model).__name__} sends no gradients: wrap it in DistributedDataParallel or call "
         "fully_shard(model) first, or use tersor.torch.DistributedOptimizer"

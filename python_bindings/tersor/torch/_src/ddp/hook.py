@@ -6,7 +6,7 @@ DDP looks at the annotations of ``hook`` themselves, so their evaluation is not 
 import concurrent.futures
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,8 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]  # where 
 from torch.nn.parallel import DistributedDataParallel
 
 from tersor._core import InvalidArgumentError, Transport
-from tersor._options import expect
-from tersor.reducer import ReducerOptions, lasting
+from tersor._options import expect, takes_advanced
+from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import (
     Mode,
@@ -28,7 +28,7 @@ from tersor.torch._src.checkpoint.residuals import (
 from tersor.torch._src.ddp.copies import CopiedHookState
 from tersor.torch._src.ddp.options import check_reducer, checked_ddp, refuse_options
 from tersor.torch._src.gradients.backward import Backward, Bucket, BucketParameters, Future, in_pass
-from tersor.torch._src.gradients.exchange import TensorExchange, refuse_elastic
+from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, watch
 from tersor.torch._src.gradients.sample_weights import Samples, UnevenInputs, Weighed, scale
@@ -48,9 +48,6 @@ from tersor.torch._src.parameters.selection import (
 from tersor.torch._src.process_group import connections
 from tersor.torch._src.statistics.handles import ReducerReporting
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 class HookState(ReducerReporting, Weighed):
     """What ``hook`` works with: for those who leave it to others to build DDP.
@@ -64,28 +61,42 @@ class HookState(ReducerReporting, Weighed):
     ``model`` these are called ``parameter.0``, … in the order of DDP's first buckets.
     """
 
+    @takes_advanced(AdvancedOptions)
     def __init__(
         self,
         model: nn.Module | None = None,
+        codec: str = "bf16",
         *,
+        rules: Rules | None = None,
         process_group: dist.ProcessGroup | None = None,
+        timeout: float | None = None,
+        residual_dtype: ResidualDtype = "f32",
+        weighted: bool = False,
+        transactional: bool = False,
         scaler: Scaler | None = None,
         unsupported: Unsupported = "warn",
-        **options: "Unpack[ReducerOptions]",
+        advanced: AdvancedOptions | None = None,
     ) -> None:
-        """``process_group``: DDP's, default all ranks. The rest as of ``compress``."""
         self._names, self._frozen = Names(), dict[str, nn.Parameter]()
         if model is not None:
             expect(model, nn.Module, "HookState needs the model that DDP wraps, and codec=")
             trained, self._frozen = split_parameters(wrapped_in(model))
             self._names = Names(trained)
         self._group = process_group
-        refuse_elastic(options, "DistributedDataParallel")
-        self._options = lasting(options)
-        self._samples = Samples(options)
+        self._options = gathered(
+            AdvancedOptions,
+            advanced,
+            codec=codec,
+            rules=rules,
+            timeout=timeout,
+            residual_dtype=residual_dtype,
+            weighted=weighted,
+            transactional=transactional,
+        )
+        self._samples = Samples(self._options)
         self._uneven = UnevenInputs(self)
         self._unsupported_means: Unsupported = unsupported
-        self._loss_scale = LossScale(scaler, options.get("transactional", False))
+        self._loss_scale = LossScale(scaler, transactional)
         self._executor = concurrent.futures.ThreadPoolExecutor(1, "tersor")
         self._transport: Transport | None = None
         self._exchange: TensorExchange | None = None
@@ -313,23 +324,10 @@ def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Ten
     return state.reduce(bucket)
 
 
-def compress(
-    model: DistributedDataParallel,
-    *,
-    scaler: Scaler | None = None,
-    unsupported: Unsupported = "warn",
-    **options: "Unpack[ReducerOptions]",
-) -> HookState:
-    """Has DDP send its gradients encoded; a collective call, before the first backward pass.
-
-    ``scaler``: the ``GradScaler`` of the training, where there is one: residuals follow its scale.
-    ``unsupported``: what gradients mean that cannot be encoded (sparse, complex, float64, …):
-    ``"warn"`` sends them uncompressed and lists them once, ``"error"`` raises. ``options``: as of
-    ``tersor.GradientReducer``.
-    Raises InvalidArgumentError where the model has a hook already, or an option is wrong.
-    """
+def compress(model: DistributedDataParallel, **options: Any) -> HookState:
+    """Registers a new ``HookState`` with the keyword arguments ``options``, and binds the model."""
     ddp = checked_ddp(model)
-    state = HookState(scaler=scaler, unsupported=unsupported, **options)
+    state = HookState(**options)
     try:
         state.bind(ddp)  # first: a hook cannot be taken off again
         _register(ddp, state)

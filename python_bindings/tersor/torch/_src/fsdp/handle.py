@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from tersor import _core
 from tersor._core import InvalidArgumentError
-from tersor._options import expect, fill
-from tersor.reducer import GradientOptions, ReducerOptions, lasting
+from tersor._options import expect, fill, takes_advanced
+from tersor._renamed import renamed_keywords
+from tersor.reducer import ReducerOptions, ResidualDtype, Rules, ShardedOptions, gathered
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, ReplicaExchange, Sender
@@ -31,7 +32,6 @@ from tersor.torch._src.fsdp.layout import (
 from tersor.torch._src.fsdp.reducer import ShardedReducer
 from tersor.torch._src.fsdp.state import load_sharded, save_sharded
 from tersor.torch._src.fsdp.weights import WeightExchange
-from tersor.torch._src.gradients.exchange import refuse_elastic
 from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import last_codec, watch
 from tersor.torch._src.gradients.sample_weights import Weighed, refuse_weighted
@@ -39,29 +39,10 @@ from tersor.torch._src.parameters.selection import Unsupported, every_parameter,
 from tersor.torch._src.statistics.handles import Reporting
 from tersor.torch._src.statistics.records import ParameterStatistics, add_up
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 logger = logging.getLogger("tersor")
 
 RESIDUAL_BYTES = {"f32": 4, "bf16": 2}
 ALGORITHMS = ("auto", "hierarchical")
-
-
-class ShardedOptions(GradientOptions, total=False):
-    """Options of :func:`compress`; equal on all ranks, but for ``threads``.
-
-    With ``"+ef"`` every rank keeps a residual of the *unsharded* gradient: 4 bytes for each value
-    of the whole model. On a 2-D mesh the all-reduce between replicas has the codec of the whole
-    parameter, too. ``hosts`` are those of all ranks, as many ranks on each. Messages are of one
-    module: ``bucket_bytes`` is 1 MiB by default, ``chunk_count`` 1 Mi, over NCCL 8 Mi.
-    """
-
-    algorithm: Literal["auto", "hierarchical"]
-    """``"hierarchical"``: gradients are added within each host, uncompressed, and go between hosts
-    by the codec; with ``"+ef"`` a rank keeps a residual of its share of that. Weights come to a
-    host once, and go on within it as they are. Hosts of unequal numbers of ranks go as ``"auto"``,
-    the default. Not with codec ``"auto"``."""
 
 
 class ShardedHandle(Reporting, Weighed):
@@ -179,44 +160,86 @@ class ShardedHandle(Reporting, Weighed):
         self._sender.discard_step()
 
 
+@renamed_keywords(weights="weights_codec")
+@takes_advanced(ShardedOptions)
 def compress(
     model: nn.Module,
+    codec: str = "bf16",
     *,
-    weights: str | None = None,
+    rules: Rules | None = None,
+    weights_codec: str | None = None,
+    timeout: float | None = None,
+    residual_dtype: ResidualDtype = "f32",
+    weighted: bool = False,
+    transactional: bool = False,
     scaler: Scaler | None = None,
     unsupported: Unsupported = "warn",
-    **options: Unpack[ShardedOptions],
+    advanced: ShardedOptions | None = None,
 ) -> ShardedHandle:
-    """Compresses the gradients of a model that went through ``fully_shard``.
+    """Compresses the gradients, and on request the weights, of a ``fully_shard`` model.
 
-    ``scaler``: the ``GradScaler`` of the training, where there is one: residuals follow its scale.
-    ``unsupported``: what gradients mean that cannot be encoded (float64, …): ``"warn"`` sends them
-    uncompressed and lists them once, ``"error"`` raises. ``weights``: a codec for the all-gather of
-    weights too, such as ``"int8"``; 1-D parameters and those under 4,096 values travel as bf16 all
-    the same. What each rank computes with is then rounded; the sharded parameters, which the
-    optimizer moves, are not.
+    Every ``FSDPModule`` of the model takes part. An error that ends an exchange is raised at the
+    end of the backward pass, and gradients are NaN. Call ``compress`` on all ranks, before the
+    first backward pass.
 
-    Every ``FSDPModule`` in ``model`` takes part. Raises InvalidArgumentError where there is none,
-    where one has a custom reduce-scatter already (or all-gather, with ``weights``), and for options
-    that are wrong. What ends an exchange is raised when the backward pass is over, with gradients
-    of NaN.
+    Args:
+        model: A model on which ``fully_shard`` was called.
+        codec: Spec of the codec, or ``"auto"``. With ``"+ef"``, each rank keeps one residual per
+            value of the whole model, 4 bytes for ``residual_dtype="f32"``. On a 2-D mesh, the
+            all-reduce between replicas uses the same codec.
+        rules: Codecs by parameter name, see ``tersor.torch.compress``.
+        weights_codec: Codec of the all-gather of weights, such as ``"int8"``; None: uncompressed.
+            1-D parameters and parameters with fewer than 4,096 values are sent as bf16. Ranks
+            then compute with rounded weights. The sharded parameters of the optimizer are exact.
+        timeout: Seconds after which a missing rank raises TransportError. Default: the timeout of
+            the process group.
+        residual_dtype: Dtype of the residuals, ``"f32"`` or ``"bf16"``.
+        weighted: True if gradients are weighted by ``handle.samples``. Needs a 1-D mesh.
+        transactional: True if ``discard_step`` can restore the residuals, which takes twice the
+            memory.
+        scaler: The training's ``GradScaler``, if any. Residuals follow its scale.
+        unsupported: ``"warn"`` sends gradients that no codec takes (float64, …) uncompressed and
+            lists them once; ``"error"`` raises.
+        advanced: Further options.
+
+    Returns:
+        The handle: statistics, state for checkpoints, and ``remove``.
+
+    Raises:
+        InvalidArgumentError: No module is sharded, a module has a custom reduce-scatter or
+            all-gather already, or an option is invalid.
+
+    Example::
+
+        fully_shard(model)
+        handle = tersor.torch.fsdp.compress(model, "int8", weights_codec="int8")
     """
     expect(model, nn.Module, "model must be a model that went through fully_shard")
+    options = gathered(
+        ShardedOptions,
+        advanced,
+        codec=codec,
+        rules=rules,
+        timeout=timeout,
+        residual_dtype=residual_dtype,
+        weighted=weighted,
+        transactional=transactional,
+    )
     sender, modules, reduces = prepared(model, options, unsupported)
     meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
     if _mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):
         refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
     gathers = {
-        name: WeightExchange(weights, sender, reduce)
+        name: WeightExchange(weights_codec, sender, reduce)
         for name, reduce in reduces.items()
-        if weights is not None
+        if weights_codec is not None
     }
     if gathers:
         _refuse_others(modules, "all-gather")
     notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
     exchanges = _install(modules, reduces, gathers)
     handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
-    sender.loss_scale = LossScale(scaler, sender.options.transactional)
+    sender.loss_scale = LossScale(scaler, transactional)
     expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
     parameters = every_parameter(model)
     watch(parameters, {one.name: last_codec(choice) for one, choice in expected})
@@ -224,7 +247,7 @@ def compress(
 
 
 def prepared(
-    model: nn.Module, options: ShardedOptions, unsupported: Unsupported = "warn"
+    model: nn.Module, options: ReducerOptions, unsupported: Unsupported = "warn"
 ) -> tuple[Sender, dict[str, FSDPModule], dict[str, GradientExchange]]:
     """What ``compress`` will put in place, of each module by name. Raises InvalidArgumentError as
     it."""
@@ -272,32 +295,25 @@ def _install(
     return [*reduces.values(), *replicas, *gathers.values()]
 
 
-def _checked(options: ShardedOptions) -> ReducerOptions:
-    refuse_elastic(options, "FSDP2")
-    known = ShardedOptions.__annotations__
-    for name in options:
-        if name not in known:
-            raise InvalidArgumentError(
-                f"there is no option {name!r} with FSDP; there are: {list(known)}"
-            )
-    if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
-        raise InvalidArgumentError(
-            f"residual_dtype must be one of {list(RESIDUAL_BYTES)}, not {dtype!r}"
-        )
-    if (algorithm := options.get("algorithm", "auto")) not in ALGORITHMS:
+def _checked(options: ReducerOptions) -> ReducerOptions:
+    """Returns ``options``. Raises InvalidArgumentError for invalid values."""
+    fill(_core.ReducerOptions(), options)
+    algorithm, hosts = options.get("algorithm", "auto"), options.get("hosts")
+    if algorithm not in ALGORITHMS:
         raise InvalidArgumentError(
             f"algorithm must be one of {list(ALGORITHMS)}, not {algorithm!r}"
         )
     if algorithm != "auto" and options.get("codec") == "auto":
         raise InvalidArgumentError("codec auto chooses the algorithm: leave algorithm at auto")
-    hosts, ranks = options.get("hosts"), dist.get_world_size()
-    if hosts and len(hosts) != ranks:
+    if hosts and len(hosts) != (ranks := dist.get_world_size()):
         raise InvalidArgumentError(
             f"hosts has {len(hosts)} numbers for {ranks} ranks: give one number per rank"
         )
-    found = lasting(cast(ReducerOptions, dict(options)))
-    fill(_core.ReducerOptions(), found)  # names what else is wrong
-    return found
+    if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
+        raise InvalidArgumentError(
+            f"residual_dtype must be one of {list(RESIDUAL_BYTES)}, not {dtype!r}"
+        )
+    return options
 
 
 def _refuse_others(modules: Mapping[str, FSDPModule], collective: _compat.Collective) -> None:

@@ -65,7 +65,7 @@ class ShardedReducer:
         self._reason = reason
         self._ready: set[str] = set()
         self._exchange = TensorExchange(kind.group, kind.device, options)
-        told: ReducerOptions = {"reduction": kind.reduction, "order": "of-ready"}
+        told: ReducerOptions = {"reduction": kind.reduction, "order": "ready_order"}
         if "hosts" in options:
             told["hosts"] = hosts_of(kind.group, options["hosts"])
         self._hosts = told.get("hosts")

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from tersor._core import InvalidArgumentError, RanksLostError, Transport, TransportError
 from tersor.collectives import allreduce
-from tersor.reducer import GradientReducer, ReducerOptions, lasting
+from tersor.reducer import GradientReducer, ReducerOptions
 from tersor.torch._src.checkpoint.residuals import move_residuals
 from tersor.torch._src.parameters.memory_order import in_order
 from tersor.torch._src.parameters.selection import local_shard
@@ -32,16 +32,6 @@ class ElasticOptions(ReducerOptions, total=False):
     """What a rank that dies means to the others, with ``elastic=True``. Default ``"raise"``:
     ``RanksLostError``, and ``resume()`` goes on. ``"go on"``: a warning; what was under way is done
     again by those who are left, or left out where it cannot be."""
-
-
-def refuse_elastic(options: Mapping[str, Any], who: str) -> None:
-    """Raises InvalidArgumentError for ``elastic=True`` where PyTorch's own group is needed."""
-    if options.get("elastic"):
-        raise InvalidArgumentError(
-            f"elastic=True: {who}'s own process group does not survive a rank that dies. Use "
-            "DistributedOptimizer, CompressedAdamW, CompressedMuon, CompressedSGD or DiLoCo, or "
-            "torchft around your training"
-        )
 
 
 def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
@@ -77,7 +67,7 @@ class TensorExchange:
             raise InvalidArgumentError('on_loss="go on" needs elastic=True')
         told = {key: value for key, value in options.items() if key != "on_loss"}
         #: As the caller gave them, with a time limit.
-        self.options = connections.with_timeout(lasting(cast(ReducerOptions, told)), group)
+        self.options = connections.with_timeout(cast(ReducerOptions, told), group)
         self.group = connections.checked(group)
         #: Of all ranks, whoever was lost since.
         self.transport = connections.transport(group, None if self.elastic else device)
@@ -179,7 +169,7 @@ class TensorExchange:
     def leave_out(self, name: str, like: Tensor) -> None:
         """No rank has anything of this tensor, and all say so."""
         nothing = torch.empty_like(local_shard(like.detach()))
-        self.reducer.ready(name, in_order(nothing), "nowhere")
+        self.reducer.ready(name, in_order(nothing), "globally-unused")
 
     def wait(self) -> None:
         """Ends the step: all results are there, on a device in the current stream's order."""
