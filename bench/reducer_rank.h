@@ -27,7 +27,7 @@ class ReducerRank final : public RankCall {
         input_(input),
         storage_(input.bytes()),
         reducer_(transport, {.rules = {{"*", wanted.codec}},
-                             .automatic = wanted.automatic,
+                             .auto_codecs = wanted.automatic.codecs,
                              .reduction = Reduction::kSum,
                              .algorithm = wanted.algorithm,
                              .chunk_count = wanted.chunk_count,

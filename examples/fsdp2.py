@@ -30,7 +30,7 @@ for layer in model:
         fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
 weights = None if arguments.weights == "none" else arguments.weights
-handle = tersor.torch.compress(model, codec=arguments.codec, weights=weights)
+handle = tersor.torch.compress(model, codec=arguments.codec, weights_codec=weights)
 
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 torch.manual_seed(1 + dist.get_rank())

@@ -157,7 +157,7 @@ void GradientReducer::Impl::load(const ReducerState& state) {
   load_residuals(state, OwedBy::kAll, parameters_, stream());
   backend_->set_step(state.step);
   const bool exact = state.form == ReducerState::Form::kExact;
-  if (exact && !of_ready()) step->propose(state.order);
+  if (exact && !in_ready_order()) step->propose(state.order);
   if (!loaded_.has_value()) parameters_.loaded_states += 1;
   loaded_ = describe(state, parameters_);
   context_.set_agreement(parameters_.agreement(policy_.learns()));

@@ -48,7 +48,13 @@ CodecPolicy::CodecPolicy(Parameters& parameters)
 void CodecPolicy::find_tuner(Transport& transport) {
   if (!wants_tuner(options_)) return;
   if (options_.tuner == nullptr)
-    own_tuner_ = std::make_unique<Tuner>(transport, options_.automatic);
+    own_tuner_ =
+        std::make_unique<Tuner>(transport, AutoOptions{.codecs = options_.auto_codecs,
+                                                       .link = options_.auto_link,
+                                                       .threads = options_.threads,
+                                                       .memory = options_.memory,
+                                                       .error_growth = options_.error_growth,
+                                                       .timeout = options_.timeout});
   tuner_ = options_.tuner != nullptr ? options_.tuner : own_tuner_.get();
 }
 
@@ -177,13 +183,13 @@ void CodecPolicy::check_capture(std::uint32_t step) const {
 
 bool CodecPolicy::may_learn() const {
   return learner_ != nullptr && learner_->has_choice() && parameters_.context().ranks > 1 &&
-         options_.learning == Learning::kOn;
+         options_.auto_learning == AutoLearning::kOn;
 }
 
 bool CodecPolicy::settled(bool begun) const {
   if (begun || !automatic() || parameters_.context().ranks == 1)
     return !learns() || learner_->settled();
-  return options_.learning == Learning::kOff;
+  return options_.auto_learning == AutoLearning::kOff;
 }
 
 // The first step learns the order, and its duration is not used.
@@ -232,7 +238,7 @@ void CodecPolicy::begin_capture() {
     throw InvalidArgumentError(
         "codec auto still measures codecs: run steps until GradientReducer::settled() returns "
         "true, "
-        "then capture, or set ReducerOptions::learning to kOff");
+        "then capture, or set ReducerOptions::auto_learning to kOff");
   was_captured_ = true;
 }
 

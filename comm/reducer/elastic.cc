@@ -22,7 +22,7 @@ std::string lost_text(const std::string& cause, const Survivors::Agreed& agreed,
   if (renumbered) text += " (ranks are numbered as before the first loss)";
   text += agreed.enough ? ". Call resume() to continue."
                         : ", too few to continue, because the other ranks may continue "
-                          "(ReducerOptions::least_ranks).";
+                          "(ReducerOptions::min_ranks).";
   return text + " Cause: " + cause;
 }
 
@@ -93,7 +93,7 @@ void GradientReducer::Impl::check_resumable() const {
   if (resumable_ == Resumable::kTooFew)
     throw InvalidArgumentError("resume() needs more ranks than the remaining " +
                                std::to_string(survivors_->members().size()) +
-                               " (ReducerOptions::least_ranks)");
+                               " (ReducerOptions::min_ranks)");
   check_same_ranks(!options_.dims.empty(), "dims");
   check_same_ranks(!options_.hosts.empty(), "hosts");
 }

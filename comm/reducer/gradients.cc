@@ -115,7 +115,7 @@ void Gradients::take_memory(const ReducerStep& step, std::uint32_t parameter,
 void Gradients::take(std::uint32_t parameter, const std::optional<Given>& given,
                      Contribution contribution) {
   if (given.has_value()) bind(parameter, *given);
-  if (contribution == Contribution::kNowhere)
+  if (contribution == Contribution::kGloballyUnused)
     leave_alone(parameter);
   else if (!contributes(parameter, contribution))
     leave_out(parameter);

@@ -125,7 +125,7 @@ struct GradientReducer::Impl {
   void limit_messages(LockedStep& step);
   bool request(LockedStep& step, const ReducerStep::Order& together);
   ReducerHandle handle_of(LockedStep& step, std::uint32_t parameter) const;
-  bool of_ready() const { return options_.order == SendingOrder::kOfReady; }
+  bool in_ready_order() const { return options_.order == SendingOrder::kReadyOrder; }
   bool mark_missing(LockedStep& step);
   void fail_missing(LockedStep& step, const std::string& names);
   void close_step(LockedStep& step);

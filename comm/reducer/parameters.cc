@@ -13,7 +13,7 @@ namespace tersor {
 namespace {
 
 unsigned generations(const ReducerOptions& options) {
-  const bool two = options.transactions == Transactions::kOn || options.elastic == Elastic::kOn;
+  const bool two = options.transactional == Transactional::kOn || options.elastic == Elastic::kOn;
   return two ? 2 : 1;
 }
 
@@ -208,11 +208,11 @@ Agreement Parameters::agreement(bool learns) const {
       .add_unless_zero("number of loaded states", loaded_states, "loaded states");
   add_each(agreement);
   add_rest_of_each(agreement);
-  if (options_.order == SendingOrder::kOfReady)
+  if (options_.order == SendingOrder::kReadyOrder)
     agreement.add("order of sending", std::string_view("of ready"));
   if (learns) agreement.add("learning", std::string_view("learns"));
   agreement.add_unless_zero("elastic", static_cast<std::uint32_t>(options_.elastic), "elastic")
-      .add_unless_zero("weights", static_cast<std::uint32_t>(options_.weights), "weights");
+      .add_unless_zero("weights", static_cast<std::uint32_t>(options_.weighted), "weights");
   if (context_.on_device()) agreement.add("memory", std::string_view("device"));
   add_grid(agreement, context_.grid);
   if (context_.hierarchy != nullptr)

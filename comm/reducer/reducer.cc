@@ -13,9 +13,9 @@ void check_options(const ReducerOptions& options) {
     throw InvalidArgumentError("residual_dtype is " +
                                std::string(dtype_name(options.residual_dtype)) +
                                ": give f32 or bf16");
-  if (options.weights == Weights::kOn && options.reduction == Reduction::kSum)
+  if (options.weighted == Weighted::kOn && options.reduction == Reduction::kSum)
     throw InvalidArgumentError(
-        "ReducerOptions::weights = kOn needs a mean: set ReducerOptions::reduction to kMean");
+        "ReducerOptions::weighted = kOn needs a mean: set ReducerOptions::reduction to kMean");
   if (options.elastic == Elastic::kOn && options.tuner != nullptr)
     throw InvalidArgumentError(
         "an elastic reducer makes its own Tuner, because a given Tuner keeps lost ranks: leave "
@@ -108,7 +108,7 @@ GradientReducer::GradientReducer(Transport& transport, ReducerOptions options)
     : impl_(std::make_unique<Impl>(transport, std::move(options))) {
   const ReducerOptions& own = impl_->options_;
   if (own.elastic == Elastic::kOn)
-    impl_->survivors_ = std::make_shared<Survivors>(transport, own.least_ranks);
+    impl_->survivors_ = std::make_shared<Survivors>(transport, own.min_ranks);
 }
 GradientReducer::~GradientReducer() = default;
 

@@ -227,7 +227,7 @@ bool Sender::adopt_order(LockedStep& step, ReducerStep::Order order) {
 }
 
 void Sender::forget_messages(LockedStep& step) {
-  if (step->sending() != SendingOrder::kOfReady) {
+  if (step->sending() != SendingOrder::kReadyOrder) {
     if (step->order_known()) adopt_order(step, step->order());
     return;
   }

@@ -79,8 +79,8 @@ std::string GradientReducer::explain() const {
   if (step->order_known())
     text += counted(impl.parameters_.count(), "parameter") + " in " +
             counted(impl.sender_->messages(), "message") +
-            (impl.of_ready() ? ", in the order in which they are ready\n"
-                             : ", in rank 0's order of the first step\n");
+            (impl.in_ready_order() ? ", in the order in which they are ready\n"
+                                   : ", in rank 0's order of the first step\n");
   if (impl.survivors_ != nullptr) text += impl.survivors_->explain();
   return text + impl.policy_.explain();
 }

@@ -16,7 +16,7 @@ bool ReducerStep::untouched() const {
 }
 
 bool ReducerStep::is_requested(Parameter parameter) const {
-  if (sending_ == SendingOrder::kOfReady) return ready_[parameter];
+  if (sending_ == SendingOrder::kReadyOrder) return ready_[parameter];
   return order_known_ &&
          std::none_of(messages_.begin() + static_cast<std::ptrdiff_t>(next_message_),
                       messages_.end(), [&](const Order& message) {
@@ -59,7 +59,7 @@ void ReducerStep::close() {
 }
 
 void ReducerStep::forget_order() {
-  order_known_ = sending_ == SendingOrder::kOfReady;
+  order_known_ = sending_ == SendingOrder::kReadyOrder;
   order_.clear();
 }
 
@@ -71,7 +71,7 @@ void ReducerStep::propose(Order order) {
 void ReducerStep::want_agreement() {
   if (agreement_ != LoadAgreement::kNone) return;
   agreement_ = LoadAgreement::kWanted;
-  order_known_ = sending_ == SendingOrder::kOfReady;
+  order_known_ = sending_ == SendingOrder::kReadyOrder;
 }
 
 void ReducerStep::agree() {

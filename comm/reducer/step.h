@@ -27,7 +27,7 @@ class ReducerStep {
   using Parameter = std::uint32_t;
 
   /// Call first, and again after adding parameters. The next step then learns the order again. With
-  /// kOfReady, no order is learned, and `request` replaces `ready`.
+  /// kReadyOrder, no order is learned, and `request` replaces `ready`.
   void set_parameters(std::size_t count, SendingOrder sending);
   /// Call before set_parameters: continues after the steps of another reducer.
   void go_on_from(std::uint32_t number) { number_ = number; }
@@ -55,7 +55,7 @@ class ReducerStep {
   bool ready(Parameter parameter);
   /// Sets the sending order and the messages.
   bool learn(Order order, Messages messages);
-  /// Call between two steps, only with kOfReady.
+  /// Call between two steps, only with kReadyOrder.
   void forget_messages() { messages_.clear(); }
   /// Adds a message for `request`.
   std::uint32_t add_message(Order parameters);
@@ -119,7 +119,7 @@ class ReducerStep {
   bool request_ready();
   /// The number of messages in the current step.
   std::size_t expected() const {
-    return sending_ == SendingOrder::kOfReady ? next_message_ : messages_.size();
+    return sending_ == SendingOrder::kReadyOrder ? next_message_ : messages_.size();
   }
   bool message_ready(const Order& message) const;
 
@@ -134,7 +134,7 @@ class ReducerStep {
   LoadAgreement agreement_ = LoadAgreement::kNone;
   Order sequence_, order_;
   Messages messages_;
-  /// first message not requested; kOfReady: number of requested messages
+  /// first message not requested; kReadyOrder: number of requested messages
   std::size_t next_message_ = 0;
   std::size_t messages_back_ = 0;
   std::deque<std::uint32_t> requested_;

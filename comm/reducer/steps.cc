@@ -49,10 +49,10 @@ void GradientReducer::Impl::begin_ready(LockedStep& step) {
   find_weights(step);
   follow_phases(step);
   learn(step);
-  if (options_.transactions == Transactions::kOn && backend_->captured())
+  if (options_.transactional == Transactional::kOn && backend_->captured())
     throw InvalidArgumentError(
         "a step that keeps the earlier residuals cannot be captured: set "
-        "ReducerOptions::transactions to kOff");
+        "ReducerOptions::transactional to kOff");
   step->set_awaited();
   want_agreement(step);
 }
@@ -87,8 +87,8 @@ void GradientReducer::Impl::limit_messages(LockedStep& step) {
 // Returns true if messages must be sent.
 bool GradientReducer::Impl::request(LockedStep& step, const ReducerStep::Order& together) {
   bool requested = false;
-  if (of_ready()) limit_messages(step);
-  if (!of_ready())
+  if (in_ready_order()) limit_messages(step);
+  if (!in_ready_order())
     for (const std::uint32_t parameter : together) requested |= step->ready(parameter);
   else if (context_.ranks > 1)
     requested = step->request(together, sender_->messages_of(step, together));
@@ -97,7 +97,7 @@ bool GradientReducer::Impl::request(LockedStep& step, const ReducerStep::Order& 
   if (context_.ranks == 1)
     for (const std::uint32_t parameter : together) {
       gradients_.keep_own(parameter);
-      if (of_ready()) step->set_parameter_back(parameter);
+      if (in_ready_order()) step->set_parameter_back(parameter);
     }
   return requested;
 }
@@ -140,7 +140,7 @@ void GradientReducer::Impl::ready(std::span<const Ready> together,
 
 // Marks parameters without a gradient as inactive. Returns true if messages are requested.
 bool GradientReducer::Impl::mark_missing(LockedStep& step) {
-  if (of_ready()) return false;
+  if (in_ready_order()) return false;
   const std::string mistakes = wrongly_missing(*step, parameters_, gradients_);
   if (!mistakes.empty()) fail_missing(step, mistakes);
   bool requested = false;
@@ -171,7 +171,7 @@ void GradientReducer::Impl::close_step(LockedStep& step) {
   follow_phases(step);
   learn(step);
   if (backend_->captured()) policy_.record_capture();
-  if (!of_ready()) want_agreement(step);
+  if (!in_ready_order()) want_agreement(step);
   const bool requested = mark_missing(step);
   step->close();
   weights_.end();
@@ -234,7 +234,7 @@ void GradientReducer::Impl::check_requested(LockedStep& step, std::uint32_t para
   if (step->closed()) return;
   const std::string& name = parameters_.all[parameter].name;
   if (context_.queues() &&
-      !of_ready())  // ranks progress differently, but all must send in the same order
+      !in_ready_order())  // ranks progress differently, but all must send in the same order
     throw InvalidArgumentError("flush() before waiting for \"" + name +
                                "\": over this transport all ranks send a whole step");
   wait_until(step, [&] { return !step->agreeing(); });

@@ -41,8 +41,8 @@ void GradientReducer::scale_residuals(float factor, std::span<const std::string>
 }
 
 void GradientReducer::Impl::check_transactions(std::string_view call) const {
-  if (options_.transactions == Transactions::kOn) return;
-  throw InvalidArgumentError(std::string(call) + "() needs ReducerOptions::transactions = kOn");
+  if (options_.transactional == Transactional::kOn) return;
+  throw InvalidArgumentError(std::string(call) + "() needs ReducerOptions::transactional = kOn");
 }
 
 // Returns false if no parameter has a step to discard. The step number falls only if every

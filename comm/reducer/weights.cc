@@ -48,8 +48,8 @@ void StepWeights::check() {
 // Ranks exchange the numbers after a flushed step is complete. The first exchange begins when a
 // gradient is ready, because the gradient determines the device.
 void GradientReducer::Impl::weigh(double samples) {
-  if (options_.weights == Weights::kOff)
-    throw InvalidArgumentError("weigh() needs ReducerOptions::weights = kOn, on all ranks");
+  if (options_.weighted == Weighted::kOff)
+    throw InvalidArgumentError("weigh() needs ReducerOptions::weighted = kOn, on all ranks");
   LockedStep step = step_.lock();
   step->rethrow();
   weights_.give(samples);
@@ -62,14 +62,14 @@ void GradientReducer::Impl::weigh(double samples) {
 
 // Call before the step's first message.
 void GradientReducer::Impl::find_weights(LockedStep& step) {
-  if (options_.weights == Weights::kOff) return;
+  if (options_.weighted == Weighted::kOff) return;
   if (backend_->captured())
     throw InvalidArgumentError(
         "a step with sample weights cannot be captured, because a graph would keep one step's "
-        "weights: set ReducerOptions::weights to kOff");
+        "weights: set ReducerOptions::weighted to kOff");
   if (!weights_.given())
     throw InvalidArgumentError(
-        "ReducerOptions::weights = kOn: call weigh() in each step before the first gradient is "
+        "ReducerOptions::weighted = kOn: call weigh() in each step before the first gradient is "
         "ready");
   wait_until(step, [this] { return weights_.known(); });
   weights_.check();

@@ -1,5 +1,5 @@
 // The sample weights of the ranks' gradients in a step, for means over unequal numbers of samples
-// (ReducerOptions::weights). Call with the step's lock held.
+// (ReducerOptions::weighted). Call with the step's lock held.
 #pragma once
 
 #include <cstdint>

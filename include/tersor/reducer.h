@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,7 +41,8 @@ enum class SendingOrder : std::uint8_t {
   /// The order of the `ready` calls, from the first step on, which must be the same on all ranks. A
   /// parameter that is not ready takes part on no rank and keeps its residual. Parameters of one
   /// `ready` call share messages only with each other.
-  kOfReady,
+  kReadyOrder,
+  kOfReady [[deprecated("use kReadyOrder")]] = kReadyOrder,
 };
 
 /// The contribution of a ready parameter: a gradient, nothing on this rank, or nothing on any rank.
@@ -54,12 +56,14 @@ enum class Contribution : std::uint8_t {
   /// No rank has a gradient; all ranks must pass this value. The result is zeros, and the
   /// parameter's state does not change. An owner's residual also stays; with kNone, the residual
   /// goes into the result.
-  kNowhere,
+  kGloballyUnused,
+  kNowhere [[deprecated("use kGloballyUnused")]] = kGloballyUnused,
 };
 
 /// Selects whether the reducer keeps the residuals from before the last step for `discard_step`.
 /// Then residuals take twice the memory.
-enum class Transactions : std::uint8_t { kOff, kOn };
+enum class Transactional : std::uint8_t { kOff, kOn };
+using Transactions [[deprecated("use Transactional")]] = Transactional;
 
 /// Who sends: a thread of the reducer, or the caller inside `ready`, `progress` and `wait`. The
 /// caller always sends if TransportTraits::any_thread is false.
@@ -73,15 +77,17 @@ enum class MeasureError : std::uint8_t { kOff, kOn };
 /// Selects whether "auto" tries other codecs than the predicted codec during training. If off, a
 /// repeated run makes the same choices. Reducers that learn need the same order of `ready` on all
 /// ranks.
-enum class Learning : std::uint8_t { kOff, kOn };
+enum class AutoLearning : std::uint8_t { kOff, kOn };
+using Learning [[deprecated("use AutoLearning")]] = AutoLearning;
 
 /// Selects whether the remaining ranks may continue after the loss of a rank. Each step then ends
-/// with a commit barrier, and residuals are kept twice, as for transactions. Only for all-reduced
-/// parameters, over TcpTransport or in process, with the reducer's own Tuner.
+/// with a commit barrier, and residuals are kept twice, as with Transactional::kOn. Only for
+/// all-reduced parameters, over TcpTransport or in process, with the reducer's own Tuner.
 enum class Elastic : std::uint8_t { kOff, kOn };
 
 /// Selects whether gradients are sample-weighted means; see GradientReducer::weigh.
-enum class Weights : std::uint8_t { kOff, kOn };
+enum class Weighted : std::uint8_t { kOff, kOn };
+using Weights [[deprecated("use Weighted")]] = Weighted;
 
 /// Options of a GradientReducer. Ranks must pass equal options, except `threads`.
 struct ReducerOptions {
@@ -90,12 +96,15 @@ struct ReducerOptions {
   /// with fewer than 4,096 values use bf16 instead, or stay unchanged if they have 16 bits.
   std::vector<ReducerRule> rules = {};
   std::string codec = "bf16";  ///< a spec, or "auto"
-  /// Options of the reducer's own Tuner for "auto".
-  AutoOptions automatic = {};
-  /// Replaces the reducer's own Tuner. Must outlive the last `add`.
+  /// "auto": the candidate specs, as AutoOptions::codecs.
+  std::vector<std::string> auto_codecs = {"int8"};
+  /// "auto": the costs of the link, if known. Otherwise, the reducer measures the costs.
+  std::optional<LinkFigures> auto_link = {};
+  Memory memory = Memory::kHost;  ///< "auto": the memory of the gradients
+  /// "auto": replaces the reducer's own Tuner. Must outlive the last `add`.
   Tuner* tuner = nullptr;
-  Learning learning = Learning::kOn;       ///< trials of "auto"
-  Reduction reduction = Reduction::kMean;  ///< sum or mean
+  AutoLearning auto_learning = AutoLearning::kOn;  ///< trials of "auto"
+  Reduction reduction = Reduction::kMean;          ///< sum or mean
   /// For all-reduced parameters; kHierarchical for all parameters.
   Algorithm algorithm = Algorithm::kAuto;
   /// The host number of each rank, as in CollectiveOptions. Empty: Transport::hosts().
@@ -115,14 +124,14 @@ struct ReducerOptions {
   std::uint64_t seed = 0;                             ///< seed of stochastic rounding
   SendingOrder order = SendingOrder::kLearned;        ///< the order of sending
   MissingGradient missing = MissingGradient::kError;  ///< used with SendingOrder::kLearned
-  Transactions transactions = Transactions::kOff;     ///< needed by `discard_step`
+  Transactional transactional = Transactional::kOff;  ///< needed by `discard_step`
   ProgressBy progress = ProgressBy::kThread;          ///< who sends
   Elastic elastic = Elastic::kOff;                    ///< continue after lost ranks
   /// Elastic reducer: the minimum number of ranks to continue. If 0 (the default), more than half
   /// of the ranks continue, or exactly half with the lowest rank. After a network split, at most
   /// one side then continues.
-  int least_ranks = 0;
-  Weights weights = Weights::kOff;                      ///< needs Reduction::kMean
+  int min_ranks = 0;
+  Weighted weighted = Weighted::kOff;                   ///< needs Reduction::kMean
   MeasureError measure_error = MeasureError::kOff;      ///< measure relative errors
   Checksum checksum = Checksum::kOn;                    ///< checksums of frames
   std::chrono::milliseconds timeout = kDefaultTimeout;  ///< time after which a rank is late
@@ -165,7 +174,7 @@ class ReducerHandle {
   /// Blocks until this parameter's reduction is done. Throws the error that ended the exchange. The
   /// step must be flushed, or its order must be known: not in a first step that learns the order.
   /// If TransportTraits::queues is true, call `wait` before the flush only with
-  /// SendingOrder::kOfReady and on all ranks in the same order. Device gradients:
+  /// SendingOrder::kReadyOrder and on all ranks in the same order. Device gradients:
   /// ReducerOptions::stream waits, not the host. The same holds after `test` returned true.
   void wait() const;
 
@@ -217,7 +226,7 @@ struct ReducerStatistics {
 /// Device gradients use the reducer's own stream: after the work that the trainer queues on
 /// ReducerOptions::stream before `ready`, and before the work queued after `wait`. Over a transport
 /// that queues (NCCL), only the first step blocks the host. Later steps may be captured in a CUDA
-/// graph (Transactions::kOff, all gradients on the device). Over other transports (MPI), `wait`
+/// graph (Transactional::kOff, all gradients on the device). Over other transports (MPI), `wait`
 /// returns when the results are queued. The reducer uses a separate communicator concurrently with
 /// the trainer's; docs/how-to/gpu.md lists NCCL's conditions.
 ///
@@ -246,11 +255,11 @@ class GradientReducer {
   /// destination. Pass Contribution::kNone if there is no gradient.
   void add(std::string name, const GradientShape& shape);
 
-  /// Sets the sample weight of this rank's gradients (ReducerOptions::weights). Call `weigh` on all
-  /// ranks in each step before the first `ready`. The gradients are means over `samples` samples;
-  /// the number need not be an integer. The result is the mean over all samples, Σ samples ·
-  /// gradient / Σ samples. Each rank scales its gradient in the gradient's dtype before sending, by
-  /// at most the number of ranks. The gradient of a rank with 0 samples is ignored
+  /// Sets the sample weight of this rank's gradients (ReducerOptions::weighted). Call `weigh` on
+  /// all ranks in each step before the first `ready`. The gradients are means over `samples`
+  /// samples; the number need not be an integer. The result is the mean over all samples, Σ samples
+  /// · gradient / Σ samples. Each rank scales its gradient in the gradient's dtype before sending,
+  /// by at most the number of ranks. The gradient of a rank with 0 samples is ignored
   /// (Contribution::kNone).
   ///
   /// `weigh` does not wait; the first `ready` waits for all ranks' calls. Call `weigh` again after
@@ -297,13 +306,13 @@ class GradientReducer {
   /// Scales only the residuals of these parameters, e.g. for a separately exchanged part of a
   /// model. Throws InvalidArgumentError and scales nothing if a name was never added.
   void scale_residuals(float factor, std::span<const std::string> names);
-  /// Restores the residuals from before the last step (Transactions::kOn only), after a skipped
+  /// Restores the residuals from before the last step (Transactional::kOn only), after a skipped
   /// step or an error. If `accept_steps` was called, restores the residuals from its last call.
   /// Throws InvalidArgumentError if there is no step to discard.
   void discard_step();
   /// Does the same only for these parameters. Parameters without a step to discard do not change.
   void discard_step(std::span<const std::string> names);
-  /// Accepts the steps since the last call as final (Transactions::kOn only). After the first
+  /// Accepts the steps since the last call as final (Transactional::kOn only). After the first
   /// call, steps are joined: the second and later steps after each call update residuals in place,
   /// so `discard_step` takes back all of them. Not for elastic reducers. All ranks must make the
   /// same calls.
@@ -330,7 +339,7 @@ class GradientReducer {
 
   /// Returns the state of this rank. A run with the same number of ranks continues bit for bit from
   /// this state. Also works after an error, like `statistics` and `explain`. The residuals are then
-  /// from the last completed step (Transactions::kOn), or include changes of the failed step.
+  /// from the last completed step (Transactional::kOn), or include changes of the failed step.
   std::vector<std::byte> save_state() const;
   /// Returns the sum of the states over ranks, for any number of ranks. A collective call.
   std::vector<std::byte> save_portable_state() const;

@@ -34,12 +34,10 @@ inline constexpr std::nullptr_t kChoice = nullptr;  // defined only for the type
 template <>
 inline constexpr Texts<2> kChoice<Reduction> = {"reduction", {"sum", "mean"}};
 template <>
-inline constexpr Texts<2> kChoice<MissingGradient> = {"missing", {"error", "inactive"}};
-template <>
 inline constexpr Texts<2> kChoice<ProgressBy> = {"progress", {"thread", "caller"}};
 template <>
 inline constexpr Texts<4> kChoice<Contribution> = {
-    "contribution", {"gradient", "none", "gradient-unless-zero", "nowhere"}};
+    "contribution", {"gradient", "none", "gradient-unless-zero", "globally-unused"}};
 template <>
 inline constexpr Texts<5> kChoice<Algorithm> = {
     "algorithm", {"auto", "native", "two-shot", "one-shot", "hierarchical"}};
@@ -48,7 +46,27 @@ inline constexpr Texts<3> kChoice<Dtype> = {"dtype", {"f32", "bf16", "f16"}};
 template <>
 inline constexpr Texts<2> kChoice<Memory> = {"memory", {"host", "device"}};
 template <>
-inline constexpr Texts<2> kChoice<SendingOrder> = {"order", {"learned", "of-ready"}};
+inline constexpr Texts<2> kChoice<SendingOrder> = {"order", {"learned", "ready_order"}};
+
+/// Former strings, which work for one release.
+struct Renamed {
+  std::string_view what, before, now;
+};
+inline constexpr Renamed kRenamed[] = {{"order", "of-ready", "ready_order"},
+                                       {"contribution", "nowhere", "globally-unused"}};
+
+/// Replaces a former string, with a DeprecationWarning.
+inline std::string_view current_text(std::string_view what, std::string_view text) {
+  for (const Renamed& one : kRenamed) {
+    if (one.what != what || one.before != text) continue;
+    if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1,
+                         "%s=\"%s\" is deprecated and ends with the next release: use \"%s\"",
+                         one.what.data(), one.before.data(), one.now.data()) != 0)
+      throw nb::python_error();
+    return one.now;
+  }
+  return text;
+}
 
 template <typename Enum>
 std::string_view text_of(Enum value) {
@@ -59,6 +77,7 @@ std::string_view text_of(Enum value) {
 template <typename Enum>
 Enum parse_choice(std::string_view text) {
   const auto& [what, texts] = kChoice<Enum>;
+  text = current_text(what, text);
   std::string known;
   for (std::size_t i = 0; i < std::size(texts); ++i) {
     if (texts[i] == text) return static_cast<Enum>(i);

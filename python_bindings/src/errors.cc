@@ -19,11 +19,11 @@ struct Words {
   std::string_view here, in_python;
 };
 constexpr Words kWords[] = {
-    {"set ReducerOptions::learning to kOff", "pass auto_learning=False"},
-    {"set ReducerOptions::transactions to kOff", "pass transactional=False"},
-    {"ReducerOptions::transactions = kOn", "transactional=True"},
-    {"set ReducerOptions::weights to kOff", "pass weighted=False"},
-    {"ReducerOptions::weights = kOn", "weighted=True"},
+    {"set ReducerOptions::auto_learning to kOff", "pass auto_learning=False"},
+    {"set ReducerOptions::transactional to kOff", "pass transactional=False"},
+    {"ReducerOptions::transactional = kOn", "transactional=True"},
+    {"set ReducerOptions::weighted to kOff", "pass weighted=False"},
+    {"ReducerOptions::weighted = kOn", "weighted=True"},
     {"set ReducerOptions::reduction to kMean", "pass reduction=\"mean\""},
     {"set ReducerOptions::trace to a file", "name a file by trace="},
     {"set ReducerOptions::missing to kInactive",

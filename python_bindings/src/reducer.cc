@@ -134,7 +134,7 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
            "Overwritten by the result.\n"
            "  contribution: \"gradient\" (default); \"none\": this rank sends zeros and keeps "
            "the residual; \"gradient-unless-zero\": like \"none\" if all values are 0; "
-           "\"nowhere\", passed by all ranks: no rank has a gradient, and residuals do not "
+           "\"globally-unused\", passed by all ranks: no rank has a gradient, and residuals do not "
            "change.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The gradient differs from the array passed to add(), overlaps "
@@ -167,11 +167,11 @@ void bind_steps(nb::class_<ArrayReducer>& reducer) {
       .def("flush", &waiting<&GradientReducer::flush>,
            "Ends the step without waiting.\n\n"
            "Raises:\n"
-           "  InvalidArgumentError: A parameter was not ready (missing=\"error\").")
+           "  InvalidArgumentError: A parameter was not ready.")
       .def("wait", &ArrayReducer::wait,
            "Ends the step and waits until every gradient holds the sum or mean.\n\n"
            "Raises:\n"
-           "  InvalidArgumentError: A parameter was not ready (missing=\"error\").\n"
+           "  InvalidArgumentError: A parameter was not ready.\n"
            "  TransportError: A rank failed, is late, or made another call.\n"
            "  RanksLostError: A rank of an elastic reducer failed.")
       .def("progress", &waiting<&GradientReducer::progress>,

@@ -39,33 +39,11 @@ void set_rules(ReducerOptions& options, const GivenRules& rules) {
   }
 }
 
-void set_threads(ReducerOptions& options, unsigned threads) {
-  options.threads = threads;
-  options.automatic.threads = threads;
-}
-
 /// A given stream implies gradients on a device. "auto" needs this information before the first
 /// gradient.
 void set_stream(ReducerOptions& options, nb::handle stream) {
-  if (!stream.is_none()) options.automatic.memory = Memory::kDevice;
+  if (!stream.is_none()) options.memory = Memory::kDevice;
   options.stream = to_stream(stream, nb::none(), Memory::kDevice);
-}
-
-/// Options of the reducer's own Tuner. `tuner` replaces this Tuner.
-void bind_automatic(nb::class_<ReducerOptions>& options) {
-  options
-      .def_prop_rw(
-          "auto_codecs", [](const ReducerOptions& o) { return o.automatic.codecs; },
-          [](ReducerOptions& o, std::vector<std::string> specs) {
-            o.automatic.codecs = std::move(specs);
-          })
-      .def_prop_rw(
-          "memory", [](const ReducerOptions& o) { return text_of(o.automatic.memory); },
-          [](ReducerOptions& o, std::string_view memory) {
-            o.automatic.memory = parse_choice<Memory>(memory);
-          })
-      .def_rw("tuner", &ReducerOptions::tuner, nb::for_setter(nb::arg().none()),
-              nb::for_setter(nb::keep_alive<1, 2>()));
 }
 
 }  // namespace
@@ -82,10 +60,12 @@ void bind_reducer_options(nb::module_& module) {
       .def_rw("bucket_bytes", &ReducerOptions::bucket_bytes)
       .def_rw("chunk_count", &ReducerOptions::chunk_count)
       .def_rw("seed", &ReducerOptions::seed)
-      .def_rw("least_ranks", &ReducerOptions::least_ranks)
+      .def_rw("min_ranks", &ReducerOptions::min_ranks)
       .def_rw("trace", &ReducerOptions::trace)
-      .def_prop_rw(
-          "threads", [](const ReducerOptions& o) { return o.threads; }, &set_threads)
+      .def_rw("threads", &ReducerOptions::threads)
+      .def_rw("auto_codecs", &ReducerOptions::auto_codecs)
+      .def_rw("tuner", &ReducerOptions::tuner, nb::for_setter(nb::arg().none()),
+              nb::for_setter(nb::keep_alive<1, 2>()))
       .def_prop_rw(
           "stream",
           [](const ReducerOptions& o) { return reinterpret_cast<std::uintptr_t>(o.stream.handle); },
@@ -94,23 +74,18 @@ void bind_reducer_options(nb::module_& module) {
   def_choice<&ReducerOptions::algorithm>(options, "algorithm");
   def_choice<&ReducerOptions::residual_dtype>(options, "residual_dtype");
   def_choice<&ReducerOptions::order>(options, "order");
-  def_choice<&ReducerOptions::missing>(options, "missing");
+  def_choice<&ReducerOptions::memory>(options, "memory");
   def_choice<&ReducerOptions::progress>(options, "progress");
-  def_flag<&ReducerOptions::transactions, Transactions::kOff, Transactions::kOn>(options,
-                                                                                 "transactional");
+  def_flag<&ReducerOptions::transactional, Transactional::kOff, Transactional::kOn>(
+      options, "transactional");
   def_flag<&ReducerOptions::elastic, Elastic::kOff, Elastic::kOn>(options, "elastic");
-  def_flag<&ReducerOptions::weights, Weights::kOff, Weights::kOn>(options, "weighted");
+  def_flag<&ReducerOptions::weighted, Weighted::kOff, Weighted::kOn>(options, "weighted");
   def_flag<&ReducerOptions::measure_error, MeasureError::kOff, MeasureError::kOn>(options,
                                                                                   "measure_error");
   def_flag<&ReducerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
-  options.def_prop_rw(  // one timeout for all waits of a reducer
-      "timeout",
-      [](const ReducerOptions& o) { return std::chrono::duration<double>(o.timeout).count(); },
-      [](ReducerOptions& o, double seconds) {
-        o.timeout = o.automatic.timeout = to_timeout(seconds);
-      });
-  def_flag<&ReducerOptions::learning, Learning::kOff, Learning::kOn>(options, "auto_learning");
-  bind_automatic(options);
+  def_timeout<&ReducerOptions::timeout>(options, "timeout");
+  def_flag<&ReducerOptions::auto_learning, AutoLearning::kOff, AutoLearning::kOn>(options,
+                                                                                  "auto_learning");
 }
 
 }  // namespace tersor::python

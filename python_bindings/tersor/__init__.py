@@ -36,11 +36,12 @@ from tersor.collectives import (
     scatter,
 )
 from tersor.gossip import Gossip
-from tersor.reducer import GradientReducer, ReducerOptions
+from tersor.reducer import AdvancedOptions, GradientReducer, ReducerOptions
 from tersor.server import ParameterClient, ParameterServer, ServerOptions
 from tersor.tuner import Tuner, TunerOptions
 
 __all__ = [
+    "AdvancedOptions",
     "Codec",
     "CodecInfo",
     "CodecOption",

@@ -110,7 +110,7 @@ def test_a_reducer_refuses_gradients_that_overlap_until_one_is_back() -> None:
     def body(transport: tersor.Transport) -> None:
         memory = numpy.ones(300, "f4")
         learning = tersor.GradientReducer(transport, codec="none", timeout=20)
-        reducer = tersor.GradientReducer(transport, codec="none", order="of-ready", timeout=20)
+        reducer = tersor.GradientReducer(transport, codec="none", order="ready_order", timeout=20)
         for name in ("a", "b", "c"):
             learning.add(name, numpy.ones(100, "f4"))
             reducer.add(name, numpy.ones(100, "f4"))

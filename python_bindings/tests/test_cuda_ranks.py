@@ -270,7 +270,7 @@ def test_what_no_rank_brings_is_left_alone(codec: str, algorithm: Any, way: str)
         found = train(reducer, transport, make, range(1))
         nothing = {name: make(numpy.ones(shape, numpy.float32)) for name, shape in SHAPES.items()}
         for name, each in nothing.items():
-            reducer.ready(name, each, "nowhere")
+            reducer.ready(name, each, "globally-unused")
         reducer.wait()
         assert not any(any(each.tobytes()) for each in nothing.values())
         found += train(reducer, transport, make, range(1, 3))

@@ -98,7 +98,10 @@ def test_all_ranks_end_with_the_same_bits(codec: str) -> None:
 )
 def test_what_ddp_does_with_buckets_changes_no_bits(ddp: dict[str, Any]) -> None:
     # Each weight has a message of its own, so that messages do not depend on the order either.
-    options = {"rules": [("*.weight", "int4+ef"), ("*", "none")], "bucket_bytes": 1}
+    options = {
+        "rules": [("*.weight", "int4+ef"), ("*", "none")],
+        "advanced": tersor.AdvancedOptions(bucket_bytes=1),
+    }
     wanted = ranks.run(final_gradients, 2, options, {})
     found = ranks.run(final_gradients, 2, options, ddp)
     for one, other in zip(found, wanted, strict=True):
@@ -314,14 +317,15 @@ def sum_of_gradients(model: nn.Module, rank: int, steps: range) -> Tensor:
 def resumed(rank: int, _: int, codec: str, mode: Any) -> tuple[Tensor, Tensor]:
     """What a run and its copy learn after step 3; without a ``mode`` the copy has no residuals."""
     model = wrap(mlp())
-    handle = tersor.torch.compress(model, codec=codec, seed=3)
+    advanced = tersor.AdvancedOptions(seed=3)
+    handle = tersor.torch.compress(model, codec, advanced=advanced)
     list(train(model, rank, range(3)))
     weights = copy.deepcopy(model.module.state_dict())
     state = handle.state_dict(mode) if mode else None
     wanted = sum_of_gradients(model, rank, range(3, 6))
     other = wrap(mlp())
     other.module.load_state_dict(weights)
-    fresh = tersor.torch.compress(other, codec=codec, seed=3)
+    fresh = tersor.torch.compress(other, codec, advanced=advanced)
     fresh.load_state_dict(state)
     return wanted, sum_of_gradients(other, rank, range(3, 6))
 

@@ -254,7 +254,7 @@ def test_without_borders_a_message_is_one_tensor() -> None:
 @ranks.on(2)
 def test_a_handle_can_be_removed(rank: int, count: int) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
-    handle = fsdp.compress(ours, codec="int4+ef", weights="int4")
+    handle = fsdp.compress(ours, codec="int4+ef", weights_codec="int4")
     backward(ours, rank, 0)
     ours.zero_grad()
     kept = [weakref.ref(one.core) for one in handle._reducers]

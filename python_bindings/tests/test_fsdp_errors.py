@@ -25,17 +25,21 @@ from tersor.torch._src.parameters import selection as parameters
 
 @ranks.on(1)
 def test_mistakes_are_named_before_training(rank: int, count: int) -> None:
+    two_shot: Any = "two-shot"
+    by_hosts = fsdp.ShardedOptions(algorithm="hierarchical")
     refused: list[tuple[str, dict[str, Any]]] = [
         ("no option 'reduction'", {"reduction": "sum"}),
-        ("algorithm must be one of", {"algorithm": "two-shot"}),
-        ("auto chooses the algorithm", {"codec": "auto", "algorithm": "hierarchical"}),
-        ("weights", {"weights": "int8+ef"}),
-        ("int7", {"weights": "int7"}),
+        ("algorithm must be one of", {"advanced": fsdp.ShardedOptions(algorithm=two_shot)}),
+        ("auto chooses the algorithm", {"codec": "auto", "advanced": by_hosts}),
+        ("weights_codec", {"weights_codec": "int8+ef"}),
+        ("int7", {"weights_codec": "int7"}),
         ("residual_dtype", {"residual_dtype": "f16"}),
     ]
     for message, options in refused:
         with pytest.raises(tersor.InvalidArgumentError, match=message):
             fsdp.compress(sharded_model(count), **options)
+    with pytest.raises(TypeError, match=r"advanced must be ShardedOptions\(\.\.\.\)"):
+        fsdp.compress(sharded_model(count), advanced=tersor.AdvancedOptions())  # type: ignore[arg-type]
     with pytest.raises(tersor.InvalidArgumentError, match="call fully_shard"):
         fsdp.compress(make_model())
     model = sharded_model(count)
@@ -76,7 +80,7 @@ def finds_a_foreign_gather(rank: int, count: int) -> None:
     model = sharded_model(count)
     model[2].set_custom_all_gather(Foreign())  # type: ignore[operator,union-attr]
     with pytest.raises(tersor.InvalidArgumentError, match=r"2 has a custom all-gather.*Foreign"):
-        fsdp.compress(model, weights="int8")
+        fsdp.compress(model, weights_codec="int8")
     fsdp.compress(model)  # leaves weights alone
 
 

@@ -24,11 +24,16 @@ import tersor
 from tersor.torch import fsdp
 
 HOSTS = [0, 1, 1, 0]
-BY_HOSTS: dict[str, Any] = {
-    "rules": [("*.weight", "int4+ef"), ("*", "bf16")],
-    "algorithm": "hierarchical",
-    "hosts": HOSTS,
-}
+
+
+def by_hosts(hosts: list[int]) -> dict[str, Any]:
+    return {
+        "rules": [("*.weight", "int4+ef"), ("*", "bf16")],
+        "advanced": fsdp.ShardedOptions(algorithm="hierarchical", hosts=hosts),
+    }
+
+
+BY_HOSTS = by_hosts(HOSTS)
 
 
 @ranks.on(4)
@@ -48,9 +53,9 @@ def test_gradients_are_near_the_mean(rank: int, count: int) -> None:
 @ranks.on(4)
 def test_weights_have_the_bits_of_the_direct_way(rank: int, count: int) -> None:
     found = []
-    for way in ({}, {"algorithm": "hierarchical", "hosts": HOSTS}):
+    for advanced in (None, BY_HOSTS["advanced"]):
         model = sharded_model(count)
-        fsdp.compress(model, codec="none", weights="int8", **way)
+        fsdp.compress(model, codec="none", weights_codec="int8", advanced=advanced)
         found.append(model(torch.ones(2, INPUTS)))
     assert torch.equal(*found)
 
@@ -70,7 +75,7 @@ def test_an_exact_state_goes_on_bit_for_bit(rank: int, count: int) -> None:
     kept = handle.feedback["0.weight"]
     assert len(kept.residual) == kept.longest == 2 * kept.parameter.shard_count
     other_model = sharded_model(count)
-    other = fsdp.compress(other_model, **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
+    other = fsdp.compress(other_model, **by_hosts([0, 0, 1, 1]))
     with pytest.raises(tersor.InvalidArgumentError, match="grouped by host in another way"):
         other.load_state_dict(handle.state_dict())
 
@@ -84,9 +89,10 @@ def saves(rank: int, count: int) -> dict[str, Any]:
 
 def owes(rank: int, count: int, state: dict[str, Any], hosts: list[int]) -> dict[str, Any]:
     """What the residuals add to the mean."""
-    way = {"algorithm": "hierarchical" if len(set(hosts)) < count else "auto", "hosts": hosts}
+    way = "hierarchical" if len(set(hosts)) < count else "auto"
+    advanced = fsdp.ShardedOptions(algorithm=way, hosts=hosts)
     kept_model = sharded_model(count)
-    handle = fsdp.compress(kept_model, **{**BY_HOSTS, **way})
+    handle = fsdp.compress(kept_model, **{**BY_HOSTS, "advanced": advanced})
     handle.load_state_dict(state)
     totals = handle.state_dict("portable")["residuals"]
     return {name: total / count for name, total in totals.items()}
@@ -105,7 +111,7 @@ def test_a_portable_state_adds_the_same_to_the_mean_of_any_hosts() -> None:
 def test_shards_within_hosts_are_encoded_between_replicas_only(rank: int, count: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(make_model(), count, mesh=mesh)
-    handle = fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 0, 1, 1]})
+    handle = fsdp.compress(model, **by_hosts([0, 0, 1, 1]))
     backward(model, rank, 0)
     codecs = {str(one["name"]): one["codec"] for one in handle.statistics()}
     assert codecs["0.weight"] == "none"  # within a host
@@ -116,8 +122,8 @@ def test_shards_within_hosts_are_encoded_between_replicas_only(rank: int, count:
 def test_hosts_that_do_not_fit_are_named(rank: int, count: int) -> None:
     model = sharded_model(count)
     with pytest.raises(tersor.InvalidArgumentError, match="hosts has 2 numbers for 3 ranks"):
-        fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 1]})
-    fsdp.compress(model, **{**BY_HOSTS, "hosts": [0, 0, 1]})
+        fsdp.compress(model, **by_hosts([0, 1]))
+    fsdp.compress(model, **by_hosts([0, 0, 1]))
     # Or a rank hears that another one gave up.
     with pytest.raises(
         (tersor.InvalidArgumentError, tersor.TransportError), match="the hosts have 2, 1"

@@ -87,10 +87,10 @@ def test_hooks_on_gradients_see_results(rank: int, count: int) -> None:
     assert torch.equal(seen[0], seen[1])
 
 
-@pytest.mark.parametrize("progress", ["thread", "caller"])
-def test_who_sends_changes_no_bits(progress: str) -> None:
-    found = ranks.run(trained, 2, {**FEEDBACK, "progress": progress})
-    wanted = ranks.run(trained, 2, {**FEEDBACK, "bucket_bytes": 1, "chunk_count": 512})
+def test_sizes_of_messages_change_no_bits() -> None:
+    found = ranks.run(trained, 2, FEEDBACK)
+    small = fsdp.ShardedOptions(bucket_bytes=1, chunk_count=512)
+    wanted = ranks.run(trained, 2, {**FEEDBACK, "advanced": small})
     assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
 
 
@@ -170,7 +170,12 @@ def test_a_sum_beyond_float16_is_an_infinity(rank: int, count: int) -> None:
 @ranks.on(2)
 def test_totals_are_of_all_parameters(rank: int, count: int) -> None:
     model = sharded_model(count)
-    handle = fsdp.compress(model, transactional=True, measure_error=True, **FEEDBACK)
+    handle = fsdp.compress(
+        model,
+        transactional=True,
+        advanced=fsdp.ShardedOptions(measure_error=True),
+        **FEEDBACK,
+    )
     train(model, rank, range(3))
     handle.discard_step()
     parameters, totals = handle.statistics(), handle.totals()
@@ -219,7 +224,7 @@ def test_a_scalers_skipped_step_leaves_no_trace(rank: int, count: int) -> None:
 
 def chooses(rank: int, count: int) -> str:
     model = sharded_model(count)
-    handle = fsdp.compress(model, codec="auto", auto_codecs=["int8"])
+    handle = fsdp.compress(model, "auto", advanced=fsdp.ShardedOptions(auto_codecs=["int8"]))
     train(model, rank, range(2))
     assert all(one["codec"] in ("none", "bf16", "int8") for one in handle.statistics())
     return handle.explain()
@@ -237,7 +242,7 @@ def test_auto_chooses_alike_on_all_ranks() -> None:
 
 def settles(rank: int, count: int) -> str:
     model = sharded_model(count)
-    handle = fsdp.compress(model, codec="auto", auto_codecs=["int8"])
+    handle = fsdp.compress(model, "auto", advanced=fsdp.ShardedOptions(auto_codecs=["int8"]))
     train(model, rank, range(1))
     assert not handle.settled()
     for step in range(1, 200):
@@ -326,7 +331,7 @@ def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
 @ranks.on(2)
 def test_hidden_and_exposed_times_and_errors_are_told(rank: int, count: int) -> None:
     model = sharded_model(count)
-    handle = fsdp.compress(model, codec="int8", measure_error=True)
+    handle = fsdp.compress(model, "int8", advanced=fsdp.ShardedOptions(measure_error=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plain_step(model, optimizer, rank, 0)
     found = {one["name"]: one for one in handle.statistics()}["0.weight"]

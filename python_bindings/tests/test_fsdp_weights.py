@@ -29,7 +29,7 @@ def test_weights_are_compressed_where_that_is_asked_for(
     rank: int, count: int, codec: str, error: float
 ) -> None:
     ours, reference = sharded_model(count), sharded_model(count)
-    fsdp.compress(ours, weights=codec, **NONE)
+    fsdp.compress(ours, weights_codec=codec, **NONE)
     inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
     found = ours(inputs).detach()
     assert 1e-4 < relative(found, reference(inputs).detach()) < error
@@ -59,7 +59,7 @@ def energies_lost(rank: int, count: int, codec: str, dtype: torch.dtype) -> dict
     """Of each parameter, by its all-gather."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     ours, reference = (sharded_model(count, policy) for _ in range(2))
-    fsdp.compress(ours, weights=codec, **NONE)
+    fsdp.compress(ours, weights_codec=codec, **NONE)
     exact = whole_weights(reference)
     assert set(exact) == {name for name, _ in ours.named_parameters()}
     return {
@@ -88,7 +88,7 @@ def test_what_each_parameter_loses_is_its_codecs(
 @ranks.on(2)
 def test_weights_are_rounded_with_other_noise_in_each_step(rank: int, count: int) -> None:
     model = sharded_model(count)
-    fsdp.compress(model, weights="int8:rounding=stochastic", **NONE)
+    fsdp.compress(model, weights_codec="int8:rounding=stochastic", **NONE)
     inputs = torch.randn(8, INPUTS, generator=torch.Generator().manual_seed(3))
     first, again = model(inputs), model(inputs)
     assert torch.equal(first, again)  # as long as the weights may not have changed

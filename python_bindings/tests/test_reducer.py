@@ -188,7 +188,7 @@ def test_a_run_goes_on_bit_for_bit_from_its_state() -> None:
 
 def scatter(transport: tersor.Transport) -> None:
     """Rows of a matrix, padded to equal shards, and a vector that a step leaves out."""
-    reducer = GradientReducer(transport, codec="none", order="of-ready")
+    reducer = GradientReducer(transport, codec="none", order="ready_order")
     like = np.empty(0, np.float32)
     shard = -(-7 // transport.ranks) * 5
     reducer.add_sharded("matrix", like, [7, 5], shard)

@@ -48,7 +48,7 @@ def hook(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
 
 def fsdp(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
     model = fully_shard(model_of(0), mesh=DeviceMesh.from_group(group, "cpu"))
-    handle = tersor.torch.compress(model, codec="int8+ef", weights="int8", **options)
+    handle = tersor.torch.compress(model, codec="int8+ef", weights_codec="int8", **options)
     backward(model)
     handle.state_dict("portable")
 

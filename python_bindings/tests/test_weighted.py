@@ -276,7 +276,7 @@ def weighs_all(rank: int, count: int, wrapped: str) -> None:
 def test_a_sum_is_one_of_what_no_codec_takes_too(rank: int, count: int) -> None:
     model = Mixed()
     run = DistributedDataParallel(model)
-    tersor.torch.compress(run, codec="none", reduction="sum")
+    tersor.torch.compress(run, "none", advanced=tersor.AdvancedOptions(reduction="sum"))
     wanted = [torch.zeros_like(one) for one in model.parameters()]
     for other in range(count):
         alone, (inputs, targets) = Mixed(), part(other, 0, 8)

@@ -25,7 +25,8 @@ constexpr LinkFigures kSlow{.seconds_per_byte = 1e-6};
 
 ReducerOptions automatic(const LinkFigures& link, std::vector<std::string> codecs = {"int8"}) {
   return {.codec = "auto",
-          .automatic = {.codecs = std::move(codecs), .link = link},
+          .auto_codecs = std::move(codecs),
+          .auto_link = link,
           .progress = ProgressBy::kCaller};
 }
 
@@ -152,7 +153,7 @@ TEST(Learning, WhatIsHiddenNeedNotLoseAnything) {
 
 TEST(Learning, GoesAsPredictedWhereItIsOff) {
   ReducerOptions options = automatic(kInfinite);
-  options.learning = Learning::kOff;
+  options.auto_learning = AutoLearning::kOff;
   const Learned predicted = learn(2, "100Mbit,100us", options);
   EXPECT_EQ(predicted.codecs[0], "none");
   EXPECT_EQ(predicted.explanations[0].find("settled"), std::string::npos);
@@ -162,15 +163,15 @@ TEST(Learning, GoesAsPredictedWhereItIsOff) {
 // codecs, although some codecs cut at different offsets.
 TEST(Learning, NothingIsLostBetweenCodecsWithFeedback) {
   const LinkFigures link{.latency = 1e-3, .seconds_per_byte = 1 / 30e6};
-  for (const Transactions transactions : {Transactions::kOff, Transactions::kOn}) {
+  for (const Transactional transactions : {Transactional::kOff, Transactional::kOn}) {
     ReducerOptions options =
         automatic(link, {"int4", "topk:density=0.2+ef", "blocktopk:density=0.25,values=bf16+ef"});
-    options.transactions = transactions;
+    options.transactional = transactions;
     run_on_clock(4, parse_link("240Mbit,1ms"), [&](Transport& transport) {
       Training run(transport, options);
       for (int step = 0; step < 60; ++step) {
         run.step(step);
-        if (transactions == Transactions::kOff || step % 7 != 3) continue;
+        if (transactions == Transactional::kOff || step % 7 != 3) continue;
         run.forget_last();
         run.reducer.discard_step();
       }
@@ -185,7 +186,7 @@ TEST(Learning, NothingIsLostBetweenCodecsWithFeedback) {
 
 TEST(Learning, OfShardsInTheOrderOfReady) {
   ReducerOptions options = automatic(kInfinite);
-  options.order = SendingOrder::kOfReady;
+  options.order = SendingOrder::kReadyOrder;
   run_on_clock(3, parse_link("100Mbit,100us"), [&](Transport& transport) {
     GradientReducer reducer(transport, options);
     const GradientShape shape{
@@ -237,7 +238,7 @@ TEST(Learning, NothingIsLostBetweenRunsThatGoOtherWays) {
     run_on_clock(3, parse_link("100Mbit,100us"), [&](Transport& transport) {
       ReducerOptions from = automatic(back ? latent : flat, {"int4+ef"});
       ReducerOptions to = automatic(back ? flat : latent, {"int4+ef"});
-      from.learning = to.learning = Learning::kOff;
+      from.auto_learning = to.auto_learning = AutoLearning::kOff;
       Training first(transport, from), second(transport, to);
       first.steps(5);
       second.reducer.load_state(first.reducer.save_state());

@@ -59,7 +59,7 @@ TEST_P(AfterError, TheReducerAnswers) {
 TEST_P(AfterError, ResidualsAreThoseOfTheLastCompleteStepWhereTheyAreKept) {
   run_ranks(3, {}, [](Transport& transport) {
     Training run(transport,
-                 {.codec = "int8+ef", .transactions = Transactions::kOn, .progress = GetParam()});
+                 {.codec = "int8+ef", .transactional = Transactional::kOn, .progress = GetParam()});
     const auto state = train_until_error(run, transport);
     EXPECT_EQ(run.reducer.save_state(), state);
     if (run.rank == 2) return;  // its third step may not have begun: a discard would hit the second

@@ -76,7 +76,7 @@ TEST_P(Checkpoint, ADiscardedStepLeavesNoTrace) {
   for (const std::vector<int>& dims : kCheckpointDims)
     run_ranks(4, {}, [&](Transport& transport) {
       const ReducerOptions options{
-          .codec = GetParam(), .dims = dims, .transactions = Transactions::kOn};
+          .codec = GetParam(), .dims = dims, .transactional = Transactional::kOn};
       Training run(transport, options), plain(transport, {.codec = GetParam(), .dims = dims});
       run.step(0);
       plain.step(0);
@@ -95,7 +95,7 @@ TEST_P(Checkpoint, ADiscardedStepLeavesNoTrace) {
 
 TEST_P(Checkpoint, JoinedStepsAreDiscardedTogether) {
   run_ranks(4, {}, [&](Transport& transport) {
-    Training run(transport, {.codec = GetParam(), .transactions = Transactions::kOn});
+    Training run(transport, {.codec = GetParam(), .transactional = Transactional::kOn});
     Training plain(transport, {.codec = GetParam()});
     run.reducer.accept_steps();
     for (int step = 0; step < 3; ++step) {
@@ -241,9 +241,8 @@ TEST(State, OfAnotherModelIsAnErrorThatNamesTheParameter) {
 TEST(State, OfACodecThatAutoChoseFitsWhereNoResidualIsKept) {
   run_ranks(2, {}, [](Transport& transport) {
     const auto automatic = [](double seconds_per_byte) {
-      return ReducerOptions{
-          .codec = "auto",
-          .automatic = {.link = LinkFigures{.seconds_per_byte = seconds_per_byte}}};
+      return ReducerOptions{.codec = "auto",
+                            .auto_link = LinkFigures{.seconds_per_byte = seconds_per_byte}};
     };
     const Training slow(transport, automatic(1e-6));
     Training quick(transport, automatic(1e-15));

@@ -109,12 +109,13 @@ TEST(Contributions, AParameterThatNeverHadAGradientIsMissedAllTheSame) {
 
 // Results of steps on three ranks, with two parameters in one message. If `interrupted`, extra
 // steps without a gradient of the first parameter run in between.
-std::vector<Values> results(const std::string& codec, Transactions transactions, bool interrupted) {
+std::vector<Values> results(const std::string& codec, Transactional transactions,
+                            bool interrupted) {
   constexpr std::size_t kCount = 64 * 128;
   std::vector<Values> results(3);
   run_ranks(3, {}, [&](Transport& transport) {
     const auto rank = static_cast<std::size_t>(transport.rank());
-    GradientReducer reducer(transport, {.codec = codec, .transactions = transactions});
+    GradientReducer reducer(transport, {.codec = codec, .transactional = transactions});
     for (const char* name : {"w", "v"})
       reducer.add(name, {.count = kCount, .rows = 64, .columns = 128});
     const auto step = [&](Contribution contribution, Values gradient) {
@@ -127,8 +128,9 @@ std::vector<Values> results(const std::string& codec, Transactions transactions,
     for (std::size_t i = 0; i < 4; ++i) {
       const Values result = step(Contribution::kGradient, gaussian(kCount, 3 * i + rank));
       results[rank].insert(results[rank].end(), result.begin(), result.end());
-      if (interrupted) EXPECT_EQ(step(Contribution::kNowhere, Values(kCount, 1)), Values(kCount));
-      if (interrupted && transactions == Transactions::kOn && i % 2 == 1) reducer.discard_step();
+      if (interrupted)
+        EXPECT_EQ(step(Contribution::kGloballyUnused, Values(kCount, 1)), Values(kCount));
+      if (interrupted && transactions == Transactional::kOn && i % 2 == 1) reducer.discard_step();
     }
   });
   return results;
@@ -136,7 +138,7 @@ std::vector<Values> results(const std::string& codec, Transactions transactions,
 
 TEST(Contributions, WhatNoRankBringsIsLeftAlone) {
   for (const char* codec : {"int8+ef", "bf16+ef", "topk:density=0.05+ef", "lowrank:rank=2+ef"})
-    for (const Transactions transactions : {Transactions::kOff, Transactions::kOn})
+    for (const Transactional transactions : {Transactional::kOff, Transactional::kOn})
       EXPECT_EQ(results(codec, transactions, true), results(codec, transactions, false)) << codec;
 }
 

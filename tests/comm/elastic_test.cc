@@ -282,7 +282,7 @@ TEST(Elastic, OfTwoHalvesTheOneWithTheLowestRankGoesOn) {
 TEST(Elastic, OneRankAloneGoesOnWhereSoFewMay) {
   run_mortal(2, {}, [](Transport& transport) {
     ReducerOptions options = elastic();
-    options.least_ranks = 1;
+    options.min_ranks = 1;
     Training run(transport, options);
     if (is_gone(lose(run, {0}))) return;
     run.reducer.resume();

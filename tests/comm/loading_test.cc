@@ -96,7 +96,7 @@ std::vector<std::string> errors_after(int ranks, const ReducerOptions& options,
 }
 
 TEST(Loading, EveryRankNamesTheStepsOfDifferentSaves) {
-  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     for (const Elastic elastic : {Elastic::kOff, Elastic::kOn}) {
       ReducerOptions options = summed(order);
       options.elastic = elastic;
@@ -126,7 +126,7 @@ TEST(Loading, AnExactAndAPortableStateAreNamed) {
 }
 
 TEST(Loading, OneRankThatLoadsNoStateIsNamed) {
-  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     for (const bool has_trained : {false, true}) {
       const auto errors = errors_after(2, summed(order), [&](Transport& transport, Trio& run) {
         const Bytes state = saved(transport, summed(order), 2);

@@ -70,8 +70,8 @@ class ReadyModel {
   GradientReducer reducer;
 };
 
-ReducerOptions of_ready(const std::string& codec) {
-  return {.rules = {{"*", codec}}, .order = SendingOrder::kOfReady};
+ReducerOptions ready_order(const std::string& codec) {
+  return {.rules = {{"*", codec}}, .order = SendingOrder::kReadyOrder};
 }
 
 class OrderOfReady : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
@@ -80,7 +80,7 @@ TEST_P(OrderOfReady, HasTheBitsOfALearnedOrder) {
   const auto& [codec, ranks] = GetParam();
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
     run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-      ReducerOptions options = of_ready(codec), learning = options;
+      ReducerOptions options = ready_order(codec), learning = options;
       options.progress = progress;
       learning.order = SendingOrder::kLearned;
       ReadyModel model(transport, options), learned(transport, learning);
@@ -92,7 +92,7 @@ TEST_P(OrderOfReady, HasTheBitsOfALearnedOrder) {
 TEST_P(OrderOfReady, CanBeWaitedForInTheMiddleOfAnyStep) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    ReadyModel model(transport, of_ready(codec)), plain(transport, of_ready(codec));
+    ReadyModel model(transport, ready_order(codec)), plain(transport, ready_order(codec));
     for (int step = 0; step < 2; ++step) {
       const Values wanted = plain.step({0, 1, 2}, step);
       Values found;
@@ -111,10 +111,10 @@ TEST_P(OrderOfReady, CanBeWaitedForInTheMiddleOfAnyStep) {
 
 TEST_P(OrderOfReady, WhatTakesNoPartKeepsItsResidual) {
   const auto& [codec, ranks] = GetParam();
-  for (const Transactions transactions : {Transactions::kOff, Transactions::kOn})
+  for (const Transactional transactions : {Transactional::kOff, Transactional::kOn})
     run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-      ReducerOptions options = of_ready(codec);
-      options.transactions = transactions;
+      ReducerOptions options = ready_order(codec);
+      options.transactional = transactions;
       ReadyModel model(transport, options);
       model.step({0, 1, 2}, 0);
       const double before = model.residual_norm(1);
@@ -133,8 +133,8 @@ TEST_P(OrderOfReady, WhatTakesNoPartKeepsItsResidual) {
 TEST_P(OrderOfReady, ADiscardedStepOfSomeParametersLeavesNoTrace) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    ReducerOptions options = of_ready(codec);
-    options.transactions = Transactions::kOn;
+    ReducerOptions options = ready_order(codec);
+    options.transactional = Transactional::kOn;
     ReadyModel model(transport, options), plain(transport, options);
     for (ReadyModel* one : {&model, &plain}) {
       one->step({0, 1, 2}, 0);
@@ -149,7 +149,7 @@ TEST_P(OrderOfReady, ADiscardedStepOfSomeParametersLeavesNoTrace) {
 TEST_P(OrderOfReady, GoesOnFromAState) {
   const auto& [codec, ranks] = GetParam();
   run_ranks(ranks, {}, [&, &codec = codec](Transport& transport) {
-    ReadyModel first(transport, of_ready(codec)), second(transport, of_ready(codec));
+    ReadyModel first(transport, ready_order(codec)), second(transport, ready_order(codec));
     first.step({0, 1}, 0);
     second.reducer.load_state(first.reducer.save_state());
     EXPECT_EQ(second.step({1, 2}, 1), first.step({1, 2}, 1));
@@ -169,7 +169,7 @@ TEST(CallersThread, SendsInReady) {
   run_ranks(2, {}, [&](Transport& transport) {
     GradientReducer reducer(
         transport,
-        {.codec = "none", .order = SendingOrder::kOfReady, .progress = ProgressBy::kCaller});
+        {.codec = "none", .order = SendingOrder::kReadyOrder, .progress = ProgressBy::kCaller});
     reducer.add("a", {.count = 100, .collective = Collective::kReduceScatter});
     Values gradient(100, 1.0f), shard(50);
     const ReducerHandle handle = reducer.ready("a", gradient, shard);
@@ -187,7 +187,7 @@ TEST(CallersThread, SendsInReady) {
 
 TEST(ReadyTogether, ShareAMessage) {
   run_ranks(2, {}, [](Transport& transport) {
-    GradientReducer reducer(transport, {.codec = "bf16", .order = SendingOrder::kOfReady});
+    GradientReducer reducer(transport, {.codec = "bf16", .order = SendingOrder::kReadyOrder});
     for (const char* name : {"a", "b", "c"}) reducer.add(name, {.count = 100});
     std::vector<Values> values(3, Values(100, 2.0f));
     const std::vector<ReadyGradient> both = {{"c", values[2]}, {"a", values[0]}};
@@ -207,7 +207,7 @@ TEST(ReadyTogether, ShareAMessage) {
 TEST(ReadyTogether, OfEverOtherSetsKeepFewMessages) {
   constexpr std::size_t kParameters = 10, kCount = 600;
   run_ranks(2, {}, [](Transport& transport) {
-    const ReducerOptions options{.codec = "int4+ef", .order = SendingOrder::kOfReady};
+    const ReducerOptions options{.codec = "int4+ef", .order = SendingOrder::kReadyOrder};
     GradientReducer together(transport, options), alone(transport, options);
     std::vector<Values> values(kParameters, Values(kCount)), others = values;
     std::vector<std::string> names;
@@ -241,7 +241,7 @@ TEST(ReadyTogether, OfDifferentParametersIsAnErrorOnAllRanks) {
   for (const std::string codec : {"none", "int8+ef"})
     run_ranks(2, {}, [&](Transport& transport) {
       const ReducerOptions options{
-          .codec = codec, .order = SendingOrder::kOfReady, .timeout = std::chrono::seconds(30)};
+          .codec = codec, .order = SendingOrder::kReadyOrder, .timeout = std::chrono::seconds(30)};
       GradientReducer reducer(transport, options);
       for (const char* name : {"a", "b"}) reducer.add(name, {.count = 100});
       Values values(100, 1.0f);
@@ -257,7 +257,7 @@ TEST(ReadyTogether, OfDifferentParametersIsAnErrorOnAllRanks) {
 }
 
 TEST(ReadyTogether, TheSameTwiceIsRefused) {
-  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     run_ranks(2, {}, [&](Transport& transport) {
       GradientReducer reducer(transport, {.codec = "none", .order = order});
       reducer.add("a", {.count = 100});
@@ -272,7 +272,7 @@ TEST(ReadyTogether, TheSameTwiceIsRefused) {
 }
 
 TEST(ReadyTogether, AMistakeInOneOfThemLeavesTheOthersAsTheyWere) {
-  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+  for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
     run_ranks(2, {}, [&](Transport& transport) {
       GradientReducer reducer(transport, {.codec = "none", .order = order});
       for (const char* name : {"a", "b"}) reducer.add(name, {.count = 100});

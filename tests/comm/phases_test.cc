@@ -113,7 +113,7 @@ TEST(Phases, ADiscardedStepAtAChangeLeavesNoTrace) {
   run_ranks(3, {}, [](Transport& transport) {
     ReducerOptions options = scheduled();
     Training plain(transport, options);
-    options.transactions = Transactions::kOn;
+    options.transactional = Transactional::kOn;
     Training run(transport, options);
     for (int step = 0; step < 8; ++step) {
       run.step(step + 50);
@@ -129,7 +129,7 @@ TEST(Phases, ADiscardedStepAtAChangeLeavesNoTrace) {
 TEST(Phases, SavingBeforeAStepIsDiscardedChangesNothing) {
   run_ranks(3, {}, [](Transport& transport) {
     ReducerOptions options = scheduled();
-    options.transactions = Transactions::kOn;
+    options.transactional = Transactional::kOn;
     Training plain(transport, options), saved(transport, options);
     for (int step = 0; step < 8; ++step) {
       plain.step(step + 50);
@@ -183,7 +183,7 @@ TEST(Phases, ThePatternThatMatchesFirstHasTheSchedule) {
 TEST(Phases, ShardsFollowTheirScheduleToo) {
   run_ranks(2, {}, [](Transport& transport) {
     ReducerOptions options = scheduled({{"*", "none"}, {"*", "int8+ef", 1}});
-    options.order = SendingOrder::kOfReady;
+    options.order = SendingOrder::kReadyOrder;
     GradientReducer reducer(transport, options);
     reducer.add("w", {.count = 5000, .collective = Collective::kReduceScatter});
     Values gradient(5000, 1.5f), shard(2500);

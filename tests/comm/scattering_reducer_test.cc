@@ -103,7 +103,7 @@ TEST_P(Scattering, ADiscardedStepLeavesNoTrace) {
   const auto& [codec, setup] = GetParam();
   run_ranks(setup.ranks, {}, [&, &codec = codec, &setup = setup](Transport& transport) {
     ReducerOptions options = options_of(codec, setup);
-    options.transactions = Transactions::kOn;
+    options.transactional = Transactional::kOn;
     Model model(transport, options), plain(transport, options);
     model.step(0);
     plain.step(0);

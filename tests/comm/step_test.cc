@@ -130,7 +130,7 @@ TEST_F(Steps, OneThatIsCompleteWithoutMessagesWantsNoOrder) {
 }
 
 TEST_F(Steps, OfTheOrderOfReadyRequestAtOnceAndOnlyWhatIsReady) {
-  step_.set_parameters(4, SendingOrder::kOfReady);
+  step_.set_parameters(4, SendingOrder::kReadyOrder);
   EXPECT_TRUE(step_.order_known());
   const std::uint32_t both = step_.add_message({3, 2}), one = step_.add_message({1});
   for (int round = 0; round < 2; ++round) {

@@ -187,8 +187,8 @@ TEST(TunedReducer, ChoosesForLargeParametersAndKeepsRanksEqual) {
   const auto inputs = gradients(4, 300'000);
   std::vector<std::string> explanations(4);
   const auto outputs = on_ranks(inputs, [&](Transport& transport, Values& values) {
-    GradientReducer reducer(transport,
-                            {.codec = "auto", .automatic = given(kSlow, {"int8", "int4+ef"})});
+    GradientReducer reducer(
+        transport, {.codec = "auto", .auto_codecs = {"int8", "int4+ef"}, .auto_link = kSlow});
     const ValueSpan all(values);
     reducer.add("weight", all.subspan(0, 250'000), 500, 500);
     reducer.add("bias", all.subspan(250'000, 500));

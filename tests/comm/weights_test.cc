@@ -1,4 +1,4 @@
-// Sample-weighted steps (ReducerOptions::weights): the result is the mean over all ranks' samples
+// Sample-weighted steps (ReducerOptions::weighted): the result is the mean over all ranks' samples
 // for every codec and algorithm. Also refused calls.
 #include "tests/comm/ranks.h"
 
@@ -21,7 +21,7 @@ const std::vector<double> kSamples = {12, 0, 3, 1};  // their sum is a power of 
 constexpr double kInfiniteSamples = std::numeric_limits<double>::infinity();
 
 ReducerOptions weighed(const std::string& codec = "none") {
-  return {.codec = codec, .weights = Weights::kOn};
+  return {.codec = codec, .weighted = Weighted::kOn};
 }
 
 Values weighed_gradient(int rank, int step = 0) {
@@ -67,7 +67,7 @@ double samples_of(const Transport& transport) {
 
 TEST(Weights, TheMeanIsOverSamples) {
   for (const ProgressBy progress : {ProgressBy::kThread, ProgressBy::kCaller})
-    for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+    for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
       for (const char* codec : {"none", "bf16", "int8+ef"}) {
         const double limit = std::string(codec) == "none" ? 1e-13 : 1e-3;
         ReducerOptions options = weighed(codec);

@@ -100,7 +100,7 @@ TEST_P(ReducerOnDevice, ParametersWithoutGradientKeepTheirResiduals) {
 TEST_P(ReducerOnDevice, DiscardedStepsAreUndone) {
   expect_as_on_hosts(2, [](Transport& transport, const Location& location) {
     ReducerOptions options = options_of(location);
-    options.transactions = Transactions::kOn;
+    options.transactional = Transactional::kOn;
     Model model(transport, location, options);
     Outcome outcome;
     append(outcome.values, model.step(0));
@@ -131,7 +131,7 @@ TEST_P(ReducerOnDevice, GoesOnFromAState) {
 TEST_P(ReducerOnDevice, WeighsStepsAsOnHosts) {
   expect_as_on_hosts(3, [](Transport& transport, const Location& location) {
     ReducerOptions options = options_of(location);
-    options.weights = Weights::kOn;
+    options.weighted = Weighted::kOn;
     Model model(transport, location, options);
     Outcome outcome;
     for (int step = 0; step < 4; ++step) {
@@ -197,7 +197,7 @@ Outcome scatter(Transport& transport, const Location& location, const ReducerOpt
 
 TEST_P(ReducerOnDevice, ScattersAsOnHosts) {
   for (const int ranks : {1, 2, 3})
-    for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kOfReady})
+    for (const SendingOrder order : {SendingOrder::kLearned, SendingOrder::kReadyOrder})
       expect_as_on_hosts(ranks, [order](Transport& transport, const Location& location) {
         ReducerOptions options = options_of(location);
         options.order = order;
@@ -301,7 +301,9 @@ TEST_P(ReducerOnDevice, LearnsHowToGo) {
     const Location location{Memory::kDevice, stream};
     ReducerOptions options = options_of(location);
     options.rules = {{"*.bias", "bf16"}, {"*", "auto"}};
-    options.automatic = {.codecs = {"int4+ef"}, .link = LinkFigures{}, .memory = Memory::kDevice};
+    options.auto_codecs = {"int4+ef"};
+    options.auto_link = LinkFigures{};
+    options.memory = Memory::kDevice;
     Model model(transport, location, options);
     Values& values = all[static_cast<std::size_t>(transport.rank())];
     for (int step = 0; step < 60 && !model.reducer().settled(); ++step) {

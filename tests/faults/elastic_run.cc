@@ -49,7 +49,7 @@ class Training {
                                                                     .chunk_count = 3'000,
                                                                     .progress = plan.progress,
                                                                     .elastic = Elastic::kOn,
-                                                                    .weights = plan.weights,
+                                                                    .weighted = plan.weighted,
                                                                     .timeout = plan.timeout});
     for (std::size_t i = 0; i < gradients_.size(); ++i)
       reducer_->add("parameter " + std::to_string(i), gradients_[i]);
@@ -70,7 +70,7 @@ class Training {
 
  private:
   void reduce(int step) {
-    if (plan_.weights == Weights::kOn) reducer_->weigh((rank_ + step) % plan_.ranks + 0.5);
+    if (plan_.weighted == Weighted::kOn) reducer_->weigh((rank_ + step) % plan_.ranks + 0.5);
     for (std::size_t p = 0; p < gradients_.size(); ++p) {
       for (std::size_t i = 0; i < gradients_[p].size(); ++i)
         gradients_[p][i] = gradient_of(rank_, step, p, i);
@@ -157,7 +157,7 @@ std::string ElasticPlan::text() const {
   text << "seed " << seed << ": " << ranks << " ranks, " << steps << " steps of " << counts.size()
        << " parameters by " << codec << ", " << algorithm_name(algorithm)
        << (progress == ProgressBy::kCaller ? ", driven by the caller" : "")
-       << (weights == Weights::kOn ? ", weighed" : "");
+       << (weighted == Weighted::kOn ? ", weighed" : "");
   for (const Victim& one : victims)
     text << "; rank " << one.rank << ": " << fault_name(one.kind) << " at operation "
          << one.operations << (one.in_recovery ? " of the recovery" : "");
@@ -199,7 +199,7 @@ ElasticPlan draw_elastic_plan(std::uint64_t seed, Home home) {
     if (one.in_recovery) one.operations = 1 + one.operations % 12;
     if (plan.victim(one.rank) == nullptr) plan.victims.push_back(one);
   }
-  if (below(3) == 0) plan.weights = Weights::kOn;
+  if (below(3) == 0) plan.weighted = Weighted::kOn;
   return plan;
 }
 

@@ -33,7 +33,7 @@ struct ElasticPlan {
   std::string codec;
   Algorithm algorithm = Algorithm::kAuto;
   ProgressBy progress = ProgressBy::kThread;
-  Weights weights = Weights::kOff;
+  Weighted weighted = Weighted::kOff;
   std::vector<std::size_t> counts;  ///< values of each parameter
   std::chrono::milliseconds timeout{0};
   std::vector<Victim> victims;

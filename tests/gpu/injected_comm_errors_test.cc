@@ -53,13 +53,13 @@ Scene scene_of(const std::string& name, Steps steps, const Case& wanted) {
   return scene_of(name + " of " + wanted.codec, body, ranks);
 }
 
-Values train(Transport& transport, const Location& location, Transactions transactions,
+Values train(Transport& transport, const Location& location, Transactional transactions,
              const std::vector<ReducerRule>& rules = {{"*.bias", "bf16"}, {"*", "int8+ef"}}) {
   constexpr std::size_t kCount = 600;
   PlacedValues weight(kCount, Dtype::kF32, location), bias(70, Dtype::kF32, location);
   GradientReducer reducer(transport, {.rules = rules,
                                       .chunk_count = 512,
-                                      .transactions = transactions,
+                                      .transactional = transactions,
                                       .stream = location.stream});
   reducer.add("a.weight", weight.span(), 20, 30);
   reducer.add("a.bias", bias.span());
@@ -70,7 +70,7 @@ Values train(Transport& transport, const Location& location, Transactions transa
     reducer.ready("a.bias");
     reducer.ready("a.weight");
     reducer.wait();
-    if (transactions == Transactions::kOn && step == 1) reducer.discard_step();
+    if (transactions == Transactional::kOn && step == 1) reducer.discard_step();
     for (const PlacedValues* values : {&weight, &bias}) {
       const Values more = values->read();
       all.insert(all.end(), more.begin(), more.end());
@@ -102,7 +102,7 @@ TEST_F(InjectedErrors, HierarchicalAllreduce) {
 }
 
 TEST_F(InjectedErrors, Reducer) {
-  for (const Transactions transactions : {Transactions::kOff, Transactions::kOn})
+  for (const Transactional transactions : {Transactional::kOff, Transactional::kOn})
     for (const cudaError_t error : kErrors)
       expect_errors(scene_of("reducer",
                              [=](Transport& transport, const Location& location) {
@@ -117,7 +117,7 @@ TEST_F(InjectedErrors, ReducerThatChangesItsCodec) {
   for (const cudaError_t error : kErrors)
     expect_errors(scene_of("reducer with a schedule",
                            [=](Transport& transport, const Location& location) {
-                             return train(transport, location, Transactions::kOff, rules);
+                             return train(transport, location, Transactional::kOff, rules);
                            }),
                   error);
 }

@@ -43,7 +43,7 @@ TEST(MpiCollectives, AllreduceHasTheBitsOfThreads) {
 
 /// Sample-weighted steps with a different number of samples per rank, including 0.
 Values weighed_steps(Transport& transport, const Values& gradient) {
-  GradientReducer reducer(transport, {.codec = "int8+ef", .weights = Weights::kOn});
+  GradientReducer reducer(transport, {.codec = "int8+ef", .weighted = Weighted::kOn});
   Values values = gradient, all;
   reducer.add("w", values, 1, values.size());
   for (int step = 0; step < 3; ++step) {

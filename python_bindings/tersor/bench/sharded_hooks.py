@@ -47,7 +47,7 @@ def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
     dtype = REDUCE_DTYPES.get(name)
     _shard(chain, MixedPrecisionPolicy(reduce_dtype=dtype))
     if dtype is None:
-        handle = fsdp.compress(chain, codec=name.removeprefix(OURS), weights=weights)
+        handle = fsdp.compress(chain, codec=name.removeprefix(OURS), weights_codec=weights)
         return CountedHook(chain, handle, handle.remove)
     if name == THEIRS + "ahead":
         cast(FSDPModule, chain)._set_unshard_async_op(True)

@@ -232,7 +232,7 @@ TEST(NcclReducer, AStepOfTwoGenerationsIsNotCaptured) {
     PlacedValues gradient(kCount, Dtype::kF32, location);
     GradientReducer reducer(
         rank.transport,
-        {.codec = "int8+ef", .transactions = Transactions::kOn, .stream = rank.stream});
+        {.codec = "int8+ef", .transactional = Transactional::kOn, .stream = rank.stream});
     reducer.add("w", gradient.span(), kCount, 1);
     reducer.ready("w");
     reducer.wait();
