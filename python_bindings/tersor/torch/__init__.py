@@ -50,6 +50,7 @@ from tersor.torch._src.gradients.loss_scale import Scaler
 from tersor.torch._src.parameters.selection import Unsupported
 from tersor.torch._src.process_group.connections import close, transport
 from tersor.torch._src.server import ParameterClient, ParameterServer
+from tersor.torch._src.statistics.handle import Handle
 from tersor.torch._src.statistics.handles import log_statistics
 from tersor.torch._src.statistics.records import ParameterStatistics
 from tersor.torch.diloco import DiLoCo
@@ -66,6 +67,7 @@ __all__ = [
     "ElasticOptions",
     "FeedbackState",
     "Gossip",
+    "Handle",
     "HookState",
     "ParameterClient",
     "ParameterServer",

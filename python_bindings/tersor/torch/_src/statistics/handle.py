@@ -1,0 +1,85 @@
+"""The protocol of handles, for programs that accept any handle of ``tersor.torch``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from tersor import _core
+
+if TYPE_CHECKING:
+    from tersor.torch._src.checkpoint.residuals import Mode
+    from tersor.torch._src.statistics.records import ParameterStatistics
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """The common interface of every object that compresses the gradients of a training.
+
+    ``tersor.torch.compress`` returns a handle for DDP (``HookState``) and FSDP2
+    (``ShardedHandle``). ``DistributedOptimizer``, ``CompressedAdamW``, ``CompressedMuon`` and
+    ``CompressedSGD`` are handles themselves. ``isinstance(x, Handle)`` checks that all methods
+    exist, not their signatures.
+
+    Example::
+
+        def log(handle: tersor.torch.Handle) -> None:
+            print(handle.table())
+    """
+
+    samples: float | None
+    """Number of samples of which this rank's next gradient is the mean, or None.
+
+    Set ``samples`` before each step, on all ranks. The result is then the mean over the samples of
+    all ranks. DDP, FSDP2 and ``DistributedOptimizer`` require ``weighted=True`` for that."""
+
+    def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
+        """Returns the counts of this rank, one entry per parameter in the model's order.
+
+        Args:
+            residual_norms: True to measure the norm of each residual, which reads all residuals.
+        """
+
+    def reducer_statistics(self) -> Sequence[_core.ReducerStatistics]:
+        """Returns the counts of each reducer, which include the transport's headers.
+
+        DDP and the optimizers have one reducer. FSDP2 has one per module, and on a 2-D mesh one
+        more per module. The sequence is empty before the first step of DDP and FSDP2.
+        """
+
+    def table(self) -> str:
+        """Returns one line per parameter and one for all: bytes, ratio, errors, seconds, codec."""
+
+    def explain(self) -> str:
+        """Returns one line per parameter: its codec and the reason."""
+
+    def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """Returns the state for a checkpoint, between two steps.
+
+        Args:
+            mode: ``"exact"`` has the residuals of each rank; the same number of ranks continues
+                bit for bit. ``"portable"`` has the sum of the residuals over ranks, for any number
+                of ranks, and is a collective call.
+        """
+
+    def load_state_dict(self, state: Any) -> None:
+        """Loads the result of ``state_dict`` of either mode.
+
+        Raises:
+            InvalidArgumentError: The state is damaged or does not fit. Nothing was changed.
+        """
+
+    def discard_step(self) -> None:
+        """Restores the residuals from before the last exchange, if no step used its result.
+
+        Call ``discard_step`` on all ranks. It needs ``transactional=True``.
+        """
+
+    def reset(self) -> None:
+        """Reconnects the ranks after an error that ended an exchange. Residuals become zero.
+
+        A collective call. Each rank must have received the error before.
+        """
+
+    def remove(self) -> None:
+        """Sends gradients uncompressed from the next step on. Call ``remove`` on all ranks."""
