@@ -47,7 +47,7 @@ def train(codec: str | None) -> tuple[float, float, float]:
     ranks, values = dist.get_world_size(), sum(p.numel() for p in model.parameters())
     sent = 2 * (ranks - 1) / ranks * 4 * values  # of an all-reduce of float32
     if codec:
-        sent = handle.totals()["sent_bytes"] / (2 + arguments.steps)
+        sent = handle.totals().sent_bytes / (2 + arguments.steps)
     return seconds, sent, loss.item()
 
 

@@ -37,7 +37,7 @@ for step in range(1, arguments.steps + 1):
 outer.synchronize()  # all ranks end with the same weights
 
 if dist.get_rank() == 0:
-    sent = outer.totals()["sent_bytes"] / arguments.steps
+    sent = outer.totals().sent_bytes / arguments.steps
     instead = sum(4 * p.numel() for p in model.parameters())
     print(f"sent {sent / 1024:.1f} KiB per step instead of {instead / 1024:.1f} KiB")
 dist.destroy_process_group()

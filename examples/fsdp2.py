@@ -45,6 +45,6 @@ for step in range(1, arguments.steps + 1):
 
 totals = handle.totals()
 if dist.get_rank() == 0:
-    sent, instead = totals["sent_bytes"], totals["uncompressed_bytes"]
+    sent, instead = totals.sent_bytes, totals.uncompressed_bytes
     print(f"gradients: sent {sent / 1024:.0f} KiB instead of {instead / 1024:.0f} KiB")
 dist.destroy_process_group()

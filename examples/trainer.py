@@ -50,5 +50,5 @@ with tempfile.TemporaryDirectory() as folder:  # of checkpoints, with Tersor's r
 
 totals = callback.handle.totals()
 if trainer.is_world_process_zero():
-    sent, instead = totals["sent_bytes"], totals["uncompressed_bytes"]
+    sent, instead = totals.sent_bytes, totals.uncompressed_bytes
     print(f"sent {sent / 1024:.0f} KiB instead of {instead / 1024:.0f} KiB")

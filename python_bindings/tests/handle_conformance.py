@@ -153,7 +153,7 @@ def test_training_learns_and_ranks_stay_equal(rank: int, count: int, name: str) 
             training.step(rank, step % 4)
         assert float(training.loss(rank, 0)) < before / 3, codec
         assert equal_on_ranks(training.weights()), codec
-        assert training.handle.totals()["steps"] == 80
+        assert training.handle.totals().steps == 80
 
 
 def overflows(rank: int, count: int, name: str) -> float:

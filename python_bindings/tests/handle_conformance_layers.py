@@ -166,7 +166,7 @@ def test_parameters_of_a_group_that_is_added_are_exchanged(
     training.steps(rank, range(2, 5))
     assert not torch.equal(extra.weight, torch.eye(3))
     assert equal_on_ranks({**training.weights(), **dict(extra.named_parameters())})
-    assert [one["name"] for one in training.handle.statistics()][-2:] == ["weight", "bias"]
+    assert [one.name for one in training.handle.statistics()][-2:] == ["weight", "bias"]
 
 
 ACROSS_HOSTS = ["DistributedOptimizer", "CompressedAdamW", "CompressedMuon", "DiLoCo"]

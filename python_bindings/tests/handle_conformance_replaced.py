@@ -172,8 +172,8 @@ def test_groups_and_state_that_are_assigned_are_followed(rank: int, count: int, 
     assert equal(ours.weights(), reference.weights())
     assert equal_on_ranks(ours.weights())
     ours.optimizer.state_dict()
-    named = [one["name"] for one in ours.handle.statistics()]
-    assert named == [one["name"] for one in reference.handle.statistics()]
+    named = [one.name for one in ours.handle.statistics()]
+    assert named == [one.name for one in reference.handle.statistics()]
     with_other_parameters(ours, width=66)
     with pytest.raises(
         tersor.InvalidArgumentError, match=r"0\.weight was replaced .* another shape"

@@ -86,7 +86,7 @@ def on_ranks(rank: int, count: int) -> tuple[Rules, list[str]]:
     ddp = wrap(model)
     handle = tersor.torch.compress(ddp, rules=rules)
     list(train(ddp, rank, range(2)))
-    return rules, [one["codec"] for one in handle.statistics()]
+    return rules, [one.codec for one in handle.statistics()]
 
 
 def test_ranks_add_their_energies_and_train_by_the_same_rules() -> None:

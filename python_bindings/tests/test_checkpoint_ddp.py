@@ -105,7 +105,7 @@ def resume_on_other_ranks(rank: int, count: int, codec: str, folder: str) -> flo
     """How much is kept for later, at first."""
     training = Training(codec)
     training.load_state_dict(torch.load(f"{folder}/portable.pt", weights_only=True))
-    norm = training.handle.totals(residual_norms=True)["residual_norm"]
+    norm = training.handle.totals(residual_norms=True).residual_norm
     training.steps(FIRST, LAST)
     return finished(norm)
 

@@ -198,7 +198,7 @@ def test_training_learns_and_ranks_stay_equal(codec: str, options: dict[str, Any
     for before, after, weights, totals in found:
         assert after < before / 3
         assert torch.equal(weights, found[0][2])
-        assert totals["steps"] == 80
+        assert totals.steps == 80
 
 
 def starts_dense(rank: int, count: int, kind: Kind) -> tuple[list[float], list[str]]:
@@ -211,8 +211,8 @@ def starts_dense(rank: int, count: int, kind: Kind) -> tuple[list[float], list[s
         train(model, optimizer, rank, range(step, step + 1))
         train(dense, reference, rank, range(step, step + 1))
         assert torch.equal(flat(model), flat(dense)) == (step < 3)
-        sent.append(optimizer.totals()["sent_bytes"])
-    assert [one["steps"] for one in optimizer.statistics()] == [6] * 4
+        sent.append(optimizer.totals().sent_bytes)
+    assert [one.steps for one in optimizer.statistics()] == [6] * 4
     each = [after - before for before, after in zip([0.0, *sent], sent, strict=False)]
     return each, optimizer.explain().splitlines()
 

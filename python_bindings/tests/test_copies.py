@@ -81,7 +81,7 @@ def test_copies_of_ddp_travel_uncompressed(
     assert not torch.equal(backward(model, rank, 0), mean_gradients(count, 0))  # is still encoded
     again = tersor.torch.compress(copied, codec="int8")
     backward(copied, rank, 0)
-    assert again.totals()["steps"] == 1
+    assert again.totals().steps == 1
 
 
 @ranks.on(1)

@@ -59,7 +59,7 @@ def mean_errors(rank: int, count: int, codec: str) -> list[float]:
         errors.append(relative_error(gradients(model), mean_gradients(count, step)))
     buckets = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].count(",") + 1
     assert buckets >= 6, buckets
-    assert {one["steps"] for one in handle.statistics()} == {4}
+    assert {one.steps for one in handle.statistics()} == {4}
     handle.close()
     return errors
 
@@ -169,9 +169,9 @@ def unused(rank: int, _: int) -> tuple[list[float], bool, float]:
 
     def residual() -> float:
         return next(
-            one["residual_norm"]
+            one.residual_norm
             for one in handle.statistics(residual_norms=True)
-            if one["name"] == "second.weight"
+            if one.name == "second.weight"
         )
 
     model(inputs(rank, 0), "second").sum().backward()
@@ -253,7 +253,7 @@ def built_by_others(rank: int, _: int, named: bool) -> tuple[Tensor, list[str]]:
     model.register_comm_hook(state, tersor.torch.hook)
     for _ in train(model, rank, range(4)):
         pass
-    return gradients(model), [one["name"] for one in state.statistics()]
+    return gradients(model), [one.name for one in state.statistics()]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -297,7 +297,7 @@ def compiled(rank: int, count: int, codec: str, inside: bool) -> tuple[float, li
         model.zero_grad()
         called(inputs(rank, step)).square().mean().backward()
     error = relative_error(gradients(module), mean_gradients(count, 2))
-    return error, [one["name"] for one in handle.statistics()]
+    return error, [one.name for one in handle.statistics()]
 
 
 @pytest.mark.parametrize("inside", [True, False])

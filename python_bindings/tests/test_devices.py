@@ -94,7 +94,7 @@ def first_step(here: Here) -> tuple[Tensor, float]:
     model, handle = here.ddp(codec="int8", rules=[("*", "int8")])
     here.loss(model, 0).backward()
     totals = handle.totals()
-    return gradients(model).cpu(), totals["sent_bytes"] / totals["uncompressed_bytes"]
+    return gradients(model).cpu(), totals.sent_bytes / totals.uncompressed_bytes
 
 
 @everywhere
@@ -267,7 +267,7 @@ def sharded(here: Here) -> tuple[Tensor, float]:
     here.loss(model, 0).backward()
     found = torch.cat([whole(one.grad).flatten() for one in model.parameters()])
     totals = handle.totals()
-    return found, totals["sent_bytes"] / totals["uncompressed_bytes"]
+    return found, totals.sent_bytes / totals.uncompressed_bytes
 
 
 @everywhere
@@ -312,7 +312,7 @@ def layouts(here: Here) -> list[str]:
         images = torch.ones(2, WIDTH, 8, 8, device=here.device, dtype=torch.bfloat16)
         ddp(images).square().mean().backward()
     assert all(one.grad.isfinite().all() for one in ddp.parameters())
-    return [str(one["codec"]) for one in handle.statistics()]
+    return [str(one.codec) for one in handle.statistics()]
 
 
 @everywhere

@@ -43,7 +43,7 @@ def test_the_table_of_versions_takes_what_tests_found() -> None:
 def result(model: Any, handle: Any) -> tuple[list[Any], float]:
     """The weights, and how many times fewer bytes were sent."""
     totals = handle.totals()
-    ratio = totals["uncompressed_bytes"] / totals["sent_bytes"]
+    ratio = totals.uncompressed_bytes / totals.sent_bytes
     return [one.detach() for one in model.parameters()], ratio
 
 

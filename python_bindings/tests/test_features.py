@@ -108,7 +108,7 @@ def checkpointed() -> nn.Sequential:
 
 def recomputes(rank: int, _: int, way: Way) -> list[str]:
     handle = both(lambda **options: way(checkpointed(), **options), rank)
-    return [one["name"] for one in handle.statistics()]
+    return [one.name for one in handle.statistics()]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -150,7 +150,7 @@ def test_rules_and_checkpoints_fit_with_and_without_wrappers(
     state = getattr(first.handle, save)()
     getattr(second.handle, f"load_{save}")(state)
     told = second.handle.statistics(residual_norms=True)
-    norms = {one["name"]: one["residual_norm"] for one in told}
+    norms = {one.name: one.residual_norm for one in told}
     assert norms["0.weight"] > 0
 
 

@@ -73,7 +73,7 @@ def equals_pytorch(rank: int, count: int, policy: str, step: Step) -> None:
     handle = fsdp.compress(ours, **NONE)
     train(ours, rank, range(4), step)
     train(reference, rank, range(4), step)
-    sent = sum(int(one["gradient_bytes"]) for one in handle.statistics())
+    sent = sum(int(one.gradient_bytes) for one in handle.statistics())
     assert sent > 0 or count == 1
     if count <= 2:
         assert torch.equal(weights(ours), weights(reference))
@@ -115,13 +115,13 @@ def test_each_parameter_has_its_codec_and_its_figures(rank: int, count: int) -> 
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int8")
     train(model, rank, range(3))
-    found = {one["name"]: one for one in handle.statistics()}
+    found = {one.name: one for one in handle.statistics()}
     assert set(found) == {name for name, _ in model.named_parameters()}
-    assert {one["steps"] for one in found.values()} == {3}
-    assert found["0.weight"]["codec"] == "int8"
-    assert found["2.weight"]["codec"] == "int8"
+    assert {one.steps for one in found.values()} == {3}
+    assert found["0.weight"].codec == "int8"
+    assert found["2.weight"].codec == "int8"
     small = {"0.bias", "1.weight", "1.bias", "2.bias", "4.weight", "4.bias"}
-    assert {name for name, one in found.items() if one["codec"] == "bf16"} == small
+    assert {name for name, one in found.items() if one.codec == "bf16"} == small
     raw, sent = (found["0.weight"][key] for key in ("gradient_bytes", "sent_bytes"))
     padded = -(-71 // count) * count * INPUTS  # rows in equal shards
     assert raw == 3 * 4 * padded
@@ -199,7 +199,7 @@ def test_frozen_parameters_are_left_out(rank: int, count: int) -> None:
         backward_of_branches(model, rank, both=True)
     found = local(ours.second.weight.grad)
     assert 1e-4 < relative(found, local(reference.second.weight.grad)) < 0.02
-    assert {one["name"] for one in handle.statistics()} == {
+    assert {one.name for one in handle.statistics()} == {
         "first.bias",
         "second.weight",
         "second.bias",
@@ -219,7 +219,7 @@ def test_a_step_that_leaves_parameters_out_keeps_their_residuals(rank: int, coun
             found = local(ours.second.weight.grad)
             assert relative(found, local(reference.second.weight.grad)) > 0.1  # by its codec
             assert torch.equal(handle.feedback["first.weight"].residual, kept)
-    steps = {one["name"]: one["steps"] for one in handle.statistics()}
+    steps = {one.name: one.steps for one in handle.statistics()}
     assert (steps["first.weight"], steps["second.weight"]) == (2, 3)
     assert len(handle._reducers) == 1
 
@@ -295,8 +295,8 @@ def test_residuals_follow_a_loss_scale(rank: int, count: int) -> None:
     model = sharded_model(count)
     handle = fsdp.compress(model, codec="int4+ef")
     backward(model, rank, 0)
-    before = [one["residual_norm"] for one in handle.statistics(residual_norms=True)]
+    before = [one.residual_norm for one in handle.statistics(residual_norms=True)]
     handle.scale_residuals(0.5)
-    after = [one["residual_norm"] for one in handle.statistics(residual_norms=True)]
+    after = [one.residual_norm for one in handle.statistics(residual_norms=True)]
     assert max(before) > 0
     assert after == pytest.approx([0.5 * norm for norm in before])

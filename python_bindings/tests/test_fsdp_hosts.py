@@ -44,10 +44,10 @@ def test_gradients_are_near_the_mean(rank: int, count: int) -> None:
         backward(one, rank, 0)
     wanted, found = gradients(plain), gradients(model)
     assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.02
-    assert {one["algorithm"] for one in handle.statistics()} == {"hierarchical"}
+    assert {one.algorithm for one in handle.statistics()} == {"hierarchical"}
     # Half of a gradient to the neighbour as f32, half of that half to the other host.
-    (weight,) = [one for one in handle.statistics() if one["name"] == "0.weight"]
-    assert 0.5 * 1.1 < weight["sent_bytes"] / weight["gradient_bytes"] < 0.5 * 1.3
+    (weight,) = [one for one in handle.statistics() if one.name == "0.weight"]
+    assert 0.5 * 1.1 < weight.sent_bytes / weight.gradient_bytes < 0.5 * 1.3
 
 
 @ranks.on(4)
@@ -113,7 +113,7 @@ def test_shards_within_hosts_are_encoded_between_replicas_only(rank: int, count:
     model = shard(make_model(), count, mesh=mesh)
     handle = fsdp.compress(model, **by_hosts([0, 0, 1, 1]))
     backward(model, rank, 0)
-    codecs = {str(one["name"]): one["codec"] for one in handle.statistics()}
+    codecs = {str(one.name): one.codec for one in handle.statistics()}
     assert codecs["0.weight"] == "none"  # within a host
     assert codecs["0.weight (replicas)"] == "int4+ef"
 

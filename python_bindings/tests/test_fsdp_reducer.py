@@ -179,14 +179,14 @@ def test_totals_are_of_all_parameters(rank: int, count: int) -> None:
     train(model, rank, range(3))
     handle.discard_step()
     parameters, totals = handle.statistics(), handle.totals()
-    assert totals["steps"] == 3
-    assert totals["steps_discarded"] == 1
-    assert totals["overflows"] == 0
-    assert totals["exposed_seconds"] > 0
+    assert totals.steps == 3
+    assert totals.steps_discarded == 1
+    assert totals.overflows == 0
+    assert totals.exposed_seconds > 0
     for field in ("hidden_seconds", "exposed_seconds", "wire_seconds"):
         assert totals[field] == sum(one[field] for one in parameters)
-    errors = [one["relative_error"] for one in parameters if one["relative_error"] is not None]
-    assert totals["relative_error"] == max(errors) > 0
+    errors = [one.relative_error for one in parameters if one.relative_error is not None]
+    assert totals.relative_error == max(errors) > 0
 
 
 @ranks.on(2)
@@ -226,7 +226,7 @@ def chooses(rank: int, count: int) -> str:
     model = sharded_model(count)
     handle = fsdp.compress(model, "auto", advanced=fsdp.ShardedOptions(auto_codecs=["int8"]))
     train(model, rank, range(2))
-    assert all(one["codec"] in ("none", "bf16", "int8") for one in handle.statistics())
+    assert all(one.codec in ("none", "bf16", "int8") for one in handle.statistics())
     return handle.explain()
 
 
@@ -277,7 +277,7 @@ def test_modules_take_part_in_the_steps_that_they_are_used_in(rank: int, count: 
         if not both:
             after = handle.feedback["first.weight"].residual
             assert torch.equal(after, before["first.weight"])
-    steps = {one["name"]: one["steps"] for one in handle.statistics()}
+    steps = {one.name: one.steps for one in handle.statistics()}
     assert (steps["first.weight"], steps["second.weight"]) == (2, 3)
 
 
@@ -301,7 +301,7 @@ def test_parameters_may_be_unfrozen(rank: int, count: int) -> None:
                 assert torch.equal(local(parameter.grad), local(wanted)), (name, step)
         ours.first.weight.requires_grad_(True)
     names = {name for name, _ in ours.named_parameters()}
-    assert {one["name"] for one in handles[0].statistics()} == names
+    assert {one.name for one in handles[0].statistics()} == names
     found, wanted = (handle.state_dict()["residuals"] for handle in handles)
     assert found.keys() == wanted.keys() == {"second.weight"}
     assert torch.equal(found["second.weight"].to_local(), wanted["second.weight"].to_local())
@@ -317,7 +317,7 @@ def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
     handle = fsdp.compress(model, **FEEDBACK)
     inputs = torch.randn(4, INPUTS, generator=torch.Generator().manual_seed(rank))
     model(inputs).square().sum().backward()
-    wanted = handle.scalars(residual_norm=True)["tersor/residual_norm"]
+    wanted = handle.scalars(residual_norms=True)["tersor/residual_norm"]
     model.second.bias.requires_grad_(True)
     reducers, (before,) = handle._sender.reducers, handle._sender.reducers.all()
     before._ready.add("first.weight")
@@ -325,7 +325,7 @@ def test_a_residual_that_moved_is_told_of_once(rank: int, count: int) -> None:
     assert reducers.of(second, second.expected_kind()) is not before
     before._ready.clear()
     assert len(reducers.all()) == 2
-    assert handle.scalars(residual_norm=True)["tersor/residual_norm"] == pytest.approx(wanted)
+    assert handle.scalars(residual_norms=True)["tersor/residual_norm"] == pytest.approx(wanted)
 
 
 @ranks.on(2)
@@ -334,9 +334,9 @@ def test_hidden_and_exposed_times_and_errors_are_told(rank: int, count: int) -> 
     handle = fsdp.compress(model, "int8", advanced=fsdp.ShardedOptions(measure_error=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plain_step(model, optimizer, rank, 0)
-    found = {one["name"]: one for one in handle.statistics()}["0.weight"]
-    assert found["wire_seconds"] > 0
-    assert found["hidden_seconds"] + found["exposed_seconds"] > 0
-    error = found["relative_error"]
+    found = {one.name: one for one in handle.statistics()}["0.weight"]
+    assert found.wire_seconds > 0
+    assert found.hidden_seconds + found.exposed_seconds > 0
+    error = found.relative_error
     assert error is not None
     assert 1e-4 < error < 0.02

@@ -88,8 +88,8 @@ def test_replicas_follow_the_schedule_of_shards(rank: int, count: int) -> None:
     handle = fsdp.compress(model, rules=[("*", "bf16"), ("*", "int8", 1)])
     for step, codec in enumerate(("bf16", "int8")):
         train(model, rank, range(step, step + 1))
-        assert {one["codec"] for one in handle.statistics()} == {codec}
-        assert any(str(one["name"]).endswith(" (replicas)") for one in handle.statistics())
+        assert {one.codec for one in handle.statistics()} == {codec}
+        assert any(str(one.name).endswith(" (replicas)") for one in handle.statistics())
 
 
 def errs_as_the_codec(rank: int, count: int, policy: str, codec: str) -> float:
@@ -113,17 +113,17 @@ def test_shards_have_the_codec_of_the_whole_parameter(rank: int, count: int) -> 
     model = replicated(count)
     handle = fsdp.compress(model, codec="int8")
     train(model, rank, range(3))
-    found = {one["name"]: one for one in handle.statistics()}
+    found = {one.name: one for one in handle.statistics()}
     names = {name for name, _ in model.named_parameters()}
     assert set(found) == names | {f"{name} (replicas)" for name in names}
     for name in names:
         scattered, reduced = found[name], found[f"{name} (replicas)"]
-        assert (scattered["codec"], scattered["reason"]) == (reduced["codec"], reduced["reason"])
-        assert reduced["steps"] == 3
-        assert reduced["gradient_bytes"] == scattered["gradient_bytes"] / (count / 2)
+        assert (scattered.codec, scattered.reason) == (reduced.codec, reduced.reason)
+        assert reduced.steps == 3
+        assert reduced.gradient_bytes == scattered.gradient_bytes / (count / 2)
     raw, sent = (found["0.weight (replicas)"][key] for key in ("gradient_bytes", "sent_bytes"))
     assert raw == 3 * 4 * 36 * INPUTS  # 2,340 values: the whole parameter is what rules ask for
-    assert found["0.weight (replicas)"]["codec"] == "int8"
+    assert found["0.weight (replicas)"].codec == "int8"
     assert raw / 5 < sent < raw / 3
     assert "all-reduce between replicas" not in handle.explain()
 
@@ -145,7 +145,7 @@ def test_names_with_the_marks_of_patterns_are_names(rank: int, count: int) -> No
     rules = [("a", "int8"), ("[[]a[]]", "int4"), ("b*", "bf16"), ("*", "none")]
     handle = fsdp.compress(model, rules=rules)
     model().backward()
-    found = {one["name"]: one["codec"] for one in handle.statistics()}
+    found = {one.name: one.codec for one in handle.statistics()}
     assert {name: found[f"{name} (replicas)"] for name in ("*", "[a]", "a", "b\\")} == {
         "*": "none",
         "[a]": "int4",
@@ -348,7 +348,7 @@ def test_a_handle_can_be_removed(rank: int, count: int) -> None:
     again = fsdp.compress(ours, codec="int8")
     handle.remove()  # once more is no mistake, and nothing to the other
     backward(ours, rank, 0)
-    assert any("(replicas)" in one["name"] for one in again.statistics())
+    assert any("(replicas)" in one.name for one in again.statistics())
 
 
 @ranks.on(4)

@@ -137,7 +137,7 @@ def test_layers_without_gradients_keep_their_residuals(rank: int, count: int) ->
                 continue
             steps[name] += 1
             sent[name], wanted[name] = sent[name] + one, wanted[name] + other
-    assert {one["name"]: one["steps"] for one in handle.statistics()} == steps
+    assert {one.name: one.steps for one in handle.statistics()} == steps
     for name, kept in handle.feedback.items():
         owed = kept.spread()
         torch.distributed.all_reduce(owed)

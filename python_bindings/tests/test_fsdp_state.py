@@ -65,7 +65,7 @@ def test_a_schedule_goes_on_where_it_was(rank: int, count: int) -> None:
     train(part, rank, range(3, 6))
     assert torch.equal(weights(whole), weights(part))
     for one in (handle, resumed):
-        codecs = {str(each["name"]): each["codec"] for each in one.statistics()}
+        codecs = {str(each.name): each.codec for each in one.statistics()}
         assert codecs["0.weight"] == "topk:density=0.05+ef"
         assert codecs["0.bias"] == "bf16"
 
@@ -173,7 +173,7 @@ def test_a_checkpoint_without_residuals_starts_at_zero(rank: int, count: int) ->
     backward(model, rank, 0)
     with pytest.warns(UserWarning, match="those of 4 parameters start at zero"):
         handle.load_state_dict(None)
-    assert all(one["residual_norm"] == 0 for one in handle.statistics(residual_norms=True))
+    assert all(one.residual_norm == 0 for one in handle.statistics(residual_norms=True))
 
 
 @ranks.on(2)

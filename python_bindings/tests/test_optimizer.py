@@ -348,7 +348,7 @@ def takes_default_names(rank: int, count: int) -> str:
     model = make_model()
     optimizer = DistributedOptimizer(sgd(model), codec="int8")
     plainly(model, optimizer, rank, 0)
-    assert [one["name"] for one in optimizer.statistics()][-1] == "parameter.3"
+    assert [one.name for one in optimizer.statistics()][-1] == "parameter.3"
     return optimizer.explain()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import pathlib
 import types
@@ -21,26 +22,26 @@ MIB = 2.0**20
 
 def parameter(name: str, mebibytes: float, codec: str = "int8+ef") -> ParameterStatistics:
     """Of 10 steps that each sent a quarter of so many MiB."""
-    return {
-        "name": name,
-        "codec": codec,
-        "reason": "the codec for all",
-        "steps": 10,
-        "gradient_bytes": 10 * mebibytes * MIB,
-        "uncompressed_bytes": 10 * mebibytes * MIB,
-        "sent_bytes": 10 * mebibytes * MIB / 4,
-        "encode_seconds": 0.02,
-        "decode_seconds": 0.01,
-        "wire_seconds": 0.5,
-        "hidden_seconds": 0.3,
-        "exposed_seconds": 0.2,
-        "relative_error": 0.007,
-        "residual_norm": mebibytes if "+ef" in codec else 0.0,
-    }
+    return ParameterStatistics(
+        name=name,
+        codec=codec,
+        reason="the codec for all",
+        steps=10,
+        gradient_bytes=10 * mebibytes * MIB,
+        uncompressed_bytes=10 * mebibytes * MIB,
+        sent_bytes=10 * mebibytes * MIB / 4,
+        encode_seconds=0.02,
+        decode_seconds=0.01,
+        wire_seconds=0.5,
+        hidden_seconds=0.3,
+        exposed_seconds=0.2,
+        relative_error=0.007,
+        residual_norm=mebibytes if "+ef" in codec else 0.0,
+    )
 
 
 def totals(parameters: list[ParameterStatistics]) -> ParameterStatistics:
-    return {**add_up(parameters), "hidden_seconds": 0.3, "exposed_seconds": 0.2}
+    return dataclasses.replace(add_up(parameters), hidden_seconds=0.3, exposed_seconds=0.2)
 
 
 def test_bars_are_as_long_as_what_was_counted() -> None:
@@ -85,7 +86,7 @@ def test_a_report_is_a_picture_in_a_file(tmp_path: pathlib.Path, ending: str) ->
 
 
 def test_a_run_that_sent_nothing_can_be_drawn(tmp_path: pathlib.Path) -> None:
-    empty: ParameterStatistics = {**parameter("weight", 0), "steps": 0}
+    empty = dataclasses.replace(parameter("weight", 0), steps=0)
     report.draw([empty], totals([empty]), tmp_path / "empty.png")
     report.draw([], totals([]), tmp_path / "none.png")
 

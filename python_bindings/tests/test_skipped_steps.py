@@ -36,7 +36,7 @@ def test_each_optimizer_is_skipped_by_itself(rank: int, count: int, wrap: Wrap) 
         run.step(step, {0: "a"} if step in (0, 1, 5) else {})
     run.check()
     assert run.handle.skipped_steps == 3
-    assert run.handle.totals()["steps_discarded"] == 3
+    assert run.handle.totals().steps_discarded == 3
 
 
 @WAYS
@@ -71,7 +71,7 @@ def test_all_passes_of_a_skipped_step_are_discarded(rank: int, count: int, wrap:
         run.step(step, {0: {0: "a"}, 5: {1: "b"}}.get(step, {}), passes=3)
     run.check()
     assert run.handle.skipped_steps == 2
-    assert run.handle.totals()["steps_discarded"] == 6
+    assert run.handle.totals().steps_discarded == 6
 
 
 @WAYS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import sys
@@ -47,11 +48,18 @@ class Counted(Reporting):
         raise NotImplementedError
 
 
+class OfReducer(Counted):
+    """Asks the reducer."""
+
+    def __init__(self, reducer: GradientReducer, ranks: int) -> None:
+        self._reducer = reducer
+
+    def _cores(self) -> list[_core.GradientReducer]:
+        return [self._reducer]
+
+
 def _told(one: ParameterStatistics, residual_norms: bool) -> ParameterStatistics:
-    told = one.copy()
-    if not residual_norms:
-        del told["residual_norm"]
-    return told
+    return one if residual_norms else dataclasses.replace(one, residual_norm=None)
 
 
 def train(transport: _core.Transport, **options: Any) -> Counted:
@@ -75,8 +83,8 @@ def counted(ranks: int, **options: Any) -> list[Counted]:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_without_a_codec_as_much_is_sent_as_the_statistics_compare_with(ranks: int) -> None:
     everywhere = counted(ranks, rules=[("*", "none")])
-    sent = sum(one.totals()["sent_bytes"] for one in everywhere)
-    expected = sum(one.totals()["uncompressed_bytes"] for one in everywhere)
+    sent = sum(one.totals().sent_bytes for one in everywhere)
+    expected = sum(one.totals().uncompressed_bytes for one in everywhere)
     assert expected == pytest.approx(
         2 * (ranks - 1) * STEPS * 4 * sum(int(np.prod(shape)) for shape in SHAPES.values())
     )
@@ -85,21 +93,21 @@ def test_without_a_codec_as_much_is_sent_as_the_statistics_compare_with(ranks: i
 
 def test_bytes_are_told_by_parameter() -> None:
     (one, *_) = counted(4, codec="int8")
-    by_name = {entry["name"]: entry for entry in one.statistics()}
+    by_name = {entry.name: entry for entry in one.statistics()}
     assert list(by_name) == list(SHAPES)
-    assert by_name["head.weight"]["codec"] == "int8"
-    assert 3.85 < statistics.ratio(by_name["head.weight"]) < 3.95
-    assert by_name["head.bias"]["codec"] == "bf16"
-    assert by_name["head.bias"]["reason"] == "fewer than 4096 values"
-    parameters = sum(entry["sent_bytes"] for entry in one.statistics())
-    assert parameters <= one.totals()["sent_bytes"] < 1.02 * parameters + 4096
+    assert by_name["head.weight"].codec == "int8"
+    assert 3.85 < by_name["head.weight"].ratio < 3.95
+    assert by_name["head.bias"].codec == "bf16"
+    assert by_name["head.bias"].reason == "fewer than 4096 values"
+    parameters = sum(entry.sent_bytes for entry in one.statistics())
+    assert parameters <= one.totals().sent_bytes < 1.02 * parameters + 4096
 
 
 def test_an_error_that_was_not_measured_is_no_number() -> None:
     (one, *_) = counted(2, codec="int8")
-    assert {entry["relative_error"] for entry in one.statistics()} == {None}
+    assert {entry.relative_error for entry in one.statistics()} == {None}
     (one, *_) = counted(2, codec="int8", measure_error=True)
-    error = one.statistics()[0]["relative_error"]
+    error = one.statistics()[0].relative_error
     assert error is not None
     assert 1e-3 < error < 2e-2
 
@@ -120,24 +128,50 @@ def test_sums_are_of_all_and_the_norm_is_of_all_residuals_together() -> None:
     told = one.totals(residual_norms=True)
     added = statistics.add_up(one.statistics(residual_norms=True))
     others = {"name", "codec", "reason", "algorithm", "sent_bytes", "codec_changes"}
-    for field in set(told) - others:
-        assert added[field] == pytest.approx(told[field])  # type: ignore[literal-required]
-    assert added["codec"] == statistics.SEVERAL
-    assert added["residual_norm"] > 0
-    assert added["relative_error"] is not None
+    for field in {field.name for field in dataclasses.fields(told)} - others:
+        assert getattr(added, field) == pytest.approx(getattr(told, field)), field
+    assert added.codec == statistics.SEVERAL
+    assert added.residual_norm is not None
+    assert added.residual_norm > 0
+    assert added.relative_error is not None
 
 
 def test_sums_have_nothing_that_no_entry_knows() -> None:
     (one, *_) = counted(2, codec="int8")
     known = statistics.add_up(one.statistics())
-    assert known["relative_error"] is None
+    assert known.relative_error is None
     optional = ("hidden_seconds", "exposed_seconds", "overflows", "steps_discarded")
-    entries = one.statistics()
-    for entry in entries:
-        for field in (*optional, "relative_error"):
-            del entry[field]  # type: ignore[misc]
-    added = statistics.add_up(entries)
-    assert known.keys() - added.keys() == {*optional, "relative_error"}
+    unknown: Any = dict.fromkeys(optional)
+    added = statistics.add_up(dataclasses.replace(entry, **unknown) for entry in one.statistics())
+    for field in optional:
+        assert getattr(known, field) is not None
+        assert getattr(added, field) is None
+
+
+def test_statistics_are_read_as_dicts_for_a_release() -> None:
+    (one, *_) = counted(2, codec="int8")
+    with pytest.warns(
+        DeprecationWarning, match=r"statistics\['codec'\] is deprecated.* use .codec"
+    ):
+        assert one.statistics()[0]["codec"] == "int8"
+
+
+def test_counts_of_reducers_are_restarted() -> None:
+    def restarted(transport: _core.Transport) -> None:
+        reducer = GradientReducer(transport, codec="int8")
+        handle = OfReducer(reducer, transport.ranks)
+        reducer.add("w", np.zeros(5000, np.float32))
+        for _ in range(2):
+            reducer.ready("w", np.ones(5000, np.float32))
+            reducer.wait()
+        (told,) = handle.reducer_statistics()
+        assert told.steps == 2
+        assert told.sent_bytes > 5000
+        handle.reset_statistics()
+        assert handle.reducer_statistics()[0].steps == 0
+        transport.barrier()
+
+    tersor.local.run(2, restarted)
 
 
 def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
@@ -154,12 +188,12 @@ def test_tensorboard_shows_what_was_counted(tmp_path: pathlib.Path) -> None:
         return float(event.value)
 
     totals, weight = one.totals(), one.statistics(residual_norms=True)[0]
-    assert value("tersor/sent_bytes") == pytest.approx(totals["sent_bytes"] / STEPS)
-    assert value("tersor/wire_seconds") == pytest.approx(totals["wire_seconds"] / STEPS)
-    assert value("tersor/ratio") == pytest.approx(statistics.ratio(totals))
+    assert value("tersor/sent_bytes") == pytest.approx(totals.sent_bytes / STEPS)
+    assert value("tersor/wire_seconds") == pytest.approx(totals.wire_seconds / STEPS)
+    assert value("tersor/ratio") == pytest.approx(totals.ratio)
     folder = "tersor parameters/head.weight"
-    assert value(f"{folder}/residual_norm") == pytest.approx(weight["residual_norm"])
-    assert value(f"{folder}/sent_bytes") == pytest.approx(weight["sent_bytes"] / STEPS)
+    assert value(f"{folder}/residual_norm") == pytest.approx(weight.residual_norm)
+    assert value(f"{folder}/sent_bytes") == pytest.approx(weight.sent_bytes / STEPS)
     assert f"{folder}/relative_error" not in events.Tags()["scalars"]
 
 
@@ -180,13 +214,13 @@ def test_scalars_are_means_of_a_step_with_what_was_counted() -> None:
     (one, *_) = counted(2, codec="int8+ef")
     totals, scalars = one.totals(), one.scalars()
     assert scalars["tersor/steps"] == STEPS
-    assert scalars["tersor/sent_bytes"] == pytest.approx(totals["sent_bytes"] / STEPS)
+    assert scalars["tersor/sent_bytes"] == pytest.approx(totals.sent_bytes / STEPS)
     assert scalars["tersor/uncompressed_bytes"] > 3.5 * scalars["tersor/sent_bytes"]
     assert scalars["tersor/hidden_seconds"] + scalars["tersor/exposed_seconds"] > 0
     assert {"tersor/residual_norm", "tersor/relative_error"}.isdisjoint(scalars)
     for counter in ("overflows", "skipped_steps", "steps_discarded", "codec_changes"):
         assert scalars[f"tersor/{counter}"] == 0
-    assert one.scalars(residual_norm=True)["tersor/residual_norm"] > 0
+    assert one.scalars(residual_norms=True)["tersor/residual_norm"] > 0
 
 
 def test_prometheus_shows_the_scalars_with_their_rank() -> None:
@@ -210,17 +244,18 @@ def test_nothing_sent_yet_is_told_as_such() -> None:
         return Counted(reducer, transport.ranks)
 
     (one, _) = tersor.local.run(2, untrained)
-    assert one.totals()["sent_bytes"] == 0
-    assert statistics.per_step(one.totals(), "sent_bytes") is None
+    assert one.totals().sent_bytes == 0
+    assert one.totals().per_step("sent_bytes") is None
     assert "all" in one.table()
 
 
 def draws_without_matplotlib(rank: int, count: int) -> None:
     sys.modules["matplotlib"] = None  # type: ignore[assignment]
     from tersor.torch._src.statistics.picture import draw
+    from tersor.torch._src.statistics.records import add_up
 
     with pytest.raises(ImportError, match="pip install matplotlib"):
-        draw([], {}, "none.png")
+        draw([], add_up([]), "none.png")
 
 
 def test_without_matplotlib_a_report_says_what_to_install() -> None:

@@ -60,10 +60,10 @@ def train(rank: int, count: int, codec: str) -> dict[str, float]:
     dist.barrier()
     group.close()
     return {
-        "told": after["sent_bytes"] - told["sent_bytes"],
-        "uncompressed": after["uncompressed_bytes"] - told["uncompressed_bytes"],
+        "told": after.sent_bytes - told.sent_bytes,
+        "uncompressed": after.uncompressed_bytes - told.uncompressed_bytes,
         "really": really,
-        "steps": after["steps"] - told["steps"],
+        "steps": after.steps - told.steps,
     }
 
 

@@ -14,7 +14,7 @@ import abc
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -168,8 +168,10 @@ class CountedHook(Hook):
         self._handle, self._end = handle, end
 
     def total(self, steps: int) -> Traffic:
-        told: Any = self._handle.totals()
-        return Traffic(*(told[field.name] for field in dataclasses.fields(Traffic)))
+        totals = self._handle.totals()
+        return Traffic(
+            *(getattr(totals, field.name) or 0.0 for field in dataclasses.fields(Traffic))
+        )
 
     @property
     def settled(self) -> bool:

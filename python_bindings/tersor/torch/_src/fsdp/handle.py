@@ -84,21 +84,21 @@ class ShardedHandle(Reporting, Weighed):
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
         found = super().totals(residual_norms=residual_norms)
         if every := [one.statistics() for one in self._cores()]:  # not known by parameter
-            found["overflows"] = sum(one.overflows for one in every)
-            found["codec_changes"] = sum(one.codec_changes for one in every)
+            found.overflows = sum(one.overflows for one in every)
+            found.codec_changes = sum(one.codec_changes for one in every)
         return found
 
-    def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
+    def _totals_of_all(self, residual_norms: bool) -> ParameterStatistics | None:
         if not (reducers := self._reducers):
             return None
-        return add_up(one.totals(residual_norm=residual_norm) for one in reducers)
+        return add_up(one.totals(residual_norm=residual_norms) for one in reducers)
 
     def _cores(self) -> Sequence[_core.GradientReducer]:
         return [one.core for one in self._reducers]
 
     def explain(self) -> str:
         """What was decided and why, a line a parameter; after the first step."""
-        lines = [f"{one['name']}: {one['codec']} ({one['reason']})" for one in self.statistics()]
+        lines = [f"{one.name}: {one.codec} ({one.reason})" for one in self.statistics()]
         chosen = [one.explain_choice().strip() for one in self._cores()]
         return "\n".join([*lines, *self._notes, *filter(None, chosen)])
 

@@ -136,12 +136,12 @@ class ShardedReducer:
 
     def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
         found = self._counted(one, norm)
-        found["reason"] = self._reason or one.reason
+        found.reason = self._reason or one.reason
         return found
 
     def _counted(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
         found = of_parameter(one, self.kind.group.size(), norm)
-        found["uncompressed_bytes"] *= self._sent_whole
+        found.uncompressed_bytes *= self._sent_whole
         return found
 
     def read(self) -> tuple[ReducerState, dict[str, Kept]]:
@@ -286,8 +286,8 @@ class ReplicaReducer(ShardedReducer):
     def _told(self, one: _core.ReducerStatistics, norm: float | None) -> ParameterStatistics:
         choice = self._choices[one.name]
         found = self._counted(one, norm)
-        found["name"] = f"{one.name} (replicas)"
-        found["reason"] = self._reason or (one.reason if choice.codec == "auto" else choice.reason)
+        found.name = f"{one.name} (replicas)"
+        found.reason = self._reason or (one.reason if choice.codec == "auto" else choice.reason)
         return found
 
 

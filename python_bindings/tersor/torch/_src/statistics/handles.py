@@ -1,4 +1,4 @@
-"""What handles tell of what they sent."""
+"""The methods that all handles share: counts, tables, pictures and traces."""
 
 from __future__ import annotations
 
@@ -29,87 +29,161 @@ from tersor.torch._src.statistics.records import (
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_LOGGED_OF_EACH = ("sent_bytes", "ratio", "residual_norm", "relative_error")
+_LOGGED_PER_PARAMETER = ("sent_bytes", "ratio", "residual_norm", "relative_error")
 
 
 class Reporting(ABC):
-    """What all handles can tell."""
+    """The counts of a handle."""
 
     @abstractmethod
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
-        """What was sent, a dict for each parameter that was, in the model's order.
+        """Returns the counts of each parameter that was sent, in the model's order.
 
-        With ``residual_norms`` that of each residual, too, for which all are read. Of a model of
-        ``fully_shard`` on a 2-D mesh another, with ``" (replicas)"`` behind the name, for the shard
-        between replicas.
+        On a 2-D mesh, FSDP2 lists the shard that replicas exchange as another entry, with
+        ``" (replicas)"`` after the parameter's name.
+
+        Args:
+            residual_norms: True to measure the norm of each residual, which reads all residuals.
+
+        Returns:
+            One ``ParameterStatistics`` per parameter: sums over the steps of this rank.
+
+        Example::
+
+            largest = max(handle.statistics(), key=lambda one: one.sent_bytes)
+            print(largest.name, largest.ratio)
         """
 
     def totals(self, *, residual_norms: bool = False) -> ParameterStatistics:
-        """The same of all parameters together, headers of the transport included."""
+        """Returns the counts of all parameters together, including the transport's headers.
+
+        Args:
+            residual_norms: True to measure the norm of all residuals, which reads all residuals.
+
+        Example::
+
+            totals = handle.totals()
+            print(totals.sent_bytes / totals.steps)
+        """
         return add_up(self.statistics(residual_norms=residual_norms))
 
-    def scalars(self, *, residual_norm: bool = False) -> dict[str, float]:
-        """What monitoring takes, of all parameters together: cheap enough for each step.
+    def scalars(self, *, residual_norms: bool = False) -> dict[str, float]:
+        """Returns values for monitoring, of all parameters together. Cheap enough for each step.
 
-        ``tersor/sent_bytes``, ``uncompressed_bytes`` (what would be sent without a codec),
-        ``gradient_bytes``, ``ratio``, ``encode_seconds``, ``wire_seconds`` and of these
-        ``hidden_seconds`` and ``exposed_seconds``, ``decode_seconds``: means over ``steps`` steps
-        of this rank, which ``reducer.reset_statistics()`` begins anew. Counted: ``overflows``,
-        ``skipped_steps``, ``steps_discarded``, ``codec_changes`` of ``"auto"``. With
-        ``measure_error`` ``relative_error``, with ``residual_norm`` that of all residuals, for
-        which they are read. Before the first step nothing. Without ``residual_norm`` it
-        waits for no step, and any thread may ask: it tells of the steps that are complete.
+        Means per step of this rank: ``tersor/sent_bytes``, ``uncompressed_bytes``,
+        ``gradient_bytes``, ``ratio``, ``encode_seconds``, ``decode_seconds``, ``wire_seconds`` and
+        its parts ``hidden_seconds`` and ``exposed_seconds``. Counts: ``steps``, ``overflows``,
+        ``skipped_steps``, ``steps_discarded`` and ``codec_changes`` (of ``"auto"``). With
+        ``measure_error=True`` also ``relative_error``. ``reset_statistics()`` restarts them.
+
+        Any thread may call ``scalars``. The values are of the completed steps.
+
+        Args:
+            residual_norms: True to add ``residual_norm``, which waits for the step under way and
+                reads all residuals.
+
+        Returns:
+            Each value under its name with ``tersor/`` in front; empty before the first step.
+
+        Example::
+
+            for name, value in handle.scalars().items():
+                writer.add_scalar(name, value, step)
         """
-        totals = self._totals_of_all(residual_norm)
+        totals = self._totals_of_all(residual_norms)
         return {} if totals is None else scalars(totals, getattr(self, "skipped_steps", 0))
 
-    def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
-        """As ``totals``; None where nothing was sent yet."""
-        return self.totals(residual_norms=residual_norm)
+    def _totals_of_all(self, residual_norms: bool) -> ParameterStatistics | None:
+        """As ``totals``; None if nothing was sent yet."""
+        return self.totals(residual_norms=residual_norms)
+
+    def reducer_statistics(self) -> list[_core.ReducerStatistics]:
+        """Returns the counts of each reducer, which include the transport's headers.
+
+        DDP and the optimizers have one reducer. FSDP2 has one per module, and on a 2-D mesh one
+        more per module. The list is empty before the first step of DDP and FSDP2.
+
+        Example::
+
+            seconds = sum(one.wire_seconds for one in handle.reducer_statistics())
+        """
+        return [one.statistics() for one in self._cores()]
+
+    def reset_statistics(self) -> None:
+        """Restarts all counts at zero, between two steps.
+
+        Example::
+
+            handle.reset_statistics()
+        """
+        for one in self._cores():
+            one.reset_statistics()
 
     @abstractmethod
     def _cores(self) -> Sequence[_core.GradientReducer]:
-        """What reduces."""
+        """The reducers."""
 
     def write_trace(self) -> None:
-        """Writes the file of ``trace=`` now, of each reducer one; without, it is written at the
-        end."""
+        """Writes the file of ``trace=`` now. Otherwise the file is written at the end.
+
+        Example::
+
+            handle.write_trace()
+        """
         for one in self._cores():
             one.write_trace()
 
     def settled(self) -> bool:
-        """Whether ``"auto"`` tries nothing, for now."""
-        return all(one.settled() for one in self._cores())
+        """True if codec ``"auto"`` measures nothing at present. False before the first step."""
+        return bool(cores := self._cores()) and all(one.settled() for one in cores)
 
     def table(self) -> str:
-        """A line for each parameter, and one for all; bytes and times of a step."""
+        """Returns a text table with one line per parameter and one for all.
+
+        Columns: bytes and seconds per step, ratio, error, norm of the residual, codec and reason.
+
+        Example::
+
+            print(handle.table())
+        """
         return table([*self.statistics(residual_norms=True), self.totals(residual_norms=True)])
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Draws bytes, times and residuals to a PNG, SVG or PDF file; needs matplotlib.
+        """Draws bytes, times and residuals.
 
-        Raises ImportError, which says what to install, where there is none.
+        Args:
+            path: File to write. The ending selects PNG, SVG or PDF.
+
+        Raises:
+            ImportError: matplotlib is missing.
+
+        Example::
+
+            handle.report("tersor.png")
         """
         draw(self.statistics(residual_norms=True), self.totals(), path)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        """Refused: a copy would need connections to other ranks of its own, and a file has none."""
-        kept = [name for name in ("state_dict", "residual_state_dict") if hasattr(self, name)]
+        """Refuses a copy, which would need connections of its own."""
         raise InvalidArgumentError(
-            f"a {type(self).__name__} can be neither copied nor saved: save what comes from its "
-            f"{'() and '.join(kept)}(), and make a new one"
+            f"a {type(self).__name__} can be neither copied nor saved: save the result of its "
+            "state_dict() and make a new one"
         )
 
 
 class ReducerReporting(Reporting):
-    """What handles can tell that have a reducer."""
+    """The counts of a handle with one reducer."""
 
     _exchange: TensorExchange | None
     _group: dist.ProcessGroup | None
 
     @property
     def reducer(self) -> GradientReducer:
-        """What reduces; under DDP it is there after the first backward pass at the latest."""
+        """The ``GradientReducer``. Under DDP, the first backward pass makes the reducer.
+
+        Raises:
+            InvalidArgumentError: There is no reducer yet.
+        """
         if self._exchange is None:
             raise InvalidArgumentError(
                 "there is no reducer yet: call this after the first backward pass"
@@ -126,19 +200,24 @@ class ReducerReporting(Reporting):
         norm = math.hypot(*self.reducer.residual_norms()) if residual_norms else None
         return of_parameter(self.reducer.statistics(), self._ranks(), norm)
 
-    def _totals_of_all(self, residual_norm: bool) -> ParameterStatistics | None:
+    def _totals_of_all(self, residual_norms: bool) -> ParameterStatistics | None:
         if (made := self._exchange) is None:
             return None
-        if residual_norm:
+        if residual_norms:
             return self.totals(residual_norms=True)
         return of_parameter(made.reducer.statistics_so_far(), made.ranks)
 
     def explain(self) -> str:
-        """Which codec each parameter travels by, and why."""
+        """Returns one line per parameter: its codec and the reason.
+
+        Example::
+
+            print(handle.explain())
+        """
         return self.reducer.explain()
 
     def _cores(self) -> Sequence[_core.GradientReducer]:
-        return [self.reducer]
+        return [] if self._exchange is None else [self._exchange.reducer]
 
     def _ranks(self) -> int:
         made = self._exchange
@@ -149,27 +228,32 @@ class ReducerReporting(Reporting):
 
 
 class ElasticReporting(ReducerReporting):
-    """What handles can tell and do whose ranks may be lost (``elastic=True``)."""
+    """The methods of a handle that can lose ranks (``elastic=True``)."""
 
     _exchange: TensorExchange
 
     def resume(self) -> None:
-        """After ``RanksLostError`` (``elastic=True``): goes on with those who are left, who all
-        call it.
+        """Continues with the remaining ranks after ``RanksLostError``; all of them call ``resume``.
 
-        What ranks owe by error feedback goes on, too. Raises InvalidArgumentError where too few are
-        left, or none was lost.
+        The remaining ranks keep their residuals. Needs ``elastic=True``.
+
+        Raises:
+            InvalidArgumentError: Fewer ranks remain than ``min_ranks``, or no rank was lost.
+
+        Example::
+
+            except tersor.RanksLostError:
+                optimizer.resume()
         """
         self._exchange.resume()
 
     @property
     def members(self) -> list[int]:
-        """Who is left, as the group numbers them."""
+        """The remaining ranks, by their number in the process group."""
         return list(self._exchange.members)
 
     def _check_exact(self, mode: Mode) -> Mode:
-        """Raises InvalidArgumentError where ranks were lost: files of all ranks would have a
-        gap."""
+        """Refuses exact states after a loss: the files of all ranks would have a gap."""
         if self._exchange.losses and check_mode(mode) == "exact":
             raise InvalidArgumentError(
                 'ranks were lost: save with mode="portable", which fits any number of ranks'
@@ -185,22 +269,33 @@ def log_statistics(
     residual_norms: bool = False,
     parameters_every: int = 100,
 ) -> None:
-    """Writes what ``handle`` counted to TensorBoard: its ``scalars()``, cheap enough for each step.
+    """Writes the ``scalars()`` of a handle to TensorBoard. Cheap enough for each step.
 
-    In steps that are multiples of ``parameters_every`` (0: none), of each parameter, too, which
-    takes longer: bytes sent, ratio, the error where it is measured, and with ``residual_norms`` the
-    residual's norm, for which all residuals are read.
+    Args:
+        writer: A ``SummaryWriter``, or another object with ``add_scalar(name, value, step)``.
+        handle: The result of ``compress``, an optimizer of ``tersor.torch``, or ``DiLoCo``.
+        step: Number of the training step.
+        residual_norms: True to write norms of residuals too, which reads all residuals.
+        parameters_every: Steps that are multiples of this number also write values per parameter:
+            sent bytes, ratio, and, if measured, error and norm of the residual. 0: never.
+
+    Raises:
+        TypeError: ``writer`` or ``handle`` is of another type.
+
+    Example::
+
+        tersor.torch.log_statistics(writer, handle, step)
     """
     if not hasattr(writer, "add_scalar"):
         raise TypeError(f"writer must be a SummaryWriter, not {described(writer)}")
     if not hasattr(handle, "scalars"):
         raise TypeError(f"handle must be the result of compress, not {described(handle)}")
-    for name, value in handle.scalars(residual_norm=residual_norms).items():
+    for name, value in handle.scalars(residual_norms=residual_norms).items():
         writer.add_scalar(name, value, step)
     if not parameters_every or step % parameters_every:
         return
     for one in handle.statistics(residual_norms=residual_norms):
-        told = scalars(one, 0)
-        for field in _LOGGED_OF_EACH:
-            if (found := told.get(f"tersor/{field}")) is not None:
-                writer.add_scalar(f"tersor parameters/{one['name']}/{field}", found, step)
+        values = scalars(one, 0)
+        for field in _LOGGED_PER_PARAMETER:
+            if (found := values.get(f"tersor/{field}")) is not None:
+                writer.add_scalar(f"tersor parameters/{one.name}/{field}", found, step)

@@ -16,8 +16,6 @@ from tersor.torch._src.statistics.records import (
     SEVERAL,
     ParameterStatistics,
     add_up,
-    per_step,
-    ratio,
 )
 
 if TYPE_CHECKING:
@@ -66,25 +64,25 @@ def figure(parameters: Sequence[ParameterStatistics], totals: ParameterStatistic
     _draw_residuals(made.add_subplot(grid[0, 1], sharey=bytes_axes), rows)
     _draw_time(made.add_subplot(grid[1, :]), totals)
     made.suptitle(_headline(totals), x=0.015, ha="left", fontsize=14, fontweight="bold")
-    note = f"{totals['codec']}, means over {totals['steps']} steps of this rank"
+    note = f"{totals.codec}, means over {totals.steps} steps of this rank"
     made.supxlabel(note, x=0.985, ha="right", fontsize=9.5, color=_look.QUIET)
     return made
 
 
 def _rows(parameters: Sequence[ParameterStatistics]) -> list[ParameterStatistics]:
     """The largest parameters, the largest first, and one entry for what is left."""
-    largest = sorted(parameters, key=lambda one: -one["uncompressed_bytes"])
+    largest = sorted(parameters, key=lambda one: -one.uncompressed_bytes)
     if len(largest) <= MOST_ROWS:
         return largest
     rest = add_up(largest[MOST_ROWS - 1 :])
-    rest["name"] = f"{len(largest) - MOST_ROWS + 1} smaller ones"
+    rest.name = f"{len(largest) - MOST_ROWS + 1} smaller ones"
     return [*largest[: MOST_ROWS - 1], rest]
 
 
 def _headline(totals: ParameterStatistics) -> str:
-    sent = _text.byte_count(per_step(totals, "sent_bytes"))
-    instead = _text.byte_count(per_step(totals, "uncompressed_bytes"))
-    return f"{sent} sent a step instead of {instead}: {_text.ratio(ratio(totals))} less"
+    sent = _text.byte_count(totals.per_step("sent_bytes"))
+    instead = _text.byte_count(totals.per_step("uncompressed_bytes"))
+    return f"{sent} sent a step instead of {instead}: {_text.ratio(totals.ratio)} less"
 
 
 def _short(name: str) -> str:
@@ -93,14 +91,14 @@ def _short(name: str) -> str:
 
 def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     places = range(len(rows))
-    whole = [per_step(one, "uncompressed_bytes") or 0.0 for one in rows]
-    sent = [per_step(one, "sent_bytes") or 0.0 for one in rows]
+    whole = [one.per_step("uncompressed_bytes") or 0.0 for one in rows]
+    sent = [one.per_step("sent_bytes") or 0.0 for one in rows]
     colours = [_colour(one) for one in rows]
     axes.barh(places, whole, height=0.72, color=[_look.faint(one) for one in colours])
     axes.barh(places, sent, height=0.72, color=colours)
     for place, one in zip(places, rows, strict=True):
         axes.text(max(whole[place], sent[place]), place, _label(one), va="center", fontsize=9.5)
-    axes.set_yticks(places, [_short(one["name"]) for one in rows])
+    axes.set_yticks(places, [_short(one.name) for one in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0, 1.45 * max([*whole, *sent, 1.0]))  # room for what stands beside the bars
@@ -110,13 +108,13 @@ def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
 
 
 def _colour(one: ParameterStatistics) -> str:
-    return _look.QUIET if one["codec"] == SEVERAL else _look.colour(one["codec"])
+    return _look.QUIET if one.codec == SEVERAL else _look.colour(one.codec)
 
 
 def _label(one: ParameterStatistics) -> str:
-    error = one.get("relative_error")
+    error = one.relative_error
     beside = "" if error is None else f", error {_text.percent(error)}"
-    return f" {one['codec']}  {_text.ratio(ratio(one))}{beside}"
+    return f" {one.codec}  {_text.ratio(one.ratio)}{beside}"
 
 
 def _byte_axis(axes: Axes) -> None:
@@ -129,7 +127,7 @@ def _byte_axis(axes: Axes) -> None:
 
 def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     places = range(len(rows))
-    norms = [one.get("residual_norm", 0.0) for one in rows]
+    norms = [one.residual_norm or 0.0 for one in rows]
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.grid(axis="y", visible=False)
     axes.set_title("What waits for later")
@@ -151,12 +149,12 @@ def _draw_time(axes: Axes, totals: ParameterStatistics) -> None:
     """Two bars: the wire's time, hidden and exposed, and the codec's."""
     shade = _look.QUIET
     wire = [("hidden", "hidden_seconds", _look.faint(shade)), ("exposed", "exposed_seconds", shade)]
-    if "hidden_seconds" not in totals:
+    if totals.hidden_seconds is None:
         wire = [("wire", "wire_seconds", shade)]
     hue = _colour(totals)
     codec = [("encode", "encode_seconds", hue), ("decode", "decode_seconds", _look.faint(hue))]
     for place, parts in enumerate((wire, codec)):
-        known = [(name, per_step(totals, key) or 0.0, tint) for name, key, tint in parts]
+        known = [(name, totals.per_step(key) or 0.0, tint) for name, key, tint in parts]
         _stack(axes, place, known)
     axes.set_yticks([0, 1], ["communication", "codec"])
     axes.set_ylim(1.6, -0.6)

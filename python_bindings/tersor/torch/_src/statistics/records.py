@@ -1,87 +1,112 @@
-"""What a handle of ``tersor.torch`` counted: by parameter, in all, as a table, to TensorBoard.
+"""The counts of a handle: per parameter, in total, as a table and as scalars.
 
-Bytes are what this rank's transport really sent. ``uncompressed_bytes`` is what the same exchange
-sends without a codec, which is more than the gradient among more than two ranks: an all-reduce of n
-ranks sends 2 (n - 1) / n of it, a reduce-scatter (n - 1) / n.
+Bytes are the bytes that this rank's transport sent. ``uncompressed_bytes`` are the bytes that the
+same exchange sends without a codec. Per gradient byte, an all-reduce of n ranks sends 2 (n - 1) / n
+bytes, and a reduce-scatter sends (n - 1) / n.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any
 
 from tersor import _core, _text
-
-if TYPE_CHECKING:
-    from typing_extensions import Required
 
 SEVERAL = "several codecs"
 
 
-class ParameterStatistics(TypedDict, total=False):
-    """Of one parameter, or of all (``name`` is empty); sums over ``steps`` steps of this rank.
+@dataclasses.dataclass
+class ParameterStatistics:
+    """The counts of one parameter, or of all parameters if ``name`` is empty.
 
-    What an exchange does not know of itself is not there.
+    Bytes and seconds are sums over ``steps`` steps of this rank. None means: not known, or not
+    measured.
+
+    Example::
+
+        for one in handle.statistics():
+            print(one.name, one.codec, one.ratio)
     """
 
-    name: Required[str]
-    codec: Required[str]
-    reason: Required[str]  #: why this codec
-    algorithm: str
-    steps: Required[int]
-    gradient_bytes: Required[float]  #: of the gradients themselves
-    uncompressed_bytes: Required[float]  #: what would have been sent without a codec
-    #: of a parameter its payloads with their headers, of all whatever the transport sent
-    sent_bytes: Required[float]
-    encode_seconds: Required[float]
-    decode_seconds: Required[float]
-    #: while something was on its way; shared out among parameters by bytes
-    wire_seconds: Required[float]
-    hidden_seconds: float  #: of these, while the trainer computed
-    exposed_seconds: float  #: while the trainer waited
-    #: |gradient - decoded| / |gradient| of the last step; None: not measured
-    relative_error: float | None
-    #: Euclidean; of what error feedback keeps for later, where it was asked for
-    residual_norm: float
-    steps_discarded: int
-    codec_changes: int  #: times that ``"auto"`` went another way; of all together only
-    overflows: float  #: values that were finite and left the range of the wire's type
+    name: str
+    codec: str
+    reason: str  #: why the parameter has this codec
+    steps: int
+    gradient_bytes: float  #: of the gradients themselves
+    uncompressed_bytes: float  #: that the exchange would send without a codec
+    #: Of a parameter: payloads with their headers. In total: all bytes that the transport sent.
+    sent_bytes: float
+    encode_seconds: float
+    decode_seconds: float
+    #: While a message was on its way. Parameters share the time in proportion to their bytes.
+    wire_seconds: float
+    hidden_seconds: float | None = None  #: part of ``wire_seconds`` behind computation
+    exposed_seconds: float | None = None  #: part of ``wire_seconds`` that training waited for
+    algorithm: str = ""
+    #: |gradient - decoded| / |gradient| of the last step, with ``measure_error=True``
+    relative_error: float | None = None
+    residual_norm: float | None = None  #: Euclidean norm, with ``residual_norms=True``
+    steps_discarded: int | None = None
+    codec_changes: int | None = None  #: of codec ``"auto"``; in total only
+    overflows: float | None = None  #: finite values outside the range of the type on the wire
+
+    @property
+    def ratio(self) -> float:
+        """``uncompressed_bytes / sent_bytes``; NaN if nothing was sent."""
+        return self.uncompressed_bytes / self.sent_bytes if self.sent_bytes else math.nan
+
+    def per_step(self, field: str) -> float | None:
+        """Returns the mean of a sum over steps, or None if the sum is not known."""
+        value: float | None = getattr(self, field)
+        return None if value is None or not self.steps else value / self.steps
+
+    def __getitem__(self, field: str) -> Any:
+        warnings.warn(
+            f"statistics[{field!r}] is deprecated and ends with the next release: use .{field}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(self, field)
 
 
 _BYTES = ("gradient_bytes", "uncompressed_bytes", "sent_bytes")
 _SECONDS = ("encode_seconds", "wire_seconds", "decode_seconds", "hidden_seconds", "exposed_seconds")
-_KNOWN_OF_ALL = ("relative_error", "residual_norm", "overflows", "codec_changes", "steps_discarded")
+_TOTALS = ("relative_error", "residual_norm", "overflows", "codec_changes", "steps_discarded")
 
 
 def of_parameter(
     one: _core.ReducerStatistics, ranks: int, residual_norm: float | None = None
 ) -> ParameterStatistics:
-    """Of one that is all-reduced, or of all together, headers of the transport included."""
-    fields = [field for field in ParameterStatistics.__annotations__ if field != "residual_norm"]
-    told: Any = {field: getattr(one, field, None) for field in fields}
-    if residual_norm is not None:
-        told["residual_norm"] = residual_norm
-    if one.name:
-        del told["codec_changes"]
-    told["uncompressed_bytes"] = one.gradient_bytes * 2 * (ranks - 1) / ranks
-    told["relative_error"] = one.relative_error or None
-    return cast(ParameterStatistics, told)
+    """The counts of an all-reduced parameter, or of all together with the transport's headers."""
+    fields = {field.name: getattr(one, field.name, None) for field in _FIELDS}
+    counts: Any = {
+        **fields,
+        "uncompressed_bytes": one.gradient_bytes * 2 * (ranks - 1) / ranks,
+        "relative_error": one.relative_error or None,
+        "residual_norm": residual_norm,
+        "codec_changes": None if one.name else one.codec_changes,
+    }
+    return ParameterStatistics(**counts)
+
+
+_FIELDS = dataclasses.fields(ParameterStatistics)
 
 
 def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
-    """Sums of bytes, seconds and overflows; the norm of all residuals together; the largest error.
+    """Adds bytes, seconds and overflows; takes the norm of all residuals and the largest error.
 
-    What no entry knows is not there. A step that was discarded was one of all of them.
+    A step that was discarded was discarded for all parameters.
     """
-    entries: list[Any] = list(parameters)
-    codecs = {one["codec"] for one in entries}
+    entries = list(parameters)
+    codecs = {one.codec for one in entries}
     added: Any = {"name": "", "codec": codecs.pop() if len(codecs) == 1 else SEVERAL, "reason": ""}
     for field, add in _ADDED.items():
-        known = [one[field] for one in entries if field in one]
-        if known or field in _ALWAYS_KNOWN:
-            added[field] = add(known)
-    return cast(ParameterStatistics, added)
+        known = [value for one in entries if (value := getattr(one, field)) is not None]
+        added[field] = add(known) if known or field in _ALWAYS_KNOWN else None
+    return ParameterStatistics(**added)
 
 
 _ALWAYS_KNOWN = ("steps", *_BYTES, *_SECONDS[:3])
@@ -90,50 +115,38 @@ _ADDED: dict[str, Callable[[list[Any]], Any]] = {
     **dict.fromkeys((*_BYTES, *_SECONDS, "overflows", "codec_changes"), sum),
     "residual_norm": lambda norms: math.hypot(*norms),
     "steps_discarded": max,
-    "relative_error": lambda errors: max(filter(None, errors), default=None),
+    "relative_error": max,
 }
 
 
-def ratio(one: ParameterStatistics) -> float:
-    """How many times fewer bytes were sent than without a codec; NaN where nothing was sent."""
-    return one["uncompressed_bytes"] / one["sent_bytes"] if one["sent_bytes"] else float("nan")
-
-
-def per_step(one: ParameterStatistics, field: str) -> float | None:
-    """The mean over steps of a sum; None where it is not known."""
-    value: Any = one.get(field)
-    return None if value is None or not one["steps"] else value / one["steps"]
-
-
-def scalars(totals: ParameterStatistics, skipped_steps: int) -> dict[str, float]:
-    """What monitoring takes of all parameters together; see ``Reporting.scalars``."""
-    if not totals["steps"]:
+def scalars(one: ParameterStatistics, skipped_steps: int) -> dict[str, float]:
+    """The values for monitoring; see ``Reporting.scalars``. Empty before the first step."""
+    if not one.steps:
         return {}
-    told: dict[str, float | None] = {
-        "steps": totals["steps"],
-        **{field: per_step(totals, field) for field in (*_BYTES, *_SECONDS)},
-        "ratio": ratio(totals) if totals["sent_bytes"] else None,
-        **{field: totals.get(field) for field in _KNOWN_OF_ALL},  # type: ignore[misc]
+    values: dict[str, float | None] = {
+        "steps": one.steps,
+        **{field: one.per_step(field) for field in (*_BYTES, *_SECONDS)},
+        "ratio": one.ratio if one.sent_bytes else None,
+        **{field: getattr(one, field) for field in _TOTALS},
         "skipped_steps": skipped_steps,
     }
-    return {f"tersor/{name}": float(value) for name, value in told.items() if value is not None}
+    return {f"tersor/{name}": float(value) for name, value in values.items() if value is not None}
 
 
 def table(entries: Iterable[ParameterStatistics]) -> str:
-    """A line for each entry: bytes and seconds of a step, ratio, error, residual, codec and why."""
+    """One line per entry: bytes and seconds per step, ratio, error, residual, codec and reason."""
     names = [field.rpartition("_")[0] for field in (*_BYTES, *_SECONDS)]
     names[3:3] = ["ratio", "error", "residual"]
     return _text.table(["parameter", *names, "codec"], [_cells(one) for one in entries])
 
 
 def _cells(one: ParameterStatistics) -> list[str]:
-    codec = f"{one['codec']} ({one['reason']})" if one["reason"] else one["codec"]
     return [
-        one["name"] or "all",
-        *(_text.byte_count(per_step(one, field)) for field in _BYTES),
-        _text.ratio(ratio(one)),
-        _text.percent(one.get("relative_error")),
-        _text.magnitude(one.get("residual_norm") or None),
-        *(_text.seconds(per_step(one, field)) for field in _SECONDS),
-        codec,
+        one.name or "all",
+        *(_text.byte_count(one.per_step(field)) for field in _BYTES),
+        _text.ratio(one.ratio),
+        _text.percent(one.relative_error),
+        _text.magnitude(one.residual_norm or None),
+        *(_text.seconds(one.per_step(field)) for field in _SECONDS),
+        f"{one.codec} ({one.reason})" if one.reason else one.codec,
     ]
