@@ -1,4 +1,4 @@
-"""What of a compressed DDP goes into its copies and files: nothing of ranks or residuals."""
+"""The state of the hook in copies and files of a compressed DDP model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tersor._core import InvalidArgumentError
 
 
 class CopiedHookState:
-    """What a copied or loaded DDP has for a ``HookState``: DDP calls no hook of a copy.
+    """Replaces ``HookState`` in a copied or loaded DDP model, which has no ranks or residuals.
 
-    So its gradients travel uncompressed.
+    DDP calls no hook of a copy, so gradients of the copy are sent uncompressed.
     """
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python looks for
+        if name.startswith("__"):  # Python's own protocols
             raise AttributeError(name)
         raise InvalidArgumentError(
             f"{name}: this was a HookState before it was copied or saved. Gradients of a copied "

@@ -14,10 +14,9 @@ from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # where it is documented
 from torch.nn.parallel import DistributedDataParallel
 
-from tersor._core import InvalidArgumentError, Transport
+from tersor._core import Transport
 from tersor._options import expect, takes_advanced
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
-from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import (
     Mode,
     as_mapping,
@@ -26,8 +25,14 @@ from tersor.torch._src.checkpoint.residuals import (
     save_reducer,
 )
 from tersor.torch._src.ddp.copies import CopiedHookState
-from tersor.torch._src.ddp.options import check_reducer, checked_ddp, refuse_options
-from tersor.torch._src.gradients.backward import Backward, Bucket, BucketParameters, Future, in_pass
+from tersor.torch._src.ddp.options import (
+    check_reducer,
+    checked_ddp,
+    refuse_options,
+    refuse_unfrozen,
+    register,
+)
+from tersor.torch._src.gradients.backward import Backward, Bucket, Future, KnownBuckets, in_pass
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, watch
@@ -50,15 +55,25 @@ from tersor.torch._src.statistics.handles import ReducerReporting
 
 
 class HookState(ReducerReporting, Weighed):
-    """What ``hook`` works with: for those who leave it to others to build DDP.
+    """The state of ``hook``, for programs in which other code builds DDP.
 
-    ::
+    ``compress`` returns a ``HookState`` for DDP. If you make one, the first backward pass connects
+    the ranks and makes the reducer for the parameters that DDP reduces.
 
-        state = tersor.torch.HookState(model, codec="int8")      # the model that DDP will wrap
+    Args:
+        model: The module that DDP will wrap. Without ``model``, parameters are called
+            ``parameter.0``, … in the order of DDP's first buckets.
+        process_group: The process group of DDP. Default: all ranks.
+        codec, rules, timeout, residual_dtype, weighted, transactional, scaler, unsupported,
+            advanced: As in ``compress``.
+
+    Raises:
+        InvalidArgumentError: An option is invalid. The first backward pass checks some options.
+
+    Example::
+
+        state = tersor.torch.HookState(module, "int8")
         strategy = DDPStrategy(ddp_comm_state=state, ddp_comm_hook=tersor.torch.hook)
-
-    Everything is made in the first backward pass, of the parameters that DDP reduces. Without
-    ``model`` these are called ``parameter.0``, … in the order of DDP's first buckets.
     """
 
     @takes_advanced(AdvancedOptions)
@@ -102,36 +117,52 @@ class HookState(ReducerReporting, Weighed):
         self._exchange: TensorExchange | None = None
         self._parameters: Mapping[str, torch.Tensor] = {}
         self._backward: Backward | None = None
-        self._buckets: dict[int, BucketParameters] = {}
-        self._rebuilt = False
-        self._removed = self._checks_parameters = False
+        self._buckets = KnownBuckets()
+        self._removed = self._checks_parameters = self._reported = False
         self._unsupported: dict[str, str] = {}
-        self._reported = False
         self._loaded: Mapping[str, Any] | None = None
-        #: What takes a bucket in this one's place: a hook that came later.
+        #: A hook that was registered later and takes the buckets instead.
         self.instead: Callable[[GradBucket], Future] | None = None
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that the scaler skipped because a gradient was not finite."""
+        """Number of steps that the scaler skipped because a gradient was not finite."""
         return self._loss_scale.skipped_steps
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """The residuals, for a checkpoint, between two steps.
+        """Returns the residuals for a checkpoint. Call ``state_dict`` between two steps.
 
-        ``"exact"``: each rank's own, from which the same run goes on bit for bit; ``"portable"``
-        (a collective call): their sum over ranks, for any number of ranks.
+        Args:
+            mode: ``"exact"``: the residuals of this rank, from which a run with the same number of
+                ranks continues bit for bit. ``"portable"``: the sum of the residuals over ranks,
+                for any number of ranks; a collective call.
+
+        Raises:
+            InvalidArgumentError: There was no backward pass yet, or ``mode`` is unknown.
+
+        Example::
+
+            torch.save(handle.state_dict(), f"residuals.{rank}.pt")
         """
         self._loss_scale.settle(self.reducer, lambda: self._parameters)
-        state = save_reducer(self.reducer, self._process_group(), mode)
-        return {**state, **self._loss_scale.state_dict()}
+        residuals = save_reducer(self.reducer, self._process_group(), mode)
+        return residuals | self._loss_scale.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Brings back what ``state_dict`` gave, in either mode; None: residuals start at zero.
+        """Loads the result of ``state_dict`` of either mode.
 
-        Raises InvalidArgumentError, which names the parameter, where it belongs to another model or
-        codec, or is damaged. Nothing was changed then. The next pass raises TransportError if ranks
-        loaded different saves.
+        The next backward pass raises TransportError if ranks loaded states of different saves.
+
+        Args:
+            state: The state. None or empty: residuals start at zero, with a warning.
+
+        Raises:
+            InvalidArgumentError: The state is damaged, or belongs to another model or codec; the
+                message names the parameter. Nothing was changed.
+
+        Example::
+
+            handle.load_state_dict(torch.load(f"residuals.{rank}.pt"))
         """
         if self._exchange is None:
             self._loaded = as_mapping(state)
@@ -142,21 +173,40 @@ class HookState(ReducerReporting, Weighed):
         self._loss_scale.load_state_dict(state or {}, self.reducer)
 
     def discard_step(self) -> None:
-        """Brings back the residuals from before the last pass (``transactional=True`` only), whose
-        gradients no step takes. With a scaler: from before all passes since its last ``update``.
-        All ranks do so alike."""
+        """Restores the residuals from before the last backward pass, if no step uses its gradients.
+
+        With a scaler, restores the residuals from before all passes since its last ``update``.
+        Call ``discard_step`` on all ranks.
+
+        Raises:
+            InvalidArgumentError: ``transactional`` is False, or there is no step to discard.
+
+        Example::
+
+            if loss_is_bad:
+                handle.discard_step()
+        """
         self.reducer.discard_step()
 
     def remove(self) -> None:
-        """From the next backward pass on gradients travel uncompressed. All ranks do so alike."""
+        """Sends gradients uncompressed from the next backward pass on. Call on all ranks.
+
+        Example::
+
+            handle.remove()
+        """
         self._removed = True
 
     def reset(self) -> None:
-        """After an error that ended an exchange: connects the ranks anew, residuals at zero.
+        """Reconnects the ranks after an error that ended an exchange.
 
-        Schedules begin anew. A collective call of all ranks, each of which had the error raised by
-        ``backward()``. Other handles over the same process group are to be reset, too. Where the
-        first pass ended before there was a reducer, the next one makes it.
+        Residuals become zero and schedules start again. A collective call: each rank must have
+        received the error from ``backward()``. Reset all handles of the same process group.
+
+        Example::
+
+            except tersor.TransportError:
+                handle.reset()
         """
         self._exchange = self._transport = None
         connections.close(self._group)
@@ -164,13 +214,18 @@ class HookState(ReducerReporting, Weighed):
             self._hold(self._parameters)
 
     def close(self) -> None:
-        """Ends what was made for the hook; gradients travel uncompressed from then on."""
+        """Releases the reducer and its thread. Later gradients are sent uncompressed.
+
+        Example::
+
+            handle.close()
+        """
         self._removed = True
         self._executor.shutdown()
         self._exchange = None
 
     def bind(self, model: DistributedDataParallel) -> None:
-        """Makes everything now, for the parameters that this DDP reduces; a collective call."""
+        """Makes the reducer for the parameters that ``model`` reduces. A collective call."""
         parameters, self._frozen = split_parameters(model.module, model.parameters_to_ignore)
         self._group = model.process_group
         self._uneven.of(model)
@@ -181,7 +236,7 @@ class HookState(ReducerReporting, Weighed):
         self._hold(compressible(model))
 
     def reduce(self, bucket: GradBucket) -> Future:
-        """What ``hook`` does: takes a bucket of DDP's, whose future gets the mean over ranks."""
+        """Implements ``hook``, see there."""
         if self.instead is not None:
             return self.instead(bucket)
         check_reducer(isinstance(bucket, GradBucket))
@@ -189,20 +244,19 @@ class HookState(ReducerReporting, Weighed):
             refuse_options(self._uneven.model())
             self._check_parameters_of(self._uneven.model())
             self._backward = self._begin()
-        compressed = is_supported(bucket.buffer()) and self._known(bucket).supported
-        compressed = compressed and not self._removed
-        take = self._take if compressed else self._pass_on
+        supported = is_supported(bucket.buffer()) and self._buckets.known(bucket).supported
+        take = self._take if supported and not self._removed else self._pass_on
         future = take(self._backward, bucket)
         if bucket.is_last():
             self._end(self._backward)
         return future
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        """Of a copy of the model, and in a file, there is no more than that there was one."""
+        """Replaces the state by a ``CopiedHookState`` in copies and files of the model."""
         return CopiedHookState, ()
 
     def _check_parameters_of(self, model: DistributedDataParallel | None) -> None:
-        """Before each forward pass from now on; once for a model."""
+        """Checks the model's parameters before each forward pass from now on."""
         if model is not None and not self._checks_parameters:
             self._checks_parameters = True
             parameters, _ = split_parameters(model.module, model.parameters_to_ignore)
@@ -215,7 +269,7 @@ class HookState(ReducerReporting, Weighed):
                 self._uneven.check()
             self._samples.begin(is_done=not in_pass())
             if not self._removed:
-                _refuse_unfrozen(self._frozen)
+                refuse_unfrozen(self._frozen)
             if self._exchange is not None:
                 self._loss_scale.follow(self.reducer, lambda: self._parameters)
         return backward
@@ -223,31 +277,19 @@ class HookState(ReducerReporting, Weighed):
     def _take(self, backward: Backward, bucket: GradBucket) -> Future:
         taken = backward.add(bucket.buffer())
         with backward.guard():
-            known = self._known(bucket)
+            known = self._buckets.known(bucket)
             if known.names is None:
                 known.names = self._names.of(known.parameters)
             taken.names = known.names
             if self._exchange is not None and backward.error is None:
-                if self._rebuilt and len(backward.buckets) == 1:  # in another order
-                    self._rebuilt = False
+                if self._buckets.rebuilt and len(backward.buckets) == 1:  # in another order
+                    self._buckets.rebuilt = False
                     self.reducer.relearn_order()
                 self._send(self._exchange, taken)
         return taken.future
 
-    def _known(self, bucket: GradBucket) -> BucketParameters:
-        """A bucket's parameters, which are most often those that it had before."""
-        parameters = bucket.parameters()
-        known = self._buckets.get(bucket.index())
-        if known is None or not known.are(parameters):
-            # DDP rebuilds its buckets after the first steps, in the order in which gradients came.
-            self._rebuilt |= known is not None
-            # A complex parameter has a bucket of real numbers, so parameters are looked at.
-            known = BucketParameters(parameters, all(map(is_supported, parameters)))
-            self._buckets[bucket.index()] = known
-        return known
-
     def _pass_on(self, backward: Backward, bucket: GradBucket) -> Future:
-        """As DDP does without a hook. Of no bucket is a collective started in a callback."""
+        """Reduces a bucket as DDP does without a hook. Starts no collective in a callback."""
         if self._exchange is None and not self._removed:
             parameters = bucket.parameters()
             for name, parameter in zip(self._names.of(parameters), parameters, strict=True):
@@ -261,11 +303,19 @@ class HookState(ReducerReporting, Weighed):
         return work.get_future().then(lambda done: done.value()[0])
 
     def _end(self, backward: Backward) -> None:
+        """Ends the reducer's step, and completes the futures of the pass as results arrive."""
         self._backward = None
         with backward.guard():
             self._report_unsupported()
         if backward.buckets:
-            self._reduce_all(backward)
+            with backward.guard():
+                if self._exchange is None and backward.error is None:
+                    self._learn(backward)
+                if backward.error is None:
+                    self.reducer.flush()
+            if backward.error is not None and self._transport is not None:
+                self._transport.poison(str(backward.error))  # the others would wait for this rank
+            backward.complete_on(self._executor)
         self._samples.end()
         backward.end()
 
@@ -273,17 +323,6 @@ class HookState(ReducerReporting, Weighed):
         if not self._reported:
             report_unsupported(self._unsupported, self._unsupported_means, self._group)
             self._reported = True
-
-    def _reduce_all(self, backward: Backward) -> None:
-        """Sends what waits, and completes the futures of the pass as results come in."""
-        with backward.guard():
-            if self._exchange is None and backward.error is None:
-                self._learn(backward)
-            if backward.error is None:
-                self.reducer.flush()
-        if backward.error is not None and self._transport is not None:
-            self._transport.poison(str(backward.error))  # the others would wait for this rank
-        backward.complete_on(self._executor)
 
     def _learn(self, backward: Backward) -> None:
         names = [name for bucket in backward.buckets for name in bucket.names]
@@ -295,10 +334,10 @@ class HookState(ReducerReporting, Weighed):
             self._send(exchange, bucket)
 
     def _send(self, exchange: TensorExchange, bucket: Bucket) -> None:
-        """Parameters whose gradient is all zero keep their residuals.
+        """Sends a bucket. Parameters with a gradient of zeros keep their residuals.
 
-        DDP throws away what comes back for a parameter that no rank used, and with it whatever a
-        residual had added. On a device nobody looks, and residuals are lost so.
+        DDP discards the result of a parameter that no rank used, including the part from the
+        residual. On a device, zeros are not detected, and the residual is lost.
         """
         exchange.take_over()
         self._samples.weigh_once(exchange.reducer)
@@ -309,18 +348,31 @@ class HookState(ReducerReporting, Weighed):
     def _hold(self, parameters: Mapping[str, torch.Tensor]) -> TensorExchange:
         device, options = only_device(parameters), self._options.copy()
         if device.type == "cuda":
-            options.pop("stream", None)  # what completes a pass waits on the exchange's own
+            options.pop("stream", None)  # the thread that completes a pass waits on the exchange's
         exchange = TensorExchange(self._group, device, options)
         self._transport = exchange.transport
         exchange.hold({name: as_it_lies(one.detach()) for name, one in parameters.items()})
-        if not self._parameters:  # after a reset they were told
+        if not self._parameters:  # not after a reset
             watch(parameters, chosen_codecs(self._options, parameters))
         self._parameters, self._exchange = parameters, exchange
         return exchange
 
 
 def hook(state: HookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook: ``ddp_model.register_comm_hook(state, tersor.torch.hook)``."""
+    """The communication hook for DDP.
+
+    Args:
+        state: The state, one per DDP model.
+        bucket: A bucket of DDP.
+
+    Returns:
+        A future that receives the mean over ranks, of the bucket's shape.
+
+    Example::
+
+        state = tersor.torch.HookState(module, "int8")
+        ddp_model.register_comm_hook(state, tersor.torch.hook)
+    """
     return state.reduce(bucket)
 
 
@@ -330,7 +382,7 @@ def compress(model: DistributedDataParallel, **options: Any) -> HookState:
     state = HookState(**options)
     try:
         state.bind(ddp)  # first: a hook cannot be taken off again
-        _register(ddp, state)
+        register(ddp, state, hook)
     except BaseException:
         state.close()
         raise
@@ -338,34 +390,10 @@ def compress(model: DistributedDataParallel, **options: Any) -> HookState:
 
 
 def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What ``compress`` would send encoded, by name. Raises InvalidArgumentError where it would
-    not."""
+    """Returns the parameters that ``compress`` would encode, by name. Raises as ``compress``."""
     ddp = checked_ddp(model)
     parameters, _ = split_parameters(ddp.module, ddp.parameters_to_ignore)
     unsupported = unsupported_parameters(ddp.module, parameters)
     found = {name: one for name, one in parameters.items() if name not in unsupported}
     only_device(found)
     return found
-
-
-def _refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
-    """Raises InvalidArgumentError where one wants a gradient now: ranks would part without a
-    word."""
-    if found := [name for name, one in frozen.items() if one.requires_grad]:
-        raise InvalidArgumentError(
-            f"{', '.join(found)}: frozen when DistributedDataParallel was made, so it does not "
-            "exchange their gradients: call tersor.torch.close(), wrap the module in a new "
-            "one and compress that; or make it while all parameters are trainable, with "
-            "find_unused_parameters=True, and freeze afterwards"
-        )
-
-
-def _register(ddp: DistributedDataParallel, state: HookState) -> None:
-    try:
-        ddp.register_comm_hook(state, hook)
-    except RuntimeError as error:
-        _compat.forget_hook(ddp, state)
-        raise InvalidArgumentError(
-            f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
-            "module in a new one"
-        ) from error

@@ -1,6 +1,8 @@
-"""The options of DistributedDataParallel with which a communication hook cannot work."""
+"""Checks of a DistributedDataParallel model, and the registration of the hook."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -10,8 +12,11 @@ from tersor.torch import _compat
 
 
 def checked_ddp(model: nn.Module) -> DistributedDataParallel:
-    """The model itself, also of ``torch.compile``. Raises InvalidArgumentError if hooks do not
-    fit."""
+    """Returns the DDP model, also of a compiled model.
+
+    Raises:
+        InvalidArgumentError: The model is no DDP model, or cannot have a communication hook.
+    """
     ddp = _compat.uncompiled(model)
     if not isinstance(ddp, DistributedDataParallel):
         raise InvalidArgumentError(
@@ -58,3 +63,26 @@ def check_reducer(hands_over_buckets: bool) -> None:
             'torch._dynamo.config.optimize_ddp = "python_reducer" passes no buckets; set it to '
             'True or "ddp_optimizer" before DistributedDataParallel is made'
         )
+
+
+def refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
+    """Raises InvalidArgumentError if a parameter was unfrozen. Ranks would silently diverge."""
+    if found := [name for name, one in frozen.items() if one.requires_grad]:
+        raise InvalidArgumentError(
+            f"{', '.join(found)}: frozen when DistributedDataParallel was made, so it does not "
+            "exchange their gradients: call tersor.torch.close(), wrap the module in a new "
+            "one and compress that; or make it while all parameters are trainable, with "
+            "find_unused_parameters=True, and freeze afterwards"
+        )
+
+
+def register(ddp: DistributedDataParallel, state: object, hook: Callable[..., object]) -> None:
+    """Raises InvalidArgumentError if the model has a hook already."""
+    try:
+        ddp.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        _compat.forget_hook(ddp, state)
+        raise InvalidArgumentError(
+            f"this DistributedDataParallel has a communication hook already ({error}); wrap the "
+            "module in a new one"
+        ) from error

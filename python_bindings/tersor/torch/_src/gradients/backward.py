@@ -1,13 +1,13 @@
-"""Backward passes: where one ends, and under DDP its buckets.
+"""The end of a backward pass, and the buckets of a pass under DDP.
 
-DDP waits for the future of each bucket at the end of the pass. They are completed by a thread of
-ours, in the order of buckets, as results come in. An exception must reach neither a future (DDP
-would lose its type) nor autograd (DDP would be left in the middle of a pass): after an error all
-futures get NaN, and the error is raised by ``backward()`` itself once DDP has finished.
+At the end of the pass, DDP waits for the future of each bucket. A thread of Tersor completes the
+futures in the order of buckets, as results arrive. An exception must not reach a future (DDP would
+lose the type) or autograd (DDP would stay in the middle of a pass). After an error, all futures
+get NaN, and ``backward()`` raises the error after DDP has finished.
 
-Within a pass there may be others (reentrant checkpointing, reversible layers): autograd calls back
-at the end of the innermost. DDP finishes at the end of that which its last gradient comes in, FSDP
-at the end of that which its first module was in.
+Passes may be nested (reentrant checkpointing, reversible layers). Autograd calls back at the end of
+the innermost pass. DDP finishes at the end of the pass of its last gradient, FSDP at the end of the
+pass of its first module.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tersor import _core
 from tersor.torch import _compat
+from tersor.torch._src.parameters.selection import is_supported
 
 Future = torch.futures.Future[Tensor]
 
 
 @dataclass
 class Bucket:
-    """What one call of the hook handed over."""
+    """The gradients of one call of the hook."""
 
     gradients: Tensor
     future: Future
@@ -41,19 +43,39 @@ class Bucket:
 
 @dataclass
 class BucketParameters:
-    """Of a bucket: there may be thousands, and a pass has no time to look at each."""
+    """The parameters of a bucket, which may be thousands, so a pass does not check each."""
 
     parameters: list[Tensor]
     supported: bool
     names: list[str] | None = None
 
-    def are(self, others: list[Tensor]) -> bool:
-        same = len(self.parameters) == len(others)
-        return same and all(map(operator.is_, self.parameters, others))
+
+class KnownBuckets:
+    """The parameters of DDP's buckets in the previous pass."""
+
+    def __init__(self) -> None:
+        self.rebuilt = False  #: True after a bucket changed
+        self._buckets: dict[int, BucketParameters] = {}
+
+    def known(self, bucket: dist.GradBucket) -> BucketParameters:  # type: ignore[name-defined]
+        """Returns the parameters of a bucket, usually the same object as in the previous pass."""
+        parameters = bucket.parameters()
+        known = self._buckets.get(bucket.index())
+        if known is None or not _are(known.parameters, parameters):
+            # After the first steps, DDP rebuilds its buckets in the order of the gradients.
+            self.rebuilt |= known is not None
+            # A complex parameter has a bucket of real numbers, so the check reads parameters.
+            known = BucketParameters(parameters, all(map(is_supported, parameters)))
+            self._buckets[bucket.index()] = known
+        return known
+
+
+def _are(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    return len(tensors) == len(others) and all(map(operator.is_, tensors, others))
 
 
 class Backward:
-    """The buckets of one pass. ``stream``: where results on a device are waited for."""
+    """The buckets of one pass. ``stream`` waits for results on a device."""
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         self.buckets: list[Bucket] = []
@@ -62,7 +84,7 @@ class Backward:
         self._completion: concurrent.futures.Future[None] | None = None
 
     def add(self, gradients: Tensor) -> Bucket:
-        """A bucket that was handed over."""
+        """Adds a bucket."""
         devices: list[int | str | torch.device] | None = (
             [gradients.device] if gradients.is_cuda else None
         )
@@ -71,26 +93,27 @@ class Backward:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """Keeps the first error for ``raise_error``."""
+        """Keeps the first error of the block for ``raise_error``."""
         try:
             yield
-        except Exception as error:  # also what is not ours
+        except Exception as error:  # of any library
             self.error = self.error or error
 
     def complete_on(self, executor: concurrent.futures.Executor) -> None:
-        """All buckets are there and were flushed: completes their futures as results come in."""
+        """Completes the futures as results arrive. Call after the flush of all buckets."""
         self._completion = executor.submit(self._complete)
 
     def end(self) -> None:
-        """The last bucket is there: what ended the pass is raised when DDP has finished it.
+        """Call after the last bucket. Raises an error of the pass after DDP has finished the pass.
 
-        At once outside of a pass: DDP's ``join`` calls hooks for ranks that have no more inputs.
+        Outside of a pass, raises the error at once: DDP's ``join`` calls hooks for ranks without
+        inputs.
         """
         if not after_pass(self.raise_error):
             self.raise_error()
 
     def raise_error(self) -> None:
-        """Raises what ended the pass, once its futures are complete."""
+        """Raises the error that ended the pass, after the futures are complete."""
         if self._completion is not None:
             self._completion.result()
         if self.error is not None:
@@ -109,28 +132,28 @@ class Backward:
             if self.error is not None:
                 bucket.gradients.fill_(math.nan)
             bucket.future.set_result(bucket.gradients)
-        except Exception as error:  # a device is lost; DDP waits for the future all the same
+        except Exception as error:  # of a lost device; DDP waits for the future nevertheless
             self.error = self.error or error
             bucket.future.set_exception(error)  # type: ignore[arg-type]  # as PyTorch declares it
 
 
 class Passes:
-    """The passes under way that FSDP ends, of several models too."""
+    """The current passes of FSDP, also of several models."""
 
     def __init__(self, at_end: Callable[[], None]) -> None:
-        """``at_end`` is called when the last of them is over."""
+        """``at_end`` is called at the end of the last current pass."""
         self._at_end = at_end
-        self._ends: weakref.WeakSet[_End] = weakref.WeakSet()  # autograd has them until a pass ends
+        self._ends: weakref.WeakSet[_End] = weakref.WeakSet()  # autograd keeps them in a pass
 
     def begin(self) -> None:
-        """FSDP has asked autograd to be called where it ends a pass."""
+        """Call when FSDP has queued its callback for the end of a pass."""
         end = _End()
         self._ends.add(end)
         after_pass(lambda: self._end(end))
 
     @property
     def under_way(self) -> bool:
-        """Whether ``at_end`` will be called; not for a pass that somebody else's error ended."""
+        """True if ``at_end`` will be called. False after an error of another library."""
         return len(self._ends) > 0
 
     def _end(self, end: _End) -> None:
@@ -140,19 +163,19 @@ class Passes:
 
 
 class _End:
-    """Of a pass: what autograd calls keeps it, and is given up where the pass fails."""
+    """A pass. Autograd's callback keeps this object alive; autograd drops it if the pass fails."""
 
 
 def in_pass() -> bool:
-    """Whether autograd is within a backward pass, on this thread."""
+    """True if this thread is in a backward pass."""
     return after_pass(lambda: None)
 
 
 def after_pass(callback: Callable[[], None]) -> bool:
-    """Has autograd call ``callback`` at the end of the innermost pass, behind what is queued there.
+    """Calls ``callback`` at the end of the innermost pass, after DDP's or FSDP's own callback.
 
-    So behind DDP or FSDP where they end it: a callback that the hook queues runs before DDP's own,
-    one that it queues in turn after. False outside of a pass.
+    A callback that a hook queues runs before DDP's callback. A callback that is queued by this
+    callback runs after DDP's. Returns False outside of a pass.
     """
     try:
         _compat.queue_callback(lambda: _compat.queue_callback(callback))
