@@ -236,7 +236,7 @@ class Unseen(ModuleLayout):
 def sees_no_borders(rank: int, count: int) -> str:
     ours, reference = sharded_model(count), sharded_model(count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tersor.torch._src.fsdp.handle.ModuleLayout", Unseen)
+        patch.setattr("tersor.torch._src.fsdp.compression.ModuleLayout", Unseen)
         handle = fsdp.compress(ours, codec="int8")
     backward(ours, rank, 0)
     backward(reference, rank, 0)

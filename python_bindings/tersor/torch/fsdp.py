@@ -1,6 +1,7 @@
 """Compressed gradients, and weights on request, of models that went through ``fully_shard``."""
 
 from tersor.reducer import ShardedOptions
-from tersor.torch._src.fsdp.handle import ShardedHandle, compress
+from tersor.torch._src.fsdp.compression import compress
+from tersor.torch._src.fsdp.handle import ShardedHandle
 
 __all__ = ["ShardedHandle", "ShardedOptions", "compress"]

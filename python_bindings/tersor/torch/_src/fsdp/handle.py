@@ -1,52 +1,32 @@
-"""FSDP2: gradients are encoded on their way through the reduce-scatter of each ``FSDPModule``.
-
-What is compressed is what FSDP hands over: the unsharded gradient of a module's parameters, of
-which each rank gets back the mean of its shard. The all-gather carries weights; it is compressed
-only where that is asked for. On a 2-D mesh shards go through a second reducer, between replicas.
-"""
+"""The handle of a compressed FSDP2 model."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate
 
 from tersor import _core
 from tersor._core import InvalidArgumentError
-from tersor._options import expect, fill, takes_advanced
-from tersor._renamed import renamed_keywords
-from tersor.reducer import ReducerOptions, ResidualDtype, Rules, ShardedOptions, gathered
-from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
-from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, ReplicaExchange, Sender
-from tersor.torch._src.fsdp.layout import (
-    Kept,
-    ModuleLayout,
-    refuse_meshes,
-)
+from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, Sender
+from tersor.torch._src.fsdp.layout import Kept
 from tersor.torch._src.fsdp.reducer import ShardedReducer
 from tersor.torch._src.fsdp.state import load_sharded, save_sharded
-from tersor.torch._src.fsdp.weights import WeightExchange
-from tersor.torch._src.gradients.loss_scale import LossScale, Scaler
-from tersor.torch._src.gradients.low_bit_adam import last_codec, watch
-from tersor.torch._src.gradients.sample_weights import Weighed, refuse_weighted
-from tersor.torch._src.parameters.selection import Unsupported, every_parameter, unwrapped
+from tersor.torch._src.gradients.sample_weights import Weighed
 from tersor.torch._src.statistics.handles import Reporting
 from tersor.torch._src.statistics.records import ParameterStatistics, add_up
 
-logger = logging.getLogger("tersor")
-
-RESIDUAL_BYTES = {"f32": 4, "bf16": 2}
-ALGORITHMS = ("auto", "hierarchical")
-
 
 class ShardedHandle(Reporting, Weighed):
-    """What :func:`compress` returns: how gradients travel, and what was sent."""
+    """The handle of a model of ``fully_shard``. ``compress`` returns this handle.
+
+    Example::
+
+        handle = tersor.torch.compress(model, "int8+ef")
+        print(handle.table())
+    """
 
     def __init__(
         self,
@@ -67,10 +47,10 @@ class ShardedHandle(Reporting, Weighed):
 
     @property
     def feedback(self) -> dict[str, Kept]:
-        """A copy of what error feedback keeps, by name of the parameter.
+        """Copies of the residuals, by name of the parameter.
 
-        On a 2-D mesh with ``" (replicas)"``, of what a rank sends to replicas, and
-        ``" (replicas, sums)"``, of what it sends on.
+        On a 2-D mesh, the suffix ``" (replicas)"`` marks residuals of values sent to replicas, and
+        ``" (replicas, sums)"`` marks residuals of forwarded sums.
         """
         return {name: kept for one in self._reducers for name, kept in one.read()[1].items()}
 
@@ -97,23 +77,48 @@ class ShardedHandle(Reporting, Weighed):
         return [one.core for one in self._reducers]
 
     def explain(self) -> str:
-        """What was decided and why, a line a parameter; after the first step."""
+        """Returns one line per parameter: its codec and the reason. Empty before the first step.
+
+        Example::
+
+            print(handle.explain())
+        """
         lines = [f"{one.name}: {one.codec} ({one.reason})" for one in self.statistics()]
         chosen = [one.explain_choice().strip() for one in self._cores()]
         return "\n".join([*lines, *self._notes, *filter(None, chosen)])
 
     def scale_residuals(self, factor: float) -> None:
-        """When a loss scale changes by ``factor``: residuals are in the gradient's units."""
+        """Multiplies all residuals, if a loss scale changes. Residuals have the gradient's units.
+
+        Args:
+            factor: New loss scale divided by the old loss scale.
+
+        Example::
+
+            handle.scale_residuals(0.5)
+        """
         self._sender.scale_residuals(factor)
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """The residuals, between two steps, for ``torch.save`` or ``torch.distributed.checkpoint``.
+        """Returns the residuals for a checkpoint. Call ``state_dict`` between two steps.
 
-        ``"exact"``: each rank's own, from which the same run goes on bit for bit. ``"portable"``:
-        the sum over ranks, for any number of them (a collective call), of a model on one mesh. All
-        tensors lie on the host.
+        Args:
+            mode: ``"exact"``: the residuals of this rank, from which a run with the same number of
+                ranks continues bit for bit. ``"portable"``: the sum of the residuals over ranks,
+                for any number of ranks; a collective call, for a model on one mesh.
+
+        Returns:
+            A dict for ``torch.save`` or ``torch.distributed.checkpoint``. All tensors are on the
+            CPU.
+
+        Raises:
+            InvalidArgumentError: ``mode`` is unknown, or ``"portable"`` for several meshes.
+
+        Example::
+
+            torch.save(handle.state_dict(), f"residuals.{rank}.pt")
         """
-        meshes = _mesh_count(self._gradients)
+        meshes = mesh_count(self._gradients)
         if mode == "portable" and meshes > 1:
             raise InvalidArgumentError(
                 f"the model's modules are on {meshes} meshes: residuals of experts cannot be "
@@ -125,249 +130,74 @@ class ShardedHandle(Reporting, Weighed):
         return {**state, **self._sender.loss_scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Brings back either. None or empty: residuals start at zero, with a warning.
+        """Loads the result of ``state_dict`` of either mode.
 
-        On a 2-D mesh loading a portable state is a collective call. Raises InvalidArgumentError,
-        which names the parameter, where the state does not fit or is damaged; nothing was changed
-        then. The next pass raises TransportError if ranks loaded different saves.
+        On a 2-D mesh, loading a portable state is a collective call. The next backward pass raises
+        TransportError if ranks loaded states of different saves.
+
+        Args:
+            state: The state. None or empty: residuals start at zero, with a warning.
+
+        Raises:
+            InvalidArgumentError: The state does not fit or is damaged; the message names the
+                parameter. Nothing was changed.
+
+        Example::
+
+            handle.load_state_dict(torch.load(f"residuals.{rank}.pt"))
         """
         self._sender.prepare()
         load_sharded(self._sender, self._group, state)
         self._sender.loss_scale.load_state_dict(state or {}, self._sender)
 
     def remove(self) -> None:
-        """From now on gradients and weights travel as without Tersor; residuals are dropped."""
+        """Sends gradients and weights as without Tersor from now on. Residuals are dropped.
+
+        Call ``remove`` on all ranks.
+
+        Example::
+
+            handle.remove()
+        """
         for exchange in self._exchanges:
             exchange.remove()
         self._sender.drop()
 
     def reset(self) -> None:
-        """After an error that ended an exchange: connects the ranks anew, residuals at zero.
+        """Reconnects the ranks after an error that ended an exchange.
 
-        Schedules begin anew. All ranks do so alike, each of which had the error raised by
-        ``backward()``.
+        Residuals become zero and schedules start again. Call ``reset`` on all ranks; each rank
+        must have received the error from ``backward()``.
+
+        Example::
+
+            except tersor.TransportError:
+                handle.reset()
         """
         self._sender.reset()
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that the scaler skipped because a gradient was not finite."""
+        """Number of steps that the scaler skipped because a gradient was not finite."""
         return self._sender.loss_scale.skipped_steps
 
     def discard_step(self) -> None:
-        """Brings back the residuals from before the last pass (``transactional=True`` only). With a
-        scaler: from before all passes since its last ``update``."""
+        """Restores the residuals from before the last backward pass, if no step uses its gradients.
+
+        With a scaler, restores the residuals from before all passes since its last ``update``.
+        Call ``discard_step`` on all ranks.
+
+        Raises:
+            InvalidArgumentError: ``transactional`` is False, or there is no step to discard.
+
+        Example::
+
+            if loss_is_bad:
+                handle.discard_step()
+        """
         self._sender.discard_step()
 
 
-@renamed_keywords(weights="weights_codec")
-@takes_advanced(ShardedOptions)
-def compress(
-    model: nn.Module,
-    codec: str = "bf16",
-    *,
-    rules: Rules | None = None,
-    weights_codec: str | None = None,
-    timeout: float | None = None,
-    residual_dtype: ResidualDtype = "f32",
-    weighted: bool = False,
-    transactional: bool = False,
-    scaler: Scaler | None = None,
-    unsupported: Unsupported = "warn",
-    advanced: ShardedOptions | None = None,
-) -> ShardedHandle:
-    """Compresses the gradients, and on request the weights, of a ``fully_shard`` model.
-
-    Every ``FSDPModule`` of the model takes part. An error that ends an exchange is raised at the
-    end of the backward pass, and gradients are NaN. Call ``compress`` on all ranks, before the
-    first backward pass.
-
-    Args:
-        model: A model on which ``fully_shard`` was called.
-        codec: Spec of the codec, or ``"auto"``. With ``"+ef"``, each rank keeps one residual per
-            value of the whole model, 4 bytes for ``residual_dtype="f32"``. On a 2-D mesh, the
-            all-reduce between replicas uses the same codec.
-        rules: Codecs by parameter name, see ``tersor.torch.compress``.
-        weights_codec: Codec of the all-gather of weights, such as ``"int8"``; None: uncompressed.
-            1-D parameters and parameters with fewer than 4,096 values are sent as bf16. Ranks
-            then compute with rounded weights. The sharded parameters of the optimizer are exact.
-        timeout: Seconds after which a missing rank raises TransportError. Default: the timeout of
-            the process group.
-        residual_dtype: Dtype of the residuals, ``"f32"`` or ``"bf16"``.
-        weighted: True if gradients are weighted by ``handle.samples``. Needs a 1-D mesh.
-        transactional: True if ``discard_step`` can restore the residuals, which takes twice the
-            memory.
-        scaler: The training's ``GradScaler``, if any. Residuals follow its scale.
-        unsupported: ``"warn"`` sends gradients that no codec takes (float64, …) uncompressed and
-            lists them once; ``"error"`` raises.
-        advanced: Further options.
-
-    Returns:
-        The handle: statistics, state for checkpoints, and ``remove``.
-
-    Raises:
-        InvalidArgumentError: No module is sharded, a module has a custom reduce-scatter or
-            all-gather already, or an option is invalid.
-
-    Example::
-
-        fully_shard(model)
-        handle = tersor.torch.fsdp.compress(model, "int8", weights_codec="int8")
-    """
-    expect(model, nn.Module, "model must be a model that went through fully_shard")
-    options = gathered(
-        ShardedOptions,
-        advanced,
-        codec=codec,
-        rules=rules,
-        timeout=timeout,
-        residual_dtype=residual_dtype,
-        weighted=weighted,
-        transactional=transactional,
-    )
-    sender, modules, reduces = prepared(model, options, unsupported)
-    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    if _mesh_count(reduces.values()) > 1 or any(mesh.ndim > 1 for mesh in meshes):
-        refuse_weighted(options, "FSDP2", "takes a model on one mesh, of one dimension")
-    gathers = {
-        name: WeightExchange(weights_codec, sender, reduce)
-        for name, reduce in reduces.items()
-        if weights_codec is not None
-    }
-    if gathers:
-        _refuse_others(modules, "all-gather")
-    notes = [*_memory_note(reduces.values(), sender), *_mesh_note(model, reduces.values())]
-    exchanges = _install(modules, reduces, gathers)
-    handle = ShardedHandle(sender, exchanges, _group_of(model, reduces.values()), notes)
-    sender.loss_scale = LossScale(scaler, transactional)
-    expected = [pair for reduce in reduces.values() for pair in reduce.expected()]
-    parameters = every_parameter(model)
-    watch(parameters, {one.name: last_codec(choice) for one, choice in expected})
-    return handle
-
-
-def prepared(
-    model: nn.Module, options: ReducerOptions, unsupported: Unsupported = "warn"
-) -> tuple[Sender, dict[str, FSDPModule], dict[str, GradientExchange]]:
-    """What ``compress`` will put in place, of each module by name. Raises InvalidArgumentError as
-    it."""
-    modules = _sharded_modules(model)
-    parameters = every_parameter(model)
-    names = {id(one): name for name, one in parameters.items()}
-    _refuse_others(modules, "reduce-scatter")
-    sender = Sender(_checked(options), unsupported)
-    reduces = {
-        name: GradientExchange(name, ModuleLayout(module, names), sender)
-        for name, module in modules.items()
-    }
-    return sender, modules, reduces
-
-
-def _sharded_modules(model: nn.Module) -> dict[str, FSDPModule]:
-    """By name. Raises InvalidArgumentError where there are none, or one on no mesh that we take."""
-    modules = unwrapped(
-        {name: one for name, one in model.named_modules() if isinstance(one, FSDPModule)}
-    )
-    if not modules:
-        raise InvalidArgumentError(
-            "no module of the model is sharded: call fully_shard(model) first"
-        )
-    for name, module in modules.items():
-        refuse_meshes(name or "(root)", module)
-    return modules
-
-
-def _install(
-    modules: Mapping[str, FSDPModule],
-    reduces: Mapping[str, GradientExchange],
-    gathers: Mapping[str, WeightExchange],
-) -> list[Exchange]:
-    """Puts them in the places of PyTorch's, and those between replicas. Returns all."""
-    for name, reduce in reduces.items():
-        reduce.install(modules[name])  # each by itself, as it does not go down
-    for name, gather in gathers.items():
-        modules[name].set_custom_all_gather(gather)  # type: ignore[arg-type]
-    replicas = [
-        ReplicaExchange(reduce, group)
-        for reduce in reduces.values()
-        if (group := reduce.layout.replicas) is not None
-    ]
-    return [*reduces.values(), *replicas, *gathers.values()]
-
-
-def _checked(options: ReducerOptions) -> ReducerOptions:
-    """Returns ``options``. Raises InvalidArgumentError for invalid values."""
-    fill(_core.ReducerOptions(), options)
-    algorithm, hosts = options.get("algorithm", "auto"), options.get("hosts")
-    if algorithm not in ALGORITHMS:
-        raise InvalidArgumentError(
-            f"algorithm must be one of {list(ALGORITHMS)}, not {algorithm!r}"
-        )
-    if algorithm != "auto" and options.get("codec") == "auto":
-        raise InvalidArgumentError("codec auto chooses the algorithm: leave algorithm at auto")
-    if hosts and len(hosts) != (ranks := dist.get_world_size()):
-        raise InvalidArgumentError(
-            f"hosts has {len(hosts)} numbers for {ranks} ranks: give one number per rank"
-        )
-    if (dtype := options.get("residual_dtype", "f32")) not in RESIDUAL_BYTES:
-        raise InvalidArgumentError(
-            f"residual_dtype must be one of {list(RESIDUAL_BYTES)}, not {dtype!r}"
-        )
-    return options
-
-
-def _refuse_others(modules: Mapping[str, FSDPModule], collective: _compat.Collective) -> None:
-    """Raises InvalidArgumentError where a module's collective is somebody else's, or ours."""
-    for name, module in modules.items():
-        for exchange in _compat.fsdp_exchanges(module, collective):
-            given_up = isinstance(exchange, Exchange) and not exchange.active
-            if not (given_up or type(exchange).__module__.startswith("torch.")):
-                raise InvalidArgumentError(
-                    f"module {name or '(root)'} has a custom {collective} already, a "
-                    f"{type(exchange).__name__}: remove it, or compress once"
-                )
-
-
-def _memory_note(reduces: Iterable[GradientExchange], sender: Sender) -> list[str]:
-    """What the residuals of error feedback will take on each rank; it is logged too."""
-    values = 0
-    for reduce in reduces:
-        for one, choice in reduce.expected():
-            if choice.feedback:
-                values += one.shape.numel()
-                if (replicas := reduce.layout.replicas) is not None:  # at most
-                    values += one.shard_count + -(-one.shard_count // replicas.size())
-    if values == 0:
-        return []
-    each = RESIDUAL_BYTES[sender.options.residual_dtype]
-    each *= 2 if sender.options.transactional else 1
-    most = "at most " if sender.options.algorithm == "hierarchical" else ""
-    mib = values * each / 2**20
-    note = f"error feedback keeps {most}{values} residuals on every rank: {mib:.1f} MiB"
-    logger.warning(note)
-    return [note]
-
-
-def _group_of(model: nn.Module, reduces: Iterable[GradientExchange]) -> dist.ProcessGroup:
-    """The ranks of the model's mesh; of several, or several dimensions, all ranks there are."""
-    meshes = [one.device_mesh for one in model.parameters() if isinstance(one, DTensor)]
-    several = _mesh_count(reduces) > 1
-    if meshes and all(mesh.ndim == 1 for mesh in meshes) and not several:
-        return meshes[0].get_group()
-    world: dist.ProcessGroup | None = dist.group.WORLD
-    assert world is not None  # FSDP asks for it
-    return world
-
-
-def _mesh_count(reduces: Iterable[GradientExchange]) -> int:
-    """How many meshes there are; a module without parameters of its own is on none."""
+def mesh_count(reduces: Iterable[GradientExchange]) -> int:
+    """Returns the number of meshes. A module without own parameters is on no mesh."""
     return len({ranks for one in reduces if (ranks := one.layout.mesh_ranks)})
-
-
-def _mesh_note(model: nn.Module, reduces: Iterable[GradientExchange]) -> list[str]:
-    """What is not compressed, where PyTorch does not show a module's replicas."""
-    placements = [p.placements for p in model.parameters() if isinstance(p, DTensor)]
-    replicated = any(isinstance(one, Replicate) for each in placements for one in each)
-    if not replicated or all(one.layout.known for one in reduces):
-        return []
-    return ["on a 2-D mesh the all-reduce between replicas is PyTorch's own, uncompressed"]

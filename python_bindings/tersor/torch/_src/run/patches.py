@@ -31,7 +31,7 @@ from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import zeros
 from tersor.torch._src.ddp import hook as ddp
 from tersor.torch._src.ddp.hook import HookState
-from tersor.torch._src.fsdp import handle as fsdp
+from tersor.torch._src.fsdp import compression as fsdp
 from tersor.torch._src.fsdp.handle import ShardedHandle
 from tersor.torch._src.gradients.loss_scale import watch
 from tersor.torch._src.gradients.low_bit_adam import has_feedback
@@ -321,7 +321,7 @@ def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan
 
 def plan_of_shards(model: nn.Module, options: ReducerOptions) -> Plan:
     """A reduce-scatter sends each part once."""
-    _, _, exchanges = fsdp.prepared(model, options)  # type: ignore[arg-type]
+    _, _, exchanges = fsdp.prepared(model, options)
     layouts = [one.layout for one in exchanges.values() if one.layout.known]
     groups = [group for one in layouts for group in (one.scatter_group, one.replicas) if group]
     plan = (
