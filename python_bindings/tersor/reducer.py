@@ -1,4 +1,4 @@
-"""The options of reducers, and ``GradientReducer``, which reduces gradients in the background."""
+"""``GradientReducer``, which reduces gradients in the background, and the options of reducers."""
 
 # ruff: noqa: RUF009 (_option returns dataclasses.field)
 
@@ -50,7 +50,7 @@ def _documented(options: type[Options]) -> type[Options]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """Options of every exchange of gradients. None selects the default that the text names."""
+    """Options of every exchange of gradients. None selects the default."""
 
     bucket_bytes: int | None = _option(
         None,
@@ -129,10 +129,10 @@ class _GridOptions(ExchangeOptions):
 @_documented
 @dataclass(frozen=True, kw_only=True)
 class AdvancedOptions(_AutoOptions, _GridOptions):
-    """Options of all-reduced gradients that few programs set. Ranks must pass equal options.
+    """Rarely needed options of all-reduced gradients. Ranks must pass equal options.
 
     For ``tersor.torch.compress`` of a DDP model, ``HookState``, ``DistributedOptimizer`` and
-    ``DiLoCo``. None selects the default that the text names.
+    ``DiLoCo``. None selects the default.
 
     Example::
 
@@ -158,9 +158,9 @@ class AdvancedOptions(_AutoOptions, _GridOptions):
 @_documented
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions(_GridOptions):
-    """Options of CompressedAdamW, CompressedMuon and CompressedSGD that few programs set.
+    """Rarely needed options of CompressedAdamW, CompressedMuon and CompressedSGD.
 
-    Ranks must pass equal options. None selects the default that the text names. These optimizers
+    Ranks must pass equal options. None selects the default. These optimizers
     exchange the mean of their own states, so ``reduction``, ``order`` and the options of
     ``codec="auto"`` do not exist here.
 
@@ -174,9 +174,9 @@ class OptimizerOptions(_GridOptions):
 @_documented
 @dataclass(frozen=True, kw_only=True)
 class ShardedOptions(_AutoOptions):
-    """Options of ``tersor.torch.fsdp.compress`` that few programs set. Ranks must pass equal ones.
+    """Rarely needed options of ``tersor.torch.fsdp.compress``. Ranks must pass equal options.
 
-    None selects the default that the text names. ``hosts`` numbers the hosts of all ranks, and
+    None selects the default. ``hosts`` numbers the hosts of all ranks, and
     each host must have the same number of ranks. A message has gradients of one module.
 
     Example::
@@ -272,7 +272,7 @@ _traced: weakref.WeakSet[GradientReducer] = weakref.WeakSet()
 
 @atexit.register
 def _write_traces() -> None:
-    """Writes the traces of reducers that Python does not destroy at its end."""
+    """Writes the traces of the reducers that Python does not destroy at exit."""
     for reducer in _traced:
         with contextlib.suppress(_core.Error):
             reducer.write_trace()
@@ -282,7 +282,7 @@ class GradientReducer(_core.GradientReducer):
     """Reduces the gradients of a model over the ranks of ``transport``, and keeps the residuals.
 
     Add each parameter once with ``add(name, like)``. In each step, ``ready(name, gradient)`` marks
-    a gradient as complete; Tersor sends the gradient and overwrites it with the result. ``wait()``
+    a gradient as complete; Tersor sends the gradient and overwrites the gradient with the result. ``wait()``
     ends the step. A thread sends in between, without the GIL. After an error that ended an
     exchange, every later call raises that error.
 

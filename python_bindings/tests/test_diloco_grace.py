@@ -234,7 +234,7 @@ def test_a_layer_is_frozen_and_unfrozen(rank: int, count: int) -> None:
 def goes_on(rank: int, count: int, victim: int, on_loss: str) -> list[float]:
     model = make_model()
     outer = DiLoCo(
-        model, every=2, grace=LONG, elastic=True, on_loss=on_loss, codec="int8+ef", least_ranks=1
+        model, every=2, grace=LONG, elastic=True, on_loss=on_loss, codec="int8+ef", min_ranks=1
     )
     told = 0
     for step in range(10):
@@ -257,7 +257,7 @@ def goes_on(rank: int, count: int, victim: int, on_loss: str) -> list[float]:
     return flat(model).tolist()
 
 
-@pytest.mark.parametrize(("victim", "on_loss"), [(0, "go on"), (2, "raise")])
+@pytest.mark.parametrize(("victim", "on_loss"), [(0, "continue"), (2, "raise")])
 def test_a_rank_that_dies_is_left_out(victim: int, on_loss: str) -> None:
     found = ranks.outcomes(goes_on, 3, victim, on_loss)
     others = [one for rank, one in enumerate(found) if rank != victim]

@@ -21,7 +21,7 @@ def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
         pace.model.named_parameters(),
         codec=chosen.codec,
         elastic=True,
-        least_ranks=1,
+        min_ranks=1,
     )
     pace.begin()
     while True:
@@ -42,8 +42,8 @@ def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
         grace=grace,
         codec=chosen.codec,
         elastic=True,
-        on_loss="go on",
-        least_ranks=1,
+        on_loss="continue",
+        min_ranks=1,
     )
     pace.begin()
     while True:

@@ -135,7 +135,7 @@ class DiLoCo(LateReporting):
         refuse_elastic_shards(options, self._parameters)
         refuse_weighted(options, "DiLoCo", "takes the mean over ranks")
         self._fragments = self._divided()
-        told: ElasticOptions = {**options, "order": "of-ready"}
+        told: ElasticOptions = {**options, "order": "ready_order"}
         if fragments > 1 or delay > 0:
             told["auto_learning"] = False
         if grace is not None:

@@ -1,9 +1,9 @@
-"""What FSDP2 calls instead of its own reduce-scatter.
+"""The collectives that FSDP2 calls instead of PyTorch's reduce-scatter and all-reduce.
 
-PyTorch asks for objects with ``allocate`` and ``__call__``; their base classes are not public, so
-these are none of theirs. On a host a result may come after the call, until the backward pass is
-over, where FSDP only makes views of it; else the call waits for it. On a device it is in order on
-the current stream.
+PyTorch expects objects with ``allocate`` and ``__call__``. PyTorch's base classes are not public,
+so these classes do not inherit from PyTorch. On a CPU, a result may arrive after the call, before
+the end of the backward pass, if FSDP only makes views of the result. Otherwise the call waits. On a
+device, the result is in the order of the current stream.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tersor.torch._src.parameters.selection import (
 )
 from tersor.torch._src.process_group.connections import close, seconds_of, transport
 
-# PyTorch's own, by the name that this version has for it.
+# The name depends on PyTorch's version.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Sender:
-    """What the exchanges of all modules of a model share: reducers, and the pass under way."""
+    """The state that the exchanges of all modules share: reducers, and the current pass."""
 
     def __init__(self, options: ReducerOptions, unsupported: Unsupported = "warn") -> None:
         self.options = fill(_core.ReducerOptions(), options)
@@ -57,57 +57,57 @@ class Sender:
         self._channels: dict[dist.ProcessGroup, Transport] = {}
         self._late: list[Tensor] = []
         self._last: list[ShardedReducer] = []
-        self.error: Exception | None = None  #: what backward() will raise, as far as is known
+        self.error: Exception | None = None  #: the first error, which backward() will raise
         self._passes = Passes(self._end)
         self._follows = False
 
     def follow(self, module: FSDPModule) -> Callable[[], None] | None:
-        """Learns from a module where FSDP ends passes; what undoes it, where PyTorch shows it."""
+        """Observes FSDP's ends of passes. Returns the undo function, or None without support."""
         undo = _compat.follow_passes(module, self._passes.begin)
         self._follows |= undo is not None
         return undo
 
     def begin(self) -> bool:
-        """A gradient came. True within a backward pass: what comes late is there at its end."""
+        """Call for each gradient. Returns True in a backward pass, whose end waits for results."""
         return self._passes.under_way if self._follows else after_pass(self._end)
 
     def every_reducer(self) -> list[ShardedReducer]:
-        """Of modules, then between replicas."""
+        """Returns the reducers of modules, then the reducers between replicas."""
         return [*self.reducers.all(), *self.replicas.all()]
 
     def prepare(self) -> None:
-        """Makes the reducers that steps to come will need, as far as that can be told."""
+        """Makes the reducers of later steps, as far as FSDP's calls can be predicted."""
         self.reducers.prepare()
         self.replicas.prepare()
 
     def end_steps(self) -> None:
-        """Waits for all that was sent, also where some of it fails; raises the first error then."""
+        """Waits for all reducers, also after an error. Then raises the first error."""
         under_way = [one for one in self.every_reducer() if one.under_way]
         self._last = under_way or self._last
         errors = []
         for reducer in under_way:
             try:
                 reducer.finish()
-            except Exception as error:  # also what is not ours
+            except Exception as error:  # of any library
                 errors.append(error)
         if errors:
             raise errors[0]
 
     def leave(self, output: Tensor) -> None:
-        """The result will be there when the pass is over."""
+        """Adds a result that arrives before the end of the pass."""
         self._late.append(output)
 
     @contextlib.contextmanager
     def guard(self, output: Tensor, group: dist.ProcessGroup | None) -> Iterator[None]:
-        """Leaves NaN behind an error, which is raised as soon as the backward pass is over.
+        """After an error, fills ``output`` with NaN. The end of the backward pass raises the error.
 
-        To raise at once would leave FSDP in the middle of its pass, and the next one without
-        exchange. The other ranks of ``group`` hear of it: they would wait for this one. What cannot
-        be told, as of a connection that was not made, must not hide the error.
+        Raising at once would leave FSDP in the middle of the pass, and the next pass without an
+        exchange. The other ranks of ``group`` are notified, because these ranks would wait. A
+        failed notification, e.g. without a connection, does not hide the error.
         """
         try:
             yield
-        except Exception as error:  # also what is not ours
+        except Exception as error:  # of any library
             if group is not None:
                 with contextlib.suppress(Exception):
                     transport(group, output.device).poison(str(error))
@@ -117,7 +117,7 @@ class Sender:
             self.error = self.error or error
 
     def trained(self) -> dict[str, Tensor]:
-        """The sharded parameters of all modules, as optimizers have them."""
+        """Returns the sharded parameters of all modules by name."""
         exchanges = self.reducers.exchanges
         return {name: one for exchange in exchanges for name, one in exchange.layout.trained()}
 
@@ -127,8 +127,11 @@ class Sender:
             reducer.core.scale_residuals(factor)
 
     def discard_step(self, names: Collection[str] | None = None) -> None:
-        """Brings back the residuals from before the last pass, or of these parameters from before
-        the passes since ``accept_steps``. Messages without known parameters are among them."""
+        """Restores the residuals from before the last pass.
+
+        With ``names``, restores residuals of these parameters, and of messages without known
+        parameters, from before the passes since ``accept_steps``.
+        """
         if names is None and not self._last:
             raise InvalidArgumentError("there is no step to discard: nothing was sent yet")
         if names is None:
@@ -140,25 +143,25 @@ class Sender:
             reducer.core.discard_step([one for one in reducer.parameters if one not in stand])
 
     def accept_steps(self, names: Collection[str] | None = None) -> None:
-        """The passes until now are final, for these parameters or for all."""
-        self.prepare()  # later passes join, of these reducers too
+        """Accepts the passes until now as final, for these parameters or for all."""
+        self.prepare()  # later passes include these reducers
         for reducer in self.every_reducer():
             found = None if names is None else [one for one in reducer.parameters if one in names]
             reducer.core.accept_steps(found)
 
     def seconds(self, group: dist.ProcessGroup) -> float:
-        """How long an exchange among these ranks may take."""
+        """Returns the timeout of an exchange of this group in seconds."""
         return seconds_of(group) if self._timeout is None else self._timeout
 
     def weight_channel(self, group: dist.ProcessGroup, device: torch.device) -> Transport:
-        """For what gradients never meet."""
+        """Returns a transport whose messages are separate from gradients."""
         if group not in self._channels:
             self.groups.add(group)
             self._channels[group] = transport(group, device).channel()
         return self._channels[group]
 
     def reset(self) -> None:
-        """Gives the transports back; new ones are made when they are needed."""
+        """Closes the transports. Later exchanges make new transports."""
         self.drop()
         self._late.clear()
         for group in self.groups:
@@ -166,7 +169,7 @@ class Sender:
         self.groups.clear()
 
     def drop(self) -> None:
-        """Ends all reducers, with their residuals and threads."""
+        """Destroys all reducers, residuals and threads."""
         self.reducers.reset()
         self.replicas.reset()
         self._last = []
@@ -177,7 +180,7 @@ class Sender:
         late, self._late = self._late, []
         try:
             self.end_steps()
-        except Exception as found:  # also what is not ours
+        except Exception as found:  # of any library
             self.error = self.error or found
         error, self.error = self.error, None
         if error is not None:
@@ -187,19 +190,19 @@ class Sender:
 
 
 class Exchange:
-    """What both exchanges have in common."""
+    """The common part of the exchanges of gradients and weights."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self.active = True
-        self._undo = contextlib.ExitStack()  # of what was put in PyTorch's places
+        self._undo = contextlib.ExitStack()  # uninstalls the exchange
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what FSDP hands over or gets back."""
+        """Allocates FSDP's buffers."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def remove(self) -> None:
-        """From now on all is PyTorch's own."""
+        """Restores PyTorch's own collective."""
         self.active = False
         self._undo.close()
 
@@ -208,7 +211,7 @@ class Exchange:
 
 
 class ModuleExchange(Exchange):
-    """What the reduce-scatter and the all-reduce of one ``FSDPModule`` have in common."""
+    """The common part of the reduce-scatter and the all-reduce of one ``FSDPModule``."""
 
     def __init__(
         self,
@@ -217,7 +220,7 @@ class ModuleExchange(Exchange):
         sender: Sender,
         replicas: dist.ProcessGroup | None = None,
     ) -> None:
-        """``replicas``: who all-reduces; None: it is the reduce-scatter."""
+        """``replicas`` is the group of the all-reduce; None: a reduce-scatter."""
         super().__init__(sender)
         self.name = name or "(root)"
         self.layout = layout
@@ -227,22 +230,22 @@ class ModuleExchange(Exchange):
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Whose ranks exchange, as far as can be told before they do."""
+        """The expected group of the exchange."""
         return self._replicas or self.layout.scatter_group
 
     def expected_kind(self) -> Kind:
-        """What FSDP will ask for, as far as can be told before it does."""
+        """Returns the kind of exchange that FSDP is expected to request."""
         averages = self.layout.averages(replicas=self._replicas is not None)
         reduction: Reduction = "mean" if averages else "sum"
         return Kind(self.group, self.layout.device, self.layout.dtype, reduction)
 
     @property
     def is_expected(self) -> bool:
-        """Whether it can be told what will be asked for."""
+        """True if the kind of exchange can be predicted."""
         return self.active and self.layout.known
 
     def _exchange(self, rows: Tensor, output: Tensor, group: dist.ProcessGroup, op: Any) -> None:
-        """Reduces ``rows`` (ranks, shards), of which this rank's go to ``output``."""
+        """Reduces ``rows`` (ranks, shards) and writes this rank's shards to ``output``."""
         sender = self._sender
         sender.groups.add(group)
         if not any(one.under_way for one in sender.every_reducer()):
@@ -263,7 +266,7 @@ class ModuleExchange(Exchange):
             return sender.leave(output)
         reducer.wait(sent)
         if reduction == "sum" and output.dtype == torch.float16:
-            # A saturated sum: loss scalers look for infinities.
+            # The reducer saturates a sum; loss scalers look for infinities.
             output.masked_fill_(output.abs() >= torch.finfo(torch.float16).max, math.inf)
         if not in_pass:
             sender.end_steps()
@@ -276,7 +279,7 @@ class ModuleExchange(Exchange):
             return self._reducers.of(self, kind), [one.name for one in parameters]
         name, options = self.name, ReducerOptions()
         reason = "borders of parameters are not known: the module's gradients are one tensor"
-        if self.layout.known:  # the rules of the parameters are not known, "none" may be one
+        if self.layout.known:  # the rules of the parameters are unknown; a rule may be "none"
             name = f"{self.name}, {rows.shape[1]} values a rank"
             options["rules"] = [("*", "none")]
             reason = "PyTorch does not show which of the module's parameters had no gradient"
@@ -293,7 +296,7 @@ class GradientExchange(ModuleExchange):
         self._reported = False
 
     def install(self, module: FSDPModule) -> None:
-        """Takes the place of the module's reduce-scatter, and lets its weights come ahead."""
+        """Replaces the module's reduce-scatter, and prefetches the module's weights."""
         module.set_custom_reduce_scatter(self)  # type: ignore[arg-type]
         if (unfollow := self._sender.follow(module)) is not None:
             self._undo.callback(unfollow)
@@ -301,8 +304,11 @@ class GradientExchange(ModuleExchange):
             self._undo.callback(self.layout.gather_ahead, False)
 
     def expected(self) -> list[tuple[ShardedParameter, _core.CodecChoice]]:
-        """How each parameter will travel as f32. Raises InvalidArgumentError where no rule
-        matches."""
+        """Returns each parameter's choice of codec for f32.
+
+        Raises:
+            InvalidArgumentError: No rule matches a parameter.
+        """
         return [
             (one, _core.choose_codec(self._sender.options, one.name, list(one.shape), "f32"))
             for one in self.layout.expected()
@@ -316,9 +322,9 @@ class GradientExchange(ModuleExchange):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Reduces ``input_tensor`` by ``op``, of which this rank's shard goes to ``output_tensor``.
+        """Reduces ``input_tensor`` by ``op``, and writes this rank's shard to ``output_tensor``.
 
-        An error is raised when the backward pass is over; the output is NaN then.
+        The end of the backward pass raises an error; the output is then NaN.
         """
         self.calls += 1
         takes = self._takes(input_tensor)
@@ -342,9 +348,9 @@ class GradientExchange(ModuleExchange):
 
 
 class ReplicaExchange(ModuleExchange):
-    """The all-reduce of one ``FSDPModule``'s shards between replicas, on a mesh of two dimensions.
+    """The all-reduce of one ``FSDPModule``'s shards between replicas, on a 2-D mesh.
 
-    PyTorch asks nobody else for it, but calls the group of the replicas: that is replaced.
+    PyTorch has no hook for this all-reduce, so ``ReplicaGroup`` replaces the group of the replicas.
     """
 
     def __init__(self, gradients: GradientExchange, group: dist.ProcessGroup) -> None:
@@ -355,32 +361,32 @@ class ReplicaExchange(ModuleExchange):
     def __call__(self, shards: Tensor, op: Any) -> None:
         """Reduces this rank's shards in place, by ``op``.
 
-        An error is raised when the backward pass is over; the shards are NaN then.
+        The end of the backward pass raises an error; the shards are then NaN.
         """
-        if not self._takes(shards):  # as the module's reduce-scatter has said
+        if not self._takes(shards):  # the module's reduce-scatter has reported the shards
             dist.all_reduce(shards, op=op, group=self.group)
             return
         with self._sender.guard(shards, self.group):
-            if self._sender.error is not None:  # the replicas must hear of it
+            if self._sender.error is not None:  # notifies the replicas
                 raise self._sender.error
             self._exchange(shards.view(1, -1), shards, self.group, op)
 
 
 class ReplicaGroup(dist.ProcessGroup):
-    """What FSDP takes for the process group of a module's replicas."""
+    """Replaces the process group of a module's replicas in FSDP."""
 
     def __init__(self, exchange: ReplicaExchange) -> None:
         super().__init__(exchange.group.rank(), exchange.group.size())
         self._exchange = exchange
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> None:  # type: ignore[override]
-        """What ``torch.distributed.all_reduce`` calls; there is nothing left to wait for."""
+        """Implements ``torch.distributed.all_reduce``. Returns None: the result is complete."""
         for one in tensors:
             self._exchange(one, opts.reduceOp)
 
 
 def reduction_of(op: Any) -> tuple[Reduction, float]:
-    """How a reduction of PyTorch's is asked for, and the factor that the sum is multiplied by."""
+    """Returns Tersor's reduction for PyTorch's ``op``, and the factor of the sum."""
     kind, factor = (op, None) if isinstance(op, dist.ReduceOp.RedOpType) else op.__getstate__()
     if kind in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
         return "mean" if kind == dist.ReduceOp.AVG else "sum", 1.0

@@ -1,8 +1,8 @@
-"""Where each parameter lies in what FSDP2 hands to its collectives.
+"""The position of each parameter in the flat tensors of FSDP2's collectives.
 
-The flat tensor is rank-major: rank r's shards of all parameters, then rank r + 1's. A parameter is
-cut along one dimension (0, unless ``fully_shard`` was told otherwise) into as many chunks as there
-are ranks, each padded with zeros to the length of the first.
+A flat tensor has rank 0's shards of all parameters, then rank 1's shards, and so on. FSDP2 cuts a
+parameter along one dimension (default: 0) into one chunk per rank. Each chunk is padded with zeros
+to the length of the first chunk.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tersor.torch._src.checkpoint.residuals import zeros
 class ShardedParameter:
     """A parameter of a message."""
 
-    name: str  #: as in ``named_parameters()`` of the model, without what wrappers add
+    name: str  #: as in ``named_parameters()`` of the model, without prefixes of wrappers
     shape: torch.Size  #: of the whole parameter, without padding
-    dimension: int  #: along which it is cut
-    shard_count: int  #: values that each rank has of it, padding included
+    dimension: int  #: dimension of the cut
+    shard_count: int  #: values per rank, padding included
 
 
 class ModuleLayout(_compat.FsdpGroup):
-    """The parameters of one ``FSDPModule``, in the order in which its messages hold them."""
+    """The parameters of one ``FSDPModule``, in the order of its messages."""
 
     def __init__(self, module: FSDPModule, names: dict[int, str]) -> None:
-        """``names``: of the model's parameters, by ``id``, while they are sharded."""
+        """``names`` has the names of the model's sharded parameters by ``id``."""
         super().__init__(module)
         self._names = {id(one): names[id(one.sharded_param)] for one in self._entries}
 
     def parameters(self, shard_count: int) -> list[ShardedParameter] | None:
-        """Those of the message under way, of which each rank keeps ``shard_count`` values.
+        """Returns the parameters of the current message, which has ``shard_count`` values per rank.
 
-        FSDP leaves out parameters that want no gradient, and parameters without gradient in this
-        step. None if PyTorch does not show which parameters the message has.
+        FSDP omits frozen parameters, and parameters without a gradient in this step. Returns None
+        if PyTorch does not expose the message's parameters.
         """
         found = self._if_whole(self.expected(), shard_count)
         if found is None:
@@ -50,7 +50,7 @@ class ModuleLayout(_compat.FsdpGroup):
         return found
 
     def gathered(self, shard_count: int) -> list[ShardedParameter] | None:
-        """Those of an all-gather of ``shard_count`` values of each rank; None: other values."""
+        """Returns the parameters of an all-gather, or None if ``shard_count`` does not match."""
         return self._if_whole(list(map(self._describe, self._entries)), shard_count)
 
     def _if_whole(
@@ -60,7 +60,7 @@ class ModuleLayout(_compat.FsdpGroup):
         return found if whole else None
 
     def expected(self, also: Collection[str] = ()) -> list[ShardedParameter]:
-        """Those of a message in which all have gradients that want one; and ``also`` these."""
+        """Returns the trained parameters and the parameters named in ``also``."""
         return [
             self._describe(one)
             for one in self._in_order()
@@ -68,7 +68,7 @@ class ModuleLayout(_compat.FsdpGroup):
         ]
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
-        """The sharded parameters, with their names."""
+        """Returns the names and the sharded parameters."""
         return [(self._names[id(one)], one.sharded_param) for one in self._entries]
 
     def _describe(self, entry: Any) -> ShardedParameter:
@@ -81,8 +81,7 @@ class ModuleLayout(_compat.FsdpGroup):
 
 
 def refuse_meshes(name: str, module: FSDPModule) -> None:
-    """Raises InvalidArgumentError for a module whose gradients no reduce-scatter of one mesh
-    takes."""
+    """Raises InvalidArgumentError if one reduce-scatter of one mesh cannot reduce the module."""
     groups = _compat.fsdp_groups(module)
     backend = (
         'or use the backend, which encodes without feedback: init_process_group("tersor"), '
@@ -103,7 +102,7 @@ def refuse_meshes(name: str, module: FSDPModule) -> None:
 
 
 def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
-    """A parameter-shaped tensor as the ``ranks`` shards of a message, padded with zeros.
+    """Arranges a tensor of the parameter's shape as ``ranks`` shards, padded with zeros.
 
     Returns:
         A new 1-D tensor of ``ranks * parameter.shard_count`` values.
@@ -115,40 +114,41 @@ def to_flat(whole: torch.Tensor, parameter: ShardedParameter, ranks: int) -> tor
 
 
 def from_flat(flat: torch.Tensor, parameter: ShardedParameter, ranks: int) -> torch.Tensor:
-    """What :func:`to_flat` does, undone: a view where the parameter is cut along dimension 0."""
+    """Inverts :func:`to_flat`. Returns a view if the parameter is cut along dimension 0."""
     values = flat[: parameter.shape.numel()]
     if parameter.dimension == 0:
         return values.view(parameter.shape)
     cut = list(parameter.shape)
-    cut[parameter.dimension] //= ranks  # PyTorch asks for even shards here
+    cut[parameter.dimension] //= ranks  # PyTorch requires even shards for other dimensions
     return torch.cat(values.view(ranks, *cut).unbind(), dim=parameter.dimension)
 
 
 @dataclass
 class Kept:
-    """What error feedback keeps of one parameter, on the host.
+    """The residual of one parameter, on the CPU.
 
-    ``residual``: f32, a value for each of the padded parameter, shard after shard; by hosts, of
-    those shards that this rank encodes; between replicas, what it keeps of its shard.
+    ``residual`` has one f32 value per value of the padded parameter, shard after shard. A
+    hierarchical reducer has residuals of the shards that this rank encodes. Between replicas, the
+    residual is of this rank's shard.
     """
 
     parameter: ShardedParameter
-    codec: str  #: whose errors these are
-    ranks: int  #: of the reducer
-    rank: int  #: this one's number among them
+    codec: str  #: the codec of the residual
+    ranks: int  #: number of ranks of the reducer
+    rank: int  #: this rank's number in the reducer
     residual: torch.Tensor
-    longest: int  #: values of the longest of any rank
-    step: int  #: of the reducer
-    shards: list[int]  #: of which ranks these are; none between replicas
-    codec_may_change: bool = False  #: by "auto" or a schedule, since a state was saved
+    longest: int  #: the maximum length of a residual on any rank
+    step: int  #: step of the reducer
+    shards: list[int]  #: the ranks of the shards; empty between replicas
+    codec_may_change: bool = False  #: True if "auto" or a schedule chooses the codec
 
     def spread(self) -> torch.Tensor:
-        """The residual at its place in the padded parameter; a copy."""
+        """Returns a copy of the residual at its position in the padded parameter."""
         whole = zeros(self.ranks, self.parameter.shard_count)
         whole[self.shards] = self.residual.view(len(self.shards), -1)
         return whole.view(-1)
 
     def take(self, whole: torch.Tensor) -> None:
-        """Keeps its part of what all ranks would keep of the padded parameter, were they alike."""
+        """Sets the residual to this rank's part of the padded parameter ``whole``."""
         part = whole.view(self.ranks, -1)[self.shards] * (self.ranks / len(self.shards))
         self.residual.copy_(part.view(-1))

@@ -1,12 +1,12 @@
-"""The reducers of a sharded model: one, but where modules differ in what FSDP asks for.
+"""The reducers of a sharded model: one reducer per kind of request of FSDP.
 
-All ranks call their modules' collectives in one order, so nothing is learned, and a module without
-gradients takes no part in a step. A step is a backward pass, or what comes of a module before the
-next time it comes.
+All ranks call the collectives of modules in the same order. The reducers therefore learn no order,
+and a module without gradients takes no part in a step. A step is a backward pass, or ends when a
+module is reduced again.
 
-On a mesh of two dimensions there are others, between replicas. A shard has the codec that rules
-choose for the whole parameter, and an all-reduce encodes twice: beside what a rank sends there is a
-residual of the part whose sum it sends on.
+On a 2-D mesh, further reducers exchange shards between replicas. A shard uses the codec of the
+whole parameter. An all-reduce encodes twice, so a rank keeps residuals of its sent values and of
+its forwarded sums.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tersor.torch._src.parameters.selection import literal_pattern
 from tersor.torch._src.process_group.connections import hosts_of
 from tersor.torch._src.statistics.records import ParameterStatistics, of_parameter
 
-_MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same ones
+_MOST_ODD = 16  # reducers of messages as one tensor; all ranks drop the same reducers
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What gradients of one reducer have in common."""
+    """The common properties of the gradients of one reducer."""
 
     group: dist.ProcessGroup
     device: torch.device
@@ -49,7 +49,7 @@ class Kind:
 class ShardedReducer:
     """One reducer, ``core``, for the gradients of some modules."""
 
-    _sent_whole: ClassVar = 0.5  # of what an all-reduce sends: values are scattered only
+    _sent_whole: ClassVar = 0.5  # bytes of a reduce-scatter compared with an all-reduce
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class ShardedReducer:
         reason: str | None = None,
         samples: Samples | None = None,
     ) -> None:
-        """``reason``: instead of the rules', in statistics. ``samples``: of the passes."""
+        """``reason`` replaces the reason of the rules in statistics."""
         self.kind, self._samples = kind, samples
-        self.parameters = {one.name: one for one in parameters}  #: those that it has
+        self.parameters = {one.name: one for one in parameters}  #: the parameters of this reducer
         self._reason = reason
         self._ready: set[str] = set()
         self._exchange = TensorExchange(kind.group, kind.device, options)
@@ -74,7 +74,7 @@ class ShardedReducer:
             self._add(one)
 
     def _rules(self, options: ReducerOptions) -> ReducerOptions:
-        """Others than those of the options."""
+        """Returns options that replace ``options``."""
         return {}
 
     def _add(self, one: ShardedParameter) -> None:
@@ -82,9 +82,9 @@ class ShardedReducer:
         self.core.add_sharded(one.name, like, list(one.shape), one.shard_count)
 
     def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
-        """Begins to reduce the columns of ``rows`` (ranks, shards of these parameters).
+        """Starts to reduce the columns of ``rows`` (ranks, shards of these parameters).
 
-        This rank's shards go to ``output``. Neither is touched until all of it is back.
+        ``output`` receives this rank's shards. Do not touch ``rows`` and ``output`` before.
         """
         counts = [self.parameters[name].shard_count for name in names]
         columns = [part.contiguous().view(-1) for part in torch.split(rows, counts, dim=1)]
@@ -100,23 +100,23 @@ class ShardedReducer:
         self._exchange.take_over()
 
     def wait(self, sent: ReadyGradients) -> None:
-        """Waits for results; on a device the current stream does."""
+        """Waits for results. On a device, the current stream waits."""
         sent.wait()
         self._exchange.give_back()
 
     def finish(self) -> None:
-        """Ends the step, where one is under way; its results were waited for, or lie on a host."""
+        """Ends the current step, if any."""
         if self._ready:
             self._ready.clear()
             self.core.wait()
 
     @property
     def under_way(self) -> bool:
-        """Whether a step is."""
+        """True in a step."""
         return bool(self._ready)
 
     def statistics(self, *, residual_norms: bool) -> Iterator[ParameterStatistics]:
-        """Of the parameters that were sent."""
+        """Returns the statistics of the sent parameters."""
         every = self.core.parameter_statistics()
         norms = self.core.residual_norms() if residual_norms else [None] * len(every)
         return (
@@ -126,9 +126,9 @@ class ShardedReducer:
         )
 
     def totals(self, *, residual_norm: bool) -> ParameterStatistics:
-        """Of all of them together, in the steps that are complete."""
+        """Returns the statistics of all parameters together, of the completed steps."""
         norm = None
-        if residual_norm:  # of those that did not move to another
+        if residual_norm:  # without parameters that another reducer has taken
             names = [one.name for one in self.core.parameter_statistics()]
             norms = zip(names, self.core.residual_norms(), strict=True)
             norm = math.hypot(*(one for name, one in norms if name in self.parameters))
@@ -145,7 +145,7 @@ class ShardedReducer:
         return found
 
     def read(self) -> tuple[ReducerState, dict[str, Kept]]:
-        """The state, and views of it for each parameter with a residual."""
+        """Returns the state, and a view of each parameter's residual in the state."""
         state = ReducerState.read(self.core.save_state())
         every = self.core.parameter_statistics()
         changing = {one.name for one in every if one.codec_may_change}
@@ -172,7 +172,7 @@ class ShardedReducer:
         return [(one.name, one.residual, one.longest_residual)]
 
     def _shards(self, count: int) -> list[int]:
-        """Whose shards this rank encodes, so many: all, or by hosts those of its place."""
+        """Returns the ``count`` shards that this rank encodes: all, or its part of the host's."""
         group = self.kind.group
         if count == group.size():
             return list(range(count))
@@ -181,8 +181,7 @@ class ShardedReducer:
         return [rank for rank, one in enumerate(place) if one == place[group.rank()]]
 
     def take_from(self, others: Sequence[ShardedReducer]) -> None:
-        """What is kept of the parameters that are its own from now on. Between replicas a
-        collective call."""
+        """Takes residuals of parameters from other reducers. Between replicas a collective call."""
         self._take_residuals(others)
         for other in others:
             for name in self.parameters:
@@ -199,23 +198,23 @@ class ShardedReducer:
         self.write(state, {})
 
     def write(self, state: ReducerState, kept: Mapping[str, Kept]) -> None:
-        """Loads what became of a state that was read, and of the views."""
+        """Loads a state that ``read`` returned, after changes in its views."""
         state.step = max((one.step for one in kept.values()), default=state.step)
         self.core.load_state(state.write())
 
 
 class ReplicaReducer(ShardedReducer):
-    """One reducer for the shards of some modules; its names end in ``(replicas)`` outside."""
+    """One reducer for the shards of some modules. Statistics add ``(replicas)`` to the names."""
 
     _sent_whole: ClassVar = 1.0
 
     def send(self, names: Sequence[str], rows: Tensor, output: Tensor) -> ReadyGradients:
-        """Begins to reduce the shards of these parameters in place: ``rows`` is ``output``."""
+        """Starts to reduce the shards of these parameters in place: ``rows`` is ``output``."""
         self._begin(names)
         return self.core.ready_flat(list(names), output)
 
     def sums(self) -> dict[str, Tensor]:
-        """What is kept of each parameter's shard, the sum over replicas; a collective call."""
+        """Returns the sums of residuals over replicas by parameter. A collective call."""
         state = ReducerState.read(self.core.save_portable_state())
         return {
             one.name: torch.from_numpy(one.residual)
@@ -224,7 +223,7 @@ class ReplicaReducer(ShardedReducer):
         }
 
     def _take_residuals(self, others: Sequence[ShardedReducer]) -> None:
-        """By the sums over replicas: who owns which part of a shard depends on its number."""
+        """Takes sums over replicas. The owner of a part depends on the shard's index."""
         step, sums = 0, {}
         for other in others:
             assert isinstance(other, ReplicaReducer)
@@ -235,10 +234,16 @@ class ReplicaReducer(ShardedReducer):
     def load_sums(
         self, sums: Mapping[str, Tensor], ranks: int, steps: Mapping[str, int], step: int
     ) -> list[str]:
-        """Adds to results what so many ranks would have; nothing of a parameter that is not there.
+        """Loads sums of residuals over ``ranks`` ranks. Other parameters start at zero.
 
-        ``sums``: shards of the sums over those ranks. ``steps``: of each; ``step``: where there is
-        none. Returns the names of those for which there is a residual.
+        Args:
+            sums: This rank's shard of each parameter's sum.
+            ranks: Number of ranks of the sums.
+            steps: Step of each parameter.
+            step: Step of a reducer without these parameters.
+
+        Returns:
+            The names of parameters that took a residual.
         """
         state = ReducerState.read(self.core.save_portable_state())
         taken = {one.name for one in state.parameters if len(one.residual)}
@@ -267,7 +272,7 @@ class ReplicaReducer(ShardedReducer):
         told = [rule for rule in rules if rule[1] != "auto"]
         if len(told) < len(rules):
             told.append(("*", "auto", 0))
-        # Between replicas the prediction stays: the pass's time tells how shards should travel.
+        # Between replicas, the prediction stays: the pass's time is for the reduce-scatter.
         return {"rules": told, "auto_learning": False}
 
     def _add(self, one: ShardedParameter) -> None:
@@ -298,42 +303,43 @@ class ReducedModule(Protocol):
 
     @property
     def is_expected(self) -> bool:
-        """Whether the kind is known before FSDP asks for it."""
+        """True if the kind of exchange can be predicted."""
 
     def expected_kind(self) -> Kind:
-        """The kind that FSDP will ask for."""
+        """Returns the kind of exchange that FSDP is expected to request."""
 
 
 Made = TypeVar("Made", bound=ShardedReducer)
 
 
 class Reducers(Generic[Made]):
-    """One reducer for what FSDP asks for alike, made anew before a step with more parameters.
+    """One reducer per kind of exchange. A step with more parameters makes a new reducer.
 
-    They are in the order of modules then, as in a new run: noise depends on their numbers.
+    Parameters stay in the order of modules, as in a new run, because stochastic rounding depends
+    on a parameter's index.
     """
 
     def __init__(self, options: ReducerOptions, make: Callable[..., Made]) -> None:
-        """``make``: of their kind, parameters, options and reason."""
-        self.exchanges: list[ReducedModule] = []  #: of all modules, in their order
+        """``make`` takes the kind, parameters, options and reason."""
+        self.exchanges: list[ReducedModule] = []  #: in the order of modules
         self._options = options
         self._new = make
         self._of: dict[ReducedModule, Made] = {}
         self._odd: dict[tuple[int, str, int, Kind], Made] = {}  # at most _MOST_ODD
 
     def all(self) -> list[Made]:
-        """In the order of modules."""
+        """Returns the reducers in the order of modules."""
         odd = [self._odd[key] for key in sorted(self._odd, key=lambda key: key[:3])]
         return [*dict.fromkeys(self._of.values()), *odd]
 
     def prepare(self) -> None:
-        """Makes those that steps to come will need, as far as that can be told."""
+        """Makes the reducers of later steps, as far as FSDP's requests can be predicted."""
         for exchange in self.exchanges:
             if exchange.is_expected and exchange not in self._of:
                 self._make(exchange.expected_kind(), exchange)
 
     def of(self, exchange: ReducedModule, kind: Kind) -> Made:
-        """The one for all parameters of a module that want a gradient."""
+        """Returns the reducer of the module's trained parameters."""
         made = self._of.get(exchange)
         if made is None or made.kind != kind:
             return self._make(kind, exchange)
@@ -349,9 +355,9 @@ class Reducers(Generic[Made]):
         options: ReducerOptions,
         reason: str,
     ) -> Made:
-        """The one for a message, as one tensor, of which nobody says which parameters it holds.
+        """Returns the reducer of a message with unknown parameters, which is sent as one tensor.
 
-        ``options``: beside those that all have; ``reason``: why it travels so.
+        ``options`` are added to the common options; statistics report ``reason``.
         """
         key = (self.exchanges.index(exchange), message.name, message.shard_count, kind)
         if key not in self._odd:
@@ -366,7 +372,7 @@ class Reducers(Generic[Made]):
         self._odd.clear()
 
     def _alike(self, kind: Kind, certain: ReducedModule) -> list[ReducedModule]:
-        """Those of which this is asked, or expected; no others that are in a step."""
+        """Returns the exchanges of this kind, requested or expected, that are not in a step."""
 
         def is_alike(one: ReducedModule) -> bool:
             made = self._of.get(one)
@@ -379,7 +385,7 @@ class Reducers(Generic[Made]):
     def _make(self, kind: Kind, certain: ReducedModule) -> Made:
         alike = self._alike(kind, certain)
         before = {self._of[one]: None for one in alike if one in self._of}
-        kept = {name for old in before for name in old.parameters}  # frozen ones, too
+        kept = {name for old in before for name in old.parameters}  # frozen parameters too
         parameters = [one for other in alike for one in other.layout.expected(kept)]
         made = self._new(kind, parameters, self._options)
         if before:

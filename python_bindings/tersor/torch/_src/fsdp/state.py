@@ -38,10 +38,18 @@ from tersor.torch._src.process_group.connections import hosts_of, transport
 
 
 def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[str, Any]:
-    """What is kept, by name, between two steps. ``mode="portable"`` is a collective call.
+    """Returns the residuals by name, between two steps. ``mode="portable"`` is a collective call.
 
-    All tensors lie on the host. ``group``: all ranks that keep something. Raises
-    InvalidArgumentError for another mode.
+    Args:
+        sender: The reducers.
+        group: All ranks that have residuals.
+        mode: ``"exact"`` or ``"portable"``.
+
+    Returns:
+        A dict with tensors on the CPU.
+
+    Raises:
+        InvalidArgumentError: ``mode`` is unknown.
     """
     exact = check_mode(mode) == "exact"
     reducers = sender.every_reducer() if exact else sender.reducers.all()
@@ -64,12 +72,17 @@ def save_sharded(sender: Sender, group: dist.ProcessGroup, mode: Mode) -> dict[s
 
 
 def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, Any] | None) -> None:
-    """Brings back what :func:`save_sharded` saved, in either mode.
+    """Loads the result of :func:`save_sharded` of either mode.
 
-    None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
-    with a warning where there are any. Raises InvalidArgumentError, which names the parameter,
-    where the state is of another model or codec, or the exact one of another rank or number of
-    ranks, or damaged; nothing was changed then.
+    Args:
+        sender: The reducers.
+        group: All ranks that have residuals.
+        state: The state. None or empty, as in a checkpoint without Tersor: residuals start at zero,
+            with a warning.
+
+    Raises:
+        InvalidArgumentError: The state is damaged, of another model or codec, or an exact state of
+            another rank or number of ranks. The message names the parameter. Nothing was changed.
     """
     state = as_mapping(state)
     portable = state.get("mode") == "portable"
@@ -91,8 +104,11 @@ def load_sharded(sender: Sender, group: dist.ProcessGroup, state: Mapping[str, A
 
 
 def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str, Any]) -> None:
-    """Copies a state to the views; no reducer has it yet. Raises InvalidArgumentError for residuals
-    of parameters of other shapes."""
+    """Copies a state to the views, before any reducer changes.
+
+    Raises:
+        InvalidArgumentError: A residual has another shape.
+    """
     exact = state["mode"] == "exact"
     parts = group.size() if state["reduction"] == "sum" else state["ranks"]
     for name, step in zip(state["parameters"], state["steps"], strict=True):
@@ -108,12 +124,12 @@ def _take(kept: Mapping[str, Kept], group: dist.ProcessGroup, state: Mapping[str
             )
         if exact:
             one.residual.copy_(saved[: len(one.residual)])
-        else:  # together ranks add what they would have added
+        else:  # the ranks' parts have the saved sum
             one.take(to_flat(saved / parts, one.parameter, one.ranks))
 
 
 def _hosts(sender: Sender, group: dist.ProcessGroup) -> list[int] | None:
-    """By rank the first rank of its host, where gradients go by hosts."""
+    """Returns the first rank of each rank's host, for a hierarchical reducer."""
     if sender.options.algorithm != "hierarchical":
         return None
     given = sender.options.hosts
@@ -145,20 +161,20 @@ def _sums(sender: Sender, kept: Mapping[str, Kept], group: dist.ProcessGroup) ->
 def _add_shards(
     totals: Mapping[str, Tensor], kept: Mapping[str, Kept], reducer: ReplicaReducer
 ) -> None:
-    """What is kept between replicas adds to the mean of few, a residual to that of all ranks."""
+    """Adds residuals between replicas, scaled from a mean over replicas to one over ranks."""
     for name, shard in reducer.sums().items():
-        if name not in totals:  # "auto" may have chosen another codec
+        if name not in totals:  # "auto" may have changed the codec
             continue
         one = kept[name]
         shares = one.ranks if reducer.kind.reduction == "mean" else 1
         own = totals[name].view(one.ranks, -1)[one.rank]
-        own += shard * (shares / reducer.kind.group.size())  # each replica has the same
+        own += shard * (shares / reducer.kind.group.size())  # all replicas have equal sums
 
 
 def _move_to_replicas(
     reducers: Iterable[ReplicaReducer], kept: Mapping[str, Kept], state: Mapping[str, Any]
 ) -> None:
-    """Where there are replicas, they add all of it, as there may be no reduce-scatter."""
+    """Moves all residuals to the replicas, because a mesh may have no reduce-scatter."""
     steps = dict(zip(state["parameters"], state["steps"], strict=True))
     shards = {}
     for name, one in kept.items():

@@ -1,4 +1,4 @@
-"""FSDP2's all-gather of weights by a codec."""
+"""FSDP2's all-gather of weights, compressed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from tersor.torch._src.fsdp.exchange import Exchange, GradientExchange, Sender
 from tersor.torch._src.fsdp.layout import ShardedParameter
 from tersor.torch._src.process_group.connections import hosts_of
 
-# PyTorch's own, by the name that this version has for it.
+# The name depends on PyTorch's version.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
 class Message:
-    """Columns of (ranks, shard) that travel together by one codec; the name is its first's."""
+    """Columns of (ranks, shard) in one encoded message. ``name`` is of the first parameter."""
 
     name: str
     codec: str
     columns: list[slice]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Its values out of ``rows``: no copy of all."""
+        """Returns the message's values of ``rows``, without a copy if possible."""
         parts = [rows[:, one] for one in self.columns]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).reshape(-1)
 
     def scatter(self, values: Tensor, rows: Tensor) -> None:
-        """Puts all ranks' values to their places."""
+        """Copies all ranks' values to ``rows``."""
         counts = [one.stop - one.start for one in self.columns]
         for one, part in zip(self.columns, torch.split(values, counts, dim=1), strict=True):
             rows[:, one] = part
@@ -47,11 +47,11 @@ class Message:
 class WeightExchange(Exchange):
     """The all-gather of one ``FSDPModule``, by a codec without feedback.
 
-    Each parameter travels by itself, small ones as bf16, as gradients do without rules: the ones of
-    a norm would drown the weights that share a block with them.
+    Each parameter is encoded alone, and small parameters are sent as bf16, like gradients without
+    rules. The values of a norm would otherwise dominate the scale of weights in the same block.
 
-    Weights change after the module's gradients were reduced. All gathers up to then have the same
-    noise, so that forward and backward pass compute with the same weights.
+    Weights change after the reduction of the module's gradients. All gathers before have the same
+    rounding noise, so forward and backward pass compute with equal weights.
     """
 
     def __init__(self, codec: str, sender: Sender, gradients: GradientExchange) -> None:
@@ -63,7 +63,7 @@ class WeightExchange(Exchange):
         rules = fill(_core.ReducerOptions(), {"rules": [("*", codec)]})
         if codec == "auto" or _core.choose_codec(rules, "weights", [1], "f32").feedback:
             raise InvalidArgumentError(
-                f"weights={codec!r}: name a codec without feedback, such as int8"
+                f"weights_codec={codec!r}: name a codec without feedback, such as int8"
             )
         self._options = fill(_core.ReducerOptions(), {"codec": codec})
         self._codec = codec
@@ -75,7 +75,7 @@ class WeightExchange(Exchange):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Every rank's ``input_tensor``, which may lie in ``output_tensor``, decoded alike."""
+        """Gathers ``input_tensor``, which may be part of ``output_tensor``, equal on all ranks."""
         if not self._takes(input_tensor):  # bytes of mixed dtypes, or of FP8
             work: dist.Work | None = _all_gather(
                 output_tensor, input_tensor, group=group, async_op=async_op
@@ -97,7 +97,7 @@ class WeightExchange(Exchange):
     def _send(
         self, message: Message, shard: Tensor, output: Tensor, group: dist.ProcessGroup
     ) -> None:
-        """By messages that gradients never meet."""
+        """Gathers one message, separate from messages of gradients."""
         key = (message.codec, shard.numel(), shard.dtype, shard.device)
         if key not in self._workspaces:
             self._workspaces[key] = Workspace(self._sender.options.threads)
@@ -132,7 +132,7 @@ class WeightExchange(Exchange):
 def plan_messages(
     options: _core.ReducerOptions, parameters: Iterable[ShardedParameter], dtype: str
 ) -> list[Message]:
-    """A message for each parameter; those of a codec that takes each value by itself share one."""
+    """Plans one message per parameter. Codecs of single values share one message."""
     alone: list[Message] = []
     shared: dict[str, Message] = {}
     start = 0

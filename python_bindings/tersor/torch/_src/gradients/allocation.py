@@ -1,6 +1,6 @@
-"""Rules by parameter for a budget of bits, from the gradients that a model has.
+"""Chooses rules for a budget of bits from a model's gradients.
 
-The problem of L-GreCo (Markov, Alimohammadi, Frantar and Alistarh 2022, arXiv:2210.17357).
+Solves the problem of L-GreCo (Markov, Alimohammadi, Frantar and Alistarh 2022, arXiv:2210.17357).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from tersor import _core
 from tersor._core import AllocationParameter, InvalidArgumentError
 from tersor._options import expect
+from tersor._renamed import renamed_keywords
 from tersor.torch._src.parameters.selection import is_supported, split_parameters, wrapped_in
 
 Rules = list[tuple[str, str]]
@@ -22,40 +23,48 @@ Rules = list[tuple[str, str]]
 Measured = dict[str, AllocationParameter]
 
 
+@renamed_keywords(group="process_group")
 def allocate(
     model: nn.Module,
     bits: float,
     *,
     codecs: Sequence[str] | None = None,
-    group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
     threads: int = 1,
 ) -> Rules:
-    """Chooses a codec for each parameter, so that least is lost for ``bits`` a value.
+    """Chooses a codec per parameter that minimizes the squared error for ``bits`` per value.
 
-    ::
+    The squared error is ``|sent - decoded|²`` in the gradients' units, so small gradients get few
+    bits. A parameter with a gradient of zeros gets the fewest bytes, and a warning. The problem is
+    that of L-GreCo (Markov et al. 2022, arXiv:2210.17357).
 
-        loss_of(model).backward()                       # of a model that has trained for a while
+    Args:
+        model: A model after some training and at least one backward pass. Each codec encodes and
+            decodes ``.grad`` without feedback, on the CPU. Use each rank's own gradients: before
+            DDP wraps the model, or in ``no_sync()``.
+        bits: Maximum number of bits per value in one payload of all parameters.
+        codecs: Specs of the candidates. Default: none, bf16, int8, and with feedback hadamard,
+            blocktopk and, for gradients that are not sharded, lowrank.
+        process_group: The ranks over which errors are added, so that all ranks get equal rules. A
+            collective call with equal arguments. Default: all ranks, if there are any.
+        threads: Number of threads of the codecs.
+
+    Returns:
+        ``(pattern, spec)`` for each parameter with a gradient, and ``("*", "bf16")`` for other
+        parameters. Pass the list as ``rules=``.
+
+    Raises:
+        InvalidArgumentError: On all ranks: the budget is too small (the message has the minimum),
+            no parameter has a gradient, or a gradient is not finite.
+
+    Example::
+
+        loss_of(model).backward()
         rules = tersor.torch.allocate(model, bits=2)
         handle = tersor.torch.compress(DistributedDataParallel(model), rules=rules)
-
-    ``model``: after one or more backward passes; what is in ``.grad``, of any shape, is encoded and
-    decoded by each codec, without feedback, on the processor. Best are each rank's own gradients,
-    as they are sent: before DDP has the model, or within ``no_sync()``. ``bits``: at most so many a
-    value, of one payload of all parameters. ``codecs``: specs to choose from; default none, bf16,
-    int8, and with feedback hadamard, blocktopk and, where gradients are not sharded, lowrank.
-    ``group``: over whose ranks energies are added, so that all get the same rules; a collective
-    call of theirs with equal arguments, default the whole world where there is one. ``threads``:
-    for codecs.
-
-    Returns ``(pattern, spec)`` for each parameter with a gradient and ``("*", "bf16")`` for any
-    other: ``rules=`` of ``compress``, ``HookState`` and ``DistributedOptimizer`` (given
-    ``named_parameters``). Energy lost is ``|sent - decoded|²``, in the gradients' units: where
-    gradients are small, few bits are given. One whose gradients are all zeros gets the fewest
-    bytes, and a warning. Raises InvalidArgumentError, on all ranks, for a budget that is too small
-    (the message says the smallest), without gradients, and where a gradient is not finite.
     """
     expect(model, nn.Module, "model must be a torch.nn.Module")
-    found = _over_ranks(_measure(model, codecs, threads), group)
+    found = _over_ranks(_measure(model, codecs, threads), process_group)
     if not found:
         raise InvalidArgumentError(
             "no parameter has a gradient: call allocate() after backward(), before zero_grad()"
@@ -70,7 +79,7 @@ def allocate(
 
 
 def _measure(model: nn.Module, codecs: Sequence[str] | None, threads: int) -> Measured | str:
-    """Of each parameter with a gradient; or what is wrong."""
+    """Measures each parameter with a gradient. Returns a message after an error."""
     parameters, _ = split_parameters(wrapped_in(model))
     gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
     try:
@@ -91,13 +100,13 @@ def _default_codecs(gradient: Tensor) -> list[str]:
 
 
 def _whole(gradient: Tensor) -> Tensor:
-    """On the host, with the shards of all ranks."""
+    """Returns the gradient on the CPU, with the shards of all ranks."""
     own = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
     return own.detach().to("cpu").contiguous()
 
 
 def _over_ranks(own: Measured | str, group: dist.ProcessGroup | None) -> list[AllocationParameter]:
-    """The sums over ranks, in their order and so the same on all of them."""
+    """Returns sums over ranks, added in the order of ranks and therefore equal on all ranks."""
     of_ranks: list[Measured | str | None] = [own]
     if dist.is_initialized():
         of_ranks = [None] * dist.get_world_size(group)

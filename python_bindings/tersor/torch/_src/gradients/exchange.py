@@ -1,4 +1,4 @@
-"""What handles exchange tensors by: a reducer over a process group, beside the trainer's stream."""
+"""The exchange of tensors by a handle: a reducer over a process group, on a stream of its own."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ from tersor.torch._src.parameters.memory_order import in_order
 from tersor.torch._src.parameters.selection import local_shard
 from tersor.torch._src.process_group import connections
 
-OnLoss = Literal["raise", "go on"]
+OnLoss = Literal["raise", "continue"]
 Result = TypeVar("Result")
 
 
 class ElasticOptions(ReducerOptions, total=False):
-    """Options of what exchanges by a reducer over connections of its own."""
+    """Options of an exchange over connections of its own.
+
+    Attributes:
+        on_loss: The reaction to a lost rank, for ``elastic=True``. ``"raise"`` (default) raises
+            RanksLostError, and ``resume()`` continues. ``"continue"`` warns, and the remaining
+            ranks repeat the interrupted exchange, or skip an exchange that cannot be repeated.
+    """
 
     on_loss: OnLoss
-    """What a rank that dies means to the others, with ``elastic=True``. Default ``"raise"``:
-    ``RanksLostError``, and ``resume()`` goes on. ``"go on"``: a warning; what was under way is done
-    again by those who are left, or left out where it cannot be."""
 
 
 def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    """The same of ``elastic=True`` where a parameter is sharded over a mesh of PyTorch's."""
+    """Raises InvalidArgumentError for ``elastic=True`` with sharded parameters."""
     sharded = [name for name, one in parameters.items() if isinstance(one, DTensor)]
     if options.get("elastic") and sharded:
         raise InvalidArgumentError(
@@ -45,13 +48,12 @@ def refuse_elastic_shards(options: Mapping[str, Any], parameters: Mapping[str, T
 
 
 class TensorExchange:
-    """Of tensors on one device, each with a name, among the ranks of a process group.
+    """Exchanges named tensors on one device among the ranks of a process group.
 
-    Memory that was handed over is the reducer's between ``take_over`` and ``give_back``: it is
-    neither freed nor written in between.
+    Do not free or write a tensor between ``take_over`` and ``give_back``.
     """
 
-    reducer: GradientReducer  #: of what was held last
+    reducer: GradientReducer  #: the reducer of the latest ``hold``
 
     def __init__(
         self,
@@ -61,33 +63,39 @@ class TensorExchange:
     ) -> None:
         self.on_loss: OnLoss = cast(ElasticOptions, options).get("on_loss", "raise")
         self.elastic = options.get("elastic", False)
-        if self.on_loss not in ("raise", "go on"):
-            raise InvalidArgumentError(f'on_loss={self.on_loss!r}: give "raise" or "go on"')
-        if self.on_loss == "go on" and not self.elastic:
-            raise InvalidArgumentError('on_loss="go on" needs elastic=True')
+        if self.on_loss == "go on":
+            warnings.warn(
+                'on_loss="go on" is deprecated and ends with the next release: use "continue"',
+                DeprecationWarning,
+                stacklevel=4,
+            )
+            self.on_loss = "continue"
+        if self.on_loss not in ("raise", "continue"):
+            raise InvalidArgumentError(f'on_loss={self.on_loss!r}: give "raise" or "continue"')
+        if self.on_loss == "continue" and not self.elastic:
+            raise InvalidArgumentError('on_loss="continue" needs elastic=True')
         told = {key: value for key, value in options.items() if key != "on_loss"}
-        #: As the caller gave them, with a time limit.
+        #: The caller's options, with a timeout.
         self.options = connections.with_timeout(cast(ReducerOptions, told), group)
         self.group = connections.checked(group)
-        #: Of all ranks, whoever was lost since.
+        #: The transport of all ranks, including lost ranks.
         self.transport = connections.transport(group, None if self.elastic else device)
-        self.members = list(range(self.transport.ranks))  #: the group's numbers of who are left
-        self._reducer_members = self.members  # when it was made
-        self.losses = 0  #: how often ranks were lost
-        #: On which the reducer takes gradients and gives results; None for host memory, or where
-        #: the caller chose one for the reducer.
+        self.members = list(range(self.transport.ranks))  #: remaining ranks of the group
+        self._reducer_members = self.members  # of the reducer
+        self.losses = 0  #: number of losses of ranks
+        #: The stream of the reducer; None on a CPU, or if the caller chose a stream.
         self.stream: torch.cuda.Stream | None = None
-        self.device = device  #: on which the tensors lie
+        self.device = device  #: device of the tensors
         if device.type == "cuda" and "stream" not in options:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def make(self, options: ReducerOptions) -> GradientReducer:
-        """A reducer without tensors. ``options``: beside those that all have."""
+        """Makes a reducer without tensors. ``options`` are added to the common options."""
         told: ReducerOptions = {**self.options, **options}
         if self.stream is not None:
             told["stream"] = self.stream
         if "trace" in told and self.transport.ranks != dist.get_world_size():
-            path = pathlib.PurePath(told["trace"])  # other groups have ranks of these numbers, too
+            path = pathlib.PurePath(told["trace"])  # other groups have equal rank numbers
             told["trace"] = str(path.with_stem(f"{path.stem}.of{dist.get_rank()}"))
         return GradientReducer(self.transport if not self.losses else self.channel(), **told)
 
@@ -98,11 +106,11 @@ class TensorExchange:
         *,
         steps_back: int = 0,
     ) -> None:
-        """Makes the reducer for such tensors; where there was one, with its residuals.
+        """Makes the reducer for tensors like these, and moves residuals of an earlier reducer.
 
-        A collective call then. A new one, since who owns which part of a tensor depends on its
-        number, so that the same run may go on from a checkpoint. ``steps_back``: so many steps
-        fewer are counted.
+        A collective call if there was an earlier reducer. Owners of parts depend on a tensor's
+        index, so a new reducer has the indices of a run that resumes from a checkpoint.
+        ``steps_back`` is subtracted from the step.
         """
         told: ReducerOptions = {**self.options, **(options or {})}
         made = self.make(connections.with_message_sizes(told, self.transport, tensors.values()))
@@ -115,20 +123,20 @@ class TensorExchange:
 
     @property
     def ranks(self) -> int:
-        """How many exchange: those who are left."""
+        """Number of remaining ranks."""
         return len(self.members)
 
     def channel(self) -> Transport:
-        """Of these, for host memory; a collective call. Good until ranks are lost."""
+        """Returns a transport of the remaining ranks for CPU memory. A collective call."""
         if self.elastic and hasattr(self, "reducer"):
             return self.reducer.channel()
         return connections.transport(self.group).channel()
 
     def together(self, work: Callable[[], Result], *, again: bool = True) -> Result:
-        """Returns what ``work`` does, exchanges with the other ranks.
+        """Returns the result of ``work``, which exchanges with the other ranks.
 
-        Where it ends since ranks are lost, raises RanksLostError, whoever noticed; with ``"go on"``
-        resumes, and does it ``again``.
+        After a loss, raises RanksLostError on all ranks. With ``on_loss="continue"`` and ``again``,
+        resumes and repeats ``work``.
         """
         while True:
             try:
@@ -146,8 +154,7 @@ class TensorExchange:
                 self.resume()
 
     def resume(self) -> None:
-        """After RanksLostError, by all who are left. Others may be lost meanwhile: they are left
-        out."""
+        """Continues after RanksLostError, on all remaining ranks, also if more ranks are lost."""
         while True:
             try:
                 self.reducer.resume()
@@ -157,51 +164,56 @@ class TensorExchange:
         self.losses += 1
 
     def take_over(self) -> None:
-        """What follows on the stream waits for what the caller's current stream has queued."""
+        """Makes this exchange's stream wait for the caller's current stream."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def give_back(self) -> None:
-        """What follows on the caller's current stream waits for what this one has queued."""
+        """Makes the caller's current stream wait for this exchange's stream."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     def leave_out(self, name: str, like: Tensor) -> None:
-        """No rank has anything of this tensor, and all say so."""
+        """Omits a tensor from the step. Call on all ranks."""
         nothing = torch.empty_like(local_shard(like.detach()))
         self.reducer.ready(name, in_order(nothing), "globally-unused")
 
     def wait(self) -> None:
-        """Ends the step: all results are there, on a device in the current stream's order."""
+        """Ends the step and waits for all results. On a device, the current stream waits."""
         self.reducer.wait()
         self.give_back()
 
 
 class Presence:
-    """Counts over the ranks that exchange. All make the same calls in the same order.
+    """Counts flags over the ranks. All ranks make the same calls in the same order.
 
-    A parameter that no rank has a gradient of is left alone: no decay, no momentum, its residual
-    kept. On some ranks a missing gradient is one of zeros. A rank that has all gradients cannot
-    know what the others lack, so every step asks: a number for each parameter, in one message.
+    A parameter without a gradient on any rank does not change: no decay, no momentum, and the
+    residual stays. If only some ranks have a gradient, the others contribute zeros. A rank cannot
+    know the gradients of other ranks, so every step exchanges one number per parameter.
     """
 
     def __init__(self, exchange: TensorExchange) -> None:
-        """``exchange``: whose ranks and time limit it has. A collective call."""
+        """Uses the ranks and timeout of ``exchange``. A collective call."""
         self._exchange = exchange
         self._ranks, self._losses = exchange.channel(), exchange.losses
 
     def somewhere(
         self, present: Mapping[str, bool], also: Sequence[bool] = ()
     ) -> tuple[list[str], list[int]]:
-        """The names that are present on some rank, and on how many each of ``also`` is set."""
+        """Returns the names present on some rank, and the number of ranks per flag of ``also``."""
         return _told_apart(present, self.counts([*present.values(), *also]))
 
     def weighted(
         self, present: Mapping[str, bool], also: Sequence[bool], samples: float | None
     ) -> tuple[list[str], list[int], float]:
-        """As ``somewhere``, and this rank's weight in a mean over the samples of all ranks: 1 where
-        no rank tells of any. Raises InvalidArgumentError for less than none, before anything is
-        sent; and on all ranks where only some tell, or all have none."""
+        """Returns the results of ``somewhere``, and this rank's weight in the mean over samples.
+
+        The weight is 1 if no rank has samples.
+
+        Raises:
+            InvalidArgumentError: ``samples`` is negative or not finite. On all ranks if only some
+                ranks have samples, or if the sum is 0.
+        """
         if samples is not None and not 0 <= samples < math.inf:
             raise InvalidArgumentError(f"samples={samples}: give a number of samples, 0 or more")
         flags = [*present.values(), *also, samples is not None]
@@ -219,11 +231,11 @@ class Presence:
         return (*_told_apart(present, counts), weight)
 
     def poison(self, cause: str) -> None:
-        """Ends what these ranks have under way; any thread."""
+        """Aborts the current exchange of all ranks. Any thread may call ``poison``."""
         self._ranks.poison(cause)
 
     def counts(self, flags: Sequence[bool]) -> list[int]:
-        """On how many ranks each flag is set. A collective call, of as many flags on each."""
+        """Returns the number of ranks per flag. A collective call with equally many flags."""
         return self._sums(flags, 0.0)[0]
 
     def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:

@@ -115,7 +115,7 @@ class LossScale:
         return {"loss_scale": self._scale, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state: Mapping[str, Any], residuals: Residuals) -> None:
-        """After ``residuals`` were loaded. The next step converts them to its own scale."""
+        """Call after loading ``residuals``. The next step converts residuals to the new scale."""
         self._results = None
         self._scale = state.get("loss_scale")
         if self.scaler is not None:

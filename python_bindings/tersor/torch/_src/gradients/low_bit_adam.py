@@ -1,6 +1,6 @@
-"""The warning where gradients of less than two bits a value meet an optimizer of Adam's kind.
+"""The warning for gradients with less than two bits per value under an optimizer like Adam.
 
-Which optimizer takes the gradients of a hook, PyTorch tells at that optimizer's first step.
+Under DDP and FSDP2, the optimizer of a gradient is known at the optimizer's first step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CodecOf = Mapping[str, str]
 
 
 def chosen_codecs(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> dict[str, str]:
-    """The codec of each parameter by its name, of a schedule its last; or ``"auto"``."""
+    """Returns the codec of each parameter: a spec, the last spec of a schedule, or ``"auto"``."""
     asked = fill(_core.ReducerOptions(), options)
     return {
         name: last_codec(_core.choose_codec(asked, name, list(one.shape), dtype_text(one.dtype)))
@@ -36,18 +36,18 @@ def chosen_codecs(options: ReducerOptions, parameters: Mapping[str, Tensor]) -> 
 
 
 def has_feedback(options: ReducerOptions) -> bool:
-    """Whether some parameters may keep residuals."""
+    """True if some parameters may have residuals."""
     named = [options.get("codec", ""), *(rule[1] for rule in options.get("rules", ()))]
     return any(one.endswith("+ef") for one in [*named, *options.get("auto_codecs", ())])
 
 
 def last_codec(choice: _core.CodecChoice) -> str:
-    """By which a parameter travels in the end."""
+    """Returns the codec after all steps of a schedule."""
     return choice.phases[-1][1] if choice.phases else choice.codec
 
 
 def warn_of(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int = 3) -> None:
-    """Warns where the optimizer is of Adam's kind, and a codec of less than two bits."""
+    """Warns if the optimizer is like Adam and a codec has less than two bits per value."""
     few = [name for name, codec in codecs.items() if _is_below(codec)]
     if few and "adam" in type(optimizer).__name__.lower():
         others = f" and {len(few) - 1} more use" if len(few) > 1 else " uses"
@@ -59,7 +59,7 @@ def warn_of(optimizer: torch.optim.Optimizer, codecs: CodecOf, stacklevel: int =
 
 
 def watch(parameters: Mapping[str, Tensor], codecs: CodecOf) -> None:
-    """Warns likewise when the first optimizer steps that has one of the parameters."""
+    """Warns at the first step of an optimizer that has one of the parameters."""
     references = [
         weakref.ref(parameters[name]) for name, codec in codecs.items() if _is_below(codec)
     ]
@@ -73,7 +73,7 @@ _watched: list[tuple[list[weakref.ref[Tensor]], CodecOf]] = []  # no optimizer h
 
 @functools.cache
 def _look_before_steps() -> None:
-    """Once and for all: a hook must not go while PyTorch goes through them."""
+    """Registers a hook that stays, because PyTorch iterates over hooks during a step."""
     register_optimizer_step_pre_hook(_before_step)
 
 
@@ -90,8 +90,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 @functools.cache
 def _is_below(codec: str) -> bool:
-    """Whether it sends less than two bits for a float32 value of a long parameter."""
+    """True if the codec sends less than two bits per float32 value of a long parameter."""
     if codec == "auto":
         return False
     small, large = (Codec(codec).max_payload_bytes((side, side)) for side in (_SMALL, _LARGE))
-    return 0 < 8 * (large - small) < FEWEST_BITS * (_LARGE**2 - _SMALL**2)  # 0: it adds bare values
+    return 0 < 8 * (large - small) < FEWEST_BITS * (_LARGE**2 - _SMALL**2)  # 0: raw values

@@ -1,4 +1,4 @@
-"""Ranks whose batches differ in size: of how many samples a rank's gradients are the mean."""
+"""Sample-weighted means, for ranks with batches of different sizes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from tersor.torch import _compat
 
 
 class Samples:
-    """What a trainer tells of a backward pass, for the reducers that its gradients go through."""
+    """The sample count of a backward pass, for all reducers of the pass."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.weighted: bool = options.get("weighted", False)
         self._sums = options.get("reduction") == "sum"
-        self.count: float | None = None  #: of the pass to come
-        self._step: float | None = None  # of the pass under way
+        self.count: float | None = None  #: of the next pass
+        self._step: float | None = None  # of the current pass
         self._told = False
         self._share: float | None = None
 
     def begin(self, *, is_done: bool = False) -> None:
-        """Takes those of the pass that begins; ``is_done``: this rank has no inputs left.
+        """Starts a pass with the current count. ``is_done``: this rank has no more inputs.
 
-        Raises InvalidArgumentError where none were set, or were set without ``weighted=True``.
+        Raises:
+            InvalidArgumentError: ``weighted`` is True without a count, or False with a count.
         """
         count, self.count = self.count, None
         if is_done and self.weighted and count is None:
@@ -45,7 +46,7 @@ class Samples:
         self._step = count
 
     def weigh(self, reducer: _core.GradientReducer) -> None:
-        """The step of a reducer that begins. Raises as ``begin``, where that was not called."""
+        """Weights a new step of a reducer. Calls ``begin`` if necessary."""
         if self._step is None:
             self.begin()
         if self._step is not None:
@@ -57,15 +58,17 @@ class Samples:
         self._told = True
 
     def weigh_once(self, reducer: _core.GradientReducer) -> None:
-        """The same, at the first call until ``end``."""
+        """Calls ``weigh`` once until ``end``."""
         if not self._told:
             self.weigh(reducer)
 
     def share(self, gradients: torch.Tensor, group: dist.ProcessGroup | None) -> float:
-        """What this rank's part of a mean, or sum, is multiplied by that goes without a reducer.
+        """Returns the factor of this rank's gradients in a mean, or sum, without a reducer.
 
-        A collective call of ``group``, for memory like these gradients'. Raises
-        InvalidArgumentError on all ranks where one of them told nothing, or all have no samples.
+        A collective call of ``group``.
+
+        Raises:
+            InvalidArgumentError: On all ranks: a rank has no count, or the sum is 0.
         """
         if self._sums:
             return 1.0
@@ -83,24 +86,29 @@ class Samples:
         return self._share
 
     def end(self) -> None:
-        """The pass is over, or void."""
+        """Ends or discards the pass."""
         self._step = self._share = None
         self._told = False
 
 
 class Weighed:
-    """A handle that may be told of how many samples a backward pass is."""
+    """A handle with a sample count per backward pass."""
 
     _samples: Samples
 
     @property
     def samples(self) -> float | None:
-        """Over how many samples this rank's loss is the mean, with ``weighted=True``.
+        """Number of samples of this rank's loss, a mean over these samples (``weighted=True``).
 
-        What arrives is the mean over all ranks' samples. To be set before each backward pass whose
-        gradients are exchanged (of accumulated ones for the last, of as many samples as together),
-        on all ranks; 0 for a rank that has none, whose gradients are not looked at then. None again
-        once the pass's first gradient was there.
+        The result is the mean over the samples of all ranks. Set ``samples`` on all ranks before
+        each backward pass that exchanges gradients. With gradient accumulation, set the number of
+        all accumulated samples before the last pass. 0: the gradients of this rank are ignored.
+        ``samples`` becomes None at the pass's first gradient.
+
+        Example::
+
+            handle.samples = len(inputs)
+            loss.backward()
         """
         return self._samples.count
 
@@ -110,25 +118,25 @@ class Weighed:
 
 
 def refuse_weighted(options: Mapping[str, Any], who: str, instead: str) -> None:
-    """Raises InvalidArgumentError for ``weighted=True`` where it has no meaning."""
+    """Raises InvalidArgumentError for ``weighted=True``."""
     if options.get("weighted"):
         raise InvalidArgumentError(f"weighted=True: {who} {instead}")
 
 
 def scale(gradients: torch.Tensor, share: float) -> torch.Tensor:
-    """In place; those of no samples may hold anything."""
+    """Scales in place. Gradients with share 0 may be NaN, and become 0."""
     return gradients.mul_(share) if share else gradients.zero_()
 
 
 class UnevenInputs:
-    """What is known of DDP's ``join``, by the state of its hook."""
+    """DDP's ``join``, of the model with a given hook state."""
 
     def __init__(self, state: object) -> None:
         self._state = weakref.ref(state)
         self._model: Callable[[], DistributedDataParallel | None] | None = None
 
     def of(self, model: DistributedDataParallel) -> None:
-        """Which one it is."""
+        """Sets the model."""
         self._model = weakref.ref(model)
 
     def model(self) -> DistributedDataParallel | None:
@@ -139,9 +147,9 @@ class UnevenInputs:
         return self._model()
 
     def check(self) -> None:
-        """Before a pass. Raises InvalidArgumentError for a mean over the ranks that are left.
+        """Raises InvalidArgumentError for a mean over the remaining ranks, before a pass.
 
-        PyTorch divides by their number where there is no hook; to a hook it does not tell it.
+        PyTorch divides by the number of remaining ranks only without a hook.
         """
         model = self.model()
         if model is not None and _compat.divides_by_remaining_ranks(model):

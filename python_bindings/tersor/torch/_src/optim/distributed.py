@@ -157,7 +157,7 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         TransportError where a rank is gone or does something else, WireError where a message is
         damaged; InvalidArgumentError where a gradient was changed while it was being sent. With
         ``elastic=True`` RanksLostError: gradients are undefined then; ``resume``, and compute them
-        again. With ``on_loss="go on"`` there are none then, and ``step`` moves nothing.
+        again. With ``on_loss="continue"`` there are none then, and ``step`` moves nothing.
         """
         changed = self._sent.changed(self._parameters)
         try:
