@@ -160,9 +160,8 @@ class AdvancedOptions(_AutoOptions, _GridOptions):
 class OptimizerOptions(_GridOptions):
     """Rarely needed options of CompressedAdamW, CompressedMuon and CompressedSGD.
 
-    Ranks must pass equal options. None selects the default. These optimizers
-    exchange the mean of their own states, so ``reduction``, ``order`` and the options of
-    ``codec="auto"`` do not exist here.
+    Ranks must pass equal options. None selects the default. ``reduction``, ``order`` and the
+    options of ``codec="auto"`` do not exist for these optimizers.
 
     Example::
 
@@ -176,8 +175,8 @@ class OptimizerOptions(_GridOptions):
 class ShardedOptions(_AutoOptions):
     """Rarely needed options of ``tersor.torch.fsdp.compress``. Ranks must pass equal options.
 
-    None selects the default. ``hosts`` numbers the hosts of all ranks, and
-    each host must have the same number of ranks. A message has gradients of one module.
+    None selects the default. ``hosts`` numbers the hosts of all ranks, and each host must have the
+    same number of ranks. A message has gradients of one module.
 
     Example::
 
@@ -282,9 +281,9 @@ class GradientReducer(_core.GradientReducer):
     """Reduces the gradients of a model over the ranks of ``transport``, and keeps the residuals.
 
     Add each parameter once with ``add(name, like)``. In each step, ``ready(name, gradient)`` marks
-    a gradient as complete; Tersor sends the gradient and overwrites the gradient with the result. ``wait()``
-    ends the step. A thread sends in between, without the GIL. After an error that ended an
-    exchange, every later call raises that error.
+    a gradient as complete. Tersor sends the gradient and overwrites the gradient with the result.
+    ``wait()`` ends the step. A thread sends in between, without the GIL. After an error that ended
+    an exchange, every later call raises the error.
 
     Args:
         transport: The ranks. Making a reducer is a collective call.

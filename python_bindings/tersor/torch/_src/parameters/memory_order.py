@@ -1,8 +1,8 @@
-"""In which order a tensor's values lie in memory, which need not be that of its indices.
+"""The memory order of a tensor's values, which may differ from the order of indices.
 
-What is transposed, or of ``torch.channels_last``, fills its memory without gaps, in another order.
-DDP hands gradients over in the order of the parameter's memory, which it checks among the ranks.
-Elsewhere a gradient may lie otherwise than on other ranks, and values go in the order of indices.
+Transposed tensors and ``torch.channels_last`` tensors have no gaps, but another order. DDP passes
+gradients in the order of the parameter's memory, and checks that ranks agree. Elsewhere, ranks may
+have different memory orders, so values are sent in the order of indices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tersor._core import InvalidArgumentError
 
 
 def as_it_lies(tensor: Tensor) -> Tensor:
-    """Its dimensions in the order of memory: a view; where there are gaps, as :func:`in_order`."""
+    """Returns a view with dimensions in memory order, or :func:`in_order` if there are gaps."""
     if tensor.is_contiguous():
         return tensor
     steps = [tensor.stride(i) if tensor.size(i) > 1 else 0 for i in range(tensor.dim())]
@@ -28,10 +28,7 @@ def as_it_lies(tensor: Tensor) -> Tensor:
 
 
 def in_order(like: Tensor) -> Tensor:
-    """The tensor itself, or another of its shape, whose values lie in the order of indices.
-
-    What values it has is not said.
-    """
+    """Returns ``like``, or an uninitialized tensor of its shape in the order of indices."""
     if like.is_contiguous():
         return like
     return torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -39,10 +36,14 @@ def in_order(like: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def straightened(tensor: Tensor, stream: Any = None) -> Iterator[Tensor]:
-    """The values in the order of indices; what becomes of them is written back at the end.
+    """Provides the values in the order of indices. Writes changes back at the end of the block.
 
-    ``stream``: of a device, where this is queued; default the current one. Raises
-    InvalidArgumentError where values share memory.
+    Args:
+        tensor: Any strided tensor.
+        stream: The stream of a device tensor. Default: the current stream.
+
+    Raises:
+        InvalidArgumentError: Values share memory.
     """
     if tensor.layout != torch.strided or tensor.is_contiguous():
         yield tensor

@@ -1,4 +1,4 @@
-"""Parameters that a program replaces or casts in a model after a handle was made."""
+"""Detects parameters that a program replaced or cast after a handle was made."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tersor.torch import _compat
 
 
 class Registered:
-    """The modules that parameters are registered in. Shards of FSDP2 are left out.
+    """The modules of parameters, without shards of FSDP2.
 
-    A forward pre-hook of a model under DDP. A copy of the model has nothing to check.
+    Also a forward pre-hook of a DDP model. A copy of the model checks nothing.
     """
 
     def __init__(
@@ -36,8 +36,7 @@ class Registered:
         ]
 
     def check(self, remedy: str) -> None:
-        """Raises InvalidArgumentError for the first parameter that is no longer registered, or
-        cast."""
+        """Raises InvalidArgumentError for the first replaced or cast parameter."""
         for name, find, key, parameter, dtype in self._entries:
             module = find()
             now = None if module is None else _compat.own_parameters(module).get(key)

@@ -1,4 +1,4 @@
-"""Which parameters of a model are compressed, and what they are called."""
+"""The selection of compressed parameters, and the names of parameters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Named = TypeVar("Named")
 
 
 def is_supported(gradient: torch.Tensor) -> bool:
-    """Whether gradients like this one can be encoded: dense, of f32, bf16 or f16."""
+    """True if codecs support gradients like ``gradient``: dense float32, bfloat16 or float16."""
     return gradient.layout == torch.strided and gradient.dtype in DTYPES
 
 
@@ -44,7 +44,7 @@ def store(own: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def wrapped_in(model: nn.Module) -> nn.Module:
-    """What torch.compile and DistributedDataParallel have wrapped."""
+    """Returns the module inside torch.compile and DistributedDataParallel."""
     uncompiled = _compat.uncompiled(model)
     return uncompiled.module if isinstance(uncompiled, DistributedDataParallel) else uncompiled
 
@@ -52,7 +52,7 @@ def wrapped_in(model: nn.Module) -> nn.Module:
 def split_parameters(
     module: nn.Module, ignored: Iterable[str] = ()
 ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """Those that want a gradient, and the others; by name, without what wrappers add to names."""
+    """Returns trained and frozen parameters by name, without prefixes of wrappers."""
     left_out = set(ignored)
     named = {name: one for name, one in module.named_parameters() if name not in left_out}
     trained = {name: one for name, one in named.items() if one.requires_grad}
@@ -61,15 +61,15 @@ def split_parameters(
 
 
 def every_parameter(model: nn.Module) -> dict[str, nn.Parameter]:
-    """By the names that Tersor takes."""
+    """Returns all parameters by name, without prefixes of wrappers."""
     return unwrapped(dict(model.named_parameters()))
 
 
 def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
-    """The same, in the same order, by names without what PyTorch's wrappers add to them.
+    """Removes the prefixes of PyTorch's wrappers from names, and keeps the order.
 
-    So rules and checkpoints fit a model with and without wrappers. Names that would become equal
-    stay as they are.
+    Rules and checkpoints then fit a model with and without wrappers. Names that would become equal
+    do not change.
     """
     plain = {
         name: ".".join(part for part in name.split(".") if part not in _compat.WRAPPER_NAMES)
@@ -80,20 +80,24 @@ def unwrapped(named: Mapping[str, Named]) -> dict[str, Named]:
 
 
 class OptimizedParameters:
-    """What an optimizer has, by name, in the order of the names."""
+    """The parameters of an optimizer by name, in the order of the names."""
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
     ) -> None:
-        """``optimizer``: not kept alive, since it may be who keeps this. ``named_parameters``: of
-        all that want a gradient, at least. Default: the names that groups have, or
-        ``"parameter.0"``, …."""
+        """Keeps no reference to the optimizer, which may own this object.
+
+        Args:
+            optimizer: The optimizer.
+            named_parameters: Names of at least all trained parameters. Default: the names of the
+                groups, or ``"parameter.0"``, ….
+        """
         self._optimizer = weakref.ref(optimizer)
         self._named = _by_identity(named_parameters or ())
-        self.all: dict[str, torch.Tensor] = {}  #: also those that want no gradient
-        #: Those that are exchanged, the same on all ranks: at first those that want a gradient.
+        self.all: dict[str, torch.Tensor] = {}  #: trained and frozen parameters
+        #: Exchanged parameters, equal on all ranks. Initially the trained parameters.
         self.taking_part: dict[str, torch.Tensor] = {}
         self._replaced: dict[str, torch.Tensor] = {}
         self._order: list[int] = []
@@ -103,9 +107,10 @@ class OptimizedParameters:
         self.taking_part = {name: one for name, one in self.all.items() if one.requires_grad}
 
     def with_gradients(self) -> dict[str, bool]:
-        """Of all, what was added to groups too, whether this rank has a gradient.
+        """Returns by name of all parameters, including new ones, if this rank has a gradient.
 
-        Raises InvalidArgumentError for a parameter that was replaced or cast in a model.
+        Raises:
+            InvalidArgumentError: A parameter was replaced or cast in a model.
         """
         self.follow_groups()
         self._registered.check(
@@ -114,14 +119,14 @@ class OptimizedParameters:
         return {name: one.grad is not None for name, one in self.all.items()}
 
     def follow_groups(self) -> None:
-        """Takes in what was added to the optimizer's groups, or replaced there, since.
+        """Follows additions and replacements in the optimizer's groups.
 
-        A tensor without a name of its own takes the name of the tensor that was in its place.
+        A replacement without a name takes the name of the replaced tensor.
         """
         own = {id(one): one for one in self._own()}
         if own.keys() == {id(one) for one in self.all.values()}:
             return
-        in_groups = {  # of parameters that came to the optimizer with their names
+        in_groups = {  # names that the program passed to the optimizer
             id(one): name
             for group in self._groups()
             for one, name in zip(group["params"], group.get("param_names", ()), strict=False)
@@ -150,12 +155,12 @@ class OptimizedParameters:
         self.taking_part = {name: every.get(name, one) for name, one in self.taking_part.items()}
 
     def take_replaced(self) -> dict[str, torch.Tensor]:
-        """The former tensors of parameters that were replaced in the groups since the last call."""
+        """Returns the tensors that were replaced in the groups since the last call."""
         replaced, self._replaced = self._replaced, {}
         return replaced
 
     def join(self, newcomers: Collection[str]) -> None:
-        """These take part from now on."""
+        """Adds parameters to ``taking_part``."""
         self.taking_part = {
             name: one
             for name, one in self.all.items()
@@ -200,7 +205,7 @@ def _by_identity(
 
 
 def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
-    """Where they lie. Raises InvalidArgumentError where there are none, or several devices."""
+    """Returns the device of the parameters. Raises InvalidArgumentError for 0 or 2 devices."""
     devices = {one.device for one in parameters.values()}
     if not devices:
         raise InvalidArgumentError("there is no gradient to compress")
@@ -213,27 +218,27 @@ def only_device(parameters: Mapping[str, torch.Tensor]) -> torch.device:
 
 
 def shards_of(parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What this rank has of each, detached."""
+    """Returns this rank's shard of each parameter, detached."""
     return {name: local_shard(one.detach()) for name, one in parameters.items()}
 
 
 def local_shard(values: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor that is sharded; else the tensor itself."""
+    """Returns this rank's shard of a sharded tensor, otherwise the tensor itself."""
     return values.to_local() if isinstance(values, DTensor) else values
 
 
 def reduce_uncompressed(
     gradient: torch.Tensor | None, group: dist.ProcessGroup | None, samples: Samples
 ) -> None:
-    """By the trainer's own group, as DistributedDataParallel would; its mean, or the sum."""
-    assert gradient is not None  # whoever asks saw to it
+    """Reduces a gradient over PyTorch's group to a mean or sum, like DistributedDataParallel."""
+    assert gradient is not None  # checked by the caller
     with straightened(local_shard(gradient)) as values:
         scale(values, samples.share(values, group))
         dist.all_reduce(values, group=group)
 
 
 def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None:
-    """Raises InvalidArgumentError, with names, for those that no codec takes."""
+    """Raises InvalidArgumentError with the names of unsupported parameters."""
     refused = {name: reason_of(one) for name, one in parameters.items() if not is_supported(one)}
     if refused:
         raise InvalidArgumentError(
@@ -244,10 +249,11 @@ def refuse_unsupported(parameters: Mapping[str, torch.Tensor], who: str) -> None
 def followed(
     model: nn.Module, known: Mapping[str, torch.Tensor], who: str
 ) -> dict[str, nn.Parameter]:
-    """The model's current parameters by the names in ``known``.
+    """Returns the model's current parameters by the names in ``known``.
 
-    Raises InvalidArgumentError with the name of a parameter that is gone or changed its shape or
-    device, or has a type that no codec takes.
+    Raises:
+        InvalidArgumentError: A parameter is gone, has another shape or device, or has an
+            unsupported type. The message names the parameter.
     """
     current = every_parameter(model)
     for name, before in known.items():
@@ -263,7 +269,7 @@ def followed(
 
 
 def is_sharded_over(ranks: Collection[int], tensor: torch.Tensor) -> bool:
-    """True if one of these ranks has another shard."""
+    """True if one of ``ranks`` has another shard of the tensor."""
     if not isinstance(tensor, DTensor):
         return False
     return not set(tensor.device_mesh.mesh.flatten().tolist()).isdisjoint(ranks)
@@ -272,21 +278,24 @@ def is_sharded_over(ranks: Collection[int], tensor: torch.Tensor) -> bool:
 def refuse_sharded(
     parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup, else_: str
 ) -> None:
-    """Raises InvalidArgumentError where ranks of the group have other values each. ``else_``: what
-    to do else."""
+    """Raises InvalidArgumentError if ranks of the group have different shards.
+
+    ``else_`` is the alternative in the message.
+    """
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, one in parameters.items():
         if is_sharded_over(others, one):
             raise InvalidArgumentError(
                 f"{name} is sharded over ranks of the group, so the ranks have different values: "
-                f"shard over other ranks than those of group= (e.g. within a host), or {else_}"
+                "shard over other ranks than those of process_group= (e.g. within a host), or "
+                f"{else_}"
             )
 
 
 def unsupported_parameters(
     module: nn.Module, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, str]:
-    """Those whose gradients cannot be encoded, with the reason of each."""
+    """Returns the unsupported parameters, with the reason of each."""
     sparse = {
         id(one.weight)
         for one in module.modules()
@@ -300,7 +309,7 @@ def unsupported_parameters(
 
 
 def reason_of(gradient: torch.Tensor) -> str:
-    """Why gradients like this one cannot be encoded, for messages."""
+    """Returns the reason why codecs do not support ``gradient``, for messages."""
     if gradient.layout != torch.strided:
         return "sparse"
     return str(gradient.dtype).removeprefix("torch.")
@@ -328,7 +337,7 @@ def _listed(found: Mapping[str, str]) -> str:
 
 
 class Names:
-    """Names of parameters by the parameters themselves, which it keeps alive."""
+    """The names of parameters. Keeps the parameters alive."""
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter] | None = None) -> None:
         self._known: dict[int, tuple[str, torch.Tensor]] = {
@@ -337,11 +346,11 @@ class Names:
         self._complete = named is not None
 
     def of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
-        """Their names; where none were given, numbers in the order of first sight."""
+        """Returns the names. Without given names, parameters are numbered as they appear."""
         return [self._name(parameter) for parameter in parameters]
 
     def in_order(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """The parameters of these names, in the order of the model."""
+        """Returns the parameters with these names, in the order of the model."""
         wanted = set(names)
         return {name: one for name, one in self._known.values() if name in wanted}
 
@@ -356,5 +365,5 @@ class Names:
 
 
 def literal_pattern(name: str) -> str:
-    """A rule's pattern that matches this name alone."""
+    """Returns a rule's pattern that matches only ``name``."""
     return re.sub(r"([\\*?\[])", r"\\\1", name)
