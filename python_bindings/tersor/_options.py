@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
+from tersor import _renamed
 from tersor._core import InvalidArgumentError
 
 Options = TypeVar("Options")
@@ -105,10 +106,18 @@ def _moved(
             warnings.warn(
                 f"{who}({key}=) is deprecated and ends with the next release: {remedy}",
                 DeprecationWarning,
-                stacklevel=4,
+                stacklevel=_callers_level(),
             )
     changed = {key: value for key, value in plain.items() if key in known}
     return dataclasses.replace(cast(Any, kind() if advanced is None else advanced), **changed)
+
+
+def _callers_level() -> int:
+    """Returns the stack level, for ``_moved``, of the code that called the decorated function."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename in (__file__, _renamed.__file__):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def expect(value: object, kind: type | tuple[type, ...], wanted: str) -> None:

@@ -61,19 +61,20 @@ class TensorExchange:
         device: torch.device,
         options: ElasticOptions | ReducerOptions,
     ) -> None:
-        self.on_loss: OnLoss = cast(ElasticOptions, options).get("on_loss", "raise")
+        on_loss: str = cast(ElasticOptions, options).get("on_loss", "raise")
         self.elastic = options.get("elastic", False)
-        if self.on_loss == "go on":
+        if on_loss == "go on":
             warnings.warn(
                 'on_loss="go on" is deprecated and ends with the next release: use "continue"',
                 DeprecationWarning,
                 stacklevel=4,
             )
-            self.on_loss = "continue"
-        if self.on_loss not in ("raise", "continue"):
-            raise InvalidArgumentError(f'on_loss={self.on_loss!r}: give "raise" or "continue"')
-        if self.on_loss == "continue" and not self.elastic:
+            on_loss = "continue"
+        if on_loss not in ("raise", "continue"):
+            raise InvalidArgumentError(f'on_loss={on_loss!r}: give "raise" or "continue"')
+        if on_loss == "continue" and not self.elastic:
             raise InvalidArgumentError('on_loss="continue" needs elastic=True')
+        self.on_loss = cast(OnLoss, on_loss)
         told = {key: value for key, value in options.items() if key != "on_loss"}
         #: The caller's options, with a timeout.
         self.options = connections.with_timeout(cast(ReducerOptions, told), group)

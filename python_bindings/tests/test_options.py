@@ -1,0 +1,130 @@
+"""The options of reducers: dataclasses, plain keywords of the release before, and their texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+
+import tersor
+import tersor.local
+from tersor import _core, _options, _renamed
+from tersor.reducer import (
+    AdvancedOptions,
+    ExchangeOptions,
+    GradientReducer,
+    OptimizerOptions,
+    ReducerOptions,
+    ShardedOptions,
+    gathered,
+)
+
+KINDS = [AdvancedOptions, OptimizerOptions, ShardedOptions]
+
+
+@_renamed.renamed_keywords(spec="codec")
+@_options.takes_advanced(AdvancedOptions)
+def compressed(
+    model: str, codec: str = "bf16", *, advanced: AdvancedOptions | None = None
+) -> tuple[str, str, AdvancedOptions | None]:
+    return model, codec, advanced
+
+
+@pytest.fixture(autouse=True)
+def no_warnings_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_options, "_warned", set())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_shows_every_field(kind: type[ExchangeOptions]) -> None:
+    for one in dataclasses.fields(kind):
+        assert f"\n    {one.name}: " in str(kind.__doc__)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults_are_those_of_the_library(kind: type[ExchangeOptions]) -> None:
+    library = _core.ReducerOptions()
+    for name, value in gathered(kind, None).items():
+        assert getattr(library, name) == value, name
+
+
+def test_a_reducer_takes_every_advanced_option() -> None:
+    known = get_type_hints(ReducerOptions, {"Tuner": _core.Tuner})
+    assert {one.name for one in dataclasses.fields(AdvancedOptions)} < set(known)
+    assert set(known) == {name for name in dir(_core.ReducerOptions()) if name[0] != "_"}
+
+
+def test_options_that_are_none_are_left_to_the_library() -> None:
+    rules = (pair for pair in [("*", "int8")])
+    found = gathered(AdvancedOptions, AdvancedOptions(threads=3), rules=rules, timeout=None)
+    assert found["rules"] == [("*", "int8")]
+    assert found["threads"] == 3
+    assert not found.keys() & {"timeout", "stream", "bucket_bytes"}
+
+
+def test_other_options_are_refused() -> None:
+    for other in (ShardedOptions(), OptimizerOptions(), {"threads": 2}):
+        with pytest.raises(TypeError, match=r"advanced must be AdvancedOptions\(\.\.\.\), not"):
+            gathered(AdvancedOptions, other)  # type: ignore[arg-type]
+
+
+def test_plain_keywords_warn_once_and_count() -> None:
+    old: dict[str, Any] = {"threads": 2, "seed": 3}
+    with pytest.warns(DeprecationWarning, match="use advanced") as told:
+        found = compressed("model", "int8", advanced=AdvancedOptions(seed=1, dims=[2, 2]), **old)
+    assert found == ("model", "int8", AdvancedOptions(threads=2, seed=3, dims=[2, 2]))
+    assert [str(one.message) for one in told] == [
+        f"compressed({name}=) is deprecated and ends with the next release: use "
+        f"advanced=AdvancedOptions({name}=...)"
+        for name in old
+    ]
+    assert {one.filename for one in told} == {__file__}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compressed(model="model", **old) == ("model", "bf16", AdvancedOptions(**old))
+
+
+def test_options_without_an_effect_are_left_out() -> None:
+    for name, value in {"missing": "inactive", "progress": "thread", "elastic": False}.items():
+        with pytest.warns(DeprecationWarning, match=rf"\({name}=\).*leave the option out"):
+            assert compressed("model", **{name: value}) == ("model", "bf16", AdvancedOptions())
+
+
+def test_what_is_no_option_is_an_error_that_lists_all() -> None:
+    wrong: dict[str, Any] = {"codek": "int8"}
+    message = r"compressed: there is no option 'codek'.*codec.*AdvancedOptions\(.*threads"
+    with pytest.raises(tersor.InvalidArgumentError, match=message):
+        compressed("model", **wrong)
+    elastic: dict[str, Any] = {"elastic": True}
+    with pytest.raises(tersor.InvalidArgumentError, match="torchft"):
+        compressed("model", **elastic)
+
+
+def old_strings(transport: tersor.Transport) -> np.ndarray[Any, Any]:
+    order: Any = "of-ready"
+    with pytest.warns(DeprecationWarning, match='order="of-ready".*use "ready_order"'):
+        reducer = GradientReducer(transport, codec="none", order=order)
+    gradient = np.ones(5, np.float32)
+    reducer.add("weight", gradient)
+    with pytest.warns(DeprecationWarning, match='"nowhere".*use "globally-unused"'):
+        reducer.ready("weight", gradient, "nowhere")
+    reducer.wait()
+    return gradient
+
+
+def test_former_strings_warn_and_mean_the_same() -> None:
+    (found,) = tersor.local.run(1, old_strings)
+    assert not found.any()
+
+
+def missing(transport: tersor.Transport) -> None:
+    options: dict[str, Any] = {"missing": "inactive"}
+    with pytest.warns(DeprecationWarning, match="leave the option out"):
+        GradientReducer(transport, codec="none", **options)
+
+
+def test_a_reducer_ignores_missing_with_a_warning() -> None:
+    tersor.local.run(1, missing)
