@@ -1,17 +1,14 @@
 """``GradientReducer``, which reduces gradients in the background, and the options of reducers."""
 
-# ruff: noqa: RUF009 (_option returns dataclasses.field)
-
 from __future__ import annotations
 
 import atexit
 import contextlib
 import inspect
-import textwrap
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from tersor import _core
@@ -29,101 +26,86 @@ Rules = Iterable[tuple[str, str] | tuple[str, str, int]]
 Options = TypeVar("Options")
 
 
-def _option(default: object, text: str) -> Any:
-    return field(default=default, metadata={"text": text})
-
-
 def _documented(options: type[Options]) -> type[Options]:
-    """Adds the texts of all fields to the docstring, because ``help`` shows only docstrings."""
-    listed = "\n".join(
-        textwrap.fill(
-            f"{one.name}: {one.metadata['text']}",
-            width=96,
-            initial_indent="    ",
-            subsequent_indent="        ",
-        )
-        for one in fields(cast(Any, options))
-    )
-    options.__doc__ = f"{inspect.cleandoc(options.__doc__ or '')}\n\nAttributes:\n{listed}"
+    """Appends the attributes of base classes to the docstring, because ``help`` omits them."""
+    texts = [inspect.cleandoc(one.__doc__ or "") for one in options.__mro__[:-1]]
+    head, *listed = texts[0].partition("\nAttributes:\n")[::2]
+    listed += [text.partition("\nAttributes:\n")[2] for text in texts[1:]]
+    options.__doc__ = "\n".join([head.rstrip(), "", "Attributes:", *filter(None, listed)])
     return options
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeOptions:
-    """Options of every exchange of gradients. None selects the default."""
+    """Options of every exchange of gradients. None selects the default.
 
-    bucket_bytes: int | None = _option(
-        None,
-        "Bytes of gradient per message; small parameters share a message. Default: 1 MiB. Under "
-        "PyTorch's own process groups except NCCL's, the default is 1/8 of the model, at least "
-        "1 MiB and at most 4 bytes per value of ``chunk_count``. With FSDP2, the default "
-        "is always 1 MiB.",
-    )
-    chunk_count: int | None = _option(
-        None,
-        "Maximum number of values per chunk; longer parameters are cut. Default: 1 Mi, over NCCL "
-        "8 Mi. Under PyTorch's own process groups of other backends, the default is 512 Ki per "
-        "rank, at least 1 Mi and at most 4 Mi. With FSDP2, the default is 1 Mi there.",
-    )
-    hosts: Sequence[int] | None = _option(
-        None,
-        'The host number of each rank, for ``algorithm="hierarchical"``. Default: the hosts that '
-        "the transport reports.",
-    )
-    host_codec: Literal["none", "bf16"] = _option(
-        "none", 'The codec within a host, for ``algorithm="hierarchical"``.'
-    )
-    seed: int = _option(0, "Seed of stochastic rounding.")
-    checksum: bool = _option(True, "True if frames have a checksum.")
-    threads: int = _option(
-        1, "Threads of the codecs, in addition to the sending thread. Ranks may differ."
-    )
-    measure_error: bool = _option(
-        False,
-        "True if each step encodes once more to measure the relative error. This is slow and "
-        "meant for studies.",
-    )
-    trace: str | None = _option(
-        None,
-        "A file for a trace of the newest events in Chrome's format; open the file at "
-        "https://ui.perfetto.dev. The reducer inserts ``.rank<number>`` before the file name's "
-        "extension and writes the file at the end, or in ``write_trace()``. On a device, the "
-        "trace shows only the times at which gradients became ready, and the waits.",
-    )
+    Attributes:
+        bucket_bytes: Bytes of gradient per message; small parameters share a message. Default:
+            1 MiB. Under PyTorch's own process groups except NCCL's, the default is 1/8 of the
+            model, at least 1 MiB and at most 4 bytes per value of ``chunk_count``. With FSDP2, the
+            default is always 1 MiB.
+        chunk_count: Maximum number of values per chunk; longer parameters are cut. Default: 1 Mi,
+            over NCCL 8 Mi. Under PyTorch's own process groups of other backends, the default is
+            512 Ki per rank, at least 1 Mi and at most 4 Mi. With FSDP2, the default is 1 Mi there.
+        hosts: The host number of each rank, for ``algorithm="hierarchical"``. Default: the hosts
+            that the transport reports.
+        host_codec: The codec within a host, for ``algorithm="hierarchical"``.
+        seed: Seed of stochastic rounding.
+        checksum: True if frames have a checksum.
+        threads: Threads of the codecs, in addition to the sending thread. Ranks may differ.
+        measure_error: True if each step encodes once more to measure the relative error. This is
+            slow and meant for studies.
+        trace: A file for a trace of the newest events in Chrome's format; open the file at
+            https://ui.perfetto.dev. The reducer inserts ``.rank<number>`` before the file name's
+            extension and writes the file at the end, or in ``write_trace()``. On a device, the
+            trace shows only the times at which gradients became ready, and the waits.
+    """
+
+    bucket_bytes: int | None = None
+    chunk_count: int | None = None
+    hosts: Sequence[int] | None = None
+    host_codec: Literal["none", "bf16"] = "none"
+    seed: int = 0
+    checksum: bool = True
+    threads: int = 1
+    measure_error: bool = False
+    trace: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AutoOptions(ExchangeOptions):
-    auto_codecs: Sequence[str] | None = _option(
-        None,
-        'Codecs from which ``codec="auto"`` chooses, in addition to none and bf16. Default: int8.',
-    )
-    auto_learning: bool = _option(
-        True,
-        'True if ``codec="auto"`` tries other codecs than the predicted codec during training. If '
-        "False, a repeated run makes the same choices.",
-    )
+    """Options of ``codec="auto"``.
+
+    Attributes:
+        auto_codecs: Codecs from which ``codec="auto"`` chooses, in addition to none and bf16.
+            Default: int8.
+        auto_learning: True if ``codec="auto"`` tries other codecs than the predicted codec during
+            training. If False, a repeated run makes the same choices.
+    """
+
+    auto_codecs: Sequence[str] | None = None
+    auto_learning: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class _GridOptions(ExchangeOptions):
-    algorithm: Algorithm = _option("auto", "The algorithm of the all-reduce.")
-    dims: Sequence[int] | None = _option(
-        None,
-        "The grid of the two-shot algorithm: the number of ranks in each of 1 to 3 dimensions. The "
-        "product must be at least 90 % of the number of ranks. Default: as few dimensions as have "
-        "at most 32 ranks each.",
-    )
-    error_growth: float = _option(
-        2.0,
-        "Limit for the growth of the squared error on a grid of d dimensions, which is (1 + d) / 2 "
-        "times the error of one dimension. At least 1.",
-    )
-    stream: Any = _option(
-        None,
-        "Device gradients: the stream on which the training queues its work (PyTorch, CuPy, or an "
-        "integer). Default: Tersor follows PyTorch's current stream.",
-    )
+    """Options of an all-reduce.
+
+    Attributes:
+        algorithm: The algorithm of the all-reduce.
+        dims: The grid of the two-shot algorithm: the number of ranks in each of 1 to 3 dimensions.
+            The product must be at least 90 % of the number of ranks. Default: as few dimensions
+            as have at most 32 ranks each.
+        error_growth: Limit for the growth of the squared error on a grid of d dimensions, which is
+            (1 + d) / 2 times the error of one dimension. At least 1.
+        stream: Device gradients: the stream on which the training queues its work (PyTorch, CuPy,
+            or an integer). Default: Tersor follows PyTorch's current stream.
+    """
+
+    algorithm: Algorithm = "auto"
+    dims: Sequence[int] | None = None
+    error_growth: float = 2.0
+    stream: Any = None
 
 
 @_documented
@@ -138,21 +120,22 @@ class AdvancedOptions(_AutoOptions, _GridOptions):
 
         advanced = tersor.AdvancedOptions(bucket_bytes=4 << 20, threads=2)
         handle = tersor.torch.compress(model, "int8", advanced=advanced)
+
+    Attributes:
+        order: The order of sending. ``"learned"``: the order in which rank 0's gradients became
+            ready in the first step. ``"ready_order"``: the order in which gradients become ready,
+            which must be the same on all ranks. A parameter that is not ready then takes part on
+            no rank.
+        reduction: ``"mean"`` or ``"sum"`` over ranks.
+        memory: The memory of the gradients, for ``codec="auto"``. Default: ``"device"`` if
+            ``stream`` is set, otherwise ``"host"``.
+        tuner: Replaces the reducer's own tuner for ``codec="auto"``.
     """
 
-    order: Order = _option(
-        "learned",
-        'The order of sending. ``"learned"``: the order in which rank 0\'s gradients became ready '
-        'in the first step. ``"ready_order"``: the order in which gradients become ready, which '
-        "must be the same on all ranks. A parameter that is not ready then takes part on no rank.",
-    )
-    reduction: Reduction = _option("mean", '``"mean"`` or ``"sum"`` over ranks.')
-    memory: Literal["host", "device"] | None = _option(
-        None,
-        'The memory of the gradients, for ``codec="auto"``. Default: ``"device"`` if ``stream`` is '
-        'set, otherwise ``"host"``.',
-    )
-    tuner: Tuner | None = _option(None, 'Replaces the reducer\'s own tuner for ``codec="auto"``.')
+    order: Order = "learned"
+    reduction: Reduction = "mean"
+    memory: Literal["host", "device"] | None = None
+    tuner: Tuner | None = None
 
 
 @_documented
@@ -182,15 +165,15 @@ class ShardedOptions(_AutoOptions):
 
         advanced = tersor.torch.fsdp.ShardedOptions(algorithm="hierarchical")
         handle = tersor.torch.compress(model, "int8+ef", advanced=advanced)
+
+    Attributes:
+        algorithm: ``"hierarchical"``: Tersor adds gradients within each host uncompressed and uses
+            the codec between hosts. With ``"+ef"``, a rank keeps a residual only of its part. A
+            host receives weights once and distributes them uncompressed. If hosts have unequal
+            numbers of ranks, ``"auto"`` is used. Not with ``codec="auto"``.
     """
 
-    algorithm: Literal["auto", "hierarchical"] = _option(
-        "auto",
-        '``"hierarchical"``: Tersor adds gradients within each host uncompressed and uses the '
-        'codec between hosts. With ``"+ef"``, a rank keeps a residual only of its part. A host '
-        "receives weights once and distributes them uncompressed. If hosts have unequal numbers of "
-        'ranks, ``"auto"`` is used. Not with ``codec="auto"``.',
-    )
+    algorithm: Literal["auto", "hierarchical"] = "auto"
 
 
 class ReducerOptions(GridOptions, total=False):
