@@ -1,4 +1,4 @@
-"""Checks of arguments, with messages that name the argument, the value and the remedy."""
+"""Checks of arguments. Messages name the argument, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def takes_advanced(
     """Makes a function accept fields of its ``advanced=`` as plain keywords, for one release.
 
     Args:
-        kind: The dataclass of ``advanced``, or a function of the first argument that returns it.
+        kind: The dataclass of ``advanced``, or a function from the first argument to the dataclass.
 
     Returns:
         A decorator. The function then warns once per plain keyword, and raises
@@ -84,7 +84,7 @@ def takes_advanced(
 def _moved(
     who: str, own: list[str], kind: type[Any], advanced: object, plain: Mapping[str, object]
 ) -> object:
-    """Returns ``advanced`` with the fields that were given as plain keywords."""
+    """Returns ``advanced`` with the fields of the plain keywords."""
     known = [one.name for one in dataclasses.fields(kind)]
     for key, value in plain.items():
         if key == "elastic" and value:

@@ -1,9 +1,9 @@
-"""Compressed gradients for trainers that use PyTorch, over the process group that they have.
+"""Compresses the communication of training with PyTorch, over PyTorch's process groups.
 
 ::
 
     model = DistributedDataParallel(model)                               # or fully_shard(model)
-    handle = tersor.torch.compress(model, codec="topk:density=0.01+ef")  # and train on
+    handle = tersor.torch.compress(model, codec="topk:density=0.01+ef")  # then train as usual
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ __all__ = [
     "transport",
 ]
 
-# By the name of the class, since some are of packages that need not be there.
+# Names of classes, because their packages may be absent.
 _REFUSED = {
     "DataParallel": "torch.nn.DataParallel is one process and sends no gradients: start a process "
     "for each GPU (torchrun) and use DistributedDataParallel",
@@ -161,7 +161,7 @@ def compress(
     """Compresses the gradients that a model exchanges.
 
     A collective call, before the first backward pass. Without ``rules``, a lossy codec is not used
-    for 1-D parameters and parameters with fewer than 4,096 values: they use bf16.
+    for 1-D parameters and parameters with fewer than 4,096 values. Tersor sends these as bf16.
 
     Args:
         model: A ``DistributedDataParallel``, or a model on which ``fully_shard`` was called.
@@ -169,8 +169,8 @@ def compress(
             Default: ``"bf16"``.
         rules: Tuples ``(pattern, codec)`` or ``(pattern, codec, step)`` with shell patterns of
             parameter names. The first matching rule applies; a parameter without a matching rule
-            is an error. Several rules with one pattern form a schedule: each applies from its
-            step on.
+            is an error. Several rules with one pattern form a schedule; each rule applies from
+            ``step`` on.
         weights_codec: ``fully_shard`` only: codec of the all-gather of weights, see
             ``tersor.torch.fsdp.compress``.
         timeout: Seconds after which a missing rank raises TransportError. Default: the timeout of
@@ -179,10 +179,10 @@ def compress(
         weighted: True if gradients are weighted by ``handle.samples``. By default, every rank has
             the same weight.
         transactional: True if ``handle.discard_step`` can restore the residuals from before the
-            last step, which takes twice the memory.
+            last step. Residuals then take twice the memory.
         scaler: The training's ``GradScaler``, if any. Residuals follow its scale.
-        unsupported: ``"warn"`` sends gradients that no codec takes (sparse, complex, float64, …)
-            uncompressed and lists them once; ``"error"`` raises.
+        unsupported: ``"warn"`` sends unsupported gradients (sparse, complex, float64, …) uncompressed
+            and warns once with their names; ``"error"`` raises.
         advanced: Further options: ``AdvancedOptions`` for DDP, ``fsdp.ShardedOptions`` for
             ``fully_shard``.
 

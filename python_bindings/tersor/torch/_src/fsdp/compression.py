@@ -71,11 +71,11 @@ def compress(
             the process group.
         residual_dtype: Dtype of the residuals, ``"f32"`` or ``"bf16"``.
         weighted: True if gradients are weighted by ``handle.samples``. Needs a 1-D mesh.
-        transactional: True if ``discard_step`` can restore the residuals, which takes twice the
-            memory.
+        transactional: True if ``discard_step`` can restore the residuals. Residuals then take twice
+            the memory.
         scaler: The training's ``GradScaler``, if any. Residuals follow its scale.
-        unsupported: ``"warn"`` sends gradients that no codec takes (float64, …) uncompressed and
-            lists them once; ``"error"`` raises.
+        unsupported: ``"warn"`` sends unsupported gradients (float64, …) uncompressed and warns once with
+            their names; ``"error"`` raises.
         advanced: Further options.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The loss scale of a gradient scaler, which is the unit of residuals, and the steps it skips."""
+"""The loss scale of a gradient scaler, which is the residuals' unit, and skipped steps."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Residuals(Protocol):
 
 
 class LossScale:
-    """Keeps residuals in the units of a scaler, and discards the steps that the scaler skipped.
+    """Keeps residuals in the units of a scaler, and discards steps skipped by the scaler.
 
-    ``GradScaler`` decides per optimizer: a gradient that is not finite skips the step of all
-    parameters of its optimizer. Ranks decide alike because averaged gradients are equal. The
-    gradients of a skipped step were sent nevertheless. Their share of the residuals is lost unless
-    the reducer is transactional. All passes between two calls of ``update`` belong to one step.
+    ``GradScaler`` decides per optimizer: a gradient with NaN or infinity skips the step of all
+    parameters of the optimizer. Ranks decide alike because averaged gradients are equal. The
+    gradients of a skipped step were sent nevertheless. The residuals' share in these gradients is lost
+    unless the reducer is transactional. All passes between two calls of ``update`` belong to one step.
     """
 
     def __init__(self, scaler: Scaler | None, transactional: bool) -> None:
@@ -64,7 +64,7 @@ class LossScale:
         watch(scaler)
 
     def follow(self, residuals: Residuals, parameters: Parameters) -> None:
-        """Before a step: discards skipped steps, and converts residuals to the present scale."""
+        """Discards skipped steps and converts residuals to the present scale, before a step."""
         if self.scaler is None:
             return
         self.settle(residuals, parameters)
@@ -80,7 +80,7 @@ class LossScale:
             residuals.scale_residuals(scale / before)
 
     def settle(self, residuals: Residuals, parameters: Parameters) -> None:
-        """Discards what skipped steps left, as far as the scaler has decided."""
+        """Discards the residuals of skipped steps, if the scaler has decided."""
         results, (_, watched) = self._results, self._watched()
         if results is None or watched is None:
             return
@@ -109,7 +109,7 @@ class LossScale:
             residuals.accept_steps(list(stepped))
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale that the residuals are in, and the number of skipped steps."""
+        """Returns the scale of the residuals, and the number of skipped steps."""
         if self.scaler is None:
             return {}
         return {"loss_scale": self._scale, "skipped_steps": self.skipped_steps}
@@ -130,7 +130,7 @@ class LossScale:
 
 
 def watch(scaler: object) -> None:
-    """Records the results of a ``GradScaler`` from now on, unless it is disabled."""
+    """Records the results of an enabled ``GradScaler`` from now on."""
     if not isinstance(scaler, torch.amp.GradScaler):
         return
     if scaler.is_enabled() and scaler not in _WATCHES:
@@ -138,7 +138,7 @@ def watch(scaler: object) -> None:
 
 
 class HostCopy:
-    """Values that are copied to the host, in the order of a device's current stream."""
+    """A copy of values on the CPU, in the order of a device's current stream."""
 
     def __init__(self, values: Tensor) -> None:
         self._source, self._version = values, _compat.version(values)
@@ -154,7 +154,7 @@ class HostCopy:
         return values is self._source and _compat.version(values) == self._version
 
     def wait(self) -> Tensor:
-        """Waits for the work that was queued before the copy, and for no later work."""
+        """Waits for the copy and earlier work of the stream, not for later work."""
         if self._done is not None:
             self._done.synchronize()
         return self._values
@@ -167,8 +167,8 @@ class _Watch:
     """Records the results of a scaler."""
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        #: By optimizer 0, or above 0 after gradients that were not finite. Each call of ``update``
-        #: begins another dictionary.
+        #: Per optimizer: 0, or above 0 after NaN or infinity. Each ``update`` starts a new
+        #: dictionary.
         self.results: _Results = {}
         self._scale: HostCopy | None = None
         for name in ("unscale_", "step", "update"):
