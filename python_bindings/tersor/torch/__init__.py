@@ -181,8 +181,8 @@ def compress(
         transactional: True if ``handle.discard_step`` can restore the residuals from before the
             last step. Residuals then take twice the memory.
         scaler: The training's ``GradScaler``, if any. Residuals follow its scale.
-        unsupported: ``"warn"`` sends unsupported gradients (sparse, complex, float64, …) uncompressed
-            and warns once with their names; ``"error"`` raises.
+        unsupported: ``"warn"`` sends unsupported gradients (sparse, complex, float64, …)
+            uncompressed and warns once with their names; ``"error"`` raises.
         advanced: Further options: ``AdvancedOptions`` for DDP, ``fsdp.ShardedOptions`` for
             ``fully_shard``.
 

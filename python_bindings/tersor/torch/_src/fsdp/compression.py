@@ -74,8 +74,8 @@ def compress(
         transactional: True if ``discard_step`` can restore the residuals. Residuals then take twice
             the memory.
         scaler: The training's ``GradScaler``, if any. Residuals follow its scale.
-        unsupported: ``"warn"`` sends unsupported gradients (float64, …) uncompressed and warns once with
-            their names; ``"error"`` raises.
+        unsupported: ``"warn"`` sends unsupported gradients (float64, …) uncompressed and warns
+            once with their names; ``"error"`` raises.
         advanced: Further options.
 
     Returns:

@@ -42,8 +42,9 @@ class LossScale:
 
     ``GradScaler`` decides per optimizer: a gradient with NaN or infinity skips the step of all
     parameters of the optimizer. Ranks decide alike because averaged gradients are equal. The
-    gradients of a skipped step were sent nevertheless. The residuals' share in these gradients is lost
-    unless the reducer is transactional. All passes between two calls of ``update`` belong to one step.
+    gradients of a skipped step were already sent. The residuals' share in these gradients is lost
+    unless the reducer is transactional. All passes between two calls of ``update`` belong to one
+    step.
     """
 
     def __init__(self, scaler: Scaler | None, transactional: bool) -> None:
