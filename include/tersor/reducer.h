@@ -42,7 +42,7 @@ enum class SendingOrder : std::uint8_t {
   /// parameter that is not ready takes part on no rank and keeps its residual. Parameters of one
   /// `ready` call share messages only with each other.
   kReadyOrder,
-  kOfReady [[deprecated("use kReadyOrder")]] = kReadyOrder,
+  kOfReady [[deprecated("use kReadyOrder")]] = kReadyOrder,  ///< former name
 };
 
 /// The contribution of a ready parameter: a gradient, nothing on this rank, or nothing on any rank.
@@ -57,12 +57,13 @@ enum class Contribution : std::uint8_t {
   /// parameter's state does not change. An owner's residual also stays; with kNone, the residual
   /// goes into the result.
   kGloballyUnused,
-  kNowhere [[deprecated("use kGloballyUnused")]] = kGloballyUnused,
+  kNowhere [[deprecated("use kGloballyUnused")]] = kGloballyUnused,  ///< former name
 };
 
 /// Selects whether the reducer keeps the residuals from before the last step for `discard_step`.
 /// Then residuals take twice the memory.
 enum class Transactional : std::uint8_t { kOff, kOn };
+/// The former name of Transactional.
 using Transactions [[deprecated("use Transactional")]] = Transactional;
 
 /// Who sends: a thread of the reducer, or the caller inside `ready`, `progress` and `wait`. The
@@ -78,6 +79,7 @@ enum class MeasureError : std::uint8_t { kOff, kOn };
 /// repeated run makes the same choices. Reducers that learn need the same order of `ready` on all
 /// ranks.
 enum class AutoLearning : std::uint8_t { kOff, kOn };
+/// The former name of AutoLearning.
 using Learning [[deprecated("use AutoLearning")]] = AutoLearning;
 
 /// Selects whether the remaining ranks may continue after the loss of a rank. Each step then ends
@@ -87,6 +89,7 @@ enum class Elastic : std::uint8_t { kOff, kOn };
 
 /// Selects whether gradients are sample-weighted means; see GradientReducer::weigh.
 enum class Weighted : std::uint8_t { kOff, kOn };
+/// The former name of Weighted.
 using Weights [[deprecated("use Weighted")]] = Weighted;
 
 /// Options of a GradientReducer. Ranks must pass equal options, except `threads`.
