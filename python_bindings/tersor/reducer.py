@@ -8,7 +8,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from tersor import _core
@@ -228,7 +228,7 @@ class ReducerOptions(GridOptions, total=False):
 def gathered(
     kind: type[ExchangeOptions], advanced: ExchangeOptions | None, **options: object
 ) -> ReducerOptions:
-    """Returns the keyword arguments of ``GradientReducer``, without options that are None.
+    """Returns the keyword arguments of ``GradientReducer``, without unset options.
 
     Args:
         kind: The type that ``advanced`` must have.
@@ -236,15 +236,16 @@ def gathered(
         **options: Further options, which the entry point has as arguments of its own.
 
     Raises:
-        TypeError: ``advanced`` is not of ``kind``.
+        TypeError: ``advanced`` is not of ``kind``, or ``rules`` is no list.
     """
     if advanced is None:
         advanced = kind()
     expect(advanced, kind, f"advanced must be {kind.__name__}(...)")
-    given = {
-        key: value for key, value in {**vars(advanced), **options}.items() if value is not None
-    }
+    optional = {"rules", "timeout", *(one.name for one in fields(kind) if one.default is None)}
+    every = {**vars(advanced), **options}
+    given = {key: value for key, value in every.items() if value is not None or key not in optional}
     if "rules" in given:
+        expect(given["rules"], Iterable, "rules must be a list of pairs, such as [('*', 'int8')]")
         given["rules"] = list(cast(Rules, given["rules"]))  # several reducers read the rules
     return cast(ReducerOptions, given)
 

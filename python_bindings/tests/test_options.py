@@ -63,6 +63,9 @@ def test_options_that_are_none_are_left_to_the_library() -> None:
     assert found["rules"] == [("*", "int8")]
     assert found["threads"] == 3
     assert not found.keys() & {"timeout", "stream", "bucket_bytes"}
+    assert gathered(AdvancedOptions, None, codec=None)["codec"] is None  # an error of the reducer
+    with pytest.raises(TypeError, match=r"rules must be a list of pairs.*, not 5"):
+        gathered(AdvancedOptions, None, rules=5)
 
 
 def test_other_options_are_refused() -> None:
