@@ -77,7 +77,7 @@ def refuse_unfrozen(frozen: Mapping[str, nn.Parameter]) -> None:
 
 
 def register(ddp: DistributedDataParallel, state: object, hook: Callable[..., object]) -> None:
-    """Raises InvalidArgumentError if the model has a hook already."""
+    """Registers the hook. Raises InvalidArgumentError if the model has a hook already."""
     try:
         ddp.register_comm_hook(state, hook)
     except RuntimeError as error:
