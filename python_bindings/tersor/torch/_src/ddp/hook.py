@@ -64,8 +64,7 @@ class HookState(ReducerReporting, Weighed):
         model: The module that DDP will wrap. Without ``model``, parameters are called
             ``parameter.0``, … in the order of DDP's first buckets.
         process_group: The process group of DDP. Default: all ranks.
-        codec, rules, timeout, residual_dtype, weighted, transactional, scaler, unsupported,
-            advanced: As in ``compress``.
+        codec: As in ``compress``, where all other arguments are described.
 
     Raises:
         InvalidArgumentError: An option is invalid. The first backward pass checks some options.
