@@ -232,7 +232,9 @@ TEST(TunedReducer, ARankThatComesTooLateToAgreeEndsInAnErrorOnAll) {
   EXPECT_THROW(run_ranks(2, {},
                          [&](Transport& transport) {
                            Values values(10000, 1.0f);
-                           GradientReducer reducer(transport, {.codec = "auto", .timeout = 200ms});
+                           Tuner tuner(transport);  // measures with its own, long timeout
+                           GradientReducer reducer(
+                               transport, {.codec = "auto", .tuner = &tuner, .timeout = 200ms});
                            reducer.add("weight", values, 100, 100);
                            try {
                              for (int step = 0; step < 100; ++step) {
