@@ -1,4 +1,4 @@
-"""FSDP2: Tersor compresses the reduce-scatter of gradients and, with weights_codec=, the all-gather.
+"""FSDP2: Tersor compresses the reduce-scatter of gradients and, on request, the all-gather.
 
 torchrun --nproc-per-node 2 examples/fsdp2.py [--codec int8] [--weights int8] [--steps 20]
 """
