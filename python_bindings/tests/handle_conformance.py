@@ -48,7 +48,7 @@ def resumed(name: str, way: str, saved: Any, folder: str, options: dict[str, Any
 
 
 def resumes(rank: int, count: int, name: str, folder: str) -> None:
-    options = {"every": 2, "residual_factor": 0.95} if name == "DiLoCo" else {}
+    options = {"sync_every": 2, "error_decay": 0.95} if name == "DiLoCo" else {}
     training = HANDLES[name](STOCHASTIC, **options)
     training.steps(rank, range(5))  # in the middle of a round of DiLoCo's
     saved = training.save()

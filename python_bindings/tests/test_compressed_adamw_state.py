@@ -33,7 +33,7 @@ from tersor.torch import CompressedAdamW, CompressedMuon, CompressedSGD, load_ch
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "few bits": {"codec": FEW_BITS[0]},
-    "in the dense start": {"codec": FEW_BITS[1], "dense_steps": 4},
+    "in the dense start": {"codec": FEW_BITS[1], "warmup_steps": 4},
 }
 
 

@@ -134,7 +134,7 @@ def test_models_of_other_handles_are_copied(rank: int, count: int) -> None:
         model = mlp()
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = tersor.torch.DistributedOptimizer(sgd, codec="int8+ef")
-        outer = tersor.torch.DiLoCo(model, every=1)
+        outer = tersor.torch.DiLoCo(model, sync_every=1)
         adamw = tersor.torch.CompressedAdamW(model.named_parameters())
         backward(model, rank, 0)
         optimizer.step()

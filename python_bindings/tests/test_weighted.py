@@ -303,7 +303,7 @@ def test_who_has_samples_of_its_own_refuses_the_option(rank: int, count: int) ->
     with pytest.raises(tersor.InvalidArgumentError, match="set samples before step"):
         tersor.torch.CompressedAdamW(model.named_parameters(), weighted=True)
     with pytest.raises(tersor.InvalidArgumentError, match="mean over ranks"):
-        tersor.torch.DiLoCo(model, every=2, weighted=True)
+        tersor.torch.DiLoCo(model, sync_every=2, weighted=True)
 
 
 @ranks.on(2)

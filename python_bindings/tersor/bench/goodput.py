@@ -42,7 +42,7 @@ def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
         straggler_timeout=grace,
         codec=chosen.codec,
         elastic=True,
-        on_loss="go on",
+        on_loss="continue",
         min_ranks=1,
     )
     pace.begin()
