@@ -43,8 +43,7 @@ class OptimizerHandle(ElasticReporting):
     def remove(self) -> None:
         """Sends everything uncompressed from the next step on, by PyTorch's own collectives.
 
-        Residuals are no longer used. Call ``remove`` on all ranks, between two steps. After an
-        error, call ``reset`` before if states are to be saved.
+        Residuals are no longer used. Call ``remove`` on all ranks, between two steps.
 
         Raises:
             InvalidArgumentError: Ranks were lost, so the process group cannot work.
