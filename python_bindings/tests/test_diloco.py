@@ -18,7 +18,7 @@ def begins_equal(rank: int, count: int) -> bool:
     model = make_model(seed=rank)
     outer = DiLoCo(model, sync_every=1, codec="none")
     assert rank != 0 or torch.equal(flat(model), flat(make_model(0)))
-    assert outer.every == 1
+    assert outer.sync_every == 1
     return equal_on_ranks(flat(model))
 
 

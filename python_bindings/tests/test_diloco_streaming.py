@@ -102,7 +102,7 @@ def test_a_delay_and_a_mix_as_computed_by_hand(rank: int, count: int, progress: 
         rules=[("*", "none")],
         progress=progress,
     )
-    assert outer.mix == 0.5
+    assert outer.fragment_update_alpha == 0.5
     arrived = []
     for step in range(7):
         with torch.no_grad():
