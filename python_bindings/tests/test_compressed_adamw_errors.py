@@ -28,7 +28,7 @@ from tersor.torch import CompressedAdamW
         ("betas", {"betas": (0.9,)}),
         ("warmup_steps=-1", {"warmup_steps": -1}),
         ("int9", {"warmup_codec": "int9", "warmup_steps": 1}),
-        ("supports only 'mean'", {"reduction": "sum"}),
+        ("there is no option 'reduction'", {"reduction": "sum"}),
         ("no option 'bits'", {"bits": 1}),
     ],
 )

@@ -23,7 +23,7 @@ STOCHASTIC = [("*.weight", "int4:rounding=stochastic+ef"), ("*", "bf16")]
 
 
 @pytest.mark.parametrize(
-    ("sync_every", "fragments", "delay"), [(1, 1, 0), (5, 1, 4), (20, 4, 4), (10, 3, 3), (4, 4, 0)]
+    ("every", "fragments", "delay"), [(1, 1, 0), (5, 1, 4), (20, 4, 4), (10, 3, 3), (4, 4, 0)]
 )
 def test_each_fragment_has_its_turn_once_a_round(every: int, fragments: int, delay: int) -> None:
     table = Timetable(every, fragments, delay)
