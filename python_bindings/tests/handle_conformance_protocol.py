@@ -1,4 +1,4 @@
-"""All handles of gradients satisfy ``tersor.torch.Handle``. DiLoCo, which sends no gradients, does not.
+"""All handles of gradients satisfy ``tersor.torch.Handle``. DiLoCo sends no gradients.
 
 What holds for DiLoCo too is in handle_conformance.py.
 """

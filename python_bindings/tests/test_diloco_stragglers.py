@@ -139,9 +139,13 @@ def test_a_late_rank_has_what_all_have_and_loses_nothing(
 @ranks.on(2)
 def test_what_is_held_back_moves_for_those_alone_who_take_part(rank: int, count: int) -> None:
     model = make_model()
-    options: dict[str, Any] = {"codec": "int4+ef", "algorithm": "one-shot"}
     outer = DiLoCo(
-        model, sync_every=100 if rank else 2, straggler_timeout=0, error_decay=0.5, **options
+        model,
+        "int4+ef",
+        sync_every=100 if rank else 2,
+        straggler_timeout=0,
+        error_decay=0.5,
+        advanced=tersor.AdvancedOptions(algorithm="one-shot"),
     )
     late(outer, model, rank, [False])
     before = outer.reducer.residual_norms()
@@ -157,7 +161,7 @@ def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
         "sync_every": 100 if rank else 1,  # rank 0 exchanges without rank 1
         "straggler_timeout": 0,
         "codec": "int4+ef",
-        "seed": 1,
+        "advanced": tersor.AdvancedOptions(seed=1),
     }
     outer = DiLoCo(model, **options)
     move(model, seed=rank)

@@ -19,7 +19,7 @@ from tersor._core import InvalidArgumentError, RanksLostError
 from tersor._options import takes_advanced
 from tersor._renamed import renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
-from tersor.torch._src.checkpoint.residuals import Mode, load_reducer, save_reducer
+from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
 from tersor.torch._src.gradients.copies import SentGradients
 from tersor.torch._src.gradients.exchange import (
     OnLoss,
@@ -357,11 +357,11 @@ class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
             optimizer.load_state_dict(torch.load(path, weights_only=True))
         """
         reducer, group = self.reducer, self._process_group()
-        if not state_dict:
+        if not (saved := as_mapping(state_dict)):
             return load_reducer(reducer, group, None)
-        if not (residuals := residuals_of(state_dict)):
-            return self.optimizer.load_state_dict(dict(state_dict))
-        state = plain_state(state_dict)
+        if not (residuals := residuals_of(saved)):
+            return self.optimizer.load_state_dict(dict(saved))
+        state = plain_state(self.optimizer, saved)
         load_with(reducer, group, residuals, lambda: self.optimizer.load_state_dict(state))
 
     def _residuals(self, mode: Mode) -> dict[str, Any]:

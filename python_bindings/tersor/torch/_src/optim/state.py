@@ -51,11 +51,17 @@ def residuals_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
     return own
 
 
-def plain_state(saved: Mapping[str, Any]) -> dict[str, Any]:
+def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parameter groups as PyTorch's optimizers save them."""
+    return [{k: v for k, v in one.items() if k != "tersor"} for one in saved["param_groups"]]
+
+
+@refusing_damage()
+def plain_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The state as PyTorch's optimizers save it; distributed checkpoints make keys strings."""
-    groups = [{k: v for k, v in one.items() if k != "tersor"} for one in saved["param_groups"]]
+    check_groups(optimizer, saved)
     state = {int(k) if str(k).isdecimal() else k: one for k, one in saved["state"].items()}
-    return {**saved, "state": state, "param_groups": groups}
+    return {**saved, "state": state, "param_groups": plain_groups(saved)}
 
 
 def load_with(
@@ -132,8 +138,7 @@ def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dic
     load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
     for target, value in values:
         target.copy_(value.reshape(target.shape))
-    groups = plain_state(saved)["param_groups"]
-    return [{**one, "params": list(range(len(one["params"])))} for one in groups]
+    return [{**one, "params": list(range(len(one["params"])))} for one in plain_groups(saved)]
 
 
 def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
