@@ -1,4 +1,4 @@
-"""The exchanges of DiLoCo: sends differences, and moves the common weights by their mean."""
+"""The exchanges of DiLoCo: sends differences, and moves the common weights by the mean."""
 
 from __future__ import annotations
 
@@ -84,9 +84,11 @@ class FragmentExchange(LateReporting):
         return divide(counts, self._timetable.fragments)
 
     def _look(self, also: Sequence[bool] = ()) -> list[int]:
-        """Finds the parameters that some rank moved, and those that some rank trains and no rank
-        trained at the last exchange. A collective call; late ranks count as without parameters.
-        Returns on how many ranks each of ``also`` is set."""
+        """Finds the moved and the newly trained parameters of all ranks. A collective call.
+
+        Late ranks count as ranks without parameters. Returns the number of ranks with each of
+        ``also`` set.
+        """
         shards, here = self._weights(), self._part.here
         moved = torch.stack([(start != shards[n]).any() for n, start in self._start.items()])
         own = dict(zip(self._start, moved.tolist(), strict=True))
@@ -118,7 +120,7 @@ class FragmentExchange(LateReporting):
         return self._settle(math.inf)
 
     def _send(self, names: Sequence[str], delay: int, mix: float) -> None:
-        """Sends the parameters that some rank moved; their update is ``delay`` steps later."""
+        """Sends the moved parameters. The update is ``delay`` steps later."""
         if self.error_decay != 1 and self._part.samples > 0:
             self.reducer.scale_residuals(self.error_decay, names)
         shards, somewhere = self._weights(), set(self._somewhere)
@@ -138,7 +140,7 @@ class FragmentExchange(LateReporting):
             self._under_way.is_here = True
 
     def _settle(self, step: float) -> bool:
-        """Updates the weights by the fragment under way, if it is due after this step."""
+        """Updates the weights by the fragment under way, if the update is due after this step."""
         if self._under_way is None:
             return False
         if self._under_way.due > step:
@@ -167,7 +169,7 @@ class FragmentExchange(LateReporting):
         self.outer_optimizer.zero_grad()
 
     def _take_in(self, newcomers: Collection[str]) -> None:
-        """Parameters that were frozen at the last exchange: all ranks take their mean."""
+        """Averages parameters that were frozen at the last exchange."""
         if not newcomers:
             return
         every = every_parameter(self._model)

@@ -1,10 +1,10 @@
 """SGD whose ranks exchange the common momentum in few bits.
 
 Error feedback acts as a momentum: in each step, a codec sends a share k of the residual, so a
-gradient arrives over several steps, as with a momentum of 1 - k. SGD's own momentum before or after
-that is a second filter, and two filters delay large steps until they oscillate. If the ranks
-exchange the common momentum, both filters become one with momentum 1 - k (1 - β'). The optimizer
-chooses β' such that this momentum is β::
+gradient arrives over several steps, as with a momentum of 1 - k. SGD's own momentum is a second
+filter. Two filters delay large steps until the weights oscillate. If the ranks exchange the common
+momentum, both filters become a single filter with momentum 1 - k (1 - β'). The optimizer chooses β'
+such that the momentum is β::
 
     β' = max(0, 1 - (1 - β) / k)
     p = β' · m + (1 - β') · (g + decay · weights)
