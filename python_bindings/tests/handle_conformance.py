@@ -126,7 +126,8 @@ def test_ranks_with_different_codecs_all_raise_and_go_on_without(
             training.step(rank, step)
     if not hasattr(training.handle, "remove"):
         return
-    assert all(bool(one.isnan().all()) for one in training.gradients().values())
+    if name in ("DDP", "FSDP2"):  # which exchange in the backward pass
+        assert all(bool(one.isnan().all()) for one in training.gradients().values())
     training.handle.remove()
     training.step(rank, 2)
     assert equal_on_ranks(training.weights())
