@@ -22,7 +22,7 @@ dist.init_process_group("gloo")  # "nccl" with GPUs; the model is not in Distrib
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 inner = torch.optim.AdamW(model.parameters(), lr=2e-3)
-outer = tersor.torch.DiLoCo(model, every=arguments.every, codec=arguments.codec)
+outer = tersor.torch.DiLoCo(model, codec=arguments.codec, sync_every=arguments.every)
 
 torch.manual_seed(1 + dist.get_rank())
 for step in range(1, arguments.steps + 1):

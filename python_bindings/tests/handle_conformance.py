@@ -48,7 +48,7 @@ def resumed(name: str, way: str, saved: Any, folder: str, options: dict[str, Any
 
 
 def resumes(rank: int, count: int, name: str, folder: str) -> None:
-    options = {"every": 2, "residual_factor": 0.95} if name == "DiLoCo" else {}
+    options = {"sync_every": 2, "error_decay": 0.95} if name == "DiLoCo" else {}
     training = HANDLES[name](STOCHASTIC, **options)
     training.steps(rank, range(5))  # in the middle of a round of DiLoCo's
     saved = training.save()
@@ -126,7 +126,8 @@ def test_ranks_with_different_codecs_all_raise_and_go_on_without(
             training.step(rank, step)
     if not hasattr(training.handle, "remove"):
         return
-    assert all(bool(one.isnan().all()) for one in training.gradients().values())
+    if name in ("DDP", "FSDP2"):  # which exchange in the backward pass
+        assert all(bool(one.isnan().all()) for one in training.gradients().values())
     training.handle.remove()
     training.step(rank, 2)
     assert equal_on_ranks(training.weights())

@@ -147,7 +147,7 @@ class Training:
     def save(self) -> Any:
         """All that a run goes on from."""
         saved = {"model": self.layers.state_dict(), "handle": self.state()}
-        if not isinstance(self, Compressed):  # which has all in one
+        if not isinstance(self, (Compressed, Distributed)):  # handles with all in one state
             saved["optimizer"] = self.optimizer.state_dict()
         return copy.deepcopy(saved)
 
@@ -192,12 +192,9 @@ class Distributed(Training):
             **options,
         )
 
-    def state(self, mode: str = "exact") -> dict[str, Any]:
-        found: dict[str, Any] = self.handle.residual_state_dict(mode)
+    def kept(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.state()["param_groups"][0]["tersor"]
         return found
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.handle.load_residual_state_dict(state)
 
 
 class Compressed(Training):
@@ -232,7 +229,7 @@ class Local(Training):
 
     def wrap(self, options: dict[str, Any]) -> None:
         self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=0.1, weight_decay=0.01)
-        self.handle = tersor.torch.DiLoCo(self.layers, **{"every": 1, **options})
+        self.handle = tersor.torch.DiLoCo(self.layers, **{"sync_every": 1, **options})
 
     def die_in_the_next_step(self) -> None:
         """All is handed over at once."""

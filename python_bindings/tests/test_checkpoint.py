@@ -294,7 +294,7 @@ def loads_with_a_part(rank: int, count: int, folder: str) -> int:
     if rank > 0:
         handle = Owned(part)
         dcp.save({"tersor": handle.state_dict()}, checkpoint_id=folder, process_group=part)
-        load_checkpoint(handle, folder, group=part)
+        load_checkpoint(handle, folder, process_group=part)
         assert handle.loaded is not None
         found = int(own_row(handle.loaded["places"], rank - 1))
     return finished(found)

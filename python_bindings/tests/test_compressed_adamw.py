@@ -192,7 +192,7 @@ def learns(rank: int, count: int, codec: str, options: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("codec", FEW_BITS)
-@pytest.mark.parametrize("options", [{"dense_steps": 10}, {"residual_dtype": "bf16"}])
+@pytest.mark.parametrize("options", [{"warmup_steps": 10}, {"residual_dtype": "bf16"}])
 def test_training_learns_and_ranks_stay_equal(codec: str, options: dict[str, Any]) -> None:
     found = ranks.run(learns, 3, codec, options)
     for before, after, weights, totals in found:
@@ -204,7 +204,7 @@ def test_training_learns_and_ranks_stay_equal(codec: str, options: dict[str, Any
 def starts_dense(rank: int, count: int, kind: Kind) -> tuple[list[float], list[str]]:
     model, dense = make_model(), make_model()
     rules = [("0.weight", "hadamard:bits=1+ef"), ("*", "none")]
-    optimizer = wrap(model, kind=kind, rules=rules, dense_steps=3, dense_codec="none")
+    optimizer = wrap(model, kind=kind, rules=rules, warmup_steps=3, warmup_codec="none")
     reference = wrap(dense, kind=kind, rules=EXACT)
     sent = []
     for step in range(6):

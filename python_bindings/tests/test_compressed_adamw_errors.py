@@ -26,9 +26,9 @@ from tersor.torch import CompressedAdamW
         ("weight_decay=-0.1", {"weight_decay": -0.1}),
         ("betas", {"betas": (0.9, 1.0)}),
         ("betas", {"betas": (0.9,)}),
-        ("dense_steps=-1", {"dense_steps": -1}),
-        ("int9", {"dense_codec": "int9", "dense_steps": 1}),
-        ("supports only 'mean'", {"reduction": "sum"}),
+        ("warmup_steps=-1", {"warmup_steps": -1}),
+        ("int9", {"warmup_codec": "int9", "warmup_steps": 1}),
+        ("there is no option 'reduction'", {"reduction": "sum"}),
         ("no option 'bits'", {"bits": 1}),
     ],
 )

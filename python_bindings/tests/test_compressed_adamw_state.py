@@ -33,7 +33,7 @@ from tersor.torch import CompressedAdamW, CompressedMuon, CompressedSGD, load_ch
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "few bits": {"codec": FEW_BITS[0]},
-    "in the dense start": {"codec": FEW_BITS[1], "dense_steps": 4},
+    "in the dense start": {"codec": FEW_BITS[1], "warmup_steps": 4},
 }
 
 
@@ -178,7 +178,7 @@ def refuses(rank: int, count: int, folder: str) -> None:
     two = [{"params": [one]} for one in make_model().named_parameters()]
     halves = CompressedAdamW(two).state_dict()  # type: ignore[arg-type]
     for message, state in {
-        "exact one of 3 ranks, but there are 2.*portable": saved,
+        "exact state of 3 ranks, but there are 2.*portable": saved,
         "other parameters: 0.bias, 0.weight, 2.bias, 2.weight, bias, weight": other.state_dict(),
         "not that of a CompressedAdamW": adam.state_dict(),
         "that of a CompressedMuon, not of a CompressedAdamW": muon.state_dict(),

@@ -62,7 +62,7 @@ def test_codecs_and_options_tell_what_is_sent_of_the_momentum(rank: int, count: 
     ):
         model = make_model()
         named = model.named_parameters()
-        optimizer = CompressedSGD(named, momentum=0.9, codec=codec, dense_steps=1, **options)
+        optimizer = CompressedSGD(named, momentum=0.9, codec=codec, warmup_steps=1, **options)
         assert sent_of_ones(optimizer) == pytest.approx(0.1)  # a dense step
         optimizer.state[model[0].weight]["step"] += 1
         assert sent_of_ones(optimizer) == pytest.approx(sent)
@@ -172,7 +172,7 @@ def by_samples(counts: list[int], rank: int) -> tuple[torch.nn.Module, torch.nn.
     torch.manual_seed(7)
     inputs, model, alone = torch.randn(sum(counts), 90), make_model(), make_model()
     own = inputs.split(counts)[rank]
-    exact: dict[str, Any] = {"rules": [("*", "int8+ef")], "dense_codec": "none", "dense_steps": 9}
+    exact: dict[str, Any] = {"rules": [("*", "int8+ef")], "warmup_codec": "none", "warmup_steps": 9}
     optimizer = CompressedSGD(model.named_parameters(), lr=0.1, momentum=0.0, **exact)
     if len(own):
         model(own).square().mean().backward()

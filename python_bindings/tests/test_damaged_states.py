@@ -116,7 +116,7 @@ def load_mixed(rank: int, training: Training) -> str:
 @every_handle
 @ranks.on(2)
 def test_saves_of_different_steps_on_two_ranks_are_named(rank: int, count: int, name: str) -> None:
-    options = {"every": 1} if name == "DiLoCo" else {}
+    options = {"sync_every": 1} if name == "DiLoCo" else {}
     error = load_mixed(rank, HANDLES[name](**options))
     assert "rank 0 loaded the exact state of step 1, rank 1 the exact state of step 3" in error
 

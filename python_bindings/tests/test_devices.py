@@ -228,7 +228,7 @@ def averaged(here: Here) -> tuple[Tensor, Tensor]:
     """Parameters after an exchange, and what they were to be."""
     model = mlp().to(here.device)
     outer = tersor.torch.DiLoCo(
-        model, every=1, outer_optimizer=averaging, group=here.group, codec="none"
+        model, sync_every=1, outer_optimizer=averaging, process_group=here.group, codec="none"
     )
     with torch.no_grad(), other_stream(here.device):
         for parameter in model.parameters():
@@ -342,7 +342,7 @@ def compressed(here: Here, kind: str) -> tuple[Tensor, list[float]]:
     model, losses = mlp(2).to(here.device), []
     matrices = [(name, one) for name, one in model.named_parameters() if one.dim() == 2]
     named = matrices if kind == "CompressedMuon" else list(model.named_parameters())
-    optimizer = getattr(tersor.torch, kind)(named, lr=1e-3, group=here.group)
+    optimizer = getattr(tersor.torch, kind)(named, lr=1e-3, process_group=here.group)
     with other_stream(here.device):
         for _ in range(12):
             optimizer.zero_grad()

@@ -16,9 +16,9 @@ from tersor.torch.diloco import DiLoCo, averaging, nesterov
 
 def begins_equal(rank: int, count: int) -> bool:
     model = make_model(seed=rank)
-    outer = DiLoCo(model, every=1, codec="none")
+    outer = DiLoCo(model, sync_every=1, codec="none")
     assert rank != 0 or torch.equal(flat(model), flat(make_model(0)))
-    assert outer.every == 1
+    assert outer.sync_every == 1
     return equal_on_ranks(flat(model))
 
 
@@ -29,7 +29,7 @@ def test_all_ranks_begin_with_those_of_rank_0(count: int) -> None:
 
 def averages(rank: int, count: int, codec: str) -> float:
     model = make_model()
-    outer = DiLoCo(model, every=2, outer_optimizer=averaging, rules=[("*", codec)])
+    outer = DiLoCo(model, sync_every=2, outer_optimizer=averaging, rules=[("*", codec)])
     move(model, seed=rank)
     assert not outer.step()
     before = flat(model)
@@ -52,7 +52,7 @@ def test_the_outer_optimizer_sees_the_mean_difference(rank: int, count: int) -> 
     model = make_model()
     reference = [torch.nn.Parameter(p.detach().clone()) for p in model.parameters()]
     reference_optimizer = nesterov(reference)
-    outer = DiLoCo(model, every=1, codec="none", rules=[("*", "none")])
+    outer = DiLoCo(model, sync_every=1, codec="none", rules=[("*", "none")])
     for step in range(4):
         move(model, seed=10 * step + rank)
         for start, now in zip(reference, model.parameters(), strict=True):
@@ -71,9 +71,9 @@ def test_residuals_that_decay_stand_in_for_momentum(rank: int, count: int) -> No
     residuals = [torch.zeros_like(start) for start in starts]
     outer = DiLoCo(
         model,
-        every=1,
+        sync_every=1,
         outer_optimizer=functools.partial(torch.optim.SGD, lr=0.8),
-        residual_factor=0.5,
+        error_decay=0.5,
         rules=[("*", codec + "+ef")],
         algorithm="one-shot",
     )
@@ -93,7 +93,7 @@ def test_residuals_that_decay_stand_in_for_momentum(rank: int, count: int) -> No
 def test_parameters_without_gradients_are_left_alone(rank: int, count: int) -> None:
     model = make_model(seed=rank)
     model[0].weight.requires_grad_(False)
-    outer = DiLoCo(model, every=1, codec="none")
+    outer = DiLoCo(model, sync_every=1, codec="none")
     frozen = make_model(seed=0)[0].weight  # rank 0's
     move(model[2], seed=rank)
     outer.step()
@@ -104,10 +104,10 @@ def test_parameters_without_gradients_are_left_alone(rank: int, count: int) -> N
 @ranks.on(1)
 def test_mistakes_are_named(rank: int, count: int) -> None:
     model = make_model()
-    with pytest.raises(tersor.InvalidArgumentError, match="every=0"):
-        DiLoCo(model, every=0)
+    with pytest.raises(tersor.InvalidArgumentError, match="sync_every=0"):
+        DiLoCo(model, sync_every=0)
     for factor in (-0.1, 1.1, float("nan")):
-        with pytest.raises(tersor.InvalidArgumentError, match="residual_factor"):
-            DiLoCo(model, residual_factor=factor)
+        with pytest.raises(tersor.InvalidArgumentError, match="error_decay"):
+            DiLoCo(model, error_decay=factor)
     with pytest.raises(tersor.InvalidArgumentError, match="requires a gradient"):
         DiLoCo(torch.nn.ReLU())

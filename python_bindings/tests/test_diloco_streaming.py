@@ -48,15 +48,18 @@ def test_fragments_are_of_about_as_many_values(counts: list[int]) -> None:
 
 
 MISTAKES: dict[str, dict[str, Any]] = {
-    "delay=5: with every=20 and fragments=4 .* at most 4": {"fragments": 4, "delay": 5},
-    "delay=20: .* at most 19": {"delay": 20},
-    "delay=-1: give at least 0": {"delay": -1},
+    "fragment_sync_delay=5: with sync_every=20 and fragments=4 .* at most 4": {
+        "fragments": 4,
+        "fragment_sync_delay": 5,
+    },
+    "fragment_sync_delay=20: .* at most 19": {"fragment_sync_delay": 20},
+    "fragment_sync_delay=-1: give at least 0": {"fragment_sync_delay": -1},
     "fragments=0: give at least 1": {"fragments": 0},
-    "fragments=21 with every=20": {"fragments": 21},
+    "fragments=21 with sync_every=20": {"fragments": 21},
     "fragments=5: give at most 4": {"fragments": 5},
-    "mix=1: give a number from 0": {"mix": 1},
-    "mix=-0.1: give a number from 0": {"mix": -0.1},
-    "mix=nan": {"mix": float("nan")},
+    "fragment_update_alpha=1: give a number from 0": {"fragment_update_alpha": 1},
+    "fragment_update_alpha=-0.1: give a number from 0": {"fragment_update_alpha": -0.1},
+    "fragment_update_alpha=nan": {"fragment_update_alpha": float("nan")},
 }
 
 
@@ -65,10 +68,10 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
     model = make_model()
     for message, options in MISTAKES.items():
         with pytest.raises(tersor.InvalidArgumentError, match=message):
-            DiLoCo(model, every=20, **options)
-    for name in ("fragments", "delay", "mix"):
+            DiLoCo(model, sync_every=20, **options)
+    for name in ("fragments", "fragment_sync_delay", "fragment_update_alpha"):
         with pytest.raises(TypeError, match=rf"{name} must be .*, not '2'"):
-            DiLoCo(model, every=20, **{name: "2"})
+            DiLoCo(model, sync_every=20, **{name: "2"})
 
 
 class Two(torch.nn.Module):
@@ -92,14 +95,14 @@ def test_a_delay_and_a_mix_as_computed_by_hand(rank: int, count: int, progress: 
     model = Two()
     outer = DiLoCo(
         model,
-        every=4,
+        sync_every=4,
         fragments=2,
-        delay=1,
+        fragment_sync_delay=1,
         outer_optimizer=averaging,
         rules=[("*", "none")],
         progress=progress,
     )
-    assert outer.mix == 0.5
+    assert outer.fragment_update_alpha == 0.5
     arrived = []
     for step in range(7):
         with torch.no_grad():
@@ -129,7 +132,14 @@ def test_ranks_agree_on_what_they_have_in_common_at_every_step(
 ) -> None:
     model = half_in_bf16()
     named = dict(model.named_parameters())
-    outer = DiLoCo(model, every=6, fragments=2, delay=delay, mix=mix, rules=STOCHASTIC)
+    outer = DiLoCo(
+        model,
+        sync_every=6,
+        fragments=2,
+        fragment_sync_delay=delay,
+        fragment_update_alpha=mix,
+        rules=STOCHASTIC,
+    )
     assert named.keys() == outer.common_parameters().keys()
     before = outer.common_parameters()
     before = {name: one.clone() for name, one in before.items()}
@@ -165,10 +175,10 @@ def test_residuals_of_a_fragment_decay_when_it_is_sent_and_no_others(rank: int, 
     residuals = {name: torch.zeros_like(one) for name, one in starts.items()}
     outer = DiLoCo(
         model,
-        every=2,
+        sync_every=2,
         fragments=2,
         outer_optimizer=functools.partial(torch.optim.SGD, lr=0.8),
-        residual_factor=0.5,
+        error_decay=0.5,
         rules=[("*", codec + "+ef")],
         algorithm="one-shot",
     )
@@ -196,7 +206,13 @@ class Run:
 
     def __init__(self, **options: Any) -> None:
         self.model = make_model()
-        told = {"every": 8, "fragments": 2, "delay": 3, "residual_factor": 0.9, **options}
+        told = {
+            "sync_every": 8,
+            "fragments": 2,
+            "fragment_sync_delay": 3,
+            "error_decay": 0.9,
+            **options,
+        }
         self.outer = DiLoCo(self.model, rules=STOCHASTIC, **told)
 
     def steps(self, numbers: range) -> None:
@@ -270,7 +286,12 @@ def goes_on(rank: int, count: int, path: str, options: dict[str, Any]) -> list[t
 
 @pytest.mark.parametrize(
     ("count", "options"),
-    [(1, {}), (3, {}), (2, {"fragments": 4, "delay": 1}), (2, {"fragments": 1, "delay": 0})],
+    [
+        (1, {}),
+        (3, {}),
+        (2, {"fragments": 4, "fragment_sync_delay": 1}),
+        (2, {"fragments": 1, "fragment_sync_delay": 0}),
+    ],
 )
 def test_a_fragment_under_way_arrives_on_other_ranks_and_by_another_timetable(
     count: int, options: dict[str, Any], tmp_path: pathlib.Path
@@ -318,7 +339,7 @@ def test_a_layer_that_is_unfrozen_joins_a_fragment(rank: int, count: int) -> Non
     model = make_model()
     model[0].requires_grad_(False)
     frozen = model[0].weight.clone()
-    outer = DiLoCo(model, every=4, fragments=2, delay=1, codec="int8+ef")
+    outer = DiLoCo(model, sync_every=4, fragments=2, fragment_sync_delay=1, codec="int8+ef")
     for step in range(1, 21):
         if step == 7:
             model[0].requires_grad_(True)
@@ -336,5 +357,5 @@ def test_what_was_waited_for_is_told(rank: int, count: int) -> None:
     run = Run()
     assert "delay" not in run.outer.explain()
     run.steps(range(1, 9))
-    assert "delay=3: " in run.outer.explain()
+    assert "fragment_sync_delay=3: " in run.outer.explain()
     assert "delay" not in DiLoCo(make_model()).explain()

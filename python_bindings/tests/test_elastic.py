@@ -188,7 +188,7 @@ def by_diloco(
     model = Model()
     weights = dict(model.named_parameters())
     outer = tersor.torch.DiLoCo(
-        model, every=4, codec="int8+ef", elastic=True, on_loss=on_loss, **options
+        model, sync_every=4, codec="int8+ef", elastic=True, on_loss=on_loss, **options
     )
     losses = 0
     for step in range(24):
@@ -216,7 +216,7 @@ def by_diloco(
 
 @pytest.mark.filterwarnings("ignore:.*is repeated")
 @pytest.mark.parametrize("on_loss", ["raise", "continue"])
-@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1}])
+@pytest.mark.parametrize("options", [{}, {"fragments": 2, "fragment_sync_delay": 1}])
 def test_diloco_goes_on_alike(options: dict[str, Any], on_loss: str) -> None:
     found = survivors(by_diloco, 1, options, on_loss)
     assert all(one == found[0] for one in found)
@@ -267,7 +267,7 @@ def wrong_options(rank: int, count: int) -> None:
     shards = {"sharded": torch.nn.Parameter(distribute_tensor(torch.zeros(8, 8), mesh["within"]))}
     alone = mesh["between"].get_group()
     with pytest.raises(tersor.InvalidArgumentError, match="sharded is sharded"):
-        tersor.torch.CompressedAdamW(shards.items(), group=alone, elastic=True)
+        tersor.torch.CompressedAdamW(shards.items(), process_group=alone, elastic=True)
     model = DistributedDataParallel(torch.nn.Linear(3, 3))
     with pytest.raises(tersor.InvalidArgumentError, match="torchft"):
         tersor.torch.compress(model, codec="int8", elastic=True)

@@ -184,7 +184,7 @@ def test_totals_are_of_all_parameters(rank: int, count: int) -> None:
     assert totals.overflows == 0
     assert totals.exposed_seconds > 0
     for field in ("hidden_seconds", "exposed_seconds", "wire_seconds"):
-        assert totals[field] == sum(one[field] for one in parameters)
+        assert getattr(totals, field) == sum(getattr(one, field) for one in parameters)
     errors = [one.relative_error for one in parameters if one.relative_error is not None]
     assert totals.relative_error == max(errors) > 0
 

@@ -65,7 +65,7 @@ def test_what_is_no_model_optimizer_or_option_is_named(rank: int, count: int) ->
         ],
         r"timeout must be a number, not '5'": [lambda: tersor.torch.compress(ddp, timeout="5")],
         r"GradScaler, not True": [lambda: tersor.torch.compress(ddp, scaler=True)],
-        r"new_group or .*, not list": [lambda: tersor.torch.DiLoCo(model, group=[0])],  # type: ignore[arg-type]
+        r"new_group or .*, not list": [lambda: tersor.torch.DiLoCo(model, process_group=[0])],  # type: ignore[arg-type]
         r"mesh.get_group\(\), not DeviceMesh": [
             lambda: tersor.torch.allreduce(torch.ones(3), group=mesh),  # type: ignore[arg-type]
         ],

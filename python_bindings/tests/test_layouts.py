@@ -108,7 +108,7 @@ def by_diloco(rank: int, count: int, first: Lay, second: Lay, options: dict[str,
     with torch.no_grad():
         model.weight += of_rank_one(rank).view_as(model.weight)
     outer = tersor.torch.DiLoCo(
-        model, every=1, outer_optimizer=tersor.torch.diloco.averaging, **options
+        model, sync_every=1, outer_optimizer=tersor.torch.diloco.averaging, **options
     )
     begun = error_of(model.weight.detach(), of_rank_one())
     with torch.no_grad():

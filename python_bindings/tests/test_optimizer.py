@@ -334,7 +334,7 @@ def test_what_no_codec_takes_travels_as_it_is_and_is_listed_once() -> None:
 @ranks.on(2)
 def test_sums_of_what_no_codec_takes_are_sums(rank: int, count: int) -> None:
     model = Odd()
-    optimizer = wrap(model, reduction="sum")
+    optimizer = wrap(model, advanced=tersor.AdvancedOptions(reduction="sum"))
     model(torch.arange(9)).backward()
     own = [model.get_parameter(name).grad.clone() for name in ("scale", "phase", "layer.bias")]
     optimizer.synchronize()

@@ -56,7 +56,9 @@ def fsdp(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
 def optimizer(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
     model = model_of(0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    wrapped = tersor.torch.DistributedOptimizer(sgd, group=group, codec="int8+ef", **options)
+    wrapped = tersor.torch.DistributedOptimizer(
+        sgd, process_group=group, codec="int8+ef", **options
+    )
     backward(model)
     wrapped.step()
     wrapped.residual_state_dict("portable")
@@ -64,7 +66,7 @@ def optimizer(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
 
 def adamw(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
     model = model_of(0)
-    own = tersor.torch.CompressedAdamW(model.named_parameters(), group=group, **options)
+    own = tersor.torch.CompressedAdamW(model.named_parameters(), process_group=group, **options)
     backward(model)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(2, 64)).sum()).backward()
@@ -73,7 +75,9 @@ def adamw(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
 
 
 def diloco(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
-    outer = tersor.torch.DiLoCo(model_of(dist.get_rank()), every=1, group=group, **options)
+    outer = tersor.torch.DiLoCo(
+        model_of(dist.get_rank()), sync_every=1, process_group=group, **options
+    )
     outer.step()
     outer.state_dict("portable")
 

@@ -106,9 +106,9 @@ def test_fewer_ranks_are_refused_and_a_portable_state_is_for_any_number(
 ) -> None:
     for state in ("exact", "portable"):
         folder = tmp_path / state
-        save = Run(str(folder), options={"state": state}, arguments={"max_steps": SAVED})
+        save = Run(str(folder), options={"mode": state}, arguments={"max_steps": SAVED})
         ranks.run(train, 3, save)
-        on = Run(str(folder), resume=True, options={"state": state})
+        on = Run(str(folder), resume=True, options={"mode": state})
         if state == "exact":
             for message in refusal(2, on):
                 assert "of 3" in message
@@ -150,4 +150,4 @@ def test_wrong_options_are_named() -> None:
     from tersor.integrations.transformers import TersorCallback
 
     with pytest.raises(tersor.InvalidArgumentError, match="exact, portable"):
-        TersorCallback(state="whole")  # type: ignore[arg-type]
+        TersorCallback(mode="whole")  # type: ignore[arg-type]

@@ -38,8 +38,8 @@ def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
     """An exchange every so many steps."""
     outer = tersor.torch.DiLoCo(
         pace.model,
-        every=chosen.every,
-        grace=grace,
+        sync_every=chosen.every,
+        straggler_timeout=grace,
         codec=chosen.codec,
         elastic=True,
         on_loss="continue",

@@ -269,7 +269,7 @@ class DiLoCoHook(LocalHook, CountedHook):
     def __init__(self, module: nn.Module, local: local_training.LocalTraining) -> None:
         super().__init__(module, local.outer)
         self._local = self._ours = local
-        self.period = local.outer.every
+        self.period = local.outer.sync_every
 
     def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
         if self._ours.muon is not None:
@@ -359,7 +359,7 @@ def _attach_optimizer(module: nn.Module, name: str, bucket_mib: float | None) ->
                 module.named_parameters(),
                 codec=codec,
                 momentum=float(momentum or COMPRESSED_MUON_MOMENTUM),
-                dense_steps=int(steps or 0),
+                warmup_steps=int(steps or 0),
             ),
         )
     kind, _, options = head.partition("=")
@@ -367,12 +367,12 @@ def _attach_optimizer(module: nn.Module, name: str, bucket_mib: float | None) ->
         return OptimizerHook(
             module,
             tersor.torch.CompressedAdamW(
-                module.named_parameters(), codec=codec, dense_steps=int(options or 0)
+                module.named_parameters(), codec=codec, warmup_steps=int(options or 0)
             ),
         )
     if kind == SGD:
         own = tersor.torch.CompressedSGD(
-            module.named_parameters(), codec=codec, dense_steps=int(options or 0)
+            module.named_parameters(), codec=codec, warmup_steps=int(options or 0)
         )
         return OptimizerHook(module, own, torch.optim.SGD)
     if kind == ONEBIT:

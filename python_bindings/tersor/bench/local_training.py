@@ -60,17 +60,17 @@ class LocalTraining:
         sgd = {key: told.pop(key, default) for key, default in SGD_DEFAULTS.items()}
         self.outer = tersor.torch.DiLoCo(
             module,
-            every=table.every,
+            sync_every=table.sync_every,
             fragments=table.fragments,
-            delay=table.delay,
-            mix=told.get("mix"),
+            fragment_sync_delay=table.fragment_sync_delay,
+            fragment_update_alpha=told.get("mix"),
             outer_optimizer=functools.partial(
                 torch.optim.SGD,
                 lr=sgd["rate"],
                 momentum=sgd["momentum"],
                 nesterov=sgd["momentum"] > 0,
             ),
-            residual_factor=told.get("residual", 1.0),
+            error_decay=told.get("residual", 1.0),
             **_way(module, codec),
         )
         self._named = dict(module.named_parameters())

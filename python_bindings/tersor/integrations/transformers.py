@@ -1,18 +1,11 @@
-"""Hugging Face's ``Trainer`` with compressed gradients.
-
-In place of a line of your own after the model was wrapped::
-
-    trainer = Trainer(model, args, callbacks=[TersorCallback(codec="int8")], …)
-
-Its methods are the trainer's to call.
-"""
+"""Hugging Face's ``Trainer`` with compressed gradients."""
 
 from __future__ import annotations
 
 import inspect
 import pathlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,12 +22,10 @@ except ModuleNotFoundError as error:
 
 import tersor.torch
 from tersor._core import InvalidArgumentError
+from tersor._renamed import renamed_keywords
+from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, ShardedOptions
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from tersor.reducer import ReducerOptions
+from tersor.torch._src.parameters.selection import Unsupported
 
 if transformers.__version__.split(".")[0] != "5":
     warnings.warn(
@@ -46,38 +37,77 @@ _ABSENT = "has no file"
 
 
 class TersorCallback(transformers.TrainerCallback):
-    """Compresses the gradients of a ``Trainer`` that runs over several ranks, by DDP or FSDP2.
+    """Compresses the gradients of a ``Trainer`` with several ranks, by DDP or FSDP2.
 
-    Residuals are in its checkpoints, ``handle.scalars()`` in its logs beside each loss.
+    The Trainer's checkpoints then have the residuals, and the logs have ``handle.scalars()`` beside
+    each loss. The Trainer calls all other methods. Options that are not listed here are those of
+    ``tersor.torch.compress``. The callback finds the Trainer's gradient scaler.
+
+    ``train()`` raises InvalidArgumentError on all ranks before the first step in these cases: the
+    model cannot be compressed or has a communication hook, or the checkpoint has no files or files
+    of another codec, model, or (if exact) number of ranks.
+
+    Args:
+        codec: Spec of the codec, such as ``"int8"``, or ``"auto"``.
+        mode: ``"exact"`` writes one file per rank into each checkpoint; the same number of ranks
+            continues bit for bit. ``"portable"`` writes one file for any number of ranks.
+        start_at_zero: True if residuals start at zero after a checkpoint without files, which is
+            otherwise an error.
+        rules: Tuples ``(pattern, codec)`` or ``(pattern, codec, step)``.
+        weights_codec: FSDP2 only: codec of the all-gather of weights.
+        timeout: Seconds after which a missing rank raises TransportError. Default: the timeout of
+            the process group.
+        residual_dtype: Dtype of the residuals, ``"f32"`` or ``"bf16"``.
+        transactional: True if ``handle.discard_step`` can restore earlier residuals.
+        unsupported: ``"warn"`` sends gradients that no codec takes uncompressed; ``"error"``
+            raises.
+        advanced: ``AdvancedOptions`` for DDP, ``ShardedOptions`` for FSDP2.
+        **options: Deprecated: fields of ``advanced``.
+
+    Raises:
+        InvalidArgumentError: ``mode`` is unknown.
+
+    Example::
+
+        trainer = Trainer(model, args, callbacks=[TersorCallback("int8")])
+        trainer.train()
     """
 
+    @renamed_keywords(state="mode", weights="weights_codec")
     def __init__(
         self,
+        codec: str = "bf16",
         *,
-        state: Mode = "exact",
+        mode: Mode = "exact",
         start_at_zero: bool = False,
-        **options: Unpack[ReducerOptions],
+        rules: Rules | None = None,
+        weights_codec: str | None = None,
+        timeout: float | None = None,
+        residual_dtype: ResidualDtype = "f32",
+        transactional: bool = False,
+        unsupported: Unsupported = "warn",
+        advanced: AdvancedOptions | ShardedOptions | None = None,
+        **options: Any,
     ) -> None:
-        """``options``: as of ``tersor.torch.compress``; the trainer's gradient scaler is found.
-
-        ``state``: ``"exact"`` writes a file a rank into each checkpoint, from which as many ranks
-        go on bit for bit; ``"portable"`` one for any number of ranks. ``start_at_zero``: residuals
-        do after a checkpoint without such files, which is an error else.
-
-        Raises InvalidArgumentError for another ``state``. ``train()`` raises it before the first
-        step, on all ranks, where the model cannot be compressed or has a communication hook
-        already, and where the checkpoint has not the files, or they are of another codec, model or
-        (``"exact"``) number of ranks.
-        """
-        self._mode = check_mode(state)
+        self._mode = check_mode(mode)
         self._start_at_zero = start_at_zero
-        self._options: dict[str, Any] = dict(options)
+        self._options = {
+            "codec": codec,
+            "rules": None if rules is None else list(rules),
+            "weights_codec": weights_codec,
+            "timeout": timeout,
+            "residual_dtype": residual_dtype,
+            "transactional": transactional,
+            "unsupported": unsupported,
+            "advanced": advanced,
+            **options,
+        }
         self._model: nn.Module | None = None
-        #: What ``tersor.torch.compress`` returned; None before ``train()``, and in one process.
+        #: The result of ``tersor.torch.compress``; None before ``train()`` and in one process.
         self.handle: tersor.torch.HookState | tersor.torch.ShardedHandle | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Compresses what the trainer wrapped, and brings back what the checkpoint holds."""
+        """Compresses the wrapped model, and loads the state in the checkpoint."""
         trainer, checkpoint = _training()
         others = [one for one in trainer.callback_handler.callbacks if one is not self]
         trainer.callback_handler.callbacks[:] = [self, *others]  # before those that write logs
@@ -88,20 +118,20 @@ class TersorCallback(transformers.TrainerCallback):
             )
             return
         if model is not self._model:
-            options = {"scaler": trainer.accelerator.scaler, **self._options}
+            options: Any = {"scaler": trainer.accelerator.scaler, **self._options}
             self.handle, self._model = tersor.torch.compress(model, **options), model
         if checkpoint is not None:
             self._load(pathlib.Path(checkpoint))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Puts its scalars beside the loss, for all who write logs, and into the history."""
+        """Adds the scalars to the logs beside the loss, and to the history."""
         if self.handle is not None and "loss" in (logs or {}):
             scalars = self.handle.scalars()
             logs.update(scalars)
             state.log_history[-1].update(scalars)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Writes this rank's file into the checkpoint that the trainer wrote."""
+        """Writes this rank's file into the Trainer's checkpoint."""
         if self.handle is None or args.save_only_model or state.is_hyper_param_search:
             return  # a trial has a folder of its own
         folder = pathlib.Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
@@ -110,7 +140,7 @@ class TersorCallback(transformers.TrainerCallback):
             _write(saved, folder / (_file_of_rank() if self._mode == "exact" else _FILE))
 
     def _load(self, checkpoint: pathlib.Path) -> None:
-        """Of all ranks none goes on where one has no file: it would wait for the other."""
+        """Raises on all ranks if one rank has no file; otherwise ranks would wait for that rank."""
         assert self.handle is not None
         saved, complaint = _read(checkpoint)
         complaints = [complaint] * dist.get_world_size()
@@ -151,19 +181,19 @@ def _file_of_rank() -> str:
 
 
 def _write(saved: dict[str, Any], file: pathlib.Path) -> None:
-    """All of it or nothing, whenever the process is killed."""
-    file.parent.mkdir(parents=True, exist_ok=True)  # another rank's trainer may not be there yet
+    """Writes the whole file or nothing, even if the process is killed."""
+    file.parent.mkdir(parents=True, exist_ok=True)  # rank 0 may not have made the folder yet
     part = file.with_suffix(f".part{dist.get_rank()}")
     torch.save(saved, part)
     part.replace(file)
 
 
 def _read(checkpoint: pathlib.Path) -> tuple[dict[str, Any] | None, str]:
-    """What this rank is to load, or what is wrong with it."""
+    """The state that this rank loads, or a complaint about the file."""
     for name in (_file_of_rank(), _FILE):
         if (file := checkpoint / name).exists():
             try:
                 return torch.load(file, map_location="cpu", weights_only=True), ""
-            except Exception as error:  # the other ranks are told
+            except Exception as error:  # reported to the other ranks
                 return None, f"{file} cannot be read ({type(error).__name__})"
     return None, f"{checkpoint} {_ABSENT} of rank {dist.get_rank()}, {_file_of_rank()} or {_FILE}"

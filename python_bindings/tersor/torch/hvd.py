@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from tersor._core import InvalidArgumentError
 from tersor._options import expect
 from tersor.collectives import Reduction
+from tersor.reducer import AdvancedOptions
 from tersor.torch._src.collectives import tensors as collectives
 from tersor.torch._src.hvd.calls import (
     ADVICE,
@@ -251,8 +252,9 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
     codec = _spec(compression)
     if codec == Compression.fp16.spec:
         options.setdefault("rules", [("*", codec)])
-    options |= {"codec": codec, "reduction": reduction_of(op)}
-    options["backward_passes_per_step"] = backward_passes_per_step
+    advanced = options.pop("advanced", None) or AdvancedOptions()
+    options["advanced"] = dataclasses.replace(advanced, reduction=reduction_of(op))
+    options |= {"codec": codec, "backward_passes_per_step": backward_passes_per_step}
     return TersorOptimizer(optimizer, named_parameters, **options)
 
 

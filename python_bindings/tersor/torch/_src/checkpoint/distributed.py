@@ -1,7 +1,7 @@
-"""Finding a handle's state in a distributed checkpoint, whatever mode it was saved in, or none.
+"""Finds a handle's state of either mode in a distributed checkpoint.
 
-``torch.distributed.checkpoint.load({"tersor": handle})`` fills what the handle would save now: the
-exact mode of as many ranks. Here what is read is decided by what the checkpoint holds.
+``torch.distributed.checkpoint.load({"tersor": handle})`` fills the state that the handle would save
+now: the exact mode of the present number of ranks. ``load_checkpoint`` reads the saved state.
 """
 
 from __future__ import annotations
@@ -19,28 +19,44 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
 
 from tersor._core import InvalidArgumentError
+from tersor._renamed import renamed_keywords
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import check_ranks, refusing_damage, side_by_side
 
 
+@renamed_keywords(group="process_group")
 def load_checkpoint(
     handle: Stateful,
     checkpoint_id: str | os.PathLike[str] | None = None,
     *,
     key: str = "tersor",
-    group: dist.ProcessGroup | None = None,
+    process_group: dist.ProcessGroup | None = None,
     storage_reader: StorageReader | None = None,
 ) -> None:
-    """Brings back what ``torch.distributed.checkpoint.save`` saved of ``{key: handle}``, or of
-    ``{key: handle.state_dict(mode)}``.
+    """Loads a handle from a checkpoint of ``torch.distributed.checkpoint.save``.
 
-    A collective call of ``group``, the ranks that the handle works for (default all), between two
-    steps. A checkpoint without ``key`` starts residuals at zero, with a warning. Raises
-    InvalidArgumentError, which names the parameter, where the state is of another model or codec,
-    and where it is the exact one of another number of ranks.
+    The checkpoint was saved with ``{key: handle}`` or ``{key: handle.state_dict(mode)}``. A
+    collective call between two steps. If the checkpoint has no ``key``, residuals start at zero
+    with a warning.
+
+    Args:
+        handle: The handle of the training.
+        checkpoint_id: Folder of the checkpoint.
+        key: The key of the handle's state in the checkpoint.
+        process_group: The ranks of the handle. Default: all.
+        storage_reader: Reader of the checkpoint. Default: a ``FileSystemReader``.
+
+    Raises:
+        InvalidArgumentError: The state is damaged, or of another model, codec, or (if exact)
+            number of ranks. The message names the parameter.
+
+    Example::
+
+        torch.distributed.checkpoint.save({"tersor": handle}, checkpoint_id=folder)
+        tersor.torch.load_checkpoint(handle, folder)
     """
     reader = storage_reader or FileSystemReader(os.fspath(checkpoint_id or ""))
-    group = group or dist.group.WORLD
+    group = process_group or dist.group.WORLD
     if group is None:
         raise InvalidArgumentError("call torch.distributed.init_process_group first")
     with refusing_damage():
@@ -51,7 +67,7 @@ def load_checkpoint(
 
 
 def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> dict[str, Any]:
-    """The state of the checkpoint with its tensors not yet filled in."""
+    """The state in the checkpoint with empty tensors."""
     metadata = reader.read_metadata()
     saved, places = metadata.state_dict_metadata, metadata.planner_data
     paths = {name: path for name in saved if (path := _path_below(places[name], key))}
@@ -64,7 +80,7 @@ def _empty_state(reader: StorageReader, key: str, group: dist.ProcessGroup) -> d
 
 
 def _path_below(path: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:
-    """Of an entry, from ``key`` on; empty where it does not lie there."""
+    """The path of an entry below ``key``; empty for entries elsewhere."""
     for length in range(1, len(path)):
         if ".".join(map(str, path[:length])) == key:
             return path[length:]
@@ -73,7 +89,7 @@ def _path_below(path: tuple[str | int, ...], key: str) -> tuple[str | int, ...]:
 
 def _empty(entry: object, exact: bool, group: dist.ProcessGroup) -> Any:
     if not isinstance(entry, TensorStorageMetadata):
-        return None  # a text, a number or a list: read as it is
+        return None  # a string, a number or a list: read directly
     if not exact:
         return torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
     mesh = DeviceMesh.from_group(group, "cpu")

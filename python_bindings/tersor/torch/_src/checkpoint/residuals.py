@@ -1,15 +1,14 @@
-"""A reducer's residuals in checkpoints, as ``torch.save`` and distributed checkpoint take them.
+"""A reducer's residuals as a dict, for ``torch.save`` and distributed checkpoints.
 
-*Exact*: what each rank keeps, side by side in DTensors of shape (ranks, values), each rank's row on
-that rank. Distributed checkpoint would take plain tensors of one name for replicas and keep one
-rank's for all. The same run goes on from it bit for bit; it takes ranks times the model.
+*Exact*: the residuals of each rank as a row of DTensors of shape (ranks, values). With plain
+tensors, distributed checkpoints would keep one rank's values for all ranks. The same number of
+ranks continues bit for bit. The size is ranks times the model.
 
-*Portable*: the sum over ranks in plain tensors, once the model, for any number of ranks.
+*Portable*: the sum over ranks in plain tensors, for any number of ranks. The size is the model's.
 
-What a codec itself remembers (``lowrank``, which starts warm from it) is in both as ``memories``.
-
-Both are dicts of tensors, lists, texts and numbers, which ``torch.load`` takes with
-``weights_only=True``. What the values mean, and whether they fit, the library says.
+Both modes have the memories of codecs (``lowrank``) under ``memories``. Both are dicts of tensors,
+lists, strings and numbers, which ``torch.load`` accepts with ``weights_only=True``. The C++ library
+interprets and checks the values.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ Mode = Literal["exact", "portable"]
 def save_reducer(
     reducer: _core.GradientReducer, group: dist.ProcessGroup, mode: Mode = "exact"
 ) -> dict[str, Any]:
-    """The state of a reducer between two steps; nothing of it changes.
+    """The state of a reducer between two steps, in host memory. ``group``: the reducer's ranks.
 
-    ``mode="portable"`` is a collective call. All tensors lie on the host. ``group``: the ranks that
-    the reducer works for. Raises InvalidArgumentError for another mode.
+    ``mode="portable"`` is a collective call. Raises InvalidArgumentError for an unknown mode.
     """
     exact = check_mode(mode) == "exact"
     state = ReducerState.read(reducer.save_state() if exact else reducer.save_portable_state())
@@ -62,12 +60,11 @@ def save_reducer(
 def load_reducer(
     reducer: _core.GradientReducer, group: dist.ProcessGroup, state: Mapping[str, Any] | None
 ) -> None:
-    """Brings back what :func:`save_reducer` saved, in either mode.
+    """Loads the result of :func:`save_reducer` of either mode.
 
-    None or an empty dict, as of a checkpoint that was made without Tersor: residuals start at zero,
-    with a warning where there are any. Raises InvalidArgumentError, which names the parameter,
-    where the state is of another model or codec, and in the exact mode of another rank or number of
-    ranks, and for a damaged state. Nothing was changed then.
+    None or an empty dict (a checkpoint without Tersor): residuals start at zero, with a warning if
+    there are any. Raises InvalidArgumentError, which names the parameter, for a damaged state, and
+    for one of another model, codec, or (if exact) rank or number of ranks; nothing was changed.
     """
     if not (state := as_mapping(state)):
         now = ReducerState.read(reducer.save_state()).parameters
@@ -79,8 +76,8 @@ def load_reducer(
 
 @contextlib.contextmanager
 def refusing_damage() -> Iterator[None]:
-    """Every error from reading a state becomes an InvalidArgumentError. The body changes no
-    handle."""
+    """Turns every error from reading a state into an InvalidArgumentError. The body must not
+    change a handle."""
     try:
         yield
     except Error:
@@ -92,8 +89,8 @@ def refusing_damage() -> Iterator[None]:
 
 
 def as_mapping(state: Any) -> Mapping[str, Any]:
-    """A state as a handle takes it; empty for None. Raises InvalidArgumentError for other types,
-    and for a loss scale that is none."""
+    """The state as a mapping; empty for None. Raises InvalidArgumentError for other types, and for
+    a loss scale out of range."""
     if state is None:
         return {}
     if not isinstance(state, Mapping):
@@ -117,7 +114,7 @@ def number(value: Any, name: str, least: int = 0, most: int = 2**32 - 1) -> int:
 
 
 def like(found: Any, wanted: Tensor, name: str) -> Tensor:
-    """Raises InvalidArgumentError if what is found is no tensor of the wanted shape."""
+    """Returns ``found``. Raises InvalidArgumentError unless it is a tensor of the wanted shape."""
     if not isinstance(found, Tensor) or found.shape != wanted.shape or found.is_complex():
         shape = tuple(found.shape) if isinstance(found, Tensor) else described(found)
         raise InvalidArgumentError(f"the state's {name} is {shape}: expected {tuple(wanted.shape)}")
@@ -134,10 +131,10 @@ def finite(values: Tensor, name: str) -> Tensor:
 def move_residuals(
     old: _core.GradientReducer, new: _core.GradientReducer, steps_back: int = 0
 ) -> None:
-    """From a reducer to one of more parameters, before its first step; a collective call.
+    """Moves residuals to a reducer with more parameters, before its first step; collective.
 
-    By the sum over ranks: who owns which part of a parameter depends on its number. ``steps_back``:
-    so many steps fewer are counted.
+    Ranks add up residuals, because the owner of a part depends on the number of parameters.
+    ``steps_back``: subtracted from the number of steps.
     """
     state = ReducerState.read(old.save_portable_state())
     known = {one.name: one for one in state.parameters}
@@ -153,14 +150,14 @@ def move_residuals(
 
 
 def check_mode(mode: Mode) -> Mode:
-    """Raises InvalidArgumentError for another one."""
+    """Returns ``mode``. Raises InvalidArgumentError for an unknown mode."""
     if mode not in get_args(Mode):
         raise InvalidArgumentError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
     return mode
 
 
 def check_ranks(found: Any, ranks: int) -> None:
-    """Raises InvalidArgumentError for an exact state of another number of ranks."""
+    """Raises InvalidArgumentError if an exact state is of another number of ranks."""
     if found != ranks:
         raise InvalidArgumentError(
             f"this is the exact state of {found} ranks, but there are {ranks}: save it with "
@@ -169,7 +166,7 @@ def check_ranks(found: Any, ranks: int) -> None:
 
 
 def check_version(saved: Mapping[str, Any]) -> None:
-    """Raises InvalidArgumentError where the state is of another one."""
+    """Raises InvalidArgumentError for a state of another version."""
     if saved["version"] != VERSION:
         raise InvalidArgumentError(
             f"the state is of version {saved['version']}; this build reads version {VERSION}"
@@ -177,7 +174,7 @@ def check_version(saved: Mapping[str, Any]) -> None:
 
 
 def start_at_zero(keepers: Iterable[_core.GradientReducer], parameters: int) -> None:
-    """As after a checkpoint without residuals, of which so many parameters have some here."""
+    """Sets residuals to zero after a checkpoint without residuals; warns if parameters have any."""
     if parameters == 0:
         return
     for keeper in keepers:
@@ -189,9 +186,11 @@ def start_at_zero(keepers: Iterable[_core.GradientReducer], parameters: int) -> 
 
 
 def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, Any]:
-    """Of an exact state, which has a ``group``, each rank's own. ``places``: its number, and for
-    each parameter where its residual begins, and how much of the rows of ``residuals`` and
-    ``owners`` is its own (the rest is 0)."""
+    """The tensors of a state; of an exact one (with ``group``), the rows of all ranks.
+
+    ``places``: the rank, and for each parameter the start of its residual and the lengths of its
+    rows in ``residuals`` and ``owners``. Rows are padded with zeros.
+    """
     mesh = None if group is None else DeviceMesh.from_group(group, "cpu")
     places = [state.rank]
     found: dict[str, Any] = {"residuals": {}, "owners": {}, "memories": {}}
@@ -200,7 +199,7 @@ def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, 
         for entry, own, longest in (
             ("residuals", one.residual, one.longest_residual),
             ("owners", one.owner, one.longest_owner),
-            ("memories", one.memory, len(one.memory)),  # as long on all ranks
+            ("memories", one.memory, len(one.memory)),  # equal lengths on all ranks
         ):
             if longest if mesh else len(own):
                 row = torch.from_numpy(own)
@@ -212,9 +211,9 @@ def _tensors(state: ReducerState, group: dist.ProcessGroup | None) -> dict[str, 
 
 
 def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> DTensor:
-    """A DTensor (ranks, values) of all ranks' rows, of which this is one's.
+    """A DTensor (ranks, values) with this rank's row.
 
-    ``longest``: of the rows, to which the others are padded with zeros; default: all are.
+    ``longest``: the length to which all ranks pad their rows with zeros; default: this length.
     """
     row = functional.pad(row, (0, (longest or len(row)) - len(row)))
     return DTensor.from_local(
@@ -229,8 +228,7 @@ def side_by_side(row: Tensor, mesh: DeviceMesh, longest: int | None = None) -> D
 
 @refusing_damage()
 def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
-    """A state that is not empty, as a reducer loads it. Raises InvalidArgumentError if it is
-    damaged."""
+    """The bytes that a reducer loads. Raises InvalidArgumentError for a damaged state."""
     check_version(saved)
     state = ReducerState()
     for field in ("reduction", "ranks", "step", "order"):
@@ -254,8 +252,8 @@ def read_bytes(saved: Mapping[str, Any], group: dist.ProcessGroup) -> bytes:
 def _values(
     saved: Mapping[str, Any], entry: str, name: str, rank: int | None, count: int | None
 ) -> Any:
-    """A parameter's values (at most ``count``) as a NumPy array. ``rank``: whose row they are."""
-    found = saved.get(entry, {})  # a sharded checkpoint does not keep an empty dict
+    """At most ``count`` values of a parameter, of the row of ``rank``, as a NumPy array."""
+    found = saved.get(entry, {})  # distributed checkpoints omit an empty dict
     if count == 0 or (count is None and name not in found):
         return zeros(0).numpy()
     values = found[name] if rank is None else own_row(found[name], rank)
@@ -263,10 +261,10 @@ def _values(
 
 
 def own_row(rows: Tensor, rank: int) -> Tensor:
-    """Of a DTensor; or of a whole tensor, which a sharded checkpoint may have been put into."""
+    """The row of a DTensor, or of a whole tensor from a distributed checkpoint."""
     return rows.to_local()[0] if isinstance(rows, DTensor) else rows[rank]
 
 
 def zeros(*shape: int) -> Tensor:
-    """f32 on the host, whatever PyTorch's default device and dtype are."""
+    """f32 zeros in host memory, independent of PyTorch's default device and dtype."""
     return torch.zeros(shape, dtype=torch.float32, device="cpu")

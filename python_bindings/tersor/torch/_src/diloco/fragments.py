@@ -1,4 +1,4 @@
-"""Which part of a model ranks exchange when, in Streaming DiLoCo (arXiv:2501.18512)."""
+"""The timetable of fragments in Streaming DiLoCo (arXiv:2501.18512)."""
 
 from __future__ import annotations
 
@@ -13,56 +13,60 @@ from tersor import _text
 from tersor._core import InvalidArgumentError, ReducerStatistics
 from tersor._options import expect
 
-_HIDDEN_ENOUGH = 0.05  # of the exchange may be waited for
+_HIDDEN_ENOUGH = 0.05  # share of the exchange that training may wait for
 
 
 @dataclasses.dataclass(frozen=True)
 class Timetable:
-    """Of inner steps, counted from 1, in rounds of ``every``, in which each fragment has its turn.
+    """Rounds of ``sync_every`` inner steps, counted from 1. In a round, each fragment has a turn.
 
-    What is sent after a step counts ``delay`` steps later, before the next fragment's turn.
+    The update by a fragment is ``fragment_sync_delay`` steps after its turn, before the next turn.
     """
 
-    every: int
+    sync_every: int
     fragments: int
-    delay: int
+    fragment_sync_delay: int
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgumentError that names what does not go together."""
+        """Raises InvalidArgumentError for numbers that do not fit together."""
         for name, value, least in (
-            ("every", self.every, 1),
+            ("sync_every", self.sync_every, 1),
             ("fragments", self.fragments, 1),
-            ("delay", self.delay, 0),
+            ("fragment_sync_delay", self.fragment_sync_delay, 0),
         ):
             expect(value, int, f"{name} must be an integer")
             if value < least:
                 raise InvalidArgumentError(f"{name}={value}: give at least {least}")
-        if self.fragments > self.every:
+        if self.fragments > self.sync_every:
             raise InvalidArgumentError(
-                f"fragments={self.fragments} with every={self.every}: use at most one per step"
+                f"fragments={self.fragments} with sync_every={self.sync_every}: use at most one "
+                "per step"
             )
-        if self.delay * self.fragments >= self.every:
+        if self.fragment_sync_delay * self.fragments >= self.sync_every:
             raise InvalidArgumentError(
-                f"delay={self.delay}: with every={self.every} and fragments={self.fragments} the "
-                f"next fragment is sent {self.every // self.fragments} steps later, and delay must "
-                f"be below every / fragments: at most {(self.every - 1) // self.fragments}"
+                f"fragment_sync_delay={self.fragment_sync_delay}: with "
+                f"sync_every={self.sync_every} and fragments={self.fragments} the next fragment is "
+                f"sent {self.sync_every // self.fragments} steps later; give at most "
+                f"{(self.sync_every - 1) // self.fragments}"
             )
 
     def turn_of(self, step: int) -> int | None:
-        """Which fragment is sent after this step."""
-        place = (step - 1) % self.every + 1
-        fragment = -(-place * self.fragments // self.every) - 1  # the first that ends here or later
+        """The fragment whose turn is after this step."""
+        place = (step - 1) % self.sync_every + 1
+        fragment = (
+            -(-place * self.fragments // self.sync_every) - 1
+        )  # the first that ends here or later
         return fragment if self.end_of(fragment) == place else None
 
     def end_of(self, fragment: int) -> int:
-        """After which step of a round it is sent."""
-        return (fragment + 1) * self.every // self.fragments
+        """The step of a round after which the fragment has its turn."""
+        return (fragment + 1) * self.sync_every // self.fragments
 
 
 def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
-    """Parameters in their order, in so many lists of about as many values each, none empty.
+    """Divides parameters in order into lists with about equal numbers of values, none empty.
 
-    ``counts``: values of each. Raises InvalidArgumentError where there are fewer than lists.
+    ``counts``: the number of values of each. Raises InvalidArgumentError for too few parameters.
     """
     if fragments > len(counts):
         raise InvalidArgumentError(
@@ -73,7 +77,7 @@ def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
     total, before, last = max(sum(counts.values()), 1), 0, -1
     for number, (name, count) in enumerate(counts.items()):
         middle = (2 * before + count) * fragments // (2 * total)
-        missing = fragments - (len(counts) - number)  # from here on one each would fill the rest
+        missing = fragments - (len(counts) - number)  # from here on, one parameter per list
         last = min(max(middle, last, missing), last + 1, fragments - 1)
         divided[last].append(name)
         before += count
@@ -83,10 +87,7 @@ def divide(counts: Mapping[str, int], fragments: int) -> list[list[str]]:
 def differences(
     pairs: Mapping[str, tuple[Tensor, Tensor]],
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The first of each pair less the second, those of a dtype one after another in memory.
-
-    Gives that memory, and each one's part of it.
-    """
+    """Yields the differences of all pairs of one dtype: contiguous memory, and views by name."""
     alike: dict[torch.dtype, list[str]] = {}
     for name, (first, _) in pairs.items():
         alike.setdefault(first.dtype, []).append(name)
@@ -104,31 +105,32 @@ def differences(
 
 
 def hidden(delay: int, sofar: ReducerStatistics) -> str:
-    """A line on whether so long a delay hides the exchange; empty where there is none."""
+    """A line on the share of the exchange that the delay hides; empty without a delay."""
     if not (delay and sofar.wire_seconds):
         return ""
     waited = sofar.exposed_seconds / sofar.wire_seconds
     hint = ": a longer delay hides more" if waited > _HIDDEN_ENOUGH else ""
     spent = _text.seconds(sofar.wire_seconds)
-    return f"delay={delay}: {100 * waited:.0f} % of {spent} of exchange waited for{hint}\n"
+    share = f"{100 * waited:.0f} % of {spent} of exchange waited for"
+    return f"fragment_sync_delay={delay}: {share}{hint}\n"
 
 
 @dataclasses.dataclass
 class UnderWay:
-    """Differences that were sent."""
+    """A fragment that was sent."""
 
-    due: int  #: the inner step after which they count
-    mix: float  #: what a rank keeps then of its own weights
-    mean: dict[str, Tensor]  #: of the ranks, once it is here
+    due: int  #: the inner step after which the mean updates the weights
+    mix: float  #: the share of its own weights that a rank keeps then
+    mean: dict[str, Tensor]  #: over ranks, once ``is_here``
     is_here: bool = False
 
     def state(self) -> dict[str, Any]:
-        """Once it is here, copied."""
+        """A copy, once ``is_here``."""
         mean = {name: one.clone() for name, one in self.mean.items()}
         return {"due": self.due, "mix": self.mix, "mean": mean}
 
     @classmethod
     def of(cls, state: Mapping[str, Any], like: Mapping[str, Tensor]) -> UnderWay:
-        """What ``state`` gave; ``like``: where tensors of these names lie."""
+        """From the result of ``state``, on the devices of the tensors ``like``."""
         mean = {name: one.to(like[name].device, copy=True) for name, one in state["mean"].items()}
         return cls(state["due"], state["mix"], mean, is_here=True)

@@ -1,4 +1,4 @@
-"""What moves the weights that ranks have in common, in DiLoCo and local SGD, and its state."""
+"""The outer optimizers of DiLoCo and local SGD, and checks of saved states."""
 
 from __future__ import annotations
 
@@ -7,37 +7,60 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor._options import described
 from tersor.torch._src.checkpoint.residuals import (
     as_mapping,
     like,
-    load_reducer,
     number,
     refusing_damage,
 )
-from tersor.torch._src.diloco.stragglers import Grace, check_state
+from tersor.torch._src.diloco.stragglers import check_state
 from tersor.torch._src.optim.state import check_groups
 
 OuterOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The outer optimizer of the DiLoCo paper (section 3.1): rate 0.7, Nesterov momentum 0.9."""
+    """Makes the outer optimizer of the DiLoCo paper: SGD with rate 0.7, Nesterov momentum 0.9.
+
+    Source: Douillard et al. 2023, arXiv:2311.08105, section 3.1.
+
+    Args:
+        parameters: The common parameters, from ``DiLoCo``.
+
+    Returns:
+        A ``torch.optim.SGD``.
+
+    Example::
+
+        outer = tersor.torch.DiLoCo(model, outer_optimizer=tersor.torch.diloco.nesterov)
+    """
     return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
 
 
 def averaging(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The outer optimizer of local SGD: every rank goes on from the mean of all."""
+    """Makes the outer optimizer of local SGD: every rank continues from the mean of all ranks.
+
+    Source: Stich 2018, arXiv:1805.09767.
+
+    Args:
+        parameters: The common parameters, from ``DiLoCo``.
+
+    Returns:
+        A ``torch.optim.SGD`` with rate 1.
+
+    Example::
+
+        outer = tersor.torch.DiLoCo(model, outer_optimizer=tersor.torch.diloco.averaging)
+    """
     return torch.optim.SGD(parameters, lr=1.0)
 
 
 def check_outer(outer_optimizer: object) -> None:
-    """Raises TypeError for what makes no optimizer."""
+    """Raises TypeError for an object that cannot be called."""
     if not callable(outer_optimizer):
         raise TypeError(
             "outer_optimizer must be a function of a list of parameters, such as nesterov or "
@@ -51,19 +74,20 @@ def check_all(
     state: Mapping[str, Any],
     start: Mapping[str, Tensor],
     names: Collection[str],
-    grace: Grace | None,
+    late: bool,
     outer: torch.optim.Optimizer,
 ) -> None:
-    """Raises InvalidArgumentError for another model, or an entry that no DiLoCo saves.
+    """Raises InvalidArgumentError for the state of another model, and for damaged entries.
 
-    ``start``: the parameters that take part; ``names``: of all parameters.
+    ``start``: the parameters that take part. ``names``: of all parameters. ``late``: True with a
+    ``straggler_timeout``.
     """
     state = as_mapping(state)
     if state["start"].keys() != start.keys():
         other = sorted(state["start"].keys() ^ start.keys())
         raise InvalidArgumentError(f"the state is of another model: {', '.join(other)}")
-    under_way, late = state.get("under_way"), check_state(state.get("grace"), grace)
-    for tensors in (state["start"], under_way["mean"] if under_way else {}, late["moved"]):
+    under_way, straggler = state.get("under_way"), check_state(state.get("grace"), late)
+    for tensors in (state["start"], under_way["mean"] if under_way else {}, straggler["moved"]):
         for name, one in tensors.items():
             like(one, start[name], name)
     if under_way:
@@ -72,28 +96,13 @@ def check_all(
             raise InvalidArgumentError(
                 f"the state's mix is {under_way['mix']}: expected 0 to below 1"
             )
-    if not 0 <= late["samples"] < math.inf:
-        raise InvalidArgumentError(f"the state's samples are {late['samples']}: expected 0 or more")
-    number(late["steps"], "steps of grace")
+    if not 0 <= straggler["samples"] < math.inf:
+        raise InvalidArgumentError(
+            f"the state's samples are {straggler['samples']}: expected 0 or more"
+        )
+    number(straggler["steps"], "steps of a late rank")
     number(state["steps"], "steps")
     as_mapping(state["residuals"])
     if unknown := set(state.get("somewhere", [])) - set(names):
         raise InvalidArgumentError(f"the state is of another model: {', '.join(map(str, unknown))}")
     check_groups(outer, state["outer_optimizer"])
-
-
-def load_all(
-    reducer: _core.GradientReducer,
-    group: dist.ProcessGroup,
-    outer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
-) -> None:
-    """Residuals and the outer optimizer's state; both or, after an InvalidArgumentError, none."""
-    before = reducer.save_state()
-    load_reducer(reducer, group, state["residuals"])
-    try:
-        with refusing_damage():
-            outer.load_state_dict(state["outer_optimizer"])
-    except InvalidArgumentError:
-        reducer.load_state(before)
-        raise

@@ -1,13 +1,14 @@
-"""DiLoCo among ranks that are slow or stand still: an exchange waits so long for them and no more.
+"""Late ranks in DiLoCo: an exchange waits for ``straggler_timeout`` and continues without them.
 
-A thread of each rank has the exchange; its trainer hands over its difference, and takes what comes.
-The threads agree every few milliseconds, by one small sum, on what comes next: a rank *calls* once
-its difference holds ``every`` inner steps, the others *join* after the inner step they are in, and
-when all have or somebody's patience is over all threads exchange, with nothing of who is late. So
-all ranks have the same weights in common, whose trainers are behind by what those moved meanwhile.
+On each rank, a thread runs the exchanges; the training thread hands over its difference and takes
+the new weights. The threads agree every few milliseconds, by one small sum, on the next action: a
+rank *calls* once its difference holds ``sync_every`` inner steps; the others *join* after their
+current inner step. When all have joined, or the timeout of a caller has passed, all threads
+exchange. Late ranks contribute nothing. All ranks therefore have the same common weights, and the
+model of a late rank is behind by the sum of the missed updates.
 
-What calls wait for one another by is a sum over all, since it needs nothing of the ranks' store,
-which dies with rank 0, and tells all of them the same of a rank that is lost.
+The agreement is a sum over all ranks because a sum needs no store, which would fail with rank 0,
+and because all ranks learn of a lost rank in the same sum.
 """
 
 from __future__ import annotations
@@ -27,40 +28,41 @@ from torch import Tensor
 
 from tersor._core import InvalidArgumentError, RanksLostError, TransportError
 from tersor._options import expect
+from tersor.torch._src.diloco.fragments import Timetable
 from tersor.torch._src.gradients.exchange import Presence, TensorExchange
 from tersor.torch._src.statistics.handles import ElasticReporting
 from tersor.torch._src.statistics.records import ParameterStatistics
 
 Result = TypeVar("Result")
 _PAUSE_SECONDS = 0.005  # between two sums
-_END_SECONDS = 2.0  # for a sum or an exchange that is under way when the interpreter ends
-#: What all ranks do together, while their trainers wait.
+_END_SECONDS = 2.0  # for a sum or an exchange under way when the interpreter ends
+#: Calls of all ranks together, during which training waits.
 _KINDS = ("synchronize", "exact state_dict", "portable state_dict", "load_state_dict", "close")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What this rank has in an exchange."""
+    """This rank's part in an exchange."""
 
-    here: bool = True  #: its trainer waits: its weights may be read and written
-    everyone: bool = True  #: so do all others'
-    samples: float = 1.0  #: that its difference is of
+    here: bool = True  #: True if the training thread waits: its weights may be read and written
+    everyone: bool = True  #: True if ``here`` is True on all ranks
+    samples: float = 1.0  #: the number of samples in the difference
 
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """What DiLoCo does on the thread."""
+    """The functions of DiLoCo that the thread calls."""
 
     exchange: TensorExchange
     presence: Presence
     together: Callable[[Callable[[], None]], None]
-    take_part: Callable[[Part], bool]  #: exchanges; whether any rank had a difference
-    weights: Callable[[], Mapping[str, Tensor]]  #: the trainer's
+    take_part: Callable[[Part], bool]  #: exchanges; returns True if a rank had a difference
+    weights: Callable[[], Mapping[str, Tensor]]  #: of this rank
 
 
 @dataclasses.dataclass
 class _Asked:
-    """By a trainer that waits until all do so."""
+    """A call of the training thread that waits until all ranks call."""
 
     kind: str
     work: Callable[[], Any]
@@ -69,42 +71,44 @@ class _Asked:
     done: bool = False
 
 
-def check_grace(grace: float, fragments: int, delay: int) -> None:
-    """Raises InvalidArgumentError for what does not go together."""
-    expect(grace, (float, int), "grace must be a number of seconds")
-    if not 0 <= grace < math.inf:
-        raise InvalidArgumentError(f"grace={grace}: give seconds, 0 or more")
+def check_timeout(seconds: float, timetable: Timetable) -> None:
+    """Raises InvalidArgumentError for a timeout out of range, or with fragments or a delay."""
+    expect(seconds, (float, int), "straggler_timeout must be a number of seconds")
+    if not 0 <= seconds < math.inf:
+        raise InvalidArgumentError(f"straggler_timeout={seconds}: give seconds, 0 or more")
+    fragments, delay = timetable.fragments, timetable.fragment_sync_delay
     if fragments > 1 or delay > 0:
         raise InvalidArgumentError(
-            f"grace={grace} with fragments={fragments} and delay={delay}: grace cannot be combined "
-            "with fragments or delay, which need the same step numbers on all ranks"
+            f"straggler_timeout={seconds} with fragments={fragments} and "
+            f"fragment_sync_delay={delay}: fragments and delays need the same step numbers on all "
+            "ranks; leave out straggler_timeout, or both others"
         )
 
 
-def check_state(state: dict[str, Any] | None, grace: Grace | None) -> dict[str, Any]:
-    """Of a checkpoint. Raises InvalidArgumentError where it is of a late rank, and nobody may
-    be."""
-    if grace is None and state and state["moved"]:
+def check_state(state: dict[str, Any] | None, may_be_late: bool) -> dict[str, Any]:
+    """The entry of a checkpoint. Raises InvalidArgumentError if the entry is of a late rank and
+    ranks may not be late."""
+    if state and state["moved"] and not may_be_late:
         raise InvalidArgumentError(
-            "the state is of a late rank with older weights: load it with grace="
+            "the state is of a late rank with older weights: load it with straggler_timeout="
         )
     return state or {"steps": 0, "samples": 0.0, "moved": {}}
 
 
-class Grace:
-    """A rank's thread, and what its trainer asks of it."""
+class Stragglers:
+    """A rank's thread, and the calls of the training thread."""
 
-    def __init__(self, tasks: Tasks, every: int, seconds: float) -> None:
+    def __init__(self, tasks: Tasks, sync_every: int, timeout: float) -> None:
         """A collective call."""
-        self.steps = 0  #: that this rank's difference holds, and of how many samples they were
-        self.samples = 0.0
-        self.moved: dict[str, Tensor] = {}  #: by what the trainer's weights are behind
-        self.busy = threading.Lock()  #: of whom uses the reducer
-        self._tasks, self._every, self._seconds = tasks, every, seconds
+        self.steps = 0  #: inner steps in this rank's difference
+        self.samples = 0.0  #: samples in this rank's difference
+        self.moved: dict[str, Tensor] = {}  #: updates that this rank's weights lack
+        self.busy = threading.Lock()  #: held by the user of the reducer
+        self._tasks, self._sync_every, self._timeout = tasks, sync_every, timeout
         self._state = threading.Condition()
-        self._waits = False  # the trainer handed its difference over
+        self._waits = False  # the training thread handed over its difference
         self._called = False  # by some rank
-        self._patience = math.inf  # until then it may take
+        self._deadline = math.inf  # of the exchange that a rank called
         self._asked: _Asked | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -114,10 +118,10 @@ class Grace:
         _running.add(self)
         self._thread.start()
 
-    # The trainer's side.
+    # Calls of the training thread.
 
     def step(self, samples: float) -> bool:
-        """Counts an inner step, and joins if there is a call. Returns whether weights changed."""
+        """Counts an inner step and joins a called exchange. Returns True if weights changed."""
         with self._state:
             self._check()
             self.steps += 1
@@ -132,11 +136,11 @@ class Grace:
             return True
 
     def synchronize(self) -> None:
-        """An exchange for which all ranks wait, however long it takes."""
+        """An exchange that waits for all ranks without a timeout."""
         self.ask(_KINDS[0], lambda: self._exchange(Part(samples=self.samples)))
 
     def ask(self, kind: str, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns, done on all ranks at once when all have asked for it."""
+        """Runs ``work`` on all ranks at once when all ranks have asked, and returns its result."""
         with self._state:
             if self._ended and kind != _KINDS[0]:
                 return work()
@@ -153,7 +157,7 @@ class Grace:
         return result
 
     def resume(self) -> None:
-        """After RanksLostError, for which the thread stands still."""
+        """Continues after RanksLostError, which paused the thread."""
         with self.busy:
             self._tasks.exchange.resume()
         with self._state:
@@ -161,31 +165,31 @@ class Grace:
             self._state.notify_all()
 
     def close(self) -> None:
-        """Ends the threads, of all ranks together."""
+        """Ends the threads of all ranks together."""
         if not self._ended and self._error is None:
-            with contextlib.suppress(TransportError):  # of who ended before
+            with contextlib.suppress(TransportError):  # a rank ended before
                 self.ask("close", lambda: None)
         self._end()
         self._thread.join()
 
     def fall_behind(self, by: Mapping[str, Tensor]) -> None:
-        """The weights in common moved by so much, and the trainer is late."""
+        """Notes an update of the common weights that the late rank lacks."""
         with self._state:
             for name, one in by.items():
                 self.moved[name] = self.moved[name] + one if name in self.moved else one
 
     def state(self) -> dict[str, Any]:
-        """Of what this rank has trained since it took part last, and what it is behind by."""
+        """The steps since this rank's last exchange, and the updates that it lacks."""
         moved = {name: one.clone() for name, one in self.moved.items()}
         return {"steps": self.steps, "samples": self.samples, "moved": moved}
 
     def load(self, state: Mapping[str, Any], like: Mapping[str, Tensor]) -> None:
-        """What ``state`` gave; ``like``: where tensors of these names lie."""
+        """Loads the result of ``state``, to the devices of the tensors ``like``."""
         self.steps, self.samples = state["steps"], state["samples"]
         self.moved = {n: one.to(like[n].device, copy=True) for n, one in state["moved"].items()}
 
     def follow_now(self) -> None:
-        """On the thread, while the trainer waits."""
+        """Applies the missing updates, while the training thread waits."""
         if self.moved:
             weights = self._tasks.weights()
             for name, one in self.moved.items():
@@ -193,7 +197,7 @@ class Grace:
         self.moved = {}
 
     def abandon(self) -> None:
-        """Ends this rank's thread: the interpreter ends, and the others go on without it."""
+        """Ends this rank's thread at the end of the interpreter; other ranks continue."""
         self._end()
         self._thread.join(_END_SECONDS)
         if self._thread.is_alive():
@@ -204,17 +208,17 @@ class Grace:
         if self._error is not None:
             raise self._error
         if self._ended:
-            raise InvalidArgumentError("this DiLoCo was closed: make another one")
+            raise InvalidArgumentError("this DiLoCo was closed: make another DiLoCo")
 
     def _is_due(self) -> bool:
-        return self.steps >= self._every
+        return self.steps >= self._sync_every
 
     def _catch_up(self) -> bool:
         behind = bool(self.moved)
         if behind:
             self._give_back()
             self.follow_now()
-            self._hand_over()  # memory that is free again is the thread's
+            self._hand_over()  # the thread may reuse the freed memory
         return behind
 
     def _wait_while(self, waiting: Callable[[], bool]) -> None:
@@ -225,7 +229,7 @@ class Grace:
         self._give_back()
 
     def _hand_over(self) -> None:
-        """What the thread queues from now on waits for what the trainer has."""
+        """Makes later work of the thread wait for the training thread's queued work."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
@@ -233,7 +237,7 @@ class Grace:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    # The thread's side.
+    # The thread.
 
     def _run(self) -> None:
         with torch.no_grad(), self._on_device():
@@ -257,41 +261,41 @@ class Grace:
                 yield
 
     def _turn(self) -> None:
-        """One sum, and what all find in it. Done again from here where ranks are lost."""
+        """One sum and the action that all ranks derive from the sum. Repeated if ranks are lost."""
         with self._state:
             asked = self._asked
             joins = self._waits or (asked is not None and asked.kind == _KINDS[0])
             calls = self._waits and self._is_due()
             if calls:
-                self._begin_patience()
-            over = time.monotonic() >= self._patience
+                self._begin_timeout()
+            over = time.monotonic() >= self._deadline
         flags = [calls, joins, over, *(asked is not None and asked.kind == one for one in _KINDS)]
-        calling, joining, impatient, *asking = self._tasks.presence.counts(flags)
+        calling, joining, timed_out, *asking = self._tasks.presence.counts(flags)
         ranks = self._tasks.exchange.ranks
         if asked is not None and sum(asking) == ranks:
             self._answer(asked, alike=max(asking) == ranks)
-        elif calling and (joining == ranks or impatient):
+        elif calling and (joining == ranks or timed_out):
             self._exchange(Part(joins, joining == ranks, self.samples if joins else 0.0))
         else:
             self._note(called=calling > 0)
 
-    def _begin_patience(self) -> None:
-        self._patience = min(self._patience, time.monotonic() + self._seconds)
+    def _begin_timeout(self) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + self._timeout)
 
     def _note(self, *, called: bool) -> None:
         with self._state:
             self._called = called
             if called:
-                return self._begin_patience()
-            self._patience = math.inf
-            if not self._is_due():  # whoever called is gone
+                return self._begin_timeout()
+            self._deadline = math.inf
+            if not self._is_due():  # the calling rank is lost
                 self._release()
 
     def _exchange(self, part: Part) -> None:
         if self._tasks.take_part(part) and part.here:
             self.steps, self.samples = 0, 0.0
         with self._state:
-            self._called, self._patience = False, math.inf
+            self._called, self._deadline = False, math.inf
             self._release()
 
     def _release(self) -> None:
@@ -302,12 +306,12 @@ class Grace:
         try:
             if not alike:
                 raise InvalidArgumentError(
-                    f"{asked.kind}: other ranks call something else ({', '.join(_KINDS)}); with "
-                    "grace all ranks make these calls together"
+                    f"{asked.kind}: other ranks make another call ({', '.join(_KINDS)}); with "
+                    "straggler_timeout, all ranks make these calls together"
                 )
             asked.result = asked.work()
         except TransportError as error:
-            if asked.kind != _KINDS[0]:  # which is done again
+            if asked.kind != _KINDS[0]:  # a synchronize is repeated
                 asked.error, asked.done = error, True
             raise
         except InvalidArgumentError as error:
@@ -318,14 +322,14 @@ class Grace:
             self._state.notify_all()
 
     def _stand_still(self, lost: RanksLostError) -> None:
-        """Until the trainer has heard of it and resumed."""
+        """Waits until the training thread has received the error and called ``resume``."""
         with self._state:
-            self._error, self._called, self._patience = lost, False, math.inf
+            self._error, self._called, self._deadline = lost, False, math.inf
             self._release()
             self._state.wait_for(lambda: self._error is None or self._ended)
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, TransportError):  # the others would wait
+        if not isinstance(error, TransportError):  # the other ranks would wait
             self._tasks.presence.poison(f"DiLoCo's exchange ended: {error}")
         with self._state:
             self._error = error
@@ -338,25 +342,31 @@ class Grace:
 
 
 class LateReporting(ElasticReporting):
-    """What handles can tell and do whose ranks may be late, too."""
+    """The methods of a handle whose ranks may be late."""
 
-    _grace: Grace | None
+    _stragglers: Stragglers | None
 
     @property
     def held_steps(self) -> int:
-        """With ``grace``: inner steps of this rank that no exchange has had yet; else 0."""
-        return 0 if self._grace is None else self._grace.steps
+        """With ``straggler_timeout``: inner steps of this rank since its last exchange; else 0."""
+        return 0 if self._stragglers is None else self._stragglers.steps
 
     def close(self) -> None:
-        """Ends what ``grace`` has going on, on all ranks, who all call it. Without it does nothing.
+        """Ends the threads of ``straggler_timeout`` on all ranks. Otherwise does nothing.
 
-        The last call of a training, so that no rank takes the others' end for a loss.
+        A collective call, the last of a training. Without ``close``, ranks would treat the end of
+        other ranks as a loss.
+
+        Example::
+
+            outer.synchronize()
+            outer.close()
         """
-        if self._grace is not None:
-            self._grace.close()
+        if self._stragglers is not None:
+            self._stragglers.close()
 
     def resume(self) -> None:
-        super().resume() if self._grace is None else self._grace.resume()
+        super().resume() if self._stragglers is None else self._stragglers.resume()
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
         with self._alone():
@@ -367,15 +377,15 @@ class LateReporting(ElasticReporting):
             return super().totals(residual_norms=residual_norms)
 
     def _alone(self) -> contextlib.AbstractContextManager[object]:
-        """No other thread uses the reducer meanwhile."""
-        return contextlib.nullcontext() if self._grace is None else self._grace.busy
+        """A context in which no other thread uses the reducer."""
+        return contextlib.nullcontext() if self._stragglers is None else self._stragglers.busy
 
 
-_running: weakref.WeakSet[Grace] = weakref.WeakSet()
+_running: weakref.WeakSet[Stragglers] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_all() -> None:
-    """Before the transports end, as a thread that wakes in an interpreter's end may crash it."""
+    """Before the transports end: a thread that wakes at the interpreter's end may crash."""
     for one in list(_running):
         one.abandon()

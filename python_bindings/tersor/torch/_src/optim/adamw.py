@@ -1,19 +1,17 @@
-"""AdamW that exchanges what each rank has divided by its own variance, in few bits.
+"""AdamW whose ranks exchange a normalised momentum in few bits.
 
-Adam divides by the root of the mean square of what arrives; gradients that arrive late or noisy, as
-error feedback has them, then move the weights too little (1-bit Adam, Tang et al. 2021,
-arXiv:2102.02888, section 3). So each rank divides its own gradient by the root of its own variance
-first, and the common momentum of these is exchanged, with feedback behind the division::
+Adam divides the mean gradient by the root of its mean square. With error feedback, gradients arrive
+late and noisy, so this quotient moves the weights too little (1-bit Adam, Tang et al. 2021,
+arXiv:2102.02888, section 3). Therefore each rank divides its own gradient by the root of its own
+variance v before the exchange. The ranks exchange the common momentum m of the quotients::
 
-    v ← β2 · v + (1 - β2) · g²        of this rank alone
+    v ← β2 · v + (1 - β2) · g²        on this rank
     p = β1 · m + (1 - β1) · g / (√(v / (1 - β2^t)) + ε)
-    m ← mean of p over ranks          by the codec; the same bits on every rank
+    m ← mean of p over ranks          through the codec; equal bits on every rank
     weights ← weights · (1 - rate · decay) - rate · m / (1 - β1^t)
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,41 +19,71 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
+from tersor._options import takes_advanced
+from tersor._renamed import renamed_keywords
+from tersor.reducer import OptimizerOptions, ResidualDtype, Rules
 from tersor.torch import _compat
-from tersor.torch._src.gradients.exchange import ElasticOptions
-from tersor.torch._src.optim.compressed import CompressedOptimizer
+from tersor.torch._src.gradients.exchange import OnLoss
+from tersor.torch._src.optim.compressed import DEFAULT_CODEC, RENAMED, CompressedOptimizer
 from tersor.torch._src.optim.rules import MeanGradient, Part, Rule, number
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class CompressedAdamW(CompressedOptimizer):
-    """AdamW whose ranks exchange their normalised momentum, for codecs below two bits a value.
+    """AdamW whose ranks exchange a normalised momentum, for codecs below two bits per value.
 
-    ::
+    Each rank passes its own gradient: do not average gradients before ``step``. Under DDP, call
+    ``backward`` within ``no_sync()``. A rank's gradient is noisier than the mean, so steps are
+    smaller: use a learning rate up to two or three times that of AdamW.
 
-        optimizer = tersor.torch.CompressedAdamW(
-            model.named_parameters(), lr=2e-3, codec="topk:density=0.01+ef"
-        )
-        for batch in batches:
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()    # each rank's own gradient; DDP within no_sync()
-            optimizer.step()                    # exchanges, and moves all ranks alike
+    A parameter whose codec has no ``+ef`` uses AdamW on the mean gradient. Without ``rules``, 1-D
+    parameters and parameters with fewer than 4,096 values use bf16. A missing gradient on this rank
+    counts as zero. The optimizer leaves a parameter alone if no rank has a gradient. A parameter
+    that is unfrozen or added takes part from its first gradient on. All ranks must begin with equal
+    parameters: call ``tersor.torch.broadcast_parameters(model)``, which includes buffers. Moments
+    of parameters with ``+ef`` are float32.
 
-    Gradients must not be averaged before. A rank's gradient is noisier than the mean, so steps are
-    smaller: learning rates want to be up to two or three times those of AdamW. Parameters that
-    travel by a codec without ``+ef`` (without ``rules`` those of one dimension and those under
-    4,096 values, as bf16) go by AdamW on the mean gradient. A parameter without a gradient on this
-    rank counts as one whose gradient is zero; one that no rank has a gradient of is left alone. One
-    that is unfrozen, or added, takes part from its first gradient on. Ranks must begin with equal
-    parameters: ``tersor.torch.broadcast_parameters(model)`` sends them, and buffers. Moments of
-    parameters with ``+ef`` are float32, whatever the parameters are.
+    A ``GradScaler`` works as with any optimizer. A gradient that is not finite on one rank skips
+    the step on all ranks, with or without a scaler.
 
-    A ``GradScaler`` goes around it as around any optimizer. A gradient that is not finite on one
-    rank skips the step on all of them, with a scaler or without, and changes nothing on any.
+    Source: 1-bit Adam, Tang et al. 2021, arXiv:2102.02888, section 3.
+
+    Args:
+        params: Parameters or groups, as of ``torch.optim.AdamW``. With ``named_parameters()``,
+            rules, statistics and checkpoints use these names; otherwise ``"parameter.0"``, ….
+        lr: Learning rate.
+        betas: Decay rates of the two moments.
+        eps: Added to the root of the variance.
+        weight_decay: Decoupled weight decay.
+        codec: Spec of the codec, with ``+ef``.
+        rules: Tuples ``(pattern, codec)`` or ``(pattern, codec, step)``, as in ``compress``. At
+            least one codec must have ``+ef``.
+        warmup_codec: Codec of the first ``warmup_steps`` steps.
+        warmup_steps: Number of first steps in which parameters with ``+ef`` use ``warmup_codec``
+            instead, with error feedback.
+        process_group: The ranks that take part. Default: all.
+        timeout: Seconds after which a missing rank raises TransportError. Default: the timeout of
+            the process group.
+        residual_dtype: Dtype of the residuals, ``"f32"`` or ``"bf16"``.
+        elastic: True if the remaining ranks may continue after the loss of a rank, see ``resume``.
+        min_ranks: The minimum number of ranks to continue. 0: more than half of the ranks, or
+            exactly half with the lowest rank.
+        on_loss: ``"raise"`` raises RanksLostError after a loss. ``"continue"`` warns, and the
+            remaining ranks repeat the step. Needs ``elastic=True``.
+        advanced: Further options.
+
+    Raises:
+        InvalidArgumentError: An option is wrong, or a parameter has a dtype without a codec or is
+            sharded over ranks of ``process_group``.
+
+    Example::
+
+        optimizer = tersor.torch.CompressedAdamW(model.named_parameters(), lr=2e-3)
+        loss_of(model, batch).backward()
+        optimizer.step()    # exchanges, and moves the weights of all ranks alike
     """
 
+    @renamed_keywords(**RENAMED)
+    @takes_advanced(OptimizerOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -64,22 +92,33 @@ class CompressedAdamW(CompressedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
-        dense_codec: str = "bf16",
-        dense_steps: int = 0,
-        group: dist.ProcessGroup | None = None,
-        **options: Unpack[ElasticOptions],
+        codec: str = DEFAULT_CODEC,
+        rules: Rules | None = None,
+        warmup_codec: str = "bf16",
+        warmup_steps: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: float | None = None,
+        residual_dtype: ResidualDtype = "f32",
+        elastic: bool = False,
+        min_ranks: int = 0,
+        on_loss: OnLoss = "raise",
+        advanced: OptimizerOptions | None = None,
     ) -> None:
-        """``params``, ``lr``, ``betas``, ``eps``, ``weight_decay``: as of ``torch.optim.AdamW``.
-
-        Rules, statistics and checkpoints have the names of ``named_parameters()``; without,
-        ``"parameter.0"``, …. ``dense_steps``: so many first steps go by ``dense_codec``, where the
-        rest has ``+ef``: a schedule, and so with ``+ef`` too. ``group``: who takes part, default
-        the whole world. ``options``: as of ``tersor.GradientReducer``; ``codec`` has ``+ef``,
-        default ``"hadamard:bits=1+ef"``. Raises InvalidArgumentError for options that are wrong,
-        and for parameters that no codec takes or that are sharded over ranks of ``group``.
-        """
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults, (dense_codec, dense_steps), group, options)
+        super().__init__(
+            params,
+            defaults,
+            (warmup_codec, warmup_steps),
+            process_group,
+            advanced,
+            codec=codec,
+            rules=rules,
+            timeout=timeout,
+            residual_dtype=residual_dtype,
+            elastic=elastic,
+            min_ranks=min_ranks,
+            on_loss=on_loss,
+        )
 
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
         return adamw_rule(codec)
@@ -116,7 +155,7 @@ def _follow_squares(variances: list[Tensor], gradients: list[Tensor], beta2: flo
 
 
 def _divide(numerators: list[Tensor], denominators: list[Tensor]) -> None:
-    """Quotients take the place of denominators, on hosts without a copy, which would cost more."""
+    """Overwrites denominators with quotients; on CPUs without a copy."""
     if denominators[0].device.type != "cpu":
         _compat.foreach_copy_(denominators, _compat.foreach_div(numerators, denominators))
         return
@@ -125,7 +164,7 @@ def _divide(numerators: list[Tensor], denominators: list[Tensor]) -> None:
 
 
 class _MeanGradient(MeanGradient):
-    """AdamW on the mean gradient, to the bits of PyTorch's."""
+    """AdamW on the mean gradient, with the same bits as PyTorch's."""
 
     moments = ("exp_avg", "exp_avg_sq")
 
@@ -145,5 +184,5 @@ _OWN_VARIANCE, _MEAN_GRADIENT = _OwnVariance(), _MeanGradient()
 
 
 def adamw_rule(codec: str) -> Rule:
-    """By which parameters move whose codec has feedback, or has none."""
+    """The update of parameters with this codec."""
     return _OWN_VARIANCE if Codec(codec).has_feedback else _MEAN_GRADIENT

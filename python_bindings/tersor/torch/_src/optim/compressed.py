@@ -1,4 +1,4 @@
-"""What optimizers have in common that exchange what a rank made of its own gradients."""
+"""The common part of CompressedAdamW, CompressedMuon and CompressedSGD."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -15,21 +15,20 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
-from tersor._core import InvalidArgumentError, RanksLostError
+from tersor._core import InvalidArgumentError, RanksLostError, ReducerState
 from tersor._options import described
-from tersor.reducer import ReducerOptions
+from tersor.reducer import OptimizerOptions, ReducerOptions, gathered
 from tersor.torch import _compat
 from tersor.torch._src.checkpoint.residuals import Mode
 from tersor.torch._src.gradients.exchange import (
-    ElasticOptions,
     Presence,
     TensorExchange,
     refuse_elastic_shards,
 )
 from tersor.torch._src.gradients.low_bit_adam import chosen_codecs
-from tersor.torch._src.gradients.sample_weights import refuse_weighted
+from tersor.torch._src.optim.handle import OptimizerHandle
 from tersor.torch._src.optim.rules import Part, Rule
-from tersor.torch._src.optim.state import Kept, load, plain_groups, save
+from tersor.torch._src.optim.state import Kept, load, save
 from tersor.torch._src.parameters.selection import (
     OptimizedParameters,
     is_supported,
@@ -40,69 +39,91 @@ from tersor.torch._src.parameters.selection import (
     refuse_unsupported,
     shards_of,
 )
-from tersor.torch._src.statistics.handles import ElasticReporting
 
 DEFAULT_CODEC = "hadamard:bits=1+ef"
-# Values, of which there may be temporary copies: on hosts as many as caches hold, on devices more,
-# which else wait for launches.
+#: Former keywords.
+RENAMED = {
+    "dense_codec": "warmup_codec",
+    "dense_steps": "warmup_steps",
+    "group": "process_group",
+    "least_ranks": "min_ranks",
+}
+# Values with temporary copies: on CPUs as many as fit into caches, on devices more, because
+# launches take time there.
 _TOGETHER, _TOGETHER_ON_DEVICES = 1 << 20, 1 << 24
 
 
-class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
-    """An optimizer that exchanges in its steps, by a codec with feedback."""
+class CompressedOptimizer(torch.optim.Optimizer, OptimizerHandle):
+    """An optimizer whose steps exchange values by a codec with error feedback."""
 
     _exchange: TensorExchange
     _step_supports_amp_scaling = True  # the scaler calls step() even where it found an infinity
-    # Of parameters that are sharded.
+    # The advice for sharded parameters.
     _instead: ClassVar = "use tersor.torch.compress with a codec of two bits or more"
 
     def __init__(
         self,
         params: ParamsT,
         defaults: dict[str, Any],
-        dense: tuple[str, int],
-        group: dist.ProcessGroup | None,
-        options: ElasticOptions,
+        warmup: tuple[str, int],
+        process_group: dist.ProcessGroup | None,
+        advanced: OptimizerOptions | None,
+        **options: object,
     ) -> None:
-        """``dense``: a codec, and how many steps it has first."""
+        """``warmup``: a codec and the number of first steps that use this codec."""
         who = type(self).__name__
         if isinstance(params, (torch.nn.Module, torch.optim.Optimizer)):
             raise TypeError(f"{who} needs model.named_parameters(), not {described(params)}")
         super().__init__(params, defaults)
-        self._group = group
-        told = _with_default_codec(options, who)
-        self._dense_codec, self._dense_steps = dense
-        if self._dense_steps != 0:
-            _check_schedule(told, self._dense_steps)
+        self._group = process_group
+        found = gathered(OptimizerOptions, advanced, **options)
+        _check_codecs(found, who)
+        self._warmup_codec, self._warmup_steps = warmup
+        if self._warmup_steps != 0:
+            _check_schedule(found, self._warmup_steps)
         self._optimized = OptimizedParameters(self, None)
-        refuse_elastic_shards(told, self._parameters)
-        self._exchange = TensorExchange(group, only_device(self._parameters), told)
+        refuse_elastic_shards(found, self._parameters)
+        self._exchange = TensorExchange(process_group, only_device(self._parameters), found)
         self._presence = Presence(self._exchange)
         self._codecs: dict[str, str] = {}
         self._rules: dict[str, Rule] = {}
         self._begin(self._parameters)
         self._hold()
-        self.skipped_steps = 0  #: because a gradient was not finite on some rank
-        #: Of how many samples this rank's gradient in the next step is the mean, so that what
-        #: arrives is the mean over all samples; None: of as many as on the other ranks. 0 is right
-        #: for a rank that has none left.
+        self._removed = False
+        self.skipped_steps = 0  #: Steps without an update: a gradient was not finite on some rank.
+        #: Number of samples of which this rank's gradient in the next step is the mean; 0 for a
+        #: rank without samples. Set on all ranks, or leave None: all ranks have equal weights.
         self.samples: float | None = None
 
     @abstractmethod
     def _rule(self, parameter: Tensor, codec: str) -> Rule:
-        """By which a parameter moves that travels by a codec."""
+        """The update of a parameter with a codec."""
 
     # Dynamo would compile the step again for each learning rate.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchanges, and moves the weights; a collective call. Returns what ``closure`` does.
+        """Exchanges the ranks' values and moves the weights. A collective call.
 
-        A gradient that is not finite on one rank skips the step on all. Raises InvalidArgumentError
-        for a sparse gradient, and what ended the exchange: TransportError where a rank is gone or
-        does something else, WireError where a message is damaged. Weights and moments then are as
-        they were. With ``elastic=True`` RanksLostError where ranks are gone: ``resume``, and step
-        again.
+        A gradient that is not finite on one rank skips the step on all ranks. After an error,
+        weights and moments are as before the step.
+
+        Args:
+            closure: Computes gradients and returns the loss.
+
+        Returns:
+            The result of ``closure``, or None.
+
+        Raises:
+            InvalidArgumentError: A gradient is sparse, or only some ranks set ``samples``.
+            TransportError: A rank failed, or made another call.
+            WireError: A message is damaged.
+            RanksLostError: With ``elastic=True``, ranks were lost: call ``resume``, then ``step``.
+
+        Example::
+
+            loss.backward()
+            optimizer.step()
         """
         loss = None
         if closure is not None:
@@ -125,7 +146,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
     def _exchange_step(
         self, is_finite: bool, samples: float | None
     ) -> list[tuple[Part, list[Tensor]]] | None:
-        """What moves, and what arrived of it; None where a gradient is not finite on some rank."""
+        """The parts with their mean over ranks; None if a gradient is not finite on some rank."""
         flags = self._optimized.with_gradients(), [not is_finite]
         somewhere, [skips], weight = self._presence.weighted(*flags, samples)
         if skips > 0:
@@ -140,30 +161,80 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         return list(zip(parts, self._exchanged(parts, weight), strict=True))
 
     def state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """What a run goes on from: parameter groups, common moments by parameter's name, and under
-        ``"tersor"`` in the first group each rank's own moments and residuals.
+        """Returns the state for a checkpoint, between two steps.
 
-        ``"exact"``: the same run goes on bit for bit; for a file of each rank, or a distributed
-        checkpoint. ``"portable"`` (a collective call): the own moments' mean and the residuals'
-        sum, for any number of ranks.
+        Args:
+            mode: ``"exact"``: the same number of ranks continues bit for bit; save one file per
+                rank, or a distributed checkpoint. ``"portable"``, a collective call: the mean of
+                the ranks' own moments and the sum of their residuals, for any number of ranks.
+
+        Returns:
+            A dict as of ``torch.optim.Optimizer.state_dict``, with common moments per parameter
+            name. Each rank's own moments and residuals are under ``"tersor"`` in the first group.
+
+        Raises:
+            InvalidArgumentError: ``mode`` is unknown, or is ``"exact"`` after ranks were lost.
+
+        Example::
+
+            torch.save(optimizer.state_dict(), f"optimizer{dist.get_rank()}.pt")
         """
         return save(self._kept(), super().state_dict(), self._check_exact(mode))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Brings back what ``state_dict`` gave, in either mode.
+        """Loads the result of ``state_dict`` of either mode.
 
-        Raises InvalidArgumentError, which names what does not fit, where it is the state of other
-        parameters, another codec, another optimizer, or in the exact mode of another number of
-        ranks, or for a damaged state; nothing was changed then. The next step raises
-        TransportError if ranks loaded different saves.
+        The next step raises TransportError if ranks loaded different saves.
+
+        Args:
+            state_dict: Result of ``state_dict``.
+
+        Raises:
+            InvalidArgumentError: The state is damaged, or of other parameters, another codec,
+                another optimizer, or (if exact) another number of ranks. Nothing was changed then.
+
+        Example::
+
+            optimizer.load_state_dict(torch.load(path, weights_only=True))
         """
-        load(self._kept(), self, state_dict)
+        groups = load(self._kept(), self, state_dict)
         moments = dict(self.state)
-        super().load_state_dict({"state": {}, "param_groups": plain_groups(state_dict)})
+        super().load_state_dict({"state": {}, "param_groups": groups})
         self.state.update(moments)
 
+    def discard_step(self) -> None:
+        """Does nothing: only ``step`` sends gradients, so discarded gradients left no residual.
+
+        To discard gradients, do not call ``step`` on any rank. A step that moved the weights
+        cannot be discarded.
+
+        Example::
+
+            if not torch.isfinite(loss):
+                optimizer.discard_step()
+        """
+
+    def reset(self) -> None:
+        steps = max((int(one["step"]) for one in self.state.values()), default=0)
+        super().reset()
+        self._hold()
+        state = ReducerState.read(self.reducer.save_state())
+        state.step = steps  # schedules continue
+        self.reducer.load_state(state.write())
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Between two steps, on all ranks alike."""
+        """Adds parameters, between two steps, on all ranks.
+
+        Args:
+            param_group: A group as of ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            InvalidArgumentError: An option of the group is out of range.
+
+        Example::
+
+            optimizer.add_param_group({"params": model.head.named_parameters(), "lr": 0.01})
+        """
         super().add_param_group(param_group)
         _check_group(self.param_groups[-1])
 
@@ -172,7 +243,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         return self._optimized.taking_part
 
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
-        """Codecs and moments of parameters that will take part."""
+        """Makes the codecs and moments of parameters that will take part."""
         refuse_unsupported(newcomers, type(self).__name__)
         refuse_sharded(newcomers, self._process_group(), self._instead)
         codecs = chosen_codecs(self._exchange.options, shards_of(newcomers))
@@ -184,7 +255,7 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
 
     def _hold(self) -> None:
         sent = {name: self._like_sent(name) for name in self._parameters}
-        options: ReducerOptions = {"rules": self._schedule()} if self._dense_steps else {}
+        options: ReducerOptions = {"rules": self._schedule()} if self._warmup_steps else {}
         self._exchange.hold(shards_of(sent), options)
 
     def _like_sent(self, name: str) -> Tensor:
@@ -192,24 +263,25 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         return moments[self._rules[name].moments[0]]
 
     def _take_in(self, newcomers: Collection[str]) -> None:
-        """Parameters that had no gradient before, of all ranks alike."""
+        """Takes in parameters that had a gradient on no rank before."""
         if not newcomers:
             return
         self._begin({name: self._optimized.all[name] for name in newcomers})
         self._optimized.join(newcomers)
-        self._hold()
+        if not self._removed:
+            self._hold()
 
     def _schedule(self) -> list[tuple[str, str, int]]:
         rules = []
         for name, codec in self._codecs.items():
             pattern, later = literal_pattern(name), Codec(codec).has_feedback
             if later:
-                rules.append((pattern, self._dense_codec, 0))
-            rules.append((pattern, codec, self._dense_steps if later else 0))
+                rules.append((pattern, self._warmup_codec, 0))
+            rules.append((pattern, codec, self._warmup_steps if later else 0))
         return rules
 
     def _begin_replaced(self) -> None:
-        """Moments start at zero for a replaced parameter, and if a program clears ``state``."""
+        """Sets moments of replaced parameters to zero, also if a program clears ``state``."""
         for former in self._optimized.take_replaced().values():
             self.state.pop(former, None)
         if new := {name: one for name, one in self._parameters.items() if not self.state.get(one)}:
@@ -222,15 +294,17 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         return Kept(
             {name: self.state[one] for name, one in self._parameters.items()},
             [[names[id(one)] for one in group["params"]] for group in self.param_groups],
-            {name: rule.own for name, rule in self._rules.items() if rule.own},
+            {name: own for name in self._parameters if (own := self._rules[name].own)},
             self._exchange,
             self._process_group(),
             type(self).__name__,
         )
 
     def _is_finite(self) -> bool:
-        """Of this rank's gradients; a scaler has looked already. Where parameters are sharded a
-        collective call of those who have the other parts."""
+        """True if this rank's gradients are finite, as a scaler already found out.
+
+        If parameters are sharded, a collective call of the ranks with the other shards.
+        """
         if (found := getattr(self, "found_inf", None)) is not None:
             return float(found) == 0
         parameters = self._optimized.all
@@ -256,7 +330,9 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         return gradients
 
     def _exchanged(self, parts: Sequence[Part], weight: float) -> list[list[Tensor]]:
-        """What arrived of each part. What is made is sent while the rest is made."""
+        """The means of each part. Tersor sends a part while the next part is computed."""
+        if self._removed:
+            return [self._averaged(part, weight) for part in parts]
         arrived = []
         for part in parts:
             arrived.append([one.contiguous() for one in part.rule.sent(part)])
@@ -272,8 +348,16 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
         self._exchange.wait()
         return arrived
 
+    def _averaged(self, part: Part, weight: float) -> list[Tensor]:
+        """The means of a part by PyTorch's own all-reduce."""
+        values = [one.contiguous() for one in part.rule.sent(part)]
+        for one in values:
+            one.mul_(weight / self._exchange.ranks)
+            dist.all_reduce(one, group=self._exchange.group)
+        return values
+
     def _parts(self, gradients: Mapping[str, Tensor]) -> Iterator[Part]:
-        """Of few values each, or one parameter: temporary copies are small."""
+        """Parts of few values or one parameter each, so that temporary copies are small."""
         groups = {id(one): group for group in self.param_groups for one in group["params"]}
         alike: dict[Any, list[tuple[str, Tensor, dict[str, Tensor]]]] = {}
         counts: Counter[Any] = Counter()
@@ -313,17 +397,17 @@ class CompressedOptimizer(torch.optim.Optimizer, ElasticReporting):
 
 
 def _somewhere_in(flag: bool, tensors: Collection[Tensor]) -> bool:
-    """Whether it is set on a rank that has a part of one of these that are sharded."""
+    """True if ``flag`` is set on a rank with a shard of one of these tensors."""
     for mesh in dict.fromkeys(one.device_mesh for one in tensors if isinstance(one, DTensor)):
-        told = torch.tensor(flag, dtype=torch.int32, device=mesh.device_type)
+        found = torch.tensor(flag, dtype=torch.int32, device=mesh.device_type)
         for group in mesh.get_all_groups():
-            dist.all_reduce(told, dist.ReduceOp.MAX, group)
-        flag = bool(told)
+            dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        flag = bool(found)
     return flag
 
 
 def _check_group(group: Mapping[str, Any]) -> None:
-    """Raises InvalidArgumentError for options that no optimizer takes."""
+    """Raises InvalidArgumentError for options out of range."""
     for name in ("lr", "eps", "weight_decay"):
         if name in group and not group[name] >= 0:
             raise InvalidArgumentError(f"{name}={group[name]}: give 0 or more")
@@ -336,11 +420,9 @@ def _check_group(group: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(f"betas={betas}: give two numbers, each at least 0 and below 1")
 
 
-def _with_default_codec(options: ReducerOptions, who: str) -> ReducerOptions:
-    """With the default codec. Raises InvalidArgumentError for what has no meaning here."""
-    found = cast(ReducerOptions, {"codec": DEFAULT_CODEC, **options})
-    rules = list(found.get("rules", ()))
-    codecs = [rule[1] for rule in rules] or [found["codec"]]
+def _check_codecs(options: ReducerOptions, who: str) -> None:
+    """Raises InvalidArgumentError if no codec has error feedback, or a codec is ``"auto"``."""
+    codecs = [rule[1] for rule in options.get("rules", ())] or [options["codec"]]
     if "auto" in codecs:
         raise InvalidArgumentError(f'codec="auto" is for gradients: name a codec for {who}')
     if not any(Codec(codec).has_feedback for codec in codecs):
@@ -349,17 +431,13 @@ def _with_default_codec(options: ReducerOptions, who: str) -> ReducerOptions:
             f"{listed}: {who} needs codecs with error feedback: add +ef, or average gradients for "
             "an ordinary optimizer (tersor.torch.compress, DistributedOptimizer)"
         )
-    refuse_weighted(options, who, "does not take it; set samples before step(), on all ranks")
-    if (reduction := found.get("reduction", "mean")) != "mean":
-        raise InvalidArgumentError(f"reduction={reduction!r}: {who} supports only 'mean'")
-    return {**found, "rules": rules}
 
 
-def _check_schedule(options: ReducerOptions, dense_steps: int) -> None:
-    """Raises InvalidArgumentError for first steps that are none, or that rules say, too."""
-    if dense_steps < 0:
-        raise InvalidArgumentError(f"dense_steps={dense_steps}: give 0 or more")
+def _check_schedule(options: ReducerOptions, warmup_steps: int) -> None:
+    """Raises InvalidArgumentError for a negative number, or for rules that have steps too."""
+    if warmup_steps < 0:
+        raise InvalidArgumentError(f"warmup_steps={warmup_steps}: give 0 or more")
     if any(len(rule) > 2 for rule in options.get("rules", ())):
         raise InvalidArgumentError(
-            "dense_steps= cannot be combined with rules with steps: use rules alone"
+            "warmup_steps= cannot be combined with rules with steps: use rules alone"
         )

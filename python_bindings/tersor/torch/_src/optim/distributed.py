@@ -1,7 +1,7 @@
-"""An optimizer that averages gradients over ranks, for trainers without DDP or FSDP.
+"""An optimizer that averages gradients over ranks, for training scripts without DDP or FSDP.
 
-In the manner of Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799): the trainer calls
-``backward`` and ``step`` itself, and gradients travel while the rest of the backward pass computes.
+After Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799): the script calls ``backward`` and
+``step``, and Tersor sends gradients while the rest of the backward pass computes.
 """
 
 from __future__ import annotations
@@ -9,89 +9,108 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tersor._core import InvalidArgumentError, RanksLostError
-from tersor.torch._src.checkpoint.residuals import Mode, load_reducer, save_reducer
-from tersor.torch._src.gradients.copies import SentGradients, write_means
+from tersor._options import takes_advanced
+from tersor._renamed import renamed_keywords
+from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
+from tersor.torch._src.checkpoint.residuals import Mode, as_mapping, load_reducer, save_reducer
+from tersor.torch._src.gradients.copies import SentGradients
 from tersor.torch._src.gradients.exchange import (
-    ElasticOptions,
+    OnLoss,
     Presence,
     TensorExchange,
     refuse_elastic_shards,
 )
-from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, has_feedback, warn_of
-from tersor.torch._src.gradients.sample_weights import Samples, Weighed
+from tersor.torch._src.gradients.low_bit_adam import chosen_codecs, warn_of
+from tersor.torch._src.gradients.sample_weights import Samples
+from tersor.torch._src.optim.averaging import AveragedGradients
+from tersor.torch._src.optim.state import load_with, plain_state, residuals_of, with_residuals
 from tersor.torch._src.optim.wrapper import OwnMethod, merged
-from tersor.torch._src.parameters.selection import (
-    OptimizedParameters,
-    Unsupported,
-    is_supported,
-    reason_of,
-    reduce_uncompressed,
-    refuse_sharded,
-    report_unsupported,
-    shards_of,
-)
-from tersor.torch._src.statistics.handles import ElasticReporting
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from tersor.torch._src.parameters.selection import OptimizedParameters, Unsupported
 
 Closure = Callable[[], Any]
 
-_LEFT_OVER = (
-    "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
-    "gradients in this pass (requires_grad_(False) of the module)"
-)
 
-
-class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
+class DistributedOptimizer(AveragedGradients, torch.optim.Optimizer):
     """Wraps an optimizer: before each step, gradients become their mean over ranks.
 
-    ::
+    To read or clip the means before the step, call ``synchronize``, then ``step`` within
+    ``skip_synchronize``. A ``GradScaler``'s ``unscale_`` belongs between the two calls.
+
+    A parameter without a gradient on this rank contributes zeros, keeps its residual and receives
+    the mean. The optimizer leaves a parameter alone if no rank has a gradient. A parameter that is
+    unfrozen or added takes part from its first gradient on. All ranks must begin with equal
+    parameters: call ``tersor.torch.broadcast_parameters(model)``, which includes buffers.
+
+    All ranks together may discard gradients before a step: with ``transactional=True``,
+    ``zero_grad`` and ``discard_step`` restore the residuals, and so does a step that a
+    ``GradScaler`` skips.
+
+    Between ``backward`` and ``synchronize`` a gradient keeps this rank's values, because Tersor
+    sends a copy of each gradient. If a program edits or replaces the gradient meanwhile,
+    ``synchronize`` raises an error that names the parameter. The sent values and the means do not
+    change.
+
+    A ``DistributedOptimizer`` is an instance of the wrapped optimizer's class, and shares all
+    attributes with the wrapped optimizer.
+
+    Args:
+        optimizer: The optimizer to wrap.
+        named_parameters: Result of ``model.named_parameters()``; ``rules`` match these names. By
+            default, names are those of the optimizer's groups, or ``"parameter.0"``, … in order.
+            Parameters outside the optimizer are left alone.
+        codec: Spec of the codec, such as ``"int8"``, or ``"auto"``.
+        rules: Tuples ``(pattern, codec)`` or ``(pattern, codec, step)``, as in ``compress``.
+        process_group: The ranks that take part. Default: all.
+        timeout: Seconds after which a missing rank raises TransportError. Default: the timeout of
+            the process group.
+        residual_dtype: Dtype of the residuals, ``"f32"`` or ``"bf16"``.
+        weighted: True if gradients are weighted by ``samples``. By default, every rank has the
+            same weight.
+        transactional: True if ``discard_step`` can restore the residuals from before the last
+            step, which takes twice the memory.
+        elastic: True if the remaining ranks may continue after the loss of a rank, see ``resume``.
+        min_ranks: The minimum number of ranks to continue. 0: more than half of the ranks, or
+            exactly half with the lowest rank.
+        on_loss: ``"raise"`` raises RanksLostError after a loss. ``"continue"`` warns and omits
+            the step. Needs ``elastic=True``.
+        backward_passes_per_step: Number of backward passes to accumulate before sending.
+        unsupported: ``"warn"`` sends float64 and complex gradients uncompressed and sparse
+            gradients as dense, with one warning. ``"error"`` raises for such gradients.
+        advanced: Further options.
+
+    Raises:
+        InvalidArgumentError: Two parameters have one name, a parameter has no name or is sharded
+            over ranks of ``process_group``, or an option is wrong.
+
+    Example::
 
         optimizer = tersor.torch.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), codec="int8"
         )
-        loss.backward()     # each gradient is sent as soon as it is there
-        optimizer.step()    # waits for the means, then the wrapped optimizer steps
-
-    To look at the means before the step, for clipping, or for a ``GradScaler`` (whose ``unscale_``
-    belongs between ``synchronize`` and ``step``)::
-
-        optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-
-    A parameter without a gradient on this rank contributes zeros, keeps its residual, and gets the
-    mean of the others; one that no rank has a gradient of is left alone. One that is unfrozen, or
-    added to the wrapped optimizer, is exchanged from its first gradient on. Ranks must begin with
-    equal parameters: call ``tersor.torch.broadcast_parameters(model)``, which includes buffers.
-
-    Gradients may be thrown away, by all ranks alike: ``zero_grad`` before a step takes back what
-    residuals held of them, with ``transactional=True``; ``discard_step`` does so by itself. So does
-    a step that a ``GradScaler`` skips.
-
-    Between ``backward`` and ``synchronize`` a gradient keeps this rank's values, because copies are
-    sent: one copy of each gradient. A gradient that is edited or replaced meanwhile raises an error
-    that names the parameter. The sent values and the means do not change.
-
-    A ``DistributedOptimizer`` is a subclass of the wrapped optimizer's class, too, and shares all
-    attributes with the wrapped optimizer. ``step``, ``zero_grad`` and the methods listed here come
-    first. ``state_dict`` is the wrapped optimizer's; ``residual_state_dict`` goes beside it.
+        loss.backward()     # sends each gradient as soon as it is computed
+        optimizer.step()    # waits for the means, then steps
     """
 
     # Attributes of the wrapper alone: ``__dict__`` is the wrapped optimizer's.
     __slots__ = (
         *("_dense", "_exchange", "_group", "_optimized", "_options", "_passes", "_passes_per_step"),
-        *("_presence", "_replaced", "_samples", "_sent", "_skip", "_synchronized", "_uncompressed"),
+        *(
+            "_presence",
+            "_removed",
+            "_replaced",
+            "_samples",
+            "_sent",
+            "_skip",
+            "_synchronized",
+            "_uncompressed",
+        ),
         *("_unsupported", "optimizer"),
     )
     _exchange: TensorExchange
@@ -101,48 +120,58 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
     def __new__(cls, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
         return super().__new__(merged(cls, optimizer))
 
+    @renamed_keywords(group="process_group", least_ranks="min_ranks")
+    @takes_advanced(AdvancedOptions)
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        codec: str = "bf16",
+        rules: Rules | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: float | None = None,
+        residual_dtype: ResidualDtype = "f32",
+        weighted: bool = False,
+        transactional: bool = False,
+        elastic: bool = False,
+        min_ranks: int = 0,
+        on_loss: OnLoss = "raise",
         backward_passes_per_step: int = 1,
         unsupported: Unsupported = "warn",
-        **options: Unpack[ElasticOptions],
+        advanced: AdvancedOptions | None = None,
     ) -> None:
-        """``named_parameters``: as ``model.named_parameters()``; rules look at these names.
-
-        Default names are those of the optimizer's groups, or ``"parameter.0"``, …, in its order.
-        Parameters that the optimizer does not have are left alone. ``group``: who takes part,
-        default the whole world. ``backward_passes_per_step``: how many gradients are accumulated
-        before they are sent.
-        ``unsupported``: what gradients mean that cannot be encoded: with ``"warn"`` float64 and
-        complex ones travel uncompressed, and sparse ones are made dense, which is told once; with
-        ``"error"`` they raise. ``options``: as of ``tersor.GradientReducer``.
-        Raises InvalidArgumentError for a name that stands for two parameters, a parameter without a
-        name or sharded over ranks of ``group``, and options that are wrong.
-        """
         if backward_passes_per_step < 1:
             raise InvalidArgumentError(
                 f"backward_passes_per_step={backward_passes_per_step}: give at least 1"
             )
+        options: Any = gathered(
+            AdvancedOptions,
+            advanced,
+            codec=codec,
+            rules=rules,
+            timeout=timeout,
+            residual_dtype=residual_dtype,
+            weighted=weighted,
+            transactional=transactional,
+            elastic=elastic,
+            min_ranks=min_ranks,
+            on_loss=on_loss,
+        )
         self.__dict__ = optimizer.__dict__
         self.optimizer = optimizer
         self._replaced: dict[str, Any] = {}
         self._optimized = OptimizedParameters(optimizer, named_parameters)
         if not self._optimized.all:
             raise InvalidArgumentError("the optimizer has no parameters")
-        self._group = group
+        self._group = process_group
         self._unsupported, self._samples = unsupported, Samples(options)
-        self._uncompressed: dict[str, str] = {}
         self._passes_per_step = backward_passes_per_step
-        self._passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]] = {}
-        self._dense: set[str] = set()  # whose gradients were sparse
-        self._synchronized = self._skip = False
+        self._uncompressed, self._passes, self._dense = {}, {}, set()
+        self._synchronized = self._skip = self._removed = False
         refuse_elastic_shards(options, self._optimized.all)
         device = next(iter(self._optimized.all.values())).device
-        self._exchange = TensorExchange(group, device, options)
+        self._exchange = TensorExchange(process_group, device, options)
         self._sent = SentGradients(device)
         self._options = self._exchange.options
         self._take_part(self._parameters)
@@ -151,13 +180,22 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         warn_of(optimizer, chosen_codecs(self._options, self._compressed()))
 
     def synchronize(self) -> None:
-        """Sends what was not sent yet and waits: every gradient is the mean over ranks now.
+        """Sends the remaining gradients and waits: every gradient becomes the mean over ranks.
 
-        ``step`` does so itself where it was not done. Raises what ended the exchange:
-        TransportError where a rank is gone or does something else, WireError where a message is
-        damaged; InvalidArgumentError where a gradient was changed while it was being sent. With
-        ``elastic=True`` RanksLostError: gradients are undefined then; ``resume``, and compute them
-        again. With ``on_loss="continue"`` there are none then, and ``step`` moves nothing.
+        ``step`` calls ``synchronize`` unless the program did.
+
+        Raises:
+            TransportError: A rank failed, or made another call.
+            WireError: A message is damaged.
+            InvalidArgumentError: A gradient was changed while Tersor was sending the gradient.
+            RanksLostError: With ``elastic=True``, ranks were lost. Gradients are undefined: call
+                ``resume`` and compute them again. With ``on_loss="continue"``, ``synchronize``
+                warns instead and removes the gradients, and ``step`` moves nothing.
+
+        Example::
+
+            optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         """
         changed = self._sent.changed(self._parameters)
         try:
@@ -173,25 +211,32 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
             )
         self._synchronized = True
 
-    def _exchange_gradients(self) -> None:
-        somewhere = self._end_exchange(discards=False)
-        self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
-        self._samples.end()
-
     def resume(self) -> None:
         super().resume()
-        self._sent = SentGradients(self._exchange.device)
-        self._samples.end()
+        self._forget_step()
 
-    def _leave_out_step(self, lost: RanksLostError) -> None:
-        warnings.warn(f"{lost}. The step is skipped.", stacklevel=4)
-        self.resume()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._synchronized = True
+    def reset(self) -> None:
+        super().reset()
+        self._exchange.hold(self._compressed())
+        self._forget_step()
+
+    def remove(self) -> None:
+        if len(self._sent):
+            raise InvalidArgumentError(
+                "remove() while gradients are being sent: call remove() after step() or before "
+                "backward()"
+            )
+        super().remove()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it ``step`` takes the gradients as they are: ``synchronize`` was called before."""
+        """Within the context, ``step`` uses the gradients as they are, after ``synchronize``.
+
+        Example::
+
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        """
         self._skip = True
         try:
             yield
@@ -200,11 +245,25 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
 
     @OwnMethod
     def step(self, closure: Closure | None = None, **options: Any) -> Any:
-        """The wrapped optimizer's step, on the mean gradients. ``options``: of that step.
+        """Calls the wrapped optimizer's ``step`` on the mean gradients. A collective call.
 
-        With a closure, each of its evaluations is followed by an exchange. Step hooks run once,
-        around the wrapped step. Raises InvalidArgumentError within ``skip_synchronize`` while
-        gradients are under way.
+        Step hooks run once, around the wrapped step.
+
+        Args:
+            closure: Computes gradients and returns the loss. An exchange follows each evaluation.
+            **options: Options of the wrapped optimizer's ``step``.
+
+        Returns:
+            The result of the wrapped ``step``.
+
+        Raises:
+            InvalidArgumentError: ``step`` is called within ``skip_synchronize`` while gradients
+                are being sent. All errors of ``synchronize`` are raised too.
+
+        Example::
+
+            loss.backward()
+            optimizer.step()
         """
         if closure is not None:
             return self.optimizer.step(functools.partial(self._evaluate, closure), **options)
@@ -220,10 +279,19 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
 
     @OwnMethod
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; between backward and step it throws the gradients away.
+        """Clears gradients. Between ``backward`` and ``step``, discards them on all ranks.
 
-        All ranks do so alike. An error where gradients are being sent, a codec has ``+ef``, and
-        there is no ``transactional=True``.
+        Args:
+            set_to_none: True to remove gradients; False to set them to zero.
+
+        Raises:
+            InvalidArgumentError: Gradients are being sent, a codec has ``+ef``, and
+                ``transactional`` is False; or only some ranks discard.
+
+        Example::
+
+            optimizer.zero_grad()
+            loss.backward()
         """
         if len(self._sent) or self._synchronized:
             self._throw_away()
@@ -231,158 +299,95 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     def discard_step(self) -> None:
-        """Takes back what residuals hold of the last exchange (``transactional=True`` only), or of
-        the one under way, which it ends: where no step follows it. All ranks do so alike."""
+        """Restores the residuals from before the last exchange, if no step used its result.
+
+        Ends an exchange under way. Call ``discard_step`` on all ranks. Needs
+        ``transactional=True``.
+
+        Example::
+
+            if not torch.isfinite(loss):
+                optimizer.discard_step()
+        """
         if len(self._sent):
             return self._throw_away()
         self._synchronized = False
         self.reducer.discard_step()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
+    def state_dict(self, mode: Mode | None = None) -> dict[str, Any]:
+        """Returns the wrapped optimizer's state, with ``mode`` also the residuals.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state_dict)
+        Args:
+            mode: None returns the wrapped optimizer's state alone, which is equal on all ranks.
+                ``"exact"`` adds each rank's residuals: save one file per rank, or a distributed
+                checkpoint. ``"portable"`` adds the residuals' sum, for any number of ranks, and is
+                a collective call.
 
-    def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
-        """The residuals, for a checkpoint, between two steps, as :meth:`HookState.state_dict`."""
+        Returns:
+            A dict as of ``torch.optim.Optimizer.state_dict``. Residuals are under ``"tersor"`` in
+            the first parameter group.
+
+        Raises:
+            InvalidArgumentError: ``mode`` is unknown, or is ``"exact"`` after ranks were lost.
+
+        Example::
+
+            torch.save(optimizer.state_dict("exact"), f"optimizer{dist.get_rank()}.pt")
+        """
+        state = self.optimizer.state_dict()
+        if mode is None:
+            return state
+        return with_residuals(state, self._residuals(mode))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | None) -> None:
+        """Loads the result of ``state_dict``, with residuals if the state has any.
+
+        A state without residuals leaves the residuals as they are.
+
+        Args:
+            state_dict: Result of ``state_dict``. None or an empty dict sets residuals to zero with
+                a warning, and changes nothing else.
+
+        Raises:
+            InvalidArgumentError: The residuals are damaged, or of another model, codec, or (if
+                exact) number of ranks. Nothing was changed then.
+
+        Example::
+
+            optimizer.load_state_dict(torch.load(path, weights_only=True))
+        """
+        reducer, group = self.reducer, self._process_group()
+        if not (saved := as_mapping(state_dict)):
+            return load_reducer(reducer, group, None)
+        if not (residuals := residuals_of(saved)):
+            return self.optimizer.load_state_dict(dict(saved))
+        state = plain_state(self.optimizer, saved)
+        load_with(reducer, group, residuals, lambda: self.optimizer.load_state_dict(state))
+
+    def _residuals(self, mode: Mode) -> dict[str, Any]:
         return save_reducer(self.reducer, self._process_group(), self._check_exact(mode))
 
+    def residual_state_dict(self, mode: Mode = "exact") -> dict[str, Any]:
+        """Deprecated: returns the residuals alone. Use ``state_dict(mode)``."""
+        _warn_of_residuals("residual_state_dict(mode)", "state_dict(mode)")
+        return self._residuals(mode)
+
     def load_residual_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Brings back what ``residual_state_dict`` gave, as :meth:`HookState.load_state_dict`."""
+        """Deprecated: loads the result of ``residual_state_dict``. Use ``load_state_dict``."""
+        _warn_of_residuals("load_residual_state_dict(state)", "load_state_dict(state)")
         load_reducer(self.reducer, self._process_group(), state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Between two steps, on all ranks alike."""
-        self.optimizer.add_param_group(param_group)
+        """Adds parameters to the wrapped optimizer, between two steps, on all ranks.
 
-    @property
-    def _parameters(self) -> dict[str, torch.Tensor]:
-        return self._optimized.taking_part
+        Args:
+            param_group: A group as of ``torch.optim.Optimizer.add_param_group``.
 
-    def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
-        group, how = self._process_group(), self._unsupported
-        refuse_sharded(newcomers, group, "use tersor.torch.compress")
-        found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
-        report_unsupported(found, "error" if self._exchange.elastic else how, group)
-        self._uncompressed.update(found)
-        self._watch(newcomers)
+        Example::
 
-    def _watch(self, names: Iterable[str]) -> None:
-        for name in names:
-            if self._parameters[name].requires_grad:  # a rank may have it frozen still
-                watch = functools.partial(_accumulated, weakref.ref(self), name)
-                self._parameters[name].register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
-
-    def _end_exchange(self, *, discards: bool) -> list[str]:
-        """The parameters with a gradient on some rank."""
-        try:
-            present = self._optimized.with_gradients()
-            self._watch(self._optimized.take_replaced())
-            somewhere, [discarding] = self._presence.somewhere(present, [discards])
-            self._samples.weigh_once(self.reducer)
-            self._send_rest(self._parameters, [] if discards else somewhere)
-        finally:  # nor is zero_grad refused after an error
-            self._passes.clear()
-            sent = self._sent.end()
-        self._exchange.wait()
-        if 0 < discarding < self._ranks():
-            raise InvalidArgumentError(
-                f"{discarding} of {self._ranks()} ranks discard the gradients of this step: call "
-                "zero_grad() or discard_step() before a step on all ranks or on no rank"
-            )
-        if not discards:
-            write_means(sent)
-            self._reduce_uncompressed(somewhere)
-        return somewhere
-
-    def _throw_away(self) -> None:
-        transactional = self._options.get("transactional", False)
-        leaves_some = has_feedback(self._options) and not transactional
-        if leaves_some and len(self._sent):
-            raise InvalidArgumentError(f"gradients that are being sent are discarded: {_LEFT_OVER}")
-        if leaves_some:
-            warnings.warn(f"averaged gradients were discarded: {_LEFT_OVER}", stacklevel=3)
-        if len(self._sent):
-            self._end_exchange(discards=True)
-            self._samples.end()
-        self._synchronized = False
-        if transactional:
-            self.reducer.discard_step()
-
-    def _send_rest(self, names: Iterable[str], somewhere: Collection[str]) -> None:
-        for name in names:
-            if name in self._sent:
-                continue
-            if name in somewhere:
-                self._send(name, self._parameters[name])
-            elif name not in self._uncompressed:
-                self._exchange.leave_out(name, self._parameters[name])
-
-    def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
-        """Gradients that were none before, of all ranks alike: they take part from now on.
-
-        They go by themselves, once, in a step of the new reducer that is no step of training.
+            optimizer.add_param_group({"params": model.head.parameters(), "lr": 0.01})
         """
-        if not newcomers:
-            return
-        self._optimized.join(newcomers)
-        self._take_part({name: self._parameters[name] for name in newcomers})
-        self._exchange.hold(self._compressed(), steps_back=1)
-        self._samples.weigh(self.reducer)
-        self._send_rest(self._parameters, newcomers)
-        sent = self._sent.end()
-        self._exchange.wait()
-        write_means(sent)
-        self._reduce_uncompressed(newcomers)
-        self.reducer.relearn_order()
-
-    def _compressed(self) -> dict[str, torch.Tensor]:
-        shards = shards_of(self._parameters)
-        return {name: one for name, one in shards.items() if name not in self._uncompressed}
-
-    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
-        """Called by autograd when a gradient was added to ``parameter.grad``."""
-        gradient = parameter.grad
-        assert gradient is not None
-        if name in self._sent:
-            if gradient is self._sent.gradient(name) or gradient.requires_grad:
-                raise InvalidArgumentError(
-                    f"the gradient of {name} was computed again while it is being sent: call "
-                    f"step() or synchronize() after {self._passes_per_step} backward passes, or "
-                    "pass a larger backward_passes_per_step"
-                )
-            self._throw_away()
-        self._synchronized = False
-        passes, last = self._passes.get(name, (0, None))
-        passes = 1 if last is None or last() is not gradient else passes + 1  # else thrown away
-        self._passes[name] = passes, weakref.ref(gradient)
-        if passes == self._passes_per_step:
-            self._send(name, parameter)
-
-    def _send(self, name: str, parameter: torch.Tensor) -> None:
-        missing = parameter.grad is None
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.layout != torch.strided:
-            if name not in self._dense:
-                self._dense.add(name)
-                found = {name: "sparse, as dense"}
-                report_unsupported(found, self._unsupported, self._process_group())
-            parameter.grad = parameter.grad.to_dense()
-        if name in self._uncompressed:
-            self._sent.add(name, parameter.grad)
-            return
-        values = self._sent.copy(name, parameter.grad)
-        self._exchange.take_over()
-        with contextlib.suppress(RanksLostError):  # step() raises it, not the backward pass
-            self._samples.weigh_once(self.reducer)
-            self.reducer.ready(name, values, "none" if missing else "gradient")
-        self._sent.add(name, parameter.grad, values)
-
-    def _reduce_uncompressed(self, names: Collection[str]) -> None:
-        for name in filter(names.__contains__, self._uncompressed):
-            reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
+        self.optimizer.add_param_group(param_group)
 
     def _evaluate(self, closure: Closure) -> Any:
         loss = closure()
@@ -391,9 +396,9 @@ class DistributedOptimizer(ElasticReporting, Weighed, torch.optim.Optimizer):
         return loss
 
 
-def _accumulated(
-    watcher: weakref.ref[DistributedOptimizer], name: str, parameter: torch.Tensor
-) -> None:
-    """A hook of autograd's, which does not keep the optimizer alive."""
-    if (optimizer := watcher()) is not None:
-        optimizer._accumulated(name, parameter)
+def _warn_of_residuals(old: str, new: str) -> None:
+    warnings.warn(
+        f"DistributedOptimizer.{old} is deprecated and ends with the next release: use {new}",
+        DeprecationWarning,
+        stacklevel=3,
+    )

@@ -1,11 +1,11 @@
-"""Muon that exchanges what each rank has made orthogonal by itself, in few bits.
+"""Muon whose ranks exchange their own orthogonal updates in few bits.
 
-Muon (Jordan 2024, kellerjordan.github.io/posts/muon) moves a matrix by the orthogonal matrix that
-is nearest to its momentum. Made of what arrives in few bits it would give the noise of small
-singular directions the size of large ones. So each rank makes its own momentum orthogonal, and the
-mean of these is exchanged, with feedback behind them::
+Muon (Jordan 2024, kellerjordan.github.io/posts/muon) moves a matrix by the orthogonal matrix
+nearest to the momentum. If ranks exchanged the momentum in few bits, Muon would amplify the noise
+of small singular directions to the size of large ones. Therefore each rank makes its own momentum
+orthogonal, and the ranks exchange the mean of the results with error feedback::
 
-    m ← β · m + (1 - β) · g           of this rank alone; nothing of it is sent
+    m ← β · m + (1 - β) · g           on this rank; never sent
     u = NS(β · m + (1 - β) · g) · 0.2 · √max(rows, columns)
     weights ← weights · (1 - rate · decay) - rate · mean of u over ranks
 """
@@ -17,7 +17,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,16 +26,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import ParamsT
 
 from tersor._core import InvalidArgumentError
+from tersor._options import takes_advanced
+from tersor._renamed import renamed_keywords
+from tersor.reducer import OptimizerOptions, ResidualDtype, Rules
 from tersor.torch import _compat
-from tersor.torch._src.gradients.exchange import ElasticOptions
+from tersor.torch._src.gradients.exchange import OnLoss
 from tersor.torch._src.optim.adamw import adamw_rule
-from tersor.torch._src.optim.compressed import CompressedOptimizer
+from tersor.torch._src.optim.compressed import DEFAULT_CODEC, RENAMED, CompressedOptimizer
 from tersor.torch._src.optim.rules import Part, Rule
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-# Names of what is no hidden matrix, by the usage of PyTorch's and Hugging Face's models.
+# Names of embeddings and heads in models of PyTorch and Hugging Face.
 _EMBEDDING = re.compile(r"embed|(^|[._])(wte|wpe|emb)([._]|$)|^shared\.")
 _HEAD = re.compile(r"(^|\.)(lm_head|head|classifier|scores?|logits|proj_out|cls)\.|^(fc|output)\.")
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's, of the polynomial a·x + b·x³ + c·x⁵
@@ -45,29 +45,50 @@ Hidden = str | re.Pattern[str] | Callable[[str, Tensor], bool]
 
 
 class CompressedMuon(CompressedOptimizer):
-    """Muon whose ranks exchange orthogonal updates of their own, for codecs below two bits a value.
+    """Muon whose ranks exchange their own orthogonal updates, for codecs below two bits per value.
 
-    ::
+    Hidden matrices use Muon: weights of two dimensions, and convolutions (four or five dimensions)
+    as matrices with one row per output. Parameters named like embeddings or heads are not hidden.
+    All other parameters use :class:`CompressedAdamW` in the same exchange, in parameter groups
+    with ``use_muon`` False.
 
-        optimizer = tersor.torch.CompressedMuon(
-            model.named_parameters(), lr=2e-3, codec="hadamard:bits=1+ef", momentum=0.8
-        )
-        for batch in batches:
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()    # each rank's own gradient; DDP within no_sync()
-            optimizer.step()                    # exchanges, and moves all ranks alike
+    Each rank passes its own gradient: do not average gradients before ``step``.
+    :class:`CompressedAdamW` describes missing gradients, added parameters, a ``GradScaler`` and
+    gradients that are not finite.
 
-    Hidden matrices go by Muon: weights of two dimensions, and of four and five (convolutions, as
-    matrices of a row for each output), but for those whose names are of embeddings or a head. All
-    else goes by the recipe of :class:`CompressedAdamW` in the same exchange, and stands in groups
-    of its own, which have ``use_muon`` False. ``hidden`` has the names of the matrices.
+    Source: Jordan 2024, kellerjordan.github.io/posts/muon; size of steps: Liu et al. 2025,
+    arXiv:2502.16982.
 
-    Gradients must not be averaged before. Missing gradients, parameters that are added, a
-    ``GradScaler`` and gradients that are not finite: as in :class:`CompressedAdamW`.
+    Args:
+        params: ``model.named_parameters()``, or groups that set ``use_muon``.
+        lr: Learning rate. A step has the size of an AdamW step, so use AdamW's rates.
+        momentum: Momentum of Muon. Fewer bits need a smaller momentum.
+        weight_decay: Decoupled weight decay.
+        nesterov: True for Nesterov momentum.
+        ns_steps: Number of Newton-Schulz iterations.
+        hidden: Selects the hidden matrices among parameters of two or more dimensions: a regular
+            expression to search in names, or a function of name and parameter. Equal on all ranks.
+        adamw: ``betas`` (default (0.9, 0.95)), ``eps`` (1e-8), ``lr`` and ``weight_decay`` (default
+            Muon's) of the other parameters.
+        codec, rules, warmup_codec, warmup_steps, process_group, timeout, residual_dtype, elastic, \
+            min_ranks, on_loss, advanced: See :class:`CompressedAdamW`.
+
+    Raises:
+        InvalidArgumentError: As :class:`CompressedAdamW`; also if no parameter is a hidden matrix,
+            a group with ``use_muon`` has a parameter that is not a matrix, or ranks disagree on
+            the hidden matrices.
+
+    Example::
+
+        optimizer = tersor.torch.CompressedMuon(model.named_parameters(), lr=2e-3)
+        loss_of(model, batch).backward()
+        optimizer.step()
     """
 
     _instead = "use torch.optim.Muon with tersor.torch.compress"
 
+    @renamed_keywords(**RENAMED)
+    @takes_advanced(OptimizerOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -79,23 +100,18 @@ class CompressedMuon(CompressedOptimizer):
         ns_steps: int = 5,
         hidden: Hidden | None = None,
         adamw: Mapping[str, Any] | None = None,
-        dense_codec: str = "bf16",
-        dense_steps: int = 0,
-        group: dist.ProcessGroup | None = None,
-        **options: Unpack[ElasticOptions],
+        codec: str = DEFAULT_CODEC,
+        rules: Rules | None = None,
+        warmup_codec: str = "bf16",
+        warmup_steps: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: float | None = None,
+        residual_dtype: ResidualDtype = "f32",
+        elastic: bool = False,
+        min_ranks: int = 0,
+        on_loss: OnLoss = "raise",
+        advanced: OptimizerOptions | None = None,
     ) -> None:
-        """``lr``: the size of a step is AdamW's (Liu et al. 2025, arXiv:2502.16982), and so are
-        rates. ``momentum``: fewer bits want a smaller one. ``ns_steps``: of Newton-Schulz.
-
-        ``hidden``: which of the matrices are, a regular expression that is searched for in names,
-        or a function of name and parameter. Or parameter groups say so, by ``use_muon``. ``adamw``:
-        ``betas`` (0.9, 0.95) and ``eps`` of the rest, and ``lr`` and ``weight_decay`` where they
-        are others than Muon's. All else is as in :class:`CompressedAdamW`.
-
-        A collective call, of equal ``hidden`` on all ranks. Raises InvalidArgumentError as
-        :class:`CompressedAdamW`, and where no parameter is a hidden matrix, a group with
-        ``use_muon`` has what is no matrix, or ranks disagree.
-        """
         self._is_hidden = _chosen_by(hidden)
         plain = {"lr": lr, "weight_decay": weight_decay}
         self._muon = {**plain, "momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
@@ -104,7 +120,20 @@ class CompressedMuon(CompressedOptimizer):
             known = ", ".join(self._adamw)
             raise InvalidArgumentError(f"adamw= has no option {min(unknown)!r}; there are: {known}")
         self._adamw.update(adamw or {})
-        super().__init__(params, {}, (dense_codec, dense_steps), group, options)
+        super().__init__(
+            params,
+            {},
+            (warmup_codec, warmup_steps),
+            process_group,
+            advanced,
+            codec=codec,
+            rules=rules,
+            timeout=timeout,
+            residual_dtype=residual_dtype,
+            elastic=elastic,
+            min_ranks=min_ranks,
+            on_loss=on_loss,
+        )
         if not any(one["use_muon"] for one in self.param_groups):
             raise InvalidArgumentError(
                 "no parameter is a hidden matrix: select them by hidden= or groups with "
@@ -113,13 +142,25 @@ class CompressedMuon(CompressedOptimizer):
 
     @property
     def hidden(self) -> list[str]:
-        """The names of the parameters that go by Muon."""
+        """The names of the hidden matrices."""
         marked = self._marked()
         return [name for name, one in self._optimized.all.items() if id(one) in marked]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Between two steps, on all ranks alike. Without ``use_muon`` it becomes two groups, of
-        hidden matrices and of the others."""
+        """Adds parameters, between two steps, on all ranks.
+
+        A group without ``use_muon`` becomes two groups: hidden matrices and other parameters.
+
+        Args:
+            param_group: A group as of ``torch.optim.Optimizer.add_param_group``.
+
+        Raises:
+            InvalidArgumentError: A parameter with ``use_muon`` is not a matrix.
+
+        Example::
+
+            optimizer.add_param_group({"params": model.head.named_parameters()})
+        """
         for one in _split(param_group, self._is_hidden):
             if one["use_muon"]:
                 _check_matrices(one)
@@ -135,7 +176,7 @@ class CompressedMuon(CompressedOptimizer):
         return _ORTHOGONAL if id(parameter) in self._marked() else adamw_rule(codec)
 
     def _begin(self, newcomers: Mapping[str, Tensor]) -> None:
-        """Raises InvalidArgumentError where ranks disagree on which are hidden."""
+        """Raises InvalidArgumentError if ranks disagree on the hidden matrices."""
         marked, names = self._marked(), sorted(newcomers)  # groups may be in another order, too
         counts = self._presence.counts([id(newcomers[name]) in marked for name in names])
         everywhere = (0, self._exchange.transport.ranks)
@@ -181,9 +222,9 @@ _ORTHOGONAL = _Orthogonal()
 
 
 def orthogonal(matrices: Tensor, steps: int) -> Tensor:
-    """Of each of some matrices (count, rows, columns) nearly the orthogonal one nearest to it.
+    """Approximates the nearest orthogonal matrix of each of ``matrices`` (count, rows, columns).
 
-    By Newton-Schulz, whose singular values end at some 0.7 to 1.2. A matrix of zeros stays so.
+    Newton-Schulz iterations give singular values of about 0.7 to 1.2. Zeros stay zeros.
     """
     a, b, c = _COEFFICIENTS
     wide = matrices.size(1) <= matrices.size(2)
@@ -199,7 +240,7 @@ def orthogonal(matrices: Tensor, steps: int) -> Tensor:
 
 @functools.cache
 def _fast_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where products of matrices are fast in it."""
+    """bfloat16 if matrix products in bfloat16 are fast."""
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -208,12 +249,12 @@ def _fast_dtype(device: torch.device) -> torch.dtype:
 
 
 def _as_matrix(values: Tensor) -> Tensor:
-    """A row for each output."""
+    """A matrix with one row per output."""
     return values if values.dim() == 2 else values.flatten(1)
 
 
 def _whole(own: Tensor, like: Tensor) -> Tensor:
-    """Where the parameter is sharded what all its ranks have; a collective call of those."""
+    """The whole tensor of a sharded parameter: a collective call of the ranks with its shards."""
     if not isinstance(like, DTensor):
         return own
     mesh, placements = like.device_mesh, like.placements
@@ -224,7 +265,7 @@ def _whole(own: Tensor, like: Tensor) -> Tensor:
 
 
 def _own_part(values: Tensor, like: Tensor) -> Tensor:
-    """Of a whole tensor, where the parameter is sharded."""
+    """This rank's shard of a whole tensor."""
     if not isinstance(like, DTensor):
         return values
     return distribute_tensor(
@@ -233,8 +274,7 @@ def _own_part(values: Tensor, like: Tensor) -> Tensor:
 
 
 def is_hidden(name: str, parameter: Tensor) -> bool:
-    """Whether it goes by Muon where nobody says: a stack of matrices, of three dimensions, does
-    not."""
+    """True if the parameter uses Muon by default. Stacks of matrices (3-D) do not."""
     return parameter.dim() != 3 and not (_EMBEDDING.search(name) or _HEAD.search(name))
 
 
@@ -248,7 +288,7 @@ def _chosen_by(hidden: Hidden | None) -> Callable[[str, Tensor], bool]:
 
 
 def _split(group: dict[str, Any], is_chosen: Callable[[str, Tensor], bool]) -> list[dict[str, Any]]:
-    """Into hidden matrices and others, if it does not say itself what it is."""
+    """Splits a group without ``use_muon`` into hidden matrices and others."""
     given = group["params"]
     given = list(given) if not isinstance(given, (Tensor, set)) else given
     if "use_muon" in group:
@@ -265,7 +305,7 @@ def _split(group: dict[str, Any], is_chosen: Callable[[str, Tensor], bool]) -> l
 
 
 def _check_matrices(group: Mapping[str, Any]) -> None:
-    """Raises InvalidArgumentError for what is none, and warns of embeddings."""
+    """Raises InvalidArgumentError for a parameter that is not a matrix; warns of embeddings."""
     for one in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
         name, parameter = one if isinstance(one, tuple) else ("a parameter", one)
         if parameter.dim() < 2:

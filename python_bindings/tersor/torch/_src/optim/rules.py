@@ -1,5 +1,4 @@
-"""How the parameters of a ``CompressedOptimizer`` move: what a rank sends of them, and what it does
-with what arrives."""
+"""The updates of a ``CompressedOptimizer``: the sent values, and the use of the mean."""
 
 from __future__ import annotations
 
@@ -20,33 +19,33 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Parameters that move alike: by a rule, by the options of a group, after so many steps."""
+    """Parameters with the same rule, parameter group and number of steps."""
 
     rule: Rule
     group: Group
     steps: int
-    counters: list[Tensor]  #: of steps, of which there were so many
+    counters: list[Tensor]  #: the step counters of the parameters
     names: list[str]
-    parameters: list[Tensor]  #: as the model has them; all else is what this rank has
+    parameters: list[Tensor]  #: of the model; all other tensors are this rank's shards
     gradients: list[Tensor]
-    moments: Mapping[str, list[Tensor]]  #: by their names, those of all parameters
+    moments: Mapping[str, list[Tensor]]  #: for each name of a moment, the tensors of all parameters
 
     def float_gradients(self) -> list[Tensor]:
-        """Those of 16 bits as copies."""
+        """Float32 gradients; 16-bit gradients are copied."""
         return [one.float() for one in self.gradients]
 
     @property
     def weights(self) -> list[Tensor]:
-        """What this rank has of them."""
+        """This rank's shards of the parameters."""
         return [local_shard(one) for one in self.parameters]
 
     def moving_weights(self) -> list[Tensor]:
-        """To be moved in place by a step, which is counted."""
+        """Counts a step and returns the weights to update in place."""
         _compat.foreach_add_(self.counters, number(1, self.counters))
         return self.weights
 
     def decayed_weights(self) -> list[Tensor]:
-        """The same, after they decayed by themselves."""
+        """Counts a step and returns the weights after decoupled decay."""
         weights = self.moving_weights()
         remaining = 1 - float(self.group["lr"]) * self.group["weight_decay"]
         _compat.foreach_mul_(weights, number(remaining, weights))
@@ -54,7 +53,7 @@ class Part:
 
 
 def number(value: float, tensors: Sequence[Tensor]) -> Any:
-    """For ``_compat.foreach_…``, which on hosts takes a tensor in less time; not to be written."""
+    """A number for ``_compat.foreach_…``: on CPUs a tensor, which is faster. Read only."""
     return _number(value) if tensors[0].device.type == "cpu" else value
 
 
@@ -64,31 +63,33 @@ def _number(value: float) -> Tensor:
 
 
 class Rule(ABC):
-    """How parameters move."""
+    """The update of parameters."""
 
-    moments: ClassVar[tuple[str, ...]]  #: names of those that it keeps; the first is like the sent
-    own: ClassVar[str | None] = None  #: that of each rank's own; None: all are common
+    moments: ClassVar[
+        tuple[str, ...]
+    ]  #: names; the first moment has the shape and dtype of the sent values
+    own: ClassVar[str | None] = None  #: the moment that differs between ranks, if any
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
         """The moments before the first step."""
         return {key: torch.zeros_like(parameter, dtype=torch.float32) for key in self.moments}
 
     def likeness(self, parameter: Tensor) -> object:
-        """Parameters of another one are no part of the same ``Part``."""
+        """Parameters with different results are in different parts."""
         return None
 
     @abstractmethod
     def sent(self, part: Part) -> list[Tensor]:
-        """Of this rank, in memory of its own or that of gradients. Moments stay as they are."""
+        """The values to send, in new memory or in gradients. Leaves the moments unchanged."""
 
     @abstractmethod
     def move(self, part: Part, arrived: list[Tensor]) -> None:
-        """Moves the weights by the mean of what ranks sent; moments and counters move on."""
+        """Updates weights, moments and counters by the mean of the sent values over ranks."""
 
 
 class MeanGradient(Rule):
-    """Moves by the mean gradient. Moments have PyTorch's dtype except that f16 parameters have f32
-    moments: unscaled gradients would underflow."""
+    """An update by the mean gradient. Moments have PyTorch's dtype, except that f16 parameters have
+    f32 moments: unscaled gradients would underflow."""
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
         dtype = torch.float32 if parameter.dtype == torch.float16 else None

@@ -1,20 +1,21 @@
-"""SGD with a momentum that is exchanged, in few bits.
+"""SGD whose ranks exchange the common momentum in few bits.
 
-Error feedback is a momentum itself: of what waits a codec brings a share k in each step, so that a
-gradient arrives spread over steps as by a momentum of 1 - k. SGD's momentum behind that, or before
-it, is a second filter in a row, which delays large steps until they oscillate. With the common
-momentum exchanged the two are one, 1 - k (1 - β'), and β' is chosen such that it is β::
+Error feedback acts as a momentum: in each step, a codec sends a share k of the residual, so a
+gradient arrives over several steps, as with a momentum of 1 - k. SGD's own momentum is a second
+filter. Two filters delay large steps until the weights oscillate. If the ranks exchange the common
+momentum, both filters become a single filter with momentum 1 - k (1 - β'). The optimizer chooses β'
+such that the momentum is β::
 
     β' = max(0, 1 - (1 - β) / k)
     p = β' · m + (1 - β') · (g + decay · weights)
-    m ← mean of p over ranks          by the codec; the same bits on every rank
+    m ← mean of p over ranks          through the codec; equal bits on every rank
     weights ← weights - rate / (1 - β) · m
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -23,13 +24,13 @@ from torch.optim.optimizer import ParamsT
 
 from tersor import Codec
 from tersor._core import InvalidArgumentError
+from tersor._options import takes_advanced
+from tersor._renamed import renamed_keywords
+from tersor.reducer import OptimizerOptions, ResidualDtype, Rules
 from tersor.torch import _compat
-from tersor.torch._src.gradients.exchange import ElasticOptions
-from tersor.torch._src.optim.compressed import CompressedOptimizer
+from tersor.torch._src.gradients.exchange import OnLoss
+from tersor.torch._src.optim.compressed import DEFAULT_CODEC, RENAMED, CompressedOptimizer
 from tersor.torch._src.optim.rules import MeanGradient, Part, Rule, number
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _SAMPLE = 1 << 16  # values
 
@@ -37,22 +38,34 @@ _SAMPLE = 1 << 16  # values
 class CompressedSGD(CompressedOptimizer):
     """SGD with momentum whose ranks exchange the common momentum, for codecs below two bits.
 
-    ::
+    Use the learning rate and momentum of ``torch.optim.SGD`` on mean gradients. Each rank passes
+    its own gradient: do not average gradients before ``step``. A parameter whose codec has no
+    ``+ef`` uses SGD on the mean gradient. :class:`CompressedAdamW` describes missing gradients,
+    added parameters, a ``GradScaler`` and gradients that are not finite.
 
-        optimizer = tersor.torch.CompressedSGD(
-            model.named_parameters(), lr=0.05, momentum=0.9, codec="hadamard:bits=1+ef"
-        )
-        for batch in batches:
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()    # each rank's own gradient; DDP within no_sync()
-            optimizer.step()                    # exchanges, and moves all ranks alike
+    Args:
+        params: Parameters or groups, best with names: ``model.named_parameters()``.
+        lr: Learning rate.
+        momentum: Momentum β, at least 0 and below 1.
+        weight_decay: Weight decay, added to the gradient.
+        sent_momentum: The momentum β' of the exchanged values. Default: computed from the codec's
+            share k of normally distributed values.
+        codec, rules, warmup_codec, warmup_steps, process_group, timeout, residual_dtype, elastic, \
+            min_ranks, on_loss, advanced: See :class:`CompressedAdamW`.
 
-    Rates and momentum are those of ``torch.optim.SGD`` on mean gradients. Parameters whose codec
-    has no ``+ef`` go by SGD on the mean gradient. Gradients must not be averaged before. Missing
-    gradients, parameters that are added, a ``GradScaler`` and gradients that are not finite: as in
-    :class:`CompressedAdamW`.
+    Raises:
+        InvalidArgumentError: As :class:`CompressedAdamW`; also for codec ``lowrank``, whose share k
+            depends on the gradients.
+
+    Example::
+
+        optimizer = tersor.torch.CompressedSGD(model.named_parameters(), lr=0.05, momentum=0.9)
+        loss_of(model, batch).backward()
+        optimizer.step()
     """
 
+    @renamed_keywords(**RENAMED)
+    @takes_advanced(OptimizerOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -61,20 +74,36 @@ class CompressedSGD(CompressedOptimizer):
         weight_decay: float = 0.0,
         *,
         sent_momentum: float | None = None,
-        dense_codec: str = "bf16",
-        dense_steps: int = 0,
-        group: dist.ProcessGroup | None = None,
-        **options: Unpack[ElasticOptions],
+        codec: str = DEFAULT_CODEC,
+        rules: Rules | None = None,
+        warmup_codec: str = "bf16",
+        warmup_steps: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+        timeout: float | None = None,
+        residual_dtype: ResidualDtype = "f32",
+        elastic: bool = False,
+        min_ranks: int = 0,
+        on_loss: OnLoss = "raise",
+        advanced: OptimizerOptions | None = None,
     ) -> None:
-        """``lr``, ``momentum``, ``weight_decay``: as of ``torch.optim.SGD``. ``sent_momentum``: β',
-        where it is not to follow from the codec. All else is as in :class:`CompressedAdamW`.
-        """
         defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         defaults["sent_momentum"] = sent_momentum
-        super().__init__(params, defaults, (dense_codec, dense_steps), group, options)
+        super().__init__(
+            params,
+            defaults,
+            (warmup_codec, warmup_steps),
+            process_group,
+            advanced,
+            codec=codec,
+            rules=rules,
+            timeout=timeout,
+            residual_dtype=residual_dtype,
+            elastic=elastic,
+            min_ranks=min_ranks,
+            on_loss=on_loss,
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Between two steps, on all ranks alike."""
         super().add_param_group(param_group)
         sent = self.param_groups[-1]["sent_momentum"]
         if sent is not None and not 0 <= sent < 1:
@@ -89,15 +118,15 @@ class CompressedSGD(CompressedOptimizer):
                 "does the momentum: average gradients for SGD (tersor.torch.compress), or use "
                 "hadamard:bits=1+ef or blocktopk"
             )
-        return _common_momentum(codec, self._dense_steps)
+        return _common_momentum(codec, self._warmup_steps)
 
 
 class _CommonMomentum(Rule):
     moments = ("momentum_buffer",)
 
-    def __init__(self, share: float, dense_steps: int) -> None:
-        """``share``: of what waits, that the codec brings; all of it in the first steps."""
-        self._share, self._dense_steps = share, dense_steps
+    def __init__(self, share: float, warmup_steps: int) -> None:
+        """``share``: the part of the residual that a message sends; 1 in the first steps."""
+        self._share, self._warmup_steps = share, warmup_steps
 
     def sent(self, part: Part) -> list[Tensor]:
         made = _with_decay(part, part.float_gradients())
@@ -111,14 +140,14 @@ class _CommonMomentum(Rule):
 
     def _sent_momentum(self, part: Part) -> float:
         wanted: float = part.group["momentum"]
-        if part.steps < self._dense_steps:
+        if part.steps < self._warmup_steps:
             return wanted
-        told: float | None = part.group["sent_momentum"]
-        return max(0.0, 1 - (1 - wanted) / self._share) if told is None else told
+        given: float | None = part.group["sent_momentum"]
+        return max(0.0, 1 - (1 - wanted) / self._share) if given is None else given
 
 
 class _MeanGradient(MeanGradient):
-    """SGD on the mean gradient, to the bits of PyTorch's."""
+    """SGD on the mean gradient, with the same bits as PyTorch's."""
 
     moments = ("momentum_buffer",)
 
@@ -139,13 +168,13 @@ _MEAN_GRADIENT = _MeanGradient()
 
 
 @functools.cache
-def _common_momentum(codec: str, dense_steps: int) -> Rule:
-    """One for all parameters of a codec, so that they move together."""
-    return _CommonMomentum(share_of(codec), dense_steps)
+def _common_momentum(codec: str, warmup_steps: int) -> Rule:
+    """One rule for all parameters of a codec, so that they move together."""
+    return _CommonMomentum(share_of(codec), warmup_steps)
 
 
 def share_of(codec: str) -> float:
-    """Of what waits, the share that a message brings: of normally distributed values."""
+    """The share of normally distributed values that a message sends."""
     alone = Codec(codec.removesuffix("+ef"))
     values = np.random.default_rng(0).standard_normal(_SAMPLE, dtype=np.float32)
     brought = alone.decode(alone.encode(values), out=np.empty_like(values))

@@ -1,14 +1,14 @@
-"""The state of a ``CompressedOptimizer``: common moments as PyTorch's, each rank's own beside.
+"""The states of optimizers over ranks: PyTorch's state, with each rank's own values in addition.
 
-What is each rank's own stands under ``"tersor"`` in the first parameter group, where PyTorch's
-``get_optimizer_state_dict`` leaves it: moments, with the residuals of ``checkpoint.residuals``,
-and in the same two modes.
+The own values are under ``"tersor"`` in the first parameter group, which PyTorch's
+``get_optimizer_state_dict`` keeps: residuals in the format of ``checkpoint.residuals``, and the
+moments of a ``CompressedOptimizer`` that differ between ranks, in the same two modes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor.collectives import allreduce
 from tersor.torch._src.checkpoint.residuals import (
     Mode,
+    check_ranks,
     load_reducer,
     own_row,
     refusing_damage,
@@ -31,44 +33,77 @@ from tersor.torch._src.checkpoint.residuals import (
 from tersor.torch._src.gradients.exchange import TensorExchange
 from tersor.torch._src.parameters.selection import local_shard
 
-# What may be each rank's own: a moment, and the entry that has those of all parameters.
+# Moments that may differ between ranks, and the entry that has these moments of all parameters.
 OWN = {"exp_avg_sq": "variances", "momentum_buffer": "momenta"}
+
+
+def with_residuals(packed: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """PyTorch's state of an optimizer, with each rank's own values."""
+    (first, *others) = packed["param_groups"]
+    return {**packed, "param_groups": [{**first, "tersor": own}, *others]}
+
+
+@refusing_damage()
+def residuals_of(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Each rank's own values; empty if there are none. Earlier versions had them at the top."""
+    (first, *_) = saved["param_groups"] or [{}]
+    own: Mapping[str, Any] = first.get("tersor", saved.get("tersor", {}))
+    return own
+
+
+def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parameter groups as PyTorch's optimizers save them."""
+    return [{k: v for k, v in one.items() if k != "tersor"} for one in saved["param_groups"]]
+
+
+@refusing_damage()
+def plain_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The state as PyTorch's optimizers save it; distributed checkpoints make keys strings."""
+    check_groups(optimizer, saved)
+    state = {int(k) if str(k).isdecimal() else k: one for k, one in saved["state"].items()}
+    return {**saved, "state": state, "param_groups": plain_groups(saved)}
+
+
+def load_with(
+    reducer: _core.GradientReducer,
+    group: dist.ProcessGroup,
+    residuals: Mapping[str, Any],
+    load: Callable[[], None],
+) -> None:
+    """Loads residuals and calls ``load``; after an InvalidArgumentError, nothing was changed."""
+    before = reducer.save_state()
+    load_reducer(reducer, group, residuals)
+    try:
+        with refusing_damage():
+            load()
+    except InvalidArgumentError:
+        reducer.load_state(before)
+        raise
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What an optimizer keeps."""
+    """The values that a ``CompressedOptimizer`` saves."""
 
-    moments: Mapping[str, dict[str, Tensor]]  #: of each parameter, by its name; changed in place
+    moments: Mapping[str, dict[str, Tensor]]  #: per parameter name; loading writes to the tensors
     groups: Sequence[Sequence[str]]  #: the names in each parameter group, frozen ones too
-    own: Mapping[str, str]  #: which moment is each rank's own, of parameters that have one
+    own: Mapping[str, str]  #: the moment that differs between ranks, per parameter with such a one
     exchange: TensorExchange
     group: dist.ProcessGroup
     who: str  #: the optimizer's class
 
 
 def save(kept: Kept, packed: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-    """``packed``: as PyTorch's optimizers have it. Moments go by the names of parameters."""
+    """The state, with moments per parameter name. ``packed``: PyTorch's."""
     own = save_reducer(kept.exchange.reducer, kept.group, mode)
     own["order"] = list(range(len(own["parameters"])))  # before the first step, too
     common = {
         name: {key: value for key, value in moments.items() if key != kept.own.get(name)}
         for name, moments in kept.moments.items()
     }
-    (first, *others) = packed["param_groups"]
     for name, value in _own_moments(kept, mode):
         own.setdefault(OWN[kept.own[name]], {})[name] = value
-    first = {**first, "tersor": own}
-    return {**packed, "state": common, "param_groups": [first, *others]}
-
-
-def plain_groups(saved: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The parameter groups, as PyTorch's optimizers have them; parameters by their place."""
-    return [
-        {key: value for key, value in group.items() if key != "tersor"}
-        | {"params": list(range(len(group["params"])))}
-        for group in saved["param_groups"]
-    ]
+    return with_residuals({**packed, "state": common}, own)
 
 
 def check_groups(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
@@ -91,42 +126,37 @@ def _alike(found: Any, value: Any) -> bool:
     return isinstance(found, int | float | Tensor) and math.isfinite(found)
 
 
-def _own(saved: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Empty where there is none. Versions before had it beside the groups."""
-    (first, *_) = saved["param_groups"] or [{}]
-    own: Mapping[str, Any] = first.get("tersor", saved.get("tersor", {}))
-    return own
+def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Loads moments and residuals; after an InvalidArgumentError, nothing was changed.
 
-
-def load(kept: Kept, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Moments and residuals; all of them or, after an InvalidArgumentError, nothing."""
+    Returns the parameter groups as PyTorch's optimizers load them without a state.
+    """
     with refusing_damage():
         _check(kept, saved)
         check_groups(optimizer, saved)
         values = list(_values(kept, saved))
-    load_reducer(kept.exchange.reducer, kept.group, _own(saved))
+    load_reducer(kept.exchange.reducer, kept.group, residuals_of(saved))
     for target, value in values:
         target.copy_(value.reshape(target.shape))
+    return [{**one, "params": list(range(len(one["params"])))} for one in plain_groups(saved)]
 
 
 def _own_moments(kept: Kept, mode: Mode) -> Iterator[tuple[str, Tensor]]:
-    """Each rank's side by side, or the mean; in the same order on all ranks."""
+    """The rows of all ranks, or the mean; in the same order on all ranks."""
     seconds = kept.exchange.options["timeout"]
     ranks = kept.exchange.channel() if kept.exchange.elastic else kept.exchange.transport
     mesh = DeviceMesh.from_group(kept.group, "cpu") if mode == "exact" else None
-    for name, moments in kept.moments.items():
-        if name in kept.own:
-            own = local_shard(moments[kept.own[name]]).detach().flatten()
-            if mesh is not None:
-                yield name, side_by_side(own.cpu().clone(), mesh)
-                continue
-            mean = own.clone()
-            allreduce(ranks, mean, codec="none", reduction="mean", timeout=seconds)
-            yield name, mean.cpu()
+    for name, key in kept.own.items():
+        own = local_shard(kept.moments[name][key]).detach().flatten().clone()
+        if mesh is not None:
+            yield name, side_by_side(own.cpu(), mesh)
+            continue
+        allreduce(ranks, own, codec="none", reduction="mean", timeout=seconds)
+        yield name, own.cpu()
 
 
 def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
-    own = _own(saved)
+    own = residuals_of(saved)
     if "parameters" not in own:
         raise InvalidArgumentError(
             f'the state is not that of a {kept.who}: it has no parameters under "tersor"'
@@ -137,11 +167,8 @@ def _check(kept: Kept, saved: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(f"the state is of other parameters: {', '.join(others)}")
     if [len(group["params"]) for group in saved["param_groups"]] != list(map(len, kept.groups)):
         raise InvalidArgumentError("the state is of other parameter groups")
-    if own["mode"] == "exact" and own["ranks"] != (ranks := kept.group.size()):
-        raise InvalidArgumentError(
-            f"the state is the exact one of {own['ranks']} ranks, but there are {ranks}: "
-            f'save it with mode="portable" in a run of {own["ranks"]} ranks'
-        )
+    if own["mode"] == "exact":
+        check_ranks(own["ranks"], kept.group.size())
 
 
 def _class_of(saved: Mapping[str, Any]) -> str:
@@ -152,15 +179,14 @@ def _class_of(saved: Mapping[str, Any]) -> str:
 
 
 def _values(kept: Kept, saved: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Where it goes, and what was saved."""
-    state = saved["state"]
+    """Each tensor to write, and the saved values."""
+    state, own = saved["state"], residuals_of(saved)
     if not state.keys() <= kept.moments.keys():  # PyTorch's functions for states put numbers
         names = list(chain.from_iterable(kept.groups))
         state = {names[int(key)]: one for key, one in state.items() if str(key).isdecimal()}
     for name, moments in kept.moments.items():
         entry = dict(state.get(name, {}))
         if key := kept.own.get(name):
-            own = _own(saved)
             entry[key] = found = own.get(OWN[key], {}).get(name)  # None: of a codec without +ef
             if own["mode"] == "exact" and found is not None:
                 entry[key] = own_row(found, dist.get_rank(kept.group))

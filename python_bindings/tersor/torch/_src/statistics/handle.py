@@ -17,9 +17,9 @@ class Handle(Protocol):
     """The common interface of every object that compresses the gradients of a training.
 
     ``tersor.torch.compress`` returns a handle for DDP (``HookState``) and FSDP2
-    (``ShardedHandle``). ``DistributedOptimizer``, ``CompressedAdamW``, ``CompressedMuon`` and
-    ``CompressedSGD`` are handles themselves. ``isinstance(x, Handle)`` checks that all methods
-    exist, not their signatures.
+    (``ShardedHandle``). The optimizers ``DistributedOptimizer``, ``CompressedAdamW``,
+    ``CompressedMuon`` and ``CompressedSGD`` are handles. ``isinstance(x, Handle)`` checks the names
+    of all methods, without signatures.
 
     Example::
 
@@ -28,20 +28,20 @@ class Handle(Protocol):
     """
 
     samples: float | None
-    """Number of samples of which this rank's next gradient is the mean, or None.
+    """The number of samples in this rank's next gradient, or None.
 
     Set ``samples`` before each step, on all ranks. The result is then the mean over the samples of
-    all ranks. DDP, FSDP2 and ``DistributedOptimizer`` require ``weighted=True`` for that."""
+    all ranks. DDP, FSDP2 and ``DistributedOptimizer`` need ``weighted=True``."""
 
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
         """Returns the counts of this rank, one entry per parameter in the model's order.
 
         Args:
-            residual_norms: True to measure the norm of each residual, which reads all residuals.
+            residual_norms: True to read all residuals and measure their norms.
         """
 
     def reducer_statistics(self) -> Sequence[_core.ReducerStatistics]:
-        """Returns the counts of each reducer, which include the transport's headers.
+        """Returns the counts of each reducer, including the transport's headers.
 
         DDP and the optimizers have one reducer. FSDP2 has one per module, and on a 2-D mesh one
         more per module. The sequence is empty before the first step of DDP and FSDP2.
@@ -62,7 +62,7 @@ class Handle(Protocol):
                 of ranks, and is a collective call.
         """
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, /) -> None:
         """Loads the result of ``state_dict`` of either mode.
 
         Raises:
@@ -83,3 +83,15 @@ class Handle(Protocol):
 
     def remove(self) -> None:
         """Sends gradients uncompressed from the next step on. Call ``remove`` on all ranks."""
+
+
+if TYPE_CHECKING:  # the signatures of all handles match
+    from tersor.torch._src.ddp.hook import HookState
+    from tersor.torch._src.fsdp.handle import ShardedHandle
+    from tersor.torch._src.optim.compressed import CompressedOptimizer
+    from tersor.torch._src.optim.distributed import DistributedOptimizer
+
+    def _handle(
+        one: HookState | ShardedHandle | CompressedOptimizer | DistributedOptimizer,
+    ) -> Handle:
+        return one

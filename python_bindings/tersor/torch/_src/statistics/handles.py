@@ -13,6 +13,7 @@ import torch.distributed as dist
 from tersor import _core
 from tersor._core import InvalidArgumentError
 from tersor._options import described
+from tersor._renamed import renamed_keywords
 from tersor.reducer import GradientReducer
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode
 from tersor.torch._src.gradients.exchange import TensorExchange
@@ -39,18 +40,18 @@ class Reporting(ABC):
     def statistics(self, *, residual_norms: bool = False) -> list[ParameterStatistics]:
         """Returns the counts of each parameter that was sent, in the model's order.
 
-        On a 2-D mesh, FSDP2 lists the shard that replicas exchange as another entry, with
-        ``" (replicas)"`` after the parameter's name.
+        On a 2-D mesh, FSDP2 has another entry for a parameter's exchange between replicas, with
+        ``" (replicas)"`` after the name.
 
         Args:
-            residual_norms: True to measure the norm of each residual, which reads all residuals.
+            residual_norms: True to read all residuals and measure their norms.
 
         Returns:
             One ``ParameterStatistics`` per parameter: sums over the steps of this rank.
 
         Example::
 
-            largest = max(handle.statistics(), key=lambda one: one.sent_bytes)
+            largest = max(handle.statistics(), key=lambda counts: counts.sent_bytes)
             print(largest.name, largest.ratio)
         """
 
@@ -58,7 +59,7 @@ class Reporting(ABC):
         """Returns the counts of all parameters together, including the transport's headers.
 
         Args:
-            residual_norms: True to measure the norm of all residuals, which reads all residuals.
+            residual_norms: True to read all residuals and measure their norm.
 
         Example::
 
@@ -67,20 +68,21 @@ class Reporting(ABC):
         """
         return add_up(self.statistics(residual_norms=residual_norms))
 
+    @renamed_keywords(residual_norm="residual_norms")
     def scalars(self, *, residual_norms: bool = False) -> dict[str, float]:
         """Returns values for monitoring, of all parameters together. Cheap enough for each step.
 
         Means per step of this rank: ``tersor/sent_bytes``, ``uncompressed_bytes``,
         ``gradient_bytes``, ``ratio``, ``encode_seconds``, ``decode_seconds``, ``wire_seconds`` and
-        its parts ``hidden_seconds`` and ``exposed_seconds``. Counts: ``steps``, ``overflows``,
+        the parts ``hidden_seconds`` and ``exposed_seconds``. Counts: ``steps``, ``overflows``,
         ``skipped_steps``, ``steps_discarded`` and ``codec_changes`` (of ``"auto"``). With
-        ``measure_error=True`` also ``relative_error``. ``reset_statistics()`` restarts them.
+        ``measure_error=True`` also ``relative_error``. ``reset_statistics()`` restarts all values.
 
         Any thread may call ``scalars``. The values are of the completed steps.
 
         Args:
-            residual_norms: True to add ``residual_norm``, which waits for the step under way and
-                reads all residuals.
+            residual_norms: True to add ``residual_norm``: the call then waits for the step under
+                way and reads all residuals.
 
         Returns:
             Each value under its name with ``tersor/`` in front; empty before the first step.
@@ -98,7 +100,7 @@ class Reporting(ABC):
         return self.totals(residual_norms=residual_norms)
 
     def reducer_statistics(self) -> list[_core.ReducerStatistics]:
-        """Returns the counts of each reducer, which include the transport's headers.
+        """Returns the counts of each reducer, including the transport's headers.
 
         DDP and the optimizers have one reducer. FSDP2 has one per module, and on a 2-D mesh one
         more per module. The list is empty before the first step of DDP and FSDP2.
@@ -164,7 +166,7 @@ class Reporting(ABC):
         draw(self.statistics(residual_norms=True), self.totals(), path)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        """Refuses a copy, which would need connections of its own."""
+        """Refuses copies, because a copy would need other connections."""
         raise InvalidArgumentError(
             f"a {type(self).__name__} can be neither copied nor saved: save the result of its "
             "state_dict() and make a new one"
@@ -275,7 +277,7 @@ def log_statistics(
         writer: A ``SummaryWriter``, or another object with ``add_scalar(name, value, step)``.
         handle: The result of ``compress``, an optimizer of ``tersor.torch``, or ``DiLoCo``.
         step: Number of the training step.
-        residual_norms: True to write norms of residuals too, which reads all residuals.
+        residual_norms: True to read all residuals and write their norms.
         parameters_every: Steps that are multiples of this number also write values per parameter:
             sent bytes, ratio, and, if measured, error and norm of the residual. 0: never.
 

@@ -1,7 +1,7 @@
-"""The picture of what a handle counted: bytes and residuals by parameter, and where time went.
+"""The plot of a handle's counts: bytes and residuals per parameter, and times.
 
-All bars are means of one step on this rank and begin at zero. What stands beside a bar was counted
-or measured; what was not is left out.
+All bars are means per step of this rank and begin at zero. Numbers beside bars are counted or
+measured. The plot omits unknown numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS = 16
-"""Parameters drawn by themselves; the others share a bar."""
+"""Maximum number of bars; the smallest parameters share the last bar."""
 LONGEST_NAME = 38
 MOST_TICKS = 6
 
@@ -38,10 +38,7 @@ def draw(
     totals: ParameterStatistics,
     path: str | os.PathLike[str],
 ) -> None:
-    """Draws to a file whose ending says the format (.png, .svg, .pdf).
-
-    Raises ImportError where matplotlib is missing.
-    """
+    """Draws to a .png, .svg or .pdf file. Raises ImportError if matplotlib is missing."""
     try:
         import matplotlib
     except ImportError as missing:
@@ -51,7 +48,7 @@ def draw(
 
 
 def figure(parameters: Sequence[ParameterStatistics], totals: ParameterStatistics) -> Figure:
-    """The picture as a matplotlib figure, which belongs to no global list."""
+    """The plot as a matplotlib figure outside of pyplot's global list."""
     from matplotlib.figure import Figure
 
     rows = _rows(parameters)
@@ -70,7 +67,7 @@ def figure(parameters: Sequence[ParameterStatistics], totals: ParameterStatistic
 
 
 def _rows(parameters: Sequence[ParameterStatistics]) -> list[ParameterStatistics]:
-    """The largest parameters, the largest first, and one entry for what is left."""
+    """The largest parameters in descending order, and one entry for the rest."""
     largest = sorted(parameters, key=lambda one: -one.uncompressed_bytes)
     if len(largest) <= MOST_ROWS:
         return largest
@@ -101,10 +98,10 @@ def _draw_bytes(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     axes.set_yticks(places, [_short(one.name) for one in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
-    axes.set_xlim(0, 1.45 * max([*whole, *sent, 1.0]))  # room for what stands beside the bars
+    axes.set_xlim(0, 1.45 * max([*whole, *sent, 1.0]))  # space for the numbers beside the bars
     _byte_axis(axes)
     axes.set_xlabel("bytes a step on the wire: dark sent, light uncompressed")
-    axes.set_title("What was sent")
+    axes.set_title("Sent bytes")
 
 
 def _colour(one: ParameterStatistics) -> str:
@@ -130,7 +127,7 @@ def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
     norms = [one.residual_norm or 0.0 for one in rows]
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.grid(axis="y", visible=False)
-    axes.set_title("What waits for later")
+    axes.set_title("Residuals")
     axes.set_xlabel("norm of the residual")
     if not any(norms):
         axes.set_xticks([])
@@ -146,7 +143,7 @@ def _draw_residuals(axes: Axes, rows: Sequence[ParameterStatistics]) -> None:
 
 
 def _draw_time(axes: Axes, totals: ParameterStatistics) -> None:
-    """Two bars: the wire's time, hidden and exposed, and the codec's."""
+    """Two bars: hidden and exposed time of the network, and time of the codec."""
     shade = _look.QUIET
     wire = [("hidden", "hidden_seconds", _look.faint(shade)), ("exposed", "exposed_seconds", shade)]
     if totals.hidden_seconds is None:
@@ -160,7 +157,7 @@ def _draw_time(axes: Axes, totals: ParameterStatistics) -> None:
     axes.set_ylim(1.6, -0.6)
     axes.grid(axis="y", visible=False)
     _time_axis(axes)
-    axes.set_title("Where the time of a step went")
+    axes.set_title("Time per step")
 
 
 def _stack(axes: Axes, place: int, parts: Sequence[tuple[str, float, str]]) -> None:

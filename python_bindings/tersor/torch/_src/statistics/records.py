@@ -1,7 +1,7 @@
 """The counts of a handle: per parameter, in total, as a table and as scalars.
 
-Bytes are the bytes that this rank's transport sent. ``uncompressed_bytes`` are the bytes that the
-same exchange sends without a codec. Per gradient byte, an all-reduce of n ranks sends 2 (n - 1) / n
+``sent_bytes`` are the bytes of this rank's transport. ``uncompressed_bytes`` are the bytes of the
+same exchange without a codec. Per gradient byte, an all-reduce of n ranks sends 2 (n - 1) / n
 bytes, and a reduce-scatter sends (n - 1) / n.
 """
 
@@ -27,8 +27,8 @@ class ParameterStatistics:
 
     Example::
 
-        for one in handle.statistics():
-            print(one.name, one.codec, one.ratio)
+        for counts in handle.statistics():
+            print(counts.name, counts.codec, counts.ratio)
     """
 
     name: str
@@ -36,15 +36,15 @@ class ParameterStatistics:
     reason: str  #: why the parameter has this codec
     steps: int
     gradient_bytes: float  #: of the gradients themselves
-    uncompressed_bytes: float  #: that the exchange would send without a codec
-    #: Of a parameter: payloads with their headers. In total: all bytes that the transport sent.
+    uncompressed_bytes: float  #: of the same exchange without a codec
+    #: Of a parameter: payloads and their headers. In total: all bytes of the transport.
     sent_bytes: float
     encode_seconds: float
     decode_seconds: float
     #: While a message was on its way. Parameters share the time in proportion to their bytes.
     wire_seconds: float
     hidden_seconds: float | None = None  #: part of ``wire_seconds`` behind computation
-    exposed_seconds: float | None = None  #: part of ``wire_seconds`` that training waited for
+    exposed_seconds: float | None = None  #: part of ``wire_seconds`` during which training waited
     algorithm: str = ""
     #: |gradient - decoded| / |gradient| of the last step, with ``measure_error=True``
     relative_error: float | None = None
@@ -98,7 +98,7 @@ _FIELDS = dataclasses.fields(ParameterStatistics)
 def add_up(parameters: Iterable[ParameterStatistics]) -> ParameterStatistics:
     """Adds bytes, seconds and overflows; takes the norm of all residuals and the largest error.
 
-    A step that was discarded was discarded for all parameters.
+    A discarded step counts for all parameters.
     """
     entries = list(parameters)
     codecs = {one.codec for one in entries}

@@ -46,7 +46,9 @@ def test_ranks_in_step_have_the_bits_of_plain_diloco(rank: int, count: int) -> N
     found = []
     for grace in (None, LONG):
         model = make_model()
-        outer = DiLoCo(model, every=2, codec="int4+ef", residual_factor=0.9, grace=grace)
+        outer = DiLoCo(
+            model, sync_every=2, codec="int4+ef", error_decay=0.9, straggler_timeout=grace
+        )
         changed = []
         for step in range(6):
             move(model, seed=10 * step + rank)
@@ -68,7 +70,7 @@ def test_differences_weigh_what_their_steps_do(
 ) -> None:
     model = make_model()
     start = flat(model)
-    outer = DiLoCo(model, every=3, grace=LONG, **EXACT)
+    outer = DiLoCo(model, sync_every=3, straggler_timeout=LONG, **EXACT)
     if samples and rank == 1:
         outer.samples = samples
     steps = 3 if rank == 0 else 1  # rank 0 calls, rank 1 joins
@@ -114,7 +116,7 @@ def test_a_late_rank_has_what_all_have_and_loses_nothing(
 ) -> None:
     model = make_model()
     expected = flat(model)
-    outer = DiLoCo(model, every=100 if rank else 2, grace=0, **EXACT)
+    outer = DiLoCo(model, sync_every=100 if rank else 2, straggler_timeout=0, **EXACT)
     starts = late(outer, model, rank, plan)
     held, steps = torch.zeros_like(expected), 0  # rank 1's
     for turn, is_late in enumerate(plan):
@@ -137,8 +139,14 @@ def test_a_late_rank_has_what_all_have_and_loses_nothing(
 @ranks.on(2)
 def test_what_is_held_back_moves_for_those_alone_who_take_part(rank: int, count: int) -> None:
     model = make_model()
-    options: dict[str, Any] = {"codec": "int4+ef", "algorithm": "one-shot"}
-    outer = DiLoCo(model, every=100 if rank else 2, grace=0, residual_factor=0.5, **options)
+    outer = DiLoCo(
+        model,
+        "int4+ef",
+        sync_every=100 if rank else 2,
+        straggler_timeout=0,
+        error_decay=0.5,
+        advanced=tersor.AdvancedOptions(algorithm="one-shot"),
+    )
     late(outer, model, rank, [False])
     before = outer.reducer.residual_norms()
     late(outer, model, rank, [True])
@@ -150,10 +158,10 @@ def resumed(rank: int, mode: str) -> tuple[torch.Tensor, list[float]]:
     """Rank 1 is late in the second of four rounds; behind that the state is taken, where told."""
     model = make_model()
     options: dict[str, Any] = {
-        "every": 100 if rank else 1,  # rank 0 exchanges without rank 1
-        "grace": 0,
+        "sync_every": 100 if rank else 1,  # rank 0 exchanges without rank 1
+        "straggler_timeout": 0,
         "codec": "int4+ef",
-        "seed": 1,
+        "advanced": tersor.AdvancedOptions(seed=1),
     }
     outer = DiLoCo(model, **options)
     move(model, seed=rank)
@@ -190,11 +198,11 @@ def test_a_run_goes_on_from_the_state_of_a_late_rank(rank: int, count: int) -> N
 
 
 @ranks.on(2)
-def test_the_state_of_a_late_rank_needs_grace(rank: int, count: int) -> None:
+def test_the_state_of_a_late_rank_needs_a_straggler_timeout(rank: int, count: int) -> None:
     outer = DiLoCo(make_model(), codec="none")
     state = outer.state_dict()
     moved = {"0.weight": torch.zeros(70, 80)}
-    with pytest.raises(tersor.InvalidArgumentError, match="load it with grace"):
+    with pytest.raises(tersor.InvalidArgumentError, match="load it with straggler_timeout"):
         outer.load_state_dict({**state, "grace": {"steps": 1, "samples": 1.0, "moved": moved}})
     outer.load_state_dict({**state, "grace": {"steps": 0, "samples": 0.0, "moved": {}}})
 
@@ -204,7 +212,7 @@ def test_a_layer_is_frozen_and_unfrozen(rank: int, count: int) -> None:
     model = make_model()
     model[2].requires_grad_(False)
     frozen = [one.clone() for one in model[2].parameters()]
-    outer = DiLoCo(model, every=100 if rank else 1, grace=0, **EXACT)
+    outer = DiLoCo(model, sync_every=100 if rank else 1, straggler_timeout=0, **EXACT)
 
     def trained(seed: int) -> None:
         move(model if model[2].weight.requires_grad else model[0], seed)
@@ -234,7 +242,13 @@ def test_a_layer_is_frozen_and_unfrozen(rank: int, count: int) -> None:
 def goes_on(rank: int, count: int, victim: int, on_loss: str) -> list[float]:
     model = make_model()
     outer = DiLoCo(
-        model, every=2, grace=LONG, elastic=True, on_loss=on_loss, codec="int8+ef", min_ranks=1
+        model,
+        sync_every=2,
+        straggler_timeout=LONG,
+        elastic=True,
+        on_loss=on_loss,
+        codec="int8+ef",
+        min_ranks=1,
     )
     told = 0
     for step in range(10):
@@ -268,8 +282,8 @@ def test_a_rank_that_dies_is_left_out(victim: int, on_loss: str) -> None:
 
 
 def disagrees(rank: int, count: int) -> None:
-    outer = DiLoCo(make_model(), grace=LONG, codec="none")
-    with pytest.raises(tersor.InvalidArgumentError, match="other ranks call something else"):
+    outer = DiLoCo(make_model(), straggler_timeout=LONG, codec="none")
+    with pytest.raises(tersor.InvalidArgumentError, match="other ranks make another call"):
         outer.state_dict() if rank else outer.synchronize()
     outer.synchronize()
     outer.close()
@@ -285,7 +299,7 @@ def test_ranks_that_call_something_else_are_told() -> None:
 
 
 def ends_with_a_thread(rank: int, count: int) -> None:
-    outer = DiLoCo(make_model(), grace=LONG, codec="none")
+    outer = DiLoCo(make_model(), straggler_timeout=LONG, codec="none")
     outer.synchronize()
 
 
@@ -299,13 +313,13 @@ def test_an_interpreter_ends_with_its_thread_alive() -> None:
 def test_mistakes_are_named(rank: int, count: int) -> None:
     for grace in (-0.1, float("inf"), float("nan")):
         with pytest.raises(tersor.InvalidArgumentError, match="seconds, 0 or more"):
-            DiLoCo(make_model(), grace=grace)
-    for options in ({"fragments": 2}, {"delay": 1}):
-        with pytest.raises(tersor.InvalidArgumentError, match="grace cannot be combined"):
-            DiLoCo(make_model(), grace=1, every=4, **options)
+            DiLoCo(make_model(), straggler_timeout=grace)
+    for options in ({"fragments": 2}, {"fragment_sync_delay": 1}):
+        with pytest.raises(tersor.InvalidArgumentError, match="leave out straggler_timeout"):
+            DiLoCo(make_model(), straggler_timeout=1, sync_every=4, **options)
     with pytest.raises(TypeError, match="grace must be a number of seconds"):
-        DiLoCo(make_model(), grace="1")
-    outer = DiLoCo(make_model(), grace=1, codec="none")
+        DiLoCo(make_model(), straggler_timeout="1")
+    outer = DiLoCo(make_model(), straggler_timeout=1, codec="none")
     outer.samples = -1
     with pytest.raises(tersor.InvalidArgumentError, match="samples=-1"):
         outer.step()

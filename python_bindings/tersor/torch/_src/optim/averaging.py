@@ -1,0 +1,222 @@
+"""The exchange of a ``DistributedOptimizer``: sends gradients and writes the means back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+import weakref
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+
+from tersor._core import InvalidArgumentError, RanksLostError
+from tersor.reducer import ReducerOptions
+from tersor.torch._src.gradients.copies import SentGradients, write_means
+from tersor.torch._src.gradients.low_bit_adam import has_feedback
+from tersor.torch._src.gradients.sample_weights import Weighed
+from tersor.torch._src.optim.handle import OptimizerHandle
+from tersor.torch._src.parameters.selection import (
+    OptimizedParameters,
+    Unsupported,
+    is_supported,
+    reason_of,
+    reduce_uncompressed,
+    refuse_sharded,
+    report_unsupported,
+    shards_of,
+)
+
+_LEFT_OVER = (
+    "their residuals (+ef) will still reach the weights; pass transactional=True, or compute no "
+    "gradients in this pass (requires_grad_(False) of the module)"
+)
+
+
+class AveragedGradients(OptimizerHandle, Weighed):
+    """The gradients of a wrapped optimizer. The subclass has the attributes in ``__slots__``."""
+
+    optimizer: torch.optim.Optimizer
+    _dense: set[str]  # parameters whose gradients were sparse
+    _optimized: OptimizedParameters
+    _options: ReducerOptions
+    _passes: dict[str, tuple[int, weakref.ref[torch.Tensor]]]
+    _passes_per_step: int
+    _sent: SentGradients
+    _synchronized: bool
+    _uncompressed: dict[str, str]
+    _unsupported: Unsupported
+
+    def _exchange_gradients(self) -> None:
+        if self._removed:
+            return self._average_uncompressed()
+        somewhere = self._end_exchange(discards=False)
+        self._exchange_newcomers([name for name in somewhere if name not in self._parameters])
+        self._samples.end()
+
+    def _average_uncompressed(self) -> None:
+        self._passes.clear()
+        self._samples.begin()
+        somewhere, _ = self._presence.somewhere(self._optimized.with_gradients())
+        for name in somewhere:
+            gradient = self._dense_gradient(name, self._optimized.all[name])
+            reduce_uncompressed(gradient, self._group, self._samples)
+        self._samples.end()
+
+    def _forget_step(self) -> None:
+        self._sent = SentGradients(self._exchange.device)
+        self._passes.clear()
+        self._samples.end()
+        self._synchronized = False
+
+    def _leave_out_step(self, lost: RanksLostError) -> None:
+        warnings.warn(f"{lost}. The step is skipped.", stacklevel=4)
+        self.resume()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._synchronized = True
+
+    @property
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return self._optimized.taking_part
+
+    def _take_part(self, newcomers: Mapping[str, torch.Tensor]) -> None:
+        group, how = self._process_group(), self._unsupported
+        refuse_sharded(newcomers, group, "use tersor.torch.compress")
+        found = {name: reason_of(one) for name, one in newcomers.items() if not is_supported(one)}
+        report_unsupported(found, "error" if self._exchange.elastic else how, group)
+        self._uncompressed.update(found)
+        self._watch(newcomers)
+
+    def _watch(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self._parameters[name].requires_grad:  # a rank may have it frozen still
+                watch = functools.partial(_accumulated, weakref.ref(self), name)
+                self._parameters[name].register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
+
+    def _end_exchange(self, *, discards: bool) -> list[str]:
+        """The parameters with a gradient on some rank."""
+        try:
+            present = self._optimized.with_gradients()
+            self._watch(self._optimized.take_replaced())
+            somewhere, [discarding] = self._presence.somewhere(present, [discards])
+            self._samples.weigh_once(self.reducer)
+            self._send_rest(self._parameters, [] if discards else somewhere)
+        finally:  # nor is zero_grad refused after an error
+            self._passes.clear()
+            sent = self._sent.end()
+        self._exchange.wait()
+        if 0 < discarding < self._ranks():
+            raise InvalidArgumentError(
+                f"{discarding} of {self._ranks()} ranks discard the gradients of this step: call "
+                "zero_grad() or discard_step() before a step on all ranks or on no rank"
+            )
+        if not discards:
+            write_means(sent)
+            self._reduce_uncompressed(somewhere)
+        return somewhere
+
+    def _throw_away(self) -> None:
+        if self._removed:
+            self._synchronized = False
+            return
+        transactional = self._options.get("transactional", False)
+        leaves_some = has_feedback(self._options) and not transactional
+        if leaves_some and len(self._sent):
+            raise InvalidArgumentError(f"gradients that are being sent are discarded: {_LEFT_OVER}")
+        if leaves_some:
+            warnings.warn(f"averaged gradients were discarded: {_LEFT_OVER}", stacklevel=3)
+        if len(self._sent):
+            self._end_exchange(discards=True)
+            self._samples.end()
+        self._synchronized = False
+        if transactional:
+            self.reducer.discard_step()
+
+    def _send_rest(self, names: Iterable[str], somewhere: Collection[str]) -> None:
+        for name in names:
+            if name in self._sent:
+                continue
+            if name in somewhere:
+                self._send(name, self._parameters[name])
+            elif name not in self._uncompressed:
+                self._exchange.leave_out(name, self._parameters[name])
+
+    def _exchange_newcomers(self, newcomers: Collection[str]) -> None:
+        """Gradients that were none before, of all ranks alike: they take part from now on.
+
+        They go by themselves, once, in a step of the new reducer that is no step of training.
+        """
+        if not newcomers:
+            return
+        self._optimized.join(newcomers)
+        self._take_part({name: self._parameters[name] for name in newcomers})
+        self._exchange.hold(self._compressed(), steps_back=1)
+        self._samples.weigh(self.reducer)
+        self._send_rest(self._parameters, newcomers)
+        sent = self._sent.end()
+        self._exchange.wait()
+        write_means(sent)
+        self._reduce_uncompressed(newcomers)
+        self.reducer.relearn_order()
+
+    def _compressed(self) -> dict[str, torch.Tensor]:
+        shards = shards_of(self._parameters)
+        return {name: one for name, one in shards.items() if name not in self._uncompressed}
+
+    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+        """Called by autograd when a gradient was added to ``parameter.grad``."""
+        if self._removed:
+            return
+        gradient = parameter.grad
+        assert gradient is not None
+        if name in self._sent:
+            if gradient is self._sent.gradient(name) or gradient.requires_grad:
+                raise InvalidArgumentError(
+                    f"the gradient of {name} was computed again while it is being sent: call "
+                    f"step() or synchronize() after {self._passes_per_step} backward passes, or "
+                    "pass a larger backward_passes_per_step"
+                )
+            self._throw_away()
+        self._synchronized = False
+        passes, last = self._passes.get(name, (0, None))
+        passes = 1 if last is None or last() is not gradient else passes + 1  # else thrown away
+        self._passes[name] = passes, weakref.ref(gradient)
+        if passes == self._passes_per_step:
+            self._send(name, parameter)
+
+    def _send(self, name: str, parameter: torch.Tensor) -> None:
+        missing = parameter.grad is None
+        gradient = self._dense_gradient(name, parameter)
+        if name in self._uncompressed:
+            self._sent.add(name, gradient)
+            return
+        values = self._sent.copy(name, gradient)
+        self._exchange.take_over()
+        with contextlib.suppress(RanksLostError):  # step() raises it, not the backward pass
+            self._samples.weigh_once(self.reducer)
+            self.reducer.ready(name, values, "none" if missing else "gradient")
+        self._sent.add(name, gradient, values)
+
+    def _dense_gradient(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """The gradient as a dense tensor; zeros if this rank has none."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.layout != torch.strided:
+            if name not in self._dense:
+                self._dense.add(name)
+                found = {name: "sparse, as dense"}
+                report_unsupported(found, self._unsupported, self._process_group())
+            parameter.grad = parameter.grad.to_dense()
+        return parameter.grad
+
+    def _reduce_uncompressed(self, names: Collection[str]) -> None:
+        for name in filter(names.__contains__, self._uncompressed):
+            reduce_uncompressed(self._parameters[name].grad, self._group, self._samples)
+
+
+def _accumulated(
+    watcher: weakref.ref[AveragedGradients], name: str, parameter: torch.Tensor
+) -> None:
+    """A hook of autograd that does not keep the optimizer alive."""
+    if (optimizer := watcher()) is not None:
+        optimizer._accumulated(name, parameter)

@@ -1,0 +1,75 @@
+"""``reset`` and ``remove`` of the optimizers over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from tersor._core import InvalidArgumentError
+from tersor.torch._src.gradients.exchange import ElasticOptions, Presence, TensorExchange
+from tersor.torch._src.process_group import connections
+from tersor.torch._src.statistics.handles import ElasticReporting
+
+
+class OptimizerHandle(ElasticReporting):
+    """A handle that is an optimizer."""
+
+    _presence: Presence
+    _removed: bool
+
+    def reset(self) -> None:
+        """Reconnects the ranks after an error that ended an exchange. Residuals become zero.
+
+        A collective call of all ranks, after each of them received the error. Reset other handles
+        over the same process group too.
+
+        Raises:
+            InvalidArgumentError: Ranks were lost. Call ``resume`` then.
+
+        Example::
+
+            except tersor.TransportError:
+                optimizer.reset()
+        """
+        before = self._exchange
+        _check_complete(before, "reset() needs all of them: call resume()")
+        connections.close(self._group)
+        options: ElasticOptions = {**before.options, "on_loss": before.on_loss}
+        self._exchange = TensorExchange(self._group, before.device, options)
+        self._presence = type(self._presence)(self._exchange)
+
+    def remove(self) -> None:
+        """Sends everything uncompressed from the next step on, by PyTorch's own collectives.
+
+        Residuals are no longer used. Call ``remove`` on all ranks, between two steps.
+
+        Raises:
+            InvalidArgumentError: Ranks were lost, so the process group cannot work.
+
+        Example::
+
+            optimizer.remove()
+        """
+        self._presence = _UncompressedPresence(self._exchange)
+        self._removed = True
+
+
+class _UncompressedPresence(Presence):
+    """Counts over the process group."""
+
+    def __init__(self, exchange: TensorExchange) -> None:
+        _check_complete(exchange, "remove() needs all of them")
+        self._exchange = exchange
+
+    def _sums(self, flags: Sequence[bool], value: float) -> tuple[list[int], float]:
+        sums = torch.tensor([*flags, value], dtype=torch.float32, device=self._exchange.device)
+        dist.all_reduce(sums, group=self._exchange.group)
+        *counts, total = sums.tolist()
+        return list(map(int, counts)), total
+
+
+def _check_complete(exchange: TensorExchange, needs: str) -> None:
+    if exchange.losses:
+        raise InvalidArgumentError(f"ranks were lost, and {needs}")
