@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from tersor._core import InvalidArgumentError
 from tersor._options import expect
 from tersor.collectives import Reduction
-from tersor.torch._src.collectives import tensors as collectives
+from tersor.torch._src.collectives import models
 from tersor.torch._src.hvd.calls import (
     ADVICE,
     Call,
@@ -216,7 +216,7 @@ def broadcast_optimizer_state(
     """State and settings of rank ``root_rank``'s optimizer on all ranks. ``model``: not needed."""
     call = Call("broadcast_optimizer_state", None, {})
     call.agree(root_of(root_rank))
-    call.ask(collectives.broadcast_optimizer_state, optimizer, root_rank)
+    call.ask(models.broadcast_optimizer_state, optimizer, root_rank)
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: Any) -> Any:

@@ -175,7 +175,7 @@ def paragraph(made: Constructors) -> str:
     for place, (calls, size) in made.all_reduces.items():
         lines.append(
             f"  dist.all_reduce at {place}: {calls} calls, {_text.byte_count(size)}, as they are "
-            "(tersor.torch.allreduce would encode them)"
+            "(tersor.torch.all_reduce would encode them)"
         )
     return "\n".join(lines)
 

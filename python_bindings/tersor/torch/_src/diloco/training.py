@@ -23,7 +23,7 @@ from tersor._core import InvalidArgumentError, RanksLostError, TransportError
 from tersor._options import expect
 from tersor.collectives import allreduce
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode, save_reducer
-from tersor.torch._src.collectives.tensors import broadcast_start
+from tersor.torch._src.collectives.models import broadcast_start
 from tersor.torch._src.diloco import outer_optimizers, stragglers
 from tersor.torch._src.diloco.fragments import Timetable, UnderWay, differences, divide, hidden
 from tersor.torch._src.diloco.stragglers import Grace, LateReporting, Part, Tasks

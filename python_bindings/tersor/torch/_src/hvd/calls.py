@@ -13,7 +13,8 @@ from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor.collectives import Reduction
 from tersor.torch import _compat
-from tersor.torch._src.collectives import tensors as collectives
+from tersor.torch._src.collectives import models
+from tersor.torch._src.collectives.tensors import all_reduce
 from tersor.torch._src.hvd.launcher import SOME_RANKS, place
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group import connections
@@ -96,7 +97,7 @@ class Call:
         """The tensor without its history. Raises InvalidArgumentError where no rank could send
         it."""
         expect(tensor, Tensor, f"{self.what} takes a tensor")
-        collectives.refuse_shard(f"a tensor of {self.what}", tensor)
+        models.refuse_shard(f"a tensor of {self.what}", tensor)
         if tensor.device.type not in _devices() or tensor.layout != torch.strided:
             raise InvalidArgumentError(
                 f"{self.what} takes dense tensors on {' or '.join(_devices())}, not one of "
@@ -116,7 +117,7 @@ class Call:
             )
         self.agree(tensor.dtype, list(tensor.shape), reduction, codec)
         if tensor.dtype in DTYPES:
-            collectives.allreduce(tensor, codec=codec, reduction=reduction)
+            all_reduce(tensor, codec=codec, reduction=reduction)
             return tensor
         kind = torch.int64 if whole else tensor.dtype
         found = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
@@ -134,7 +135,7 @@ class Call:
         tensors = [self.take(one) for _, one in named]
         kinds = [(one.dtype, list(one.shape)) for one in tensors]
         self.agree(root_of(root_rank), [name for name, _ in named], kinds)
-        self.ask(collectives.broadcast_all, tensors, root_rank, None)
+        self.ask(models.broadcast_all, tensors, root_rank, None)
 
 
 def reduction_of(op: Op, average: bool | None = None) -> Reduction:

@@ -21,7 +21,7 @@ _VARIABLES = {
     "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
-SOME_RANKS = "torch.distributed.new_group, and group= of what tersor.torch has"
+SOME_RANKS = "torch.distributed.new_group, and process_group= of the functions of tersor.torch"
 _PORTS = range(15000, 30000)  # of jobs of Slurm: below those that systems give away
 
 
