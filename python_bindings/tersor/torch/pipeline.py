@@ -148,7 +148,7 @@ def _checked(spec: str) -> Codec:
             "leave out +ef"
         )
     try:
-        codec.encode(torch.zeros(1, dtype=torch.float32, device="cpu"))
+        codec.require("payload")
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"codec {spec} has no payload of fixed length: {error}"

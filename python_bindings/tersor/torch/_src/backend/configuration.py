@@ -8,9 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy
-
-from tersor import _core, collectives
 from tersor._core import InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor.codec import Codec
@@ -147,8 +144,5 @@ def _spec(text: str) -> str:
             f"{text}: the backend cannot keep residuals, because it does not know parameter names: "
             f"use {text.removesuffix('+ef')!r}, or tersor.torch.compress"
         )
-    alone = _core.InProcessWorld(1).transport(0)
-    collectives.allreduce(
-        alone, numpy.zeros(1, numpy.float32), codec=codec.spec, algorithm="two-shot"
-    )
+    codec.require("two-shot")
     return codec.spec
