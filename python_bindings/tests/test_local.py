@@ -261,6 +261,34 @@ def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
     assert "rank 1 left" in third[2]
 
 
+def test_a_lost_rank_and_an_option_that_differs_are_both_named() -> None:
+    def rank(transport: tersor.Transport) -> tuple[list[int], int, list[tuple[str, ...]]] | None:
+        values = gradient(transport.rank, 6400)
+        codec = "int8" if transport.rank == 1 else "none"
+        reducer = tersor.GradientReducer(transport, elastic=True, rules=[("*", codec)])
+        reducer.add("w", values)
+        transport.barrier()  # all ranks have a reducer
+        if transport.rank == 2:
+            with pytest.raises(tersor.TransportError):
+                transport.barrier()  # until the other ranks disagree; then this rank leaves
+            return None
+        with pytest.raises(tersor.RanksLostError, match="rank 2 failed after step 0") as caught:
+            reducer.ready("w", values)
+            reducer.wait()
+        lost = caught.value
+        differences = [
+            (one.item, one.name, one.rank, one.value, one.other_rank, one.other_value)
+            for one in lost.disagreement
+        ]
+        return lost.members, lost.last_step, differences
+
+    first, second, third = tersor.local.run(3, rank)
+    assert first == second == ([0, 1], 0, [('"w"', "codec", 0, "none", 1, "int8")])
+    assert third is None
+    assert tersor.RanksLostError("text").disagreement == []
+    assert isinstance(tersor.RanksLostError("text"), tersor.TransportError)
+
+
 def test_an_error_names_every_option_that_differs() -> None:
     def rank(transport: tersor.Transport) -> list[tuple[str, int, str, int, str]]:
         odd = transport.rank == 1
