@@ -75,7 +75,7 @@ def test_a_group_that_is_there_is_used() -> None:
 
 def refusals(_: int, __: int) -> tuple[int, int]:
     mistakes = {
-        "mpirun does not say where 2 ranks meet: set MASTER_ADDR.*MASTER_PORT": {
+        "mpirun sets no rendezvous for 2 ranks: set MASTER_ADDR.*MASTER_PORT": {
             "OMPI_COMM_WORLD_RANK": "0",
             "OMPI_COMM_WORLD_SIZE": "2",
         },
