@@ -79,7 +79,7 @@ def refusals(_: int, __: int) -> tuple[int, int]:
             "OMPI_COMM_WORLD_RANK": "0",
             "OMPI_COMM_WORLD_SIZE": "2",
         },
-        "horovodrun does not say": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
+        "horovodrun sets no rendezvous": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
         "RANK=2 is not below WORLD_SIZE=2": {"RANK": "2", "WORLD_SIZE": "2"},
         "WORLD_SIZE is '', not a number": {"RANK": "0"},
         "PMI_RANK is 'x'": {"PMI_RANK": "x", "PMI_SIZE": "1"},

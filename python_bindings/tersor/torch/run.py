@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m tersor.torch.run --codec int8 train.py --epochs 3
 
-Models of DistributedDataParallel and fully_shard (FSDP2) go through tersor.torch.compress. All other
-messages of the script stay uncompressed. At the end, rank 0 reports the sent bytes.
+tersor.torch.compress compresses models of DistributedDataParallel and fully_shard (FSDP2). All
+other messages of the script stay uncompressed. At the end, rank 0 reports the sent bytes.
 """
 
 from __future__ import annotations
