@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, Work
+from torch.distributed import Work
 
 try:
     from torchft.process_group import ProcessGroup, ProcessGroupWrapper, create_store_client
@@ -34,7 +34,7 @@ from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor._renamed import warn_once
 from tersor.codec import Codec
-from tersor.torch._src.backend.calls import Call, Caller
+from tersor.torch._src.backend.calls import Call, Caller, reduction_of
 from tersor.torch._src.ft.residuals import Places, World
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group.connections import Members
@@ -47,7 +47,6 @@ if tuple(map(int, _version.split(".")[:2])) < (0, 2):
         f"tersor.torch.ft needs torchft 0.2 or newer, and this is {_version}"
     )
 
-_REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
 _FRAGMENT = "StreamingDiLoCoFragment_"  # as torchft's DiLoCo calls each to the manager
 
 
@@ -189,8 +188,7 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             TransportError: An earlier call of the quorum failed, or there is no quorum yet.
             InvalidArgumentError: The codec has ``+ef``, and :meth:`follow` was not called.
         """
-        asked = getattr(opts, "reduceOp", opts)
-        reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
+        reduction = reduction_of(getattr(opts, "reduceOp", opts))
         encoded = reduction is not None and len(tensors) == 1 and self._takes(tensors[0])
         if self._world.ranks == 1 or not encoded:
             plain: Work = super().allreduce(tensors, opts)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
+from torch.distributed import ReduceOp, Work
 
 from tersor import collectives
 from tersor._core import TcpTransport, TransportError, Workspace
@@ -23,6 +23,11 @@ from tersor.torch._src.process_group.connections import Connection, Members, chu
 Way = dict[str, Any]  # options of a collective
 _WORKSPACES = 16  # kept per group
 _ABORT_SECONDS = 5.0
+
+
+def reduction_of(op: object) -> str | None:
+    """Returns ``"sum"`` or ``"mean"`` for a reduction of torch.distributed, or None for others."""
+    return "sum" if op == ReduceOp.SUM else "mean" if op == ReduceOp.AVG else None
 
 
 class Call(Work):

@@ -32,7 +32,7 @@ from tersor import _core, collectives
 from tersor._core import InvalidArgumentError
 from tersor.arrays import dtype_text
 from tersor.torch import _compat
-from tersor.torch._src.backend.calls import Call, Caller, Way
+from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
 from tersor.torch._src.backend.configuration import PASS, agree, in_force
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group.connections import Members, nccl_is_there, seconds_of
@@ -44,8 +44,7 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it
     )
 
 # With splits, no rank knows the bytes of other ranks, but all ranks have rows of one length.
-_LEAST_ROW_BYTES = 1024
-_REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
+_MIN_ROW_BYTES = 1024
 
 
 def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
@@ -176,7 +175,7 @@ class TersorGroup(dist.ProcessGroup):
         columns = math.prod(input.shape[1:]) if input.dim() else 0
         bytes: float = _bytes(input)
         if received or sent:
-            bytes = math.inf if columns * input.element_size() >= _LEAST_ROW_BYTES else 0
+            bytes = math.inf if columns * input.element_size() >= _MIN_ROW_BYTES else 0
         way = self._way("all_to_all", input, bytes, options)
         if way is None or not _rows_fit((output, received), (input, sent), columns, self.size()):
             return self._plain.all_to_all_single(output, input, received, sent, options)
@@ -187,8 +186,7 @@ class TersorGroup(dist.ProcessGroup):
         """Returns the options of an encoded call, or None to pass the call on."""
         if bytes < self._min_bytes or like.dtype not in DTYPES:
             return None
-        asked = getattr(options, "reduceOp", ReduceOp.SUM)
-        reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
+        reduction = reduction_of(getattr(options, "reduceOp", ReduceOp.SUM))
         call = f"{kind}/{dtype_text(like.dtype)}/{self.group_desc}"
         codec, least = self._configuration.choice(call)
         coalesced = _compat.is_coalescing(self)
