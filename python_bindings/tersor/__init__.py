@@ -1,15 +1,17 @@
 """Tersor: gradient codecs and compressed collectives.
 
-This module needs NumPy only. ``tersor.torch`` is for those who train with PyTorch, ``tersor.mpi``
-for those who have mpi4py, ``tersor.local`` for trying things in one process.
+This module needs NumPy only. Use ``tersor.torch`` with PyTorch, ``tersor.mpi`` with mpi4py, and
+``tersor.local`` for experiments in one process.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from tersor import _renamed
 from tersor._core import (
+    AddressError,
     CollectiveStatistics,
     CudaError,
+    Difference,
     Error,
     InvalidArgumentError,
     OutOfMemoryError,
@@ -41,6 +43,7 @@ from tersor.server import ParameterClient, ParameterServer, ServerOptions
 from tersor.tuner import Tuner, TunerOptions
 
 __all__ = [
+    "AddressError",
     "AdvancedOptions",
     "Codec",
     "CodecInfo",
@@ -48,6 +51,7 @@ __all__ = [
     "CollectiveOptions",
     "CollectiveStatistics",
     "CudaError",
+    "Difference",
     "Error",
     "FeedbackState",
     "Gossip",
@@ -79,9 +83,10 @@ __all__ = [
     "scatter",
 ]
 
-# As tracebacks and pickles name them.
+# The module in tracebacks and pickles.
 for _error in (
     Error,
+    AddressError,
     CudaError,
     InvalidArgumentError,
     OutOfMemoryError,

@@ -9,13 +9,13 @@ import importlib.machinery
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-#: The renamed keywords that have warned: qualified name of the function and old keyword.
+#: The old spellings that have warned: qualified name of the function, and the spelling.
 _warned: set[tuple[str, str]] = set()
 
 #: Old name: the module, and the public name in the warning.
@@ -25,13 +25,13 @@ _RENAMED = {
         "flower": "federated.flower",
         "lanes": "federated.sums",
         "nvflare": "federated.nvflare",
+        "torch.collectives": "torch",
     }.items()
 } | {
     f"tersor.torch.{old}": (f"tersor.torch._src.{new}", f"tersor.torch{public}")
     for old, (new, public) in {
         "allocation": ("gradients.allocation", ".allocate"),
         "checkpoint": ("checkpoint.residuals", ""),
-        "collectives": ("collectives.tensors", ""),
         "compressed_adamw": ("optim.adamw", ".optim"),
         "compressed_muon": ("optim.muon", ".optim"),
         "compressed_optimizer": ("optim.compressed", ".optim"),
@@ -48,13 +48,14 @@ _RENAMED = {
     }.items()
 }
 
-#: Package: old attribute and new attribute.
+#: Package: old and new attributes.
 _ATTRIBUTES = {
     "tersor": {
         "InvalidArgument": "InvalidArgumentError",
         "OutOfMemory": "OutOfMemoryError",
         "RanksLost": "RanksLostError",
-    }
+    },
+    "tersor.torch": {"allreduce": "all_reduce"},
 }
 
 
@@ -105,24 +106,37 @@ def renamed_keywords(
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        name = function.__qualname__.removesuffix(".__init__")
-
         @functools.wraps(function)
         def call(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
-            for old in new_names.keys() & options.keys():
-                new = new_names[old]
-                if new in options:
-                    raise TypeError(f"{name}() got {new}= and {old}=, its old name: pass {new}=")
-                key = (f"{function.__module__}.{function.__qualname__}", old)
-                if key not in _warned:
-                    _warned.add(key)
-                    _warn(f"{name}({old}=)", f"{new}=", stacklevel=3)
-                options[new] = options.pop(old)
+            move_keywords(function, options, new_names, stacklevel=3)
             return function(*args, **options)
 
         return call
 
     return decorate
+
+
+def move_keywords(
+    function: Callable[..., object],
+    options: dict[str, Any],
+    new_names: Mapping[str, str],
+    stacklevel: int,
+) -> None:
+    """Gives the old keywords of a call their new names; see :func:`renamed_keywords`."""
+    name = function.__qualname__.removesuffix(".__init__")
+    for old in new_names.keys() & options.keys():
+        new = new_names[old]
+        if new in options:
+            raise TypeError(f"{name}() got {new}= and {old}=, its old name: pass {new}=")
+        warn_once(f"{function.__module__}.{name}", f"{name}({old}=)", f"{new}=", stacklevel + 1)
+        options[new] = options.pop(old)
+
+
+def warn_once(owner: str, old: str, new: str, stacklevel: int) -> None:
+    """Warns of one old spelling of ``owner``, a function or module, once per process."""
+    if (owner, old) not in _warned:
+        _warned.add((owner, old))
+        _warn(old, new, stacklevel + 1)
 
 
 def _renamed(old: str, stacklevel: int) -> types.ModuleType:

@@ -1,4 +1,4 @@
-"""What the package knows of other libraries' arrays: names of dtypes, and how to make one."""
+"""Arrays of other libraries: names of dtypes, and new arrays."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy
 
 from tersor._core import InvalidArgumentError
 
-# Any array with DLPack or the buffer protocol: NumPy, PyTorch, CuPy; JAX to read from. There is no
-# type in Python that says so for all of them.
+# Any array with DLPack or the buffer protocol: NumPy, PyTorch, CuPy, and JAX for reading. No Python
+# type covers all these arrays.
 Array: TypeAlias = Any
-# A CUDA stream: of PyTorch, of CuPy, an int (a cudaStream_t) or anything with __cuda_stream__.
+# A CUDA stream of PyTorch or CuPy, an int (a cudaStream_t), or an object with __cuda_stream__.
 Stream: TypeAlias = Any
 
 FLOATS = ("float16", "float32", "float64")
 _NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 _TEXTS = {name: text for text, name in _NAMES.items()}
-_ALIGNMENT = 64  # of frames made here; the format asks for 16
+_ALIGNMENT = 64  # of new frames; the format requires 16
 
 
 def narrowed(values: numpy.ndarray[Any, Any], dtype: Any) -> numpy.ndarray[Any, Any]:
-    """Decoded values as another dtype. Finite values stay finite in float16: at most 65504."""
+    """Converts decoded values. Finite values stay finite in float16: at most 65504."""
     if numpy.dtype(dtype) == numpy.float16:
         most = numpy.finfo(numpy.float16).max.astype(values.dtype)
         values = numpy.where(numpy.isfinite(values), values.clip(-most, most), values)
@@ -39,15 +39,22 @@ def require_finite(
 
 
 def library_of(array: Array) -> str:
-    """The library that an array's class comes from: "numpy", "torch", "cupy", …"""
+    """Returns the library of an array's class: "numpy", "torch", "cupy", …"""
     return type(array).__module__.partition(".")[0]
 
 
 def dtype_text(dtype: Any) -> str:
-    """Tersor's name of a dtype of any library: "f32", "bf16" or "f16".
+    """Returns Tersor's name of a dtype of any library: "f32", "bf16" or "f16".
 
-    Takes names ("float32", "bf16"), NumPy's types and dtypes, PyTorch's and ml_dtypes'.
-    Raises InvalidArgumentError for any other.
+    Args:
+        dtype: A name ("float32", "bf16"), or a type or dtype of NumPy, PyTorch or ml_dtypes.
+
+    Raises:
+        InvalidArgumentError: Any other dtype.
+
+    Example:
+        >>> dtype_text(numpy.float32)
+        'f32'
     """
     name = str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
     text = _TEXTS.get(name, name)
@@ -57,9 +64,9 @@ def dtype_text(dtype: Any) -> str:
 
 
 def empty_bytes(count: int, like: Array) -> Array:
-    """A flat uint8 array of ``count`` bytes where ``like`` lies, 16-byte aligned, not initialised.
+    """Returns a flat uint8 array of ``count`` bytes, 16-byte aligned and not initialised.
 
-    Of PyTorch or CuPy for arrays of these, else of NumPy.
+    The array is on the device of ``like``, of PyTorch or CuPy if ``like`` is, else of NumPy.
     """
     library = library_of(like)
     if library == "torch":
@@ -73,13 +80,13 @@ def empty_bytes(count: int, like: Array) -> Array:
             f"out: pass a uint8 array of PyTorch or CuPy on the device of the {library} array, "
             f"with max_payload_bytes(...) bytes"
         )
-    room = numpy.empty(count + _ALIGNMENT, dtype=numpy.uint8)
-    start = -room.ctypes.data % _ALIGNMENT
-    return room[start : start + count]
+    bytes = numpy.empty(count + _ALIGNMENT, dtype=numpy.uint8)
+    start = -bytes.ctypes.data % _ALIGNMENT
+    return bytes[start : start + count]
 
 
 def empty_values(count: int, dtype: str, like: Array) -> Array:
-    """A flat array of ``count`` values (``dtype``: "f32", "bf16" or "f16") beside ``like``."""
+    """Returns a flat array of ``count`` values of "f32", "bf16" or "f16" on ``like``'s device."""
     if library_of(like) == "torch":
         torch = sys.modules["torch"]
         return torch.empty(count, dtype=getattr(torch, _NAMES[dtype]), device=like.device)
@@ -87,7 +94,7 @@ def empty_values(count: int, dtype: str, like: Array) -> Array:
 
 
 def is_on_device(array: Array) -> bool:
-    """Whether an array says that it lies elsewhere than in host memory."""
+    """True if an array is not in host memory, according to DLPack."""
     if not hasattr(array, "__dlpack_device__"):
         return False
     kind, _ = array.__dlpack_device__()

@@ -5,34 +5,54 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import numpy
 
 from tersor import _core
-from tersor._options import expect
+from tersor._options import expect, fill
 from tersor.arrays import Array, Stream, dtype_text, empty_bytes, empty_values
 
 
 @dataclass(frozen=True)
 class CodecOption:
-    """A key that a codec's spec may have."""
+    """A key in the spec of a codec.
+
+    Attributes:
+        key: The key, such as ``"rounding"``.
+        values: The accepted values, as text: ``"nearest|stochastic"``, ``"(0, 1]"``.
+        default: The default value, as text.
+    """
 
     key: str
-    values: str  #: what may stand behind it: "nearest|stochastic", "(0, 1]"
+    values: str
     default: str
 
 
 @dataclass(frozen=True)
 class CodecInfo:
-    """What the registry knows of a codec."""
+    """The registry's entry of a codec.
 
-    name: str  #: as a spec begins
-    id: int  #: on the wire, never reused
-    summary: str  #: one line
+    Attributes:
+        name: The first word of a spec.
+        id: The number of the codec in frame headers; never reused.
+        summary: A description in one line.
+        options: The keys of the spec.
+    """
+
+    name: str
+    id: int
+    summary: str
     options: tuple[CodecOption, ...]
 
 
 def codecs() -> list[CodecInfo]:
-    """All codecs of this build, in the registry's order."""
+    """Returns all codecs of this build, in the registry's order.
+
+    Example:
+        >>> [info.name for info in tersor.codecs()][:3]
+        ['none', 'bf16', 'f16']
+    """
     return [
         CodecInfo(info.name, info.id, info.summary, tuple(map(_option, info.options)))
         for info in _core.codecs()
@@ -40,7 +60,7 @@ def codecs() -> list[CodecInfo]:
 
 
 def text_hash(text: str) -> int:
-    """64 bits for a signature, or for a seed."""
+    """Returns a 64-bit hash for a signature or a seed."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -49,21 +69,27 @@ def _option(option: _core.CodecOption) -> CodecOption:
 
 
 class Codec:
-    """Turns gradients into payloads and back; see ``docs/reference/wire-format.md`` for the bytes.
+    """Encodes gradients to payloads and decodes payloads.
 
-    A codec has options and no state; several threads may use it at once. Calls release the GIL.
-    Arrays are of any library with DLPack or the buffer protocol, and worked on where they lie, on
-    the host or on a CUDA device; those of one call lie together. Calls on a device are queued on
-    ``stream`` (None: the current stream of the array's library) and return at once; arrays stay as
-    they are, and results are used on that stream or behind it, until it has come past them.
+    A codec has options and no state. Several threads can use one codec at once, and calls release
+    the GIL. ``docs/reference/wire-format.md`` describes the bytes.
+
+    Arrays come from any library with DLPack or the buffer protocol, on the host or on a CUDA
+    device, without copies. All arrays of a call are on one device. Calls on a device are queued on
+    ``stream`` (None: the current stream of the array's library) and return at once. Until the
+    stream has passed a call, do not change the arguments, and use results on this stream only.
 
     Args:
-        spec: ``name[:key=value[,key=value]…][+ef]``, as in ``"int8"`` or
+        spec: ``name[:key=value[,key=value]…][+ef]``, such as ``"int8"`` or
             ``"topk:density=0.01+ef"``; :func:`codecs` lists names and keys.
-        threads: that a call on host memory uses, the calling one included; 0: all cores.
+        threads: Number of threads of a call on host memory, including the caller; 0: one per core.
 
     Raises:
-        InvalidArgumentError: for an unknown name, key or value; lists the right ones.
+        InvalidArgumentError: An unknown name, key or value. The message lists the known ones.
+
+    Example:
+        >>> codec = tersor.Codec("int8")
+        >>> decoded = codec.decode(codec.encode(gradient))
     """
 
     def __init__(self, spec: str, *, threads: int = 1) -> None:
@@ -75,29 +101,76 @@ class Codec:
 
     @property
     def spec(self) -> str:
-        """The spec with its options in canonical form: equal specs are equal codecs."""
+        """The spec with its options in canonical form. Equal specs are equal codecs."""
         return self._core.spec
 
     @property
     def has_feedback(self) -> bool:
-        """Whether the spec ends in "+ef", so that every ``encode`` takes a residual."""
+        """True if the spec ends in "+ef". Every ``encode`` then takes a residual."""
         return self._core.has_feedback
 
     @property
     def lossless(self) -> bool:
-        """Whether ``decode`` gives back what was encoded, but for the bits of a NaN."""
+        """True if ``decode`` returns the encoded values. The bits of a NaN may differ."""
         return self._core.lossless
+
+    def require(self, use: Literal["payload", "native", "two-shot", "one-shot"]) -> None:
+        """Checks that the codec supports a use with values that have no shape.
+
+        Error feedback in the spec is ignored.
+
+        Args:
+            use: ``"payload"`` for ``encode`` and ``decode``, or an all-reduce algorithm.
+
+        Raises:
+            InvalidArgumentError: The codec does not support the use, with the reason.
+
+        Example:
+            >>> tersor.Codec("int8").require("two-shot")
+        """
+        value = numpy.zeros(1, numpy.float32)
+        spec = self.spec.removesuffix("+ef")
+        if use == "payload":
+            Codec(spec).encode(value)
+            return
+        options = fill(_core.CallOptions(), {"codec": spec, "algorithm": use})
+        _core.allreduce(_core.InProcessWorld(1).transport(0), value, options)
+
+    def supports(self, use: Literal["payload", "native", "two-shot", "one-shot"]) -> bool:
+        """Returns True if :meth:`require` accepts the use.
+
+        Args:
+            use: As in :meth:`require`.
+
+        Example:
+            >>> tersor.Codec("topk").supports("two-shot")
+            False
+        """
+        try:
+            self.require(use)
+        except _core.InvalidArgumentError:
+            return False
+        return True
 
     def max_payload_bytes(
         self, gradient: int | tuple[int, ...] | Array | list[Array], dtype: Any = "float32"
     ) -> int:
-        """The bytes that the payload of such a gradient takes; may exceed the gradient's own.
+        """Returns the maximum size of a gradient's payload, which may exceed the gradient's size.
 
         Args:
-            gradient: its number of values, its shape, or the array itself; or a list of the arrays
-                that ``encode`` will put into one payload.
-            dtype: of a number of values or a shape, as a name or as any library's dtype. Arrays
-                bring their own.
+            gradient: Number of values, shape, or array; or a list of the arrays of one payload.
+            dtype: Name or any library's dtype, for a number of values or a shape. Arrays have their
+                own dtype.
+
+        Returns:
+            Bytes, including the header.
+
+        Raises:
+            InvalidArgumentError: The codec cannot encode such a gradient.
+
+        Example:
+            >>> tersor.Codec("int8").max_payload_bytes(1000)
+            1088
         """
         if isinstance(gradient, int):
             gradient = (gradient,)
@@ -122,32 +195,40 @@ class Codec:
     ) -> Array:
         """Encodes a gradient, or a list of gradients into one payload.
 
-        With "+ef" what is encoded is ``factor * array + residual``, and ``residual`` becomes what
-        the payload leaves out (error feedback; Karimireddy et al. 2019): keep it, zeros at first,
-        from step to step.
+        With "+ef", the payload contains ``factor * array + residual``, and ``residual`` becomes the
+        encoding error (error feedback; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
+        Keep the residual between steps. The first residual is zero.
 
         Args:
-            array: f32, bf16 or f16, contiguous, of any shape; or a list of such of one dtype.
-            out: where to write: uint8, flat, at least ``max_payload_bytes(array)`` long and 16-byte
-                aligned. None: a new array of ``array``'s library (NumPy's for JAX).
-            residual: updated in place; f32 or bf16, as many values as ``array``; one for each
-                array of a list. Needed with "+ef", refused without.
-            parameter, seed, step: what random numbers depend on: the index of the gradient's
-                parameter (of the first one of a list), of stochastic rounding, of training.
-            first_index: where the gradient begins in its parameter, in values; one for each array
-                of a list.
-            factor: a weight of the array, with "+ef", on the host; without, ``decode`` has one.
-            checksum: whether the payload carries one.
-            signature: a number below 2**64 that ``decode`` then demands.
+            array: Contiguous f32, bf16 or f16 values of any shape; or a list of arrays of one
+                dtype.
+            out: Receives the payload: flat uint8, at least ``max_payload_bytes(array)`` bytes,
+                16-byte aligned. None: a new array of ``array``'s library (for JAX: NumPy's).
+            residual: Updated in place: f32 or bf16, as many values as ``array``, one per array of a
+                list. Required with "+ef", refused without.
+            parameter: Index of the gradient's parameter (the first one of a list), for random
+                numbers.
+            first_index: Offset of the gradient in its parameter, in values; one per array of a
+                list.
+            seed: Seed of stochastic rounding.
+            step: Training step, for random numbers.
+            factor: Weight of the array, with "+ef" and on the host. Without "+ef", pass ``factor``
+                to ``decode``.
+            checksum: True to add a checksum.
+            signature: A number below 2**64 that ``decode`` then requires.
+            stream: See :class:`Codec`.
 
         Returns:
-            The payload (header included) as a flat uint8 array on ``array``'s device: ``out``'s
-            beginning. On a device nobody waits for the true length, and the array is as long as the
-            payload may be.
+            The payload with its header: the first bytes of ``out``, on ``array``'s device. On a
+            device, the result has the maximum size, because the call does not wait for the true
+            size.
 
         Raises:
-            InvalidArgumentError: for arrays, counts or options that do not do; nothing was changed.
-            CudaError: from CUDA, or for device memory in a build without CUDA.
+            InvalidArgumentError: An array, count or option is invalid. Nothing changed.
+            CudaError: CUDA reported an error, or this build has no CUDA.
+
+        Example:
+            >>> payload = tersor.Codec("int8").encode(gradient)
         """
         arrays = _as_list(array)
         if out is None:
@@ -170,31 +251,37 @@ class Codec:
         signature: int = 0,
         stream: Stream = None,
     ) -> Array | list[Array]:
-        """Decodes a payload, or the sum of several, times ``factor``.
+        """Decodes a payload, or the sum of several payloads, times ``factor``.
 
-        Sums are taken in f32 in the payloads' order and rounded once to ``out``'s dtype, so that a
-        mean over ranks costs no extra pass. Whatever the bytes are, nothing outside ``out`` is
-        written.
+        A sum is computed in f32 in the order of the payloads, and rounded once to ``out``'s dtype.
+        Damaged payloads never cause writes outside of ``out``.
 
         Args:
-            payload: as ``encode`` returned it, or its bytes; or a list of such.
-            out: of the gradient's dtype and number of values; a list where a list was encoded.
-                None: a new flat array of ``payload``'s library (on the host, for one gradient).
-            add: add to what ``out`` holds instead of overwriting it.
-            factor: on all decoded values.
-            parameter, first_index, checksum, signature: as in ``encode``.
+            payload: The result of ``encode``, or its bytes; or a list of payloads.
+            out: An array with the gradient's dtype and number of values; a list for a payload of
+                several arrays. None: a new flat array of ``payload``'s library, on the host, for
+                one gradient.
+            add: True to add to ``out`` instead of overwriting.
+            factor: Factor of all decoded values.
+            parameter: As in ``encode``.
+            first_index: As in ``encode``.
+            checksum: As in ``encode``.
+            signature: As in ``encode``.
+            stream: See :class:`Codec`.
 
         Returns:
             ``out``.
 
         Raises:
-            WireError: for a payload that is damaged, truncated, or not what the call says. With
-                ``add`` nothing was written then. Without, it was not either where another plan's
-                payload or a part of one is given; where bytes are damaged ``out`` is as it was, or
-                NaN. Without ``out``, header and checksum are checked before anything is allocated.
-                On a device only a payload's length is known at once; for all else nobody
-                waits, and ``out`` is NaN, with ``add`` too.
-            InvalidArgumentError: as in ``encode``.
+            WireError: A payload is damaged, truncated, or does not match the call. With ``add``,
+                ``out`` is unchanged. Without ``add``, ``out`` is unchanged or, after damaged bytes,
+                NaN. A call without ``out`` checks header and checksum before the allocation. On a
+                device, only the payload's length is checked at once; ``out`` becomes NaN for all
+                other damage, also with ``add``.
+            InvalidArgumentError: As in ``encode``.
+
+        Example:
+            >>> mean = codec.decode(payloads, factor=1 / len(payloads))
         """
         payloads = _as_list(payload)
         decoding = _core.DecodeOptions(add, factor)

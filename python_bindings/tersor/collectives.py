@@ -1,8 +1,8 @@
-"""Collectives that carry encoded values: of all ranks, and from or to one of them.
+"""Collectives that send encoded values, on arrays of any library.
 
-Arrays are anything with DLPack or the buffer protocol (NumPy, PyTorch, CuPy), of f32, bf16 or f16
-values, on the host or on a CUDA device. All ranks of a transport make the same calls with equal
-options, in the same order; a rank that calls something else ends in ``TransportError`` on all.
+Arrays come from any library with DLPack or the buffer protocol (NumPy, PyTorch, CuPy). Values are
+f32, bf16 or f16, on the host or on a CUDA device. All ranks of a transport make the same calls with
+equal options, in the same order. If a rank makes another call, all ranks raise ``TransportError``.
 """
 
 from __future__ import annotations
@@ -23,76 +23,91 @@ Algorithm = Literal["auto", "native", "two-shot", "one-shot", "hierarchical"]
 
 
 class CommonOptions(TypedDict, total=False):
-    """What collectives and reducers of gradients have in common."""
+    """Options of collectives and of gradient reducers."""
 
     hosts: Sequence[int]
-    """``"hierarchical"``: for each rank the number of its host. Default: as the transport says."""
+    """``"hierarchical"``: the host number of each rank. Default: the transport's."""
     host_codec: str
-    """``"hierarchical"``: within a host, ``"none"`` (default) or ``"bf16"``."""
+    """``"hierarchical"``: codec within a host, ``"none"`` (default) or ``"bf16"``."""
     seed: int
-    """Of stochastic rounding. Default 0."""
+    """Seed of stochastic rounding. Default 0."""
     checksum: bool
-    """Whether frames carry a checksum. Default True."""
+    """True if frames have a checksum. Default True."""
     timeout: float
-    """Seconds until ``TransportError``. Default 300; under PyTorch's own process groups theirs."""
+    """Seconds until ``TransportError``. Default 300. In ``tersor.torch``, the default is the time
+    limit of the process group."""
 
 
 class GridOptions(CommonOptions, total=False):
-    """Likewise of what may be all-reduced over a grid of ranks."""
+    """Options of all-reduces over a grid of ranks."""
 
     dims: Sequence[int]
-    """``"two-shot"``: ranks of each of 1 to 3 dimensions of a grid, in which they exchange one
-    after the other; their product is at least nine tenths of all. Default: as few dimensions as
-    have at most 32 ranks each. Of the collectives ``reduce_scatter`` (without ``"+ef"``) and
-    ``allgather`` too: their product is all ranks, the default one dimension."""
+    """``"two-shot"``: numbers of ranks in each of 1 to 3 dimensions of a grid. Ranks exchange in
+    one dimension after the other. The product is at least nine tenths of all ranks. Default: as few
+    dimensions as have at most 32 ranks each. ``reduce_scatter`` (without ``"+ef"``) and
+    ``allgather`` take grids of all ranks; the default is one dimension."""
     error_growth: float
-    """``"two-shot"``: how many times the squared error of one dimension d dimensions may have,
-    which is (1 + d) / 2; at least 1. Default 2, up to three dimensions. With codec ``"auto"`` the
-    ``tuner`` of a collective has it."""
+    """``"two-shot"``: maximum factor between the squared error of d dimensions and of one
+    dimension, which is (1 + d) / 2; at least 1. Default 2, so up to three dimensions. With codec
+    ``"auto"``, pass the option to the collective's ``tuner``."""
 
 
 class CollectiveOptions(GridOptions, total=False):
-    """Options of all collectives; equal on all ranks, but for state and workspace."""
+    """Options of all collectives, equal on all ranks except ``state`` and ``workspace``."""
 
     codec: str
-    """A spec (``"int8"``, ``"topk:density=0.01+ef"``); ``"+ef"`` needs ``state``, ``"auto"`` a
-    ``tuner``. Default ``"bf16"``."""
+    """A spec, such as ``"int8"`` or ``"topk:density=0.01+ef"``. ``"+ef"`` needs ``state``;
+    ``"auto"`` needs a ``tuner``. Default ``"bf16"``."""
     reduction: Reduction
-    """What ``allreduce``, ``reduce_scatter`` and ``reduce`` yield. Default ``"sum"``."""
+    """The result of ``allreduce``, ``reduce_scatter`` and ``reduce``. Default ``"sum"``."""
     algorithm: Algorithm
-    """Of ``allreduce``; any but ``"auto"`` keeps a ``reduce`` to two-shot. Default ``"auto"``.
-    ``"hierarchical"`` of ``reduce_scatter`` and
-    ``allgather`` too, on hosts of equally many ranks; others that the transport found go as
-    ``"auto"``, as the call's statistics say."""
+    """The algorithm of ``allreduce``. Default ``"auto"``. For ``reduce``, any other value selects
+    two-shot. ``reduce_scatter`` and ``allgather`` take ``"hierarchical"`` if all hosts have equally
+    many ranks. With other hosts found by the transport, these calls use ``"auto"``; the statistics
+    of the call show the algorithm."""
     state: _core.FeedbackState | None
-    """What error feedback keeps between calls. Default: no feedback."""
+    """The residuals of error feedback. Default: no feedback."""
     workspace: Workspace | None
-    """Buffers and threads that calls with equal arguments use again. Default: made for the call."""
+    """Buffers and threads for calls with equal arguments. Default: new ones in each call."""
     tuner: Tuner | None
-    """Who chooses where ``codec`` is ``"auto"``."""
+    """Chooses codec and algorithm if ``codec`` is ``"auto"``."""
     parameter: int
-    """Index of the parameter: rotates owners, varies noise. Default 0."""
+    """Index of the parameter: rotates owners and varies random numbers. Default 0."""
     step: int
-    """Of stochastic rounding, where there is no state. Default 0."""
+    """Step number for stochastic rounding without a state. Default 0."""
     chunk_count: int
-    """Values of a chunk: longer gradients are cut, so that encoding and the wire overlap. Default
-    1 Mi, over NCCL 8 Mi."""
+    """Values per chunk. Longer gradients are cut to overlap encoding and sending. Default 1 Mi,
+    over NCCL 8 Mi."""
 
 
 class Keywords(CollectiveOptions, total=False):
-    """The options of a collective, and how it is called."""
+    """The keywords of a call: the options and the stream."""
 
     stream: Any
-    """Of a device, on which the call is queued. Default: the array library's current one."""
+    """The stream of a device on which the call is queued. Default: the array library's current
+    stream."""
 
 
 class FeedbackState(_core.FeedbackState):
-    """What error feedback keeps between the calls of one collective, zero at first.
+    """The residuals that error feedback keeps between the calls of one collective.
 
-    ``like`` is the call's first array (any collective); ``options`` are its other arguments. The
-    memory lies where ``like`` lies: f32 or bf16 (``dtype``), one value for each of ``like`` and,
-    for two-shot, one for each that this rank owns. ``"hierarchical"``: of what this rank encodes
-    for other hosts, which depends on the ``collective``.
+    All residuals start at zero. The memory is on the device of ``like``.
+
+    Args:
+        transport: The transport of the calls.
+        like: The first array of the collective's calls; the values do not matter.
+        dtype: Of the residuals, ``"f32"`` or ``"bf16"``. A residual has one value per value of
+            ``like``; two-shot adds one per value that this rank reduces.
+        collective: The collective. With ``algorithm="hierarchical"``, the number of residuals
+            depends on the collective.
+        options: The other arguments of the calls.
+
+    Raises:
+        InvalidArgumentError: An option is invalid.
+
+    Example:
+        >>> state = tersor.FeedbackState(transport, gradient, codec="int4+ef")
+        >>> tersor.allreduce(transport, gradient, codec="int4+ef", state=state)
     """
 
     def __init__(
@@ -110,12 +125,28 @@ class FeedbackState(_core.FeedbackState):
 def allreduce(
     transport: Transport, gradient: Any, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """Sum or mean over ranks of ``gradient``, in place; every rank ends with the same bits.
+    """Sums (or averages) an array over all ranks, in place. All ranks get the same bits.
 
-    ``gradient``: any shape, writable. On the host the call blocks its thread, without the GIL. On a
-    device it is queued on ``stream`` (default: the array library's current one).
-    Raises ``InvalidArgumentError`` (nothing changed), ``TransportError``, ``WireError`` or
-    ``CudaError`` (values undefined, the transport is aborted).
+    On the host, the call blocks its thread and releases the GIL. On a device, the call is queued on
+    ``stream``.
+
+    Args:
+        transport: The ranks, from ``tersor.mpi``, ``tersor.local`` or :class:`tersor.TcpTransport`.
+        gradient: Writable, of any shape.
+        options: See :class:`Keywords`.
+
+    Returns:
+        The algorithm, the sent bytes and the times of the call.
+
+    Raises:
+        InvalidArgumentError: An argument is invalid. Nothing changed.
+        TransportError: A rank failed, is late, or made another call. The values are undefined, and
+            the transport is aborted.
+        WireError: A frame is damaged. The consequences are as for TransportError.
+        CudaError: CUDA reported an error. The consequences are as for TransportError.
+
+    Example:
+        >>> tersor.allreduce(transport, gradient, codec="int8", reduction="mean")
     """
     return _call(_core.allreduce, transport, gradient, options=options)
 
@@ -123,10 +154,19 @@ def allreduce(
 def reduce_scatter(
     transport: Transport, input: Any, shard: Any, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """Sum or mean over ranks of ``input``, of which this rank's part is written to ``shard``.
+    """Sums (or averages) an array over all ranks, and gives each rank one shard of the result.
 
-    ``input``: ranks times as many values as ``shard``, rank r's at ``r * shard.size``. Else as
-    ``allreduce``.
+    Args:
+        transport: The ranks.
+        input: One shard per rank: ranks x ``shard.size`` values.
+        shard: Receives shard r of the result on rank r.
+        options: See :class:`Keywords`.
+
+    Returns:
+        As :func:`allreduce`, also for Raises.
+
+    Example:
+        >>> tersor.reduce_scatter(transport, gradient, shard, codec="int8")
     """
     return _call(_core.reduce_scatter, transport, input, shard, options=options)
 
@@ -134,9 +174,19 @@ def reduce_scatter(
 def allgather(
     transport: Transport, shard: Any, output: Any, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """Every rank's ``shard``, decoded alike on all ranks, in the order of ranks in ``output``.
+    """Gathers the arrays of all ranks on all ranks. All ranks get the same bits.
 
-    ``output``: ranks times as many values as ``shard``. Else as ``allreduce``.
+    Args:
+        transport: The ranks.
+        shard: This rank's array, with the same number of values on all ranks.
+        output: Receives the shards in rank order: ranks x ``shard.size`` values.
+        options: See :class:`Keywords`.
+
+    Returns:
+        As :func:`allreduce`, also for Raises.
+
+    Example:
+        >>> tersor.allgather(transport, shard, weights, codec="bf16")
     """
     return _call(_core.allgather, transport, shard, output, options=options)
 
@@ -144,11 +194,21 @@ def allgather(
 def broadcast(
     transport: Transport, values: Any, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """``values`` of rank ``root`` on all ranks, in place; by codec ``"none"`` without another.
+    """Copies the array of one rank to all ranks, in place. By default, the copy is exact.
 
-    ``values``: of one shape, dtype and memory layout on all ranks. The root too ends with what the
-    others decode. Raises ``InvalidArgumentError`` for a ``root`` that is no rank, here and below,
-    and for ``"+ef"``. Else as ``allreduce``.
+    With a lossy ``codec``, the root also gets the decoded values.
+
+    Args:
+        transport: The ranks.
+        values: Of one shape, dtype and memory layout on all ranks.
+        root: The source.
+        options: See :class:`Keywords`. The default codec is ``"none"``, and ``"+ef"`` is refused.
+
+    Returns:
+        As :func:`allreduce`, also for Raises.
+
+    Example:
+        >>> tersor.broadcast(transport, weights, root=0)
     """
     return _call(_core.broadcast, transport, values, root, options={"codec": "none", **options})
 
@@ -156,12 +216,24 @@ def broadcast(
 def reduce(
     transport: Transport, input: Any, output: Any = None, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """Sum or mean over ranks of ``input``, written to ``output`` of rank ``root``.
+    """Sums (or averages) an array over all ranks on one rank.
 
-    ``output``: as many values as ``input``; None on other ranks. It has the bits, and ``state`` the
-    residuals, of a two-shot ``allreduce``; codecs that cannot go so (``topk``) are refused. A sum
-    of long f32 by ``none`` goes along a chain of ranks where that is quicker: pass
-    ``algorithm="two-shot"`` for the bits of an ``allreduce``.
+    The result has the bits, and ``state`` the residuals, of a two-shot ``allreduce``. A sum of long
+    f32 arrays by codec ``"none"`` goes along a chain of ranks if the chain is faster. Pass
+    ``algorithm="two-shot"`` to get the bits of an ``allreduce`` in this case.
+
+    Args:
+        transport: The ranks.
+        input: This rank's array.
+        output: On the root: receives the result; as many values as ``input``. None on other ranks.
+        root: The destination.
+        options: See :class:`Keywords`. Codecs without two-shot (``topk``) are refused.
+
+    Returns:
+        As :func:`allreduce`, also for Raises.
+
+    Example:
+        >>> tersor.reduce(transport, gradient, total if transport.rank == 0 else None)
     """
     return _call(_core.reduce, transport, input, output, root, options=options)
 
@@ -169,9 +241,21 @@ def reduce(
 def gather(
     transport: Transport, shard: Any, output: Any = None, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """Every rank's ``shard``, in the order of ranks, in ``output`` of rank ``root``.
+    """Gathers the arrays of all ranks on one rank.
 
-    ``output``: ranks times as many values as ``shard``; None on other ranks. Else as ``allgather``.
+    Args:
+        transport: The ranks.
+        shard: This rank's array, with the same number of values on all ranks.
+        output: On the root: receives the shards in rank order, ranks x ``shard.size`` values. None
+            on other ranks.
+        root: The destination.
+        options: See :class:`Keywords`.
+
+    Returns:
+        As :func:`allreduce`, also for Raises.
+
+    Example:
+        >>> tersor.gather(transport, shard, whole if transport.rank == 0 else None)
     """
     return _call(_core.gather, transport, shard, output, root, options=options)
 
@@ -179,10 +263,20 @@ def gather(
 def scatter(
     transport: Transport, input: Any, shard: Any, root: int = 0, **options: Unpack[Keywords]
 ) -> CollectiveStatistics:
-    """To rank r's ``shard`` the values of the root's ``input`` from ``r * shard.size`` on.
+    """Sends one shard of an array from one rank to each rank. By default, the copies are exact.
 
-    ``input``: ranks times as many values as ``shard``; None on other ranks than ``root``. By codec
-    ``"none"`` unless another is said; else as ``broadcast``.
+    Args:
+        transport: The ranks.
+        input: On the root: one shard per rank, ranks x ``shard.size`` values. None on other ranks.
+        shard: Receives shard r of ``input`` on rank r.
+        root: The source.
+        options: See :class:`Keywords`. The default codec is ``"none"``, and ``"+ef"`` is refused.
+
+    Returns:
+        As :func:`allreduce`, also for Raises.
+
+    Example:
+        >>> tersor.scatter(transport, whole if transport.rank == 0 else None, shard)
     """
     return _call(_core.scatter, transport, input, shard, root, options={"codec": "none", **options})
 
@@ -197,14 +291,29 @@ def all_to_all(
     received: Sequence[int] = (),
     **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
-    """Rows of ``input`` to the ranks that they are for; those for this rank in ``output``.
+    """Sends each row of an array to one rank.
 
-    ``columns``: values of a row; None: all of ``input`` but its first dimension. ``sent[r]`` rows
-    go to rank r, in the order of ranks, ``received[r]`` come from there; empty: equally many. A row
-    is encoded by itself; rows for one rank are encoded together if a row alone would not become
-    shorter. Raises ``InvalidArgumentError`` for splits that are not the arrays' rows, and
-    for ``"+ef"``; ranks whose splits differ both get ``WireError`` or ``TransportError``. Else as
-    ``allgather``.
+    Each row is encoded separately. If a single row would not become shorter, all rows for one rank
+    are encoded together.
+
+    Args:
+        transport: The ranks.
+        input: The rows for rank 0, then for rank 1 and so on.
+        output: Receives the rows from rank 0, rank 1 and so on.
+        columns: Values per row. Default: all dimensions of ``input`` except the first.
+        sent: Number of rows for each rank; empty: equal numbers.
+        received: Number of rows from each rank; empty: equal numbers.
+        options: See :class:`Keywords`.
+
+    Returns:
+        As :func:`allreduce`, also for Raises.
+
+    Raises:
+        InvalidArgumentError: The splits do not match the arrays, or the codec has ``"+ef"``.
+        WireError: The splits of two ranks differ; TransportError on one of the ranks.
+
+    Example:
+        >>> tersor.all_to_all(transport, tokens, output, sent=[3, 1], received=[2, 2])
     """
     counts = list(sent), list(received)
     if any(rows < 0 for rows in counts[0] + counts[1]):

@@ -1,4 +1,4 @@
-"""Ranks as threads of this process, over an emulated link: for trying things in a notebook.
+"""Ranks as threads of this process, over an emulated link, for experiments in a notebook.
 
 >>> import numpy, tersor, tersor.local
 >>> def rank(transport):
@@ -23,11 +23,27 @@ Result = TypeVar("Result")
 
 
 def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "none") -> list[Result]:
-    """Calls ``function(transport)`` once for each rank, each on a thread, and returns the results.
+    """Calls ``function(transport)`` once per rank, each on a thread.
 
-    ``link``: RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS], e.g. ``"1Gbit,50us"``; waiting
-    for it is real. Where a rank raises, the others are told, and the first rank's error is raised
-    again here: that of a rank which failed by itself before one that was told.
+    If a rank raises, the transports of all ranks are aborted.
+
+    Args:
+        ranks: Number of ranks.
+        function: Called with the transport of one rank.
+        link: ``RATE|none[,LATENCY][,overhead=FACTOR][,per_host=RANKS]``, such as ``"1Gbit,50us"``.
+            The delays are real.
+
+    Returns:
+        The results in rank order.
+
+    Raises:
+        InvalidArgumentError: ``ranks`` is below 1, or ``link`` is invalid.
+        BaseException: The error of the first rank that failed. Errors of ranks that another rank
+            aborted are raised last.
+
+    Example:
+        >>> tersor.local.run(2, lambda transport: transport.rank)
+        [0, 1]
     """
     if ranks < 1:
         raise InvalidArgumentError(f"ranks is {ranks}: give at least 1")
@@ -50,6 +66,6 @@ def run(ranks: int, function: Callable[[Transport], Result], *, link: str = "non
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:  # the cause, not its echo: ranks that were told raise TransportError
+    if errors:  # aborted ranks raise TransportError, so prefer other errors
         raise errors[min(errors, key=lambda rank: (isinstance(errors[rank], TransportError), rank))]
     return [results[rank] for rank in range(ranks)]

@@ -5,8 +5,9 @@
 
     tersor.mpi.allreduce(MPI.COMM_WORLD, gradient, codec="int8", reduction="mean")
 
-Needs mpi4py, and a build of this package that found MPI. Importing this module initialises MPI, as
-importing ``mpi4py.MPI`` does. All ranks of a communicator make the same calls in the same order.
+The module needs mpi4py and a build of this package with MPI. An import of this module initialises
+MPI, as an import of ``mpi4py.MPI`` does. All ranks of a communicator make the same calls in the
+same order.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["allgather", "allreduce", "reduce_scatter", "transport"]
 
 
 class _Holder:
-    """A transport that goes when its communicator is freed, or before MPI ends."""
+    """Releases a transport when its communicator is freed, or before MPI ends."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport: Transport | None = transport
@@ -49,33 +50,41 @@ _attribute = MPI.Comm.Create_keyval()
 
 @atexit.register
 def _release_transports() -> None:
-    """mpi4py finalises MPI after the functions of atexit."""
+    """Runs before mpi4py finalises MPI, because mpi4py does so after the functions of atexit."""
     for holder in _holders:
         holder.transport = None
 
 
 def _check_library() -> None:
-    """Handles of one MPI mean nothing to another."""
+    """Compares the MPI libraries, because handles of one library are invalid in another."""
     found = MPI.Get_library_version(), _mpi.library_version()
     theirs, ours = (text.strip("\0 \n") for text in found)
     if theirs != ours:
         raise InvalidArgumentError(
-            f"mpi4py runs on {theirs}, but tersor was built for {ours}: build one of them again"
+            f"mpi4py uses {theirs}, but tersor was built with {ours}: rebuild mpi4py or tersor"
         )
 
 
 def transport(comm: MPI.Intracomm) -> Transport:
-    """The transport over a communicator: made at the first call, which is collective, then kept.
+    """Returns the transport of a communicator, made by the first call, which is collective.
 
-    It has a duplicate of the communicator, so that its messages meet none of the caller's, and
-    lives until ``comm`` is freed. After a ``TransportError`` it stays aborted: continue with
-    ``comm.Dup()``. For :class:`tersor.GradientReducer` and the functions of :mod:`tersor` that take
-    a transport.
+    The transport uses a duplicate of the communicator, so messages of Tersor and of the caller
+    never mix. The transport lives until ``comm`` is freed. After a ``TransportError``, the
+    transport stays aborted; continue with ``comm.Dup()``.
+
+    Args:
+        comm: An intra-communicator of mpi4py.
+
+    Returns:
+        A transport for :class:`tersor.GradientReducer` and the functions of :mod:`tersor`.
 
     Raises:
-        InvalidArgumentError: for an inter-communicator, a null one, and where mpi4py was built for
-            another MPI than Tersor.
-        TransportError: where MPI reports an error.
+        InvalidArgumentError: The communicator is null or an inter-communicator, or mpi4py uses
+            another MPI library than Tersor.
+        TransportError: MPI reported an error.
+
+    Example:
+        >>> reducer = tersor.GradientReducer(tersor.mpi.transport(MPI.COMM_WORLD), codec="int8")
     """
     kept = comm.Get_attr(_attribute) if comm != MPI.COMM_NULL else None
     if isinstance(kept, _Holder) and kept.transport is not None:
@@ -91,19 +100,57 @@ def transport(comm: MPI.Intracomm) -> Transport:
 def allreduce(
     comm: MPI.Intracomm, gradient: Any, **options: Unpack[CollectiveOptions]
 ) -> CollectiveStatistics:
-    """:func:`tersor.allreduce` over a communicator of mpi4py."""
+    """Calls :func:`tersor.allreduce` over a communicator of mpi4py.
+
+    Args:
+        comm: An intra-communicator of mpi4py.
+        gradient: As in :func:`tersor.allreduce`.
+        options: See :class:`tersor.CollectiveOptions`.
+
+    Returns:
+        As :func:`tersor.allreduce`, also for Raises.
+
+    Example:
+        >>> tersor.mpi.allreduce(MPI.COMM_WORLD, gradient, codec="int8")
+    """
     return tersor.allreduce(transport(comm), gradient, **options)
 
 
 def reduce_scatter(
     comm: MPI.Intracomm, input: Any, shard: Any, **options: Unpack[CollectiveOptions]
 ) -> CollectiveStatistics:
-    """:func:`tersor.reduce_scatter` over a communicator of mpi4py."""
+    """Calls :func:`tersor.reduce_scatter` over a communicator of mpi4py.
+
+    Args:
+        comm: An intra-communicator of mpi4py.
+        input: As in :func:`tersor.reduce_scatter`.
+        shard: As in :func:`tersor.reduce_scatter`.
+        options: See :class:`tersor.CollectiveOptions`.
+
+    Returns:
+        As :func:`tersor.reduce_scatter`, also for Raises.
+
+    Example:
+        >>> tersor.mpi.reduce_scatter(MPI.COMM_WORLD, gradient, shard, codec="int8")
+    """
     return tersor.reduce_scatter(transport(comm), input, shard, **options)
 
 
 def allgather(
     comm: MPI.Intracomm, shard: Any, output: Any, **options: Unpack[CollectiveOptions]
 ) -> CollectiveStatistics:
-    """:func:`tersor.allgather` over a communicator of mpi4py."""
+    """Calls :func:`tersor.allgather` over a communicator of mpi4py.
+
+    Args:
+        comm: An intra-communicator of mpi4py.
+        shard: As in :func:`tersor.allgather`.
+        output: As in :func:`tersor.allgather`.
+        options: See :class:`tersor.CollectiveOptions`.
+
+    Returns:
+        As :func:`tersor.allgather`, also for Raises.
+
+    Example:
+        >>> tersor.mpi.allgather(MPI.COMM_WORLD, shard, weights, codec="int8")
+    """
     return tersor.allgather(transport(comm), shard, output, **options)

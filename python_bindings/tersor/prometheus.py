@@ -1,4 +1,4 @@
-"""What a handle of ``tersor.torch`` counts, for Prometheus.
+"""Statistics of a handle of ``tersor.torch`` for Prometheus.
 
 ::
 
@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 
 
 class Collector:
-    """Gauges ``tersor_sent_bytes`` and so on, one for each of ``handle.scalars()``, as they stand.
+    """Exports one gauge per entry of ``handle.scalars()``, such as ``tersor_sent_bytes``.
 
-    ``rank``, where it is given, becomes their label. Each scrape asks the handle, which tells of
-    the steps that are complete.
+    Each scrape reads the handle's statistics of the completed steps.
+
+    Args:
+        handle: A handle of :func:`tersor.torch.compress` or of an optimizer.
+        rank: The label ``rank`` of the gauges. Default: no label.
+
+    Example:
+        >>> prometheus_client.REGISTRY.register(tersor.prometheus.Collector(handle, rank=0))
     """
 
     def __init__(self, handle: Reporting, rank: int | None = None) -> None:
@@ -36,7 +42,7 @@ class Collector:
         self._labels = {} if rank is None else {"rank": str(rank)}
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """What prometheus_client calls."""
+        """Returns the gauges; prometheus_client makes this call."""
         for name, value in self._handle.scalars().items():
             gauge = GaugeMetricFamily(
                 name.replace("/", "_"), "From tersor's handle.scalars().", labels=list(self._labels)

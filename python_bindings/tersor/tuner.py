@@ -14,25 +14,36 @@ if TYPE_CHECKING:
 
 
 class TunerOptions(TypedDict, total=False):
-    """Options of a ``Tuner``; equal on all ranks."""
+    """Options of a ``Tuner``, equal on all ranks."""
 
     codecs: Sequence[str]
-    """Candidates beside ``none`` and ``bf16``. Default ``["int8"]``."""
+    """Candidates in addition to ``none`` and ``bf16``. Default ``["int8"]``."""
     threads: int
-    """Codec threads of each rank. Default 1."""
+    """Codec threads per rank. Default 1."""
     memory: Literal["host", "device"]
     """The memory of the gradients. Default ``"host"``."""
     error_growth: float
-    """Limits the grids, as the option of a collective does. Default 2."""
+    """Limits the grids, as in :class:`tersor.CollectiveOptions`. Default 2."""
     timeout: float
     """Seconds until ``TransportError``. Default 300."""
 
 
 class Tuner(_core.Tuner):
-    """Chooses for the collectives of one transport: ``allreduce(…, codec="auto", tuner=tuner)``.
+    """Chooses codec and algorithm of the collectives of one transport.
 
-    A collective call, which measures the link and the codecs. Raises InvalidArgumentError for an
-    invalid option.
+    The constructor is a collective call and measures the link and the codecs.
+
+    Args:
+        transport: The transport of the collectives.
+        options: See :class:`TunerOptions`.
+
+    Raises:
+        InvalidArgumentError: An option is invalid.
+        TransportError: A rank failed or is late.
+
+    Example:
+        >>> tuner = tersor.Tuner(transport, codecs=["int8", "int4"])
+        >>> tersor.allreduce(transport, gradient, codec="auto", tuner=tuner)
     """
 
     def __init__(self, transport: Transport, **options: Unpack[TunerOptions]) -> None:

@@ -30,7 +30,7 @@ from torch import nn
 import ranks
 import tersor
 import tersor.torch
-from tersor.torch._src.collectives.tensors import broadcast_start
+from tersor.torch._src.collectives.models import broadcast_start
 
 
 class Neighbours(Training):

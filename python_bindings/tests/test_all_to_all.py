@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -40,6 +40,13 @@ def expert(rank: int, dtype: torch.dtype) -> nn.Linear:
     return nn.Linear(COLUMNS, COLUMNS, bias=False).to(dtype)
 
 
+def exchanged(
+    rows: Tensor, received: list[int] | None = None, sent: list[int] | None = None, **options: Any
+) -> Tensor:
+    output = rows.new_empty((sum(received) if received else len(rows), *rows.shape[1:]))
+    return all_to_all_single(output, rows, received, sent, **options)
+
+
 class Layer:
     """Tokens to their experts and back: what came, and what became of gradients."""
 
@@ -62,7 +69,7 @@ class Layer:
     def pass_on(rows: Tensor, received: list[int], sent: list[int], codecs: Any) -> Tensor:
         if not codecs:
             return all_to_all_single_autograd(rows, received, sent, dist.group.WORLD)
-        return all_to_all_single(rows, received, sent, **codecs)
+        return exchanged(rows, received, sent, **codecs)
 
     def results(self) -> list[Tensor]:
         assert self.tokens.grad is not None
@@ -95,11 +102,11 @@ def test_experts_get_tokens_and_gradients_go_back(rank: int, count: int) -> None
 @ranks.on(2)
 def test_gradients_go_back_by_their_own_codec(rank: int, count: int) -> None:
     rows = tokens(rank, 4, torch.float32)
-    output = all_to_all_single(rows, codec="none", backward_codec="int8")
+    output = exchanged(rows, codec="none", backward_codec="int8")
     gradient = torch.randn(4, COLUMNS, generator=torch.Generator().manual_seed(7))
     output.backward(gradient)
     assert rows.grad is not None
-    back = all_to_all_single(gradient, codec="int8")
+    back = exchanged(gradient, codec="int8")
     assert torch.equal(rows.grad, back)
     assert 0 < relative(back[2 * rank :][:2], gradient[2 * rank :][:2]) < 0.01
 
@@ -111,7 +118,7 @@ def test_rows_may_have_any_shape(rank: int, count: int) -> None:
         rows = torch.full((2 * sent, 4, 64), float(rank), dtype=torch.float16)
         rows = rows.transpose(1, 2)  # not contiguous
         splits = [sent, sent]
-        output = all_to_all_single(rows, splits, splits, codec="int8", workspace=workspace)
+        output = exchanged(rows, splits, splits, codec="int8", workspace=workspace)
         assert output.shape == rows.shape
         assert output.dtype == torch.float16
         assert output[:sent].unique().tolist() == [0.0][:sent]
@@ -122,25 +129,61 @@ def test_rows_may_have_any_shape(rank: int, count: int) -> None:
 def test_mistakes_are_named_and_calls_go_on(rank: int, count: int) -> None:
     rows = torch.zeros(4, 8)
     with pytest.raises(tersor.InvalidArgumentError, match=f"on rank {rank}: sent adds up to 5"):
-        all_to_all_single(rows, [2, 2], [2, 3])
+        exchanged(rows, [2, 2], [2, 3])
     with pytest.raises(tersor.InvalidArgumentError, match="not a multiple of 2 ranks"):
-        all_to_all_single(torch.zeros(3, 8))
+        exchanged(torch.zeros(3, 8))
     with pytest.raises(tersor.InvalidArgumentError, match="give 0 or more rows"):
-        all_to_all_single(rows, [2, 2], [5, -1])
+        exchanged(rows, [2, 2], [5, -1])
     with pytest.raises(tersor.InvalidArgumentError, match="leave out"):
-        all_to_all_single(rows, codec="int8+ef")
+        exchanged(rows, codec="int8+ef")
     with pytest.raises(tersor.InvalidArgumentError, match="supports only allreduce"):
-        all_to_all_single(rows, codec="intsum")
+        exchanged(rows, codec="intsum")
     with pytest.raises(tersor.InvalidArgumentError, match="int64"):
-        all_to_all_single(torch.zeros(4, 8, dtype=torch.int64))
+        exchanged(torch.zeros(4, 8, dtype=torch.int64))
     with pytest.raises(tersor.InvalidArgumentError, match="has no rows"):
-        all_to_all_single(torch.tensor(1.0))
-    assert torch.equal(all_to_all_single(rows), rows)
+        all_to_all_single(torch.tensor(1.0), torch.tensor(1.0))
+    with pytest.raises(tersor.InvalidArgumentError, match="rows of the output have shape"):
+        all_to_all_single(torch.zeros(32), rows)
+    with pytest.raises(tersor.InvalidArgumentError, match="output"):
+        all_to_all_single(torch.zeros(5, 8), rows)
+    assert torch.equal(exchanged(rows), rows)
+
+
+@ranks.on(2)
+def test_the_output_has_the_rows_and_the_gradient(rank: int, count: int) -> None:
+    rows = tokens(rank, 4, torch.float32)
+    output = torch.empty(4, COLUMNS)
+    assert all_to_all_single(output, rows, codec="none") is output
+    output.sum().backward()
+    assert rows.grad is not None
+    assert rows.grad.unique().tolist() == [1.0]
+    with torch.no_grad():
+        exact = torch.empty(4, COLUMNS)
+        dist.all_to_all_single(exact, rows)
+    assert torch.equal(output, exact)
+
+
+@ranks.on(2)
+def test_calls_without_an_output_go_as_in_the_last_release(rank: int, count: int) -> None:
+    rows, old = tokens(rank, 4, torch.float32), cast(Any, all_to_all_single)
+    wanted = exchanged(rows, [2, 2], [2, 2], codec="int8")
+    group = dist.group.WORLD
+    with pytest.warns(DeprecationWarning, match=r"all_to_all_single\(output, input") as warned:
+        found = [old(rows, [2, 2], [2, 2], "int8", None, group)]
+    assert all(one.filename == __file__ for one in warned)
+    found += [
+        old(rows, codec="int8"),
+        old(rows, None, None, codec="int8"),
+        old(input=rows, output_splits=[2, 2], input_splits=[2, 2], group=group),
+    ]
+    assert all(torch.equal(one, wanted) for one in found)
+    with pytest.raises(TypeError, match=r"input must be a torch.Tensor, not list"):
+        old([1.0])
 
 
 def disagree(rank: int, count: int) -> None:
     splits = [[2, 3], [2, 2]][rank]  # rank 1 expects 2 rows
-    all_to_all_single(torch.ones(sum(splits), 8), [2, 2], splits)
+    exchanged(torch.ones(sum(splits), 8), [2, 2], splits)
 
 
 def test_ranks_of_other_splits_both_hear_of_it() -> None:
@@ -183,10 +226,10 @@ def test_values_in_one_dimension_cost_fewer_bytes_than_they_have(rank: int, coun
         for splits in (None, [few, many] if rank == 0 else [many, few]):
             for codec, error in (("int8", 0.02), ("bf16", 0.01)):
                 before = transport.counters().sent_bytes
-                found = all_to_all_single(rows, splits, splits, codec=codec)
+                found = exchanged(rows, splits, splits, codec=codec)
                 going = rows[0].nbytes * (many if splits else len(rows) // 2)
                 assert transport.counters().sent_bytes - before < 0.6 * going, (shape, codec)
-                exact = all_to_all_single(rows, splits, splits, codec="none")
+                exact = exchanged(rows, splits, splits, codec="none")
                 assert relative(found, exact) < error
                 array, told = torch.empty_like(rows).numpy(), splits or ()
                 columns = rows[0].numel()

@@ -397,6 +397,23 @@ def test_rules(rank: int, count: int) -> None:
     assert encoded_calls() == 2
 
 
+def test_a_rule_of_the_last_release_has_the_collective_s_old_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tersor.torch import backend
+    from tersor.torch._src.backend import configuration
+
+    monkeypatch.setattr(configuration, "_configured", None)
+    with pytest.warns(DeprecationWarning, match='"allreduce" of a rule .* use "all_reduce"'):
+        old = backend.configure(rules=[("allreduce/f32/*", "bf16", 1), ("*/f32/a", "none", 2)])
+    new = backend.configure(rules=[("all_reduce/f32/*", "bf16", 1), ("all?educe/f16/*", "none")])
+    for found in (old, new):
+        assert found.choice("all_reduce/f32/a") == ("bf16", 1)
+        assert found.choice("all_to_all/f32/b") == ("int8", 1 << 20)
+    assert old.choice("reduce_scatter/f32/a") == ("none", 2)
+    assert new.choice("all_reduce/f16/a") == ("none", 1 << 20)
+
+
 def configured_from(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     from tersor.torch._src.backend import configuration as backend_configuration
 
@@ -423,7 +440,7 @@ def test_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("codecs=int8", "there are: codec, min_bytes, rules"),
+        ("codecs=int8", "the keys are: codec, min_bytes, rules"),
         ("min_bytes=1e6", "'1e6' is not a number of bytes"),
         ("rules=int8", "a pattern and a codec"),
         ("codec=int9", "int9"),

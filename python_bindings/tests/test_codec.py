@@ -329,3 +329,19 @@ class TestThreads:
             done.set()
             ticker.join(60)
         assert sum(during) > 5
+
+
+def test_a_codec_says_what_it_supports() -> None:
+    uses = ("payload", "native", "two-shot", "one-shot")
+
+    def supported(spec: str) -> list[str]:
+        return [use for use in uses if tersor.Codec(spec).supports(use)]
+
+    assert supported("none") == list(uses)
+    assert supported("int8+ef") == ["payload", "two-shot", "one-shot"]
+    assert supported("topk") == ["payload", "one-shot"]
+    assert supported("intsum") == ["native"]
+    with pytest.raises(tersor.InvalidArgumentError, match=r"topk:density=0.01 does not support"):
+        tersor.Codec("topk+ef").require("two-shot")
+    with pytest.raises(tersor.InvalidArgumentError, match="algorithm"):
+        tersor.Codec("int8").require("three-shot")  # type: ignore[arg-type]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,11 +13,10 @@ from torch.distributed.fsdp import fully_shard
 
 import ranks
 import tersor
-from tersor.torch import transport
-from tersor.torch._src.collectives.tensors import (
+from tersor.torch import (
     FeedbackState,
     all_gather,
-    allreduce,
+    all_reduce,
     broadcast,
     broadcast_optimizer_state,
     broadcast_parameters,
@@ -21,6 +24,7 @@ from tersor.torch._src.collectives.tensors import (
     reduce,
     reduce_scatter,
     scatter,
+    transport,
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,11 +44,11 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("count", [2, 3])
 @ranks.on("count")
-def test_allreduce_leaves_the_mean_on_all_ranks(rank: int, count: int) -> None:
+def test_all_reduce_leaves_the_mean_on_all_ranks(rank: int, count: int) -> None:
     for dtype in DTYPES:
         for codec, error in (("none", 0.005), ("int8", 0.02), ("topk:density=0.5", 0.5)):
             tensor = values(rank, 5005, dtype).view(5, 7, 143)
-            call = allreduce(tensor, codec=codec, reduction="mean")
+            call = all_reduce(tensor, codec=codec, reduction="mean")
             assert relative(tensor.view(-1), mean_of(count, 5005, dtype)) < error
             assert call.gradient_bytes == 5005 * dtype.itemsize
             others = [torch.empty_like(tensor) for _ in range(count)]
@@ -89,7 +93,7 @@ def test_shards_go_by_hosts(rank: int, count: int) -> None:
 def test_a_group_is_a_part_of_the_world(rank: int, count: int) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     tensor = torch.full((300,), float(rank))
-    allreduce(tensor, codec="none", group=pairs[rank // 2])
+    all_reduce(tensor, codec="none", process_group=pairs[rank // 2])
     assert tensor.unique().tolist() == [1.0 if rank < 2 else 5.0]
 
 
@@ -99,7 +103,7 @@ def test_feedback_is_kept_between_calls(rank: int, count: int) -> None:
     total = torch.zeros(4000)
     for _ in range(10):
         tensor = values(rank, 4000)
-        allreduce(tensor, codec="topk:density=0.1+ef", reduction="mean", state=state)
+        all_reduce(tensor, codec="topk:density=0.1+ef", reduction="mean", state=state)
         total += tensor
     assert 0 < relative(total / 10, mean_of(count, 4000)) < 0.4  # 0.75 without feedback
     assert state.bytes >= 4 * 4000
@@ -108,22 +112,22 @@ def test_feedback_is_kept_between_calls(rank: int, count: int) -> None:
 @ranks.on(1)
 def test_mistakes_are_named(rank: int, count: int) -> None:
     with pytest.raises(tersor.InvalidArgumentError, match="int9"):
-        allreduce(torch.zeros(3), codec="int9")
+        all_reduce(torch.zeros(3), codec="int9")
     with pytest.raises(tersor.InvalidArgumentError, match="float64"):
-        allreduce(torch.zeros(3, dtype=torch.float64))
+        all_reduce(torch.zeros(3, dtype=torch.float64))
     with pytest.raises(tersor.InvalidArgumentError, match="error feedback"):
-        allreduce(torch.zeros(3), codec="int8+ef")
+        all_reduce(torch.zeros(3), codec="int8+ef")
     with pytest.raises(tersor.InvalidArgumentError, match="has 3 values, but 1 shards of 2"):
         reduce_scatter(torch.zeros(2), torch.zeros(3))
     with pytest.raises(tersor.InvalidArgumentError, match="no option 'codecs'"):
-        allreduce(torch.zeros(3), codecs="int8")  # type: ignore[call-arg]
+        all_reduce(torch.zeros(3), codecs="int8")  # type: ignore[call-arg]
     strided = torch.zeros(4, 4)[:, :2]
     with pytest.raises(tersor.InvalidArgumentError, match=r"contiguous|gaps"):
         reduce_scatter(strided, torch.zeros(8))
     with pytest.raises(tersor.InvalidArgumentError, match="share memory"):
-        allreduce(torch.zeros(1).expand(4))
+        all_reduce(torch.zeros(1).expand(4))
     with pytest.raises(tersor.InvalidArgumentError):
-        allreduce(torch.zeros(4, 4).to_sparse())
+        all_reduce(torch.zeros(4, 4).to_sparse())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -139,9 +143,13 @@ def test_one_rank_has_or_gets_what_all_get_or_have(rank: int, count: int) -> Non
         scatter(part, parts, root)
         assert torch.equal(part, values(root, 1003 * count, dtype)[1003 * rank :][:1003])
         whole = torch.empty(1003 * count, dtype=dtype) if rank == root else None
-        gather(whole, part, root, codec="none")
+        gather(part, output=whole, dst=root, codec="none")
         mean = torch.empty(1003, dtype=dtype) if rank == root else None
-        reduce(values(rank, 1003, dtype), mean, root, codec="int8", reduction="mean")
+        own = values(rank, 1003, dtype)
+        reduce(own, root, output=mean, codec="int8", reduction="mean")
+        assert torch.equal(own, values(rank, 1003, dtype))
+        reduce(own, root, codec="int8", reduction="mean")
+        assert torch.equal(own, values(rank, 1003, dtype) if mean is None else mean)
         if whole is not None and parts is not None and mean is not None:
             assert torch.equal(whole, parts)
             assert relative(mean, mean_of(count, 1003, dtype)) < 0.02
@@ -178,14 +186,79 @@ def test_a_root_that_is_no_rank_is_named() -> None:
 
 
 def names_a_wrong_root(rank: int, count: int) -> None:
-    with pytest.raises(tersor.InvalidArgumentError, match="root is 2: give a rank from 0 to 1"):
+    with pytest.raises(tersor.InvalidArgumentError, match=r"src=2: the process group has ranks"):
         broadcast(torch.zeros(5), 2)
+    with pytest.raises(tersor.InvalidArgumentError, match="root is 2: give a rank from 0 to 1"):
+        broadcast(torch.zeros(5), group_src=2)
+    with pytest.raises(tersor.InvalidArgumentError, match="dst= or group_dst=, not both"):
+        reduce(torch.zeros(5), 0, group_dst=0)
+    with pytest.raises(TypeError, match="src must be a rank, not Tensor"):
+        broadcast(torch.zeros(5), torch.zeros(5))  # type: ignore[arg-type]
     with pytest.raises(tersor.InvalidArgumentError, match="leave out \\+ef"):
         scatter(torch.zeros(5), torch.zeros(10), codec="int8+ef")
     with pytest.raises(tersor.InvalidArgumentError, match="the output has 0 values, but 2 shards"):
-        gather(None, torch.zeros(5, dtype=torch.bfloat16), rank)
+        gather(torch.zeros(5, dtype=torch.bfloat16), dst=rank)
     with pytest.raises(TypeError):  # this is of all ranks
         tersor.gather(transport(None, torch.device("cpu")), None)
+
+
+@ranks.on(4)
+def test_a_source_is_one_of_all_ranks_or_of_the_group(rank: int, count: int) -> None:
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    pair, first = pairs[rank % 2], rank % 2
+    for options, source in (
+        ({"src": first + 2}, first + 2),
+        ({"group_src": 1}, first + 2),
+        ({}, first),
+    ):
+        tensor = torch.full((5,), float(rank))
+        broadcast(tensor, process_group=pair, **options)
+        assert tensor.unique().tolist() == [source], options
+    tensor = torch.full((5,), float(rank))
+    reduce(tensor, dst=first + 2, codec="none", process_group=pair)
+    assert tensor.unique().tolist() == [rank if rank == first else 2 * first + 2]
+    with pytest.raises(tersor.InvalidArgumentError, match=r"src=.*: the process group has ranks"):
+        broadcast(tensor, 1 - first, process_group=pair)
+
+
+@ranks.on(4)
+def test_calls_of_the_last_release_mean_what_they_meant(rank: int, count: int) -> None:
+    pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    pair, first, second = pairs[rank % 2], rank % 2, rank // 2 == 1
+    old: Any = tersor.torch  # whose signatures are the new ones
+
+    def told(what: str) -> Any:
+        return pytest.warns(DeprecationWarning, match=f"^{re.escape(what)}.* is deprecated")
+
+    for how in ({"root": 1, "group": pair}, {"group": pair}):
+        tensor = torch.full((5,), float(rank))
+        with told("broadcast(") if "root" in how else contextlib.nullcontext():
+            old.broadcast(tensor, **how)
+        assert tensor.unique().tolist() == [first + 2 if "root" in how else first]
+    tensor = torch.full((5,), float(rank))
+    old.broadcast(tensor, 1, group=pair)  # of the group, as root= was
+    assert tensor.unique().tolist() == [first + 2]
+
+    own, result = torch.full((5,), float(rank)), torch.zeros(5) if second else None
+    with told("reduce(") as warned:
+        old.reduce(own, result, 1, codec="none", group=pair)
+    assert all(one.filename == __file__ for one in warned)
+    assert own.unique().tolist() == [rank]
+    assert result is None or result.unique().tolist() == [2 * first + 2]
+    with pytest.raises(TypeError, match=r"pass output= and dst= by name"):
+        old.gather(result, own, 1, group=pair)
+    result = torch.zeros(10) if second else None
+    with told("gather(input=)"):
+        old.gather(output=result, input=own, root=1, codec="none", group=pair)
+    assert result is None or result.tolist() == [first] * 5 + [first + 2] * 5
+    parts = torch.arange(10.0) + rank if second else None
+    old.scatter(own, parts, 1, group=pair)
+    assert torch.equal(own, torch.arange(5.0) + first + 2 + (5 if second else 0))
+    with told("tersor.torch.allreduce"):
+        allreduce = old.allreduce
+    assert allreduce is tersor.torch.all_reduce
+    with told('FeedbackState(collective="allgather")'):
+        old.FeedbackState(own, codec="int8+ef", collective="allgather")
 
 
 @ranks.on(2)

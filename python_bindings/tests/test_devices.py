@@ -287,10 +287,10 @@ def collected(here: Here) -> list[Tensor]:
     draw = torch.Generator().manual_seed(here.rank)
     values = torch.randn(RANKS * 10_007, generator=draw).to(here.device)
     summed, part, all_parts = values.clone(), values[:10_007].clone(), torch.empty_like(values)
-    options: Any = {"group": here.group, "codec": "int8", "algorithm": "two-shot"}
-    tersor.torch.allreduce(summed, **options)
+    options: Any = {"process_group": here.group, "codec": "int8", "algorithm": "two-shot"}
+    tersor.torch.all_reduce(summed, **options)
     tersor.torch.reduce_scatter(part, values, **options)
-    tersor.torch.all_gather(all_parts, part, group=here.group, codec="int8")
+    tersor.torch.all_gather(all_parts, part, process_group=here.group, codec="int8")
     return [each.cpu() for each in (summed, part, all_parts)]
 
 

@@ -207,7 +207,7 @@ def test_a_wrong_address_says_what_to_do_and_is_told_to_the_others(
     wrong: int, variable: str, address: str
 ) -> None:
     said = ranks.run(at_no_address, 2, wrong, variable, address)
-    assert f"{variable} says {address}: give an interface" in said[wrong]
+    assert f"{variable} is {address}: give an active interface" in said[wrong]
     assert f"rank {wrong} gave up the rendezvous" in said[1 - wrong]
     assert address in said[1 - wrong]
 

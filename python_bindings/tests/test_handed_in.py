@@ -67,9 +67,9 @@ def test_what_is_no_model_optimizer_or_option_is_named(rank: int, count: int) ->
         r"GradScaler, not True": [lambda: tersor.torch.compress(ddp, scaler=True)],
         r"new_group or .*, not list": [lambda: tersor.torch.DiLoCo(model, process_group=[0])],  # type: ignore[arg-type]
         r"mesh.get_group\(\), not DeviceMesh": [
-            lambda: tersor.torch.allreduce(torch.ones(3), group=mesh),  # type: ignore[arg-type]
+            lambda: tersor.torch.all_reduce(torch.ones(3), process_group=mesh),  # type: ignore[arg-type]
         ],
-        r"tensor must be a torch.Tensor, not list": [lambda: tersor.torch.allreduce([1.0])],  # type: ignore[arg-type]
+        r"tensor must be a torch.Tensor, not list": [lambda: tersor.torch.all_reduce([1.0])],  # type: ignore[arg-type]
         r"must be a PipelineStage .*, not Sequential": [lambda: pipeline.compress(model)],
         r"must be a tersor Transport .*, not None": [
             lambda: tersor.GradientReducer(None),  # type: ignore[arg-type]

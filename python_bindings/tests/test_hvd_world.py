@@ -75,11 +75,11 @@ def test_a_group_that_is_there_is_used() -> None:
 
 def refusals(_: int, __: int) -> tuple[int, int]:
     mistakes = {
-        "mpirun does not say where 2 ranks meet: set MASTER_ADDR.*MASTER_PORT": {
+        "mpirun sets no rendezvous for 2 ranks: set MASTER_ADDR.*MASTER_PORT": {
             "OMPI_COMM_WORLD_RANK": "0",
             "OMPI_COMM_WORLD_SIZE": "2",
         },
-        "horovodrun does not say": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
+        "horovodrun sets no rendezvous": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"},
         "RANK=2 is not below WORLD_SIZE=2": {"RANK": "2", "WORLD_SIZE": "2"},
         "WORLD_SIZE is '', not a number": {"RANK": "0"},
         "PMI_RANK is 'x'": {"PMI_RANK": "x", "PMI_SIZE": "1"},

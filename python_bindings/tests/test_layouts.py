@@ -133,13 +133,13 @@ def by_adamw(rank: int, count: int, first: Lay, second: Lay, options: dict[str, 
 
 def by_allreduce(rank: int, count: int, first: Lay, second: Lay, options: dict[str, Any]) -> float:
     gradient = lay_of(rank, first, second)(of_rank_one())
-    tersor.torch.allreduce(gradient, codec="none", reduction="mean")
+    tersor.torch.all_reduce(gradient, codec="none", reduction="mean")
     return error_of(gradient, of_rank_one())
 
 
 def by_broadcast(rank: int, count: int, first: Lay, second: Lay, options: dict[str, Any]) -> float:
     gradient = lay_of(rank, first, second)(of_rank_one(rank))
-    tersor.torch.broadcast(gradient, root=1)
+    tersor.torch.broadcast(gradient, src=1)
     return error_of(gradient, of_rank_one(1))
 
 
@@ -176,6 +176,6 @@ def test_residuals_lie_as_what_is_sent(rank: int, count: int) -> None:
     total = torch.zeros_like(gradient)
     for step in range(20):
         one = gradient.clone(memory_format=torch.preserve_format)
-        tersor.torch.allreduce(one, codec="int8+ef", reduction="mean", state=state, step=step)
+        tersor.torch.all_reduce(one, codec="int8+ef", reduction="mean", state=state, step=step)
         total += one
     assert error_of(total / 20, of_rank_one()) < 1e-3

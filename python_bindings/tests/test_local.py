@@ -242,16 +242,11 @@ def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
         values = gradient(transport.rank, 640)
         reducer = tersor.GradientReducer(transport, elastic=True)
         reducer.add("w", values)
-
-        def step() -> None:
-            reducer.ready("w", values)
-            reducer.wait()
-
-        step()
+        step(reducer, values)
         if transport.rank == 1:
             return [], 0, ""  # this destroys the reducer
         with pytest.raises(tersor.RanksLostError) as lost:
-            step()
+            step(reducer, values)
         return lost.value.members, lost.value.last_step, str(lost.value)
 
     first, _, third = tersor.local.run(3, rank)
@@ -259,6 +254,38 @@ def test_an_elastic_reducer_names_the_ranks_that_are_left() -> None:
     # The texts differ: a rank detects the loss itself or receives the announcement of another rank.
     assert "rank 1 left" in first[2]
     assert "rank 1 left" in third[2]
+
+
+def step(reducer: tersor.GradientReducer, values: np.ndarray) -> None:
+    reducer.ready("w", values)
+    reducer.wait()
+
+
+def test_a_lost_rank_and_an_option_that_differs_are_both_named() -> None:
+    def rank(transport: tersor.Transport) -> tuple[list[int], int, list[tuple[str, ...]]] | None:
+        values = gradient(transport.rank, 6400)
+        codec = "int8" if transport.rank == 1 else "none"
+        reducer = tersor.GradientReducer(transport, elastic=True, rules=[("*", codec)])
+        reducer.add("w", values)
+        transport.barrier()  # all ranks have a reducer
+        if transport.rank == 2:
+            with pytest.raises(tersor.TransportError):
+                transport.barrier()  # until the other ranks disagree; then this rank leaves
+            return None
+        with pytest.raises(tersor.RanksLostError, match="rank 2 failed after step 0") as caught:
+            step(reducer, values)
+        lost = caught.value
+        differences = [
+            (one.item, one.name, one.rank, one.value, one.other_rank, one.other_value)
+            for one in lost.disagreement
+        ]
+        return lost.members, lost.last_step, differences
+
+    first, second, third = tersor.local.run(3, rank)
+    assert first == second == ([0, 1], 0, [('"w"', "codec", 0, "none", 1, "int8")])
+    assert third is None
+    assert tersor.RanksLostError("text").disagreement == []
+    assert isinstance(tersor.RanksLostError("text"), tersor.TransportError)
 
 
 def test_an_error_names_every_option_that_differs() -> None:

@@ -62,7 +62,10 @@ def test_what_is_no_name_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("tersor.nonsense")
     assert {"compress", "close", "transport", "optim"} <= set(dir(torch))
-    assert {"Tuner", "TcpTransport", "ReducerOptions"} <= set(tersor.__all__)
+    assert {"AddressError", "Difference", "ReducerOptions", "Tuner", "TcpTransport"} <= set(
+        tersor.__all__
+    )
+    assert tersor.AddressError.__module__ == "tersor"
 
 
 def test_a_renamed_keyword_warns_once_and_reaches_its_new_name(

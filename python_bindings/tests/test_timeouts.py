@@ -85,22 +85,24 @@ def diloco(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
 def collectives(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
     one, two = torch.ones(64), torch.ones(128)
     root = dist.get_rank() == 0
-    tersor.torch.allreduce(one, group=group, **options)
-    tersor.torch.reduce_scatter(one, two, group=group, **options)
-    tersor.torch.all_gather(two, one, group=group, **options)
-    tersor.torch.broadcast(one, group=group, **options)
-    tersor.torch.reduce(one, torch.empty(64) if root else None, group=group, **options)
-    tersor.torch.gather(two if root else None, one, group=group, **options)
-    tersor.torch.scatter(one, two if root else None, group=group, **options)
+    tersor.torch.all_reduce(one, process_group=group, **options)
+    tersor.torch.reduce_scatter(one, two, process_group=group, **options)
+    tersor.torch.all_gather(two, one, process_group=group, **options)
+    tersor.torch.broadcast(one, process_group=group, **options)
+    tersor.torch.reduce(one, process_group=group, **options)
+    tersor.torch.gather(one, output=two if root else None, process_group=group, **options)
+    tersor.torch.scatter(one, two if root else None, process_group=group, **options)
     rows = torch.ones(2, 64, requires_grad=True)
-    tersor.torch.all_to_all_single(rows, group=group, **options).sum().backward()
+    tersor.torch.all_to_all_single(
+        torch.empty_like(rows), rows, process_group=group, **options
+    ).sum().backward()
 
 
 def model_and_optimizer(group: dist.ProcessGroup, options: dict[str, Any]) -> None:
     model = model_of(dist.get_rank())
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    tersor.torch.broadcast_parameters(model, group=group)
-    tersor.torch.broadcast_optimizer_state(sgd, group=group)
+    tersor.torch.broadcast_parameters(model, process_group=group)
+    tersor.torch.broadcast_optimizer_state(sgd, process_group=group)
 
 
 Use = Callable[[dist.ProcessGroup, dict[str, Any]], None]

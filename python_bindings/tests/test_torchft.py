@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import frameworks
@@ -160,6 +161,10 @@ def test_what_is_wrong_is_told_in_our_words() -> None:
         ProcessGroupTersor(ProcessGroupDummy(0, 1), "int9")
     with pytest.raises(tersor.InvalidArgumentError):
         ProcessGroupTersor(ProcessGroupDummy(0, 1), "auto")
+    with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+        ProcessGroupTersor(ProcessGroupDummy(0, 1), timeout="60")
+    with pytest.warns(DeprecationWarning, match="seconds"):
+        ProcessGroupTersor(ProcessGroupDummy(0, 1), timeout=timedelta(seconds=5))
     group = ProcessGroupTersor(ProcessGroupGloo(), "int8+ef")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group.configure(f"127.0.0.1:{store.port}/x", "r", 0, 1)

@@ -55,7 +55,8 @@ def network() -> nn.Sequential:
 def made_manager(name: str, words: dict[str, Any], **more: Any) -> tuple[Any, Any]:
     inner = torchft.ProcessGroupGloo(timeout=SECONDS)
     codec = words.get("codec")
-    group = inner if codec is None else ProcessGroupTersor(inner, codec, timeout=SECONDS)
+    seconds = SECONDS.total_seconds()
+    group = inner if codec is None else ProcessGroupTersor(inner, codec, timeout=seconds)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=group,

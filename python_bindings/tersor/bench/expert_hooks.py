@@ -91,9 +91,11 @@ class EncodedRows(Rows):
         self._transport = connections.transport(self._group, device)
 
     def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        codec, backward_codec = self._codecs
         return tersor.torch.all_to_all_single(
-            rows, received, sent, *self._codecs, self._group, workspace=self._workspace
-        )
+            rows.new_empty((sum(received), *rows.shape[1:])), rows, received, sent, codec=codec,
+            backward_codec=backward_codec, process_group=self._group, workspace=self._workspace,
+        )  # fmt: skip
 
     def sent_bytes(self) -> float:
         return self._transport.counters().sent_bytes

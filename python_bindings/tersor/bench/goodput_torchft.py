@@ -88,7 +88,7 @@ def _managed(pace: Pace, chosen: argparse.Namespace, *, use_async_quorum: bool) 
     from tersor.torch.ft import ProcessGroupTersor
 
     group = ProcessGroupTersor(
-        torchft.ProcessGroupGloo(timeout=_LIMIT), chosen.codec, timeout=_LIMIT
+        torchft.ProcessGroupGloo(timeout=_LIMIT), chosen.codec, timeout=_LIMIT.total_seconds()
     )
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, is_master=True, wait_for_workers=False

@@ -119,7 +119,7 @@ def _manager(torchft: Any, codec: str, fragments: int) -> Any:
     if codec:
         from tersor.torch.ft import ProcessGroupTersor
 
-        group = ProcessGroupTersor(group, codec, timeout=_LIMIT)
+        group = ProcessGroupTersor(group, codec, timeout=_LIMIT.total_seconds())
     address = _own_address()
     os.environ["TORCHFT_LIGHTHOUSE"] = _lighthouse()
     store = torch._C._distributed_c10d.TCPStore(address, 0, is_master=True, wait_for_workers=False)

@@ -28,14 +28,13 @@ from tersor._options import expect, takes_advanced
 from tersor.reducer import AdvancedOptions, ReducerOptions, ResidualDtype, Rules, ShardedOptions
 from tersor.torch import _compat, diloco, fsdp, optim, pipeline
 from tersor.torch._src.checkpoint.distributed import load_checkpoint
+from tersor.torch._src.collectives.models import broadcast_optimizer_state, broadcast_parameters
+from tersor.torch._src.collectives.rows import all_to_all_single
 from tersor.torch._src.collectives.tensors import (
     FeedbackState,
     all_gather,
-    all_to_all_single,
-    allreduce,
+    all_reduce,
     broadcast,
-    broadcast_optimizer_state,
-    broadcast_parameters,
     gather,
     reduce,
     reduce_scatter,
@@ -76,9 +75,9 @@ __all__ = [
     "ShardedHandle",
     "ShardedOptions",
     "all_gather",
+    "all_reduce",
     "all_to_all_single",
     "allocate",
-    "allreduce",
     "broadcast",
     "broadcast_optimizer_state",
     "broadcast_parameters",

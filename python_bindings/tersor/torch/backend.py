@@ -1,6 +1,6 @@
 """The backend ``tersor`` of torch.distributed: ``init_process_group("tersor")``.
 
-``help(TersorGroup)`` says which calls are encoded. PyTorch 2.15 or newer.
+The backend needs PyTorch 2.15 or newer. :class:`TersorGroup` lists the encoded calls.
 """
 
 from tersor.torch._src.backend.configuration import Configuration, configure

@@ -1,4 +1,4 @@
-"""Encoded gradients under torchft, where replicas may die, and come back.
+"""Compressed gradients under torchft, where replicas may fail and rejoin.
 
 ::
 
@@ -6,8 +6,8 @@
     manager = torchft.Manager(pg=group, …)
     group.follow(manager)
 
-torchft says who is there and whether a step counts; its Manager, DistributedDataParallel, LocalSGD
-and DiLoCo take the group as any other.
+torchft decides which replicas take part and whether a step counts. The Manager,
+DistributedDataParallel, LocalSGD and DiLoCo of torchft accept the process group.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import importlib.metadata
 from datetime import timedelta
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, Work
+from torch.distributed import Work
 
 try:
     from torchft.process_group import ProcessGroup, ProcessGroupWrapper, create_store_client
@@ -30,11 +29,12 @@ except ModuleNotFoundError as error:
     needed = "tersor.torch.ft needs it: pip install torchft"
     raise ModuleNotFoundError(needed, name="torchft") from error
 
-from tersor import _core, collectives
+from tersor import collectives
 from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
+from tersor._renamed import warn_once
 from tersor.codec import Codec
-from tersor.torch._src.backend.calls import Call, Caller
+from tersor.torch._src.backend.calls import Call, Caller, reduction_of
 from tersor.torch._src.ft.residuals import Places, World
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group.connections import Members
@@ -47,12 +47,11 @@ if tuple(map(int, _version.split(".")[:2])) < (0, 2):
         f"tersor.torch.ft needs torchft 0.2 or newer, and this is {_version}"
     )
 
-_REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
 _FRAGMENT = "StreamingDiLoCoFragment_"  # as torchft's DiLoCo calls each to the manager
 
 
 class _Call(Call):
-    """torchft's DDP takes an error from the future alone: one out of ``wait`` ends the training."""
+    """torchft's DDP reads errors from the future. An error from ``wait`` would end the training."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         with contextlib.suppress(Error):
@@ -61,16 +60,30 @@ class _Call(Call):
 
 
 class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft may be missing
-    """Another group of torchft's, whose all-reduces of floats are encoded.
+    """A process group of torchft that compresses the all-reduces of another group.
 
-    Sums and means of float32, bfloat16 and float16, of ``min_count`` values and more, go over TCP,
-    which the replicas of a quorum connect anew; all else, and a replica that is alone, by the other
-    group. With ``+ef`` what was not sent is kept for each tensor of a step, and goes with the next;
-    a void step leaves it as it was, and a replica that comes back owes nothing.
+    Sums and means of float32, bfloat16 and float16 with ``min_count`` values or more are sent over
+    TCP connections that each quorum renews. The other group does everything else, and all calls of
+    a single replica. With ``+ef``, a residual belongs to the position of a tensor in the step. A
+    discarded step leaves the residuals unchanged. A restarted replica starts with zero residuals.
+
+    Args:
+        inner: The other process group of torchft.
+        codec: Spec of the codec, equal on all replicas.
+        min_count: Tensors with fewer values are not compressed.
+        timeout: Seconds for each call and for the rendezvous.
 
     Attributes:
-        gradient_bytes: of tensors that were encoded, in quorums that are over.
-        sent_bytes: of them, by this replica.
+        gradient_bytes: Uncompressed bytes of the compressed tensors, over all finished quorums.
+        sent_bytes: Bytes that this replica sent for these tensors.
+
+    Raises:
+        InvalidArgumentError: No all-reduce supports the codec.
+        TypeError: ``inner`` is not a process group of torchft.
+
+    Example:
+        >>> group = ProcessGroupTersor(torchft.ProcessGroupGloo(), codec="int8+ef")
+        >>> manager = torchft.Manager(pg=group, min_replica_size=1)
     """
 
     def __init__(
@@ -79,18 +92,23 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         codec: str = "int8+ef",
         *,
         min_count: int = 4096,
-        timeout: timedelta = timedelta(seconds=60),
+        timeout: float | timedelta = 60.0,
     ) -> None:
-        """``codec``: equal on all replicas. ``timeout``: of each call, and of meeting. Raises
-        InvalidArgumentError for a codec that no all-reduce takes, TypeError for what is no
-        group."""
         expect(
             inner,
             ProcessGroup,
             "inner must be a process group of torchft, such as ProcessGroupGloo()",
         )
-        super().__init__(timeout, inner)
-        self._codec, self._algorithm = _way(codec)
+        if isinstance(timeout, timedelta):
+            warn_once(__name__, "ProcessGroupTersor(timeout=timedelta)", "seconds", stacklevel=3)
+            timeout = timeout.total_seconds()
+        expect(timeout, (int, float), "timeout must be a number of seconds")
+        super().__init__(timedelta(seconds=timeout), inner)
+        checked = Codec(codec)
+        self._codec, self._algorithm = checked.spec, "two-shot"
+        if not checked.supports("two-shot"):
+            checked.require("one-shot")
+            self._algorithm = "one-shot"
         self._min_count = min_count
         self._caller: Caller | None = None
         self._world = World(0, 1, 0)
@@ -99,10 +117,20 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         self.gradient_bytes = self.sent_bytes = 0
 
     def follow(self, manager: Any, fragments: int = 1) -> None:
-        """Learns of steps from torchft's Manager, once, before the first: needed with ``+ef``.
+        """Reads the step numbers of torchft's Manager. Codecs with ``+ef`` need this call.
 
-        ``fragments``: of torchft's DiLoCo, how many it was given: so many steps have tensors of
-        their own. Raises InvalidArgumentError where it has others.
+        Call once, before the first step.
+
+        Args:
+            manager: torchft's Manager.
+            fragments: Number of fragments of torchft's DiLoCo. Each fragment has its own residuals.
+
+        Raises:
+            InvalidArgumentError: In the first call of a step, if DiLoCo has another number of
+                fragments.
+
+        Example:
+            >>> group.follow(manager, fragments=4)
         """
         own = {"codec": self._codec, "algorithm": self._algorithm}
 
@@ -122,8 +150,19 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
     def configure(
         self, store_addr: str, replica_id: str, rank: int, world_size: int, *more: Any, **named: Any
     ) -> None:
-        """Connects the replicas of a quorum, as torchft's Manager asks. Raises TransportError with
-        the rank that does not come."""
+        """Connects the replicas of a quorum. torchft's Manager makes this call.
+
+        Args:
+            store_addr: Address and prefix of the quorum's store.
+            replica_id: Name of this replica.
+            rank: Rank of this replica in the quorum.
+            world_size: Number of replicas in the quorum.
+            more: Further arguments of torchft, passed on.
+            named: Further arguments of torchft, passed on.
+
+        Raises:
+            TransportError: A replica missed the rendezvous; the message has the rank.
+        """
         self._end("a new quorum was called")
         self._error, self._world = None, World(rank, world_size, self._world.quorum + 1)
         super().configure(store_addr, replica_id, rank, world_size, *more, **named)
@@ -136,9 +175,20 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         self._caller = caller
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Work:
-        """As torch.distributed's. An error is told by the work's future, and by ``errored``."""
-        asked = getattr(opts, "reduceOp", opts)
-        reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
+        """Reduces one tensor over the replicas of the quorum, in place.
+
+        Args:
+            tensors: The tensor. A list of several tensors is not compressed.
+            opts: A reduction of torch.distributed, or its options.
+
+        Returns:
+            The work. The work's future and :meth:`errored` report errors.
+
+        Raises:
+            TransportError: An earlier call of the quorum failed, or there is no quorum yet.
+            InvalidArgumentError: The codec has ``+ef``, and :meth:`follow` was not called.
+        """
+        reduction = reduction_of(getattr(opts, "reduceOp", opts))
         encoded = reduction is not None and len(tensors) == 1 and self._takes(tensors[0])
         if self._world.ranks == 1 or not encoded:
             plain: Work = super().allreduce(tensors, opts)
@@ -170,35 +220,50 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
         return self._places
 
     def errored(self) -> BaseException | None:
-        """What ended a call of this quorum. torchft asks once, at the end of each step."""
+        """Returns the error that ended a call of this quorum, or None.
+
+        torchft calls once at the end of each step.
+        """
         if self._places is not None:
             self._places.end_step()
         return self._failure() or self.parent.errored()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What this replica owes by error feedback, for its own checkpoint, between two steps."""
+        """Returns the residuals of this replica, for its own checkpoint.
+
+        Call between steps. Example: ``torch.save(group.state_dict(), path)``.
+        """
         return {} if self._places is None else self._places.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Brings it back, after ``follow`` and before the first step."""
+        """Loads residuals, after :meth:`follow` and before the first step.
+
+        Args:
+            state: The result of ``state_dict()`` on this replica.
+
+        Raises:
+            InvalidArgumentError: The state is damaged or not finite. Nothing changed.
+        """
         self._followed().load_state_dict(state)
 
     def abort(self, *more: Any, **named: Any) -> None:
-        """Ends what is under way, on all replicas, with TransportError."""
+        """Ends the calls in progress with TransportError on all replicas."""
         self._error = TransportError("the process group was aborted")
         self._end(str(self._error))
         self.parent.abort(*more, **named)
 
     def shutdown(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         self._end("the process group was shut down")
         self.parent.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the time limit of later calls; torchft passes a timedelta."""
         super().set_timeout(timeout)
         self.parent.set_timeout(timeout)
 
-    def getBackendName(self) -> str:  # noqa: N802  # torchft's
+    def getBackendName(self) -> str:  # noqa: N802  # torchft's name
+        """Returns the name, such as ``"tersor-torchft-gloo"``."""
         return f"tersor-{self.parent.getBackendName()}"
 
     def _failure(self) -> BaseException | None:
@@ -210,16 +275,3 @@ class ProcessGroupTersor(ProcessGroupWrapper):  # type: ignore[misc]  # torchft 
             caller.leave(why)
             self.gradient_bytes += caller.gradient_bytes
             self.sent_bytes += caller.sent_bytes
-
-
-def _way(codec: str) -> tuple[str, str]:
-    """The spec, and the algorithm that it goes by on any number of ranks."""
-    spec = Codec(codec).spec
-    alone = _core.InProcessWorld(1).transport(0)
-    told: dict[str, Any] = {"codec": spec.removesuffix("+ef"), "algorithm": "two-shot"}
-    try:
-        collectives.allreduce(alone, numpy.zeros(1, numpy.float32), **told)
-    except InvalidArgumentError:
-        told["algorithm"] = "one-shot"
-        collectives.allreduce(alone, numpy.zeros(1, numpy.float32), **told)
-    return spec, told["algorithm"]

@@ -1,14 +1,17 @@
-"""Horovod's names over what Tersor has, for scripts that were written for ``horovod.torch``.
+"""Horovod's names on top of Tersor, for scripts that were written for ``horovod.torch``.
 
 ::
 
-    import tersor.torch.hvd as hvd  # in place of horovod.torch
+    import tersor.torch.hvd as hvd  # instead of horovod.torch
 
-Calls take what Horovod 0.28's take, in the same order, and mean the same; where a tensor wants a
-gradient they have one. All ranks make the same calls in the same order: ``name`` does not match
-them up; it is compared, as types and shapes are, and TransportError says who differs. They raise
-InvalidArgumentError before ``init`` and for arguments that are not here, and so does each name of
-Horovod's that is not here: it says what to use instead.
+Calls have the arguments, argument order and meaning of Horovod 0.28, and have gradients if the
+tensor requires a gradient. All ranks make the same calls in the same order. A ``name`` does not
+match calls; ranks compare names, dtypes and shapes, and TransportError names the ranks that differ.
+Before ``init``, and for unknown arguments, calls raise InvalidArgumentError. Missing names of
+Horovod raise InvalidArgumentError with a replacement.
+
+Every call takes ``name=`` (compared between ranks) and refuses other arguments of Horovod with a
+replacement.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from tersor._core import InvalidArgumentError
 from tersor._options import expect
 from tersor.collectives import Reduction
 from tersor.reducer import AdvancedOptions
-from tersor.torch._src.collectives import tensors as collectives
+from tersor.torch._src.collectives import models
 from tersor.torch._src.hvd.calls import (
     ADVICE,
     Call,
@@ -71,7 +74,11 @@ class _Codec:
 
 
 class Compression:
-    """How values travel: ``none``, ``fp16``, ``int8``, or ``spec(…)`` of any codec."""
+    """The codecs of values: ``none``, ``fp16``, ``int8``, or ``spec(...)`` of any codec.
+
+    Example:
+        >>> hvd.allreduce(tensor, compression=hvd.Compression.spec("int4"))
+    """
 
     none = _Codec("none")
     fp16 = _Codec("f16")
@@ -87,10 +94,28 @@ def allreduce(
     op: Op = None,
     **others: Any,
 ) -> Tensor:
-    """The mean over ranks (or sum, as ``op`` says): a new tensor of the same type.
+    """Returns the mean (or sum) of a tensor over all ranks.
 
-    float32, bfloat16 and float16 by ``compression``; float64 and whole numbers as they are, whose
-    mean is cut off behind the point. ``average`` is the former word for ``op``.
+    float32, bfloat16 and float16 are sent by ``compression``, float64 and integers uncompressed. A
+    mean of integers is truncated.
+
+    Args:
+        tensor: A dense tensor of any shape.
+        average: Horovod's former argument; use ``op``.
+        name: Compared between ranks.
+        compression: The codec of float32, bfloat16 and float16.
+        op: ``hvd.Average`` (default) or ``hvd.Sum``.
+        others: Further arguments of Horovod, which raise InvalidArgumentError.
+
+    Returns:
+        A new tensor of the same dtype.
+
+    Raises:
+        InvalidArgumentError: An argument is invalid, or ``init`` was not called.
+        TransportError: A rank made another call, failed or is late.
+
+    Example:
+        >>> loss = hvd.allreduce(loss, name="loss").item()
     """
     call, how = Call("allreduce", name, others), (reduction_of(op, average), _spec(compression))
 
@@ -103,14 +128,40 @@ def allreduce(
 def allreduce_(
     tensor: Tensor, average: bool | None = None, name: Name = None, op: Op = None, **others: Any
 ) -> Tensor:
-    """As :func:`allreduce`, in place, without a gradient."""
+    """Computes :func:`allreduce` in place, without a gradient.
+
+    Args:
+        tensor: Changed in place.
+        average: As in :func:`allreduce`.
+        name: As in :func:`allreduce`.
+        op: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
+
+    Returns:
+        ``tensor``.
+
+    Example:
+        >>> hvd.allreduce_(parameter.grad)
+    """
     call = Call("allreduce_", name, others)
     call.reduce_(call.take(tensor), reduction_of(op, average), "none")
     return tensor
 
 
 def grouped_allreduce(tensors: Iterable[Tensor], *how: Any, **named: Any) -> list[Tensor]:
-    """:func:`allreduce` of each, which says what else there is."""
+    """Returns :func:`allreduce` of each tensor.
+
+    Args:
+        tensors: The tensors, in the same order on all ranks.
+        how: The other arguments of :func:`allreduce`, by position.
+        named: The other arguments of :func:`allreduce`, by name.
+
+    Returns:
+        The new tensors.
+
+    Example:
+        >>> loss, accuracy = hvd.grouped_allreduce([loss, accuracy])
+    """
     return [allreduce(one, *how, **named) for one in tensors]
 
 
@@ -121,8 +172,24 @@ def reducescatter(
     op: Reduction = Average,
     **others: Any,
 ) -> Tensor:
-    """This rank's rows of an :func:`allreduce`, which sends as much; without a gradient. The first
-    ranks have one more where they are not equally many."""
+    """Returns this rank's rows of an :func:`allreduce`, without a gradient.
+
+    The call sends as many bytes as an all-reduce. If the rows are not equally many, the first ranks
+    get one more row.
+
+    Args:
+        tensor: A tensor with at least one dimension that requires no gradient.
+        name: As in :func:`allreduce`.
+        compression: As in :func:`allreduce`.
+        op: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
+
+    Returns:
+        A new tensor.
+
+    Example:
+        >>> rows = hvd.reducescatter(table, op=hvd.Sum)
+    """
     call = Call("reducescatter", name, others)
     values = call.take(tensor, rows=True).clone()
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -132,7 +199,19 @@ def reducescatter(
 
 
 def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
-    """The rows of all ranks, which may be of different numbers, in the order of ranks."""
+    """Returns the rows of all ranks in rank order. The ranks may have different numbers of rows.
+
+    Args:
+        tensor: A tensor with at least one dimension.
+        name: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
+
+    Returns:
+        A new tensor.
+
+    Example:
+        >>> predictions = hvd.allgather(predictions)
+    """
     call = Call("allgather", name, others)
     counts: list[int] = []
 
@@ -156,9 +235,19 @@ def allgather(tensor: Tensor, name: Name = None, **others: Any) -> Tensor:
 def alltoall(
     tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: Name = None, **others: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Rows to their ranks: ``splits[r]`` to rank r, as they lie (default: equally many).
+    """Sends rows to ranks.
 
-    Returns those that came, in the order of ranks; with ``splits`` also how many of each.
+    Args:
+        tensor: The rows for rank 0, then for rank 1 and so on.
+        splits: Number of rows for each rank. Default: equal numbers.
+        name: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
+
+    Returns:
+        The received rows in rank order; with ``splits``, also the number of rows from each rank.
+
+    Example:
+        >>> rows, counts = hvd.alltoall(rows, splits=[3, 1])
     """
     call = Call("alltoall", name, others)
     received: list[int] = []
@@ -187,7 +276,17 @@ def alltoall(
 
 
 def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
-    """Rank ``root_rank``'s values, in a new tensor."""
+    """Returns the values of one rank in a new tensor.
+
+    Args:
+        tensor: Of one dtype and shape on all ranks.
+        root_rank: The source.
+        name: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
+
+    Example:
+        >>> weights = hvd.broadcast(weights, root_rank=0)
+    """
     return differentiable(
         tensor,
         lambda tensor: broadcast_(torch.clone(tensor), root_rank, name, **others),
@@ -196,7 +295,20 @@ def broadcast(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) 
 
 
 def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: Any) -> Tensor:
-    """Rank ``root_rank``'s values, in place, without a gradient."""
+    """Copies the values of one rank to all ranks, in place and without a gradient.
+
+    Args:
+        tensor: Changed in place.
+        root_rank: The source.
+        name: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
+
+    Returns:
+        ``tensor``.
+
+    Example:
+        >>> hvd.broadcast_(weights, root_rank=0)
+    """
     Call("broadcast", name, others).broadcast_([("", tensor)], root_rank)
     return tensor
 
@@ -204,8 +316,15 @@ def broadcast_(tensor: Tensor, root_rank: int, name: Name = None, **others: Any)
 def broadcast_parameters(
     params: Mapping[str, Tensor] | Iterable[Tensor | tuple[str, Tensor]], root_rank: int = 0
 ) -> None:
-    """Rank ``root_rank``'s values, in place: of ``model.state_dict()``, or of a list of tensors or
-    of pairs of a name and a tensor."""
+    """Copies one rank's parameters to all ranks, in place.
+
+    Args:
+        params: ``model.state_dict()``, or a list of tensors or of pairs of a name and a tensor.
+        root_rank: The source.
+
+    Example:
+        >>> hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    """
     listed = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     named = [one if isinstance(one, tuple) else ("", one) for one in listed]
     Call("broadcast_parameters", None, {}).broadcast_(named, root_rank)
@@ -214,14 +333,33 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: nn.Module | None = None
 ) -> None:
-    """State and settings of rank ``root_rank``'s optimizer on all ranks. ``model``: not needed."""
+    """Copies the state and the settings of one rank's optimizer to all ranks.
+
+    Args:
+        optimizer: An optimizer of the same parameters on all ranks.
+        root_rank: The source.
+        model: Horovod's argument; not needed.
+
+    Example:
+        >>> hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    """
     call = Call("broadcast_optimizer_state", None, {})
     call.agree(root_of(root_rank))
-    call.ask(collectives.broadcast_optimizer_state, optimizer, root_rank)
+    call.ask(models.broadcast_optimizer_state, optimizer, root_rank)
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: Any) -> Any:
-    """Rank ``root_rank``'s object on all ranks, by pickle."""
+    """Returns one rank's object on all ranks. The object is sent by pickle.
+
+    Args:
+        obj: The object; only the one of ``root_rank`` matters.
+        root_rank: The source.
+        name: As in :func:`allreduce`.
+        others: As in :func:`allreduce`.
+
+    Example:
+        >>> epoch = hvd.broadcast_object(epoch)
+    """
     call = Call("broadcast_object", name, others)
     call.agree(root_of(root_rank))
     told = [obj]
@@ -230,7 +368,14 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: Name = None, **others: 
 
 
 def barrier(**others: Any) -> None:
-    """Waits until all ranks are here."""
+    """Waits until all ranks have called ``barrier``.
+
+    Args:
+        others: As in :func:`allreduce`.
+
+    Example:
+        >>> hvd.barrier()
+    """
     Call("barrier", None, others).agree()
 
 
@@ -242,10 +387,28 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod spells it
     op: Reduction = Average,
     **options: Any,
 ) -> TersorOptimizer:
-    """A :class:`tersor.torch.DistributedOptimizer`, with any of its ``options``.
+    """Returns a :class:`tersor.torch.DistributedOptimizer`.
 
-    Gradients of several passes are added up, sparse ones made dense (``sparse_as_dense`` or not).
-    ``fp16`` is for all parameters; other codecs are for those that they are for without ``rules``.
+    The gradients of several backward passes are summed. Sparse gradients become dense, whatever
+    ``sparse_as_dense`` is. ``fp16`` applies to all parameters. Other codecs apply to the parameters
+    that a codec without ``rules`` applies to.
+
+    Args:
+        optimizer: An optimizer of PyTorch.
+        named_parameters: ``model.named_parameters()``.
+        compression: The codec.
+        backward_passes_per_step: Number of backward passes per step.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        options: The options of :class:`tersor.torch.DistributedOptimizer`.
+
+    Returns:
+        The wrapped optimizer.
+
+    Raises:
+        InvalidArgumentError: An option is invalid or not available.
+
+    Example:
+        >>> optimizer = hvd.DistributedOptimizer(optimizer, compression=hvd.Compression.int8)
     """
     options.pop("sparse_as_dense", None)
     Call("DistributedOptimizer", None, {key: options.pop(key) for key in ADVICE.keys() & options})

@@ -1,12 +1,12 @@
-"""Activations and their gradients between the stages of a pipeline, encoded.
+"""Encoded activations and gradients between the stages of a pipeline.
 
 ::
 
     stage = PipelineStage(module, index, stages, device)   # torch.distributed.pipelining
     tersor.torch.pipeline.compress(stage, codec="int8")    # on all ranks, before the first step
 
-Messages stay those of the schedule, on the trainer's own group: each tensor becomes a payload of
-fixed length.
+The schedule sends the messages on its own process group. Each tensor becomes a payload of fixed
+length.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ from tersor.torch._src.parameters.selection import DTYPES
 
 __all__ = ["CompressedStage", "compress"]
 
-_OpsOf = Callable[[int], list[dist.P2POp]]  # of a microbatch
+_OpsOf = Callable[[int], list[dist.P2POp]]  # the argument is a microbatch
 
 
 class CompressedStage:
-    """What a stage sends encoded; ``remove`` ends it, between steps and on all ranks."""
+    """The handle of a compressed stage; :func:`compress` makes one.
+
+    Args:
+        stage: The stage.
+        codec: Spec of the activations' codec.
+        backward_codec: Spec of the gradients' codec. None: ``codec``.
+    """
 
     def __init__(self, stage: Any, codec: str, backward_codec: str | None) -> None:
         self._activations = _Direction(codec)
@@ -49,29 +55,43 @@ class CompressedStage:
 
     @property
     def sent_bytes(self) -> int:
-        """Of all payloads until now."""
+        """Bytes of all payloads so far."""
         return self._activations.sent_bytes + self._gradients.sent_bytes
 
     @property
     def uncompressed_bytes(self) -> int:
-        """What the same tensors would have taken."""
+        """Bytes of the same tensors without a codec."""
         return self._activations.uncompressed_bytes + self._gradients.uncompressed_bytes
 
     def remove(self) -> None:
-        """Has the stage send its tensors as they are."""
+        """Ends the compression. Call on all ranks, between steps."""
         for name in self._methods:
             delattr(self._stage, name)
         self._methods = {}
 
 
 def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None) -> CompressedStage:
-    """Has a stage of ``torch.distributed.pipelining`` send and receive encoded tensors.
+    """Compresses the messages of a pipeline stage.
 
-    ``codec``: of activations, and of gradients where ``backward_codec`` is None; alike on the
-    stages of all ranks. Tensors that are not float32, bfloat16 or float16 go as they are.
-    Raises InvalidArgumentError for ``"+ef"``, and for codecs without a payload of fixed length: who
-    receives must know the length before anything comes. A damaged payload is a WireError of the
-    computation that needs it; on a device its values are NaN.
+    Tensors of other dtypes than float32, bfloat16 and float16 are sent uncompressed. A damaged
+    payload raises WireError in the computation that needs the tensor. On a device, the values of a
+    damaged payload are NaN.
+
+    Args:
+        stage: A stage of ``torch.distributed.pipelining``.
+        codec: Spec of the activations' codec, equal on the stages of all ranks.
+        backward_codec: Spec of the gradients' codec. Default: ``codec``.
+
+    Returns:
+        A handle with the byte counts and ``remove()``.
+
+    Raises:
+        InvalidArgumentError: The codec has ``+ef``, or no payloads of fixed length. The receiver
+            must know the length before a message arrives.
+        TypeError: ``stage`` is not a pipeline stage.
+
+    Example:
+        >>> handle = tersor.torch.pipeline.compress(stage, codec="int8", backward_codec="bf16")
     """
     if not hasattr(stage, "get_fwd_send_ops"):
         raise TypeError(
@@ -81,12 +101,12 @@ def compress(stage: Any, codec: str = "int8", backward_codec: str | None = None)
 
 
 class _Direction:
-    """All activations of a stage, or all gradients."""
+    """The activations of a stage, or the gradients."""
 
     def __init__(self, spec: str) -> None:
         self._codec = _checked(spec)
-        self._step = 0  # of random numbers
-        self._came: dict[int, list[tuple[Tensor, Tensor]]] = {}  # payloads, and where they belong
+        self._step = 0  # for random numbers
+        self._came: dict[int, list[tuple[Tensor, Tensor]]] = {}  # payloads and destinations
         self.sent_bytes = 0
         self.uncompressed_bytes = 0
 
@@ -113,7 +133,7 @@ class _Direction:
         return encoded
 
     def used_by(self, compute: Callable[..., Any]) -> Callable[..., Any]:
-        """The computation that needs what came."""
+        """Decodes the received payloads before the computation."""
 
         def computed(chunk: int, *arguments: Any, **keywords: Any) -> Any:
             for payload, tensor in self._came.pop(chunk, ()):
@@ -148,7 +168,7 @@ def _checked(spec: str) -> Codec:
             "leave out +ef"
         )
     try:
-        codec.encode(torch.zeros(1, dtype=torch.float32, device="cpu"))
+        codec.require("payload")
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
             f"codec {spec} has no payload of fixed length: {error}"

@@ -1,9 +1,9 @@
-"""Runs a training script as it is, and compresses the gradients that its ranks exchange::
+"""Runs a training script unchanged, with compressed gradients::
 
     torchrun --nproc-per-node 2 -m tersor.torch.run --codec int8 train.py --epochs 3
 
-Models of DistributedDataParallel and of fully_shard (FSDP2) go through tersor.torch.compress; what
-else the script sends is left as it is. At its end rank 0 tells what was sent.
+tersor.torch.compress compresses models of DistributedDataParallel and fully_shard (FSDP2). All
+other messages of the script stay uncompressed. At the end, rank 0 reports the sent bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,26 @@ from tersor.torch._src.run.patches import Constructors, Planned, Seen
 __all__ = ["main"]
 
 _PROGRAM = "tersor.torch.run"
-_RULES = """a file of rules, one a line: `pattern codec [from_step]`, as in `*.bias bf16` or
-`* int8+ef 100`; patterns are the shell's, of names of parameters; the first that matches counts,
-and --codec is for those that none matches. Lines that begin with # are not read"""
+_RULES = """a file with one rule per line: `pattern codec [from_step]`, such as `*.bias bf16` or
+`* int8+ef 100`; a pattern is a shell pattern of parameter names; the first match counts; --codec
+applies to all other parameters; lines that start with # are comments"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a script. Returns 2 where nothing was started: a wrong option, a missing script."""
+    """Runs a script.
+
+    Args:
+        arguments: Command line. Default: ``sys.argv``.
+
+    Returns:
+        0, or 2 after a wrong option or with a missing script.
+
+    Raises:
+        SystemExit: The command line is invalid, or the script exits.
+
+    Example:
+        >>> main(["--codec", "int8", "train.py"])
+    """
     options = _parser().parse_args(arguments)
     try:
         _check_script(options.script, options.module)
@@ -64,13 +77,11 @@ def _parser() -> argparse.ArgumentParser:
         default="warn",
         help="for gradients that no codec supports (float64, sparse): send uncompressed, or fail",
     )
-    add("--report", metavar="FILE", help="a picture of what was sent: .png, .svg or .pdf")
-    add("--dry", action="store_true", help="change nothing; say at the end what would be sent")
-    add(
-        "-m", "--module", action="store_true", help="the script is a module's name, as of python -m"
-    )
-    add("script", help="the training script; arguments after it are for the script")
-    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="the script's own")
+    add("--report", metavar="FILE", help="a plot of the sent bytes: .png, .svg or .pdf")
+    add("--dry", action="store_true", help="change nothing; report the planned bytes at the end")
+    add("-m", "--module", action="store_true", help="the script is a module name, as in python -m")
+    add("script", help="the training script, followed by the script's arguments")
+    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     return parser
 
 
@@ -99,7 +110,7 @@ def _check_report(path: str | None) -> None:
 
 
 def _reducer_options(codec: str | None, file: str | None) -> Any:
-    """Those of compress(). Raises InvalidArgumentError for a codec or a rule that is wrong."""
+    """Returns options of compress(). Raises InvalidArgumentError for a wrong codec or rule."""
     default = ("*", codec or "bf16")
     _check_rules([default])
     if file is None:
@@ -110,7 +121,18 @@ def _reducer_options(codec: str | None, file: str | None) -> Any:
 
 
 def read_rules(path: str) -> list[Any]:
-    """The rules of a file. Raises InvalidArgumentError with a line's number, and OSError."""
+    """Reads a file of rules.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Triples of a pattern, a codec and the first step.
+
+    Raises:
+        InvalidArgumentError: A line is not a rule; the message has the number of the line.
+        OSError: The file cannot be read.
+    """
     rules: list[Any] = []
     with open(path, "rb") as file:
         try:
@@ -163,7 +185,7 @@ def _end(made: Constructors, process: int, report: str | None) -> None:
 
 
 def paragraph(made: Constructors) -> str:
-    """What became of the models of a script, and what it sent besides."""
+    """Returns the report: the models of the script, and uncompressed all-reduces."""
     count = len(made.finish())
     lines = [f"tersor: {count} model{' was' if count == 1 else 's were'} seen"]
     if not count:
@@ -175,7 +197,7 @@ def paragraph(made: Constructors) -> str:
     for place, (calls, size) in made.all_reduces.items():
         lines.append(
             f"  dist.all_reduce at {place}: {calls} calls, {_text.byte_count(size)}, as they are "
-            "(tersor.torch.allreduce would encode them)"
+            "(tersor.torch.all_reduce would encode them)"
         )
     return "\n".join(lines)
 

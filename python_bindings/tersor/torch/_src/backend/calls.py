@@ -1,4 +1,4 @@
-"""A group's encoded calls: one thread makes them, in order, over connections of its own."""
+"""The encoded calls of a group: one thread makes the calls in order, over separate connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
+from torch.distributed import ReduceOp, Work
 
 from tersor import collectives
 from tersor._core import TcpTransport, TransportError, Workspace
@@ -21,17 +21,22 @@ from tersor.torch._src.parameters.memory_order import straightened
 from tersor.torch._src.process_group.connections import Connection, Members, chunk_count
 
 Way = dict[str, Any]  # options of a collective
-_WORKSPACES = 16  # that are kept
+_WORKSPACES = 16  # kept per group
 _ABORT_SECONDS = 5.0
 
 
+def reduction_of(op: object) -> str | None:
+    """Returns ``"sum"`` or ``"mean"`` for a reduction of torch.distributed, or None for others."""
+    return "sum" if op == ReduceOp.SUM else "mean" if op == ReduceOp.AVG else None
+
+
 class Call(Work):
-    """What is to be done, and the handle of who waits for it."""
+    """A queued call and its work handle."""
 
     def __init__(
         self, entry: Callable[..., Any], output: Tensor, inputs: Sequence[Tensor], way: Way
     ) -> None:
-        """``entry``: of ``collectives``, whose ``inputs`` go together; none: ``output`` is it."""
+        """``entry``: of ``collectives``. The inputs are joined; without inputs, it is in place."""
         super().__init__()
         self._entry, self._output, self._inputs, self._way = entry, output, inputs, way
         self._error: BaseException | None = None
@@ -44,7 +49,7 @@ class Call(Work):
         self._queued = torch.cuda.current_stream(device).record_event() if on_device else None
 
     def perform(self, caller: Caller) -> None:
-        """Once, on the caller's thread; raises nothing."""
+        """Makes the call, on the caller's thread. Errors go to the work."""
         with caller.behind(self._queued, (self._output, *self._inputs)):
             try:
                 with torch.inference_mode(), straightened(self._output.detach()) as output:
@@ -54,7 +59,7 @@ class Call(Work):
                 self._error = error
                 caller.error = caller.error or error
             self._inputs = ()
-            caller.made += 1  # who waits for it may end the caller at once
+            caller.made += 1  # before the event, because a waiting thread may end the caller
             self._ended.set()
             self._made.set_result(None)
 
@@ -64,27 +69,30 @@ class Call(Work):
         return [self._output]
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Raises what the call raised; TransportError where it did not end in time."""
+        """Waits for the call, and raises its error; TransportError after the timeout."""
         if not self._ended.wait(timeout.total_seconds() or None):
             raise TransportError(f"the call did not end within {timeout.total_seconds():g} s")
         try:
             self._result.wait()  # on a device the current stream does
-        except Exception as error:  # has lost its type
+        except Exception as error:  # without the original type
             raise self._error or error from None
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        """Returns the future with the output, or with the call's error."""
         return self._result
 
     def is_completed(self) -> bool:
+        """True if the call has ended."""
         return self._ended.is_set()
 
     def is_success(self) -> bool:
+        """True if the call has raised no error."""
         return self._error is None
 
 
 def _apart(inputs: Sequence[Tensor], output: Tensor) -> Tensor:
-    """Contiguous values of all inputs, which do not share the output's memory."""
+    """Returns the contiguous values of all inputs, in other memory than the output's."""
     if len(inputs) > 1:
         return torch.cat([one.detach().reshape(-1) for one in inputs])
     values = inputs[0].detach().contiguous()
@@ -93,7 +101,7 @@ def _apart(inputs: Sequence[Tensor], output: Tensor) -> Tensor:
 
 
 class _Store:
-    """The group's store, until there is a cause to give up a meeting."""
+    """The group's store. With a cause, every use raises TransportError and ends a rendezvous."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -106,7 +114,7 @@ class _Store:
 
 
 class Caller:
-    """The thread of a group, which begins with the first call; so do the connections."""
+    """The thread and the connections of a group. Both start with the first call."""
 
     def __init__(self, members: Members) -> None:
         self._store = _Store(members.store)
@@ -117,13 +125,13 @@ class Caller:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.taken = self.made = 0  # calls
-        self.error: BaseException | None = None  #: what the first call that failed raised
+        self.taken = self.made = 0  # numbers of calls
+        self.error: BaseException | None = None  #: the error of the first failed call
         self.gradient_bytes = self.sent_bytes = 0
-        self._ended = ""  # why
+        self._ended = ""  # the reason
 
     def take(self, call: Call) -> Call:
-        """Queues a call. Raises TransportError where the group was ended."""
+        """Queues a call. Raises TransportError if the group was ended."""
         with self._lock:
             if self._ended:
                 raise TransportError(self._ended)
@@ -135,14 +143,14 @@ class Caller:
         return call
 
     def run(self, entry: Callable[..., Any], tensors: tuple[Tensor, ...], way: Way) -> None:
-        """One collective, whose buffers are known again by its values, or those of its rows."""
+        """Makes a collective call. Calls with equal numbers of values share a workspace."""
         like = tensors[0]
         transport = self.connect().of(like.device)
         count = way.get("columns", like.numel())
         same = entry, like.device, like.dtype, count, way["codec"], way["reduction"]
         told = {**way, "workspace": self._workspace(*same)}
         if entry is collectives.allreduce:
-            told.setdefault("algorithm", "two-shot")  # sums in f32, whatever the values are
+            told.setdefault("algorithm", "two-shot")  # sums in f32 for all dtypes
         if "feedback" in told:
             told["state"] = told.pop("feedback")()
         if isinstance(transport, TcpTransport):
@@ -152,7 +160,7 @@ class Caller:
         self.sent_bytes += done.sent_bytes
 
     def connect(self) -> Connection:
-        """Before the first call, which does it else; collective."""
+        """Connects the ranks before the first call. A collective call."""
         if self._connection is None:
             self._connection = Connection(self._members)
             if self._store.cause:
@@ -161,7 +169,7 @@ class Caller:
 
     @contextlib.contextmanager
     def behind(self, queued: Any, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """What is queued within comes after ``queued``, on a stream of the caller's."""
+        """Queues work on the caller's stream, after the event ``queued``."""
         if queued is None:
             yield
             return
@@ -174,19 +182,21 @@ class Caller:
             yield
 
     def finish(self) -> None:
-        """Makes what was taken, then ends."""
+        """Makes the queued calls, then ends."""
         self._end("the process group was shut down")
 
     def abort(self, why: str = "") -> None:
-        """Ends with what was taken, on all ranks, by TransportError that says why."""
+        """Ends all calls on all ranks with a TransportError with the reason."""
         aborted = "the process group was aborted on this rank, or its process ended"
         self._store.cause = why or aborted
-        if self._connection is not None:  # before its thread closes it, so that others hear why
+        if (
+            self._connection is not None
+        ):  # before the thread closes it, so other ranks get the reason
             self._connection.poison(self._store.cause)
         self._end(self._store.cause, _ABORT_SECONDS)
 
     def leave(self, why: str = "") -> None:
-        """Ends as the process does: nobody else hears of it but those who wait for its calls."""
+        """Ends with the process. Only ranks that wait for calls of this rank get an error."""
         if self.taken > self.made:
             self.abort(why)
         else:
@@ -204,7 +214,7 @@ class Caller:
         try:
             for call in iter(self._calls.get, None):
                 call.perform(self)
-                del call  # nor what it made is kept while this waits for the next
+                del call  # frees the tensors while this waits for the next call
         finally:
             self._workspace.cache_clear()
             if self._connection is not None:

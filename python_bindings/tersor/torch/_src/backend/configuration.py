@@ -1,4 +1,4 @@
-"""What the back end encodes, and how; ranks make sure that they were told the same."""
+"""The codecs of the backend, and the check that all ranks have the same configuration."""
 
 from __future__ import annotations
 
@@ -8,39 +8,52 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy
-
-from tersor import _core, collectives
 from tersor._core import InvalidArgumentError, TransportError
 from tersor._options import expect
+from tersor._renamed import warn_once
 from tersor.codec import Codec
 from tersor.torch._src.process_group.connections import Members
 from tersor.torch._src.process_group.rendezvous import Meeting
 
-PASS = "pass"  # in place of a codec: handed on
+PASS = "pass"  # instead of a codec: the call is passed on
 VARIABLE = "TERSOR_BACKEND"
-Choice = tuple[str, int]  # a codec, and from how many bytes on
 Rule = tuple[str, str] | tuple[str, str, int]
 
 _KEYS = ("codec", "min_bytes", "rules")
-_BORDER = re.compile(rf",(?=\s*(?:{'|'.join(_KEYS)})=)")  # specs have commas, too
+_BORDER = re.compile(rf",(?=\s*(?:{'|'.join(_KEYS)})=)")  # specs contain commas too
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is encoded, and how; equal on all ranks."""
+    """The codecs of the backend, equal on all ranks; :func:`configure` makes one.
 
-    #: A pattern of calls, a codec and from how many bytes on; the first that fits counts.
+    Attributes:
+        rules: Pairs of a pattern and a codec, with the minimum of bytes. The first match counts.
+    """
+
     rules: tuple[tuple[str, str, int], ...]
 
     @property
-    def least_bytes(self) -> int:
-        """What is shorter is handed on by all rules."""
+    def min_bytes(self) -> int:
+        """The smallest minimum of all rules, in bytes. Shorter calls are passed on."""
         return min(least for _, _, least in self.rules)
 
-    def choice(self, call: str) -> Choice:
-        """Of a call, such as ``"allreduce/f32/mesh_dp"``."""
-        return next((codec, least) for rule, codec, least in self.rules if fnmatchcase(call, rule))
+    def choice(self, call: str) -> tuple[str, int]:
+        """Returns the codec and the minimum of bytes of a call.
+
+        Args:
+            call: The collective, dtype and process group, such as ``"all_reduce/f32/mesh_dp"``.
+
+        Example:
+            >>> configure(codec="int8").choice("all_reduce/f32/mesh_dp")
+            ('int8', 1048576)
+        """
+        names = (call, call.replace("all_reduce/", "allreduce/"))  # the last release's name
+        return next(
+            (codec, least)
+            for rule, codec, least in self.rules
+            if any(fnmatchcase(name, rule) for name in names)
+        )
 
     def __str__(self) -> str:
         return "; ".join(f"{pattern} {codec} {least}" for pattern, codec, least in self.rules)
@@ -52,14 +65,29 @@ _configured: Configuration | None = None
 def configure(
     codec: str = "int8", min_bytes: int = 1 << 20, rules: Iterable[Rule] = ()
 ) -> Configuration:
-    """Says how groups that are made from now on encode, in place of ``TERSOR_BACKEND``.
+    """Sets the codecs of process groups that are made later. Overrides ``TERSOR_BACKEND``.
 
-    ``codec``: whose payloads can be added, without ``+ef``. ``min_bytes``: what is shorter is
-    handed on. ``rules``: ``(pattern, codec)`` or ``(pattern, codec, min_bytes)``, shell style
-    patterns of ``"collective/dtype/group"``, such as ``"reduce_scatter/bf16/mesh_dp"``: of
-    ``allreduce``, ``reduce_scatter``, ``all_to_all``; ``f32``, ``bf16``, ``f16``; the group's
-    description. The first that fits counts; codec ``"pass"`` hands on. Equal on all ranks. Raises
-    InvalidArgumentError, TypeError for what is of another type.
+    Pass equal arguments on all ranks.
+
+    Args:
+        codec: Spec of a codec that supports two-shot, without ``+ef``.
+        min_bytes: Calls with fewer bytes are passed on.
+        rules: ``(pattern, codec)`` or ``(pattern, codec, min_bytes)``. A pattern is a shell-style
+            pattern of ``"collective/dtype/group"``, such as ``"reduce_scatter/bf16/mesh_dp"``. The
+            collective is ``all_reduce``, ``reduce_scatter`` or ``all_to_all``; the dtype is
+            ``f32``, ``bf16`` or ``f16``; the group is the description of the process group. The
+            first match counts. Codec ``"pass"`` passes a call on.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        InvalidArgumentError: A codec or a minimum is invalid.
+        TypeError: A value has the wrong type.
+
+    Example:
+        >>> configure(codec="int8", rules=[("*/*/mesh_tp", "pass")])
+        >>> torch.distributed.init_process_group("tersor")
     """
     global _configured
     _configured = _checked(codec, min_bytes, rules)
@@ -67,15 +95,24 @@ def configure(
 
 
 def in_force() -> Configuration:
-    """What ``configure`` was told last, or the environment. Raises InvalidArgumentError."""
+    """Returns the last :func:`configure`, or else the environment's configuration.
+
+    Raises:
+        InvalidArgumentError: ``TERSOR_BACKEND`` is invalid.
+    """
     return _configured or _of_text(os.environ.get(VARIABLE, ""))
 
 
 def agree(members: Members, configuration: Configuration) -> None:
-    """Raises where ranks are configured differently, or do not come; a collective call."""
+    """Compares the configurations of all ranks. A collective call.
+
+    Raises:
+        InvalidArgumentError: Two ranks have different configurations.
+        TransportError: A rank missed the rendezvous.
+    """
     meeting = Meeting(members.store, members.rank, members.ranks)
     meeting.join(members.seconds)
-    text, late = str(configuration), f" did not come within {members.seconds:g} s"
+    text, late = str(configuration), f" missed the rendezvous within {members.seconds:g} s"
     if members.rank:
         meeting.set(f"of-{members.rank}", text)
         if meeting.get("agreed", members.seconds) is None:
@@ -98,12 +135,14 @@ def agree(members: Members, configuration: Configuration) -> None:
 
 
 def _of_text(text: str) -> Configuration:
-    """``codec=int8,min_bytes=1048576,rules=*/bf16/* bf16;*/*/mesh_tp pass 0``."""
+    """Parses ``codec=int8,min_bytes=1048576,rules=*/bf16/* bf16;*/*/mesh_tp pass 0``."""
     told = {"codec": "int8", "min_bytes": str(1 << 20), "rules": ""}
     for entry in filter(None, map(str.strip, _BORDER.split(text))):
         key, _, value = entry.partition("=")
         if key not in told:
-            raise InvalidArgumentError(f"{VARIABLE} has {entry!r}; there are: {', '.join(_KEYS)}")
+            raise InvalidArgumentError(
+                f"{VARIABLE} has {entry!r}; the keys are: {', '.join(_KEYS)}"
+            )
         told[key] = value
     rules = [_rule_of_text(rule) for rule in told["rules"].split(";") if rule.strip()]
     return _checked(told["codec"], _number(told["min_bytes"]), rules)
@@ -133,12 +172,16 @@ def _checked(codec: str, min_bytes: int, rules: Iterable[Rule]) -> Configuration
         expect(least, int, "min_bytes must be an integer")
         if least < 0:
             raise InvalidArgumentError(f"min_bytes is {least}: give 0 or more")
+        if pattern.startswith("allreduce"):
+            warn_once(
+                __name__, 'the collective "allreduce" of a rule', '"all_reduce"', stacklevel=4
+            )
         found.append((pattern, _spec(spec), least))
     return Configuration(tuple(found))
 
 
 def _spec(text: str) -> str:
-    """In canonical form. Raises InvalidArgumentError for a codec that cannot go so."""
+    """Returns the canonical spec. Raises InvalidArgumentError without support for two-shot."""
     if text == PASS:
         return text
     codec = Codec(text)
@@ -147,8 +190,5 @@ def _spec(text: str) -> str:
             f"{text}: the backend cannot keep residuals, because it does not know parameter names: "
             f"use {text.removesuffix('+ef')!r}, or tersor.torch.compress"
         )
-    alone = _core.InProcessWorld(1).transport(0)
-    collectives.allreduce(
-        alone, numpy.zeros(1, numpy.float32), codec=codec.spec, algorithm="two-shot"
-    )
+    codec.require("two-shot")
     return codec.spec

@@ -1,15 +1,16 @@
-"""A back end of torch.distributed, for what no hook reaches: several meshes, plain calls.
+"""A backend of torch.distributed for models on several meshes and for plain calls.
 
 ::
 
     torch.distributed.init_process_group("tersor")  # or "cpu:tersor,cuda:tersor"
 
-``all_reduce`` and ``reduce_scatter`` (both forms) of sums and means, and ``all_to_all_single``, of
-float32, bfloat16 and float16 from a size on are encoded, and go over connections of Tersor's own.
-Everything else is handed on to gloo, what lies on a device to NCCL. A back end hears no
-parameters' names, so that it has no error feedback: take ``int8``, or ``bf16``, summed in float32.
+From a minimum size on, the backend encodes sums and means of ``all_reduce`` and ``reduce_scatter``
+(both forms), and ``all_to_all_single``, of float32, bfloat16 and float16. Tersor sends these calls
+over separate connections. The backend passes all other calls on to gloo, or to NCCL for device
+memory. The backend knows no parameter names and therefore has no error feedback. Use ``int8``, or
+``bf16`` with float32 sums.
 
-PyTorch 2.15 finds it by the entry point of the installed package.
+PyTorch 2.15 finds the backend through the entry point of the installed package.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tersor import _core, collectives
 from tersor._core import InvalidArgumentError
 from tersor.arrays import dtype_text
 from tersor.torch import _compat
-from tersor.torch._src.backend.calls import Call, Caller, Way
+from tersor.torch._src.backend.calls import Call, Caller, Way, reduction_of
 from tersor.torch._src.backend.configuration import PASS, agree, in_force
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group.connections import Members, nccl_is_there, seconds_of
@@ -42,13 +43,12 @@ if torch.__version__ < (2, 15):  # type: ignore[operator]  # PyTorch compares it
         "tersor.torch.compress, or the collectives of tersor.torch"
     )
 
-# With splits no rank knows how many bytes the others have, but all have rows of one length.
-_LEAST_ROW_BYTES = 1024
-_REDUCTIONS = ((ReduceOp.SUM, "sum"), (ReduceOp.AVG, "mean"))
+# With splits, no rank knows the bytes of other ranks, but all ranks have rows of one length.
+_MIN_ROW_BYTES = 1024
 
 
 def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
-    """PyTorch writes out what a caller of the group itself has left out, and calls it again."""
+    """PyTorch adds the missing arguments of a direct call, and then calls again."""
 
     @functools.wraps(method)
     def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
@@ -61,20 +61,30 @@ def _in_full(method: Callable[..., Work]) -> Callable[..., Work]:
 
 
 class TersorGroup(dist.ProcessGroup):
-    """What torch.distributed makes for each group; nobody else needs to.
+    """A process group of the backend ``tersor``; torch.distributed makes the groups.
 
-    Hands on to a group of gloo and NCCL, but for calls that are encoded. Works raise
-    TransportError, WireError or CudaError from ``wait``; after one the group's encoded calls all
-    do, until it is destroyed and made anew. Making it is collective; raises InvalidArgumentError or
-    TransportError, with both named, where ranks are configured differently.
+    Encoded calls return works whose ``wait`` raises TransportError, WireError or CudaError. After
+    an error, all encoded calls of the group raise the error; destroy the group and make a new one.
+    Making a group is a collective call.
+
+    Args:
+        made: The ``_DistributedBackendOptions`` of torch.distributed.
+        options: NCCL's options.
+
+    Raises:
+        InvalidArgumentError: Two ranks have different configurations.
+        TransportError: A rank missed the rendezvous.
+
+    Example:
+        >>> torch.distributed.init_process_group("tersor")
+        >>> torch.distributed.all_reduce(gradient)
     """
 
     def __init__(self, made: Any, options: object = None) -> None:
-        """``made``: a ``_DistributedBackendOptions``; ``options``: of NCCL."""
         store, rank, ranks = made.store, made.group_rank, made.group_size
         super().__init__(store, rank, ranks)
         self._configuration = in_force()
-        self._least_bytes = self._configuration.least_bytes if ranks > 1 else math.inf
+        self._min_bytes = self._configuration.min_bytes if ranks > 1 else math.inf
         nccl, seconds = nccl_is_there(), made.timeout.total_seconds() or math.inf
         members = Members(store.clone(), rank, ranks, seconds, nccl and _core.has_nccl())
         agree(members, self._configuration)
@@ -90,8 +100,19 @@ class TersorGroup(dist.ProcessGroup):
 
     @_in_full
     def allreduce(self, tensors: list[Tensor], options: Any) -> Work:
-        """As torch.distributed's; encoded where the configuration says so, and so the next ones."""
-        way = self._way("allreduce", tensors[0], _bytes(tensors[0]), options)
+        """Reduces as torch.distributed does, encoded if the configuration selects the call.
+
+        Args:
+            tensors: One tensor; several tensors are passed on.
+            options: Options of torch.distributed, with the reduction.
+
+        Returns:
+            The work.
+
+        Raises:
+            TransportError: The group was shut down or aborted.
+        """
+        way = self._way("all_reduce", tensors[0], _bytes(tensors[0]), options)
         if way is None or len(tensors) != 1:
             return self._plain.allreduce(tensors, options)
         return self._caller.take(Call(collectives.allreduce, tensors[0], [], way))
@@ -100,7 +121,16 @@ class TersorGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any
     ) -> Work:
-        """``inputs``: of each rank as many values, or all of them are handed on."""
+        """Reduces and scatters lists of tensors; as :meth:`allreduce`.
+
+        Args:
+            outputs: One tensor for this rank's shard.
+            inputs: A list with one tensor per rank. Tensors of different sizes are passed on.
+            options: As in :meth:`allreduce`.
+
+        Returns:
+            The work.
+        """
         output, parts = outputs[0], inputs[0]
         like = [one.dtype == output.dtype and one.numel() == output.numel() for one in parts]
         way = self._way("reduce_scatter", output, len(parts) * _bytes(output), options)
@@ -110,7 +140,16 @@ class TersorGroup(dist.ProcessGroup):
 
     @_in_full
     def reduce_scatter_single(self, output: Tensor, input: Tensor, options: Any) -> Work:
-        """``input``: ranks times as many values as ``output``."""
+        """Reduces and scatters one tensor; as :meth:`allreduce`.
+
+        Args:
+            output: This rank's shard.
+            input: Ranks x ``output.numel()`` values.
+            options: As in :meth:`allreduce`.
+
+        Returns:
+            The work.
+        """
         way = self._way("reduce_scatter", input, _bytes(input), options)
         fits = input.numel() == self.size() * output.numel() and input.dtype == output.dtype
         if way is None or not fits:
@@ -121,11 +160,22 @@ class TersorGroup(dist.ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, input: Tensor, received: list[int], sent: list[int], options: Any
     ) -> Work:
-        """With splits, which other ranks do not know, rows from 1 KiB on are encoded."""
+        """Sends rows to ranks; with splits, rows of 1 KiB or more are encoded.
+
+        Args:
+            output: The rows from all ranks.
+            input: The rows for all ranks.
+            received: Number of rows from each rank; empty: equal numbers.
+            sent: Number of rows for each rank; empty: equal numbers.
+            options: As in :meth:`allreduce`.
+
+        Returns:
+            The work.
+        """
         columns = math.prod(input.shape[1:]) if input.dim() else 0
         bytes: float = _bytes(input)
         if received or sent:
-            bytes = math.inf if columns * input.element_size() >= _LEAST_ROW_BYTES else 0
+            bytes = math.inf if columns * input.element_size() >= _MIN_ROW_BYTES else 0
         way = self._way("all_to_all", input, bytes, options)
         if way is None or not _rows_fit((output, received), (input, sent), columns, self.size()):
             return self._plain.all_to_all_single(output, input, received, sent, options)
@@ -133,11 +183,10 @@ class TersorGroup(dist.ProcessGroup):
         return self._caller.take(Call(collectives.all_to_all, output, [input], way))
 
     def _way(self, kind: str, like: Tensor, bytes: float, options: Any) -> Way | None:
-        """The options of a call that is encoded; None: it is handed on."""
-        if bytes < self._least_bytes or like.dtype not in DTYPES:
+        """Returns the options of an encoded call, or None to pass the call on."""
+        if bytes < self._min_bytes or like.dtype not in DTYPES:
             return None
-        asked = getattr(options, "reduceOp", ReduceOp.SUM)
-        reduction = next((word for op, word in _REDUCTIONS if asked == op), None)
+        reduction = reduction_of(getattr(options, "reduceOp", ReduceOp.SUM))
         call = f"{kind}/{dtype_text(like.dtype)}/{self.group_desc}"
         codec, least = self._configuration.choice(call)
         coalesced = _compat.is_coalescing(self)
@@ -150,7 +199,15 @@ class TersorGroup(dist.ProcessGroup):
     def split_group(  # type: ignore[override]
         self, ranks: list[int], **told: Any
     ) -> TersorGroup | None:
-        """A part of the ranks, for all devices; ``told`` as by ``dist.split_group``."""
+        """Makes a process group of some ranks, for all devices.
+
+        Args:
+            ranks: Ranks of this group.
+            told: The other arguments of ``torch.distributed.split_group``.
+
+        Returns:
+            The new group, or None on other ranks.
+        """
         if self.rank() not in ranks:
             return None
         name, own = told["group_name"], dist.get_process_group_ranks(self)
@@ -165,12 +222,12 @@ class TersorGroup(dist.ProcessGroup):
         return part
 
     def shutdown(self) -> None:
-        """Makes what is queued, then ends all connections."""
+        """Finishes the queued calls, then closes all connections."""
         if self._leave.detach() is not None:
             _end(self._inners, self._caller.finish)
 
     def abort(self) -> None:
-        """Ends what is under way, on all ranks, with TransportError."""
+        """Ends the calls in progress on all ranks with TransportError."""
         if self._leave.detach() is not None:
             for inner in self._inners:
                 inner.abort()
@@ -178,7 +235,7 @@ class TersorGroup(dist.ProcessGroup):
 
 
 def _handed_on(name: str) -> Callable[..., Work]:
-    """What PyTorch does itself for a class in Python, it does with the interpreter locked."""
+    """Calls the plain group, because PyTorch's own forwarding holds the interpreter lock."""
 
     def call(self: TersorGroup, *arguments: Any, **keywords: Any) -> Work:
         work: Work = getattr(self._plain, name)(*arguments, **keywords)
@@ -196,20 +253,20 @@ for _name in (
 
 
 def _inner(name: str, made: Any, options: object) -> Any:
-    """What is handed on to. ``made``: which this changes."""
+    """Makes gloo or NCCL; changes ``made``."""
     made.store = _compat.PrefixStore(name, made.store)
     made.split_from = None
     return _compat.make_backend(name, made, options)
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.nbytes if tensor.layout == torch.strided else -1  # fewer than any rule says
+    return tensor.nbytes if tensor.layout == torch.strided else -1  # below every minimum
 
 
 def _rows_fit(
     output: tuple[Tensor, list[int]], input: tuple[Tensor, list[int]], columns: int, ranks: int
 ) -> bool:
-    """Whether both have whole rows, of one length and dtype, as their splits say."""
+    """True if both tensors have whole rows of one length and dtype that match the splits."""
     if columns == 0 or output[0].dtype != input[0].dtype:
         return False
     for values, splits in (output, input):
@@ -220,7 +277,7 @@ def _rows_fit(
 
 
 def _end(inners: list[Any], caller: Callable[[], None], process: int | None = None) -> None:
-    """What gloo still works for when it is let go ends the process by an abort."""
+    """Shuts gloo down first, because destroying a working gloo group aborts the process."""
     if process not in (None, os.getpid()):
         return  # a fork has none of the threads
     with contextlib.ExitStack() as ends:
@@ -230,5 +287,5 @@ def _end(inners: list[Any], caller: Callable[[], None], process: int | None = No
 
 
 def register() -> None:
-    """Makes the back end known to torch.distributed; the entry point calls this."""
+    """Registers the backend ``tersor`` with torch.distributed; the entry point makes this call."""
     dist.Backend.register_backend("tersor", TersorGroup, extended_api=True, devices=["cpu", "cuda"])

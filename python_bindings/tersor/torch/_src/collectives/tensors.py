@@ -1,292 +1,337 @@
-"""Compressed collectives on tensors, over the process group that the trainer already has.
+"""Compressed collectives on tensors, over a process group of torch.distributed.
 
 ::
 
-    tersor.torch.allreduce(gradient, codec="int8", reduction="mean")
+    tersor.torch.all_reduce(gradient, codec="int8", reduction="mean")
 
 Tensors are dense, of float32, bfloat16 or float16, on the host or on a CUDA device. All ranks of
-the group make the same calls with equal options, in the same order.
+the process group make the same calls with equal options, in the same order.
+
+Every collective takes ``process_group=`` (default: all ranks) and the options of
+:class:`tersor.collectives.Keywords`, such as ``codec=`` and ``timeout=`` (seconds; default: the
+time limit of the process group). ``src=`` and ``dst=`` are ranks of all ranks, ``group_src=`` and
+``group_dst=`` ranks of the process group, as in torch.distributed. The default is the first rank of
+the process group.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 from tersor import collectives
 from tersor._core import CollectiveStatistics, InvalidArgumentError
 from tersor._options import expect
-from tersor.collectives import CollectiveOptions
-from tersor.torch import _compat
+from tersor._renamed import renamed_keywords, warn_once
+from tersor.collectives import CollectiveOptions, Keywords
+from tersor.torch._src.collectives.old_calls import (
+    accept_group_ranks,
+    accept_output_second,
+    refuse_output_first,
+)
 from tersor.torch._src.parameters.memory_order import in_order, straightened
-from tersor.torch._src.parameters.selection import DTYPES, is_sharded_over, local_shard
 from tersor.torch._src.process_group.connections import checked, ranks_of, with_timeout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
-class Keywords(collectives.Keywords, total=False):
-    """The options of a collective on tensors, and how it is called."""
-
-    group: dist.ProcessGroup | None
-    """Whose ranks take part. Default: all."""
+_COLLECTIVES = {"all_reduce": "allreduce", "all_gather": "allgather"}  # torch's names, and MPI's
 
 
 class FeedbackState(collectives.FeedbackState):
-    """What error feedback (a codec with ``+ef``) keeps between the calls of one collective.
+    """The residuals that error feedback keeps between the calls of one collective.
 
-    ``like``: the collective's first tensor; ``options``: the other arguments of its calls. Zero at
-    first; the memory lies where ``like`` lies, of f32 or bf16 (``dtype``) as many values;
-    ``"hierarchical"`` as many as ``collective`` encodes for other hosts.
+    All residuals start at zero. The memory is on the device of ``like``.
+
+    Args:
+        like: The first tensor of the collective's calls; the values do not matter.
+        process_group: The ranks of the calls. Default: all ranks.
+        dtype: Of the residuals, ``"f32"`` or ``"bf16"``. A residual has one value per value of
+            ``like``; two-shot adds one per value that this rank reduces.
+        collective: The collective. With ``algorithm="hierarchical"``, the number of residuals
+            depends on the collective.
+        options: The other arguments of the calls.
+
+    Raises:
+        InvalidArgumentError: The codec has no ``+ef``, or an option is invalid.
+
+    Example:
+        >>> state = FeedbackState(gradient, codec="int4+ef")
+        >>> all_reduce(gradient, codec="int4+ef", state=state)
     """
 
+    @renamed_keywords(group="process_group")
     def __init__(
         self,
         like: Tensor,
         *,
-        group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
         dtype: Literal["f32", "bf16"] = "f32",
-        collective: Literal["allreduce", "reduce_scatter", "allgather"] = "allreduce",
+        collective: Literal["all_reduce", "reduce_scatter", "all_gather"] = "all_reduce",
         **options: Unpack[CollectiveOptions],
     ) -> None:
-        ranks = ranks_of(group, like)
-        super().__init__(ranks, in_order(like), dtype=dtype, collective=collective, **options)
+        ranks = ranks_of(process_group, like)
+        for new, old in _COLLECTIVES.items():
+            if collective == old:
+                text = 'FeedbackState(collective="{}")'.format
+                warn_once(__name__, text(old), text(new), stacklevel=4)
+        told: Any = _COLLECTIVES.get(collective, collective)
+        super().__init__(ranks, in_order(like), dtype=dtype, collective=told, **options)
 
 
-def allreduce(tensor: Tensor, **options: Unpack[Keywords]) -> CollectiveStatistics:
-    """Sum (or mean) over ranks, in place; every rank ends with the same bits.
+@renamed_keywords(group="process_group")
+def all_reduce(
+    tensor: Tensor, *, process_group: dist.ProcessGroup | None = None, **options: Unpack[Keywords]
+) -> CollectiveStatistics:
+    """Sums (or averages) a tensor over all ranks, in place. All ranks get the same bits.
 
-    ``tensor``: any shape; not contiguous costs copies. On the host the call waits; on a device it
-    is queued on ``stream`` (default: the current one). Returns what was sent and how.
-    Raises InvalidArgumentError (nothing changed), TransportError, WireError or CudaError (values
-    undefined; the transport is aborted).
+    On the host, the call waits. On a device, the call is queued on ``stream`` (default: the current
+    stream).
+
+    Args:
+        tensor: Any shape. A tensor that is not contiguous costs copies.
+        process_group: The ranks that take part. Default: all ranks.
+        options: As in :class:`tersor.collectives.Keywords`.
+
+    Returns:
+        The algorithm, the sent bytes and the times of the call.
+
+    Raises:
+        InvalidArgumentError: An argument is invalid. Nothing changed.
+        TransportError: A rank failed, is late, or made another call. The values of ``tensor`` are
+            undefined, and the transport is aborted.
+        WireError: A frame is damaged. The consequences are as for TransportError.
+        CudaError: CUDA reported an error. The consequences are as for TransportError.
+
+    Example:
+        >>> all_reduce(gradient, codec="int8", reduction="mean")
     """
-    return _call_in_place(collectives.allreduce, tensor, options=options)
+    return _call_in_place(collectives.allreduce, tensor, process_group, options)
 
 
+@renamed_keywords(group="process_group")
 def reduce_scatter(
-    output: Tensor, input: Tensor, **options: Unpack[Keywords]
+    output: Tensor,
+    input: Tensor,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
-    """Sum (or mean) over ranks of ``input``, of which ``output`` gets this rank's part.
+    """Sums (or averages) a tensor over all ranks, and gives each rank one shard of the result.
 
-    ``input``: contiguous, ranks times as many values as ``output``, rank r's in place r. Else as
-    :func:`allreduce`.
+    Args:
+        output: Contiguous; receives shard r of the result on rank r.
+        input: Contiguous, with one shard per rank: ranks x ``output.numel()`` values.
+        process_group: The ranks that take part. Default: all ranks.
+        options: As in :class:`tersor.collectives.Keywords`.
+
+    Returns:
+        As :func:`all_reduce`, also for Raises.
+
+    Example:
+        >>> reduce_scatter(shard, gradient, codec="int8", reduction="mean")
     """
-    return _call(collectives.reduce_scatter, input, input, output, options=options)
+    return _call(collectives.reduce_scatter, input, process_group, options, input, output)
 
 
-def all_gather(output: Tensor, input: Tensor, **options: Unpack[Keywords]) -> CollectiveStatistics:
-    """Every rank's ``input``, decoded alike on all ranks, in the order of ranks in ``output``.
+@renamed_keywords(group="process_group")
+def all_gather(
+    output: Tensor,
+    input: Tensor,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Unpack[Keywords],
+) -> CollectiveStatistics:
+    """Gathers the tensors of all ranks on all ranks. All ranks get the same bits.
 
-    ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`allreduce`.
+    Args:
+        output: Contiguous; receives the inputs in rank order: ranks x ``input.numel()`` values.
+        input: Contiguous, with the same number of values on all ranks.
+        process_group: The ranks that take part. Default: all ranks.
+        options: As in :class:`tersor.collectives.Keywords`.
+
+    Returns:
+        As :func:`all_reduce`, also for Raises.
+
+    Example:
+        >>> all_gather(weights, shard, codec="bf16")
     """
-    return _call(collectives.allgather, input, input, output, options=options)
+    return _call(collectives.allgather, input, process_group, options, input, output)
 
 
-def broadcast(tensor: Tensor, root: int = 0, **options: Unpack[Keywords]) -> CollectiveStatistics:
-    """``tensor`` of rank ``root`` of the group on all ranks, in place; unrounded without ``codec``.
+@accept_group_ranks("src")
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    *,
+    group_src: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Unpack[Keywords],
+) -> CollectiveStatistics:
+    """Copies the tensor of one rank to all ranks, in place. By default, the copy is exact.
 
-    ``tensor``: of one shape and dtype on all ranks. Raises InvalidArgumentError for a ``root`` that
-    is none of the group's ranks, and for ``"+ef"``; else as :func:`allreduce`.
+    With a lossy ``codec``, the source also gets the decoded values.
+
+    Args:
+        tensor: Of one shape and dtype on all ranks.
+        src: The source, as a rank of all ranks. Default: the first rank of the process group.
+        group_src: The source, as a rank of the process group; pass ``src`` or ``group_src``.
+        process_group: The ranks that take part. Default: all ranks.
+        options: As in :class:`tersor.collectives.Keywords`. The default codec is ``"none"``, and
+            ``+ef`` is refused.
+
+    Returns:
+        As :func:`all_reduce`, also for Raises.
+
+    Example:
+        >>> broadcast(weights, src=0)
     """
-    return _call_in_place(collectives.broadcast, tensor, root, options=options)
+    root = group_rank(src, group_src, process_group, "src")
+    return _call_in_place(collectives.broadcast, tensor, process_group, options, root)
 
 
+@accept_group_ranks("dst")
+@accept_output_second
 def reduce(
-    input: Tensor, output: Tensor | None = None, root: int = 0, **options: Unpack[Keywords]
+    tensor: Tensor,
+    dst: int | None = None,
+    *,
+    output: Tensor | None = None,
+    group_dst: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
-    """Sum (or mean) over ranks of ``input`` in ``output`` of rank ``root``; None on other ranks.
+    """Sums (or averages) a tensor over all ranks on one rank.
 
-    ``output``: as many values as ``input``, both contiguous; it has the bits of a two-shot
-    :func:`allreduce`, but for long f32 by ``none`` (:func:`tersor.reduce`). Raises
-    InvalidArgumentError for codecs that cannot go so (``topk``).
+    The result has the bits of a two-shot :func:`all_reduce`. A long float32 sum by codec ``"none"``
+    may have other bits: see :func:`tersor.reduce`.
+
+    Args:
+        tensor: Contiguous. Without ``output``, the result replaces the tensor on the destination.
+            Other ranks keep the tensor unchanged.
+        dst: The destination, as a rank of all ranks. Default: the first rank of the process group.
+        output: Contiguous, on the destination: receives the result; as many values as ``tensor``.
+        group_dst: The destination, as a rank of the process group; pass ``dst`` or ``group_dst``.
+        process_group: The ranks that take part. Default: all ranks.
+        options: As in :class:`tersor.collectives.Keywords`. Codecs without two-shot (``topk``) are
+            refused.
+
+    Returns:
+        As :func:`all_reduce`, also for Raises.
+
+    Example:
+        >>> reduce(loss, dst=0, codec="none", reduction="mean")
     """
-    return _call(collectives.reduce, input, input, output, root, options=options)
+    root = group_rank(dst, group_dst, process_group, "dst")
+    if output is None and dist.get_rank(process_group) == root:
+        output = tensor
+    return _call(collectives.reduce, tensor, process_group, options, tensor, output, root)
 
 
+@accept_group_ranks("dst")
+@refuse_output_first
 def gather(
-    output: Tensor | None, input: Tensor, root: int = 0, **options: Unpack[Keywords]
+    tensor: Tensor,
+    *,
+    output: Tensor | None = None,
+    dst: int | None = None,
+    group_dst: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
-    """Every rank's ``input``, in the order of ranks, in ``output`` of ``root``; None on others.
+    """Gathers the tensors of all ranks on one rank.
 
-    ``output``: contiguous, ranks times as many values as ``input``. Else as :func:`all_gather`.
+    Args:
+        tensor: Contiguous, with the same number of values on all ranks.
+        output: Contiguous, on the destination: receives the tensors in rank order, ranks x
+            ``tensor.numel()`` values. None on other ranks.
+        dst: The destination, as a rank of all ranks. Default: the first rank of the process group.
+        group_dst: The destination, as a rank of the process group; pass ``dst`` or ``group_dst``.
+        process_group: The ranks that take part. Default: all ranks.
+        options: As in :class:`tersor.collectives.Keywords`.
+
+    Returns:
+        As :func:`all_reduce`, also for Raises.
+
+    Example:
+        >>> gather(shard, output=whole if rank == 0 else None, dst=0)
     """
-    return _call(collectives.gather, input, input, output, root, options=options)
+    root = group_rank(dst, group_dst, process_group, "dst")
+    return _call(collectives.gather, tensor, process_group, options, tensor, output, root)
 
 
+@accept_group_ranks("src")
 def scatter(
-    output: Tensor, input: Tensor | None = None, root: int = 0, **options: Unpack[Keywords]
+    output: Tensor,
+    input: Tensor | None = None,
+    src: int | None = None,
+    *,
+    group_src: int | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Unpack[Keywords],
 ) -> CollectiveStatistics:
-    """Part r of ``input`` of rank ``root`` to ``output`` of rank r; ``input`` is None on others.
+    """Sends one shard of a tensor from one rank to each rank. By default, the copies are exact.
 
-    ``input``: contiguous, ranks times as many values as ``output``. Unrounded without ``codec``;
-    ``"+ef"`` is refused.
+    Args:
+        output: Contiguous; receives shard r of ``input`` on rank r.
+        input: Contiguous, on the source: ranks x ``output.numel()`` values. None on other ranks.
+        src: The source, as a rank of all ranks. Default: the first rank of the process group.
+        group_src: The source, as a rank of the process group; pass ``src`` or ``group_src``.
+        process_group: The ranks that take part. Default: all ranks.
+        options: As in :class:`tersor.collectives.Keywords`. The default codec is ``"none"``, and
+            ``+ef`` is refused.
+
+    Returns:
+        As :func:`all_reduce`, also for Raises.
+
+    Example:
+        >>> scatter(shard, whole if rank == 0 else None, src=0)
     """
-    return _call(collectives.scatter, output, input, output, root, options=options)
+    root = group_rank(src, group_src, process_group, "src")
+    return _call(collectives.scatter, output, process_group, options, input, output, root)
+
+
+def group_rank(
+    rank: int | None, group_rank: int | None, process_group: dist.ProcessGroup | None, word: str
+) -> int:
+    """Returns the source or destination as a rank of the process group; ``word``: the keyword."""
+    group = checked(process_group)
+    if rank is None:
+        return group_rank or 0
+    if group_rank is not None:
+        raise InvalidArgumentError(f"pass {word}= or group_{word}=, not both")
+    expect(rank, int, f"{word} must be a rank")
+    members = dist.get_process_group_ranks(group)
+    if rank not in members:
+        raise InvalidArgumentError(
+            f"{word}={rank}: the process group has ranks {members}, and ranks of the process group "
+            f"itself are group_{word}="
+        )
+    return members.index(rank)
 
 
 def _call(
-    entry: Callable[..., CollectiveStatistics], like: Tensor, *arguments: Any, options: Keywords
+    entry: Callable[..., CollectiveStatistics],
+    like: Tensor,
+    group: dist.ProcessGroup | None,
+    options: Keywords,
+    *arguments: Any,
 ) -> CollectiveStatistics:
-    """``like``: a tensor that is there on all ranks."""
-    group = options.pop("group", None)
+    """``like``: a tensor that exists on all ranks."""
     return entry(ranks_of(group, like), *arguments, **with_timeout(options, group))
 
 
 def _call_in_place(
-    entry: Callable[..., CollectiveStatistics], tensor: Tensor, *root: int, options: Keywords
+    entry: Callable[..., CollectiveStatistics],
+    tensor: Tensor,
+    group: dist.ProcessGroup | None,
+    options: Keywords,
+    *root: int,
 ) -> CollectiveStatistics:
-    """Of values in any order of memory."""
-    group = options.pop("group", None)
+    """Of values in any memory order."""
     ranks = ranks_of(group, tensor)
     with straightened(tensor, options.get("stream")) as values:
         return entry(ranks, values, *root, **with_timeout(options, group))
-
-
-def broadcast_parameters(
-    model: nn.Module,
-    root: int = 0,
-    *,
-    group: dist.ProcessGroup | None = None,
-    codec: str = "none",
-) -> None:
-    """Parameters and buffers of rank ``root``'s model on all ranks, where they begin alike.
-
-    float32, bfloat16 and float16 by ``codec``, others by the group itself. All ranks have a model
-    of the same names, shapes and types. Raises InvalidArgumentError for shards (``fully_shard``),
-    which are different on each rank.
-    """
-    expect(model, nn.Module, "model must be a torch.nn.Module")
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, tensor in named.items():
-        refuse_shard(name, tensor)
-    broadcast_all(list(named.values()), root, group, codec=codec)
-
-
-def broadcast_start(model: nn.Module, group: dist.ProcessGroup | None, timeout: float) -> None:
-    """Rank 0's parameters and buffers, as ``broadcast_parameters``; shards within the ranks that
-    hold the same shard."""
-    own = set(dist.get_process_group_ranks(checked(group))) - {dist.get_rank()}
-    tensors = [
-        local_shard(one.detach())
-        for one in (*model.parameters(), *model.buffers())
-        if not is_sharded_over(own, one)
-    ]
-    broadcast_all(tensors, 0, group, timeout=timeout)
-
-
-def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root: int = 0, *, group: dist.ProcessGroup | None = None
-) -> None:
-    """The state and the settings of rank ``root``'s optimizer on all ranks, unrounded.
-
-    Others need not have stepped yet: what they have is replaced. Their parameters are as many, of
-    the same shapes and in the same order. Raises InvalidArgumentError where they are shards.
-    """
-    expect(optimizer, torch.optim.Optimizer, "optimizer must be a torch.optim.Optimizer")
-    for settings in optimizer.param_groups:
-        for parameter in settings["params"]:
-            refuse_shard("a parameter of the optimizer", parameter)
-    state = optimizer.state_dict()
-    told = [_compat.tree_map_only(Tensor, _Hole, state)]
-    dist.broadcast_object_list(told, group=group, group_src=root)
-    if dist.get_rank(group) != root:
-        state = _compat.tree_map_only(_Hole, _Hole.filled, told[0])
-    tensors = [one for one in _compat.tree_leaves(state) if isinstance(one, Tensor)]
-    broadcast_all(tensors, root, group)
-    if dist.get_rank(group) != root:
-        optimizer.load_state_dict(state)
-
-
-class _Hole:
-    def __init__(self, tensor: Tensor) -> None:
-        self._shape, self._dtype, self._place = tensor.shape, tensor.dtype, tensor.device.type
-
-    def filled(self) -> Tensor:
-        return torch.empty(self._shape, dtype=self._dtype, device=self._place)
-
-
-def refuse_shard(name: str, tensor: Tensor) -> None:
-    """Raises InvalidArgumentError where no rank has the whole tensor."""
-    if isinstance(tensor, DTensor):
-        raise InvalidArgumentError(f"{name} is a shard: it is different on each rank")
-
-
-def broadcast_all(
-    tensors: list[Tensor],
-    root: int,
-    group: dist.ProcessGroup | None,
-    **options: Unpack[CollectiveOptions],
-) -> None:
-    for tensor in tensors:
-        if tensor.dtype in DTYPES:
-            broadcast(tensor.detach(), root, group=group, **options)
-        else:
-            with straightened(tensor.detach()) as values:
-                # As bytes: gloo does not know all types.
-                dist.broadcast(values.view(-1).view(torch.uint8), group=group, group_src=root)
-
-
-Way = dict[str, Any]  # how rows go: options of the collective
-
-
-class _AllToAll(torch.autograd.Function):
-    """What is encoded stays inside: autograd sees floating-point values alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, group: dist.ProcessGroup | None, way: Way, back: Way
-    ) -> Tensor:
-        """``back``: the way of gradients."""
-        ctx.backward_arguments = group, back, way
-        count = sum(way["received"]) if way["received"] else len(rows)
-        output = rows.new_empty((count, *rows.shape[1:]))
-        ranks, columns = ranks_of(group, rows), math.prod(rows.shape[1:])
-        collectives.all_to_all(ranks, rows.detach().contiguous(), output, columns, **way)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _AllToAll.apply(gradients[0], *ctx.backward_arguments), None, None, None
-
-
-def all_to_all_single(
-    input: Tensor,
-    output_splits: Sequence[int] | None = None,
-    input_splits: Sequence[int] | None = None,
-    codec: str = "int8",
-    backward_codec: str | None = None,
-    group: dist.ProcessGroup | None = None,
-    **options: Any,
-) -> Tensor:
-    """Rows (of the first dimension) of ``input`` to the ranks of ``group`` that they are for.
-
-    ``input_splits[r]`` rows go to rank r, in the order of ranks, and ``output_splits[r]`` come from
-    there; None: equally many. Returns these, of ``input``'s dtype, on its device. Gradients go back
-    the same way by ``backward_codec`` (None: ``codec``). A row is encoded by itself: rows that are
-    whole blocks of the codec (``int8`` 256 values, ``int4`` 128) cost nothing for that.
-    Rows for one rank are encoded together if a row alone would not become shorter: values in one
-    dimension, for example.
-    ``options``: of :class:`tersor.collectives.CollectiveOptions`; with a ``workspace`` calls of one
-    codec, dtype and row use what was prepared again, whatever the splits. All ranks need gradients
-    of their inputs, or none. Raises InvalidArgumentError for splits that are not the rows, and for
-    ``"+ef"``; ranks whose splits differ both get WireError or TransportError.
-    """
-    if input.dim() == 0:
-        raise InvalidArgumentError(
-            "a scalar has no rows: pass a tensor with at least one dimension"
-        )
-    sent, received = list(input_splits or ()), list(output_splits or ())
-    way = dict(**with_timeout(options, group), codec=codec, sent=sent, received=received)
-    back = {**way, "sent": received, "received": sent}
-    if backward_codec is not None:
-        back["codec"] = backward_codec
-    output: Tensor = _AllToAll.apply(input, group, way, back)
-    return output

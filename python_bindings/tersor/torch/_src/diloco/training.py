@@ -22,7 +22,7 @@ from tersor._options import expect, takes_advanced
 from tersor._renamed import renamed_keywords
 from tersor.reducer import AdvancedOptions, ResidualDtype, Rules, gathered
 from tersor.torch._src.checkpoint.residuals import Mode, check_mode, save_reducer
-from tersor.torch._src.collectives.tensors import broadcast_start
+from tersor.torch._src.collectives.models import broadcast_start
 from tersor.torch._src.diloco import outer_optimizers, stragglers
 from tersor.torch._src.diloco.exchanges import FragmentExchange
 from tersor.torch._src.diloco.fragments import Timetable, UnderWay, hidden

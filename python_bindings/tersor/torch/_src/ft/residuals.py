@@ -1,9 +1,9 @@
-"""What a process group of torchft keeps by error feedback, from step to step and quorum to quorum.
+"""The residuals of torchft's process group, between steps and between quorums.
 
-A group of torchft hears no names: a tensor is known by its place, the how manieth of its step. A
-step may be void, its gradients thrown away, and who reduces what for others changes with the
-quorum. So each place keeps what it owed before the step, too; and what a rank owes as an owner is
-added to what it owes as a sender, before it exchanges with others.
+The process group knows no names, so the position in the step identifies a tensor. torchft may
+discard a step, and every quorum changes the ranks that reduce. Therefore each position also keeps
+the residual from before the step. Before the exchange with another quorum, a rank adds its owner
+residual to its sender residual.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tersor.torch._src.checkpoint.residuals import (
 
 
 class World(NamedTuple):
-    """Who exchanges in a quorum."""
+    """The ranks of a quorum."""
 
     rank: int
     ranks: int
-    quorum: int  #: of one replica's, in the order of its life
+    quorum: int  #: number of the quorum, counted by this replica
 
 
 class _Owed(NamedTuple):
-    sender: Tensor  # f32, a value for each of the tensor
-    owner: Tensor  # f32, of what this rank reduces for others
+    sender: Tensor  # f32, one value per value of the tensor
+    owner: Tensor  # f32, one per value that this rank reduces
     words: Tensor  # _core.FRESH_STATE_WORDS, as int64
 
     def copy_(self, other: _Owed) -> None:
@@ -48,12 +48,12 @@ class _Owed(NamedTuple):
 
 
 class Place:
-    """One tensor of each step. Its tensors are the thread's that makes the group's calls."""
+    """A position in the step. Only the thread of the group's calls uses the tensors."""
 
     def __init__(self, like: Tensor, options: dict[str, Any]) -> None:
         self.count, self.device = like.numel(), like.device
-        self.step = -1  #: the last one in which it was used
-        self.void = False  #: that step is: before the next use it goes back to what it owed then
+        self.step = -1  #: the last step that used the position
+        self.void = False  #: True if that step was discarded: the next use restores the residual
         self._options = fill(_core.CallOptions(), options)
         self._world: World | None = None
         self._now = self._begun(zeros(self.count))
@@ -64,9 +64,9 @@ class Place:
         return (self.count, self.device) == (like.numel(), like.device)
 
     def state(self, world: World, void: bool) -> _core.FeedbackState:
-        """For the next call among these ranks; ``void``: the call before was of a void step.
+        """Returns the state for the next call; ``void``: the last call's step was discarded.
 
-        Steps, which frames tell, are counted from each quorum on: who came back had none before.
+        Each quorum counts steps from 0, because a restarted replica has no earlier steps.
         """
         if void and self._before is not None:
             self._now.copy_(self._before)
@@ -80,7 +80,7 @@ class Place:
         return self._state
 
     def owed(self) -> Tensor:
-        """All that this rank owes, on the host. Waits for a device."""
+        """Returns the whole residual of this rank on the host. Waits for a device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = self._before if self.void and self._before is not None else self._now
@@ -90,7 +90,7 @@ class Place:
         return sender
 
     def restart(self, sender: Tensor) -> None:
-        """Owes this from now on, whoever exchanges next."""
+        """Sets the residual, for any next quorum."""
         self._now, self._before, self._world = self._begun(sender), None, None
         self.void, self._state = False, None
 
@@ -101,19 +101,17 @@ class Place:
 
 
 class Places:
-    """Of all steps: ``fragments`` of them in turn, as of streaming DiLoCo, have tensors of their
-    own.
-    """
+    """The positions of all steps. Each fragment of streaming DiLoCo has its own positions."""
 
     def __init__(self, options: dict[str, Any], fragments: int, step_of: Callable[[], int]) -> None:
-        """``step_of``: the number of the step under way, which a void one leaves as it was."""
+        """``step_of`` returns the current step; a discarded step does not increase the number."""
         self._options, self._fragments, self._step_of = options, fragments, step_of
         self._places: dict[tuple[int, int], Place] = {}
         self._loaded: dict[tuple[int, int], Tensor] = {}
         self._step, self._tries, self._next, self._open = -1, 0, 0, False
 
     def take(self, like: Tensor, world: World, reduction: str) -> Callable[[], _core.FeedbackState]:
-        """The next place of the step; what is returned is called once, behind calls before."""
+        """Takes the next position of the step. Call the result once, after all earlier calls."""
         if not self._open:
             self._begin()
         key = self._step % self._fragments, self._next
@@ -124,14 +122,14 @@ class Places:
 
     def _begin(self) -> None:
         step = self._step_of()
-        if step == self._step:  # the one before was thrown away
+        if step == self._step:  # the last step was discarded
             for place in self._places.values():
                 place.void |= place.step == self._tries
         self._step, self._next, self._open = step, 0, True
         self._tries += 1
 
     def end_step(self) -> None:
-        """What comes next is of another step, or of the same anew."""
+        """Ends the step. The next call belongs to the next step or to a repetition."""
         self._open = False
 
     def _place(self, key: tuple[int, int], like: Tensor, options: dict[str, Any]) -> Place:
@@ -151,19 +149,22 @@ class Places:
         return place
 
     def forget(self) -> None:
-        """Nothing is owed any more."""
+        """Sets all residuals to zero."""
         self._places.clear()
         self._loaded.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """By fragment and place what this rank owes. Between steps."""
+        """Returns the residuals by fragment and position. Call between steps."""
         owed = {key: place.owed() for key, place in self._places.items()}
         return {f"{one[0]}.{one[1]}": tensor for one, tensor in (self._loaded | owed).items()}
 
     @refusing_damage()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Raises InvalidArgumentError, and changes nothing, if the state is damaged or not
-        finite."""
+        """Loads residuals.
+
+        Raises:
+            InvalidArgumentError: The state is damaged or not finite. Nothing changed.
+        """
         loaded = {}
         for key, tensor in as_mapping(state).items():
             fragment, place = map(int, key.split("."))

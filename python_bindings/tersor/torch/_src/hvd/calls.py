@@ -1,4 +1,4 @@
-"""What Horovod's calls have in common: all ranks make the same one, and it may have a gradient."""
+"""The common part of Horovod's calls: the check of all ranks' arguments, and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tersor._core import Error, InvalidArgumentError, TransportError
 from tersor._options import expect
 from tersor.collectives import Reduction
 from tersor.torch import _compat
-from tersor.torch._src.collectives import tensors as collectives
+from tersor.torch._src.collectives import models
+from tersor.torch._src.collectives.tensors import all_reduce
 from tersor.torch._src.hvd.launcher import SOME_RANKS, place
 from tersor.torch._src.parameters.selection import DTYPES
 from tersor.torch._src.process_group import connections
@@ -51,16 +52,15 @@ _INSTEAD = {
 }
 ADVICE = {name: advice for names, advice in _INSTEAD.items() for name in names.split()}
 _FACTORS = ("prescale_factor", "postscale_factor", "gradient_predivide_factor")
-# Of arguments, what asks for nothing; else None.
+# The values of arguments that change nothing; all other arguments: None.
 _NOTHING = {"num_groups": 0, "sparse": False, **dict.fromkeys(_FACTORS, 1.0)}
 
 
 class Call:
-    """What a rank calls. Ranks tell each other so, as no name matches their calls up."""
+    """One call of a rank. Ranks compare their calls, because names do not match calls."""
 
     def __init__(self, what: str, name: str | None, others: Mapping[str, Any]) -> None:
-        """``others``: arguments of Horovod's, or of nobody's. Raises InvalidArgumentError for both,
-        and before ``init``."""
+        """Raises InvalidArgumentError for any of the ``others``, and before ``init``."""
         place()
         self.what, self._name = f"hvd.{what}", name
         for other, value in others.items():
@@ -70,7 +70,11 @@ class Call:
                 raise InvalidArgumentError(f"{self.what} takes no {other}: use {ADVICE[other]}")
 
     def agree(self, *like: object, own: Sequence[int] = ()) -> list[Sequence[int]]:
-        """``own`` of each rank. Raises TransportError on all where one calls something else."""
+        """Returns ``own`` of each rank.
+
+        Raises:
+            TransportError: On all ranks, if a rank makes another call.
+        """
         named = [f"name={self._name!r}"] if self._name else []
         here = f"{self.what}({', '.join([*named, *map(str, like)])})"
         told: list[Any] = [None] * dist.get_world_size()
@@ -84,7 +88,7 @@ class Call:
         return [numbers for _, numbers in told]
 
     def ask(self, function: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
-        """A function of PyTorch's, whose errors become Tersor's."""
+        """Calls a function of PyTorch, and raises its RuntimeError as TransportError."""
         try:
             function(*arguments, **keywords)
         except Error:
@@ -93,10 +97,13 @@ class Call:
             raise TransportError(f"{self.what} failed: {error}") from error
 
     def take(self, tensor: Tensor, *, rows: bool = False) -> Tensor:
-        """The tensor without its history. Raises InvalidArgumentError where no rank could send
-        it."""
+        """Returns the tensor without its history.
+
+        Raises:
+            InvalidArgumentError: The backends cannot send the tensor.
+        """
         expect(tensor, Tensor, f"{self.what} takes a tensor")
-        collectives.refuse_shard(f"a tensor of {self.what}", tensor)
+        models.refuse_shard(f"a tensor of {self.what}", tensor)
         if tensor.device.type not in _devices() or tensor.layout != torch.strided:
             raise InvalidArgumentError(
                 f"{self.what} takes dense tensors on {' or '.join(_devices())}, not one of "
@@ -107,8 +114,11 @@ class Call:
         return tensor.detach()
 
     def reduce_(self, tensor: Tensor, reduction: Reduction, codec: str) -> Tensor:
-        """In place, over ranks. Raises InvalidArgumentError for other types than Horovod's, and for
-        whole numbers whose sum does not fit."""
+        """Reduces over all ranks, in place.
+
+        Raises:
+            InvalidArgumentError: Horovod has no such dtype, or a sum of integers overflows.
+        """
         whole = tensor.dtype in _WHOLE
         if not (whole or tensor.dtype in (*DTYPES, torch.float64)):
             raise InvalidArgumentError(
@@ -116,7 +126,7 @@ class Call:
             )
         self.agree(tensor.dtype, list(tensor.shape), reduction, codec)
         if tensor.dtype in DTYPES:
-            collectives.allreduce(tensor, codec=codec, reduction=reduction)
+            all_reduce(tensor, codec=codec, reduction=reduction)
             return tensor
         kind = torch.int64 if whole else tensor.dtype
         found = tensor.to(kind, copy=True, memory_format=torch.contiguous_format)
@@ -130,15 +140,15 @@ class Call:
         return tensor.copy_(found)
 
     def broadcast_(self, named: list[tuple[str, Tensor]], root_rank: int) -> None:
-        """In place."""
+        """Broadcasts in place."""
         tensors = [self.take(one) for _, one in named]
         kinds = [(one.dtype, list(one.shape)) for one in tensors]
         self.agree(root_of(root_rank), [name for name, _ in named], kinds)
-        self.ask(collectives.broadcast_all, tensors, root_rank, None)
+        self.ask(models.broadcast_all, tensors, root_rank, None)
 
 
 def reduction_of(op: Op, average: bool | None = None) -> Reduction:
-    """Raises InvalidArgumentError for what is neither the mean nor the sum, or both."""
+    """Returns the reduction. Raises InvalidArgumentError for other or both arguments."""
     if average is not None and (op is not None or not isinstance(average, bool)):
         raise InvalidArgumentError(f"average={average!r}: pass only op=hvd.Average or op=hvd.Sum")
     if op not in (None, "mean", "sum"):
@@ -147,7 +157,7 @@ def reduction_of(op: Op, average: bool | None = None) -> Reduction:
 
 
 def root_of(rank: int) -> str:
-    """What ranks agree on. Raises InvalidArgumentError for a rank that is none."""
+    """Returns the text that ranks compare. Raises InvalidArgumentError for an invalid rank."""
     if rank not in range(dist.get_world_size()):
         raise InvalidArgumentError(
             f"root_rank={rank!r}: give a rank from 0 to {dist.get_world_size() - 1}"
@@ -171,11 +181,11 @@ class _Differentiable(torch.autograd.Function):
 
 
 def differentiable(tensor: Tensor, change: Change, back: Change) -> Tensor:
-    """``change(tensor)``, whose gradients go through ``back``."""
+    """Returns ``change(tensor)``; gradients go through ``back``."""
     result: Tensor = _Differentiable.apply(tensor, change, back)
     return result
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """Of any type, as gloo does not know them all; of what is contiguous a view."""
+    """Returns the bytes, because gloo does not support all dtypes; a view if contiguous."""
     return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The process group of all ranks that a launcher started, for scripts that make none."""
+"""The process group of all ranks of a launcher, for scripts without a process group."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch.distributed as dist
 from tersor._core import InvalidArgumentError, TransportError
 from tersor.torch._src.process_group.connections import close, transport
 
-# Of a rank, of all ranks, and of a rank on its host. Who may start others comes later. srun's is
-# not SLURM_NTASKS, which a batch script has, too: that is one process.
+# Variables of the rank, the number of ranks, and the rank on the host. A launcher that may start
+# other launchers comes later. SLURM_NTASKS does not identify srun, because batch scripts have it.
 _VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
@@ -21,8 +21,8 @@ _VARIABLES = {
     "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
-SOME_RANKS = "torch.distributed.new_group, and group= of what tersor.torch has"
-_PORTS = range(15000, 30000)  # of jobs of Slurm: below those that systems give away
+SOME_RANKS = "torch.distributed.new_group, and process_group= of the functions of tersor.torch"
+_PORTS = range(15000, 30000)  # for Slurm jobs: below the ephemeral ports
 
 
 class _World:
@@ -32,11 +32,21 @@ class _World:
 
 
 def init(comm: None = None, process_sets: None = None) -> None:
-    """Makes the process group of all ranks that torchrun, mpirun or srun started (else of one), or
-    takes the one that is there. A second call does nothing.
+    """Makes the process group of all ranks, or uses the existing one.
 
-    gloo's, and on CUDA devices NCCL's. Raises InvalidArgumentError where a variable is missing,
-    which it names, and for ``comm`` or ``process_sets``; TransportError where ranks do not come.
+    torchrun, mpirun or srun start the ranks; without a launcher, there is one rank. The backend is
+    gloo, and NCCL for CUDA devices. A second call does nothing.
+
+    Args:
+        comm: Horovod's argument; None.
+        process_sets: Horovod's argument; None.
+
+    Raises:
+        InvalidArgumentError: An environment variable is missing, or an argument is not None.
+        TransportError: A rank is late.
+
+    Example:
+        >>> hvd.init()
     """
     if comm is not None or process_sets is not None:
         raise InvalidArgumentError(f"hvd.init() takes all ranks: for some of them use {SOME_RANKS}")
@@ -51,7 +61,7 @@ def init(comm: None = None, process_sets: None = None) -> None:
 
 
 def shutdown() -> None:
-    """Ends connections, and the process group where ``init`` made it."""
+    """Closes the connections, and the process group if ``init`` made the group."""
     if is_initialized():
         close()
         if _World.made_here:
@@ -61,42 +71,45 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether ``init`` was called, and ``shutdown`` not since."""
+    """Returns True between ``init`` and ``shutdown``."""
     return _World.group is not None and _World.group is dist.group.WORLD
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Returns the rank of this process, from 0."""
     place()
     return dist.get_rank()
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """Returns the number of ranks."""
     place()
     return dist.get_world_size()
 
 
 def local_rank() -> int:
-    """This process's number among those of its host."""
+    """Returns the rank of this process on this host, from 0."""
     return place()[0]
 
 
 def local_size() -> int:
-    """How many ranks this host has."""
+    """Returns the number of ranks on this host."""
     return place()[1]
 
 
 def place() -> tuple[int, int]:
-    """On this host: this process's number, and how many ranks. Raises InvalidArgumentError before
-    ``init``."""
+    """Returns the rank on this host and the number of ranks on this host.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+    """
     if not is_initialized():
         raise InvalidArgumentError("call hvd.init() first")
     return _World.place
 
 
 def _make_group() -> None:
-    """Of all ranks that a launcher started, else of this process alone."""
+    """Makes the group of all ranks of the launcher, or of this process only."""
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if has_nccl else "gloo"
     launcher, (rank, ranks, _) = _told_place()
@@ -111,7 +124,7 @@ def _make_group() -> None:
 
 
 def _local_place() -> tuple[int, int]:
-    """This rank's number among those of its host, and how many there are. A collective call."""
+    """Returns the rank on this host and the number of ranks on this host. A collective call."""
     ranks = transport()
     hosts, own = ranks.hosts(), ranks.hosts()[ranks.rank]
     _, (rank, count, local_rank) = _told_place()
@@ -121,7 +134,7 @@ def _local_place() -> tuple[int, int]:
 
 
 def _told_place() -> tuple[str, tuple[int, int, int | None]]:
-    """The first launcher that said something, and what: rank, ranks, rank on this host."""
+    """Returns the first launcher with variables, and rank, number of ranks, rank on this host."""
     for launcher, (rank, ranks, local) in _VARIABLES.items():
         if ranks in os.environ or (rank in os.environ and launcher != "srun"):
             local_rank = _number(local) if local in os.environ else None
@@ -143,7 +156,7 @@ def _number(variable: str, default: str = "") -> int:
 
 
 def _meeting_point(launcher: str, ranks: int) -> str:
-    """Fills in what is missing of the variables that PyTorch reads."""
+    """Sets the missing variables that PyTorch reads, and returns the address."""
     nodes = os.environ.get("SLURM_STEP_NODELIST", "") if launcher == "srun" else ""
     port = "29500"
     if nodes:
@@ -152,7 +165,7 @@ def _meeting_point(launcher: str, ranks: int) -> str:
     address = os.environ.get("MASTER_ADDR") or first_host(nodes)
     if not address:
         raise InvalidArgumentError(
-            f"{launcher} does not say where {ranks} ranks meet: set MASTER_ADDR to a name of rank "
+            f"{launcher} sets no rendezvous for {ranks} ranks: set MASTER_ADDR to the name of rank "
             "0's host and MASTER_PORT to a free port there, the same on all ranks "
             "(mpirun -x MASTER_ADDR=host0 -x MASTER_PORT=29500 …), or start the script by torchrun"
         )
@@ -162,6 +175,6 @@ def _meeting_point(launcher: str, ranks: int) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """Of a list in Slurm's words: ``"node[03-07,9]-ib,login1"`` begins with node03-ib."""
+    """Returns the first host of Slurm's list: ``"node[03-07,9]-ib,login1"`` gives node03-ib."""
     found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", nodes)
     return "".join(found.groups("")) if found else nodes

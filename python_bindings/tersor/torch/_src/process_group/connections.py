@@ -1,10 +1,11 @@
-"""The trainer's process group as a transport: the same ranks, connections of our own.
+"""Transports of a process group of torch.distributed: the same ranks, separate connections.
 
-Host memory goes over TCP, whatever backend the trainer's group has, so that no message of ours
-meets one of the trainer's. Ranks find each other by the group's store, and need it no more.
+Host memory is sent over TCP, whatever the backend of the process group is, so messages of Tersor
+and of the training script never mix. Ranks exchange addresses in the group's store, and do not need
+the store afterwards.
 
-Device memory goes over a communicator of our own of PyTorch's NCCL, where the trainer's group uses
-NCCL and this build of Tersor knows it; else by way of the host.
+Device memory is sent over a separate communicator of PyTorch's NCCL if the process group uses NCCL
+and this build of Tersor supports NCCL. Otherwise device memory is copied through the host.
 """
 
 from __future__ import annotations
@@ -28,35 +29,36 @@ from tersor.reducer import ReducerOptions
 from tersor.torch import _compat
 from tersor.torch._src.process_group.rendezvous import Meeting
 
-# What says where this rank listens, best first: TcpOptions::address, but gloo's may be a list.
+# Variables with this rank's address, the first one wins: TcpOptions::address; gloo's may be a list.
 _ADDRESS_VARIABLES = ("TERSOR_TCP_ADDRESS", "GLOO_SOCKET_IFNAME")
 _VARIABLES = {"secret": "TERSOR_SECRET", "protect": "TERSOR_TCP_PROTECT"}  # other options
 
-# Values of a chunk that each rank gets: in shorter messages, what a message costs the processor
-# outweighs the overlap that more of them give. Measured on four hosts that share a processor.
+# Values of a chunk per rank. With fewer values, the CPU time of more messages outweighs the overlap
+# of more messages. Measured on four hosts that share a CPU.
 _PART_COUNT = 1 << 19
 _CHUNK_COUNTS = (1 << 20, 1 << 22)  # at least and at most
-_LEAST_BUCKET_BYTES = 1 << 20
-_LEAST_BUCKETS = 8  # of a model: with fewer, nothing is left to send while the pass computes
+_MIN_BUCKET_BYTES = 1 << 20
+_MIN_BUCKETS = 8  # of a model; fewer buckets leave nothing to send during the backward pass
 
 Options = TypeVar("Options", ReducerOptions, CollectiveOptions, dict[str, Any])
 
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks of a group, as far as they need to know each other to meet."""
+    """The arguments of a rendezvous."""
 
     store: Any  # torch.distributed's
     rank: int
     ranks: int
     seconds: float  #: the group's time limit
-    nccl: bool  #: whether device memory goes over NCCL
+    nccl: bool  #: True if device memory is sent over NCCL
 
 
 class Connection:
-    """What was made for one group of the trainer's. Making it is a collective call.
+    """The transports of one process group. Making a connection is a collective call.
 
-    Raises TransportError that names a rank which does not come in the group's time.
+    Raises:
+        TransportError: A rank is late; the message has the rank.
     """
 
     def __init__(self, members: Members) -> None:
@@ -66,7 +68,7 @@ class Connection:
         self.host = _meet(members)
 
     def of(self, device: torch.device) -> Transport:
-        """The transport for memory on a device, which is made by the first call; collective."""
+        """Returns the transport for memory on a device. The first call is collective."""
         if device.type != "cuda" or not self._members.nccl:
             return self.host
         number = torch.cuda.current_device() if device.index is None else device.index
@@ -76,13 +78,14 @@ class Connection:
         return self._devices[number]
 
     def poison(self, cause: str) -> None:
-        """Ends what is under way, on all ranks, with this as its TransportError; any thread."""
+        """Ends the calls in progress on all ranks with a TransportError; for any thread."""
         for transport in (*self._devices.values(), self.host):
             transport.poison(cause)
 
     def close(self) -> None:
+        """Closes the transports."""
         if self.process != os.getpid():
-            return  # a fork has none of the threads
+            return  # a forked process has no threads
         for transport in self._devices.values():
             transport.poison("this rank closed the transport")
         self._devices.clear()
@@ -95,16 +98,29 @@ _connections: dict[dist.ProcessGroup, Connection] = {}
 def transport(
     process_group: dist.ProcessGroup | None = None, device: torch.device | str | None = None
 ) -> Transport:
-    """The transport of a process group (default: all ranks), made at the first call, then kept.
+    """Returns the transport of a process group. The first call makes the transport.
 
-    The first call for a group is collective: all its ranks make it in the same order, as with
-    ``torch.distributed.new_group``. It also ends those of groups that were destroyed. ``device``:
-    where the memory lies that will be sent.
-    Raises InvalidArgumentError where this process is not a member, or there is no group.
+    The first call per process group is collective: all its ranks call in the same order, as with
+    ``torch.distributed.new_group``. The call also closes the transports of destroyed process
+    groups.
+
+    Args:
+        process_group: The ranks. Default: all ranks.
+        device: The device of the memory to send. Default: the host.
+
+    Returns:
+        A transport for the functions of :mod:`tersor`.
+
+    Raises:
+        InvalidArgumentError: This process is not a member, or there is no process group.
+        TransportError: A rank is late; the message has the rank.
+
+    Example:
+        >>> reducer = tersor.GradientReducer(tersor.torch.transport(), codec="int8")
     """
     group = checked(process_group)
     if group not in _connections:
-        for gone in [one for one in _connections if not _is_alive(one)]:  # the trainer's doing
+        for gone in [one for one in _connections if not _is_alive(one)]:
             _connections.pop(gone).close()
         members = Members(
             _store_of(group), group.rank(), group.size(), seconds_of(group), _uses_nccl(group)
@@ -114,52 +130,60 @@ def transport(
 
 
 def ranks_of(process_group: dist.ProcessGroup | None, tensor: torch.Tensor) -> Transport:
-    """The transport for a tensor."""
+    """Returns the transport for a tensor's device."""
     expect(tensor, torch.Tensor, "tensor must be a torch.Tensor")
     return transport(process_group, tensor.device)
 
 
 def hosts_of(group: dist.ProcessGroup, hosts: Sequence[int]) -> list[int]:
-    """Of the ranks of a group, of the hosts of all ranks."""
+    """Returns the host of each rank of the group, from the hosts of all ranks."""
     return [hosts[dist.get_global_rank(group, rank)] for rank in range(group.size())]
 
 
 def with_message_sizes(
     options: ReducerOptions, ranks: Transport, parameters: Iterable[torch.Tensor]
 ) -> ReducerOptions:
-    """Options for a reducer with messages as long as pay on this transport, unless they say."""
+    """Returns the options with the transport's message sizes as defaults."""
     if not isinstance(ranks, TcpTransport):
         return options
     count = chunk_count(ranks.ranks)
     model_bytes = sum(one.numel() * one.element_size() for one in parameters)
-    bucket_bytes = min(max(_LEAST_BUCKET_BYTES, model_bytes // _LEAST_BUCKETS), 4 * count)
+    bucket_bytes = min(max(_MIN_BUCKET_BYTES, model_bytes // _MIN_BUCKETS), 4 * count)
     return {"chunk_count": count, "bucket_bytes": bucket_bytes, **options}
 
 
 def chunk_count(ranks: int) -> int:
-    """Values of a chunk that pay among so many ranks over TCP."""
+    """Returns the values per chunk for a number of ranks over TCP."""
     least, most = _CHUNK_COUNTS
     return min(max(least, _PART_COUNT * ranks), most)
 
 
 def seconds_of(process_group: dist.ProcessGroup | None = None) -> float:
-    """The group's time limit, as ``init_process_group`` or ``new_group`` was told."""
+    """Returns the time limit that ``init_process_group`` or ``new_group`` got, in seconds."""
     group = checked(process_group)
-    told = [one.total_seconds() for one in _compat.timeouts_of(group)]
-    # PyTorch's word for no limit is 0.
-    return max(told, default=_store_of(group).timeout.total_seconds()) or math.inf
+    limits = [one.total_seconds() for one in _compat.timeouts_of(group)]
+    # In PyTorch, 0 means no limit.
+    return max(limits, default=_store_of(group).timeout.total_seconds()) or math.inf
 
 
 def with_timeout(options: Options, process_group: dist.ProcessGroup | None) -> Options:
-    """Options with the group's time limit, unless they say one."""
+    """Returns the options with the group's time limit as the default ``timeout``."""
     return cast(Options, {"timeout": seconds_of(process_group), **options})
 
 
 def close(process_group: dist.ProcessGroup | None = None) -> None:
-    """Ends the transport of a group, where there is one; what still uses it gets TransportError.
+    """Closes the transport of a process group. Objects that use it raise TransportError.
 
-    The next ``transport`` of the group makes another one. What is not closed ends with the
-    interpreter.
+    The next call of :func:`transport` makes a new transport. At exit, Python closes all transports.
+
+    Args:
+        process_group: The ranks. Default: all ranks.
+
+    Raises:
+        InvalidArgumentError: This process is not a member, or there is no process group.
+
+    Example:
+        >>> tersor.torch.close()
     """
     if (group := checked(process_group)) in _connections:
         _connections.pop(group).close()
@@ -168,14 +192,14 @@ def close(process_group: dist.ProcessGroup | None = None) -> None:
 def _is_alive(group: dist.ProcessGroup) -> bool:
     try:
         dist.get_backend(group)
-    except ValueError:  # PyTorch does not know it any more
+    except ValueError:  # the group was destroyed
         return False
     return True
 
 
 @atexit.register
 def close_all() -> None:
-    """Ends the transports of all groups, even where the end of one raises."""
+    """Closes the transports of all groups, also if a close raises."""
     with contextlib.ExitStack() as ends:
         for connection in _connections.values():
             ends.callback(connection.close)
@@ -183,7 +207,12 @@ def close_all() -> None:
 
 
 def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group itself; default: of all ranks. Raises what says that it is none."""
+    """Returns the group, by default of all ranks.
+
+    Raises:
+        InvalidArgumentError: This process is not a member, or there is no process group.
+        TypeError: The argument is not a process group.
+    """
     if not dist.is_initialized():
         raise InvalidArgumentError(
             "there is no process group: call torch.distributed.init_process_group first"
@@ -191,7 +220,7 @@ def checked(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = dist.group.WORLD if process_group is None else process_group
     expect(
         group,
-        (dist.ProcessGroup, int),  # PyTorch's word for no member is a number
+        (dist.ProcessGroup, int),  # PyTorch's value for a process outside of the group
         "process_group must be one of torch.distributed.new_group or mesh.get_group()",
     )
     if not isinstance(group, dist.ProcessGroup):
@@ -205,8 +234,8 @@ def _meet(members: Members) -> TcpTransport:
     meeting = Meeting(members.store, rank, ranks)
     try:
         meeting.join(seconds)
-        told = {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
-        return TcpTransport(meeting, rank, ranks, address, seconds, **told)
+        own = {key: os.environ[name] for key, name in _VARIABLES.items() if name in os.environ}
+        return TcpTransport(meeting, rank, ranks, address, seconds, **own)
     except Exception as error:
         meeting.give_up(str(error))
         if not isinstance(error, AddressError):
@@ -214,8 +243,8 @@ def _meet(members: Members) -> TcpTransport:
         if not address:
             raise AddressError(f"{error} ({_ADDRESS_VARIABLES[0]})") from None
         raise AddressError(
-            f"{error}. {variable} says {address}: give an interface that is up (eth0), an address "
-            "or a name of this host, or nothing"
+            f"{error}. {variable} is {address}: give an active interface (eth0), an address or a "
+            "name of this host, or nothing"
         ) from None
 
 
@@ -230,7 +259,7 @@ def _store_of(group: dist.ProcessGroup) -> Any:
 
 
 def _own_address() -> tuple[str, str]:
-    """Where this rank is to listen, and which variable says so; empty where none does."""
+    """Returns the variable with this rank's address, and the address; empty without one."""
     for variable in _ADDRESS_VARIABLES:
         if address := os.environ.get(variable, "").split(",")[0].strip():
             return variable, address
@@ -243,5 +272,5 @@ def _uses_nccl(group: dist.ProcessGroup) -> bool:
 
 
 def nccl_is_there() -> bool:
-    """Whether the back end ``tersor`` hands what lies on devices on to NCCL."""
+    """True if the backend ``tersor`` passes device memory on to NCCL."""
     return dist.is_nccl_available() and torch.cuda.is_available()

@@ -1,11 +1,11 @@
-"""How the ranks of a process group meet: by words that they leave each other in its store.
+"""The rendezvous of the ranks of a process group, through keys in the group's store.
 
-A store holds the words of all meetings that it ever had: of transports that were closed, of groups
-that were destroyed and made anew. So each meeting has a name, which rank 0 draws; who comes leaves
-a call that nobody left before, and finds the name in answer to it.
+A store keeps the keys of all earlier rendezvous: of closed transports and of destroyed groups.
+Therefore rank 0 draws a new name for each rendezvous. Every other rank writes a call with a new
+random key, and rank 0 answers with the name.
 
-Whoever reads the store can read the world's secret there, until the last rank has read the secret
-and removes it. ``TERSOR_SECRET`` completes that secret by another one, which is in no store.
+Readers of the store can read the secret of the transport until the last rank has read and removed
+the secret. ``TERSOR_SECRET`` adds a second secret that no store contains.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import time
 from tersor._core import TransportError
 from tersor.torch._compat import Store
 
-_PAUSES = (0.001, 0.1)  # seconds between two looks into the store, at first and at most
+_PAUSES = (0.001, 0.1)  # seconds between two reads of the store, at first and at most
 _NO_CALL = "-"
-_TELLING_SECONDS = 5.0  # in which rank 0 says why it does not come, to those who have not called
+_ANSWER_SECONDS = 5.0  # how long a failed rank 0 answers late calls
 
 
 class Meeting:
-    """What ``tersor._core.TcpTransport`` takes as a store: good for one transport."""
+    """The store of one ``tersor._core.TcpTransport``."""
 
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
         self._store = store
@@ -31,29 +31,30 @@ class Meeting:
         self._ranks = ranks
         self._callers = range(1, ranks) if rank == 0 else range(0)
         self._answered: dict[int, str] = {}  # the last call of each rank
-        self._name = f"tersor/{secrets.token_hex(16)}"  # a key that nobody ever had
+        self._name = f"tersor/{secrets.token_hex(16)}"  # a new key
 
     def join(self, seconds: float) -> None:
-        """Learns the meeting's name. Raises TransportError where rank 0 does not come in time."""
+        """Reads the name of the rendezvous. Raises TransportError if rank 0 is late."""
         if self._rank == 0:
             return
         call, self._name = self._name, ""
         self._store.set(_call_of(self._rank), call)
         name = self._find(call, time.monotonic() + seconds)
-        self._store.set(_call_of(self._rank), _NO_CALL)  # the next rank 0 is not to answer it
+        self._store.set(_call_of(self._rank), _NO_CALL)  # the next rank 0 must not answer the call
         if name is None:
             raise TransportError(f"rank 0 missed the rendezvous within {seconds:g} s")
         self._name = name
         self._remove(call)
 
     def set(self, key: str, value: str) -> None:
-        """Leaves a word for all who are here."""
+        """Writes a value for all ranks of the rendezvous."""
         self._store.set(f"{self._name}/{key}", value)
 
     def get(self, key: str, seconds: float) -> str | None:
-        """Waits for a word; None where nobody left it in time.
+        """Waits for a value. Returns None after the time limit.
 
-        Raises TransportError where somebody left the reason why he does not come.
+        Raises:
+            TransportError: A rank gave up the rendezvous; the message has the reason.
         """
         found = self._find(f"{self._name}/{key}", time.monotonic() + seconds)
         if found is not None:
@@ -76,12 +77,12 @@ class Meeting:
                 self._store.delete_key(key)
 
     def give_up(self, reason: str) -> None:
-        """Tells the others, as far as the store lets it, that this rank does not come."""
+        """Reports the reason to the other ranks, if the store still works."""
         if not self._name:
             return
         with contextlib.suppress(Exception):
             self.set("failure", f"rank {self._rank} gave up the rendezvous: {reason}")
-            until = time.monotonic() + _TELLING_SECONDS
+            until = time.monotonic() + _ANSWER_SECONDS
             while len(self._answered) < len(self._callers) and time.monotonic() < until:
                 self._answer()
                 time.sleep(_PAUSES[0])
@@ -99,7 +100,7 @@ class Meeting:
         return self._store.get(key).decode()
 
     def _answer(self) -> None:
-        """A call may be of a meeting that failed, and a new one come in its place."""
+        """Answers new calls. A rank may call again after a failed rendezvous."""
         for rank in self._callers:
             if self._store.check([_call_of(rank)]):
                 call = self._store.get(_call_of(rank)).decode()

@@ -1,7 +1,7 @@
-"""Models compressed where a program makes them: what ``python -m tersor.torch.run`` puts in place.
+"""Compresses models when a program makes the models, for ``python -m tersor.torch.run``.
 
-``DistributedDataParallel`` has one communication hook, and ours is registered when it is made. One
-that the program registers later is called by ours, which does nothing else then.
+``DistributedDataParallel`` has one communication hook, and Tersor registers it in the constructor.
+If the program registers another hook later, Tersor's hook only calls the program's hook.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tersor.torch._src.gradients.low_bit_adam import has_feedback
 from tersor.torch._src.parameters.selection import DTYPES, Unsupported, wrapped_in
 from tersor.torch._src.process_group.connections import seconds_of, transport
 
-LEAST_BYTES = 1 << 20  # of an all-reduce that is counted
-_TEXT_BYTES = 512  # of options that ranks compare
+MIN_BYTES = 1 << 20  # of a counted all-reduce
+_TEXT_BYTES = 512  # of the options that ranks compare
 _OWN_HOOK = "the script registers a communication hook of its own"
 _OWN_CALL = "the script calls tersor.torch.compress itself"
 _LIBRARIES = ("torch", "tersor")
@@ -49,9 +49,10 @@ Handle = HookState | ShardedHandle
 
 @dataclass(frozen=True)
 class Planned:
-    """Of one parameter: bytes that a rank would send in a step, headers not counted.
+    """The planned bytes of one parameter, per rank and step, without message headers.
 
-    ``sent_bytes``: None where a run has to decide (``"auto"``); of a schedule in its first step.
+    ``sent_bytes`` is None with ``"auto"``, because only a run decides. With a schedule,
+    ``sent_bytes`` is of the first step.
     """
 
     name: str
@@ -61,22 +62,22 @@ class Planned:
 
 
 Plan = tuple[Iterable[Planned], list[dist.ProcessGroup]]
-"""How each parameter would travel, and the groups whose ranks would exchange, in one order."""
+"""The plan of each parameter, and the process groups of the exchanges in a fixed order."""
 
 
 @dataclass
 class Seen:
-    """A model that the program made."""
+    """A model of the program."""
 
     name: str
     way: str
-    handle: Handle | None = None  #: where it is compressed
-    reason: str = ""  #: why not, where it is not
-    plan: list[Planned] = field(default_factory=list)  #: if nothing is to change
+    handle: Handle | None = None  #: if the model is compressed
+    reason: str = ""  #: otherwise, the reason
+    plan: list[Planned] = field(default_factory=list)  #: with --dry
     scalars: Mapping[str, float] = field(default_factory=dict)
 
     def leave(self, reason: str) -> None:
-        """It is left alone from now on."""
+        """Ends the compression of the model."""
         self.reason, self.plan, handle = reason, [], self.handle
         self.handle = None
         if isinstance(handle, HookState):
@@ -86,36 +87,36 @@ class Seen:
         say(f"{self.name} ({self.way}) is left alone: {reason}")
 
     def count(self) -> Mapping[str, float]:
-        """What was sent until now, as ``handle.scalars()``."""
+        """Returns ``handle.scalars()``, also after the end of the handle."""
         if self.handle is not None:
             self.scalars = self.handle.scalars()
         return self.scalars
 
     def end(self) -> None:
-        """The model is gone."""
+        """Runs when Python frees the model."""
         self.count()
         self.handle = None
 
 
 class Constructors:
-    """Has every model compressed that DistributedDataParallel or ``fully_shard`` is called for."""
+    """Compresses every model of DistributedDataParallel and ``fully_shard``."""
 
     def __init__(
         self, options: ReducerOptions, unsupported: Unsupported = "warn", *, dry: bool = False
     ) -> None:
-        self.models: list[Seen] = []  #: those that were made, in order
-        #: Calls and bytes of large ``dist.all_reduce`` of floats, by file and line.
+        self.models: list[Seen] = []  #: in the order of construction
+        #: Calls and bytes of large ``dist.all_reduce`` calls of floats, by file and line.
         self.all_reduces: dict[str, tuple[int, int]] = {}
         self.rank = rank()
         self.dry = dry
         self._options, self._unsupported = options, unsupported
         self._scaler = Scalers() if has_feedback(options) else None
         self._seen = weakref.WeakKeyDictionary[nn.Module, Seen]()
-        self._waiting = weakref.WeakKeyDictionary[nn.Module, Any]()  # until the first forward pass
+        self._waiting = weakref.WeakKeyDictionary[nn.Module, Any]()  # for the first forward pass
         self._compress_sharded = fsdp.compress
 
     def install(self) -> None:
-        """From now on, in all modules that are or will be loaded; not to be undone."""
+        """Patches PyTorch in all loaded and later modules. There is no uninstall."""
         methods: list[tuple[Any, str, Callable[..., Any]]] = [
             (DistributedDataParallel, "__init__", self._make_ddp),
             (DistributedDataParallel, "register_comm_hook", self._register),
@@ -133,7 +134,7 @@ class Constructors:
         replace({one: _around(one, instead) for one, instead in functions.items()})
 
     def finish(self) -> list[Seen]:
-        """All models, in the end."""
+        """Returns all models at the end of the program."""
         for root in list(self._waiting):
             self._stop_waiting(root)
             self._add(root, "fully_shard").reason = "its forward pass was never called"
@@ -148,7 +149,7 @@ class Constructors:
     def _take(
         self, seen: Seen, model: Any, plan: Callable[..., Plan], compress: Callable[..., Handle]
     ) -> None:
-        """Compresses a model that was seen, unless nothing is to change or it cannot be."""
+        """Compresses a model, or plans it with --dry, or leaves it if compress() refuses it."""
         try:
             planned, groups = plan(model, self._options)
         except InvalidArgumentError as refusal:
@@ -170,29 +171,29 @@ class Constructors:
         self._take(seen, model, plan_of_ddp, ddp.compress)
 
     def _register(self, register: Any, model: Any, state: Any, hook: Any) -> None:
-        """A hook comes: ours, or the program's, which ours calls from now on."""
+        """Registers Tersor's hook. Tersor's hook calls a later hook of the program."""
         seen = self._seen.get(model)
         if seen is not None and isinstance(seen.handle, HookState):
             _compat.check_hook(model, hook)
             seen.handle.instead = functools.partial(hook, state)
-        else:  # it is ours, or ours is not there
+        else:  # Tersor's hook, or a model without Tersor's hook
             register(model, state, hook)
         if seen is not None and (seen.handle is not None or seen.plan):
             seen.leave(_OWN_CALL if isinstance(state, HookState) else _OWN_HOOK)
 
     def _shard(self, shard: Any, module: Any, *arguments: Any, **options: Any) -> Any:
-        """It is the outermost module so far."""
+        """Waits for the first forward pass of the outermost module so far."""
         found = shard(module, *arguments, **options)
         for one in module if isinstance(module, list | tuple) else [module]:
             for inner in one.modules():
                 self._stop_waiting(inner)
             use = torch.compiler.disable(lambda used, _: self._use(used))  # type: ignore[no-untyped-call]
-            # Before FSDP's own, which has the parameters unsharded.
+            # Before FSDP's own hook, which unshards the parameters.
             self._waiting[one] = one.register_forward_pre_hook(use, prepend=True)
         return found
 
     def _stop_waiting(self, module: nn.Module) -> bool:
-        """Whether its first forward pass was waited for."""
+        """Returns True if the module waited for its first forward pass."""
         if (hook := self._waiting.pop(module, None)) is not None:
             hook.remove()
         return hook is not None
@@ -202,14 +203,14 @@ class Constructors:
         return unshard(module, *arguments, **options)
 
     def _use(self, module: nn.Module) -> None:
-        """The first time that of a model a module is used."""
+        """Compresses a model at the first use of one of its modules."""
         for root in list(self._waiting):
             if any(one is module for one in root.modules()) and self._stop_waiting(root):
                 seen = self._add(root, "fully_shard")
                 self._take(seen, root, plan_of_shards, self._compress_sharded)
 
     def _give_way(self, compress: Any, model: Any, **options: Any) -> ShardedHandle:
-        """Of a model that the program compresses itself ours goes first."""
+        """Ends Tersor's own compression of a model that the program compresses."""
         for one in model.modules() if isinstance(model, nn.Module) else ():
             if self._stop_waiting(one):
                 self._add(one, "fully_shard").leave(_OWN_CALL)
@@ -219,8 +220,8 @@ class Constructors:
         return found
 
     def _all_reduce(self, all_reduce: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
-        """Counts what the program itself calls, not PyTorch or Tersor."""
-        is_large = isinstance(tensor, torch.Tensor) and tensor.nbytes >= LEAST_BYTES
+        """Counts the calls of the program, without the calls of PyTorch and Tersor."""
+        is_large = isinstance(tensor, torch.Tensor) and tensor.nbytes >= MIN_BYTES
         if not torch.compiler.is_compiling() and is_large and tensor.is_floating_point():
             caller = sys._getframe(2)
             if caller.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
@@ -231,13 +232,13 @@ class Constructors:
 
 
 class Scalers:
-    """The program's ``GradScaler``, which may be made after the model."""
+    """The ``GradScaler`` of the program. The program may make it after the model."""
 
     def __init__(self) -> None:
         self._made = weakref.WeakSet[Any]()
 
     def make(self, construct: Any, scaler: Any, *arguments: Any, **options: Any) -> None:
-        """Called in place of a constructor."""
+        """Replaces the constructor of ``GradScaler``."""
         construct(scaler, *arguments, **options)
         if scaler.is_enabled():
             self._made.add(scaler)
@@ -245,7 +246,7 @@ class Scalers:
 
     @property
     def made(self) -> Any:
-        """The only scaler; None: there is none yet."""
+        """The only scaler, or None before there is one."""
         alive = list(self._made)
         if len(alive) > 1:
             raise InvalidArgumentError(
@@ -255,7 +256,7 @@ class Scalers:
         return alive[0] if alive else None
 
     def get_scale(self) -> float:
-        """The scaler's scale; without a scaler 1."""
+        """Returns the scaler's scale, or 1 without a scaler."""
         return 1.0 if (made := self.made) is None else float(made.get_scale())
 
 
@@ -268,7 +269,7 @@ def _around(function: Callable[..., Any], instead: Callable[..., Any]) -> Callab
 
 
 def replace(functions: Mapping[Any, Any]) -> None:
-    """Puts other functions into the places of these, in all modules that hold them."""
+    """Replaces functions in all loaded modules."""
     by_id = {id(one): other for one, other in functions.items()}
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
@@ -277,13 +278,16 @@ def replace(functions: Mapping[Any, Any]) -> None:
 
 
 def agree(group: dist.ProcessGroup, text: str) -> None:
-    """Raises InvalidArgumentError where ranks were started with other options; a collective
-    call."""
+    """Compares the options of all ranks. A collective call.
+
+    Raises:
+        InvalidArgumentError: Two ranks were started with different options.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()
     said = bytearray(f"{digest}{text}".encode()[:_TEXT_BYTES])
     own, every = zeros(_TEXT_BYTES), zeros(group.size(), _TEXT_BYTES)
     own[: len(said)] = torch.frombuffer(said, dtype=torch.uint8)
-    ranks = transport(group).channel()  # on hosts, as the program may not have chosen its device
+    ranks = transport(group).channel()  # on the host, because the program may have set no device
     collectives.allgather(ranks, own, every.view(-1), codec="none", timeout=seconds_of(group))
     told = [bytes(one.byte().tolist()).rstrip(b"\0") for one in every]
     for number, other in enumerate(told):
@@ -296,19 +300,19 @@ def agree(group: dist.ProcessGroup, text: str) -> None:
 
 
 def rank() -> int:
-    """This process's number, as far as is known."""
+    """Returns this process's rank, or 0 if it is unknown."""
     told = os.environ.get("RANK", "")
     return dist.get_rank() if dist.is_initialized() else int(told) if told.isdigit() else 0
 
 
 def say(text: str) -> None:
-    """To people, by rank 0."""
+    """Prints a message on rank 0."""
     if rank() == 0:
         print(f"tersor: {text}", file=sys.stderr, flush=True)
 
 
 def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan:
-    """An all-reduce sends each part of a gradient twice, but for what a rank keeps."""
+    """Plans all-reduces: a rank sends each part of a gradient twice, except its own part."""
     asked, group = fill(_core.ReducerOptions(), options), model.process_group
     share = 2 * (group.size() - 1) / group.size()
 
@@ -320,7 +324,7 @@ def plan_of_ddp(model: DistributedDataParallel, options: ReducerOptions) -> Plan
 
 
 def plan_of_shards(model: nn.Module, options: ReducerOptions) -> Plan:
-    """A reduce-scatter sends each part once."""
+    """Plans reduce-scatters: a rank sends each part once, except its own part."""
     _, _, exchanges = fsdp.prepared(model, options)
     layouts = [one.layout for one in exchanges.values() if one.layout.known]
     groups = [group for one in layouts for group in (one.scatter_group, one.replicas) if group]
