@@ -240,8 +240,7 @@ void Command::callback(std::function<void()> run) { app_->callback(std::move(run
 int run_program(int argc, const char* const* argv) {
   CLI::App program(
       "Measures gradient codecs, compressed collectives, and training with them.\n"
-      "docs/how-to/benchmark.md is a guide, docs/reference/benchmark-records.md explains every "
-      "record.",
+      "docs/how-to/benchmark.md is a guide, bench/records.md explains every record.",
       "tersor-bench");
   program.require_subcommand(1);
   add_commands(Command(&program));

@@ -14,7 +14,7 @@ namespace tersor {
 
 /// The emulated full-duplex link of each host. Messages are sent in segments of 16 KiB, concurrent
 /// flows alternate, and delays are real. Ranks of one host share a link; messages between these
-/// ranks arrive at once. docs/reference/benchmark-records.md lists the formulas.
+/// ranks arrive at once. docs/explain/algorithms.md lists the formulas.
 struct Link {
   /// Rate per direction; 0: no emulation, messages arrive at once.
   double bits_per_second = 0;

@@ -34,9 +34,9 @@ def programs(page: str, kind: str = "") -> list[str]:
 
 
 def surroundings(rank: int, folder: str) -> dict[str, Any]:
-    """The names that the setup of a page defines, without its process group.
+    """The names that the setup of the DDP page defines, without its process group.
 
-    All pages have the same setup, as a test checks. `folder` replaces the reader's folder.
+    All pages link to this setup, as a test checks. `folder` replaces the reader's folder.
     """
     (setup,) = programs("docs/how-to/ddp.md", "setup")
     without_group, count = re.subn(r"^dist\.init_process_group.*\n", "", setup, flags=re.MULTILINE)

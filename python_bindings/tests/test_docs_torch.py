@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 import pytest
-from pages import PAGES, output_by_torchrun, programs, surroundings
+from pages import PAGES, SOURCES, output_by_torchrun, programs, surroundings
 
 import ranks
 
@@ -48,11 +48,15 @@ def test_a_program_runs_and_ranks_agree(page: str, number: int, tmp_path: pathli
         assert one.isfinite().all()
 
 
-def test_each_page_with_programs_has_the_same_setup() -> None:
-    pages = [page for page in PAGES if programs(page, "torch")]
-    (setup,) = {one for page in pages for one in programs(page, "setup")}
-    assert all(len(programs(page, "setup")) == 1 for page in pages)
+def test_each_page_with_programs_links_to_the_one_setup() -> None:
+    assert [page for page in PAGES if programs(page, "setup")] == ["docs/how-to/ddp.md"]
+    (setup,) = programs("docs/how-to/ddp.md", "setup")
     assert setup.count("init_process_group") == 1
+    for page in PAGES:
+        if programs(page, "torch"):
+            text = (SOURCES / page).read_text()
+            own = page == "docs/how-to/ddp.md"
+            assert ("[setup](#setup)" if own else "ddp.md#setup)") in text, page
 
 
 def test_a_program_with_its_setup_runs_as_it_is_copied(tmp_path: pathlib.Path) -> None:
