@@ -35,8 +35,8 @@ static_assert(sizeof(Head) == 16);
 std::shared_ptr<const Codec> gossip_codec(const std::string& spec) {
   auto codec = make_codec(spec);
   if (codec->has_feedback())
-    throw InvalidArgumentError("gossip: codec is \"" + spec +
-                               "\": leave out +ef, because the next difference contains the error");
+    throw InvalidArgumentError("gossip: codec is " + spec +
+                               ": leave out +ef, because the next difference contains the error");
   return codec;
 }
 
@@ -185,8 +185,7 @@ struct Gossip::State {
     for (std::size_t i = 0; i < weights.size(); ++i) {
       const auto now = weights[i].as<float>();
       if (!std::ranges::all_of(now, [](float one) { return std::isfinite(one); }))
-        throw InvalidArgumentError("gossip: " + names[i] +
-                                   " is not finite; this rank sent nothing, the neighbours wait");
+        throw InvalidArgumentError(names[i] + " is not finite: this rank sent nothing");
       std::ranges::transform(now, known[i], changed[i].begin(),
                              [](double x, double y) { return static_cast<float>(x - y); });
     }

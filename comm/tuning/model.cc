@@ -25,8 +25,7 @@ struct Stages {
   double work = 0;
   double wire = 0;
   double latency = 0;
-  double moving = 0;
-  double bytes = 0;
+  double moving = 0, bytes = 0;
 
   double chain() const { return work + wire + latency; }
 };
@@ -372,8 +371,7 @@ Prediction predict_hierarchical(const CostQuestion& question, const CostFigures&
   const int near = figures.network.ranks_per_host;
   if (question.ranks % near != 0)
     throw InvalidArgumentError("ranks is " + std::to_string(question.ranks) +
-                               ": give a multiple of " + std::to_string(near) +
-                               ", the ranks per host");
+                               ": give a multiple of ranks_per_host, " + std::to_string(near));
   if (question.ranks == 1 || question.count == 0) return {};
   const HostGroups groups = equal_hosts(question, near);
   const int hosts = groups.hosts();
