@@ -317,7 +317,7 @@ def test_mistakes_are_named(rank: int, count: int) -> None:
     for options in ({"fragments": 2}, {"fragment_sync_delay": 1}):
         with pytest.raises(tersor.InvalidArgumentError, match="leave out straggler_timeout"):
             DiLoCo(make_model(), straggler_timeout=1, sync_every=4, **options)
-    with pytest.raises(TypeError, match="grace must be a number of seconds"):
+    with pytest.raises(TypeError, match="straggler_timeout must be a number of seconds"):
         DiLoCo(make_model(), straggler_timeout="1")
     outer = DiLoCo(make_model(), straggler_timeout=1, codec="none")
     outer.samples = -1

@@ -209,14 +209,16 @@ class Constructors:
                 seen = self._add(root, "fully_shard")
                 self._take(seen, root, plan_of_shards, self._compress_sharded)
 
-    def _give_way(self, compress: Any, model: Any, **options: Any) -> ShardedHandle:
+    def _give_way(
+        self, compress: Any, model: Any, *arguments: Any, **options: Any
+    ) -> ShardedHandle:
         """Ends Tersor's own compression of a model that the program compresses."""
         for one in model.modules() if isinstance(model, nn.Module) else ():
             if self._stop_waiting(one):
                 self._add(one, "fully_shard").leave(_OWN_CALL)
             elif (seen := self._seen.get(one)) is not None and not seen.reason:
                 seen.leave(_OWN_CALL)
-        found: ShardedHandle = compress(model, **options)
+        found: ShardedHandle = compress(model, *arguments, **options)
         return found
 
     def _all_reduce(self, all_reduce: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
