@@ -1,15 +1,22 @@
-"""Renamed modules and classes. The old name works for one release and warns once."""
+"""Renamed modules, classes and keywords. The old name works for one release and warns once."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import types
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+#: The renamed keywords that have warned: qualified name of the function and old keyword.
+_warned: set[tuple[str, str]] = set()
 
 #: Old name: the module, and the public name in the warning.
 _RENAMED = {
@@ -75,6 +82,47 @@ def attribute(package: str, name: str) -> Any:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     setattr(sys.modules[package], name, found)
     return found
+
+
+def renamed_keywords(
+    **new_names: str,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Makes a function accept old keywords; each one warns once.
+
+    Args:
+        new_names: The new keyword of each old keyword.
+
+    Returns:
+        A decorator for a function or method that takes the new keywords. The old keywords work at
+        run time only: type checkers see the function's own signature.
+
+    Raises:
+        TypeError: In a call of the function that passes an old keyword together with the new one.
+
+    Example:
+        >>> @renamed_keywords(group="process_group")
+        ... def compress(model, *, process_group=None): ...
+    """
+
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+            for old in new_names.keys() & options.keys():
+                new = new_names[old]
+                if new in options:
+                    raise TypeError(f"{name}() got {new}= and {old}=, its old name: pass {new}=")
+                key = (f"{function.__module__}.{function.__qualname__}", old)
+                if key not in _warned:
+                    _warned.add(key)
+                    _warn(f"{name}({old}=)", f"{new}=", stacklevel=3)
+                options[new] = options.pop(old)
+            return function(*args, **options)
+
+        return call
+
+    return decorate
 
 
 def _renamed(old: str, stacklevel: int) -> types.ModuleType:

@@ -1,4 +1,4 @@
-"""Modules by their former names: the same module, and one warning that has the new name."""
+"""Modules and keywords by their old names: they work, and warn once with the new name."""
 
 import importlib
 import pickle
@@ -63,3 +63,41 @@ def test_what_is_no_name_is_an_error() -> None:
         importlib.import_module("tersor.nonsense")
     assert {"compress", "close", "transport", "optim"} <= set(dir(torch))
     assert {"Tuner", "TcpTransport", "ReducerOptions"} <= set(tersor.__all__)
+
+
+def test_a_renamed_keyword_warns_once_and_reaches_its_new_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_renamed, "_warned", set())
+
+    @_renamed.renamed_keywords(group="process_group", least="minimum")
+    def made(value: int, *, process_group: str = "all", minimum: int = 1) -> tuple[int, str, int]:
+        """What it is."""
+        return value, process_group, minimum
+
+    assert (made.__name__, made.__doc__) == ("made", "What it is.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert made(1, process_group="new") == (1, "new", 1)
+    old = {"group": "old", "least": 3}
+    with pytest.warns(DeprecationWarning, match="use ") as told:
+        assert made(1, **old) == (1, "old", 3)
+    assert all(warning.filename == __file__ for warning in told)
+    texts = sorted(str(warning.message).partition("made")[2] for warning in told)
+    ends = "is deprecated and ends with the next release: use"
+    assert texts == [f"(group=) {ends} process_group=", f"(least=) {ends} minimum="]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert made(2, **old) == (2, "old", 3)
+    with pytest.raises(TypeError, match=r"got process_group= and group=, its old name"):
+        made(1, process_group="new", **old)
+
+
+def test_a_renamed_keyword_of_a_class_is_named_by_the_class() -> None:
+    class Made:
+        @_renamed.renamed_keywords(root="src")
+        def __init__(self, *, src: int) -> None:
+            self.src = src
+
+    with pytest.warns(DeprecationWarning, match=r"Made\(root=\) is deprecated .* use src="):
+        assert Made(**{"root": 4}).src == 4
