@@ -40,7 +40,7 @@ def test_bulk_synchronous_workers_descend_by_the_mean() -> None:
             assert told.pushes == 12
             assert told.lost == []
             assert told.pushed_bytes < 0.3 * 12 * 4 * flat(weights).size
-            return np.concatenate([own for _, own in server.weights().values()])
+            return np.concatenate([own for _, own in server.parameters().values()])
         with tersor.ParameterClient(transport, weights, servers=[3], pull="none") as client:
             for clock in range(4):
                 assert client.clock == clock
@@ -138,7 +138,7 @@ def test_with_equal_timeouts_a_silent_worker_ends_nobody_else(waits_in: str) -> 
 def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> None:
     """Of a worker that keeps to nothing."""
     arrays = [np.zeros(100, np.float32)]
-    options = tersor.server.told({"push": "none"}, [0, 1], {"w": arrays[0]})
+    options = tersor.server.core_options({"push": "none"}, [0, 1], {"w": arrays[0]})
     shard = tersor._core.ParameterShard(arrays, (1.0, 0.0), options, 0, 1)
     frames = tersor._core.WorkerFrames(arrays, options, 1, 0, 1)
     out = np.empty(frames.push_capacity, np.uint8)
@@ -161,7 +161,7 @@ def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> No
         push(2, 1.0)
     assert shard.leave_out_silent(60.0) == []
     shard.leave(0, True)
-    assert (shard.weights(0) == -2).all()
+    assert (shard.values(0) == -2).all()
 
 
 def test_what_is_wrong_is_told() -> None:

@@ -90,7 +90,7 @@ def _part(folder: str, clients: int, partition: int) -> tuple[np.ndarray, np.nda
     return pixels[own], labels[own]
 
 
-def _most_examples(config: Config) -> int:
+def _max_examples(config: Config) -> int:
     """Of one client, by which secure sums are weighed."""
     _, labels = _images(config["data"], "train")
     return max(len(part) for part in data.uneven_parts(labels, config["clients"], UNEVEN))
@@ -205,7 +205,7 @@ def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> No
     )
     if config["way"] == OURS:
         strategy = tersor.federated.flower.SecureStrategy(
-            strategy, clip=float(config["clip"]), most_examples=_most_examples(config)
+            strategy, clip=float(config["clip"]), max_examples=_max_examples(config)
         )
     elif config["way"] != PLAIN:
         strategy = tersor.federated.flower.Strategy(strategy, str(config["way"]))
@@ -234,7 +234,7 @@ def _serve_legacy(grid: Grid, context: Context, judge: Callable[[Weights], None]
         context, flwr.server.ServerConfig(int(config["rounds"])), strategy
     )
     shares = min(clients, 9)  # 8 neighbours, as ours
-    secagg = SecAggPlusWorkflow(shares, shares // 2 + 1, max_weight=_most_examples(config))
+    secagg = SecAggPlusWorkflow(shares, shares // 2 + 1, max_weight=_max_examples(config))
     DefaultWorkflow(secagg)(grid, legacy)
 
 

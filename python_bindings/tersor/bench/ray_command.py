@@ -83,7 +83,7 @@ def _measure(codec: str, chosen: argparse.Namespace) -> Record:
     client = server.client(0)
     client.push(gradient)
     client.flush()
-    frame = np.zeros(server.statistics()[0]["pushed_bytes"], np.uint8)
+    frame = np.zeros(server.statistics()[0].pushed_bytes, np.uint8)
     taker: Any = ray.remote(_Taker).options(**there).remote()
     sent: collections.deque[Any] = collections.deque()
 
