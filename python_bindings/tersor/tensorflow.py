@@ -225,9 +225,7 @@ class Reducer:
             exchange = functools.partial(self._exchange, [names[i] for i in dense])
             given = list(dense.values())
             results = tf.numpy_function(exchange, given, [one.dtype for one in given])
-            for i, result in zip(
-                dense, tf.nest.flatten(results), strict=True
-            ):  # a single result is no list
+            for i, result in zip(dense, tf.nest.flatten(results), strict=True):
                 result.set_shape(dense[i].shape)
                 reduced[i] = result
         return reduced

@@ -564,7 +564,7 @@ def test_too_few_at_the_start_cost_a_round(nodes: tuple[int, ...], threshold: in
         ({"neighbours": 3}, "an even number"),
         ({"threshold": 2}, "threshold=2 of 5"),
         ({"threshold": 0}, "threshold=0"),
-        ({"bits": 8, "lanes": 8}, "of 1 clients, not of 6"),
+        ({"bits": 8, "accumulator_bits": 8}, "of 1 clients, not of 6"),
         ({"bits": 14}, "of 4 clients, not of 6"),
     ],
 )

@@ -63,11 +63,11 @@ class SumFormat:
         return SumFormat(**{one.name: record[one.name] for one in dataclasses.fields(SumFormat)})
 
     def check_room(self, clients: int) -> None:
-        """Raises InvalidArgumentError if the accumulators do not hold the codes of so many clients."""
+        """Raises InvalidArgumentError if the accumulators cannot hold the codes of the clients."""
         if self.bits + math.ceil(math.log2(max(clients, 1))) > self.accumulator_bits:
             raise InvalidArgumentError(
-                f"accumulator_bits={self.accumulator_bits} hold the sum of codes of {self.bits} bits "
-                f"of {2 ** (self.accumulator_bits - self.bits)} clients, not of {clients}: give a "
+                f"accumulator_bits={self.accumulator_bits} hold the sum of codes of {self.bits} "
+                f"bits of {2 ** (self.accumulator_bits - self.bits)} clients, not of {clients}: give a "
                 "larger accumulator_bits="
             )
 

@@ -170,7 +170,7 @@ class Strategy(Wrapper):
         return self._hand_over(server_round, decoded)
 
     def _decode(self, reply: Message) -> tuple[int, int]:
-        """Decodes the frames of a reply. Returns the bytes of the frames and of the plain arrays."""
+        """Decodes the frames of a reply. Returns the bytes of frames and of plain arrays."""
         if KEY not in reply.content.config_records:
             raise InvalidArgumentError(
                 "the client does not compress: add tersor.federated.flower.compress to it"
