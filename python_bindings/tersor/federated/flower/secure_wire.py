@@ -67,8 +67,8 @@ class SumFormat:
         if self.bits + math.ceil(math.log2(max(clients, 1))) > self.accumulator_bits:
             raise InvalidArgumentError(
                 f"accumulator_bits={self.accumulator_bits} hold the sum of codes of {self.bits} "
-                f"bits of {2 ** (self.accumulator_bits - self.bits)} clients, not of {clients}: give a "
-                "larger accumulator_bits="
+                f"bits of {2 ** (self.accumulator_bits - self.bits)} clients, not of {clients}: "
+                "give a larger accumulator_bits="
             )
 
     def zeros(self, sizes: Sequence[int]) -> SumVector:
