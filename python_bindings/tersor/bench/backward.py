@@ -17,8 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from tersor.bench import hooks, sharded_hooks, split_hooks
 from tersor.bench.errors import BenchmarkError, check_error
-from tersor.bench.measures import Traffic, mark_of, parameter_count
+from tersor.bench.measures import mark_of, parameter_count
 from tersor.bench.models import MixtureOfExperts
+from tersor.bench.records import Record
 from tersor.bench.world import World, interface_bytes
 
 WIDTH = 1024
@@ -74,20 +75,6 @@ class Shape:
         if self.parallel == "fsdp":
             return sharded_hooks.attach(self.chain(device), name, self.weights)
         return hooks.attach(self.chain(device), name, self.bucket_mib)
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Medians over iterations of the slowest rank; bytes are the mean over ranks."""
-
-    codec: str  # or another hook
-    count: int  # values of the gradients
-    seconds: float  # with experts equal to step_seconds
-    step_seconds: float  # with the forward pass
-    relative_error: float
-    interface_bytes: float
-    wire_bytes_are: str
-    traffic: Traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,24 +185,24 @@ class Case:
         interface_bytes = self._world.mean([own.interface_bytes])[0]
         self._samples.append(Sample(slowest[0], slowest[1], interface_bytes))
 
-    def result(self) -> Result:
-        """The result of all iterations."""
+    def result(self) -> Record:
+        """Medians over iterations of the slowest rank. Bytes are the mean over ranks."""
         steps, samples = len(self._samples), self._samples
-        return Result(
-            codec=self.name,
-            count=parameter_count(self.hook.model),
-            seconds=statistics.median(one.seconds for one in samples),
-            step_seconds=statistics.median(one.step_seconds for one in samples),
-            relative_error=self.relative_error,
-            interface_bytes=statistics.fmean(one.interface_bytes for one in samples),
-            wire_bytes_are=self.hook.bytes_are,
-            traffic=self.hook.traffic(steps).mean(steps, self._world),
-        )
+        return {
+            "codec": self.name,
+            "count": parameter_count(self.hook.model),
+            "seconds": statistics.median(one.seconds for one in samples),
+            "step_seconds": statistics.median(one.step_seconds for one in samples),
+            "relative_error": self.relative_error,
+            "interface_bytes": statistics.fmean(one.interface_bytes for one in samples),
+            "wire_bytes_are": self.hook.bytes_are,
+            **self.hook.traffic(steps).mean(steps, self._world).fields(),
+        }
 
 
 def measure(
     names: list[str], shape: Shape, iterations: int, world: World
-) -> tuple[float, list[Result]]:
+) -> tuple[float, list[Record]]:
     """Runs all hooks in turns, each iteration starting with another hook.
 
     Returns the seconds of a backward pass without communication, and the results in order.

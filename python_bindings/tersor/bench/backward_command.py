@@ -15,10 +15,9 @@ import torch.distributed as dist
 
 from tersor import _text
 from tersor.bench import hooks, loose_hooks, sharded_hooks, split_hooks
-from tersor.bench.backward import EXPERTS, Result, Shape, measure
+from tersor.bench.backward import EXPERTS, Shape, measure
 from tersor.bench.errors import BenchmarkError, stateless_codec
-from tersor.bench.measures import fields_of
-from tersor.bench.records import Columns, Record, RecordFile, add, positive_number, table
+from tersor.bench.records import Record, RecordFile, add, columns, positive_number, table
 from tersor.bench.world import World, add_world, run_on_ranks
 
 GRADIENT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
@@ -30,15 +29,11 @@ PARALLEL = {
     "experts": f"{EXPERTS} experts, whole steps",
 }
 REFERENCES = {"of none": "none", "of fp16": "torch:fp16", "of bf16": "torch:bf16"}
-COLUMNS: Columns = {
-    "hook": ("codec", str),
-    "time": ("seconds", _text.seconds),
-    **{head: (head, _text.ratio) for head in REFERENCES},
-    "with forward": ("step_seconds", _text.seconds),
-    "sent": ("wire_bytes", _text.byte_count),
-    "interface": ("interface_bytes", _text.byte_count),
-    "error": ("relative_error", "{:.1e}".format),
-}
+COLUMNS = columns(
+    "hook=codec, time=seconds:s, of none=of none:x, of fp16=of fp16:x, of bf16=of bf16:x, "
+    "with forward=step_seconds:s, sent=wire_bytes:B, interface=interface_bytes:B, "
+    "error=relative_error:.1e"
+)
 
 
 def _stateless(text: str) -> str:
@@ -114,14 +109,18 @@ def _measure(chosen: argparse.Namespace, world: World) -> None:
         return
     setting = _setting(chosen, world, shape)
     for result in results:
-        records.add(setting | fields_of(result) | {"compute_seconds": compute_seconds})
+        records.add({**setting, **result, "compute_seconds": compute_seconds})
     weights = "" if shape.weights is None else f", weights by {shape.weights} beside our codecs"
     print(
         f"{PARALLEL[shape.parallel]}{weights}: {shape.layers * 4} MiB of gradients, {world.ranks} "
         f"ranks over {dist.get_backend()}, link {chosen.link}; without communication "
         f"{_text.seconds(compute_seconds)}\n"
     )
-    print(table(COLUMNS, _rows(results)), flush=True)
+    seconds = {one["codec"]: one["seconds"] for one in results}
+    for one in results:
+        for head, hook in REFERENCES.items():
+            one[head] = seconds[hook] / one["seconds"] if hook in seconds else None
+    print(table(COLUMNS, results), flush=True)
 
 
 def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
@@ -136,16 +135,3 @@ def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
         **({"row_seconds": shape.row_seconds} if shape.row_seconds else {}),
         "iterations": chosen.iterations,
     }
-
-
-def _rows(results: list[Result]) -> list[Record]:
-    """The results, with their speeds relative to PyTorch's hooks."""
-    seconds = {result.codec: result.seconds for result in results}
-    return [
-        fields_of(result)
-        | {
-            head: seconds[hook] / result.seconds if hook in seconds else None
-            for head, hook in REFERENCES.items()
-        }
-        for result in results
-    ]

@@ -11,21 +11,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tersor import _text
 from tersor.arrays import empty_bytes
 from tersor.bench.errors import check_error, stateless_codec
-from tersor.bench.records import Columns, Record, add, report, seconds_of
+from tersor.bench.records import Record, add, columns, report, seconds_of
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
-COLUMNS: Columns = {
-    "codec": ("codec", str),
-    "operation": ("operation", str),
-    "time": ("seconds", _text.seconds),
-    "GB/s": ("gigabytes_per_second", "{:.1f}".format),
-    "of copy": ("ratio", "{:.2f}".format),
-    "payload": ("payload_bytes", _text.byte_count),
-    "error": ("relative_error", "{:.1e}".format),
-}
+COLUMNS = columns(
+    "codec=codec, operation=operation, time=seconds:s, GB/s=gigabytes_per_second:.1f, "
+    "of copy=ratio:.2f, payload=payload_bytes:B, error=relative_error:.1e"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

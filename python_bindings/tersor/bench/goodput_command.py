@@ -20,26 +20,19 @@ import tempfile
 import time
 from typing import IO
 
-from tersor import _text
 from tersor.bench import goodput, world
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.goodput import counted, times
-from tersor.bench.records import Columns, Record, add, not_negative, report
+from tersor.bench.records import Record, add, columns, not_negative, report, some
 from tersor.bench.torchft_ways import Lighthouse
 
 START_SECONDS = 600.0  # for imports on a busy machine
 POLL_SECONDS = 0.02
-COLUMNS: Columns = {
-    "way": ("way", str),
-    "goodput": ("goodput", "{:.2f}".format),
-    "alone": ("alone", "{:.2f}".format),
-    "steps": ("steps", str),
-    "without failures": ("most_steps", str),
-    "deaths": ("deaths", str),
-    "stalls": ("stalls", str),
-    "pause": ("pause_seconds", _text.seconds),
-    "longest": ("longest_pause_seconds", _text.seconds),
-}
+COLUMNS = columns(
+    "way=way, goodput=goodput:.2f, alone=alone:.2f, steps=steps, "
+    "without failures=most_steps, deaths=deaths, stalls=stalls, pause=pause_seconds:s, "
+    "longest=longest_pause_seconds:s"
+)
 
 
 def _ways() -> list[str]:
@@ -147,12 +140,12 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
 
 
 def _setting(way: str, chosen: argparse.Namespace) -> Record:
-    fields = ["ranks", "seed", "seconds", "step", "stall", "stall_every", "death_every", "codec"]
-    fields += ["every"] if "diloco" in way else []
-    fields += ["grace"] if way in ("diloco+grace", "torchft-diloco", "torchft-ddp") else []
-    fields += ["staleness"] if way == "server" else []
-    fields += ["heartbeat", "restart"] if _is_torchft(way) else []
-    return {field: getattr(chosen, field) for field in fields}
+    fields = "ranks seed seconds step stall stall_every death_every codec"
+    fields += " every" if "diloco" in way else ""
+    fields += " grace" if way == "diloco+grace" or _is_torchft(way) else ""
+    fields += " staleness" if way == "server" else ""
+    fields += " heartbeat restart" if _is_torchft(way) else ""
+    return some(chosen, fields)
 
 
 def _alive(rank: int, way: str, chosen: argparse.Namespace) -> float:

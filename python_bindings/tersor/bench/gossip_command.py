@@ -14,20 +14,14 @@ import numpy as np
 
 import tersor
 import tersor.local
-from tersor import _text
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.records import Columns, Record, RecordFile, add, seconds_of, table
+from tersor.bench.records import Record, RecordFile, add, columns, seconds_of, some, table
 
 ALLREDUCE = "allreduce"
-COLUMNS: Columns = {
-    "way": ("way", str),
-    "codec": ("codec", str),
-    "by": ("by", str),
-    "step": ("seconds", _text.seconds),
-    "allreduces": ("allreduces", "{:.2f}".format),
-    "sent a step": ("wire_bytes", _text.byte_count),
-    "distance": ("distance", "{:.2g}".format),
-}
+COLUMNS = columns(
+    "way=way, codec=codec, by=by, step=seconds:s, allreduces=allreduces:.2f, "
+    "sent a step=wire_bytes:B, distance=distance:.2g"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,10 +73,8 @@ def _measure(way: tuple[str, str, str], chosen: argparse.Namespace) -> Record:
         "way": kind,
         "codec": codec,
         "by": by,
-        "ranks": chosen.ranks,
-        "link": chosen.link,
         "count": count,
-        "steps": chosen.steps,
+        **some(chosen, "ranks link steps"),
         "seconds": seconds[0],
         "wire_bytes": wire[0],
         "distance": _spread(after) / _spread(before),

@@ -75,18 +75,16 @@ class Traffic:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
         return Traffic(*(None if now is None else now - (was or 0) for now, was in pairs))
 
+    def fields(self) -> Record:
+        """The fields of a record."""
+        rest = dict(vars(self))
+        return {"wire_bytes": rest.pop("sent_bytes"), **rest}
+
     def mean(self, steps: int, world: World) -> "Traffic":
         """The mean of one step over the ranks. A collective call."""
         own = dataclasses.astuple(self)
         means = iter(world.mean([value / steps for value in own if value is not None]))
         return Traffic(*(None if value is None else next(means) for value in own))
-
-
-def fields_of(measured: Any) -> Record:
-    """The fields of a measurement with a `traffic`, for a record."""
-    own = dict(vars(measured))
-    parts = dict(vars(own.pop("traffic")))
-    return {**own, "wire_bytes": parts.pop("sent_bytes"), **parts}
 
 
 def ring_bytes(reduced_bytes: float, ranks: int) -> float:

@@ -16,17 +16,13 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import tersor.ray
-from tersor import _text
-from tersor.bench.records import Columns, Record, add, report, seconds_of
+from tersor.bench.records import Record, add, columns, report, seconds_of
 
 UNDER_WAY = 2
-COLUMNS: Columns = {
-    "codec": ("codec", str),
-    "frame": ("payload_bytes", _text.byte_count),
-    "a push": ("seconds", _text.seconds),
-    "raw bytes": ("baseline_seconds", _text.seconds),
-    "of their speed": ("ratio", "{:.2f}".format),
-}
+COLUMNS = columns(
+    "codec=codec, frame=payload_bytes:B, a push=seconds:s, raw bytes=baseline_seconds:s, "
+    "of their speed=ratio:.2f"
+)
 
 
 class _Taker:

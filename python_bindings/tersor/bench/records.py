@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -46,12 +47,12 @@ def add(
     name: str,
     default: Any,
     text: str,
-    kind: Callable[[str], Any] | None = None,
+    kind: Any = None,
     **more: Any,
 ) -> None:
     """Adds an option. By default, its type is that of ``default``, and numbers are above 0."""
     first = default[0] if isinstance(default, list) and default else default
-    kind = kind or {int: positive, float: positive_number}.get(type(first))  # type: ignore[assignment]
+    kind = kind or {int: positive, float: positive_number}.get(type(first))
     if isinstance(default, list):
         more.setdefault("nargs", "+")
     if default is not None and default != []:
@@ -128,6 +129,17 @@ class RecordFile:
             raise BenchmarkError(f"cannot write {self._path}: {error.strerror}") from error
 
 
+def columns(text: str) -> Columns:
+    """Columns from "head=field:format, …". The format is s, B, x (a ratio) or one of Python's."""
+    kinds = {"": str, "s": _text.seconds, "B": _text.byte_count, "x": _text.ratio}
+    found = {}
+    for part in text.split(", "):
+        head, field, *form = re.split("[=:]", part)
+        kind = form[0] if form else ""
+        found[head] = field, kinds.get(kind) or f"{{:{kind}}}".format
+    return found
+
+
 def table(columns: Columns, records: Iterable[Record]) -> str:
     """A row per record."""
     rows = [[show(record[field]) for field, show in columns.values()] for record in records]
@@ -144,3 +156,8 @@ def report(
         records.append(record)
     print(table(columns, records), flush=True)
     return records
+
+
+def some(chosen: argparse.Namespace, names: str) -> Record:
+    """Options as fields of a record."""
+    return {name: getattr(chosen, name) for name in names.split()}

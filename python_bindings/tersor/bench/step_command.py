@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import tersor.torch
-from tersor import _text
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.measures import mark_of
-from tersor.bench.records import Columns, Record, add, report
+from tersor.bench.records import Record, add, columns, report
 from tersor.torch._src.optim.compressed import CompressedOptimizer
 from tersor.torch._src.optim.rules import Part
 
@@ -45,13 +44,10 @@ OURS: dict[str, tuple[type, dict[str, Any]]] = {
     "sgd": (tersor.torch.CompressedSGD, {"momentum": MOMENTUM}),
     "muon": (tersor.torch.CompressedMuon, {"momentum": MOMENTUM}),
 }
-COLUMNS: Columns = {
-    "optimizer": ("optimizer", str),
-    "parameters": ("parameters", str),
-    "own work": ("seconds", _text.seconds),
-    "PyTorch's": ("baseline_seconds", _text.seconds),
-    "ratio": ("ratio", "{:.2f}".format),
-}
+COLUMNS = columns(
+    "optimizer=optimizer, parameters=parameters, own work=seconds:s, "
+    "PyTorch's=baseline_seconds:s, ratio=ratio:.2f"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

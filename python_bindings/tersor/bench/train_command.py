@@ -11,29 +11,25 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tersor import _text
 from tersor.bench import hooks, loose_hooks, split_hooks
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.measures import fields_of, parameter_count
-from tersor.bench.records import Columns, Record, RecordFile, add, positive, positive_number, table
+from tersor.bench.measures import parameter_count
+from tersor.bench.records import Record, RecordFile, add, columns, positive, positive_number, table
 from tersor.bench.tasks import TASKS, TaskOptions
-from tersor.bench.training import Epoch, Pace, Training
+from tersor.bench.training import Pace, Training
 from tersor.bench.world import World, add_world, run_on_ranks
 
 DEFAULT_HOOKS = ["none", "torch:bf16", "torch:fp16", "torch:powersgd", "bf16", "int8", "int4+ef"]
-COLUMNS: Columns = {
-    "hook": ("codec", str),
-    "rate": ("learning_rate", "{:g}".format),
-    "accuracy": ("accuracy", "{:.2%}".format),
-    "loss": ("loss", "{:.4f}".format),
-    "test loss": ("test_loss", "{:.4f}".format),
-    "": ("is_best", lambda is_best: "*" if is_best else " "),
-    "sent a step": ("wire_bytes", _text.byte_count),
-    "interface": ("interface_bytes", _text.byte_count),
-    "step": ("step_seconds", _text.seconds),
-    "exposed": ("exposed_seconds", _text.seconds),
-    "training": ("seconds", _text.seconds),
-}
+COLUMNS = columns(
+    "hook=codec, rate=learning_rate:g, accuracy=accuracy:.2%, loss=loss:.4f, "
+    "test loss=test_loss:.4f, =mark, sent a step=wire_bytes:B, interface=interface_bytes:B, step=step_seconds:s, "
+    "exposed=exposed_seconds:s, training=seconds:s"
+)
+
+LINE = (
+    "  epoch {epoch}  accuracy {accuracy:.2%}  loss {loss:.4f}  test loss {test_loss:.4f}  "
+    "step {step_seconds:.3g} s  {seconds:.3g} s of training"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +91,10 @@ def _train_once(training: Training, records: RecordFile, chosen: argparse.Namesp
         print(f"{head}, {setting['parameters']:,} parameters", flush=True)
     record: Record = {}
     for epoch in training.epochs():
-        compute_seconds = epoch.step_seconds - epoch.exposed_seconds
-        record = {**setting, **fields_of(epoch), "compute_seconds": compute_seconds}
+        record = {**setting, **epoch}
         if world.leads:
             records.add(record)
-            _print_epoch(epoch)
+            print(LINE.format(**epoch), flush=True)
     training.hook.close()
     return record
 
@@ -123,21 +118,12 @@ def _setting(training: Training, chosen: argparse.Namespace) -> Record:
     }
 
 
-def _print_epoch(epoch: Epoch) -> None:
-    print(
-        f"  epoch {epoch.epoch}  accuracy {100 * epoch.accuracy:.2f} %  loss {epoch.loss:.4f}  "
-        f"test loss {epoch.test_loss:.4f}  step {_text.seconds(epoch.step_seconds)}  "
-        f"{_text.seconds(epoch.seconds)} of training",
-        flush=True,
-    )
-
-
 def _print_summary(last: Sequence[Sequence[Record]]) -> None:
     """A row per hook and rate: means over the seeds, of the last epoch."""
     rows = [_mean(runs) for runs in last]
     for row in rows:
         rivals = [one["test_loss"] for one in rows if one["codec"] == row["codec"]]
-        row["is_best"] = row["test_loss"] == min(rivals)
+        row["mark"] = "*" if row["test_loss"] == min(rivals) else " "
     print(f"\n{table(COLUMNS, rows)}", flush=True)
     print(
         "\nsent: by one rank; computed for PyTorch's ways, counted for Tersor's. interface: "

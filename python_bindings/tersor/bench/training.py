@@ -10,8 +10,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.measures import LastGradient, Span, Traffic, mark_of, seconds_in
+from tersor.bench.measures import LastGradient, Span, mark_of, seconds_in
 from tersor.bench.models import scores_of
+from tersor.bench.records import Record
 from tersor.bench.tasks import Share, Task
 from tersor.bench.world import World, interface_bytes
 
@@ -32,21 +33,6 @@ class Pace:
         time.sleep(self.step_seconds * (self.slow if is_slow else 1.0))
 
 
-@dataclasses.dataclass(frozen=True)
-class Epoch:
-    """Times and bytes are of one step: means over the epoch's steps and all ranks."""
-
-    epoch: int  # from 1
-    seconds: float  # of training so far, without evaluations
-    loss: float  # mean over the epoch's batches of all ranks
-    accuracy: float  # on the test data, of 1
-    test_loss: float  # mean over the test data
-    step_seconds: float
-    exposed_seconds: float  # of waiting for other ranks
-    interface_bytes: float  # all bytes that the kernel sent
-    traffic: Traffic
-
-
 class Training:
     """The training of a model with a hook, equal for equal seeds."""
 
@@ -64,12 +50,12 @@ class Training:
         self._check_steps()
         self._optimizer = self.hook.optimizer(task.optimizer(self._module))
 
-    def epochs(self) -> Iterator[Epoch]:
+    def epochs(self) -> Iterator[Record]:
         """Trains, and yields each epoch. Raises BenchmarkError if ranks end with other weights."""
         seconds = 0.0
         for number in range(1, self.task.recipe.epochs + 1):
             epoch = self._epoch(number, seconds)
-            seconds = epoch.seconds
+            seconds = epoch["seconds"]
             yield epoch
         for name, values in self._module.named_parameters():
             if not self.world.same_everywhere(values):
@@ -80,7 +66,8 @@ class Training:
         self._steps(range(WARMUP_STEPS))
         self._test()
 
-    def _epoch(self, number: int, seconds_before: float) -> Epoch:
+    def _epoch(self, number: int, seconds_before: float) -> Record:
+        """Times and bytes are of one step: means over the epoch's steps and all ranks."""
         steps = self.task.recipe.steps
         self.world.meet()
         sent_before = interface_bytes()
@@ -92,17 +79,18 @@ class Training:
         totals = [*map(seconds_in, spans), sent]
         means = self.world.mean([float(loss), *(total / steps for total in totals)])
         accuracy, test_loss = self._test()
-        return Epoch(
-            epoch=number,
-            seconds=seconds_before + seconds,
-            loss=means[0],
-            accuracy=accuracy,
-            test_loss=test_loss,
-            step_seconds=means[1],
-            exposed_seconds=means[2],
-            interface_bytes=means[3],
-            traffic=self.hook.traffic(steps).mean(steps, self.world),
-        )
+        return {
+            "epoch": number,
+            "seconds": seconds_before + seconds,  # of training, without evaluations
+            "loss": means[0],
+            "accuracy": accuracy,
+            "test_loss": test_loss,
+            "step_seconds": means[1],
+            "exposed_seconds": means[2],  # of waiting for other ranks
+            "interface_bytes": means[3],  # of all traffic
+            **self.hook.traffic(steps).mean(steps, self.world).fields(),
+            "compute_seconds": means[1] - means[2],
+        }
 
     def _steps(self, steps: range) -> tuple[Tensor, list[Span], list[Span]]:
         """The mean loss, the spans of the steps, and the spans of waiting for other ranks."""
