@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import sys
 
+import tersor.bench
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.records import add_option
 
@@ -23,7 +24,9 @@ _COMMANDS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tersor.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tersor.bench", description=tersor.bench.__doc__
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, package in _COMMANDS.items():
         if _has(package):

@@ -18,7 +18,8 @@ from tersor.bench.errors import BenchmarkError
 
 Field = Any  # a string, a number, a bool or None
 Record = dict[str, Field]
-Columns = Mapping[str, tuple[str, Callable[[Any], str]]]  # by head: a field and its text
+Show = Callable[[Any], str]
+Columns = Mapping[str, tuple[str, Show]]  # by head: a field and its text
 
 
 def positive(text: str) -> int:
@@ -131,7 +132,7 @@ class RecordFile:
 
 def columns(text: str) -> Columns:
     """Columns from "head=field:format, …". The format is s, B, x (a ratio) or one of Python's."""
-    kinds = {"": str, "s": _text.seconds, "B": _text.byte_count, "x": _text.ratio}
+    kinds: dict[str, Show] = {"": str, "s": _text.seconds, "B": _text.byte_count, "x": _text.ratio}
     found = {}
     for part in text.split(", "):
         head, field, *form = re.split("[=:]", part)

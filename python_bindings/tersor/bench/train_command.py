@@ -22,8 +22,8 @@ from tersor.bench.world import World, add_world, run_on_ranks
 DEFAULT_HOOKS = ["none", "torch:bf16", "torch:fp16", "torch:powersgd", "bf16", "int8", "int4+ef"]
 COLUMNS = columns(
     "hook=codec, rate=learning_rate:g, accuracy=accuracy:.2%, loss=loss:.4f, "
-    "test loss=test_loss:.4f, =mark, sent a step=wire_bytes:B, interface=interface_bytes:B, step=step_seconds:s, "
-    "exposed=exposed_seconds:s, training=seconds:s"
+    "test loss=test_loss:.4f, =mark, sent a step=wire_bytes:B, interface=interface_bytes:B, "
+    "step=step_seconds:s, exposed=exposed_seconds:s, training=seconds:s"
 )
 
 LINE = (

@@ -266,7 +266,7 @@ class SecureStrategy(Wrapper):
     def _hand_over_mean(
         self, server_round: int, mean: Message, clients: int
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """To a strategy that adds noise, the mean counts as the reply of each client in the sum."""
+        """A strategy with noise gets the mean as the reply of each client in the sum."""
         inner: Any = self._wrapped
         if not isinstance(inner, _NOISE):
             return self._hand_over(server_round, [mean])
