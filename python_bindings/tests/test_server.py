@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 import time
 from typing import Any, Literal
@@ -331,3 +332,36 @@ def test_gossip_names_the_options_that_differ() -> None:
     with pytest.raises(tersor.TransportError, match="codec is ") as caught:
         tersor.local.run(4, mix)
     assert [one.name for one in caught.value.disagreement] == ["codec"]
+
+
+def test_old_names_work_and_warn() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        values = {"w": np.ones(4, np.float32)}
+        told: Any = {"servers": [0], "workers": [0], "push": "none", "pull": "none"}
+        with pytest.warns(DeprecationWarning, match=r"ParameterServer\(weights=\).*parameters="):
+            server = tersor.ParameterServer(transport, weights=values, **told)
+        with tersor.ParameterClient(transport, values, server=server, **told) as client:
+            with pytest.warns(DeprecationWarning, match=r"pull\(weights=\).*parameters="):
+                client.pull(weights=values)
+            with pytest.raises(TypeError, match="pass parameters="):
+                client.pull(parameters=values, weights=values)
+        server.wait()
+        with pytest.warns(DeprecationWarning, match=r"weights\(\).*use parameters\(\)"):
+            assert server.weights()["w"][0] == 0
+        gossip = tersor.Gossip(transport)
+        with pytest.warns(DeprecationWarning, match=r"Gossip.add\(weights=\).*parameter="):
+            gossip.add("w", weights=values["w"])
+
+    tersor.local.run(1, rank)
+
+
+def test_statistics_are_pickled_and_indices_warn() -> None:
+    shard = tersor._core.ParameterShard(
+        [np.zeros(3, np.float32)], (1.0, 0.0), tersor._core.ServerOptions(), 0, 1
+    )
+    shard.join(4)
+    shard.leave(4, lost=True)
+    copy = pickle.loads(pickle.dumps(shard.statistics()))
+    assert (copy.lost, copy.pushes) == ([4], 0)
+    with pytest.warns(DeprecationWarning, match=r"use \.lost"):
+        assert copy["lost"] == [4]

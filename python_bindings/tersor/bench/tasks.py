@@ -1,6 +1,5 @@
 """A task is a model, its data and its training recipe."""
 
-import abc
 import dataclasses
 import functools
 import math
@@ -50,34 +49,18 @@ class Recipe:
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-class Task(abc.ABC):
+class Task:
     """A model with its data. Batches are equal for all hooks of one seed."""
 
     name: typing.ClassVar[str]
     splits: typing.ClassVar[bool] = False  # True if the model is split over the ranks
     recipe: Recipe
 
-    @abc.abstractmethod
-    def model(self) -> nn.Module:
-        """A new model with weights from torch's seed."""
-
-    @abc.abstractmethod
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a new training."""
-
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
         """The model on all ranks with a hook."""
         if loose_hooks.has(hook):
             return loose_hooks.attach(model, hook)
         return hooks.attach(model, hook)
-
-    @abc.abstractmethod
-    def batch(self, seed: int, step: int, share: Share) -> Batch:
-        """This rank's batch of a `step`, counted from 0 over all epochs."""
-
-    @abc.abstractmethod
-    def test_batches(self, share: Share) -> Iterator[Batch]:
-        """This rank's part of the test data."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +228,7 @@ class StageTask(TextTask):
         return super().batch(seed, step, Share(0, 1))
 
 
+AnyTask = ImageTask | TextTask
 TASKS: dict[str, type[ImageTask] | type[TextTask]] = {
     task.name: task for task in (ImageTask, NormalisedImageTask, TextTask, ExpertTask, StageTask)
 }

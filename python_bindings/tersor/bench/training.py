@@ -13,7 +13,7 @@ from tersor.bench.errors import BenchmarkError
 from tersor.bench.measures import LastGradient, Span, mark_of, seconds_in
 from tersor.bench.models import scores_of
 from tersor.bench.records import Record
-from tersor.bench.tasks import Share, Task
+from tersor.bench.tasks import AnyTask, Share
 from tersor.bench.world import World, interface_bytes
 
 WARMUP_STEPS = 10
@@ -37,7 +37,7 @@ class Training:
     """The training of a model with a hook, equal for equal seeds."""
 
     def __init__(
-        self, task: Task, hook: str, seed: int, world: World, pace: Pace | None = None
+        self, task: AnyTask, hook: str, seed: int, world: World, pace: Pace | None = None
     ) -> None:
         torch.manual_seed(seed)
         self.pace = pace

@@ -28,7 +28,7 @@ _HISTORY = 4  # differences in a message; a client that missed more gets all par
 
 
 class Plain:
-    """Uncompressed parameters, or frames of a codec without feedback. The server's own stay exact."""
+    """Uncompressed parameters, or frames of a codec without feedback. The server's stay exact."""
 
     def __init__(self, codec: Codec | None = None) -> None:
         self._codec: Any = codec

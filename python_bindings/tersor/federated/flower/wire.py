@@ -33,8 +33,8 @@ def is_compressed(array: Array, other: Array | None = None) -> bool:
 
 
 def require_size(name: str, array: Array) -> None:
-    """Raises InvalidArgumentError or ValueError if an array's header claims a wrong number of bytes,
-    which NumPy would allocate."""
+    """Raises InvalidArgumentError or ValueError if an array's header claims a wrong size. NumPy
+    would allocate this size."""
     file = io.BytesIO(array.data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise InvalidArgumentError(f"{name}: the array is not in version 1.0 of NumPy's format")
@@ -111,8 +111,8 @@ class Told:
 def encode(
     codec: Codec, told: Told, name: str, values: Values, residual: Values | None, seed: int = 0
 ) -> bytes:
-    """A parameter's frame; updates ``residual`` in place. Raises InvalidArgumentError for values that
-    are not finite, without a change."""
+    """A parameter's frame; updates ``residual`` in place. Raises InvalidArgumentError, without a
+    change, for values that are not finite."""
     values = np.ascontiguousarray(values, np.float32)
     require_finite(name, values)
     frame = codec.encode(
