@@ -67,17 +67,21 @@ void bind_allocate(nb::module_& module) {
            "  sample: Measurements with the same value count and codecs.\n\n"
            "Raises:\n"
            "  InvalidArgumentError: The samples are of different parameters.")
-      .def("__getstate__", &state_of)
-      .def("__setstate__", [](AllocationParameter& self, const State& state) {
-        new (&self) AllocationParameter(parameter_of(state));
-      });
+      .def("__getstate__", &state_of, "For pickle.")
+      .def(
+          "__setstate__",
+          [](AllocationParameter& self, const State& state) {
+            new (&self) AllocationParameter(parameter_of(state));
+          },
+          "For pickle.");
   nb::class_<Allocation>(module, "Allocation", "A codec for each parameter.")
       .def_prop_ro("rules", &rules_of_allocation, "Pairs of a parameter name and a codec.")
       .def_prop_ro("bits", &Allocation::bits, "Bits per value of one rank's payloads.")
       .def_ro("bytes", &Allocation::bytes, "Bytes of one rank's payloads.")
       .def_ro("energy", &Allocation::energy, "Sum of the squared gradient values.")
       .def_ro("energy_lost", &Allocation::energy_lost, "Sum of the squared errors.");
-  module.def("allocation_codecs", &allocation_codecs);
+  module.def("allocation_codecs", &allocation_codecs,
+             "Returns the specs of the default candidates.");
   module.def("measure_candidates", &measure, "name"_a, "gradient"_a, "codecs"_a, "threads"_a,
              "Measures the size and the error of each codec for one gradient.\n\n"
              "Args:\n"

@@ -23,6 +23,7 @@ void bind_allocate(nb::module_& module);
 void bind_transport(nb::module_& module);
 void bind_tuner(nb::module_& module);
 void bind_collectives(nb::module_& module);
+void bind_feedback(nb::module_& module);
 void bind_reducer_options(nb::module_& module);
 void bind_reducer(nb::module_& module);
 void bind_rules(nb::module_& module);
@@ -30,6 +31,8 @@ void bind_reducer_state(nb::module_& module);
 void bind_tcp(nb::module_& module);
 void bind_nccl(nb::module_& module);
 void bind_server(nb::module_& module);
+void bind_worker(nb::module_& module);
+void bind_gossip(nb::module_& module);
 void bind_accumulators(nb::module_& module);
 
 }  // namespace tersor::python

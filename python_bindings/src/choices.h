@@ -97,33 +97,33 @@ inline std::chrono::milliseconds to_timeout(double seconds) {
       std::chrono::duration<double>(seconds < kLongest ? seconds : kLongest));
 }
 
-/// Adds a property for a member of the bound class, as a string of a choice.
+/// Adds a property for a member of the bound class, as a string of a choice, with a docstring.
 template <auto kMember, typename Binding>
-void def_choice(Binding& binding, const char* name) {
+void def_choice(Binding& binding, const char* name, const char* doc = "") {
   using Owner = typename Binding::Type;
   using Field = std::remove_cvref_t<decltype(std::declval<Owner&>().*kMember)>;
   binding.def_prop_rw(
       name, [](const Owner& owner) { return text_of(owner.*kMember); },
-      [](Owner& owner, std::string_view text) { owner.*kMember = parse_choice<Field>(text); });
+      [](Owner& owner, std::string_view text) { owner.*kMember = parse_choice<Field>(text); }, doc);
 }
 
 /// Adds a property for a two-valued member, as a bool.
 template <auto kMember, auto kFalse, auto kTrue, typename Binding>
-void def_flag(Binding& binding, const char* name) {
+void def_flag(Binding& binding, const char* name, const char* doc = "") {
   using Owner = typename Binding::Type;
   binding.def_prop_rw(
       name, [](const Owner& owner) { return owner.*kMember == kTrue; },
-      [](Owner& owner, bool flag) { owner.*kMember = flag ? kTrue : kFalse; });
+      [](Owner& owner, bool flag) { owner.*kMember = flag ? kTrue : kFalse; }, doc);
 }
 
 /// Adds a property for a duration, in seconds.
 template <auto kMember, typename Binding>
-void def_timeout(Binding& binding, const char* name) {
+void def_timeout(Binding& binding, const char* name, const char* doc = "") {
   using Owner = typename Binding::Type;
   binding.def_prop_rw(
       name,
       [](const Owner& owner) { return std::chrono::duration<double>(owner.*kMember).count(); },
-      [](Owner& owner, double seconds) { owner.*kMember = to_timeout(seconds); });
+      [](Owner& owner, double seconds) { owner.*kMember = to_timeout(seconds); }, doc);
 }
 
 }  // namespace tersor::python

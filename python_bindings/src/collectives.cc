@@ -1,74 +1,20 @@
 // Binds the collectives for arrays. Calls release the GIL.
-#include "comm/collectives/fold.h"
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
+#include "python_bindings/src/call_options.h"
 #include "python_bindings/src/choices.h"
-#include "python_bindings/src/feedback_state.h"
 #include "python_bindings/src/waiting.h"
 
 #include <tersor/auto.h>
 #include <tersor/collectives.h>
-#include <tersor/threads.h>
 
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <new>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace tersor::python {
 namespace {
-
-/// The collectives with error feedback.
-enum class Fed { kAllreduce, kReduceScatter, kAllgather };
-
-}  // namespace
-
-template <>
-inline constexpr Texts<3> kChoice<Fed> = {"collective",
-                                          {"allreduce", "reduce_scatter", "allgather"}};
-
-namespace {
-
-/// Plans, buffers and threads, reused by calls with equal arguments. Destroy the workspace before
-/// its transports.
-class Workspace {
- public:
-  explicit Workspace(unsigned threads) : threads_(threads) {}
-
-  /// Sets the workspace and threads of a call over `transport`. Needs the GIL.
-  void bind(CollectiveOptions& options, nb::handle transport) {
-    transports_.add(transport);
-    options.workspace = plans_.get();
-    options.threads = &threads_;
-  }
-  unsigned threads() const { return threads_.count(); }
-
- private:
-  nb::set transports_;  // declared first, so destroyed last
-  std::shared_ptr<CollectiveWorkspace> plans_ = make_without_gil<CollectiveWorkspace>();
-  Threads threads_;
-};
-
-/// The options of a call.
-struct CallOptions : CollectiveOptions {
-  std::vector<int> host_of_rank, grid;
-  FeedbackState* feedback = nullptr;
-  Workspace* own_workspace = nullptr;
-
-  /// Returns the library's options, valid as long as this object. Needs the GIL.
-  CollectiveOptions resolve(nb::handle transport, CollectiveStatistics& filled) const {
-    CollectiveOptions options = *this;
-    options.hosts = host_of_rank;
-    options.dims = grid;
-    options.statistics = &filled;
-    if (feedback != nullptr) options.state = &feedback->state();
-    if (own_workspace != nullptr) own_workspace->bind(options, transport);
-    return options;
-  }
-};
 
 /// The transport, options and statistics of a call.
 class Call {
@@ -177,17 +123,49 @@ CollectiveStatistics all_to_all_array(nb::handle transport, nb::handle input, nb
                      });
 }
 
+constexpr const char* kRootedArguments =
+    "\n\n"
+    "Args:\n"
+    "  transport: Connects the ranks.\n"
+    "  input, shard, output: Arrays; None is allowed where only the root needs the array.\n"
+    "  root: The root's rank.\n"
+    "  options: The CallOptions.\n"
+    "  stream: Stream of arrays on a device; None: the current stream.\n\n"
+    "Returns:\n"
+    "  The CollectiveStatistics.\n\n"
+    "Raises:\n"
+    "  InvalidArgumentError: An argument is invalid on this rank.\n"
+    "  TransportError: A rank failed, is late, or passed other arguments.";
+
 void bind_rooted(nb::module_& module) {
   using namespace nb::literals;
   module.def("broadcast", &broadcast_array, "transport"_a, "values"_a, "root"_a, "options"_a,
-             "stream"_a = nb::none());
-  const auto define = [&](const char* name, auto function, auto input, auto output) {
+             "stream"_a = nb::none(),
+             "Sends the root's values to all ranks.\n\n"
+             "Args:\n"
+             "  transport: Connects the ranks.\n"
+             "  values: Array, read on the root and overwritten on other ranks.\n"
+             "  root: Rank that sends.\n"
+             "  options: The CallOptions.\n"
+             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
+             "Returns:\n"
+             "  The CollectiveStatistics.\n\n"
+             "Raises:\n"
+             "  InvalidArgumentError: An argument is invalid on this rank.\n"
+             "  TransportError: A rank failed, is late, or passed other arguments.");
+  const auto define = [&](const char* name, auto function, auto input, auto output,
+                          const std::string& text) {
+    const std::string doc = text + kRootedArguments;
     module.def(name, function, "transport"_a, input, output, "root"_a, "options"_a,
-               "stream"_a = nb::none());
+               "stream"_a = nb::none(), doc.c_str());
   };
-  define("reduce", &rooted_array<&tersor::reduce>, "input"_a, "output"_a.none());
-  define("gather", &rooted_array<&tersor::gather>, "shard"_a, "output"_a.none());
-  define("scatter", &rooted_array<&tersor::scatter>, "input"_a.none(), "shard"_a);
+  define("reduce", &rooted_array<&tersor::reduce>, "input"_a, "output"_a.none(),
+         "Sums (or averages) the inputs of all ranks on the root. `output` is the root's result.");
+  define(
+      "gather", &rooted_array<&tersor::gather>, "shard"_a, "output"_a.none(),
+      "Collects the shards of all ranks in rank order on the root. `output` is the root's result.");
+  define("scatter", &rooted_array<&tersor::scatter>, "input"_a.none(), "shard"_a,
+         "Sends the r-th part of the root's input to rank r. `shard` is the result.");
 }
 
 void bind_collective_options(nb::module_& module) {
@@ -197,27 +175,36 @@ void bind_collective_options(nb::module_& module) {
                         "one call at a time may use a workspace.\n\n"
                         "Args:\n"
                         "  threads: Number of codec threads; 0: one per core.")
-      .def(nb::init<unsigned>(), "threads"_a = 1)
+      .def(nb::init<unsigned>(), "threads"_a = 1, "See the class.")
       .def_prop_ro("threads", &Workspace::threads, "Number of codec threads.");
   const auto keeps = nb::for_setter(nb::keep_alive<1, 2>());  // the options hold plain pointers
-  nb::class_<CallOptions> options(module, "CallOptions");
-  options.def(nb::init<>())
-      .def_rw("codec", &CallOptions::codec)
-      .def_rw("hosts", &CallOptions::host_of_rank)
-      .def_rw("dims", &CallOptions::grid)
-      .def_rw("error_growth", &CallOptions::error_growth)
-      .def_rw("host_codec", &CallOptions::host_codec)
-      .def_rw("state", &CallOptions::feedback, nb::for_setter(nb::arg().none()), keeps)
-      .def_rw("workspace", &CallOptions::own_workspace, nb::for_setter(nb::arg().none()), keeps)
-      .def_rw("tuner", &CallOptions::tuner, nb::for_setter(nb::arg().none()), keeps)
-      .def_rw("parameter", &CallOptions::parameter)
-      .def_rw("seed", &CallOptions::seed)
-      .def_rw("step", &CallOptions::step)
-      .def_rw("chunk_count", &CallOptions::chunk_count);
-  def_choice<&CallOptions::reduction>(options, "reduction");
-  def_choice<&CallOptions::algorithm>(options, "algorithm");
-  def_flag<&CallOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
-  def_timeout<&CallOptions::timeout>(options, "timeout");
+  nb::class_<CallOptions> options(module, "CallOptions", "Options of one collective call.");
+  options.def(nb::init<>(), "Sets the defaults of all options.")
+      .def_rw("codec", &CallOptions::codec, "Spec of the codec.")
+      .def_rw("hosts", &CallOptions::host_of_rank,
+              "Host number of each rank, for the hierarchical algorithm; empty: known.")
+      .def_rw("dims", &CallOptions::grid, "Dimensions of the two-shot grid; empty: chosen.")
+      .def_rw("error_growth", &CallOptions::error_growth,
+              "Limit of a grid's squared error relative to one dimension; at least 1.")
+      .def_rw("host_codec", &CallOptions::host_codec, "Codec within a host: none or bf16.")
+      .def_rw("state", &CallOptions::feedback, nb::for_setter(nb::arg().none()), keeps,
+              "The FeedbackState; None: no feedback.")
+      .def_rw("workspace", &CallOptions::own_workspace, nb::for_setter(nb::arg().none()), keeps,
+              "The Workspace; None: buffers live for one call.")
+      .def_rw("tuner", &CallOptions::tuner, nb::for_setter(nb::arg().none()), keeps,
+              "The Tuner of codec auto.")
+      .def_rw("parameter", &CallOptions::parameter,
+              "Number of the parameter; selects owners and random numbers.")
+      .def_rw("seed", &CallOptions::seed, "Seed of stochastic rounding.")
+      .def_rw("step", &CallOptions::step, "Step of stochastic rounding without a state.")
+      .def_rw("chunk_count", &CallOptions::chunk_count,
+              "Values per chunk; 0: the transport's default.");
+  def_choice<&CallOptions::reduction>(options, "reduction", "\"sum\" or \"mean\".");
+  def_choice<&CallOptions::algorithm>(options, "algorithm", "The algorithm, or \"auto\".");
+  def_flag<&CallOptions::checksum, Checksum::kOff, Checksum::kOn>(
+      options, "checksum", "True if frames have a checksum.");
+  def_timeout<&CallOptions::timeout>(options, "timeout",
+                                     "Seconds without an answer after which a rank is late.");
 }
 
 void bind_collective_statistics(nb::module_& module) {
@@ -239,120 +226,6 @@ void bind_collective_statistics(nb::module_& module) {
               "Number of finite values beyond the range of the sent type.");
 }
 
-/// Returns the feedback sizes for a call with `count` values. Outside a hierarchy, all collectives
-/// have equal sizes.
-FeedbackCounts feedback_counts(std::size_t count, const Transport& transport,
-                               const CallOptions& options, Fed collective) {
-  const int rank = transport.rank(), ranks = transport.ranks();
-  const CodecTraits traits =
-      options.codec == kAutoCodec ? CodecTraits{} : make_codec(options.codec)->traits();
-  if (options.algorithm != Algorithm::kHierarchical)
-    return {count, owned_count(count, rank, ranks, options.parameter, traits.unit, options.grid,
-                               options.error_growth)};
-  if (collective == Fed::kAllgather) return {count, 0};
-  const auto hosts = options.host_of_rank.empty() ? transport.hosts() : options.host_of_rank;
-  if (collective == Fed::kReduceScatter) return {scattered_count(count, hosts), 0};
-  return {encoded_count(count, rank, hosts, options.parameter, traits.unit),
-          owned_count(count, rank, hosts, options.parameter, traits.unit, options.error_growth)};
-}
-
-void make_feedback(FeedbackState* state, const Transport& transport, nb::handle like,
-                   const CallOptions& options, std::string_view dtype,
-                   std::string_view collective) {
-  const auto values =
-      read_values(like, {.name = "like", .layout = Layout::kDense, .use = Use::kShape});
-  const FeedbackCounts counts =
-      feedback_counts(values.span.count(), transport, options, parse_choice<Fed>(collective));
-  const DeviceScope scope(values);
-  new (state) FeedbackState(counts, parse_choice<Dtype>(dtype), values.memory);
-}
-
-void make_feedback_of(FeedbackState* state, nb::handle residual, nb::handle words,
-                      nb::handle owner) {
-  const auto values = write_values(residual, {.name = "residual"});
-  Array<ValueSpan> owned;
-  if (!owner.is_none()) {
-    owned = write_values(owner, {.name = "owner"});
-    check_same_device(values, owned, "owner");
-  }
-  const auto bytes = write_bytes(words, {.name = "words"});
-  if (bytes.span.size() != sizeof(StateWords))
-    throw InvalidArgumentError("words has " + std::to_string(bytes.span.size()) + " bytes; pass " +
-                               std::to_string(sizeof(StateWords)) + ", as in FRESH_STATE_WORDS");
-  check_same_device(values, bytes, "words");
-  if (reinterpret_cast<std::uintptr_t>(bytes.span.data()) % alignof(StateWords) != 0)
-    throw InvalidArgumentError(
-        "words is not aligned to 8 bytes; pass an array aligned like an int64");
-  new (state)
-      FeedbackState(values.span, owned.span, reinterpret_cast<StateWords*>(bytes.span.data()));
-}
-
-std::size_t owned_by(std::size_t count, int rank, int ranks, const CallOptions& options) {
-  return owned_count(count, rank, ranks, options.parameter,
-                     make_codec(options.codec)->traits().unit, options.grid, options.error_growth);
-}
-
-/// Both arrays are f32 in host memory.
-void fold_owner_into(nb::handle owner, nb::handle residual, int rank, int ranks,
-                     const CallOptions& options) {
-  const auto owned = read_values(owner, {.name = "owner"});
-  const auto values = write_values(residual, {.name = "residual"});
-  const auto from = host_floats(owned, "owner");
-  const auto into = host_floats(values, "residual");
-  const std::size_t expected = owned_by(into.size(), rank, ranks, options);
-  if (from.size() != expected)
-    throw InvalidArgumentError("owner has " + std::to_string(from.size()) + " values; of " +
-                               std::to_string(into.size()) + " values rank " +
-                               std::to_string(rank) + " of " + std::to_string(ranks) +
-                               " ranks owns " + std::to_string(expected));
-  const Grid grid = Grid::of(options.grid, ranks, options.error_growth);
-  const ExchangeParameter param{.owned = grid.owned({0, into.size()}, rank, options.parameter,
-                                                    make_codec(options.codec)->traits().unit)};
-  const float adds = options.reduction == Reduction::kMean ? static_cast<float>(ranks) : 1.0f;
-  fold_owner(from, param, owed_over(grid, adds), {into});
-}
-
-void bind_feedback(nb::module_& module) {
-  using namespace nb::literals;
-  nb::class_<FeedbackState> state(module, "FeedbackState");
-  state
-      .def("__init__", &make_feedback, "transport"_a, "like"_a, "options"_a, "dtype"_a,
-           "collective"_a)
-      .def("__init__", &make_feedback_of, "residual"_a, "words"_a, "owner"_a = nb::none(),
-           nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
-           "Uses arrays of the caller. The state keeps the arrays alive.\n\n"
-           "Args:\n"
-           "  residual: One residual per value sent by this rank.\n"
-           "  words: The bytes of FRESH_STATE_WORDS, aligned to 8 bytes.\n"
-           "  owner: For two-shot: owned_count(...) residuals.\n\n"
-           "Raises:\n"
-           "  InvalidArgumentError: The arrays are on different devices, or `words` has another "
-           "size "
-           "or alignment.")
-      .def_prop_ro("bytes", &FeedbackState::bytes, "Bytes of memory owned by the state.");
-  module.def("owned_count", &owned_by, "count"_a, "rank"_a, "ranks"_a, "options"_a,
-             "Returns the number of values that a rank reduces in a two-shot allreduce.\n\n"
-             "Args:\n"
-             "  count: Number of values of the allreduce.\n"
-             "  rank: The rank.\n"
-             "  ranks: Number of ranks.\n"
-             "  options: Options of the call.");
-  module.def("fold_owner", &fold_owner_into, "owner"_a, "residual"_a, "rank"_a, "ranks"_a,
-             "options"_a,
-             "Adds a rank's owner residual to the rank's sender residual after a two-shot "
-             "allreduce, so that another group of ranks can continue.\n\n"
-             "Args:\n"
-             "  owner: float32 values in host memory, owned_count(...) of them.\n"
-             "  residual: float32 values in host memory, one per value; changed in place.\n"
-             "  rank: The rank in the allreduce.\n"
-             "  ranks: Number of ranks of the allreduce.\n"
-             "  options: Options of the allreduce.\n\n"
-             "Raises:\n"
-             "  InvalidArgumentError: `owner` has another number of values.");
-  const StateWords fresh;
-  module.attr("FRESH_STATE_WORDS") = nb::bytes(&fresh, sizeof fresh);
-}
-
 }  // namespace
 
 void bind_collectives(nb::module_& module) {
@@ -362,13 +235,63 @@ void bind_collectives(nb::module_& module) {
   bind_collective_options(module);
   bind_rooted(module);
   module.def("allreduce", &allreduce_array, "transport"_a, "gradient"_a, "options"_a,
-             "stream"_a = nb::none());
+             "stream"_a = nb::none(),
+             "Sums (or averages) arrays over all ranks, in place.\n\n"
+             "Args:\n"
+             "  transport: Connects the ranks.\n"
+             "  gradient: Dense array, overwritten by the result.\n"
+             "  options: The CallOptions.\n"
+             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
+             "Returns:\n"
+             "  The CollectiveStatistics.\n\n"
+             "Raises:\n"
+             "  InvalidArgumentError: An argument is invalid on this rank.\n"
+             "  TransportError: A rank failed, is late, or passed other arguments.");
   module.def("reduce_scatter", &reduce_scatter_array, "transport"_a, "input"_a, "shard"_a,
-             "options"_a, "stream"_a = nb::none());
+             "options"_a, "stream"_a = nb::none(),
+             "Sums (or averages) arrays over all ranks; each rank gets one part.\n\n"
+             "Args:\n"
+             "  transport: Connects the ranks.\n"
+             "  input: Array with one part per rank.\n"
+             "  shard: This rank's part of the result.\n"
+             "  options: The CallOptions.\n"
+             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
+             "Returns:\n"
+             "  The CollectiveStatistics.\n\n"
+             "Raises:\n"
+             "  InvalidArgumentError: An argument is invalid on this rank.\n"
+             "  TransportError: A rank failed, is late, or passed other arguments.");
   module.def("allgather", &allgather_array, "transport"_a, "shard"_a, "output"_a, "options"_a,
-             "stream"_a = nb::none());
+             "stream"_a = nb::none(),
+             "Collects the shards of all ranks on all ranks.\n\n"
+             "Args:\n"
+             "  transport: Connects the ranks.\n"
+             "  shard: This rank's part.\n"
+             "  output: The parts of all ranks, in rank order.\n"
+             "  options: The CallOptions.\n"
+             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
+             "Returns:\n"
+             "  The CollectiveStatistics.\n\n"
+             "Raises:\n"
+             "  InvalidArgumentError: An argument is invalid on this rank.\n"
+             "  TransportError: A rank failed, is late, or passed other arguments.");
   module.def("all_to_all", &all_to_all_array, "transport"_a, "input"_a, "output"_a, "columns"_a,
-             "sent"_a, "received"_a, "options"_a, "stream"_a = nb::none());
+             "sent"_a, "received"_a, "options"_a, "stream"_a = nb::none(),
+             "Sends rows to each rank, and receives rows from each rank.\n\n"
+             "Args:\n"
+             "  transport: Connects the ranks.\n"
+             "  input: Rows for rank 0, 1, …\n"
+             "  output: Rows from rank 0, 1, …\n"
+             "  columns: Number of values per row.\n"
+             "  sent: Number of rows for each rank.\n"
+             "  received: Number of rows from each rank.\n"
+             "  options: The CallOptions.\n"
+             "  stream: Stream of arrays on a device; None: the current stream.\n\n"
+             "Returns:\n"
+             "  The CollectiveStatistics.\n\n"
+             "Raises:\n"
+             "  InvalidArgumentError: An argument is invalid on this rank.\n"
+             "  TransportError: A rank failed, is late, or passed other arguments.");
 }
 
 }  // namespace tersor::python

@@ -18,5 +18,7 @@ NB_MODULE(_core, module) {
   bind_tcp(module);
   bind_nccl(module);
   bind_server(module);
+  bind_worker(module);
+  bind_gossip(module);
   bind_accumulators(module);
 }

@@ -101,7 +101,7 @@ void bind_reducer_state(nb::module_& module) {
   bind_parameter(module);
   nb::class_<ReducerState> state(module, "ReducerState",
                                  "A state of GradientReducer.save_state, by parameter.");
-  state.def(nb::init<>())
+  state.def(nb::init<>(), "Makes an empty state.")
       .def_static("read", &read, "state"_a,
                   "Reads a state.\n\n"
                   "Args:\n"

@@ -1,11 +1,10 @@
-// Binds the parameter server and gossip for arrays in host memory.
+// Binds the parameter server for arrays in host memory.
 #include "python_bindings/src/arrays.h"
 #include "python_bindings/src/bindings.h"
 #include "python_bindings/src/choices.h"
 #include "python_bindings/src/waiting.h"
 
 #include <nanobind/ndarray.h>
-#include <tersor/gossip.h>
 #include <tersor/server.h>
 
 #include <cstdint>
@@ -13,24 +12,12 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace tersor::python {
 namespace {
-
-ArrayList<ConstValueSpan> readable(Arrays arrays) {
-  return import_all(arrays, read_values, {.on_host = true});
-}
-ArrayList<ValueSpan> writable(Arrays arrays) {
-  return import_all(arrays, write_values, {.on_host = true});
-}
-
-std::vector<std::size_t> counts_of(Arrays like) {
-  std::vector<std::size_t> counts;
-  for (const ConstValueSpan& one : readable(like).spans) counts.push_back(one.count());
-  return counts;
-}
 
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<1>, nb::c_contig>;
 using ConstFloats = nb::ndarray<nb::numpy, const float, nb::ndim<1>, nb::c_contig>;
@@ -62,21 +49,22 @@ Update python_update(nb::object call) {
   };
 }
 
-/// An object with a destructor that may wait for other ranks.
-template <typename T>
-struct Held {
-  std::shared_ptr<T> own;
-};
-using HeldClient = Held<ParameterClient>;
-using HeldGossip = Held<Gossip>;
+/// The fields of ServerStatistics, for pickle.
+using Fields = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
+                          std::vector<int>>;
+
+Fields fields_of(const ServerStatistics& seen) {
+  return {seen.pushes, seen.pulls, seen.refused, seen.pushed_bytes, seen.pulled_bytes, seen.lost};
+}
 
 void bind_options(nb::module_& module) {
-  nb::class_<ServerOptions> options(module, "ServerOptions");
-  options.def(nb::init<>())
-      .def_rw("push", &ServerOptions::push)
-      .def_rw("pull", &ServerOptions::pull)
-      .def_rw("workers", &ServerOptions::workers)
-      .def_rw("model", &ServerOptions::model)
+  nb::class_<ServerOptions> options(module, "ServerOptions",
+                                    "Options of servers and workers, equal on all of them.");
+  options.def(nb::init<>(), "Sets the defaults of all options.")
+      .def_rw("push", &ServerOptions::push, "Codec of gradients.")
+      .def_rw("pull", &ServerOptions::pull, "Codec of parameters, without \"+ef\".")
+      .def_rw("workers", &ServerOptions::workers, "Workers that join before any parameter changes.")
+      .def_rw("model", &ServerOptions::model, "Hash of the names and shapes of the parameters.")
       .def_prop_rw(
           "staleness",
           [](const ServerOptions& self) -> std::optional<std::uint32_t> {
@@ -90,12 +78,36 @@ void bind_options(nb::module_& module) {
                                          std::to_string(kNoBound - 1) + ", or None for no bound");
             self.staleness = static_cast<std::uint32_t>(bound.value_or(kNoBound));
           },
-          nb::arg("bound").none());
-  def_choice<&ServerOptions::reduction>(options, "reduction");
-  def_flag<&ServerOptions::checksum, Checksum::kOff, Checksum::kOn>(options, "checksum");
-  def_flag<&ServerOptions::require_finite, FiniteCheck::kOff, FiniteCheck::kOn>(options,
-                                                                                "require_finite");
-  nb::class_<ServerStatistics>(module, "ServerStatistics", "Statistics of a parameter server.")
+          nb::arg("bound").none(),
+          "Clocks that a worker may be ahead of the slowest worker; None: no bound.");
+  def_choice<&ServerOptions::reduction>(options, "reduction",
+                                        "\"mean\" over the workers, or \"sum\".");
+  def_flag<&ServerOptions::checksum, Checksum::kOff, Checksum::kOn>(
+      options, "checksum", "True if frames have a checksum.");
+  def_flag<&ServerOptions::require_finite, FiniteCheck::kOff, FiniteCheck::kOn>(
+      options, "require_finite",
+      "True if a server refuses pushes that decode to a NaN or an infinity.");
+  nb::class_<ServerStatistics>(module, "ServerStatistics",
+                               "Statistics of a parameter server. Can be pickled.")
+      .def("__getstate__", &fields_of, "For pickle.")
+      .def(
+          "__getitem__",
+          [](nb::handle self, const char* field) {
+            if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1,
+                                 "statistics[\"%s\"] is deprecated and ends with the next "
+                                 "release: use .%s",
+                                 field, field) != 0)
+              throw nb::python_error();
+            return nb::object(self.attr(field));
+          },
+          nb::arg("field"), "Deprecated: use the attribute.")
+      .def(
+          "__setstate__",
+          [](ServerStatistics& self, const Fields& fields) {
+            auto [pushes, pulls, refused, pushed_bytes, pulled_bytes, lost] = fields;
+            new (&self) ServerStatistics{pushes, pulls, refused, pushed_bytes, pulled_bytes, lost};
+          },
+          "For pickle.")
       .def_ro("pushes", &ServerStatistics::pushes, "Number of applied pushes.")
       .def_ro("pulls", &ServerStatistics::pulls, "Number of answered pulls.")
       .def_ro("refused", &ServerStatistics::refused, "Number of rejected calls of workers.")
@@ -113,27 +125,53 @@ Update update_of(nb::object update) {
 
 void bind_shard(nb::module_& module) {
   using namespace nb::literals;
-  nb::class_<ParameterShard>(module, "ParameterShard")
+  nb::class_<ParameterShard>(module, "ParameterShard",
+                             "One server's part of the parameters, without a transport.")
       .def(
           "__init__",
-          [](ParameterShard* self, Arrays weights, nb::object update, const ServerOptions& options,
-             int server, int servers) {
-            const auto views = readable(weights);
+          [](ParameterShard* self, Arrays parameters, nb::object update,
+             const ServerOptions& options, int server, int servers) {
+            const auto views = import_all(parameters, read_values, {.on_host = true});
             new (self)
                 ParameterShard(views.spans, update_of(std::move(update)), options, server, servers);
           },
-          "weights"_a, "update"_a, "options"_a, "server"_a, "servers"_a)
-      .def("join", &ParameterShard::join, "worker"_a, nb::call_guard<nb::gil_scoped_release>())
+          "parameters"_a, "update"_a, "options"_a, "server"_a, "servers"_a,
+          "Copies this server's part of the parameters.\n\n"
+          "Args:\n"
+          "  parameters: All initial values, float32 in host memory.\n"
+          "  update: A pair (learning rate, momentum) of SGD, or a function of a list of "
+          "(parameter, values, gradient).\n"
+          "  options: Equal on all servers and workers.\n"
+          "  server: Index of this server.\n"
+          "  servers: Number of servers.\n\n"
+          "Raises:\n"
+          "  InvalidArgumentError: A codec is not usable here.")
+      .def("join", &ParameterShard::join, "worker"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Adds a worker, and returns its first clock.\n\n"
+           "Args:\n"
+           "  worker: Number of the worker.\n\n"
+           "Raises:\n"
+           "  InvalidArgumentError: The worker has already joined.")
       .def("leave", &ParameterShard::leave, "worker"_a, "lost"_a = false,
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Removes a worker; no worker waits for the removed worker.\n\n"
+           "Args:\n"
+           "  worker: Number of the worker.\n"
+           "  lost: True if the worker left without notice.")
       .def(
           "leave_out_silent",
           [](ParameterShard& self, double seconds) {
             return without_gil(
                 [&] { return self.leave_out_silent(Clock::now() - to_timeout(seconds)); });
           },
-          "seconds"_a)
-      .def("missing", &ParameterShard::missing, nb::call_guard<nb::gil_scoped_release>())
+          "seconds"_a,
+          "Removes the slowest workers that were silent while another worker waited.\n\n"
+          "Args:\n"
+          "  seconds: Silence after which a worker is lost.\n\n"
+          "Returns:\n"
+          "  The removed workers.")
+      .def("missing", &ParameterShard::missing, nb::call_guard<nb::gil_scoped_release>(),
+           "Returns the workers of ServerOptions.workers that have not joined.")
       .def(
           "push",
           [](ParameterShard& self, int worker, std::uint32_t clock, nb::handle frame) {
@@ -141,29 +179,57 @@ void bind_shard(nb::module_& module) {
             const auto copies = align_frames({&bytes.span, 1}, bytes.memory);
             without_gil([&] { self.push(worker, clock, bytes.span); });
           },
-          "worker"_a, "clock"_a, "frame"_a)
+          "worker"_a, "clock"_a, "frame"_a,
+          "Applies or stores a gradient.\n\n"
+          "Args:\n"
+          "  worker: Number of the worker.\n"
+          "  clock: Clock of the worker.\n"
+          "  frame: Result of WorkerFrames.encode().\n\n"
+          "Raises:\n"
+          "  InvalidArgumentError: Another clock or worker, a third waiting push, or a value that "
+          "is not finite.\n"
+          "  WireError: The frame is damaged.")
       .def("waiting", &ParameterShard::waiting, "worker"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Returns the number of a worker's pushes that are not yet applied.\n\n"
+           "Args:\n"
+           "  worker: Number of the worker.")
       .def(
           "pull",
           [](ParameterShard& self, int worker, std::uint32_t clock, nb::handle out) {
             const auto frame = write_bytes(out, {.name = "out"});
             return without_gil([&] { return self.pull(worker, clock, frame.span); });
           },
-          "worker"_a, "clock"_a, "out"_a)
-      .def_prop_ro("pull_capacity", &ParameterShard::pull_capacity)
-      .def_prop_ro("signature", &ParameterShard::signature)
+          "worker"_a, "clock"_a, "out"_a,
+          "Encodes the parameters for a worker.\n\n"
+          "Args:\n"
+          "  worker: Number of the worker.\n"
+          "  clock: Clock of the worker.\n"
+          "  out: pull_capacity bytes, aligned to 16 bytes.\n\n"
+          "Returns:\n"
+          "  The number of bytes in use.")
+      .def_prop_ro("pull_capacity", &ParameterShard::pull_capacity,
+                   "Maximum bytes of a pull's frame.")
+      .def_prop_ro("signature", &ParameterShard::signature,
+                   "Hash of parameters, codecs and staleness, equal on workers.")
       .def("may_pull", &ParameterShard::may_pull, "worker"_a, "clock"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Returns True if all other workers are close enough.\n\n"
+           "Args:\n"
+           "  worker: Number of the worker.\n"
+           "  clock: Clock of the worker.")
       .def(
           "part",
           [](const ParameterShard& self, std::size_t parameter) {
             const Segment part = self.part(parameter);
             return std::pair(part.first_index, part.count);
           },
-          "parameter"_a)
+          "parameter"_a,
+          "Returns the first index and the number of a parameter's values on this server.\n\n"
+          "Args:\n"
+          "  parameter: Index of the parameter.")
       .def(
-          "weights",
+          "values",
           [](const ParameterShard& self, std::size_t parameter) {
             auto* values =
                 new std::vector<float>(without_gil([&] { return self.weights(parameter); }));
@@ -172,8 +238,12 @@ void bind_shard(nb::module_& module) {
             const std::size_t shape[] = {values->size()};
             return Floats(values->data(), 1, shape, owner);
           },
-          "parameter"_a)
-      .def("statistics", &ParameterShard::statistics, nb::call_guard<nb::gil_scoped_release>());
+          "parameter"_a,
+          "Returns a copy of a parameter's values on this server.\n\n"
+          "Args:\n"
+          "  parameter: Index of the parameter.")
+      .def("statistics", &ParameterShard::statistics, nb::call_guard<nb::gil_scoped_release>(),
+           "Returns the ServerStatistics so far.");
   module.def(
       "serve",
       [](Transport& isolated_channel, ParameterShard& shard, double timeout,
@@ -182,148 +252,31 @@ void bind_shard(nb::module_& module) {
           serve(isolated_channel, shard, to_timeout(timeout), to_timeout(straggler_timeout));
         });
       },
-      "lifeline"_a, "shard"_a, "timeout"_a, "straggler_timeout"_a);
-}
-
-void bind_frames(nb::module_& module) {
-  using namespace nb::literals;
-  nb::class_<WorkerFrames>(module, "WorkerFrames")
-      .def(
-          "__init__",
-          [](WorkerFrames* self, Arrays like, const ServerOptions& options, int worker, int server,
-             int servers) {
-            const auto counts = counts_of(like);
-            new (self) WorkerFrames(counts, options, worker, server, servers);
-          },
-          "like"_a, "options"_a, "worker"_a, "server"_a, "servers"_a)
-      .def_prop_ro("push_capacity", &WorkerFrames::push_capacity)
-      .def_prop_ro("signature", &WorkerFrames::signature)
-      .def(
-          "encode",
-          [](WorkerFrames& self, Arrays gradients, std::uint32_t clock, nb::handle out) {
-            const auto views = readable(gradients);
-            const auto frame = write_bytes(out, {.name = "out"});
-            return without_gil([&] { return self.encode(views.spans, clock, frame.span); });
-          },
-          "gradients"_a, "clock"_a, "out"_a)
-      .def(
-          "decode",
-          [](WorkerFrames& self, nb::handle frame, Arrays weights) {
-            auto bytes = read_bytes(frame, {.name = "frame", .on_host = true});
-            const auto copies = align_frames({&bytes.span, 1}, bytes.memory);
-            const auto views = writable(weights);
-            without_gil([&] { self.decode(bytes.span, views.spans); });
-          },
-          "frame"_a, "weights"_a);
-}
-
-void bind_client(nb::module_& module) {
-  using namespace nb::literals;
-  nb::class_<ServerAt>(module, "ServerAt")
-      .def(
-          "__init__",
-          [](ServerAt* self, Transport& isolated_channel, int rank, ParameterShard* own) {
-            new (self) ServerAt{&isolated_channel, rank, own};
-          },
-          "lifeline"_a, "rank"_a, "own"_a.none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>());
-  nb::class_<ClientStatistics>(module, "ClientStatistics", "Traffic of a worker.")
-      .def_ro("sent_bytes", &ClientStatistics::sent_bytes, "Bytes sent to the servers.")
-      .def_ro("received_bytes", &ClientStatistics::received_bytes,
-              "Bytes received from the servers.");
-  nb::class_<HeldClient>(module, "ParameterClient")
-      .def(
-          "__init__",
-          [](HeldClient* self, const std::vector<ServerAt>& servers, Arrays like,
-             const ServerOptions& options, double timeout) {
-            const auto counts = counts_of(like);
-            new (self) HeldClient{
-                make_without_gil<ParameterClient>(servers, counts, options, to_timeout(timeout))};
-          },
-          "servers"_a, "like"_a, "options"_a, "timeout"_a, nb::keep_alive<1, 2>())
-      .def_prop_ro("clock", [](const HeldClient& self) { return self.own->clock(); })
-      .def(
-          "pull",
-          [](HeldClient& self, Arrays weights) {
-            const auto views = writable(weights);
-            without_gil([&] { self.own->pull(views.spans); });
-          },
-          "weights"_a)
-      .def(
-          "push",
-          [](HeldClient& self, Arrays gradients) {
-            const auto views = readable(gradients);
-            without_gil([&] { self.own->push(views.spans); });
-          },
-          "gradients"_a)
-      .def("flush", [](HeldClient& self) { without_gil([&] { self.own->flush(); }); })
-      .def("statistics", [](const HeldClient& self) { return self.own->statistics(); })
-      .def("leave", [](HeldClient& self) { without_gil([&] { self.own->leave(); }); });
-}
-
-void bind_gossip(nb::module_& module) {
-  using namespace nb::literals;
-  nb::class_<GossipStatistics>(module, "GossipStatistics", "Statistics of one gossip rank.")
-      .def_ro("steps", &GossipStatistics::steps, "Number of mixed steps.")
-      .def_ro("sent_bytes", &GossipStatistics::sent_bytes, "Bytes sent to the neighbours.")
-      .def_ro("lost", &GossipStatistics::lost, "Lost neighbours.")
-      .def_ro("cut_off", &GossipStatistics::cut_off, "Ranks without a path to this rank.");
-  nb::class_<Topology>(module, "Topology")
-      .def(
-          "__init__",
-          [](Topology* self, const std::vector<std::vector<std::pair<int, double>>>& edges) {
-            std::vector<std::vector<Edge>> all;
-            for (const auto& of_rank : edges) {
-              all.emplace_back();
-              for (const auto& [rank, weight] : of_rank) all.back().push_back({rank, weight});
-            }
-            new (self) Topology(std::move(all));
-          },
-          "edges"_a)
-      .def_static("named", &Topology::named, "name"_a, "ranks"_a);
-  nb::class_<HeldGossip>(module, "Gossip")
-      .def(
-          "__init__",
-          [](HeldGossip* self, Transport& transport, const Topology& topology,
-             const std::string& codec, double step_size, double timeout, bool raises) {
-            const GossipOptions options{.codec = codec,
-                                        .step_size = step_size,
-                                        .timeout = to_timeout(timeout),
-                                        .on_split = raises ? OnSplit::kThrow : OnSplit::kContinue};
-            new (self) HeldGossip{make_without_gil<Gossip>(transport, topology, options)};
-          },
-          "transport"_a, "topology"_a, "codec"_a, "step_size"_a, "timeout"_a, "raises"_a,
-          nb::keep_alive<1, 2>())
-      .def(
-          "add",
-          [](HeldGossip& self, const std::string& name, nb::handle weights) {
-            self.own->add(name,
-                          write_values(weights, {.name = name.c_str(), .on_host = true}).span);
-          },
-          "name"_a, "weights"_a, nb::keep_alive<1, 3>(),
-          "Adds a parameter before the first step.\n\n"
-          "Args:\n"
-          "  name: Name of the parameter.\n"
-          "  weights: float32 values in host memory; mix() changes them in place.")
-      .def("begin", [](HeldGossip& self) { without_gil([&] { self.own->begin(); }); })
-      .def("mix", [](HeldGossip& self) { without_gil([&] { self.own->mix(); }); })
-      .def_prop_ro("step_size", [](const HeldGossip& self) { return self.own->step_size(); })
-      .def("statistics", [](const HeldGossip& self) { return self.own->statistics(); });
+      "channel"_a, "shard"_a, "timeout"_a, "straggler_timeout"_a,
+      "Answers workers until all have left or are lost.\n\n"
+      "Args:\n"
+      "  channel: This server's isolated channel.\n"
+      "  shard: The parameters.\n"
+      "  timeout: Timeout of the clients in seconds.\n"
+      "  straggler_timeout: Seconds after which a silent worker is lost while another waits.\n\n"
+      "Raises:\n"
+      "  TransportError: A worker did not join within half of `timeout`.");
 }
 
 }  // namespace
 
 void bind_server(nb::module_& module) {
   module.def(
-      "lifeline",
+      "isolated_channel",
       [](Transport& transport) {
         return make_patient([&] { return transport.isolated_channel(); });
       },
-      nb::arg("transport"), nb::keep_alive<0, 1>());
+      nb::arg("transport"), nb::keep_alive<0, 1>(),
+      "Returns a channel of the same ranks whose operations fail alone. A collective call.\n\n"
+      "Args:\n"
+      "  transport: Connects the ranks.");
   bind_options(module);
   bind_shard(module);
-  bind_frames(module);
-  bind_client(module);
-  bind_gossip(module);
 }
 
 }  // namespace tersor::python

@@ -164,7 +164,7 @@ void bind_tcp(nb::module_& module) {
                                             .protect = parse_choice<TcpProtection>(protect)}));
           },
           "store"_a, "rank"_a, "ranks"_a, "address"_a, "timeout"_a, "secret"_a = "",
-          "protect"_a = "none")
+          "protect"_a = "none", "See the class.")
       .def("close", &StoreTransport::close, nb::call_guard<nb::gil_scoped_release>(),
            "Closes the connections and notifies the other ranks. Later calls raise "
            "TransportError.");

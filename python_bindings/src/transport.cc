@@ -56,7 +56,10 @@ void bind_inprocess(nb::module_& module) {
   using namespace nb::literals;
   nb::class_<InProcessWorld>(module, "InProcessWorld",
                              "A group of ranks in this process, over an emulated link.")
-      .def(nb::init<int, std::string_view>(), "ranks"_a, "link"_a = "none")
+      .def(nb::init<int, std::string_view>(), "ranks"_a, "link"_a = "none",
+           "Args:\n"
+           "  ranks: Number of ranks.\n"
+           "  link: The emulated link of each rank, such as \"1Gbit,50us\"; \"none\": no delay.")
       .def_prop_ro("ranks", &InProcessWorld::ranks, "Number of ranks.")
       .def("transport", &InProcessWorld::transport, "rank"_a,
            "Returns the transport of one rank, for this rank's thread. Call once per rank.\n\n"

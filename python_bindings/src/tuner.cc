@@ -20,7 +20,7 @@ void bind_figures(nb::module_& module) {
                           "  core_seconds_per_byte: CPU seconds per byte.")
       .def(nb::init<double, double, double, double>(), "latency"_a = 0.0,
            "seconds_per_byte"_a = 0.0, "seconds_per_message"_a = 0.0,
-           "core_seconds_per_byte"_a = 0.0)
+           "core_seconds_per_byte"_a = 0.0, "See the class.")
       .def_rw("latency", &LinkFigures::latency, "Seconds, one way, software included.")
       .def_rw("seconds_per_byte", &LinkFigures::seconds_per_byte,
               "Seconds per byte sent by a rank.")
@@ -37,14 +37,16 @@ void bind_figures(nb::module_& module) {
 }
 
 void bind_automatic_options(nb::module_& module) {
-  nb::class_<AutoOptions> options(module, "AutoOptions");
-  options.def(nb::init<>())
-      .def_rw("codecs", &AutoOptions::codecs)
-      .def_rw("link", &AutoOptions::link, nb::arg().none())
-      .def_rw("threads", &AutoOptions::threads)
-      .def_rw("error_growth", &AutoOptions::error_growth);
-  def_choice<&AutoOptions::memory>(options, "memory");
-  def_timeout<&AutoOptions::timeout>(options, "timeout");
+  nb::class_<AutoOptions> options(module, "AutoOptions", "Options of a Tuner, equal on all ranks.");
+  options.def(nb::init<>(), "Sets the defaults of all options.")
+      .def_rw("codecs", &AutoOptions::codecs, "Candidate specs in addition to none and bf16.")
+      .def_rw("link", &AutoOptions::link, nb::arg().none(), "LinkFigures; None: measured.")
+      .def_rw("threads", &AutoOptions::threads, "Codec threads of each rank.")
+      .def_rw("error_growth", &AutoOptions::error_growth,
+              "Limit of a grid's squared error relative to one dimension; at least 1.");
+  def_choice<&AutoOptions::memory>(options, "memory",
+                                   "Memory of the gradients: \"host\" or \"device\".");
+  def_timeout<&AutoOptions::timeout>(options, "timeout", "Seconds of each measurement.");
 }
 
 /// Wraps a Tuner member. The first argument is a dtype, passed as a string.
@@ -64,9 +66,16 @@ void bind_tuner(nb::module_& module) {
   using NoGil = nb::call_guard<nb::gil_scoped_release>;
   bind_figures(module);
   bind_automatic_options(module);
-  nb::class_<Tuner>(module, "Tuner")
+  nb::class_<Tuner>(module, "Tuner",
+                    "Chooses codec, algorithm and chunk length for each gradient of a transport.")
       .def(nb::init<Transport&, AutoOptions>(), "transport"_a, "options"_a, NoGil(),
-           nb::keep_alive<1, 2>())
+           nb::keep_alive<1, 2>(),
+           "Measures the link and the codecs. A collective call.\n\n"
+           "Args:\n"
+           "  transport: Connects the ranks.\n"
+           "  options: AutoOptions, equal on all ranks.\n\n"
+           "Raises:\n"
+           "  InvalidArgumentError: An option is invalid.")
       .def("choose", &of_dtype<&Tuner::choose, std::size_t>, "dtype"_a, "count"_a, NoGil(),
            "Returns the AutoChoice for the next allreduce. The first call for a dtype is "
            "collective.\n\n"

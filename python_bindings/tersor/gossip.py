@@ -1,6 +1,6 @@
 """Averaging among neighbours for arrays in host memory, for links with a high latency.
 
-``docs/systems/gossip.md`` says when not to use it. ``tersor.torch.Gossip`` takes a model.
+``docs/systems/gossip.md`` says when not to use gossip. ``tersor.torch.Gossip`` takes a model.
 """
 
 from __future__ import annotations
@@ -12,14 +12,38 @@ from typing import Any, Literal
 from tersor import _core
 from tersor._core import InvalidArgumentError, Transport
 from tersor._options import expect
+from tersor._renamed import renamed_keywords
 
 __all__ = ["Gossip"]
 
 
 class Gossip:
-    """Weights of each rank's own, which move towards those of the neighbours in each step.
+    """Parameters of each rank's own, which move towards the neighbours' in each step.
 
-    CHOCO-SGD (Koloskova et al. 2019): what travels is what the weights have moved by, encoded.
+    A rank sends the encoded change of its parameters. The mean over ranks stays constant.
+    Source: CHOCO-SGD (Koloskova, Stich and Jaggi 2019, arXiv:1902.00340, algorithm 2).
+
+    Args:
+        transport: Connects the ranks: in process or over TCP.
+        topology: ``"ring"``, ``"torus"`` or ``"exponential"``. Or, for each rank, pairs of a
+            neighbour and its mixing weight. Mixing weights are symmetric and above 0, with a sum
+            of at most 1 per rank.
+        codec: The spec of the changes, without ``+ef``.
+        step_size: The share of the way to the neighbours per step; 0: chosen from the codec.
+        timeout: Seconds after which a silent neighbour is lost. A neighbour that waits in ``mix``
+            is not silent.
+        on_split: The reaction if no path connects this rank to some ranks any more: ``"raise"``
+            makes ``mix`` raise TransportError after its step, ``"warn"`` warns. Later calls mix
+            with the connected ranks.
+
+    Raises:
+        InvalidArgumentError: The graph or an option is invalid.
+        TransportError: In the first step, if the options of two ranks differ.
+
+    Example:
+        >>> gossip = tersor.Gossip(transport, "ring", codec="int8")
+        >>> gossip.add("w", parameter)
+        >>> gossip.mix()
     """
 
     def __init__(
@@ -32,13 +56,7 @@ class Gossip:
         timeout: float = 300.0,
         on_split: Literal["raise", "warn"] = "raise",
     ) -> None:
-        """A collective call. ``topology``: "ring", "torus", "exponential", or for each rank its
-        neighbours and their weights, symmetric. ``step_size``: 0: chosen from the codec.
-        ``timeout``: seconds after which a silent neighbour is lost; a neighbour that waits in
-        ``mix`` is not silent. ``on_split``: if no path joins this rank to others any more, ``mix``
-        raises TransportError after its step, or warns. Further calls mix with the ranks that are
-        left. Raises InvalidArgumentError for an invalid graph; the message names the fault. The
-        first step raises TransportError if the options of two ranks differ."""
+        """A collective call. See the class."""
         if on_split not in ("raise", "warn"):
             raise InvalidArgumentError(f'on_split={on_split!r}: give "raise" or "warn"')
         expect(transport, Transport, "transport must be a tersor Transport")
@@ -50,16 +68,32 @@ class Gossip:
         self._core = _core.Gossip(transport, graph, codec, step_size, timeout, not self._warns)
         self._cut_off: set[int] = set()
 
-    def add(self, name: str, weights: Any) -> None:
-        """A float32 array that is mixed in place, until this ends; before the first step."""
-        self._core.add(name, weights)
+    @renamed_keywords(weights="parameter")
+    def add(self, name: str, parameter: Any) -> None:
+        """Adds a parameter, before the first step and on all ranks.
+
+        Args:
+            name: The name of the parameter.
+            parameter: A float32 array of any shape. ``mix`` changes the array in place.
+        """
+        self._core.add(name, parameter)
 
     def begin(self) -> None:
-        """Encodes and sends what the weights have moved by. They may move on meanwhile."""
+        """Encodes and sends the change of the parameters.
+
+        The parameters may change between ``begin`` and ``mix``.
+
+        Raises:
+            InvalidArgumentError: A value is not finite. Nothing was sent; repeat the call.
+        """
         self._core.begin()
 
     def mix(self) -> None:
-        """Waits for the neighbours', and moves the weights towards them."""
+        """Waits for the neighbours, and moves the parameters towards the neighbours'.
+
+        Raises:
+            TransportError: No path connects this rank to some ranks, and ``on_split="raise"``.
+        """
         self._core.mix()
         cut_off = set(self._core.statistics().cut_off)
         if self._warns and cut_off - self._cut_off:
@@ -69,9 +103,14 @@ class Gossip:
 
     @property
     def step_size(self) -> float:
-        """How far a step goes towards the neighbours."""
+        """The share of the way to the neighbours per step."""
         return self._core.step_size
 
     def statistics(self) -> _core.GossipStatistics:
-        """Steps, bytes sent, neighbours that are lost, and the ranks that no path leads to."""
+        """Returns the counts of this rank.
+
+        Returns:
+            ``steps``, ``sent_bytes``, ``lost`` (lost neighbours) and ``cut_off`` (ranks without a
+            path to this rank).
+        """
         return self._core.statistics()

@@ -1,7 +1,7 @@
-"""A parameter server as actors of Ray, whose frames go through Ray's object store.
+"""A parameter server as actors of Ray. Frames are sent through Ray's object store.
 
-For machines that come and go: there are no ranks that all begin together, and a worker is any task
-or actor of the cluster. ``docs/systems/parameter-server.md`` says what the server does.
+Use it for machines that come and go: a worker is any task or actor of the cluster, and ranks do
+not start together. ``docs/systems/parameter-server.md`` describes the server.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from tersor import _core
-from tersor._core import Error, InvalidArgumentError, TransportError
+from tersor import _core, _renamed
+from tersor._core import Error, InvalidArgumentError, ServerStatistics, TransportError
+from tersor._renamed import renamed_keywords
 from tersor.arrays import empty_bytes
-from tersor.server import Update, named_update, told
+from tersor.server import Update, core_options, named_update
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -34,21 +35,24 @@ _MOST_UNANSWERED = 2  # pushes of a worker
 
 
 class _Shard:
-    """An actor: a part of the weights. Whoever waits lets others in."""
+    """An actor with a part of the parameters. A waiting call lets other calls in."""
 
     def __init__(
         self,
-        weights: Arrays,
+        parameters: Arrays,
         update: Any,
         options: Any,
         workers: Sequence[int],
-        place: tuple[int, int],
-        patience: float,
+        index: tuple[int, int],
+        timeout: float,
     ) -> None:
-        self._names, self._patience = list(weights), patience
-        made = named_update(update, self._names) if callable(update) else update
+        self._names, self._timeout = list(parameters), timeout
+        own_update = named_update(update, self._names) if callable(update) else update
         self._shard = _core.ParameterShard(
-            list(weights.values()), made, told(options, workers, weights), *place
+            list(parameters.values()),
+            own_update,
+            core_options(options, workers, parameters),
+            *index,
         )
         self._changed = asyncio.Condition()
         self._next: dict[int, int] = {}  # clocks
@@ -56,13 +60,13 @@ class _Shard:
         self._lives: Counter[int] = Counter()  # how often it has joined
 
     async def join(self, worker: int, signature: int) -> tuple[int, int]:
-        """Its clock, and a number that its calls tell: another one may come in its place."""
+        """The worker's clock, and a number for its calls: another worker may replace it."""
         if signature != self._shard.signature:
             raise InvalidArgumentError(
                 "the server has another model or other options: pass the same to both"
             )
         async with self._changed:
-            if worker in self._next:  # it takes the place of one that died
+            if worker in self._next:  # a worker that died is replaced
                 self._drop(worker, lost=True)
             clock = self._next[worker] = self._shard.join(worker)
             self._lives[worker] += 1
@@ -71,7 +75,7 @@ class _Shard:
         return clock, self._lives[worker]
 
     async def push(self, worker: int, life: int, clock: int, frame: Any) -> None:
-        """Returns when the weights have moved by it."""
+        """Returns after the update with the gradient."""
         self._is_here(worker, life)
         if self._pushes[worker] >= _MOST_UNANSWERED:
             raise InvalidArgumentError(
@@ -81,22 +85,22 @@ class _Shard:
         try:
             async with self._changed:  # Ray may begin calls in another order
                 await self._until(worker, life, lambda: self._next[worker] >= clock)
-                self._take(worker, clock, frame)
-                await self._until(worker, life, lambda: self._moved(worker) > clock)
+                self._apply(worker, clock, frame)
+                await self._until(worker, life, lambda: self._applied(worker) > clock)
         finally:
             self._pushes[worker] -= life == self._lives[worker]
 
-    def _take(self, worker: int, clock: int, frame: Any) -> None:
+    def _apply(self, worker: int, clock: int, frame: Any) -> None:
         try:
             self._shard.push(worker, clock, frame)
             self._next[worker] = clock + 1
         except Error:
-            self._drop(worker, lost=True)  # what it pushes next is for a clock that never comes
+            self._drop(worker, lost=True)  # its next push is for a clock that never comes
             raise
         finally:
             self._changed.notify_all()
 
-    def _moved(self, worker: int) -> int:
+    def _applied(self, worker: int) -> int:
         return self._next[worker] - self._shard.waiting(worker)
 
     async def pull(self, worker: int, life: int, clock: int) -> Any:
@@ -114,33 +118,32 @@ class _Shard:
             await self._until(worker, life, lambda: self._shard.waiting(worker) == 0)
             self._drop(worker, lost=False)
 
-    async def weights(self) -> dict[str, tuple[int, Any]]:
+    async def parameters(self) -> dict[str, tuple[int, Any]]:
         parts = enumerate(self._names)
-        return {name: (self._shard.part(i)[0], self._shard.weights(i)) for i, name in parts}
+        return {name: (self._shard.part(i)[0], self._shard.values(i)) for i, name in parts}
 
-    async def statistics(self) -> dict[str, Any]:
-        fields = ("pushes", "pulls", "refused", "pushed_bytes", "pulled_bytes", "lost")
-        return {field: getattr(self._shard.statistics(), field) for field in fields}
+    async def statistics(self) -> ServerStatistics:
+        return self._shard.statistics()
 
-    async def _until(self, worker: int, life: int, is_so: Callable[[], bool]) -> None:
-        """Leaves out workers that are silent for too long meanwhile."""
-        until = time.monotonic() + self._patience
-        while self._is_here(worker, life) and not is_so():
-            if (missing := self._shard.missing()) and time.monotonic() > until:
+    async def _until(self, worker: int, life: int, is_done: Callable[[], bool]) -> None:
+        """Waits for a condition, and leaves out workers that are silent for too long."""
+        deadline = time.monotonic() + self._timeout
+        while self._is_here(worker, life) and not is_done():
+            if (missing := self._shard.missing()) and time.monotonic() > deadline:
                 raise TransportError(
-                    f"workers {missing} of workers= did not join within {self._patience:g} s"
+                    f"workers {missing} of workers= did not join within {self._timeout:g} s"
                 )
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._patience / 4)
-            for one in self._shard.leave_out_silent(self._patience):
+                await asyncio.wait_for(self._changed.wait(), self._timeout / 4)
+            for one in self._shard.leave_out_silent(self._timeout):
                 self._drop(one, lost=True)
 
     def _is_here(self, worker: int, life: int) -> bool:
-        self._shard.waiting(worker)  # raises what an update raised
+        self._shard.waiting(worker)  # raises the exception of an update
         if worker not in self._next or life != self._lives[worker]:
             raise InvalidArgumentError(
                 f"worker {worker} has not joined, or was considered lost: it sent nothing for "
-                f"{self._patience:g} s, its last push was refused, or another worker has its number"
+                f"{self._timeout:g} s, its last push was refused, or another worker has its number"
             )
         return True
 
@@ -151,103 +154,161 @@ class _Shard:
 
 
 class ParameterServer:
-    """Actors that have the weights; to be handed to tasks, each of which makes a ``client``."""
+    """Actors that hold the parameters. Pass the object to tasks; each task creates a ``client``.
 
+    Args:
+        parameters: float32 arrays by name.
+        update: The learning rate of SGD, or a function that changes a list of parts in place.
+        momentum: The momentum of SGD.
+        servers: The number of actors.
+        workers: The numbers of the workers that must join before parameters change.
+        timeout: Seconds after which a silent worker is lost, while another worker waits. A waiting
+            call raises TransportError if one of ``workers`` has not joined for so long.
+        actor_options: Ray's options of the actors, such as ``resources``.
+        options: See ``tersor.server.ServerOptions``.
+
+    Raises:
+        InvalidArgumentError: An option is invalid.
+
+    Example:
+        >>> server = tersor.ray.ParameterServer({"w": parameter}, update=0.1, staleness=3)
+        >>> client = server.client(worker=0)
+    """
+
+    @renamed_keywords(weights="parameters", patience="timeout")
     def __init__(
         self,
-        weights: Arrays,
+        parameters: Arrays,
         update: Update | float = 0.1,
         *,
         momentum: float = 0.0,
         servers: int = 1,
         workers: Sequence[int] = (),
-        patience: float = 60.0,
+        timeout: float = 60.0,
         actor_options: Mapping[str, Any] | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """``weights``: float32 arrays. ``update``: the rate of SGD, or a function that moves a list
-        of parts. ``workers``: numbers that workers have which must come before anything moves.
-        ``patience``: seconds without a call after which a worker is lost while others wait for it,
-        and after which their calls raise TransportError if a number of ``workers`` has not joined.
-        ``actor_options``: Ray's, such as ``resources``. Raises InvalidArgumentError for options
-        that no server takes."""
+        """See the class."""
         self._options, self._workers = options, list(workers)
-        made: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
+        actor: Any = ray.remote(_Shard).options(**{"num_cpus": 0, **(actor_options or {})})
         by = update if callable(update) else (float(update), momentum)
-        arrays = {name: np.asarray(one) for name, one in weights.items()}
-        checked = told(self._options, self._workers, arrays)
-        _core.WorkerFrames(list(arrays.values()), checked, 0, 0, servers)  # raises what is wrong
+        arrays = {name: np.asarray(one) for name, one in parameters.items()}
+        checked = core_options(self._options, self._workers, arrays)
+        _core.WorkerFrames(list(arrays.values()), checked, 0, 0, servers)  # raises for bad options
         self._actors = [
-            made.remote(arrays, by, self._options, self._workers, (place, servers), patience)
-            for place in range(servers)
+            actor.remote(arrays, by, self._options, self._workers, (index, servers), timeout)
+            for index in range(servers)
         ]
         self._like = {name: np.zeros_like(one) for name, one in arrays.items()}
 
     def client(self, worker: int) -> ParameterClient:
-        """Joins as the worker of that number, in the place of one that has it."""
-        options = told(self._options, self._workers, self._like)
+        """Joins all servers as a worker.
+
+        Args:
+            worker: The number of the worker. A worker that already has this number is replaced.
+
+        Returns:
+            A `ParameterClient`, whose first clock is the clock of the slowest worker.
+
+        Raises:
+            ray.exceptions.RayError: A server is gone, or has another model or other options.
+        """
+        options = core_options(self._options, self._workers, self._like)
         return ParameterClient(self._actors, self._like, options, worker)
 
-    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
-        """A copy of all weights."""
+    def parameters(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Returns a copy of all parameters: float32 arrays by name."""
         whole = {name: np.empty_like(one) for name, one in self._like.items()}
-        for parts in ray.get([actor.weights.remote() for actor in self._actors]):
+        for parts in ray.get([actor.parameters.remote() for actor in self._actors]):
             for name, (first, own) in parts.items():
                 whole[name].reshape(-1)[first : first + len(own)] = own
         return whole
 
-    def statistics(self) -> list[dict[str, Any]]:
-        """What each server has seen; ``lost``: workers that went without a word."""
-        found: list[dict[str, Any]] = ray.get([one.statistics.remote() for one in self._actors])
+    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The old name of ``parameters``."""
+        _renamed._warn("ParameterServer.weights()", "parameters()", stacklevel=3)
+        return self.parameters()
+
+    def statistics(self) -> list[ServerStatistics]:
+        """Returns the counts of each server, as ``tersor.ParameterServer.statistics``."""
+        found: list[ServerStatistics] = ray.get([one.statistics.remote() for one in self._actors])
         return found
 
 
 class ParameterClient:
-    """A worker; a context, as ``tersor.ParameterClient``, whose calls it has. What the server
-    refuses is raised by a later call, or by ``leave``."""
+    """A worker with the methods of ``tersor.ParameterClient``.
+
+    ``ParameterServer.client`` creates the object. A client is a context manager: at the end of the
+    block the worker leaves. A later call, or ``leave``, raises the reason if a server refused a
+    push.
+
+    Args:
+        actors: The server's actors.
+        like: float32 arrays by name, with the sizes of the parameters.
+        options: The server's options.
+        worker: The number of this worker.
+
+    Example:
+        >>> with server.client(0) as client:
+        ...     client.pull(parameters)
+        ...     client.push(gradients)
+    """
 
     def __init__(self, actors: Sequence[Any], like: Arrays, options: Any, worker: int) -> None:
-        self._actors, self._names, self._worker = actors, list(like), worker
-        self._frames = [
-            _core.WorkerFrames(list(like.values()), options, worker, place, len(actors))
-            for place in range(len(actors))
+        """Joins all servers. See the class."""
+        self._names, self._worker = list(like), worker
+        frames = [
+            _core.WorkerFrames(list(like.values()), options, worker, index, len(actors))
+            for index in range(len(actors))
         ]
-        places = list(zip(actors, self._frames, strict=True))
-        joins = [actor.join.remote(worker, frames.signature) for actor, frames in places]
+        pairs = list(zip(actors, frames, strict=True))
+        joins = [actor.join.remote(worker, one.signature) for actor, one in pairs]
         joined: list[tuple[int, int]] = ray.get(joins)
-        self._clocks = [clock for clock, _ in joined]  # each server's slowest worker's
-        self._lives = [life for _, life in joined]
+        self._clocks = [clock for clock, _ in joined]  # of each server's slowest worker
+        self._servers = [(*pair, life) for pair, (_, life) in zip(pairs, joined, strict=True)]
         self._pushed: deque[list[Any]] = deque()
 
     @property
     def clock(self) -> int:
-        """Pushes until now, from that of the slowest worker on when it joined."""
+        """The number of pushes, plus the clock of the slowest worker when this worker joined."""
         return self._clocks[0]
 
-    def pull(self, weights: Arrays) -> None:
-        """Writes the weights of this clock into arrays of float32."""
-        arrays = [weights[name] for name in self._names]
-        places = zip(self._actors, self._lives, self._clocks, strict=True)
-        calls = [one.pull.remote(self._worker, life, clock) for one, life, clock in places]
+    @renamed_keywords(weights="parameters")
+    def pull(self, parameters: Arrays) -> None:
+        """Waits until no worker is too far behind, and reads the parameters of this clock.
+
+        Args:
+            parameters: float32 arrays by name, which are overwritten.
+        """
+        arrays = [parameters[name] for name in self._names]
+        calls = [
+            actor.pull.remote(self._worker, life, clock)
+            for (actor, _, life), clock in zip(self._servers, self._clocks, strict=True)
+        ]
         try:
             answers = ray.get(calls)
         except ray.exceptions.RayError:
-            self.flush()  # the reason may be a push that was refused
+            self.flush()  # the reason may be a refused push
             raise
-        for frames, answer in zip(self._frames, answers, strict=True):
+        for (_, frames, _), answer in zip(self._servers, answers, strict=True):
             frames.decode(answer, arrays)
 
     def push(self, gradients: Arrays) -> None:
-        """Sends a gradient; the next clock begins. At most two are unanswered. Raises
-        InvalidArgumentError for one that is not finite, which is not sent."""
+        """Sends gradients, and begins the next clock. At most two pushes are unanswered.
+
+        Args:
+            gradients: float32 arrays by name, one for each parameter.
+
+        Raises:
+            InvalidArgumentError: A gradient is not finite. Nothing was sent.
+        """
         arrays = [gradients[name] for name in self._names]
         if not all(np.isfinite(one).all() for one in arrays):
             raise InvalidArgumentError("push: a gradient is not finite; push zeros to leave it out")
         while len(self._pushed) >= _MOST_UNANSWERED:
             ray.get(self._pushed.popleft())
         sent = []
-        places = zip(self._actors, self._frames, self._lives, self._clocks, strict=True)
-        for actor, frames, life, clock in places:
+        for (actor, frames, life), clock in zip(self._servers, self._clocks, strict=True):
             out = empty_bytes(frames.push_capacity, np.empty(0))
             frame = out[: frames.encode(arrays, clock, out)]
             sent.append(actor.push.remote(self._worker, life, clock, frame))
@@ -255,15 +316,14 @@ class ParameterClient:
         self._clocks = [clock + 1 for clock in self._clocks]
 
     def flush(self) -> None:
-        """Waits until the servers' weights have moved by all that it has pushed."""
+        """Waits until the servers have applied all pushes of this worker."""
         while self._pushed:
             ray.get(self._pushed.popleft())
 
     def leave(self) -> None:
-        """Waits for what it has pushed; then nobody waits for it any more."""
+        """Waits for all pushes, and leaves. Servers do not wait for this worker any longer."""
         self.flush()
-        places = zip(self._actors, self._lives, strict=True)
-        ray.get([actor.leave.remote(self._worker, life) for actor, life in places])
+        ray.get([actor.leave.remote(self._worker, life) for actor, _, life in self._servers])
 
     def __enter__(self) -> Self:
         return self

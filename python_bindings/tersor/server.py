@@ -1,6 +1,6 @@
 """A parameter server for arrays in host memory, for ranks of unequal speed.
 
-``docs/systems/parameter-server.md`` says when not to use it.
+``docs/systems/parameter-server.md`` says when not to use a parameter server.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from tersor import _core
-from tersor._core import InvalidArgumentError, ServerStatistics, Transport
+from tersor import _core, _renamed
+from tersor._core import ClientStatistics, InvalidArgumentError, ServerStatistics, Transport
 from tersor._options import expect, fill
+from tersor._renamed import renamed_keywords
 from tersor.codec import text_hash
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ParameterClient", "ParameterServer", "ServerOptions"]
 
-#: Of a parameter its name, the part of its weights that a server has, to be changed in place, and
-#: a gradient; arrays of one dimension. Weights lie where they lie, gradients are not to be kept.
+#: The name of a parameter, its values on this server (changed in place), and a gradient: arrays of
+#: one dimension. The values keep their memory. The gradient is valid during the call only.
 Part = tuple[str, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 Update = Callable[[list[Part]], None]
 
@@ -31,41 +32,74 @@ Update = Callable[[list[Part]], None]
 def named_update(
     update: Update, names: Sequence[str]
 ) -> Callable[[list[tuple[int, Any, Any]]], None]:
-    """For a shard, which knows numbers of parameters."""
+    """Wraps an update for a shard, which numbers the parameters."""
     return lambda parts: update([(names[i], own, by) for i, own, by in parts])
 
 
-def told(
+def core_options(
     options: ServerOptions, workers: Sequence[int], arrays: Mapping[str, Any]
 ) -> _core.ServerOptions:
-    """The library's options: what names and shapes a model has is told, too."""
+    """The library's options, with a hash of the model's names and shapes."""
     shapes = [(name, tuple(np.shape(one))) for name, one in arrays.items()]
     more = {"workers": list(workers), "model": text_hash(repr(shapes))}
     return fill(_core.ServerOptions(), {**options, **more})
 
 
 class ServerOptions(TypedDict, total=False):
-    """Equal on all servers and workers."""
+    """Options of servers and workers, equal on all of them.
 
-    push: str  #: codec of gradients ("int8+ef"); a worker keeps what it leaves out
-    pull: str  #: of weights, without +ef ("int8")
-    staleness: int | None  #: clocks that a worker may be ahead of the slowest (0); None: no bound
-    reduction: str  #: "mean" over the workers, or "sum"
+    Attributes:
+        push: The codec of gradients (``"int8+ef"``). A worker keeps the residuals.
+        pull: The codec of parameters, without ``+ef`` (``"int8"``).
+        staleness: The clocks that a worker may be ahead of the slowest worker (0); None: no bound.
+        reduction: ``"mean"`` over the workers (the default), or ``"sum"``.
+        checksum: True if frames have a checksum (True).
+        require_finite: True if a server refuses a push that decodes to a NaN or an infinity (True).
+    """
+
+    push: str
+    pull: str
+    staleness: int | None
+    reduction: str
     checksum: bool
-    require_finite: bool  #: a server refuses a push that decodes to a NaN or an infinity (True)
+    require_finite: bool
 
 
 class ParameterServer:
-    """On each rank of ``servers``: has a part of the weights, and answers workers on a thread.
+    """A part of the parameters, which answers workers on a thread.
 
-    Beside it all ranks that work make a `ParameterClient`, at the same time; both are collective
-    calls of ``transport``, one of TCP or of this process.
+    Create a server on each rank of ``servers``, and a `ParameterClient` on each worker at the same
+    time: both are collective calls of the transport. Source: bounded staleness (Ho et al. 2013,
+    "More effective distributed ML via a stale synchronous parallel parameter server", section 3).
+
+    Args:
+        transport: Connects the ranks: in process or over TCP.
+        parameters: float32 arrays by name, equal on all servers. The server copies its part.
+        update: The learning rate of SGD, or a function that changes a list of parts in place. The
+            function must not call this server.
+        momentum: The momentum of SGD.
+        servers: The ranks that serve.
+        workers: The ranks that create a client. None: all ranks except the servers; if all ranks
+            serve, all ranks.
+        timeout: The clients' timeout in seconds. The server waits for half of ``timeout`` until
+            all workers have joined.
+        straggler_timeout: Seconds, below ``timeout``. A worker that is silent for so long, while
+            another worker waits, is left out. None: half of ``timeout``.
+        options: See `ServerOptions`.
+
+    Raises:
+        InvalidArgumentError: This rank is not in ``servers``, or an option is invalid.
+
+    Example:
+        >>> server = tersor.ParameterServer(transport, {"w": parameter}, update=0.1)
+        >>> lost = server.wait()
     """
 
+    @renamed_keywords(weights="parameters")
     def __init__(
         self,
         transport: Transport,
-        weights: Mapping[str, Any],
+        parameters: Mapping[str, Any],
         update: Update | float = 0.1,
         *,
         momentum: float = 0.0,
@@ -75,16 +109,7 @@ class ParameterServer:
         straggler_timeout: float | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """``weights``: float32, the same on all servers. ``update``: the rate of SGD, or a function
-        that moves a list of parts, and asks this server nothing. ``workers``: the ranks that make a
-        client; None: all but the servers, or all where all serve. ``timeout``: the clients', in
-        seconds. The server waits for half of it until the workers have joined.
-        ``straggler_timeout``: seconds, below ``timeout``, after which a silent worker is left out
-        while another worker waits. None: half of ``timeout``.
-
-        Raises InvalidArgumentError where this rank is no server, or for options that no server
-        takes.
-        """
+        """A collective call. See the class."""
         if straggler_timeout is None:
             straggler_timeout = timeout / 2
         if not 0 < straggler_timeout < timeout:
@@ -93,25 +118,33 @@ class ParameterServer:
                 f"timeout={timeout:g}, otherwise a silent worker stops all others"
             )
         expect(transport, Transport, "transport must be a tersor Transport")
-        self._ways = _Ways(transport, servers, workers)
-        if self._ways.place is None:
+        self._channels = _Channels(transport, servers, workers)
+        index = self._channels.own_index
+        if index is None:
             raise InvalidArgumentError(f"rank {transport.rank} is not in servers={list(servers)}")
-        self._names = list(weights)
+        self._names = list(parameters)
         self.shard = _core.ParameterShard(
-            [np.asarray(one) for one in weights.values()],
+            [np.asarray(one) for one in parameters.values()],
             named_update(update, self._names) if callable(update) else (float(update), momentum),
-            told(options, self._ways.workers, weights),
-            self._ways.place,
-            len(self._ways.servers),
+            core_options(options, self._channels.workers, parameters),
+            index,
+            len(self._channels.servers),
         )
         self._error: BaseException | None = None
-        limits = (timeout, straggler_timeout)
-        self._thread = threading.Thread(target=self._serve, args=limits, daemon=True)
+        arguments = (self._channels.of_servers[index], timeout, straggler_timeout)
+        self._thread = threading.Thread(target=self._serve, args=arguments, daemon=True)
         self._thread.start()
 
     def wait(self) -> list[int]:
-        """Until all workers have left or are lost. Returns the lost workers, and warns of them.
-        Raises TransportError where some did not come, and what the update raised."""
+        """Waits until all workers have left or are lost.
+
+        Returns:
+            The lost workers. A warning names them.
+
+        Raises:
+            TransportError: A worker did not join in time.
+            Exception: The exception of the update.
+        """
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -124,48 +157,66 @@ class ParameterServer:
             )
         return lost
 
-    def weights(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
-        """Of each parameter where this server's part begins, and a copy of it."""
+    def parameters(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
+        """Returns a copy of this server's part.
+
+        Returns:
+            For each parameter, the index of the first value, and a flat float32 array.
+        """
         return {
-            name: (self.shard.part(i)[0], self.shard.weights(i))
+            name: (self.shard.part(i)[0], self.shard.values(i))
             for i, name in enumerate(self._names)
         }
 
+    def weights(self) -> dict[str, tuple[int, np.ndarray[Any, Any]]]:
+        """The old name of ``parameters``."""
+        _renamed._warn("ParameterServer.weights()", "parameters()", stacklevel=3)
+        return self.parameters()
+
     def statistics(self) -> ServerStatistics:
-        """What it has seen until now; ``lost``: workers that went without a word."""
+        """Returns the counts of this server.
+
+        Returns:
+            ``pushes``, ``pulls``, ``refused``, ``pushed_bytes``, ``pulled_bytes``, and ``lost``,
+            the workers that left without notice.
+        """
         return self.shard.statistics()
 
-    def _serve(self, timeout: float, straggler_timeout: float) -> None:
-        assert self._ways.place is not None
-        lifeline = self._ways.lifelines[self._ways.place]
+    def _serve(self, channel: Transport, timeout: float, straggler_timeout: float) -> None:
         try:
-            _core.serve(lifeline, self.shard, timeout, straggler_timeout)
+            _core.serve(channel, self.shard, timeout, straggler_timeout)
         except BaseException as error:
             self._error = error
 
 
 class Worker:
-    """What a worker may be asked, whatever its weights are.
+    """The methods of a worker that do not depend on the kind of parameters.
 
-    A context: it leaves at the end, so that nobody waits for it."""
+    A worker is a context manager. At the end of the block the worker leaves, so no rank waits for
+    it.
+    """
 
     _own: _core.ParameterClient
 
     @property
     def clock(self) -> int:
-        """Pushes until now, from that of the slowest worker on when it joined."""
+        """The number of pushes, plus the clock of the slowest worker when this worker joined."""
         return self._own.clock
 
     def flush(self) -> None:
-        """Waits until the servers' weights have moved by all that it has pushed."""
+        """Waits until the servers have applied all pushes of this worker."""
         self._own.flush()
 
-    def statistics(self) -> _core.ClientStatistics:
-        """Bytes sent and received; none of a server on its own rank."""
+    def statistics(self) -> ClientStatistics:
+        """Returns the counts of this worker.
+
+        Returns:
+            ``sent_bytes`` and ``received_bytes``. A server on the same rank causes no traffic.
+        """
         return self._own.statistics()
 
     def leave(self) -> None:
-        """Waits for what it has pushed; then no server waits for it any more."""
+        """Waits for all pushes, and leaves. Servers do not wait for this worker any longer."""
         self._own.leave()
 
     def __enter__(self) -> Self:
@@ -177,8 +228,27 @@ class Worker:
 
 
 class ParameterClient(Worker):
-    """A worker: pulls weights, pushes gradients, and is not ahead of the slowest by more than the
-    bound."""
+    """A worker: pulls parameters and pushes gradients, at most ``staleness`` clocks ahead.
+
+    Args:
+        transport: Connects the ranks.
+        like: float32 arrays by name, with the sizes of the parameters.
+        servers: The ranks that serve.
+        workers: The ranks that create a client. None: as in `ParameterServer`.
+        server: This rank's own server, if this rank serves too.
+        timeout: Seconds of each call.
+        options: See `ServerOptions`.
+
+    Raises:
+        InvalidArgumentError: An option is invalid, or ``server`` is missing.
+        TransportError: A server is gone, or has another model or other options. The attribute
+            ``disagreement`` lists the options.
+
+    Example:
+        >>> with tersor.ParameterClient(transport, parameters) as client:
+        ...     client.pull(parameters)
+        ...     client.push(gradients)
+    """
 
     def __init__(
         self,
@@ -191,37 +261,48 @@ class ParameterClient(Worker):
         timeout: float = 300.0,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """``like``: float32 arrays of the parameters' lengths. ``server``: this rank's own, where
-        it serves, too. ``timeout``: of each call, in seconds.
-
-        Raises TransportError if a server has another model or other options (``disagreement``
-        lists the options), and if a server is gone."""
+        """A collective call. See the class."""
         expect(transport, Transport, "transport must be a tersor Transport")
-        ways = server._ways if server is not None else _Ways(transport, servers, workers)
-        if server is None and ways.place is not None:
+        channels = server._channels if server else _Channels(transport, servers, workers)
+        if server is None and channels.own_index is not None:
             raise InvalidArgumentError(
                 f"rank {transport.rank} also runs a ParameterServer: pass it as server="
             )
-        places = [
-            _core.ServerAt(lifeline, rank, server.shard if place == ways.place and server else None)
-            for place, (lifeline, rank) in enumerate(zip(ways.lifelines, ways.servers, strict=True))
-        ]
+        pairs = enumerate(zip(channels.of_servers, channels.servers, strict=True))
         self._names = list(like)
         self._own = _core.ParameterClient(
-            places,
+            [
+                _core.ServerAt(
+                    channel, rank, server.shard if server and i == channels.own_index else None
+                )
+                for i, (channel, rank) in pairs
+            ],
             [np.asarray(one) for one in like.values()],
-            told(options, ways.workers, like),
+            core_options(options, channels.workers, like),
             timeout,
         )
 
-    def pull(self, weights: Mapping[str, Any]) -> None:
-        """Writes the weights of this clock into arrays of float32."""
-        self._own.pull(self._in_order(weights))
+    @renamed_keywords(weights="parameters")
+    def pull(self, parameters: Mapping[str, Any]) -> None:
+        """Waits until no worker is too far behind, and reads the parameters of this clock.
+
+        Args:
+            parameters: float32 arrays by name, which are overwritten.
+        """
+        self._own.pull(self._in_order(parameters))
 
     def push(self, gradients: Mapping[str, Any]) -> None:
-        """Sends a gradient; the next clock begins. Returns before it has arrived; at most two are
-        unanswered. Raises InvalidArgumentError for one that is not finite, which is not sent, and
-        where the server refused one, and why."""
+        """Sends gradients, and begins the next clock.
+
+        The call returns before the gradients arrive. At most two pushes are unanswered.
+
+        Args:
+            gradients: float32 arrays by name, one for each parameter.
+
+        Raises:
+            InvalidArgumentError: A gradient is not finite (nothing was sent), or a server refused
+                a push; the message gives the server's reason.
+        """
         self._own.push(self._in_order(gradients))
 
     def _in_order(self, arrays: Mapping[str, Any]) -> list[Any]:
@@ -231,23 +312,18 @@ class ParameterClient(Worker):
         return [arrays[name] for name in self._names]
 
 
-class _Ways:
+class _Channels:
     """An isolated channel for each server. Making the object is a collective call."""
 
     def __init__(
         self, transport: Transport, servers: Sequence[int], workers: Sequence[int] | None
     ) -> None:
-        self.servers = list(servers)
-        if (
-            not servers
-            or len(set(servers)) < len(servers)
-            or not all(0 <= rank < transport.ranks for rank in servers)
-        ):
+        self.servers, ranks = list(servers), range(transport.ranks)
+        if not servers or len(set(servers)) < len(servers) or not set(servers) <= set(ranks):
             raise InvalidArgumentError(
                 f"servers={self.servers}: give ranks from 0 to {transport.ranks - 1}, each once"
             )
-        everybody = range(transport.ranks)
-        rest = [rank for rank in everybody if rank not in self.servers] or list(everybody)
+        rest = [rank for rank in ranks if rank not in self.servers] or list(ranks)
         self.workers = rest if workers is None else sorted(workers)
-        self.place = self.servers.index(transport.rank) if transport.rank in servers else None
-        self.lifelines = [_core.lifeline(transport) for _ in self.servers]
+        self.own_index = self.servers.index(transport.rank) if transport.rank in servers else None
+        self.of_servers = [_core.isolated_channel(transport) for _ in self.servers]

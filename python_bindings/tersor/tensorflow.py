@@ -1,12 +1,12 @@
-"""Compressed gradients for TensorFlow and Keras 3, one process a rank, over TCP.
+"""Compressed gradients for TensorFlow and Keras 3 over TCP, with one process per rank.
 
 ::
 
     tersor.tensorflow.init()                                     # on each rank
     model.compile(optimizer=tersor.tensorflow.DistributedOptimizer(Adam(), codec="int8+ef"), …)
 
-Values pass through the host (``tf.numpy_function``): for CPUs and slow links. What is compressed is
-gradients; inputs are sharded by whoever makes the dataset.
+Values pass through the host (``tf.numpy_function``), for CPUs and slow links. Tersor compresses
+gradients only. Your dataset must give each rank its own inputs.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
 
 from tersor import _core
 from tersor._core import InvalidArgumentError, Transport
+from tersor._renamed import renamed_keywords
 from tersor.codec import Codec
 from tersor.collectives import broadcast
 from tersor.reducer import GradientReducer, ReducerOptions
@@ -65,17 +66,31 @@ def init(
     secret: str | None = None,
     timeout: float = 300.0,
 ) -> Transport:
-    """Meets the other ranks; a second call returns what the first one made.
+    """Connects the ranks. A second call returns the first call's transport.
 
-    What is not given comes from ``TF_CONFIG`` (its workers; the address is that of the first one,
-    the port behind its own) or from torchrun's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
-    ``MASTER_PORT``. ``address``: ``"host:port"`` of rank 0, which listens there and at no other
-    address. ``secret``, by default ``TERSOR_SECRET``: at least 16 letters that only the ranks know,
-    best the output of ``openssl rand -hex 32``. The rendezvous is authenticated and encrypted.
-    ``TERSOR_TCP_PROTECT`` ("authenticate", "encrypt") protects the gradients as well. Raises
-    InvalidArgumentError where something is missing, TransportError where a rank does not come
-    within
-    ``timeout`` seconds.
+    Missing arguments come from ``TF_CONFIG`` (its workers; the address is the first worker's, with
+    the next port), or from torchrun's ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and
+    ``MASTER_PORT``. The rendezvous is authenticated and encrypted. ``TERSOR_TCP_PROTECT``
+    (``"authenticate"`` or ``"encrypt"``) also protects the gradients.
+
+    Args:
+        rank: This rank, from 0.
+        ranks: The number of ranks.
+        address: ``"host:port"`` of rank 0. Rank 0 listens only at this address.
+        secret: At least 16 characters that only the ranks know, such as the output of
+            ``openssl rand -hex 32``. None: ``TERSOR_SECRET``.
+        timeout: Seconds for the rendezvous.
+
+    Returns:
+        The transport of all ranks.
+
+    Raises:
+        InvalidArgumentError: An argument is missing or invalid.
+        TransportError: A rank is late.
+
+    Example:
+        >>> tersor.tensorflow.init()
+        >>> tersor.tensorflow.broadcast_variables(model.weights)
     """
     if not _world:
         given = {"rank": rank, "ranks": ranks, "address": address}
@@ -97,31 +112,44 @@ def init(
 
 
 def transport() -> Transport:
-    """What ``init`` made. Raises InvalidArgumentError before it."""
+    """Returns the transport of ``init``.
+
+    Raises:
+        InvalidArgumentError: ``init`` was not called.
+
+    Example:
+        >>> tersor.tensorflow.init()
+        >>> rank = tersor.tensorflow.transport().rank
+    """
     if not _world:
         raise InvalidArgumentError("call tersor.tensorflow.init() first")
     return _world[0]
 
 
 def shutdown() -> None:
-    """Says goodbye to the other ranks."""
+    """Closes the connections and notifies the other ranks.
+
+    Example:
+        >>> model.fit(dataset)
+        >>> tersor.tensorflow.shutdown()
+    """
     while _world:
         _world.pop().close()
 
 
 def _from_environment() -> dict[str, Any]:
-    told = os.environ
-    if "TF_CONFIG" in told:
-        return _from_tf_config(json.loads(told["TF_CONFIG"]))
+    env = os.environ
+    if "TF_CONFIG" in env:
+        return _from_tf_config(json.loads(env["TF_CONFIG"]))
     names = {"rank": "RANK", "ranks": "WORLD_SIZE"}
-    found: dict[str, Any] = {key: int(told[name]) for key, name in names.items() if name in told}
-    if "MASTER_ADDR" in told and "MASTER_PORT" in told:
-        found["address"] = f"{told['MASTER_ADDR']}:{told['MASTER_PORT']}"
+    found: dict[str, Any] = {key: int(env[name]) for key, name in names.items() if name in env}
+    if "MASTER_ADDR" in env and "MASTER_PORT" in env:
+        found["address"] = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     return found
 
 
 def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A chief is rank 0, workers come behind it."""
+    """The chief is rank 0; workers follow."""
     cluster, task = config.get("cluster", {}), config.get("task", {})
     kinds = [kind for kind in ("chief", "worker") for _ in cluster.get(kind, ())]
     if task.get("type") not in kinds:
@@ -132,10 +160,16 @@ def _from_tf_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
-    """Gives all ranks the root's values, as they are: before the first step.
+    """Sends the root's values uncompressed to all ranks. Call before the first step.
 
-    Of a model ``model.weights``: ``model.variables`` has the state of its random generators, too,
-    which is to differ from rank to rank.
+    Args:
+        variables: The variables, such as ``model.weights``. Do not pass ``model.variables``: it
+            includes the state of random generators, which must differ between ranks.
+        root: The rank that sends.
+
+    Example:
+        >>> tersor.tensorflow.init()
+        >>> tersor.tensorflow.broadcast_variables(model.weights)
     """
     for variable in variables:
         value = np.array(variable)
@@ -147,21 +181,40 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
 
 
 class Reducer:
-    """The mean (or sum) of gradients over ranks, for custom loops and under ``tf.function``.
+    """The mean (or sum) of gradients over ranks, for custom loops, also in a ``tf.function``.
 
-    ``gradients = reducer(tape.gradient(loss, variables), names)``; None stays None, on all ranks
-    alike, and keeps its residual. Sparse gradients are made dense. Options are those of
-    ``tersor.GradientReducer``, which is ``core``: with ``weighted=True`` a step begins with
-    ``reducer.core.weigh(samples)``, outside of a ``tf.function``. What ends an exchange is raised
-    by TensorFlow as an error that holds Tersor's text.
+    TensorFlow raises an error with Tersor's message if an exchange fails.
+
+    Args:
+        options: The options of ``tersor.GradientReducer``. With ``weighted=True``, call
+            ``reducer.core.weigh(samples)`` before each step, outside of a ``tf.function``.
+
+    Attributes:
+        core: The ``tersor.GradientReducer``.
+
+    Example:
+        >>> reducer = tersor.tensorflow.Reducer(codec="int8+ef")
+        >>> gradients = reducer(tape.gradient(loss, variables), names)
     """
 
     def __init__(self, **options: Unpack[ReducerOptions]) -> None:
         self.core = GradientReducer(transport(), **options)
-        self._known: dict[str, Any] = {}  # an array of zeros for each
+        self._known: dict[str, Any] = {}  # an array of zeros for each name
 
     def __call__(self, gradients: Sequence[Any], names: Sequence[str]) -> list[Any]:
-        """Gradients of these names, in one order on all ranks."""
+        """Reduces gradients.
+
+        Args:
+            gradients: Tensors, or None. A None must be None on all ranks; it keeps its residual.
+                Sparse gradients become dense.
+            names: A name for each gradient, in the same order on all ranks.
+
+        Returns:
+            The mean (or sum) over ranks of each gradient.
+
+        Raises:
+            InvalidArgumentError: This process has several replicas.
+        """
         if tf.distribute.get_strategy().num_replicas_in_sync > transport().ranks:
             raise InvalidArgumentError(
                 "one replica per process is required: start a process for each"
@@ -172,13 +225,13 @@ class Reducer:
             exchange = functools.partial(self._exchange, [names[i] for i in dense])
             given = list(dense.values())
             results = tf.numpy_function(exchange, given, [one.dtype for one in given])
-            for i, result in zip(dense, tf.nest.flatten(results), strict=True):  # one is no list
+            for i, result in zip(dense, tf.nest.flatten(results), strict=True):
                 result.set_shape(dense[i].shape)
                 reduced[i] = result
         return reduced
 
     def _exchange(self, names: Sequence[str], *arrays: Any) -> list[Any]:
-        values = [np.array(one) for one in arrays]  # TensorFlow's own are not to be written to
+        values = [np.array(one) for one in arrays]  # TensorFlow's arrays are read-only
         for name, value in zip(names, values, strict=True):
             if name not in self._known:
                 self.core.add(name, value)
@@ -192,13 +245,26 @@ class Reducer:
 
 
 def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> Any:  # noqa: N802
-    """A Keras optimizer of the same kind and settings, whose gradients are the mean over ranks.
+    """Returns a Keras optimizer of the same class and settings that averages gradients over ranks.
 
-    Options are those of ``tersor.GradientReducer``; its ``reducer`` has ``save_state`` and
-    ``load_state`` for the residuals. ``model.compile(…, jit_compile=False)``: XLA has no way to the
-    host. Variables start equal: ``broadcast_variables(model.weights)``. Raises InvalidArgumentError
-    for an optimizer that has trained already, whose state a copy would not have, and under
-    ``mixed_float16``, where Keras lets a rank leave out a step by itself: take ``mixed_bfloat16``.
+    Variables must start equal: call ``broadcast_variables(model.weights)``. Compile with
+    ``jit_compile=False``, because XLA cannot call the host.
+
+    Args:
+        optimizer: An optimizer that has not trained yet, because its state would be lost.
+        options: The options of ``tersor.GradientReducer``.
+
+    Returns:
+        The optimizer. Its ``reducer`` saves and loads the residuals by ``save_state`` and
+        ``load_state``.
+
+    Raises:
+        InvalidArgumentError: The optimizer has trained, or the policy is ``mixed_float16``. Keras
+            lets a single rank skip a step there: use ``mixed_bfloat16``.
+
+    Example:
+        >>> optimizer = tersor.tensorflow.DistributedOptimizer(SGD(0.1), codec="int8+ef")
+        >>> model.compile(optimizer=optimizer, loss="mse")
     """
     if optimizer.built:
         raise InvalidArgumentError(
@@ -226,7 +292,7 @@ def DistributedOptimizer(optimizer: Any, **options: Unpack[ReducerOptions]) -> A
 
 
 def _names(variables: Iterable[Any]) -> list[str]:
-    """Their paths; a number tells equal ones apart."""
+    """The paths of variables, with a number after repeated paths."""
     seen: Counter[str] = Counter()
     names = []
     for one in variables:
@@ -236,13 +302,24 @@ def _names(variables: Iterable[Any]) -> list[str]:
 
 
 class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
-    """For ``MirroredStrategy(cross_device_ops=…)``: sums of what a codec makes of each replica's.
+    """Encodes each replica's gradients before the sum, for ``MirroredStrategy``.
 
-    Floats of at least ``least_bytes`` bytes are encoded, the rest goes as TensorFlow sends it. It
-    hands over gradients without names, so that there is no feedback: ``+ef`` is refused.
+    Args:
+        codec: The spec, without ``+ef``, because TensorFlow passes gradients without names.
+        min_bytes: The smallest size of an encoded gradient in bytes. TensorFlow sends smaller
+            gradients, and other dtypes than float32, bfloat16 and float16, unchanged.
+
+    Raises:
+        InvalidArgumentError: The codec is invalid or has ``+ef``.
+
+    Example:
+        >>> operations = tersor.tensorflow.CrossDeviceOps("int8")
+        >>> strategy = tf.distribute.MirroredStrategy(cross_device_ops=operations)
     """
 
-    def __init__(self, codec: str = "int8", least_bytes: int = 1 << 16) -> None:
+    @renamed_keywords(least_bytes="min_bytes")
+    def __init__(self, codec: str = "int8", min_bytes: int = 1 << 16) -> None:
+        """See the class."""
         super().__init__(accumulation_fn=self._total)
         self._codec = Codec(codec)
         if self._codec.has_feedback:
@@ -250,25 +327,25 @@ class CrossDeviceOps(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
                 f"{codec!r}: TensorFlow passes gradients without names, so no residual is kept; "
                 "leave out +ef, or use DistributedOptimizer with one process per rank"
             )
-        self._least_bytes = least_bytes
+        self._min_bytes = min_bytes
         self._calls = itertools.count()
 
     def _total(self, values: Sequence[Any]) -> Any:
-        """What TensorFlow asks for, of dense tensors."""
-        if not all(self._takes(one) for one in values):
+        """The accumulation of dense tensors for TensorFlow."""
+        if not all(self._encodes(one) for one in values):
             return tf.add_n(values)
         total = tf.numpy_function(self._sum, list(values), values[0].dtype)
         total.set_shape(values[0].shape)
         return total
 
-    def _takes(self, value: Any) -> bool:
+    def _encodes(self, value: Any) -> bool:
         if not isinstance(value, tf.Tensor) or value.dtype not in _FLOATS:
             return False
         bytes: int = (value.shape.num_elements() or 0) * value.dtype.size
-        return bytes >= self._least_bytes
+        return bytes >= self._min_bytes
 
     def _sum(self, *values: Any) -> Any:
-        call = next(self._calls) % 2**32  # else all draw the same random numbers
+        call = next(self._calls) % 2**32  # otherwise all calls draw the same random numbers
         payloads = [
             self._codec.encode(np.ascontiguousarray(value), seed=replica, step=call)
             for replica, value in enumerate(values)

@@ -19,10 +19,10 @@ from tersor import _text  # noqa: E402  torch comes first
 from tersor.bench import data, hooks, loose_hooks, sharded_hooks  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
+from tersor.bench.measures import parameter_count, ring_bytes  # noqa: E402
 from tersor.bench.models import Gpt, GptShape, convolutional_net, normalised_net  # noqa: E402
 from tersor.bench.records import RecordFile  # noqa: E402
 from tersor.bench.tasks import TASKS, Recipe, Share, TaskOptions, TextTask  # noqa: E402
-from tersor.bench.traffic import parameter_count, ring_bytes  # noqa: E402
 
 
 def write_images(folder: pathlib.Path, count: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tersor.bench import goodput_command, goodput_pace  # noqa: E402  torch comes first
+from tersor.bench import goodput, goodput_command  # noqa: E402  torch comes first
 from tersor.bench.__main__ import main  # noqa: E402
 
 
@@ -28,32 +28,32 @@ def told(**more: object) -> argparse.Namespace:
 
 
 def test_failures_come_of_the_seed_alone() -> None:
-    stalls = goodput_pace.times(told(), "stall", 0)
-    assert stalls == goodput_pace.times(told(death_every=5.0), "stall", 0) == sorted(stalls)
+    stalls = goodput.times(told(), "stall", 0)
+    assert stalls == goodput.times(told(death_every=5.0), "stall", 0) == sorted(stalls)
     assert stalls[0] > 0
     assert stalls[-1] < 1000
     assert len(stalls) == pytest.approx(100, abs=40)
-    assert stalls != goodput_pace.times(told(), "stall", 1)
-    assert stalls != goodput_pace.times(told(seed=2), "stall", 0)
-    assert goodput_pace.times(told(), "death", 0) == []
+    assert stalls != goodput.times(told(), "stall", 1)
+    assert stalls != goodput.times(told(seed=2), "stall", 0)
+    assert goodput.times(told(), "death", 0) == []
     mortal = told(death_every=5.0, ways=["server"])
-    assert goodput_pace.times(mortal, "death", 0) == []  # it serves
-    assert goodput_pace.times(mortal, "death", 1)
-    assert goodput_pace.times(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
+    assert goodput.times(mortal, "death", 0) == []  # it serves
+    assert goodput.times(mortal, "death", 1)
+    assert goodput.times(told(seconds=50.0), "stall", 0) == [one for one in stalls if one < 50]
 
 
 def test_steps_that_count_outlive_their_process(tmp_path: pathlib.Path) -> None:
     (tmp_path / "go").write_text("0")
     for steps in (5, 2):  # and is started again
-        pace = goodput_pace.Pace(told(step=0.1, stall=1.0, folder=str(tmp_path)), 3)
+        pace = goodput.Pace(told(step=0.1, stall=1.0, folder=str(tmp_path)), 3)
         pace.begin()
         pace.count(steps)
     with (tmp_path / "counted.3").open("a") as half:
         half.write("17.5")  # it was killed while it wrote
-    found = goodput_pace.counted(tmp_path, 3)
+    found = goodput.counted(tmp_path, 3)
     assert [steps for _, steps in found] == [5, 2]
     assert found[0][0] <= found[1][0]
-    assert goodput_pace.counted(tmp_path, 4) == []
+    assert goodput.counted(tmp_path, 4) == []
 
 
 def test_what_ranks_would_do_alone() -> None:
@@ -61,8 +61,8 @@ def test_what_ranks_would_do_alone() -> None:
     never = told(stall_every=0.0)
     assert goodput_command._alive(0, "ddp", never) == 1000
 
-    stalls = goodput_pace.times(chosen, "stall", 2)
-    deaths = goodput_pace.times(chosen, "death", 2)
+    stalls = goodput.times(chosen, "stall", 2)
+    deaths = goodput.times(chosen, "death", 2)
     assert stalls
     assert deaths
     for way, gone in (("ddp", 100.0), ("torchft-ddp", 20.0)):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ranks
 from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.onebit_adam import BETA2, SignExchange, decoded, packed_signs
+from tersor.bench.optimizers import BETA2, SignExchange, decoded, packed_signs
 
 SIZES = [3, 17, 1, 8]  # borders of tensors within bytes and within ranks' parts
 

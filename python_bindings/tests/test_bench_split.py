@@ -13,12 +13,14 @@ import ranks  # noqa: E402  torch comes first
 from tersor.bench import hooks, split_hooks  # noqa: E402
 from tersor.bench.__main__ import main  # noqa: E402
 from tersor.bench.errors import BenchmarkError  # noqa: E402
-from tersor.bench.expert_hooks import ExpertHook  # noqa: E402
-from tersor.bench.mixture import MixtureOfExperts  # noqa: E402
-from tersor.bench.models import Gpt, GptShape  # noqa: E402
-from tersor.bench.stage_hooks import StageHook  # noqa: E402
+from tersor.bench.measures import Traffic  # noqa: E402
+from tersor.bench.models import (  # noqa: E402
+    Gpt,
+    GptShape,
+    MixtureOfExperts,
+)
+from tersor.bench.split_hooks import ExpertHook, StageHook  # noqa: E402
 from tersor.bench.tasks import ExpertTask, StageTask, TaskOptions  # noqa: E402
-from tersor.bench.traffic import Traffic  # noqa: E402
 
 CHARACTERS, CONTEXT, BATCH = 11, 8, 8
 

@@ -141,7 +141,7 @@ def test_masks_leave_the_sum_of_codes_alone(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(secure_wire.SumFormat, "decode", noted_sum)
     for lanes, bits in ((8, 4), (16, 8), (32, 14)):
         plain.clear()
-        arrays, _, _ = one_round(Nodes(secured(), SIX), lanes=lanes, bits=bits)
+        arrays, _, _ = one_round(Nodes(secured(), SIX), accumulator_bits=lanes, bits=bits)
         assert arrays is not None
         for place in (0, 1):
             parts = [one[place] for one in plain]
@@ -149,7 +149,7 @@ def test_masks_leave_the_sum_of_codes_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_clients_may_count_by_their_examples() -> None:
-    arrays, metrics, _ = one_round(Nodes(secured(), SIX), most_examples=160, bits=12)
+    arrays, metrics, _ = one_round(Nodes(secured(), SIX), max_examples=160, bits=12)
     weights = {node: min(160, examples(node)) for node in SIX}
     check_mean(
         arrays, expected(SIX, weights.__getitem__), 6 * CLIP / 2047 * 160 / sum(weights.values())
@@ -509,7 +509,7 @@ def test_rounds_and_starts_follow_each_other_and_integers_stay() -> None:
 def test_weights_are_those_that_the_strategy_asks_for() -> None:
     nodes = Nodes(secured(), SIX)
     strategy = tersor.federated.flower.SecureStrategy(
-        fedavg(weighted_by_key="tokens"), clip=CLIP, most_examples=160
+        fedavg(weighted_by_key="tokens"), clip=CLIP, max_examples=160
     )
     sent = strategy.configure_train(1, model(), ConfigRecord(), nodes)
     arrays, _ = strategy.aggregate_train(1, nodes.send_and_receive(sent))
@@ -519,7 +519,7 @@ def test_weights_are_those_that_the_strategy_asks_for() -> None:
 
 def test_no_weight_at_all_is_no_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "examples", lambda node: 0)
-    arrays, _, strategy = one_round(Nodes(secured(), SIX), most_examples=10)
+    arrays, _, strategy = one_round(Nodes(secured(), SIX), max_examples=10)
     assert arrays is None
     assert "weights are 0" in strategy.failures[1]
 
@@ -559,12 +559,12 @@ def test_too_few_at_the_start_cost_a_round(nodes: tuple[int, ...], threshold: in
     ("options", "said"),
     [
         ({"bits": 15}, "2 to 14 bits"),
-        ({"lanes": 12}, "lanes=12"),
+        ({"accumulator_bits": 12}, "accumulator_bits=12"),
         ({"clip": 0.0}, "clip=0.0"),
         ({"neighbours": 3}, "an even number"),
         ({"threshold": 2}, "threshold=2 of 5"),
         ({"threshold": 0}, "threshold=0"),
-        ({"bits": 8, "lanes": 8}, "of 1 clients, not of 6"),
+        ({"bits": 8, "accumulator_bits": 8}, "of 1 clients, not of 6"),
         ({"bits": 14}, "of 4 clients, not of 6"),
     ],
 )

@@ -101,7 +101,7 @@ def other_cohort(message: Message) -> None:
 
 
 def other_weight(message: Message) -> None:
-    message.content["tersor"]["most_examples"] = 10**9
+    message.content["tersor"]["max_examples"] = 10**9
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_digest_covers_all_that_is_told() -> None:
 
     renamed = ArrayRecord({"v": model()["w"]})
     others = {"run": "s", "round": 2, "clients": 8, "cohort": bytes(31) + b"1", "clip": 0.06}
-    others |= {"bits": 7, "lanes": 32, "most_examples": 5, "weight_key": "tokens"}
+    others |= {"bits": 7, "accumulator_bits": 32, "max_examples": 5, "weight_key": "tokens"}
     found = [digest(), digest(5), digest(arrays=model(1.0)), digest(arrays=renamed)]
     found += [digest(arrays=model(shape=(100, 400)))]
     found += [digest(**{name: value}) for name, value in others.items()]
@@ -360,7 +360,7 @@ def test_counts_tell_their_sum_alone() -> None:
 def test_clients_may_round_their_examples() -> None:
     for step, total in ((1, 450), (100, 900), (60, 720)):
         seen = []
-        strategy = strategy_of(most_examples=5000)
+        strategy = strategy_of(max_examples=5000)
         mean = strategy._mean
 
         def noted(sums: Any, clients: int, seen: Any = seen, mean: Any = mean) -> Any:
@@ -511,7 +511,7 @@ def test_other_orders_of_noise_are_refused() -> None:
         tersor.federated.flower.SecureStrategy(Noise(flower.Krum(), 1.0, 0.5, 9), clip=CLIP)
     with pytest.raises(tersor.InvalidArgumentError, match="equal weights"):
         tersor.federated.flower.SecureStrategy(
-            Noise(fedavg(), 1.0, 0.5, 9), clip=CLIP, most_examples=9
+            Noise(fedavg(), 1.0, 0.5, 9), clip=CLIP, max_examples=9
         )
     around = Noise(strategy_of(), 1.0, 0.5, 9)
     with pytest.raises(
@@ -521,7 +521,7 @@ def test_other_orders_of_noise_are_refused() -> None:
 
 
 def norm_of(vector: Any, format: SumFormat) -> float:
-    values, _, _ = format.decode(vector, [vector.lanes.size])
+    values, _, _ = format.decode(vector, [vector.codes.size])
     return float(np.linalg.norm(values[0].astype(np.float64)))
 
 

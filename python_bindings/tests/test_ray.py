@@ -66,10 +66,10 @@ def test_weights_move_by_the_mean(servers: int) -> None:
     server = tersor.ray.ParameterServer(zeros(), 0.5, servers=servers, workers=range(3), **EXACT)
     seen = ray.get([train.remote(server, worker, 5) for worker in range(3)])
     assert seen[0] == seen[1] == seen[2]
-    for name, found in server.weights().items():
+    for name, found in server.parameters().items():
         pushes = [gradient(worker, clock)[name] for worker in range(3) for clock in range(5)]
         np.testing.assert_allclose(found, -0.5 * sum(pushes) / 3, rtol=1e-5, atol=1e-5)
-    assert sum(one["pushes"] for one in server.statistics()) == 15 * servers
+    assert sum(one.pushes for one in server.statistics()) == 15 * servers
 
 
 def test_fewer_bytes_and_what_is_left_out_comes_later() -> None:
@@ -78,9 +78,9 @@ def test_fewer_bytes_and_what_is_left_out_comes_later() -> None:
         for _ in range(60):
             client.push(gradient(0, 0))
     wanted = -60 * gradient(0, 0)["b"]
-    assert np.linalg.norm(server.weights()["b"] - wanted) < 0.3 * np.linalg.norm(wanted)
+    assert np.linalg.norm(server.parameters()["b"] - wanted) < 0.3 * np.linalg.norm(wanted)
     (told,) = server.statistics()
-    assert told["pushed_bytes"] < 60 * 0.4 * 4 * 5_022
+    assert told.pushed_bytes < 60 * 0.4 * 4 * 5_022
 
 
 def test_an_update_of_ones_own() -> None:
@@ -91,18 +91,18 @@ def test_an_update_of_ones_own() -> None:
     server = tersor.ray.ParameterServer(zeros(), halve, **EXACT)
     with server.client(7) as client:
         client.push(gradient(7, 0))
-    np.testing.assert_allclose(server.weights()["b"], -2 * gradient(7, 0)["b"], rtol=1e-6)
-    np.testing.assert_allclose(server.weights()["a"], -gradient(7, 0)["a"], rtol=1e-6)
+    np.testing.assert_allclose(server.parameters()["b"], -2 * gradient(7, 0)["b"], rtol=1e-6)
+    np.testing.assert_allclose(server.parameters()["a"], -gradient(7, 0)["a"], rtol=1e-6)
 
 
 def test_a_worker_that_is_killed_holds_nobody_up_for_long() -> None:
-    server = tersor.ray.ParameterServer(zeros(), workers=range(3), patience=1.0, **EXACT)
+    server = tersor.ray.ParameterServer(zeros(), workers=range(3), timeout=1.0, **EXACT)
     dying = train.options(max_retries=0).remote(server, 2, 8, dies_at=3)
     others = [train.remote(server, worker, 8) for worker in range(2)]
     assert all(len(seen) == 8 for seen in ray.get(others))
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(dying)
-    assert server.statistics()[0]["lost"] == [2]
+    assert server.statistics()[0].lost == [2]
 
 
 def test_a_machine_comes_later_and_goes() -> None:
@@ -115,10 +115,10 @@ def test_a_machine_comes_later_and_goes() -> None:
 
 
 def test_who_was_silent_is_told_and_may_join_again() -> None:
-    server = tersor.ray.ParameterServer(zeros(), workers=range(2), patience=0.5, **EXACT)
+    server = tersor.ray.ParameterServer(zeros(), workers=range(2), timeout=0.5, **EXACT)
     silent = server.client(0)
     ray.get(train.remote(server, 1, 3))
-    assert server.statistics()[0]["lost"] == [0]
+    assert server.statistics()[0].lost == [0]
     with pytest.raises(
         tersor.InvalidArgumentError, match="worker 0 has not joined, or was considered lost"
     ):
@@ -145,11 +145,11 @@ def test_what_is_refused() -> None:
         tersor.InvalidArgumentError, match="pushes for clock 0, but its next clock is 1"
     ):
         client.leave()
-    np.testing.assert_allclose(server.weights()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
+    np.testing.assert_allclose(server.parameters()["b"], -0.1 * gradient(0, 0)["b"], rtol=1e-6)
 
 
 def test_a_worker_that_never_joins_ends_the_calls_of_the_others() -> None:
-    server = tersor.ray.ParameterServer(zeros(), workers=range(3), patience=0.5, **EXACT)
+    server = tersor.ray.ParameterServer(zeros(), workers=range(3), timeout=0.5, **EXACT)
     client = server.client(1)
     with pytest.raises(tersor.Error, match=r"workers \[0, 2\] .* did not join within 0\.5 s"):
         client.pull(zeros())
@@ -162,7 +162,7 @@ def test_what_an_update_raises_reaches_every_worker() -> None:
     def fails(parts: list[tuple[str, Any, Any]]) -> None:
         raise ValueError("no disk")
 
-    server = tersor.ray.ParameterServer(zeros(), fails, workers=range(3), patience=5.0, **EXACT)
+    server = tersor.ray.ParameterServer(zeros(), fails, workers=range(3), timeout=5.0, **EXACT)
     clients = [server.client(worker) for worker in range(3)]
     for worker, client in enumerate(clients):
         client.push(gradient(worker, 0))
@@ -181,7 +181,7 @@ def raw_push(client: Any, clock: int, of: dict[str, np.ndarray[Any, Any]]) -> An
 
 
 def test_a_server_refuses_a_third_unanswered_push() -> None:
-    server = tersor.ray.ParameterServer(zeros(), workers=range(2), patience=60.0, **EXACT)
+    server = tersor.ray.ParameterServer(zeros(), workers=range(2), timeout=60.0, **EXACT)
     client, other = server.client(0), server.client(1)
     first, second, *more = [raw_push(client, clock, gradient(0, 0)) for clock in (0, 1, 2, 1)]
     for refused in more:
@@ -198,7 +198,7 @@ def test_a_server_refuses_a_third_unanswered_push() -> None:
     ray.get(second)
     client.leave()
     other.leave()
-    assert server.statistics()[0]["pushes"] == 6
+    assert server.statistics()[0].pushes == 6
 
 
 @pytest.mark.parametrize("staleness", [0, None])
@@ -213,11 +213,11 @@ def test_a_push_that_is_not_finite_moves_nothing(staleness: int | None) -> None:
         tersor.InvalidArgumentError, match=r"worker 4's push for clock 0: .* not finite"
     ):
         client.pull(zeros())
-    assert all((one == 0).all() for one in server.weights().values())
+    assert all((one == 0).all() for one in server.parameters().values())
 
 
 def test_a_task_that_is_tried_again_takes_its_place() -> None:
-    server = tersor.ray.ParameterServer(zeros(), workers=range(2), patience=600.0, **EXACT)
+    server = tersor.ray.ParameterServer(zeros(), workers=range(2), timeout=600.0, **EXACT)
     first = server.client(0)
     again = server.client(0)
     other = train.remote(server, 1, 1)
@@ -237,7 +237,7 @@ def test_who_joins_late_has_a_clock_at_each_server() -> None:
     late = ray.get([train.remote(server, worker, 4) for worker in (1, 2)])
     assert [len(seen) for seen in late] == [4, 4]
     fast.leave()
-    assert [one["pushes"] for one in server.statistics()] == [28, 28]
+    assert [one.pushes for one in server.statistics()] == [28, 28]
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
 import time
 from typing import Any, Literal
@@ -40,7 +41,7 @@ def test_bulk_synchronous_workers_descend_by_the_mean() -> None:
             assert told.pushes == 12
             assert told.lost == []
             assert told.pushed_bytes < 0.3 * 12 * 4 * flat(weights).size
-            return np.concatenate([own for _, own in server.weights().values()])
+            return np.concatenate([own for _, own in server.parameters().values()])
         with tersor.ParameterClient(transport, weights, servers=[3], pull="none") as client:
             for clock in range(4):
                 assert client.clock == clock
@@ -138,7 +139,7 @@ def test_with_equal_timeouts_a_silent_worker_ends_nobody_else(waits_in: str) -> 
 def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> None:
     """Of a worker that keeps to nothing."""
     arrays = [np.zeros(100, np.float32)]
-    options = tersor.server.told({"push": "none"}, [0, 1], {"w": arrays[0]})
+    options = tersor.server.core_options({"push": "none"}, [0, 1], {"w": arrays[0]})
     shard = tersor._core.ParameterShard(arrays, (1.0, 0.0), options, 0, 1)
     frames = tersor._core.WorkerFrames(arrays, options, 1, 0, 1)
     out = np.empty(frames.push_capacity, np.uint8)
@@ -161,7 +162,7 @@ def test_a_server_refuses_what_is_not_finite_and_a_third_unanswered_push() -> No
         push(2, 1.0)
     assert shard.leave_out_silent(60.0) == []
     shard.leave(0, True)
-    assert (shard.weights(0) == -2).all()
+    assert (shard.values(0) == -2).all()
 
 
 def test_what_is_wrong_is_told() -> None:
@@ -331,3 +332,36 @@ def test_gossip_names_the_options_that_differ() -> None:
     with pytest.raises(tersor.TransportError, match="codec is ") as caught:
         tersor.local.run(4, mix)
     assert [one.name for one in caught.value.disagreement] == ["codec"]
+
+
+def test_old_names_work_and_warn() -> None:
+    def rank(transport: tersor.Transport) -> None:
+        values = {"w": np.ones(4, np.float32)}
+        told: Any = {"servers": [0], "workers": [0], "push": "none", "pull": "none"}
+        with pytest.warns(DeprecationWarning, match=r"ParameterServer\(weights=\).*parameters="):
+            server = tersor.ParameterServer(transport, weights=values, **told)
+        with tersor.ParameterClient(transport, values, server=server, **told) as client:
+            with pytest.warns(DeprecationWarning, match=r"pull\(weights=\).*parameters="):
+                client.pull(weights=values)
+            with pytest.raises(TypeError, match="pass parameters="):
+                client.pull(parameters=values, weights=values)
+        server.wait()
+        with pytest.warns(DeprecationWarning, match=r"weights\(\).*use parameters\(\)"):
+            assert server.weights()["w"][0] == 0
+        gossip = tersor.Gossip(transport)
+        with pytest.warns(DeprecationWarning, match=r"Gossip.add\(weights=\).*parameter="):
+            gossip.add("w", weights=values["w"])
+
+    tersor.local.run(1, rank)
+
+
+def test_statistics_are_pickled_and_indices_warn() -> None:
+    shard = tersor._core.ParameterShard(
+        [np.zeros(3, np.float32)], (1.0, 0.0), tersor._core.ServerOptions(), 0, 1
+    )
+    shard.join(4)
+    shard.leave(4, lost=True)
+    copy = pickle.loads(pickle.dumps(shard.statistics()))
+    assert (copy.lost, copy.pushes) == ([4], 0)
+    with pytest.warns(DeprecationWarning, match=r"use \.lost"):
+        assert copy["lost"] == [4]

@@ -35,6 +35,10 @@ std::unique_ptr<Transport> make_transport(std::uintptr_t address) {
 
 NB_MODULE(_mpi, module) {
   using namespace tersor::python;
-  module.def("library_version", &library_version);
-  module.def("make_transport", &make_transport, nb::arg("address"));
+  module.def("library_version", &library_version,
+             "Returns the version of the MPI library, also before MPI is initialised.");
+  module.def("make_transport", &make_transport, nb::arg("address"),
+             "Makes a transport over a communicator. A collective call.\n\n"
+             "Args:\n"
+             "  address: Address of the MPI_Comm in an mpi4py communicator.");
 }

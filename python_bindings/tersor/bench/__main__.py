@@ -1,66 +1,61 @@
 """The command line of ``python -m tersor.bench``."""
 
 import argparse
+import importlib
 import importlib.util
 import sys
-import types
 
-from tersor.bench import codec_command, gossip_command
+import tersor.bench
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.records import add_option
+
+# Each command with the package that it needs.
+_COMMANDS = {
+    "codec": "numpy",
+    "gossip": "numpy",
+    "masks": "flwr",
+    "federated": "flwr",
+    "ray": "ray",
+    "train": "torch",
+    "backward": "torch",
+    "step": "torch",
+    "goodput": "torch",
+}
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tersor.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tersor.bench", description=tersor.bench.__doc__
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, command in _commands().items():
-        text = command.__doc__ or ""
-        own = commands.add_parser(name, help=text.splitlines()[0], description=text)
-        command.add_options(own)
-        own.set_defaults(run=command.run)
+    for name, package in _COMMANDS.items():
+        if _has(package):
+            command = importlib.import_module(f"tersor.bench.{name}_command")
+            text = command.__doc__ or ""
+            own = commands.add_parser(name, help=text.splitlines()[0], description=text)
+            command.add_options(own)
+            add_option(own)
+            own.set_defaults(run=command.run)
     if not _has("torch"):
         parser.epilog = "train, backward, step and goodput need PyTorch: pip install 'torch>=2.11'"
     return parser
 
 
 def _has(package: str) -> bool:
-    """Whether it is installed; a folder that happens to be called so is none."""
+    """True if a package is installed; a folder of that name does not count."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
-
-
-def _commands() -> dict[str, types.ModuleType]:
-    """Those that can run here; each has options, and a function that returns the exit status."""
-    alone = {"codec": codec_command, "gossip": gossip_command}
-    if _has("flwr"):
-        from tersor.bench import federated_command, masks_command
-
-        alone |= {"masks": masks_command, "federated": federated_command}
-    if _has("ray"):
-        from tersor.bench import ray_command
-
-        alone["ray"] = ray_command
-    if not _has("torch"):
-        return alone
-    from tersor.bench import backward_command, goodput_command, step_command, train_command
-
-    return {
-        **alone,
-        "train": train_command,
-        "backward": backward_command,
-        "step": step_command,
-        "goodput": goodput_command,
-    }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command. Returns the exit status: 2 after a wrong option or missing data."""
     options = _parser().parse_args(arguments)
     try:
-        status: int = options.run(options)
+        status: int | None = options.run(options)
     except BenchmarkError as error:
         print(f"tersor.bench: {error}", file=sys.stderr)
         return 2
-    return status
+    return status or 0
 
 
 if __name__ == "__main__":

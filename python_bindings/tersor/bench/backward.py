@@ -1,9 +1,8 @@
-"""The backward pass of a chain of linear layers, once for each hook, in turns.
+"""The backward pass of a chain of linear layers, with all hooks in turns.
 
-With few rows of input the layers' arithmetic is next to nothing beside their gradients: what is
-left is the reduction, overlapped as `DistributedDataParallel` overlaps it, or FSDP2, which gathers
-the weights too. Of a mixture of experts, whose rows travel, it is the whole step. Ranks may have
-other speeds, which are pauses, and rows accordingly.
+With few rows of input, the layers compute little, so the time is the time of the exchange, which
+`DistributedDataParallel` or FSDP2 overlaps. FSDP2 also gathers the weights. A mixture of experts
+exchanges rows, so the whole step is measured. Ranks may have different speeds (pauses) and rows.
 """
 
 import dataclasses
@@ -12,61 +11,57 @@ import time
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tersor.bench import expert_hooks, hooks, sharded_hooks
+from tersor.bench import hooks, sharded_hooks, split_hooks
 from tersor.bench.errors import BenchmarkError, check_error
-from tersor.bench.mixture import MixtureOfExperts
-from tersor.bench.timing import mark_of
-from tersor.bench.traffic import Traffic, parameter_count
-from tersor.bench.world import NetworkInterface, World
+from tersor.bench.measures import mark_of, parameter_count
+from tersor.bench.models import MixtureOfExperts
+from tersor.bench.records import Record
+from tersor.bench.world import World, interface_bytes
 
 WIDTH = 1024
 LAYER_BYTES = 4 * WIDTH * WIDTH
 EXPERTS = 8
-WARMUP_STEPS = 5  # DDP makes its buckets anew before the second
-LEARNING_STEPS = 200  # at most, of "auto"
+WARMUP_STEPS = 5  # DDP makes its buckets again before the second step
+LEARNING_STEPS = 200  # the limit for "auto"
 
 Parallel = Literal["ddp", "fsdp", "experts"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """So many MiB of gradients, so many rows of input, buckets of so many MiB (None: DDP's)."""
+    """The sizes of a case: gradients and buckets in MiB (None: DDP's), rows of input."""
 
     gradient_mib: int
     rows: int
     bucket_mib: float | None
     parallel: Parallel = "ddp"
-    weights: str | None = None  # a codec for FSDP2's all-gathers, beside our codecs
-    speeds: tuple[float, ...] = ()  # of each rank; none: all have 1
-    row_seconds: float = 0.0  # that a step waits for each row, on a rank of speed 1
-
-    @property
-    def has_experts(self) -> bool:
-        """Whether there is a mixture of experts, which sends in the forward pass too."""
-        return self.parallel == "experts"
+    weights: str | None = None  # a codec for FSDP2's all-gathers, with Tersor's codecs
+    speeds: tuple[float, ...] = ()  # of each rank; empty: 1
+    row_seconds: float = 0.0  # that a step waits for each row on a rank of speed 1
 
     @property
     def layers(self) -> int:
-        """4 MiB each."""
+        """The number of layers of 4 MiB."""
         return max(1, self.gradient_mib * 2**20 // LAYER_BYTES)
 
     def speed(self, rank: int) -> float:
-        """Of this rank."""
+        """The speed of a rank."""
         return self.speeds[rank] if self.speeds else 1.0
 
     def rows_of(self, name: str, rank: int) -> int:
-        """Of this rank's input, beside this hook."""
+        """The rows of a rank's input with a hook."""
         if not name.startswith(hooks.WEIGHTED):
             return self.rows
         return max(1, round(self.rows * self.speed(rank)))
 
     def chain(self, device: torch.device) -> nn.Sequential:
-        """The layers, the same each time; experts as in a transformer, behind a norm."""
+        """The layers, always equal; experts follow a norm, as in a transformer."""
         torch.manual_seed(0)
-        if self.has_experts:
+        if self.parallel == "experts":
             hidden = self.layers * WIDTH // (2 * EXPERTS)
             mixture = MixtureOfExperts(WIDTH, hidden, EXPERTS)
             return nn.Sequential(nn.LayerNorm(WIDTH), mixture).to(device)
@@ -74,26 +69,12 @@ class Shape:
         return nn.Sequential(*layers).to(device)
 
     def attach(self, name: str, device: torch.device) -> hooks.Hook:
-        """The layers, spread over the ranks, with this hook."""
-        if self.has_experts:
-            return expert_hooks.ExpertHook(self.chain(device), name)
+        """The layers on all ranks with a hook."""
+        if self.parallel == "experts":
+            return split_hooks.ExpertHook(self.chain(device), name)
         if self.parallel == "fsdp":
             return sharded_hooks.attach(self.chain(device), name, self.weights)
         return hooks.attach(self.chain(device), name, self.bucket_mib)
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Medians over iterations of the slowest rank; bytes are the mean over ranks."""
-
-    codec: str  # or another hook
-    count: int  # values of the gradients
-    seconds: float  # of experts as step_seconds
-    step_seconds: float  # the forward pass too
-    relative_error: float
-    interface_bytes: float
-    wire_bytes_are: str
-    traffic: Traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,22 +87,21 @@ class Sample:
 
 
 class Pass:
-    """A forward and a backward pass of a model, of the same data each time.
+    """A forward and a backward pass of a model with constant data.
 
     Attributes:
-        rows: of this rank's input; the loss is their mean.
+        rows: The rows of this rank's input. The loss is their mean.
     """
 
     def __init__(
         self, model: nn.Module, name: str, shape: Shape, world: World, hook: hooks.Hook | None
     ) -> None:
-        """``hook``: the model's, if it has one, which is called ``name``."""
+        """``hook``: the model's hook with this ``name``, or None."""
         self._model, self._world, self._hook = model, world, hook
         self.rows = shape.rows_of(name, world.rank)
         self._pause = self.rows * shape.row_seconds / shape.speed(world.rank)
-        self._counts_forward = shape.has_experts
+        self._counts_forward = shape.parallel == "experts"
         self._mark = mark_of(world.device)
-        self._interface = NetworkInterface()
         draw = torch.Generator().manual_seed(1 + world.rank)
         self._inputs, self._weights = (
             torch.randn(shape.rows, WIDTH, generator=draw)[: self.rows].to(world.device)
@@ -129,10 +109,10 @@ class Pass:
         )
 
     def run(self) -> Sample:
-        """Once, of all ranks together."""
+        """One pass of all ranks."""
         self._model.zero_grad()
         self._world.meet()
-        sent = self._interface.sent_bytes()
+        sent = interface_bytes()
         start = self._mark()
         if self._hook is not None:
             self._hook.samples_follow(self.rows)
@@ -145,17 +125,14 @@ class Pass:
         return Sample(
             (start if self._counts_forward else forward_end).seconds_until(end),
             start.seconds_until(end),
-            (self._interface.sent_bytes() - sent) / self._world.ranks_here,
+            (interface_bytes() - sent) / self._world.ranks_here,
         )
 
     def gradients(self) -> Tensor:
-        """Of the last run; shards are gathered."""
-        gradients = [values.grad for values in self._model.parameters()]
-        return torch.cat([_whole(values).flatten() for values in gradients if values is not None])
-
-
-def _whole(values: Tensor) -> Tensor:
-    return values.full_tensor() if isinstance(values, DTensor) else values
+        """The gradients of the last pass; shards are gathered."""
+        found = [one.grad for one in self._model.parameters() if one.grad is not None]
+        whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
+        return torch.cat([one.flatten() for one in whole])
 
 
 def _exact(name: str, shape: Shape, world: World) -> Tensor:
@@ -163,35 +140,37 @@ def _exact(name: str, shape: Shape, world: World) -> Tensor:
     alone = Pass(shape.chain(world.device), name, shape, world, None)
     alone.run()
     (rows,) = world.mean([alone.rows])
-    return world.mean_of(alone.gradients().double() * (alone.rows / rows))
+    total = alone.gradients().double() * (alone.rows / rows)
+    dist.all_reduce(total)
+    return total / world.ranks
 
 
 class Case:
-    """A model with a hook, whose gradients were checked."""
+    """A model with a hook, and checked gradients."""
 
     def __init__(self, name: str, shape: Shape, world: World) -> None:
         exact = _exact(name, shape, world)
         self.name, self._world = name, world
-        self._hook = shape.attach(name, world.device)
-        self._pass = Pass(self._hook.model, name, shape, world, self._hook)
+        self.hook = shape.attach(name, world.device)
+        self._pass = Pass(self.hook.model, name, shape, world, self.hook)
         self._samples: list[Sample] = []
         self.relative_error = self._warm_up(exact)
 
     def _warm_up(self, exact: Tensor) -> float:
-        steps = self._hook.plain_steps + 1
+        steps = self.hook.plain_steps + 1
         for _ in range(steps):
             self._pass.run()
         error = self._check(exact)
         least = steps + WARMUP_STEPS
-        while steps < least or (steps < LEARNING_STEPS and not self._hook.settled):
+        while steps < least or (steps < LEARNING_STEPS and not self.hook.settled):
             self._pass.run()
             steps += 1
-        self._hook.traffic(steps)
+        self.hook.traffic(steps)
         return error
 
     def _check(self, exact: Tensor) -> float:
-        """The error of the last step; raises BenchmarkError where it is wrong, or ranks differ."""
-        self._hook.gather("grad")
+        """The error of the last step. Raises BenchmarkError for wrong or unequal gradients."""
+        self.hook.gather("grad")
         reduced = self._pass.gradients()
         error = float((reduced - exact).norm() / exact.norm())
         check_error(self.name, "the gradients", error)
@@ -200,35 +179,31 @@ class Case:
         return error
 
     def run(self) -> None:
-        """One iteration, after which the slowest rank is known."""
+        """One iteration: the times of the slowest rank."""
         own = self._pass.run()
         slowest = self._world.slowest([own.seconds, own.step_seconds])
         interface_bytes = self._world.mean([own.interface_bytes])[0]
         self._samples.append(Sample(slowest[0], slowest[1], interface_bytes))
 
-    def result(self) -> Result:
-        """Of all iterations."""
-        steps = len(self._samples)
-        return Result(
-            codec=self.name,
-            count=parameter_count(self._hook.model),
-            seconds=statistics.median(sample.seconds for sample in self._samples),
-            step_seconds=statistics.median(sample.step_seconds for sample in self._samples),
-            relative_error=self.relative_error,
-            interface_bytes=statistics.fmean(sample.interface_bytes for sample in self._samples),
-            wire_bytes_are=self._hook.bytes_are,
-            traffic=self._hook.traffic(steps).mean(steps, self._world),
-        )
-
-    def close(self) -> None:
-        """Ends the hook."""
-        self._hook.close()
+    def result(self) -> Record:
+        """Medians over iterations of the slowest rank. Bytes are the mean over ranks."""
+        steps, samples = len(self._samples), self._samples
+        return {
+            "codec": self.name,
+            "count": parameter_count(self.hook.model),
+            "seconds": statistics.median(one.seconds for one in samples),
+            "step_seconds": statistics.median(one.step_seconds for one in samples),
+            "relative_error": self.relative_error,
+            "interface_bytes": statistics.fmean(one.interface_bytes for one in samples),
+            "wire_bytes_are": self.hook.bytes_are,
+            **self.hook.traffic(steps).mean(steps, self._world).fields(),
+        }
 
 
 def measure(
     names: list[str], shape: Shape, iterations: int, world: World
-) -> tuple[float, list[Result]]:
-    """All hooks in turns; who begins changes, so that nobody always follows the same one.
+) -> tuple[float, list[Record]]:
+    """Runs all hooks in turns, each iteration starting with another hook.
 
     Returns the seconds of a backward pass without communication, and the results in order.
     """
@@ -241,5 +216,5 @@ def measure(
     alone = Pass(shape.chain(world.device), "none", shape, world, None)
     compute_seconds = min(world.slowest([alone.run().seconds])[0] for _ in range(3))
     for case in cases:
-        case.close()
+        case.hook.close()
     return compute_seconds, results

@@ -1,23 +1,24 @@
-"""``backward``: a bare backward pass of so many MiB of gradients, all hooks in turns.
+"""``backward``: the time of a backward pass with the given size of gradients, all hooks in turns.
 
-The median over iterations of the slowest rank, once DDP has made its buckets. More rows of input
-make the arithmetic longer, for hooks to hide behind. With --parallel fsdp each layer is sharded by
-FSDP2, whose steps gather the weights too. With --parallel experts there is a mixture of eight
-experts, spread over the ranks, and all times are of a whole step. With --speeds a rank is as much
-slower as its number is below 1: a step waits --row-seconds for each row, the longer the slower it
-is; beside hooks weighted:CODEC it has as many rows fewer.
+The time is the median over iterations of the slowest rank, after DDP has made its buckets. More
+rows of input make the computation longer, so hooks can hide behind it. With --parallel fsdp, FSDP2
+shards each layer, and steps gather the weights. With --parallel experts, a mixture of eight experts
+is spread over the ranks, and all times are of a whole step. With --speeds, a rank is slower by its
+number below 1: a step waits --row-seconds for each row, divided by the speed. Beside hooks
+weighted:CODEC, a slower rank has fewer rows.
 """
 
 import argparse
 import os
 
+import torch.distributed as dist
+
 from tersor import _text
-from tersor.bench import hooks, launch, loose_hooks, options, sharded_hooks, split_hooks
-from tersor.bench.backward import EXPERTS, Result, Shape, measure
-from tersor.bench.errors import BenchmarkError
-from tersor.bench.records import Record, RecordFile
-from tersor.bench.traffic import fields_of
-from tersor.bench.world import World
+from tersor.bench import hooks, loose_hooks, sharded_hooks, split_hooks
+from tersor.bench.backward import EXPERTS, Shape, measure
+from tersor.bench.errors import BenchmarkError, stateless_codec
+from tersor.bench.records import Record, RecordFile, add, columns, positive_number, table
+from tersor.bench.world import World, add_world, run_on_ranks
 
 GRADIENT_HOOKS = ["none", "torch:fp16", "torch:bf16", "bf16", "int8", "auto"]
 DEFAULT_HOOKS = {"ddp": GRADIENT_HOOKS, "fsdp": GRADIENT_HOOKS, "experts": split_hooks.DEFAULT}
@@ -27,53 +28,49 @@ PARALLEL = {
     "fsdp": "FSDP2",
     "experts": f"{EXPERTS} experts, whole steps",
 }
+REFERENCES = {"of none": "none", "of fp16": "torch:fp16", "of bf16": "torch:bf16"}
+COLUMNS = columns(
+    "hook=codec, time=seconds:s, of none=of none:x, of fp16=of fp16:x, of bf16=of bf16:x, "
+    "with forward=step_seconds:s, sent=wire_bytes:B, interface=interface_bytes:B, "
+    "error=relative_error:.1e"
+)
+
+
+def _stateless(text: str) -> str:
+    """The spec of a codec without feedback, for argparse."""
+    try:
+        stateless_codec(text)
+    except BenchmarkError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of the command line."""
-    options.add_hooks(parser, GRADIENT_HOOKS)
-    options.add_world(parser)
-    parser.add_argument(
-        "--parallel",
-        choices=list(PARALLEL),
-        default="ddp",
-        help="what the layers go through: DistributedDataParallel, or fully_shard each; or experts",
-    )
-    parser.add_argument(
-        "--weights",
-        type=options.stateless,
-        metavar="CODEC",
-        help="with fsdp: for the all-gathers, beside our codecs; default: as they are",
-    )
-    parser.add_argument("--mib", type=options.positive, default=64, help="of gradients (64)")
-    parser.add_argument("--rows", type=options.positive, default=2, help="of input (2)")
-    parser.add_argument(
-        "--speeds",
-        type=options.positive_number,
-        nargs="+",
-        default=[],
-        metavar="SPEED",
-        help="of each rank; default: 1",
-    )
-    parser.add_argument(
-        "--row-seconds",
-        type=options.positive_number,
-        default=0.0,
-        metavar="SECONDS",
-        help="that a step waits for each row, on a rank of speed 1; default: none",
-    )
-    parser.add_argument("--bucket", type=float, metavar="MIB", help="of a bucket; default: DDP's")
-    parser.add_argument("--iterations", type=options.positive, default=9, help="of each hook (9)")
-    options.add_records(parser)
+    """Adds the options of the command line."""
+    hooks.add_hooks(parser, GRADIENT_HOOKS, split_hooks.HELP)
+    add_world(parser)
+    text = "DistributedDataParallel, fully_shard of each layer, or experts"
+    add(parser, "parallel", "ddp", text, choices=list(PARALLEL))
+    text = "codec of the all-gathers with fsdp and Tersor's codecs; default: uncompressed"
+    add(parser, "weights", None, text, _stateless, metavar="CODEC")
+    add(parser, "mib", 64, "size of the gradients in MiB")
+    add(parser, "rows", 2, "rows of input")
+    text = "speeds of the ranks; default: 1 for all"
+    add(parser, "speeds", [], text, positive_number, metavar="SPEED")
+    text = "seconds that a step waits for each row on a rank of speed 1; default: none"
+    add(parser, "row-seconds", None, text, positive_number, metavar="SECONDS")
+    add(parser, "bucket", None, "size of a bucket in MiB; default: DDP's", float, metavar="MIB")
+    add(parser, "iterations", 9, "iterations of each hook")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Measures on all ranks. Returns the exit status."""
     chosen.hooks = chosen.hooks or DEFAULT_HOOKS[chosen.parallel]
     for name in chosen.hooks:
-        if not (hooks.in_optimizer(name) or loose_hooks.has(name)):
-            continue
-        raise BenchmarkError(f"{name}: exchanges in the optimizer's step; use it with train only")
+        if hooks.in_optimizer(name) or loose_hooks.has(name):
+            raise BenchmarkError(
+                f"{name}: exchanges in the optimizer's step; use it with train only"
+            )
     for name in chosen.hooks:
         CHECKS[chosen.parallel](name)
     if chosen.weights is not None and chosen.parallel != "fsdp":
@@ -82,26 +79,21 @@ def run(chosen: argparse.Namespace) -> int:
         raise BenchmarkError(
             "--bucket is for DDP only; elsewhere the gradients of a layer are sent together"
         )
-    if chosen.speeds:
-        _check_speeds(chosen)
+    ranks = int(os.environ.get("WORLD_SIZE", chosen.ranks))
+    if chosen.speeds and len(chosen.speeds) != ranks:
+        raise BenchmarkError(
+            f"--speeds has {len(chosen.speeds)} numbers for {ranks} ranks: give one per rank"
+        )
+    if chosen.speeds and not chosen.row_seconds:
+        raise BenchmarkError("--speeds needs --row-seconds, the time that a slower rank multiplies")
     if chosen.parallel != "ddp" and any(name.startswith(hooks.WEIGHTED) for name in chosen.hooks):
         raise BenchmarkError(
             f"{hooks.WEIGHTED}CODEC is for DDP only, where each rank has its own rows"
         )
-    return launch.run_on_ranks(_measure_and_tell, chosen)
+    return run_on_ranks(_measure, chosen)
 
 
-def _check_speeds(chosen: argparse.Namespace) -> None:
-    ranks = int(os.environ.get("WORLD_SIZE", chosen.ranks))
-    if len(chosen.speeds) != ranks:
-        raise BenchmarkError(
-            f"--speeds has {len(chosen.speeds)} numbers for {ranks} ranks: give one per rank"
-        )
-    if not chosen.row_seconds:
-        raise BenchmarkError("--speeds needs --row-seconds, the time that a slower rank multiplies")
-
-
-def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
+def _measure(chosen: argparse.Namespace, world: World) -> None:
     records = RecordFile(chosen.json if world.leads else None)
     shape = Shape(
         chosen.mib,
@@ -110,25 +102,25 @@ def _measure_and_tell(chosen: argparse.Namespace, world: World) -> None:
         chosen.parallel,
         chosen.weights,
         tuple(chosen.speeds),
-        chosen.row_seconds,
+        chosen.row_seconds or 0.0,
     )
     compute_seconds, results = measure(chosen.hooks, shape, chosen.iterations, world)
     if not world.leads:
         return
+    setting = _setting(chosen, world, shape)
     for result in results:
-        setting = _setting(chosen, world, shape)
-        records.add(setting | fields_of(result) | {"compute_seconds": compute_seconds})
+        records.add({**setting, **result, "compute_seconds": compute_seconds})
+    weights = "" if shape.weights is None else f", weights by {shape.weights} beside our codecs"
     print(
-        f"{_title(shape)}: {shape.layers * 4} MiB of gradients, {world.ranks} ranks "
-        f"over {world.backend}, link {chosen.link}; without communication "
+        f"{PARALLEL[shape.parallel]}{weights}: {shape.layers * 4} MiB of gradients, {world.ranks} "
+        f"ranks over {dist.get_backend()}, link {chosen.link}; without communication "
         f"{_text.seconds(compute_seconds)}\n"
     )
-    _print_results(results)
-
-
-def _title(shape: Shape) -> str:
-    weights = "" if shape.weights is None else f", weights by {shape.weights} beside our codecs"
-    return PARALLEL[shape.parallel] + weights
+    seconds = {one["codec"]: one["seconds"] for one in results}
+    for one in results:
+        for head, hook in REFERENCES.items():
+            one[head] = seconds[hook] / one["seconds"] if hook in seconds else None
+    print(table(COLUMNS, results), flush=True)
 
 
 def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
@@ -143,28 +135,3 @@ def _setting(chosen: argparse.Namespace, world: World, shape: Shape) -> Record:
         **({"row_seconds": shape.row_seconds} if shape.row_seconds else {}),
         "iterations": chosen.iterations,
     }
-
-
-def _print_results(results: list[Result]) -> None:
-    seconds = {result.codec: result.seconds for result in results}
-
-    def speed(result: Result, reference: str) -> float | None:
-        return seconds[reference] / result.seconds if reference in seconds else None
-
-    head = ["hook", "time", "of none", "of fp16", "of bf16", "with forward"]
-    head += ["sent", "interface", "error"]
-    rows = [
-        [
-            result.codec,
-            _text.seconds(result.seconds),
-            _text.ratio(speed(result, "none")),
-            _text.ratio(speed(result, "torch:fp16")),
-            _text.ratio(speed(result, "torch:bf16")),
-            _text.seconds(result.step_seconds),
-            _text.byte_count(result.traffic.sent_bytes),
-            _text.byte_count(result.interface_bytes),
-            f"{result.relative_error:.1e}",
-        ]
-        for result in results
-    ]
-    print(_text.table(head, rows), flush=True)

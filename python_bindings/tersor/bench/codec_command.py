@@ -1,50 +1,42 @@
 """``codec``: encode and decode from Python, in turns with a plain copy of as many bytes.
 
-Speed is the bytes that must be read and written (gradient and payload), per second; the ratio is
-to what NumPy's copy moves per second, slices on as many threads. For NumPy arrays.
+The speed is the bytes that must be read and written (gradient and payload) per second. The ratio is
+relative to NumPy's copy, in slices on as many threads. Input: NumPy arrays.
 """
 
 import argparse
 import concurrent.futures
 import statistics
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tersor import _text
 from tersor.arrays import empty_bytes
-from tersor.bench.errors import BenchmarkError, check_error, stateless_codec
-from tersor.bench.records import Record, RecordFile, add_option
+from tersor.bench.errors import check_error, stateless_codec
+from tersor.bench.records import Record, add, columns, report, seconds_of
 
 DEFAULT_CODECS = ["none", "bf16", "int8", "int4", "topk:density=0.01"]
-Action = Callable[[], object]
+COLUMNS = columns(
+    "codec=codec, operation=operation, time=seconds:s, GB/s=gigabytes_per_second:.1f, "
+    "of copy=ratio:.2f, payload=payload_bytes:B, error=relative_error:.1e"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of the command line."""
-    parser.add_argument("--codec", nargs="+", default=DEFAULT_CODECS, metavar="SPEC")
-    parser.add_argument("--mib", type=int, default=64, help="of gradient, f32 (64)")
-    parser.add_argument("--threads", type=int, default=1, help="of codec and copy (1)")
-    parser.add_argument("--repetitions", type=int, default=15, help="of which the median counts")
-    add_option(parser)
+    """Adds the options of the command line."""
+    add(parser, "codec", DEFAULT_CODECS, "codecs, without +ef", metavar="SPEC")
+    add(parser, "mib", 64, "size of the float32 gradient in MiB")
+    add(parser, "threads", 1, "threads of the codec and of the copy")
+    add(parser, "repetitions", 15, "number of measurements, of which the median counts")
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Checks and times each codec. Returns the exit status."""
-    if min(chosen.mib, chosen.threads, chosen.repetitions) < 1:
-        raise BenchmarkError("--mib, --threads and --repetitions: give 1 or more")
-    records = RecordFile(chosen.json)
-    found = [record for spec in chosen.codec for record in _measure(spec, chosen)]
-    for record in found:
-        records.add(record)
-    head = ["codec", "operation", "time", "GB/s", "of copy", "payload", "error"]
-    print(_text.table(head, [_row(record) for record in found]))
-    return 0
+def run(chosen: argparse.Namespace) -> None:
+    """Checks and times each codec."""
+    measured = (record for spec in chosen.codec for record in _measure(spec, chosen))
+    report(chosen, measured, COLUMNS)
 
 
-def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
+def _measure(spec: str, chosen: argparse.Namespace) -> Iterator[Record]:
     gradient = np.random.default_rng(1).standard_normal(chosen.mib * 2**18, dtype=np.float32)
     codec = stateless_codec(spec, chosen.threads)
     frame = empty_bytes(codec.max_payload_bytes(gradient), gradient)
@@ -52,28 +44,29 @@ def _measure(spec: str, chosen: argparse.Namespace) -> list[Record]:
     payload = codec.encode(gradient, out=frame)
     codec.decode(payload, out=decoded)
     error = float(np.linalg.norm(decoded - gradient) / np.linalg.norm(gradient))
-    check_error(spec, "what was decoded", error)
-    actions: dict[str, Action] = {
+    check_error(spec, "the decoded values", error)
+    actions: dict[str, Callable[[], object]] = {
         "encode, Python": lambda: codec.encode(gradient, out=frame),
         "decode, Python": lambda: codec.decode(payload, out=decoded),
     }
     moved_bytes = gradient.nbytes + payload.nbytes
-    told = {"payload_bytes": payload.nbytes, "relative_error": error, "count": gradient.size}
-    return [
-        {
+    for name, action in actions.items():
+        yield {
             "codec": spec,
             "operation": name,
             **_times(action, moved_bytes, chosen.threads, chosen.repetitions),
-            **told,
+            "payload_bytes": payload.nbytes,
+            "relative_error": error,
+            "count": gradient.size,
         }
-        for name, action in actions.items()
-    ]
 
 
-def _times(action: Action, moved_bytes: int, threads: int, repetitions: int) -> Record:
-    """Medians of the action and of a copy of as many bytes, read and written, in turns.
+def _times(
+    action: Callable[[], object], moved_bytes: int, threads: int, repetitions: int
+) -> Record:
+    """Medians of the action and of a copy that reads and writes as many bytes, in turns.
 
-    As ``tersor-bench codecs`` writes them; frames carry a checksum, the library's default.
+    The fields are those of ``tersor-bench codecs``. Frames have a checksum, the default.
     """
     source = np.ones(moved_bytes // 2 // 4, dtype=np.float32)
     target = np.empty_like(source)
@@ -87,8 +80,8 @@ def _times(action: Action, moved_bytes: int, threads: int, repetitions: int) -> 
             for done in [pool.submit(np.copyto, *part) for part in parts]:
                 done.result()
 
-        pairs = [(_seconds(action), _seconds(copy)) for _ in range(1 + repetitions)]
-    runs = zip(*pairs[1:], strict=True)  # the first touches memory for the first time
+        pairs = [(seconds_of(action), seconds_of(copy)) for _ in range(1 + repetitions)]
+    runs = zip(*pairs[1:], strict=True)  # the first run touches new memory
     seconds, copy_seconds = map(statistics.median, runs)
     return {
         "benchmark": "codecs",
@@ -102,21 +95,3 @@ def _times(action: Action, moved_bytes: int, threads: int, repetitions: int) -> 
         "gigabytes_per_second": moved_bytes / seconds / 1e9,
         "checksum": True,
     }
-
-
-def _seconds(action: Action) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
-
-
-def _row(record: Mapping[str, Any]) -> list[str]:
-    return [
-        record["codec"],
-        record["operation"],
-        _text.seconds(record["seconds"]),
-        f"{record['gigabytes_per_second']:.1f}",
-        f"{record['ratio']:.2f}",
-        _text.byte_count(record["payload_bytes"]),
-        f"{record['relative_error']:.1e}",
-    ]

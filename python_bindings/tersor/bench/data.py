@@ -1,7 +1,7 @@
 """Real data to train on: Fashion-MNIST, and the King James Bible as characters.
 
-Both are Debian packages (dataset-fashion-mnist, bible-kjv-text); other folders and files may be
-given instead.
+Both are Debian packages (dataset-fashion-mnist, bible-kjv-text). --data gives other folders
+and files.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Characters as indices into `alphabet`, which holds what occurs in the text, in order."""
+    """Characters as indices into `alphabet`, the sorted characters of the text."""
 
     alphabet: str
     train: Bytes
@@ -44,7 +44,7 @@ def load_images(folder: pathlib.Path, part: str) -> Images:
     """Reads {part}-images-idx3-ubyte[.gz] and {part}-labels-idx1-ubyte[.gz]; `part`: train or t10k.
 
     Fashion-MNIST (Xiao, Rasul and Vollgraf 2017) has 60,000 and 10,000 images of 28 x 28 pixels in
-    ten classes. Raises BenchmarkError where a file is missing or damaged.
+    ten classes. Raises BenchmarkError for a missing or damaged file.
     """
     pixels = _read_idx(folder / f"{part}-images-idx3-ubyte", dimensions=3)
     labels = _read_idx(folder / f"{part}-labels-idx1-ubyte", dimensions=1)
@@ -78,8 +78,8 @@ def _read_plain_or_gzip(path: pathlib.Path) -> bytes:
 
 
 def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indices]:
-    """Which images each rank has: of each class a share by Dirichlet's distribution (Hsu, Qi and
-    Brown 2019, arXiv:1909.06335), one at least of all."""
+    """The images of each rank: shares of each class by Dirichlet's distribution (Hsu, Qi and Brown
+    2019, arXiv:1909.06335), with at least one image."""
     draw = np.random.default_rng(ranks)
     parts: list[list[Indices]] = [[] for _ in range(ranks)]
     for label in np.unique(labels):
@@ -92,7 +92,7 @@ def uneven_parts(labels: Bytes, ranks: int, concentration: float) -> list[Indice
 
 
 def load_text(path: pathlib.Path | None) -> Text:
-    """The text of a file, else the King James Bible. Raises BenchmarkError where there is none."""
+    """The text of a file; by default the King James Bible. Raises BenchmarkError without a text."""
     characters = _read_bible() if path is None else _read_file(path)
     alphabet = "".join(sorted(set(characters)))
     if not 2 <= len(alphabet) <= 256:

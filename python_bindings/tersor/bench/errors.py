@@ -1,20 +1,20 @@
-"""What the user of the benchmark must mend."""
+"""Errors that the user of the benchmark can correct."""
 
 import tersor
 
 
 class BenchmarkError(Exception):
-    """A wrong option, missing data or a wrong result; the message is one line."""
+    """A wrong option, missing data or a wrong result. The message is one line."""
 
 
 def check_error(name: str, what: str, relative_error: float) -> None:
-    """Raises BenchmarkError where zeros would be as near: nothing is timed that is wrong."""
+    """Raises BenchmarkError for an error as large as that of zeros: wrong results are not timed."""
     if not relative_error < 1.0:
         raise BenchmarkError(f"{name}: the relative error of {what} is {relative_error:.3g}")
 
 
 def stateless_codec(spec: str, threads: int = 1) -> tersor.Codec:
-    """A codec without feedback. Raises BenchmarkError where ``spec`` is none, or has ``+ef``."""
+    """A codec without feedback. Raises BenchmarkError for an invalid spec, and for ``+ef``."""
     try:
         codec = tersor.Codec(spec, threads=threads)
     except tersor.InvalidArgumentError as error:

@@ -1,7 +1,7 @@
-"""The app of ``bench federated``: a net of two layers on Fashion-MNIST, of which each client has
-other classes. Flower's own processes load ``client`` and ``server``; so does this process.
+"""The app of ``bench federated``: a net of two layers on Fashion-MNIST, with different classes on
+each client. Flower's own processes, or this process, load ``client`` and ``server``.
 
-Of each message a client writes down what it took to answer: a line of ``RESULTS/client-N.jsonl``.
+For each message, a client writes its costs to a line of ``RESULTS/client-N.jsonl``.
 """
 
 import functools
@@ -27,7 +27,7 @@ import tersor.federated.flower
 from tersor.bench import data
 from tersor.bench.errors import BenchmarkError
 
-PLAIN, THEIRS, OURS = "plain", "secagg+", "secure"  # ways that are no codec
+PLAIN, THEIRS, OURS = "plain", "secagg+", "secure"  # the ways without a codec name
 SIZES = (784, 128, 10)
 BATCH, RATE = 50, 0.1
 UNEVEN = 0.5  # Dirichlet's concentration of classes
@@ -47,7 +47,7 @@ def initial(seed: int) -> Weights:
 
 
 def train(weights: Weights, config: Config, partition: int, draw: np.random.Generator) -> int:
-    """One pass of SGD over a client's images, in place; how many there are."""
+    """One pass of SGD over a client's images, in place. Returns the number of images."""
     pixels, labels = _part(config["data"], config["clients"], partition)
     rate = np.float32(RATE)
     for batch in np.array_split(draw.permutation(len(labels)), -(-len(labels) // BATCH)):
@@ -63,13 +63,13 @@ def train(weights: Weights, config: Config, partition: int, draw: np.random.Gene
 
 
 def accuracy(weights: Weights, folder: str) -> float:
-    """Share of the test images that are told right."""
+    """The accuracy on the test images."""
     pixels, labels = _images(folder, "t10k")
     return float((_forward(weights, pixels)[1].argmax(1) == labels).mean())
 
 
 def _forward(weights: Weights, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the hidden layer what is above 0, and each class's probability."""
+    """The hidden layer after ReLU, and the probability of each class."""
     hidden = np.maximum(pixels @ weights[0] + weights[1], 0)
     scores = hidden @ weights[2] + weights[3]
     powers = np.exp(scores - scores.max(1, keepdims=True))
@@ -90,8 +90,8 @@ def _part(folder: str, clients: int, partition: int) -> tuple[np.ndarray, np.nda
     return pixels[own], labels[own]
 
 
-def _most_examples(config: Config) -> int:
-    """Of one client, by which secure sums are weighed."""
+def _max_examples(config: Config) -> int:
+    """The largest number of examples of a client, for the weights of secure sums."""
     _, labels = _images(config["data"], "train")
     return max(len(part) for part in data.uneven_parts(labels, config["clients"], UNEVEN))
 
@@ -110,7 +110,7 @@ def _train(weights: Weights, context: Context, round_: int) -> int:
 
 
 def _clock(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-    """The outermost mod: bytes of the answer, CPU seconds in all and in training."""
+    """The outermost mod: measures the answer's bytes, and CPU seconds of all and of training."""
     start, before = time.process_time(), _training
     line: dict[str, Any] = {}
     try:
@@ -129,7 +129,7 @@ def _clock(message: Message, context: Context, call_next: Callable[..., Message]
 
 
 def _coded(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-    """Of Flower's SecAgg+, of frames, or nothing, by the run's way."""
+    """Applies the run's way: Flower's SecAgg+, frames, or nothing."""
     way = str(context.run_config["way"])
     if way == THEIRS:
         return _legacy(message, context)
@@ -139,21 +139,17 @@ def _coded(message: Message, context: Context, call_next: Callable[..., Message]
 
 
 class _Legacy(flwr.client.NumPyClient):
-    """For Flower's SecAgg+, which is of its interface of old."""
+    """For Flower's SecAgg+, which needs Flower's old interface."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def fit(self, parameters: Weights, config: Config) -> tuple[Weights, int, dict[str, float]]:
-        weights = [one.astype(np.float32) for one in parameters]  # they come in f64
+        weights = [one.astype(np.float32) for one in parameters]  # Flower sends f64
         return weights, _train(weights, self._context, int(config["round"])), {}
 
 
-def _legacy_client(context: Context) -> flwr.client.Client:
-    return _Legacy(context).to_client()
-
-
-_legacy = ClientApp(_legacy_client, mods=[secaggplus_mod])
+_legacy = ClientApp(lambda context: _Legacy(context).to_client(), mods=[secaggplus_mod])
 client = ClientApp(mods=[_clock])
 
 
@@ -169,7 +165,7 @@ def _answer(message: Message, context: Context) -> Message:
 
 
 class _FedAvg(FedAvg):
-    """One that ends where a reply is missing: what is measured is a whole round's."""
+    """FedAvg that raises if a reply is missing, because only whole rounds are measured."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         came = list(replies)
@@ -187,13 +183,13 @@ class _LegacyFedAvg(flwr.server.strategy.FedAvg):
 
 
 def serve(grid: Grid, context: Context) -> list[float]:
-    """A training: the test accuracy after each round."""
+    """Trains. Returns the test accuracy after each round."""
     config = context.run_config
     run = _serve_legacy if config["way"] == THEIRS else _serve
     found: list[float] = []
     run(grid, context, lambda weights: found.append(accuracy(weights, config["data"])))
     path = pathlib.Path(config["results"], "server.json")
-    path.write_text(json.dumps(found[1:]), encoding="utf-8")  # the first is of before
+    path.write_text(json.dumps(found[1:]), encoding="utf-8")  # the first is of the initial weights
     return found[1:]
 
 
@@ -205,7 +201,7 @@ def _serve(grid: Grid, context: Context, judge: Callable[[Weights], None]) -> No
     )
     if config["way"] == OURS:
         strategy = tersor.federated.flower.SecureStrategy(
-            strategy, clip=float(config["clip"]), most_examples=_most_examples(config)
+            strategy, clip=float(config["clip"]), max_examples=_max_examples(config)
         )
     elif config["way"] != PLAIN:
         strategy = tersor.federated.flower.Strategy(strategy, str(config["way"]))
@@ -234,7 +230,7 @@ def _serve_legacy(grid: Grid, context: Context, judge: Callable[[Weights], None]
         context, flwr.server.ServerConfig(int(config["rounds"])), strategy
     )
     shares = min(clients, 9)  # 8 neighbours, as ours
-    secagg = SecAggPlusWorkflow(shares, shares // 2 + 1, max_weight=_most_examples(config))
+    secagg = SecAggPlusWorkflow(shares, shares // 2 + 1, max_weight=_max_examples(config))
     DefaultWorkflow(secagg)(grid, legacy)
 
 

@@ -1,10 +1,10 @@
-"""``federated``: trainings on Flower side by side: bytes up, CPU of a client, accuracy.
+"""``federated``: trainings on Flower side by side: bytes sent, CPU time of a client, accuracy.
 
-Fashion-MNIST, of which each client has other classes (Dirichlet 0.5), a net of two layers, FedAvg
-by examples, a pass a round. Ways: plain, a codec of ``tersor.federated.flower.compress``,
-``secure`` (secure sums of the same module), ``secagg+`` (Flower's own). Clients are Flower's
-processes on the loopback, or with ``--in-process`` take turns in this one: the same code, but for
-the transport.
+The task is Fashion-MNIST with different classes on each client (Dirichlet 0.5), a net of two
+layers, and FedAvg by examples with one pass per round. Ways: ``plain``, a codec of
+``tersor.federated.flower.compress``, ``secure`` (secure sums of the same module), and ``secagg+``
+(Flower's own). Clients are Flower's processes on the loopback. With ``--in-process``, clients take
+turns in this process: the same code without the transport.
 """
 
 import argparse
@@ -20,36 +20,38 @@ from typing import Any
 import flwr
 from flwr.app import Context, RecordDict
 
-from tersor import _text
 from tersor.bench import data, federated_app
 from tersor.bench.errors import BenchmarkError, stateless_codec
 from tersor.bench.federated_link import Link
 from tersor.bench.federated_nodes import Nodes
-from tersor.bench.records import Record, RecordFile, add_option
+from tersor.bench.records import Record, RecordFile, add, columns, some, table
 
 WAYS = [federated_app.PLAIN, "int8", "int4+ef", federated_app.THEIRS, federated_app.OURS]
+COLUMNS = columns(
+    "way=way, sent a round=wire_bytes:B, of plain=of_plain:x, CPU without training=cpu_seconds:s, "
+    "accuracy=accuracy:.2%, sigma=deviation:.2%"
+)
 Config = dict[str, Any]
 Run = Callable[[Config], object]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of the command line."""
-    parser.add_argument("--ways", nargs="+", default=WAYS, help=f"({' '.join(WAYS)})")
-    parser.add_argument("--clients", type=int, default=4, help="(4)")
-    parser.add_argument("--rounds", type=int, default=30, help="(30)")
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each way (3)")
-    parser.add_argument("--clip", type=float, default=0.25, help="of secure sums (0.25)")
-    parser.add_argument("--in-process", action="store_true", help="no processes of Flower")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of a run (3600)")
-    parser.add_argument(
-        "--data", type=pathlib.Path, default=data.FASHION_MNIST_FOLDER, metavar="FOLDER"
-    )
-    add_option(parser)
+    """Adds the options of the command line."""
+    add(parser, "ways", WAYS, "ways to send updates")
+    add(parser, "clients", 4, "number of clients")
+    add(parser, "rounds", 30, "rounds of a training")
+    add(parser, "seeds", 3, "trainings of each way")
+    add(parser, "clip", 0.25, "clip of secure sums", float)
+    text = "run the clients in this process instead of Flower's processes"
+    parser.add_argument("--in-process", action="store_true", help=text)
+    add(parser, "timeout", 3600.0, "seconds of a run", float)
+    folder = data.FASHION_MNIST_FOLDER
+    add(parser, "data", folder, "folder of the images", pathlib.Path, metavar="FOLDER")
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Trains in each way. Returns the exit status."""
-    if min(chosen.clients - 1, chosen.rounds, chosen.seeds) < 1:
+def run(chosen: argparse.Namespace) -> None:
+    """Trains in each way."""
+    if chosen.clients < 2:
         raise BenchmarkError("federated: give at least 2 clients, 1 round and 1 seed")
     if len(set(chosen.ways)) != len(chosen.ways) or not chosen.clip > 0:
         raise BenchmarkError("--ways: give each once; --clip: a number above 0")
@@ -59,33 +61,21 @@ def run(chosen: argparse.Namespace) -> int:
         if way not in WAYS:
             stateless_codec(way.removesuffix("+ef"))
     data.load_images(chosen.data, "train")
-    records, found = RecordFile(chosen.json), []
+    file, found = RecordFile(chosen.json), []
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, _runs(chosen, pathlib.Path(folder)) as train:
         for way in chosen.ways:
             found.append(_measure(way, train, chosen, pathlib.Path(folder)))
-            records.add(found[-1])
+            file.add(found[-1])
     plain = next((one["wire_bytes"] for one in found if one["way"] == WAYS[0]), None)
-    head = ["way", "up, a round", "of plain", "CPU beside training", "accuracy", "sigma"]
-    print(_text.table(head, [_row(record, plain) for record in found]))
-    return 0
-
-
-def _row(record: Record, plain: Any) -> list[str]:
-    size = float(str(record["wire_bytes"]))
-    return [
-        str(record["way"]),
-        _text.byte_count(size),
-        f"{size / plain:.3f}" if plain else "—",
-        _text.seconds(float(str(record["cpu_seconds"]))),
-        f"{record['accuracy']:.2%}",
-        f"{record['deviation']:.2%}",
-    ]
+    for one in found:
+        one["of_plain"] = plain and one["wire_bytes"] / plain
+    print(table(COLUMNS, found))
 
 
 @contextlib.contextmanager
 def _runs(chosen: argparse.Namespace, folder: pathlib.Path) -> Iterator[Run]:
-    """What runs the app with a configuration."""
+    """A function that runs the app with a configuration."""
     if chosen.in_process:
         yield _run_here
         return
@@ -106,7 +96,7 @@ def _measure(way: str, train: Run, chosen: argparse.Namespace, folder: pathlib.P
         results.mkdir()
         train(
             {
-                **{name: getattr(chosen, name) for name in ("clients", "rounds", "clip")},
+                **some(chosen, "clients rounds clip"),
                 "way": way,
                 "seed": seed,
                 "data": str(chosen.data),
@@ -127,10 +117,7 @@ def _measure(way: str, train: Run, chosen: argparse.Namespace, folder: pathlib.P
         "benchmark": "federated",
         "way": way,
         "flower": flwr.__version__,
-        "in_process": chosen.in_process,
-        "clients": chosen.clients,
-        "rounds": chosen.rounds,
-        "seeds": chosen.seeds,
+        **some(chosen, "in_process clients rounds seeds"),
         "count": sum(one.size for one in federated_app.initial(0)),
         "wire_bytes": sum(one["bytes"] for one in messages) / parts,
         "cpu_seconds": sum(one["seconds"] for one in messages) / parts - training,

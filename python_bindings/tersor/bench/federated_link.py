@@ -1,6 +1,6 @@
-"""Flower's own processes on this machine's loopback: a SuperLink, SuperNodes, runs between them.
+"""Flower's own processes on the loopback: a SuperLink, SuperNodes, and runs between them.
 
-Nothing of them asks the network: no telemetry, no newer version, no dependencies of an app.
+The processes use no other network: no telemetry, no version check, no dependencies of an app.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 from tersor.bench.errors import BenchmarkError
 
-PROGRAMS = pathlib.Path(sys.executable).parent  # where pip puts them
+PROGRAMS = pathlib.Path(sys.executable).parent  # pip installs programs here
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -50,21 +50,21 @@ clientapp = "tersor.bench.federated_app:client"
 
 
 class Link:
-    """Processes from ``open`` to ``close``; logs lie in ``folder``."""
+    """Processes from ``open`` to ``close``, with logs in ``folder``."""
 
     def __init__(self, folder: pathlib.Path, clients: int) -> None:
         self._folder, self._clients = folder, clients
         own = {
             "FLWR_HOME": str(folder / "home"),
-            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}",  # they start each other
+            "PATH": f"{PROGRAMS}{os.pathsep}{os.environ.get('PATH', '')}",  # for each other
         }
         self._environment = os.environ | QUIET | own
         self._processes: list[subprocess.Popen[bytes]] = []
         self._terminated: Any = signal.getsignal(signal.SIGTERM)
 
     def open(self) -> None:
-        """Raises BenchmarkError where Flower does not start; ``close`` ends what did. Whoever
-        terminates this process gets ``close``, too: by SystemExit."""
+        """Raises BenchmarkError if Flower does not start; ``close`` ends the started processes.
+        SIGTERM becomes SystemExit, so ``close`` runs then, too."""
         if not (PROGRAMS / "flower-superlink").exists():
             raise BenchmarkError(f"no flower-superlink in {PROGRAMS}: pip install 'flwr>=1.30'")
         self._terminated = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -84,7 +84,7 @@ class Link:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Ends them, and those that they started."""
+        """Ends the processes and their children."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -92,7 +92,7 @@ class Link:
         signal.signal(signal.SIGTERM, self._terminated)
 
     def run(self, config: Mapping[str, Any], timeout: float) -> None:
-        """A run of the app, to its end. Raises BenchmarkError where it wrote no result."""
+        """Runs the app to its end. Raises BenchmarkError if the app wrote no result."""
         app = self._folder / "app"
         app.mkdir(exist_ok=True)
         lines = [f"{key} = {_toml(value)}\n" for key, value in config.items()]

@@ -1,4 +1,4 @@
-"""Clients of Flower that take turns in this process, each with a state of its own."""
+"""Clients of Flower that take turns in this process, each with its own state."""
 
 import contextlib
 import copy
@@ -14,14 +14,14 @@ from flwr.serverapp import Grid
 
 
 def name_this_process() -> None:
-    """From 1.38 on Flower asks in whose name messages are made."""
+    """Sets the identity that Flower 1.38 and later require for messages."""
     with contextlib.suppress(ModuleNotFoundError):
         identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         identity.task_id = identity.run_id = identity.node_id = 1
 
 
 class Nodes(Grid):
-    """One that raises answers an error, as Flower's own processes do."""
+    """Nodes. A node that raises answers an error, as in Flower's own processes."""
 
     def __init__(
         self, app: ClientApp, nodes: Iterable[int], run_config: Mapping[str, Any] | None = None
@@ -31,21 +31,21 @@ class Nodes(Grid):
         name_this_process()
 
     def set_run(self, run: Any) -> None:
-        """There is one alone."""
+        """Ignored: there is one run."""
 
     @property
     def run(self) -> Any:
-        """Its number is all that is asked for."""
+        """The run, with its number only."""
         return types.SimpleNamespace(run_id=1)
 
     def push_messages(self, *_: Any, **__: Any) -> Any:
-        """Not here: who sends waits for the answers."""
+        """Not supported: senders wait for the answers."""
         raise NotImplementedError
 
     create_message = pull_messages = push_messages
 
     def get_node_ids(self) -> list[int]:
-        """Of all nodes."""
+        """The numbers of all nodes."""
         return self.nodes
 
     def send_and_receive(
@@ -55,7 +55,7 @@ class Nodes(Grid):
         return [self.answer(copy.deepcopy(one)) for one in messages]
 
     def answer(self, message: Message) -> Message:
-        """What the message's node says to it."""
+        """The answer of the message's node."""
         node = message.metadata.dst_node_id
         place = {"partition-id": self.nodes.index(node)}
         context = Context(1, node, place, self.states[node], self._config)

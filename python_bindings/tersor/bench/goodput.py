@@ -1,17 +1,82 @@
-"""The ways of ``goodput``."""
+"""A rank of ``goodput``: its steps, its stalls, its record of common steps, and its ways."""
 
 import argparse
 import functools
+import pathlib
+import random
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 import tersor
 import tersor.torch
-from tersor.bench import goodput_torchft
-from tersor.bench.goodput_pace import Pace
+from tersor.bench import torchft_ways
+
+POLL_SECONDS = 0.005
+WIDTH = 64
+
+
+def times(chosen: argparse.Namespace, kind: str, rank: int) -> list[float]:
+    """The times of a rank's "stall"s or "death"s, in seconds since the start. A server does not
+    die."""
+    if kind == "death" and rank == 0 and chosen.ways[0] == "server":
+        return []
+    mean, drawn = getattr(chosen, f"{kind}_every"), random.Random(f"{chosen.seed} {kind} {rank}")
+    found, at = [], 0.0
+    while mean and (at := at + drawn.expovariate(1 / mean)) < chosen.seconds:
+        found.append(at)
+    return found
+
+
+class Pace:
+    """The model, the inner optimizer and the clock of a rank."""
+
+    def __init__(self, chosen: argparse.Namespace, rank: int) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
+        )
+        self.inner: Any = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self._folder, self.rank = pathlib.Path(chosen.folder), rank
+        self._step, self._stall = chosen.step, chosen.stall
+        self._stalls = times(chosen, "stall", rank)
+        self._start = 0.0
+
+    def begin(self) -> None:
+        """Waits until all ranks have started. A restarted rank continues from now."""
+        (self._folder / f"ready.{self.rank}").touch()
+        while not (go := self._folder / "go").exists():
+            time.sleep(POLL_SECONDS)
+        self._start = float(go.read_text())
+        self._stalls = [at for at in self._stalls if self._start + at > time.time()]
+        self._counted = (self._folder / f"counted.{self.rank}").open("a")
+
+    def backward(self) -> None:
+        """The backward pass of one batch, after the duration of a step and of due stalls."""
+        self.inner.zero_grad()
+        time.sleep(self._step)
+        while self._stalls and (late := time.time() - self._start - self._stalls[0]) >= 0:
+            time.sleep(max(0.0, self._stall - late))
+            del self._stalls[0]
+        inputs = torch.randn(16, WIDTH)
+        (self.model(inputs) - inputs.sin()).square().mean().backward()
+
+    def count(self, steps: int) -> None:
+        """Records steps that entered the common weights."""
+        self._counted.write(f"{time.time() - self._start} {steps}\n")
+        self._counted.flush()
+
+
+def counted(folder: pathlib.Path, rank: int) -> list[tuple[float, int]]:
+    """The records of a rank: seconds since the start, and steps."""
+    path = folder / f"counted.{rank}"
+    lines = path.read_text().splitlines() if path.exists() else []
+    pairs = (line.split() for line in lines)
+    return [(float(at), int(steps)) for at, steps in (one for one in pairs if len(one) == 2)]
 
 
 def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
@@ -35,7 +100,7 @@ def ddp(pace: Pace, chosen: argparse.Namespace) -> None:
 
 
 def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
-    """An exchange every so many steps."""
+    """An exchange every few steps."""
     outer = tersor.torch.DiLoCo(
         pace.model,
         sync_every=chosen.every,
@@ -58,18 +123,15 @@ def diloco(pace: Pace, chosen: argparse.Namespace, grace: float | None) -> None:
 
 
 def server(pace: Pace, chosen: argparse.Namespace) -> None:
-    """By a parameter server on rank 0, which works as the others do."""
-    told: Any = {
-        "staleness": chosen.staleness,
-        "push": chosen.codec,
-        "workers": range(chosen.ranks),
-    }
+    """A parameter server on rank 0, which also works."""
+    workers = range(chosen.ranks)
+    options: Any = {"staleness": chosen.staleness, "push": chosen.codec, "workers": workers}
     own = None
     if pace.rank == 0:
         own = tersor.torch.ParameterServer(
-            pace.model, lambda parts: torch.optim.SGD(parts, lr=0.01), **told
+            pace.model, lambda parts: torch.optim.SGD(parts, lr=0.01), **options
         )
-    client = tersor.torch.ParameterClient(pace.model, server=own, **told)
+    client = tersor.torch.ParameterClient(pace.model, server=own, **options)
     pace.begin()
     while True:
         client.pull()
@@ -83,13 +145,13 @@ WAYS: dict[str, Callable[[Pace, Any], None]] = {
     "diloco": functools.partial(diloco, grace=None),
     "diloco+grace": lambda pace, chosen: diloco(pace, chosen, chosen.grace),
     "server": server,
-    "torchft-ddp": goodput_torchft.ddp,
-    "torchft-diloco": goodput_torchft.diloco,
+    "torchft-ddp": torchft_ways.ddp,
+    "torchft-diloco": torchft_ways.diloco,
 }
 
 
 def train(chosen: argparse.Namespace, rank: int) -> None:
-    """Until this process is killed."""
+    """Trains until this process is killed."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of ranks that are lost, which is what is measured
+    warnings.simplefilter("ignore")  # of lost ranks, which are measured
     WAYS[chosen.ways[0]](Pace(chosen, rank), chosen)

@@ -1,12 +1,11 @@
-"""``goodput``: what is left of a training whose ranks stall and die, by several ways of exchanging.
+"""``goodput``: the useful steps of a training whose ranks stall and die, by several ways.
 
-Ranks of this host train a tiny model, each step of which sleeps. Stalls of a given length and
-deaths are drawn from a seed, exponentially, the same for all ways; a death is kill -9, and for
-good, but under torchft, where a replica is started again. Goodput: the steps of all ranks that went
-into the weights they have in common, of those that as many would make without a failure; alone:
-what ranks would make that wait for nobody. Pause: the median, over deaths, of the longest time
-between two such steps of a rank that lives. With ``server`` rank 0 serves and works, and does not
-die.
+Ranks of this host train a tiny model, and sleep in each step. Stalls of a given length, and deaths,
+are drawn from a seed with exponential distances, equal for all ways. A death is kill -9 for good;
+under torchft, the replica is started again. Goodput is the number of steps in the common weights,
+divided by the number without failures. ``alone`` is the same for ranks that wait for nobody. The
+pause is the longest time between two such steps of a living rank after a death: the median over
+deaths. With ``server``, rank 0 serves and works, and does not die.
 """
 
 import argparse
@@ -19,22 +18,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import IO
 
-import torch.distributed as dist
-
-from tersor import _text
-from tersor.bench import goodput, launch, options, world
+from tersor.bench import goodput, world
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.goodput_pace import counted, times
-from tersor.bench.goodput_torchft import Lighthouse
-from tersor.bench.records import Record, RecordFile, add_option
+from tersor.bench.goodput import counted, times
+from tersor.bench.records import Record, add, columns, not_negative, report, some
+from tersor.bench.torchft_ways import Lighthouse
 
-START_SECONDS = 600.0  # for importing, on a machine that is busy
+START_SECONDS = 600.0  # for imports on a busy machine
 POLL_SECONDS = 0.02
+COLUMNS = columns(
+    "way=way, goodput=goodput:.2f, alone=alone:.2f, steps=steps, "
+    "without failures=most_steps, deaths=deaths, stalls=stalls, pause=pause_seconds:s, "
+    "longest=longest_pause_seconds:s"
+)
 
 
 def _ways() -> list[str]:
-    """Those that can run here."""
+    """The ways that can run here."""
     here = importlib.util.find_spec("torchft") is not None
     return [way for way in goodput.WAYS if here or not _is_torchft(way)]
 
@@ -43,48 +45,29 @@ def _is_torchft(way: str) -> bool:
     return way.startswith("torchft")
 
 
-def _not_below_0(text: str) -> float:
-    if not 0 <= (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, 0 or more")
-    return value
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of the command line."""
-    parser.add_argument("--ways", nargs="+", choices=goodput.WAYS, default=_ways())
-    parser.add_argument("--ranks", type=options.positive, default=4, help="(4)")
-    parser.add_argument(
-        "--seed", type=int, nargs="+", default=[1], help="of the failures; each is a run (1)"
-    )
-    for name, default, text in (
-        ("seconds", 60.0, "that each way trains"),
-        ("step", 0.1, "seconds of an inner step"),
-        ("stall", 5.0, "seconds of a stall"),
-        ("heartbeat", 5.0, "seconds without one after which torchft holds a replica for dead"),
-        ("restart", 5.0, "seconds from a death to the replica's new process, under torchft"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=options.positive_number, default=default, help=f"{text} ({default:g})"
-        )
-    for name, default, text in (
-        ("stall-every", 20.0, "mean seconds between two stalls of a rank; 0: it has none"),
-        ("death-every", 240.0, "mean seconds to the death of a rank; 0: it does not die"),
-        ("grace", 0.2, "seconds for which diloco+grace and torchft's lighthouse wait for the late"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=_not_below_0, default=default, help=f"{text} ({default:g})"
-        )
-    parser.add_argument("--every", type=options.positive, default=20, help="steps, of DiLoCo (20)")
-    parser.add_argument(
-        "--staleness", type=int, default=0, help="clocks that a worker of server may be ahead (0)"
-    )
-    parser.add_argument("--codec", default="int8+ef", help="(int8+ef)")
-    parser.add_argument("--folder", help=argparse.SUPPRESS)  # where ranks tell what they did
-    add_option(parser)
+    """Adds the options of the command line."""
+    add(parser, "ways", _ways(), "ways to exchange", choices=goodput.WAYS)
+    add(parser, "ranks", 4, "number of ranks")
+    add(parser, "seed", [1], "seeds of the failures, with a run for each", int)
+    add(parser, "seconds", 60.0, "seconds of training for each way")
+    add(parser, "step", 0.1, "seconds of an inner step")
+    add(parser, "stall", 5.0, "seconds of a stall")
+    add(parser, "heartbeat", 5.0, "seconds without a heartbeat after which torchft drops a replica")
+    add(parser, "restart", 5.0, "seconds from a death to the new process, under torchft")
+    zero = not_negative
+    add(parser, "stall-every", 20.0, "mean seconds between two stalls of a rank; 0: none", zero)
+    add(parser, "death-every", 240.0, "mean seconds to the death of a rank; 0: none", zero)
+    text = "seconds for which diloco+grace and torchft's lighthouse wait for late ranks"
+    add(parser, "grace", 0.2, text, zero)
+    add(parser, "every", 20, "steps between two exchanges of DiLoCo")
+    add(parser, "staleness", 0, "clocks that a worker of server may be ahead", int)
+    add(parser, "codec", "int8+ef", "codec of all ways")
+    add(parser, "folder", None, argparse.SUPPRESS)  # of the ranks' records
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Measures each way, or is a rank of one. Returns the exit status."""
+def run(chosen: argparse.Namespace) -> None:
+    """Measures each way or, as a rank, trains."""
     if chosen.folder is not None:
         if not _is_torchft(chosen.ways[0]):
             world.enter("cpu", 1, "gloo")
@@ -93,40 +76,27 @@ def run(chosen: argparse.Namespace) -> int:
     for way in chosen.ways:
         if way not in _ways():
             raise BenchmarkError(f"{way}: pip install torchft")
-    records, found = RecordFile(chosen.json), []
-    for way, seed in itertools.product(chosen.ways, chosen.seed):
-        one = argparse.Namespace(**{**vars(chosen), "ways": [way], "seed": seed})
-        found.append(_measure(way, one))
-        records.add(found[-1])
-    head = ["way", "goodput", "alone", "steps", "without failures", "deaths", "stalls"]
-    print(_text.table([*head, "pause", "longest"], [_row(record) for record in found]))
-    return 0
-
-
-def _row(record: Record) -> list[str]:
-    shares = [f"{record[field]:.2f}" for field in ("goodput", "alone")]
-    rest = [str(record[field]) for field in ("steps", "most_steps", "deaths", "stalls")]
-    for pause in (record["pause_seconds"], record["longest_pause_seconds"]):
-        rest += [_text.seconds(pause) if isinstance(pause, float) else "—"]
-    return [str(record["way"]), *shares, *rest]
+    cases = [
+        argparse.Namespace(**{**vars(chosen), "ways": [way], "seed": seed})
+        for way, seed in itertools.product(chosen.ways, chosen.seed)
+    ]
+    report(chosen, (_measure(case.ways[0], case) for case in cases), COLUMNS)
 
 
 class _Ranks:
     """The processes of a way."""
 
-    def __init__(self, way: str, chosen: argparse.Namespace, folder: str) -> None:
-        own = ["--ways", way, "--seed", str(chosen.seed), "--folder", folder]
+    def __init__(
+        self, way: str, chosen: argparse.Namespace, folder: pathlib.Path, log: IO[bytes]
+    ) -> None:
+        own = ["--ways", way, "--seed", str(chosen.seed), "--folder", str(folder)]
         self._command = [sys.executable, "-m", "tersor.bench", *sys.argv[1:], *own]
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False
-        )
-        self._log = pathlib.Path(folder, "log").open("wb")  # noqa: SIM115
-        self._lighthouse = Lighthouse(chosen, self._log) if _is_torchft(way) else None
-        self._ranks = chosen.ranks
+        self._store, self._log, self._ranks = world.local_store(), log, chosen.ranks
+        self._lighthouse = Lighthouse(chosen, log) if _is_torchft(way) else None
         self.processes = {rank: self.start(rank) for rank in range(chosen.ranks)}
 
     def start(self, rank: int) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **launch.environment(rank, self._ranks, self._store.port)}
+        environment = {**os.environ, **world.environment(rank, self._ranks, self._store.port)}
         environment |= {"TERSOR_TCP_ADDRESS": "127.0.0.1", "OMP_NUM_THREADS": "1"}
         if self._lighthouse is not None:
             environment["TORCHFT_LIGHTHOUSE"] = self._lighthouse.address
@@ -134,21 +104,21 @@ class _Ranks:
 
     def end(self) -> None:
         for one in self.processes.values():
-            one.kill()  # none is to say goodbye to the others
+            one.kill()  # without a message to the other ranks
             one.wait()
         if self._lighthouse is not None:
             self._lighthouse.end()
-        self._log.close()
 
 
 def _measure(way: str, chosen: argparse.Namespace) -> Record:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        ranks = _Ranks(way, chosen, name)
-        try:
-            deaths = _train(ranks, chosen, folder, restarts=_is_torchft(way))
-        finally:
-            ranks.end()
+        with (folder / "log").open("wb") as log:
+            ranks = _Ranks(way, chosen, folder, log)
+            try:
+                deaths = _train(ranks, chosen, folder, restarts=_is_torchft(way))
+            finally:
+                ranks.end()
         made = [counted(folder, rank) for rank in range(chosen.ranks)]
     steps = sum(steps for rank in made for at, steps in rank if at <= chosen.seconds)
     pauses = _pauses(made, deaths, chosen.step)
@@ -170,16 +140,16 @@ def _measure(way: str, chosen: argparse.Namespace) -> Record:
 
 
 def _setting(way: str, chosen: argparse.Namespace) -> Record:
-    told = ["ranks", "seed", "seconds", "step", "stall", "stall_every", "death_every", "codec"]
-    told += ["every"] if "diloco" in way else []
-    told += ["grace"] if way in ("diloco+grace", "torchft-diloco", "torchft-ddp") else []
-    told += ["staleness"] if way == "server" else []
-    told += ["heartbeat", "restart"] if _is_torchft(way) else []
-    return {field: getattr(chosen, field) for field in told}
+    fields = "ranks seed seconds step stall stall_every death_every codec"
+    fields += " every" if "diloco" in way else ""
+    fields += " grace" if way == "diloco+grace" or _is_torchft(way) else ""
+    fields += " staleness" if way == "server" else ""
+    fields += " heartbeat restart" if _is_torchft(way) else ""
+    return some(chosen, fields)
 
 
 def _alive(rank: int, way: str, chosen: argparse.Namespace) -> float:
-    """Seconds for which this rank neither stalls nor is dead."""
+    """The seconds in which this rank neither stalls nor is dead."""
     gone: float = chosen.restart if _is_torchft(way) else chosen.seconds
     lost = [(at, at + chosen.stall) for at in times(chosen, "stall", rank)]
     lost += [(at, at + gone) for at in times(chosen, "death", rank)]
@@ -193,8 +163,8 @@ def _alive(rank: int, way: str, chosen: argparse.Namespace) -> float:
 def _pauses(
     made: list[list[tuple[float, int]]], deaths: list[tuple[float, int]], step: float
 ) -> list[float]:
-    """After each death the longest pause of a rank that lives, of those that hold the death or
-    begin with the two steps after it."""
+    """For each death the longest pause of a living rank that includes the death, or that begins
+    within two steps after the death."""
     found = []
     for died, rank in deaths:
         pauses = [
@@ -211,15 +181,14 @@ def _pauses(
 def _train(
     ranks: _Ranks, chosen: argparse.Namespace, folder: pathlib.Path, *, restarts: bool
 ) -> list[tuple[float, int]]:
-    """From when all ranks are there until the time is over. Returns who died, and when."""
+    """Trains from the start of all ranks to the end. Returns the times and ranks of deaths."""
     _wait_for_all(ranks, folder)
     start = time.time() + POLL_SECONDS
     (folder / "go.new").write_text(str(start))
     (folder / "go.new").rename(folder / "go")
-    due = [(at, rank) for rank in ranks.processes for at in times(chosen, "death", rank)]
+    due = sorted((at, rank) for rank in ranks.processes for at in times(chosen, "death", rank))
     back: list[tuple[float, int]] = []
     deaths = []
-    due.sort()
     while (now := time.time() - start) < chosen.seconds:
         if due and due[0][0] <= now:
             _, rank = due.pop(0)
@@ -240,8 +209,8 @@ def _wait_for_all(ranks: _Ranks, folder: pathlib.Path) -> None:
     until = time.monotonic() + START_SECONDS
     while len(list(folder.glob("ready.*"))) < len(ranks.processes):
         if any(one.poll() is not None for one in ranks.processes.values()):
-            told = (folder / "log").read_text(errors="replace").splitlines()
-            raise BenchmarkError(f"a rank ended: {told[-1] if told else 'without output'}")
+            lines = (folder / "log").read_text(errors="replace").splitlines()
+            raise BenchmarkError(f"a rank ended: {lines[-1] if lines else 'without output'}")
         if time.monotonic() > until:
             raise BenchmarkError(f"the ranks did not start within {START_SECONDS:g} s")
         time.sleep(POLL_SECONDS)

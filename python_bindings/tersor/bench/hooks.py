@@ -1,16 +1,15 @@
-"""Ways for gradients to travel in `DistributedDataParallel`: PyTorch's own, and ours.
+"""Ways to exchange gradients in `DistributedDataParallel`: PyTorch's own, and Tersor's.
 
-``none`` is DDP without a hook; ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
-PyTorch's hooks; ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` without DDP, after so many steps of
-bf16, ``sgd[=STEPS]:CODEC`` `CompressedSGD` likewise; ``onebit-adam[=STEPS]`` is 1-bit Adam after
-so many steps (100) of f32,
-``diloco=EVERY[,rate=R][,momentum=M][,residual=B][,fragments=P][,delay=T][,mix=A][,muon=M]:CODEC``
-is `DiLoCo`, both without DDP too; ``muon[=STEPS][,momentum=M]:CODEC`` is `CompressedMuon`,
-``muon[,momentum=M]`` PyTorch's Muon under DDP; ``weighted:CODEC`` a codec of ours with gradients
-weighed by samples; any other word is a codec of ours, also ``tersor:none``.
+``none`` is DDP without a hook. ``torch:bf16``, ``torch:fp16`` and ``torch:powersgd[=RANK]`` are
+PyTorch's hooks. These ways replace DDP: ``adamw[=STEPS]:CODEC`` is `CompressedAdamW` after a number
+of bf16 steps, and ``sgd`` and ``muon`` are `CompressedSGD` and `CompressedMuon`;
+``onebit-adam[=STEPS]`` is 1-bit Adam after a number of float32 steps (100); ``diloco=…`` and
+``torchft=…`` are `DiLoCo` and torchft's DiLoCo. ``muon[,momentum=M]`` is PyTorch's Muon under DDP.
+``weighted:CODEC`` weighs gradients by samples. Any other word is a codec, also ``tersor:none``.
 """
 
 import abc
+import argparse
 import dataclasses
 import re
 from collections.abc import Callable
@@ -24,36 +23,24 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import tersor.torch
-from tersor.bench import local_training, torchft_training
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.measures import Mark, Span, Traffic, parameter_count, ring_bytes
 from tersor.bench.models import Batch, scores_of
-from tersor.bench.muon import MuonBesideAdamW
-from tersor.bench.onebit_adam import OneBitAdamW
-from tersor.bench.timing import Mark, Span
-from tersor.bench.traffic import Traffic, parameter_count, ring_bytes
-from tersor.torch import HookState, ShardedHandle
-from tersor.torch._src.optim.compressed import CompressedOptimizer
+from tersor.bench.optimizers import MuonBesideAdamW, OneBitAdamW
+from tersor.bench.records import add
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+Wrap = Callable[[torch.optim.Optimizer], torch.optim.Optimizer]
 
-OURS = "tersor:"
-THEIRS = "torch:"
+OURS, THEIRS, WEIGHTED = "tersor:", "torch:", "weighted:"
 POWERSGD = THEIRS + "powersgd"
-ADAMW = "adamw"
-SGD = "sgd"
-ONEBIT = "onebit-adam"
-DILOCO = "diloco"
-MUON = "muon"
-TORCHFT = "torchft"
-WEIGHTED = "weighted:"
-MOMENTUM = r"(?:,momentum=((?:\d*\.)?\d+))?"
 CASTS = {
     THEIRS + "bf16": default_hooks.bf16_compress_hook,
     THEIRS + "fp16": default_hooks.fp16_compress_hook,
 }
-POWERSGD_START = 10  # steps without compression; it needs 2 at least
-MUON_MOMENTUM, COMPRESSED_MUON_MOMENTUM = 0.95, 0.8  # the defaults of PyTorch and of ours
-ONEBIT_START = 100  # likewise: a fifth of the GPT's; the paper has 15 to 25 %
+POWERSGD_START = 10  # steps without compression; PowerSGD needs at least 2
+MUON_MOMENTUM, COMPRESSED_MUON_MOMENTUM = 0.95, 0.8  # the defaults of PyTorch and of Tersor
+ONEBIT_START = 100  # a fifth of the GPT's steps; the paper has 15 to 25 %
 ONE_BUCKET_MIB = 1 << 20
 SUMMARY = (
     "none (DDP itself), torch:bf16, torch:fp16, torch:powersgd[=RANK], adamw[=STEPS]:CODEC "
@@ -63,77 +50,94 @@ SUMMARY = (
     ":CODEC[/SMALL] (DiLoCo, of AdamWs or Muons), "
     "torchft=EVERY[,fragments=P][,delay=T][:CODEC] (torchft's DiLoCo), "
     "weighted:CODEC (by samples), server=BSP|SSPn|ASP:PUSH[/PULL] (a parameter server), "
-    "gossip=ring|torus|exponential[,step=SIZE]:CODEC, or a codec of ours"
+    "gossip=ring|torus|exponential[,step=SIZE]:CODEC, or a codec of Tersor"
 )
+_MOMENTUM = r"(?:,momentum=((?:\d*\.)?\d+))?"
+_MUON = rf"muon(?:=(\d+))?{_MOMENTUM}"
+#: By the first word of a name, the pattern of the name. These ways replace the optimizer or DDP.
+PATTERNS = {
+    "adamw": r"adamw(=\d+)?:.+",
+    "sgd": r"sgd(=\d+)?:.+",
+    "onebit-adam": r"onebit-adam(=0*[1-9]\d*)?",
+    "muon": rf"{_MUON}:.+|muon{_MOMENTUM}",
+    "diloco": (
+        r"diloco=0*[1-9]\d*(?:,(?:rate|momentum|residual|mix|muon)=(?:\d*\.)?\d+"
+        r"|,(?:fragments|delay)=\d+)*:.+"
+    ),
+    "torchft": r"torchft=0*[1-9]\d*(?:,(?:fragments|delay)=\d+)*(:.+)?",
+}
 
 
 class Hook(abc.ABC):
-    """A model whose gradients travel in one of these ways."""
+    """A model whose gradients are exchanged in one of these ways."""
 
-    bytes_are: str  # how sent_bytes is known: "counted" or "computed"
-    plain_steps = 0  # at the beginning, before it compresses
-    period = 1  # steps after which all ranks hold the same weights again
+    bytes_are: str  # the origin of sent_bytes: "counted" or "computed"
+    plain_steps = 0  # uncompressed steps at the start
+    period = 1  # steps after which all ranks have equal weights again
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._steps, self._told = 0, Traffic(0)
+        self._steps, self._reported = 0, Traffic(0)
 
     @abc.abstractmethod
     def total(self, steps: int) -> Traffic:
-        """Of all `steps` until now."""
+        """The traffic of all `steps` so far."""
 
     def traffic(self, steps: int) -> Traffic:
-        """Of the `steps` since the last call, or the beginning."""
+        """The traffic of the `steps` since the last call."""
         self._steps += steps
-        before, self._told = self._told, self.total(self._steps)
-        return self._told.since(before)
+        before, self._reported = self._reported, self.total(self._steps)
+        return self._reported.since(before)
 
     @property
     def settled(self) -> bool:
-        """Whether it goes on as it goes now; the same on all ranks."""
+        """True if the hook does not change its choices any more; equal on all ranks."""
         return True
 
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """What moves the weights, where ``plain`` does so if gradients were averaged."""
+    def optimizer(self, plain: torch.optim.Optimizer) -> Any:
+        """The optimizer that replaces ``plain``, the optimizer of averaged gradients."""
         return plain
 
     def samples_follow(self, count: int) -> None:  # noqa: B027
-        """Before a backward pass whose loss is the mean of so many."""
+        """Announces the number of samples of the next backward pass."""
 
     def learn(self, batch: Batch) -> Tensor:
-        """A step's forward and backward pass, after which gradients are there. Returns the loss."""
+        """The forward and backward pass of a step. Returns the loss."""
         self.samples_follow(len(batch[0]))
         loss = functional.cross_entropy(*scores_of(self.model, batch))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        """When the last step waited for other ranks. Its own last gradient was there when it was
-        `computed`, those of all ranks when they were `reduced`."""
+        """The spans in which the last step waited for other ranks. The rank's last gradient was
+        ready when `computed`, all ranks' gradients when `reduced`."""
         return [(computed, reduced)]
 
     def gather(self, what: Literal["data", "grad"] = "data") -> None:  # noqa: B027
-        """Gives all ranks the weights, or the gradients, of all parameters, if they are spread."""
+        """Gives all ranks the weights or the gradients of all parameters."""
 
-    def close(self) -> None:  # noqa: B027  most have nothing to end
-        """Ends what the hook started. The model is not to be used any more."""
+    def close(self) -> None:  # noqa: B027
+        """Ends the hook. The model must not be used after."""
 
 
 class PyTorchHook(Hook):
-    """DDP or FSDP2 itself, or a cast before it: a rank sends as many bytes in each step."""
+    """DDP or FSDP2 itself, or a cast before it. The bytes of each step are constant."""
 
     bytes_are = "computed"
 
-    def __init__(self, model: nn.Module, step_bytes: float) -> None:
+    def __init__(self, model: nn.Module, step_bytes: float, wrap: Wrap = lambda one: one) -> None:
         super().__init__(model)
-        self._step_bytes = step_bytes
+        self._step_bytes, self._wrap = step_bytes, wrap
+
+    def optimizer(self, plain: torch.optim.Optimizer) -> Any:
+        return self._wrap(plain)
 
     def total(self, steps: int) -> Traffic:
         return Traffic(steps * self._step_bytes)
 
 
 class PowerSgdHook(Hook):
-    """PowerSGD (Vogels, Karimireddy and Jaggi 2019): plain steps first, then two factors."""
+    """PowerSGD (Vogels, Karimireddy and Jaggi 2019): uncompressed steps, then two factors."""
 
     bytes_are = "computed"
     plain_steps = POWERSGD_START
@@ -153,17 +157,14 @@ class PowerSgdHook(Hook):
 
 
 class CountedHook(Hook):
-    """Ours: bytes and times are those that the reducer counted."""
+    """Tersor: the reducer counts bytes and seconds."""
 
     bytes_are = "counted"
 
     def __init__(
-        self,
-        model: nn.Module,
-        handle: HookState | ShardedHandle | CompressedOptimizer | tersor.torch.DiLoCo,
-        end: Callable[[], None] = lambda: None,
+        self, model: nn.Module, handle: Any, end: Callable[[], None] = lambda: None
     ) -> None:
-        """``end``: of the handle."""
+        """``end`` ends the handle."""
         super().__init__(model)
         self._handle, self._end = handle, end
 
@@ -175,58 +176,36 @@ class CountedHook(Hook):
 
     @property
     def settled(self) -> bool:
-        return self._handle.settled()
+        return bool(self._handle.settled())
 
     def close(self) -> None:
         self._end()
 
 
 class WeightedHook(CountedHook):
-    """Ours under DDP; ranks' batches may differ in size."""
-
-    def __init__(self, model: DistributedDataParallel, codec: str) -> None:
-        self._state = tersor.torch.compress(model, codec=codec, weighted=True)
-        super().__init__(model, self._state, self._state.close)
+    """Tersor under DDP; the batches of ranks may have different sizes."""
 
     def samples_follow(self, count: int) -> None:
-        self._state.samples = count
+        self._handle.samples = count
 
 
 class OptimizerHook(CountedHook):
-    """Ours, in the optimizer: gradients stay each rank's own."""
+    """A compressed optimizer. Gradients stay each rank's own."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        own: CompressedOptimizer,
-        stands_for: type[torch.optim.Optimizer] = torch.optim.AdamW,
-    ) -> None:
+    def __init__(self, module: nn.Module, own: Any, replaces: type[torch.optim.Optimizer]) -> None:
         super().__init__(module, own)
-        self._own, self._stands_for = own, stands_for
+        self._replaces = replaces
 
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Raises BenchmarkError where ``plain`` is another than it stands for."""
-        defaults = _expected(plain, self._stands_for, type(self._own).__name__).defaults
-        for group in self._own.param_groups:
+    def optimizer(self, plain: torch.optim.Optimizer) -> Any:
+        """Raises BenchmarkError if ``plain`` has another class than the replaced optimizer."""
+        defaults = _expected(plain, self._replaces, type(self._handle).__name__).defaults
+        for group in self._handle.param_groups:
             group.update({key: defaults[key] for key in defaults.keys() & group.keys()})
-        return self._own
-
-
-class MuonHook(PyTorchHook):
-    """DDP itself, whose mean gradients PyTorch's Muon takes."""
-
-    def __init__(self, model: DistributedDataParallel, momentum: float) -> None:
-        count = parameter_count(model)
-        super().__init__(model, ring_bytes(4 * count, dist.get_world_size()))
-        self._momentum = momentum
-
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Raises BenchmarkError where ``plain`` is no AdamW."""
-        return MuonBesideAdamW(self.model, _adamw(plain, MUON), self._momentum)
+        return self._handle
 
 
 class OneBitAdamHook(Hook):
-    """1-bit Adam, in the optimizer: gradients stay each rank's own."""
+    """1-bit Adam. Gradients stay each rank's own."""
 
     bytes_are = "computed"
 
@@ -234,62 +213,15 @@ class OneBitAdamHook(Hook):
         super().__init__(module)
         self._dense_steps = dense_steps
 
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Raises BenchmarkError where ``plain`` is no AdamW."""
-        self._own = OneBitAdamW(_adamw(plain, ONEBIT), self._dense_steps)
+    def optimizer(self, plain: torch.optim.Optimizer) -> Any:
+        """Raises BenchmarkError if ``plain`` is not AdamW."""
+        self._own = OneBitAdamW(adamw(plain, "onebit-adam"), self._dense_steps)
         return self._own
 
     def total(self, steps: int) -> Traffic:
         count = parameter_count(self.model) * min(self._own.steps, self._dense_steps)
         dense_bytes = ring_bytes(4 * count, dist.get_world_size())
         return Traffic(dense_bytes + self._own.exchange.sent_bytes)
-
-
-class LocalHook(Hook):
-    """Every rank's own optimizer moves the weights, and every so many steps they meet."""
-
-    _local: local_training.LocalTraining | torchft_training.TorchftTraining
-
-    def learn(self, batch: Batch) -> Tensor:
-        self._local.go_on()
-        return super().learn(batch)
-
-    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
-        """All that is DiLoCo's, its outer optimizer's step too."""
-        return [self._local.span]
-
-    def gather(self, what: Literal["data", "grad"] = "data") -> None:
-        """What all ranks have in common; no exchange, and the next step goes on from their own."""
-        self._local.show_common()
-
-
-class DiLoCoHook(LocalHook, CountedHook):
-    """Ours."""
-
-    def __init__(self, module: nn.Module, local: local_training.LocalTraining) -> None:
-        super().__init__(module, local.outer)
-        self._local = self._ours = local
-        self.period = local.outer.sync_every
-
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        if self._ours.muon is not None:
-            plain = MuonBesideAdamW(self.model, _adamw(plain, DILOCO), self._ours.muon)
-        plain.register_step_post_hook(self._ours.exchange)
-        return plain
-
-
-class TorchftHook(LocalHook, PyTorchHook):
-    """torchft's DiLoCo, whose bytes are computed: with a codec those of the interface are right."""
-
-    def __init__(self, module: nn.Module, local: torchft_training.TorchftTraining) -> None:
-        count = parameter_count(module) / local.every
-        super().__init__(module, ring_bytes(4 * count, dist.get_world_size()))
-        self._local = self._theirs = local
-        self.period = local.every
-
-    def optimizer(self, plain: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        self._theirs.around(plain)
-        return plain
 
 
 def _expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind:
@@ -299,96 +231,110 @@ def _expected(plain: torch.optim.Optimizer, kind: type[Kind], name: str) -> Kind
     return plain
 
 
-def _adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
+def adamw(plain: torch.optim.Optimizer, name: str) -> torch.optim.AdamW:
+    """``plain``. Raises BenchmarkError if it is not AdamW."""
     return _expected(plain, torch.optim.AdamW, name)
 
 
-def check(name: str) -> None:
-    """Raises BenchmarkError where there is no such hook. Codecs are checked when they are used."""
-    if in_optimizer(name):
-        known = re.fullmatch(
-            rf"({ADAMW}|{SGD})(=\d+)?:.+|{ONEBIT}(=0*[1-9]\d*)?|{DILOCO}={local_training.PATTERN}:.+"
-            rf"|{MUON}((=\d+)?{MOMENTUM}:.+|{MOMENTUM})"
-            rf"|{TORCHFT}={torchft_training.PATTERN}(:.+)?",
-            name,
-        )
-    elif name.startswith(THEIRS) and name not in CASTS:
-        known = re.fullmatch(rf"{POWERSGD}(=0*[1-9]\d*)?", name)
-    else:
-        return
-    if known is None:
-        raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
-    if name.startswith(DILOCO):
-        local_training.check(name.partition("=")[2].partition(":")[0])
+def add_hooks(parser: argparse.ArgumentParser, default: list[str], split: str) -> None:
+    """Adds ``--hooks``. Each command checks the names."""
+    text = f"{SUMMARY}; default: {' '.join(default)}. {split}"
+    add(parser, "hooks", None, text, nargs="+", metavar="NAME")
+
+
+def first_word(name: str) -> str:
+    """The word that selects a way."""
+    return re.split("[:=,]", name)[0]
 
 
 def in_optimizer(name: str) -> bool:
-    """Whether it is an optimizer of its own, or around one, and has no backward pass by itself."""
-    return re.split("[:=,]", name)[0] in (ADAMW, SGD, ONEBIT, DILOCO, MUON, TORCHFT)
+    """True for an optimizer, or a wrapper of one, which exchanges nothing in a backward pass."""
+    return first_word(name) in PATTERNS
+
+
+def check(name: str) -> None:
+    """Raises BenchmarkError for an unknown hook. Codecs are checked at their first use."""
+    if in_optimizer(name):
+        pattern = PATTERNS[first_word(name)]
+    elif name.startswith(THEIRS) and name not in CASTS:
+        pattern = rf"{POWERSGD}(=0*[1-9]\d*)?"
+    else:
+        return
+    if re.fullmatch(pattern, name) is None:
+        raise BenchmarkError(f'no hook "{name}"; there are: {SUMMARY}')
+    if name.startswith("diloco"):
+        from tersor.bench import local_training
+
+        local_training.check(name.partition("=")[2].partition(":")[0])
 
 
 def attach(module: nn.Module, name: str, bucket_mib: float | None = None) -> Hook:
-    """Wraps `module` in DDP with buckets of so many MiB (None: PyTorch's choice) and this hook."""
+    """Wraps `module` in DDP with this hook. ``bucket_mib``: size of a bucket; None: PyTorch's."""
     check(name)
-    if name.startswith(POWERSGD):  # it waits in callbacks, and hangs with a second bucket
+    if name.startswith(POWERSGD):  # PowerSGD waits in callbacks, and hangs with a second bucket
         rank = int(name.partition("=")[2] or 1)
         return PowerSgdHook(distributed(module, ONE_BUCKET_MIB), rank)
     if in_optimizer(name):
         return _attach_optimizer(module, name, bucket_mib)
     model = distributed(module, bucket_mib)
-    if name == "none":
-        return _ring(model, value_bytes=4)
-    if name in CASTS:
-        model.register_comm_hook(None, CASTS[name])
-        return _ring(model, value_bytes=2)
-    if name.startswith(WEIGHTED):
-        return WeightedHook(model, name.removeprefix(WEIGHTED))
-    handle = tersor.torch.compress(model, codec=name.removeprefix(OURS))
-    return CountedHook(model, handle, handle.close)
+    if name == "none" or name in CASTS:
+        if name in CASTS:
+            model.register_comm_hook(None, CASTS[name])
+        return PyTorchHook(model, _step_bytes(module, 2 if name in CASTS else 4))
+    weighted = name.startswith(WEIGHTED)
+    codec = name.removeprefix(WEIGHTED).removeprefix(OURS)
+    handle = tersor.torch.compress(model, codec=codec, weighted=weighted)
+    return (WeightedHook if weighted else CountedHook)(model, handle, handle.close)
 
 
 def _attach_optimizer(module: nn.Module, name: str, bucket_mib: float | None) -> Hook:
     head, _, codec = name.partition(":")
-    if found := re.fullmatch(rf"{MUON}(?:=(\d+))?{MOMENTUM}", head):
+    kind, _, options = head.partition("=")
+    if first_word(name) == "muon":
+        found = re.fullmatch(_MUON, head)
+        assert found is not None
         steps, momentum = found.groups()
         if not codec:
-            return MuonHook(distributed(module, bucket_mib), float(momentum or MUON_MOMENTUM))
-        return OptimizerHook(
-            module,
-            tersor.torch.CompressedMuon(
-                module.named_parameters(),
-                codec=codec,
-                momentum=float(momentum or COMPRESSED_MUON_MOMENTUM),
-                warmup_steps=int(steps or 0),
-            ),
-        )
-    kind, _, options = head.partition("=")
-    if kind == ADAMW:
-        return OptimizerHook(
-            module,
-            tersor.torch.CompressedAdamW(
-                module.named_parameters(), codec=codec, warmup_steps=int(options or 0)
-            ),
-        )
-    if kind == SGD:
-        own = tersor.torch.CompressedSGD(
-            module.named_parameters(), codec=codec, warmup_steps=int(options or 0)
-        )
-        return OptimizerHook(module, own, torch.optim.SGD)
-    if kind == ONEBIT:
+            return PyTorchHook(
+                distributed(module, bucket_mib),
+                _step_bytes(module, 4),
+                lambda plain: MuonBesideAdamW(
+                    module, adamw(plain, "muon"), float(momentum or MUON_MOMENTUM)
+                ),
+            )
+        momentum = float(momentum or COMPRESSED_MUON_MOMENTUM)
+        return _optimizer_hook(module, tersor.torch.CompressedMuon, codec, steps, momentum=momentum)
+    if kind == "adamw":
+        return _optimizer_hook(module, tersor.torch.CompressedAdamW, codec, options)
+    if kind == "sgd":
+        own = tersor.torch.CompressedSGD
+        return _optimizer_hook(module, own, codec, options, torch.optim.SGD)
+    if kind == "onebit-adam":
         return OneBitAdamHook(module, int(options or ONEBIT_START))
-    if kind == TORCHFT:
-        return TorchftHook(module, torchft_training.TorchftTraining(module, options, codec))
-    return DiLoCoHook(module, local_training.LocalTraining(module, options, codec))
+    from tersor.bench import local_training
+
+    local = {"diloco": local_training.DiLoCoHook, "torchft": local_training.TorchftHook}
+    return local[kind](module, options, codec)
 
 
-def _ring(model: DistributedDataParallel, value_bytes: int) -> PyTorchHook:
-    reduced_bytes = parameter_count(model) * value_bytes
-    return PyTorchHook(model, ring_bytes(reduced_bytes, dist.get_world_size()))
+def _optimizer_hook(
+    module: nn.Module,
+    kind: Any,
+    codec: str,
+    steps: str | None,
+    replaces: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    **options: Any,
+) -> OptimizerHook:
+    own = kind(module.named_parameters(), codec=codec, warmup_steps=int(steps or 0), **options)
+    return OptimizerHook(module, own, replaces)
+
+
+def _step_bytes(module: nn.Module, value_bytes: int) -> float:
+    return ring_bytes(parameter_count(module) * value_bytes, dist.get_world_size())
 
 
 def distributed(module: nn.Module, bucket_mib: float | None = None) -> DistributedDataParallel:
-    """Wrapped in DDP."""
+    """The module in DDP."""
     device = next(module.parameters()).device
     own = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(module, device_ids=own, bucket_cap_mb=bucket_mib)

@@ -1,4 +1,4 @@
-"""What is trained: two small convolutional networks, and a GPT, also with experts or in stages."""
+"""The trained models: two convolutional networks, and a GPT, also with experts or in stages."""
 
 import dataclasses
 
@@ -6,16 +6,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from tersor.bench.mixture import MixtureOfExperts, feed_forward
-
-Batch = tuple[Tensor, Tensor]  # what a model sees, and the classes that it should say
+Batch = tuple[Tensor, Tensor]  # inputs, and the right classes
 
 
 def convolutional_net(classes: int) -> nn.Sequential:
     """Two convolutions and two linear layers for images (batch, 1, 28, 28): 409,034 parameters.
 
-    Nearly all of its bytes are ready early in the backward pass, since the linear layers come last
-    in the network: they can travel while the convolutions are differentiated.
+    Nearly all gradient bytes are ready early in the backward pass, because the linear layers come
+    last. The bytes can be sent during the backward pass of the convolutions.
     """
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=3, padding=1),
@@ -32,10 +30,10 @@ def convolutional_net(classes: int) -> nn.Sequential:
 
 
 def normalised_net(classes: int) -> nn.Sequential:
-    """Four convolutions for images (batch, 1, 28, 28), a group norm (Wu and He 2018) behind each,
-    and the mean over what is left of the image: 98,938 parameters.
+    """Four convolutions for images (batch, 1, 28, 28), a group norm (Wu and He 2018) after each,
+    and a mean over the image: 98,938 parameters.
 
-    No matrix holds most of them, as in `convolutional_net`, and the norms' are vectors.
+    No matrix has most of the parameters, unlike in `convolutional_net`; the norms have vectors.
     """
     return nn.Sequential(
         *_convolution(1, 16, kernel=5, stride=2),
@@ -54,9 +52,95 @@ def _convolution(channels: int, outputs: int, *, kernel: int, stride: int) -> li
     return [convolution, nn.GroupNorm(8, outputs), nn.ReLU()]
 
 
+BALANCING_RATE = 0.001  # Wang et al.'s
+
+
+class Carrier:
+    """Brings rows to the experts of all ranks, in order. This base class is for one rank."""
+
+    rank = 0
+    ranks = 1
+
+    def loads(self, counts: Tensor) -> Tensor:
+        """This rank's rows for each expert (experts) to those of all ranks (ranks, experts)."""
+        return counts[None]
+
+    def carry(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        """Sends `sent[r]` rows to each rank r, in order. Returns the received rows in rank order.
+        Gradients return the same way."""
+        return rows
+
+
+class MixtureOfExperts(nn.Module):
+    """A router sends each row to the expert with the highest score (Fedus et al. 2021).
+
+    Experts have no capacity limit. Experts with few rows get a higher bias in each step (Wang et
+    al. 2024), so the loss needs no other term. Without gradients, this rank computes all experts,
+    and must have their weights.
+    """
+
+    likings: Tensor
+
+    def __init__(self, width: int, hidden: int, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.experts = nn.ModuleList(feed_forward(width, hidden) for _ in range(experts))
+        self.register_buffer("likings", torch.zeros(experts))
+        self.carrier = Carrier()
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(…, width) to the same shape."""
+        rows = states.flatten(end_dim=-2)
+        shares = self.router(rows).softmax(dim=1)
+        chosen = (shares.detach() + self.likings).argmax(dim=1)
+        order = chosen.argsort(stable=True)
+        counts = torch.bincount(chosen, minlength=len(self.experts))
+        made = self._compute(rows.index_select(0, order), counts).index_select(0, order.argsort())
+        result: Tensor = (made * shares.gather(1, chosen[:, None])).view_as(states)
+        return result
+
+    def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """The results of rows that are sorted by expert."""
+        if not torch.is_grad_enabled():
+            return _each(self.experts, rows, counts[None])
+        carrier = self.carrier
+        loads = carrier.loads(counts)
+        of_all = loads.sum(dim=0)
+        self.likings += BALANCING_RATE * (of_all.float().mean() - of_all).sign()
+        by_rank = loads.view(carrier.ranks, carrier.ranks, -1)  # from, to, expert there
+        sent = by_rank[carrier.rank].sum(dim=1).tolist()
+        received = by_rank[:, carrier.rank].sum(dim=1).tolist()
+        arrived = carrier.carry(rows, received, sent)
+        made = _each(self.own_experts(), arrived, by_rank[:, carrier.rank])
+        return carrier.carry(made, sent, received)
+
+    def own_experts(self) -> nn.ModuleList:
+        """The experts of this rank."""
+        return self.experts_of(self.carrier.rank)
+
+    def experts_of(self, rank: int) -> nn.ModuleList:
+        """The experts of a rank."""
+        each = len(self.experts) // self.carrier.ranks
+        return self.experts[rank * each : (rank + 1) * each]
+
+
+def feed_forward(width: int, hidden: int) -> nn.Sequential:
+    """Two linear layers of a transformer."""
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+def _each(experts: nn.ModuleList, rows: Tensor, counts: Tensor) -> Tensor:
+    """Rows sorted by sender, then by expert, as `counts` has them."""
+    experts_of_rows = torch.arange(len(experts), device=rows.device).repeat(len(counts))
+    order = experts_of_rows.repeat_interleave(counts.flatten()).argsort(stable=True)
+    groups = torch.split(rows.index_select(0, order), counts.sum(dim=0).tolist())
+    made = [expert(group) for expert, group in zip(experts, groups, strict=True)]
+    return torch.cat(made).index_select(0, order.argsort())
+
+
 @dataclasses.dataclass(frozen=True)
 class GptShape:
-    """How large a GPT is; `context` is the characters that it looks back on."""
+    """The size of a GPT. `context` is the number of characters that the GPT reads."""
 
     layers: int
     heads: int
@@ -66,8 +150,8 @@ class GptShape:
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block: attention to what came before, then two linear layers, or a
-    mixture of experts that are two each."""
+    """A pre-norm transformer block: causal attention, then two linear layers or a mixture of
+    experts."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -97,7 +181,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Characters and their places."""
+    """Embeds characters and positions."""
 
     def __init__(self, characters: int, shape: GptShape) -> None:
         super().__init__()
@@ -131,8 +215,8 @@ class Gpt(nn.Module):
 
 
 class GptStage(nn.Module):
-    """A part of a GPT, whose parameters it shares: one of several with equally many blocks, which
-    hand on states of a dtype."""
+    """A part of a GPT with its parameters. All parts have the same number of blocks, and pass on
+    states of a dtype."""
 
     def __init__(self, gpt: Gpt, index: int, stages: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -144,14 +228,14 @@ class GptStage(nn.Module):
         self.layers = nn.Sequential(*([gpt.embedding] if self._is_first else []), *layers)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Characters or the former stage's states to states, of the last one scores."""
+        """Characters or the previous stage's states to states; in the last stage to scores."""
         with autocast(states):
             made: Tensor = self.layers(states if self._is_first else states.float())
         return made.float() if self._is_last else made.to(self._dtype)
 
 
 def autocast(values: Tensor) -> torch.autocast:
-    """On a GPU arithmetic is of bf16."""
+    """bf16 arithmetic on GPUs."""
     kind = values.device.type
     return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
 

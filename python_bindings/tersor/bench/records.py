@@ -1,22 +1,78 @@
-"""Records as ``tersor-bench`` writes them: one JSON object a measurement, an array a file."""
+"""Options, records and tables of all commands. Records have the form of ``tersor-bench``."""
 
 import argparse
 import datetime
 import functools
 import json
+import math
 import os
 import pathlib
+import re
 import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+from tersor import _text
 from tersor.bench.errors import BenchmarkError
 
-Field = str | int | float | bool | None
+Field = Any  # a string, a number, a bool or None
 Record = dict[str, Field]
+Show = Callable[[Any], str]
+Columns = Mapping[str, tuple[str, Show]]  # by head: a field and its text
+
+
+def positive(text: str) -> int:
+    """An integer above 0, for argparse."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    if not 0 < (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number, 0 or more, for argparse."""
+    if not 0 <= (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a number, 0 or more")
+    return value
+
+
+def add(
+    parser: argparse.ArgumentParser,
+    name: str,
+    default: Any,
+    text: str,
+    kind: Any = None,
+    **more: Any,
+) -> None:
+    """Adds an option. By default, its type is that of ``default``, and numbers are above 0."""
+    first = default[0] if isinstance(default, list) and default else default
+    kind = kind or {int: positive, float: positive_number}.get(type(first))
+    if isinstance(default, list):
+        more.setdefault("nargs", "+")
+    if default is not None and default != []:
+        shown = default if isinstance(default, list) else [default]
+        words = (f"{one:g}" if type(one) is float else str(one) for one in shown)
+        text += f"; default: {' '.join(words)}"
+    parser.add_argument(f"--{name}", default=default, type=kind, help=text, **more)
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Where the records go."""
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the records here")
+    """Adds ``--json``."""
+    add(parser, "json", None, "write the records to this file", pathlib.Path, metavar="FILE")
+
+
+def seconds_of(action: Callable[[], object], clock: Any = time.perf_counter) -> float:
+    """The seconds that a call takes."""
+    start = clock()
+    action()
+    return float(clock() - start)
 
 
 def _cpu_name() -> str:
@@ -35,7 +91,7 @@ def machine_name() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Of the source tree that this file lies in; "unknown" where it is installed."""
+    """The commit of the source tree of this file; "unknown" in an installed package."""
     folder = pathlib.Path(__file__).resolve().parent
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
@@ -46,30 +102,63 @@ def commit() -> str:
 
 
 class RecordFile:
-    """An array of records in a file, written again after each: a run cut short keeps what it has.
+    """An array of records in a file, written after each record, so aborted runs keep records.
 
-    No path: records go nowhere. Raises BenchmarkError where the file cannot be written, so before
-    anything was measured.
+    Without a path, records are not written. Raises BenchmarkError before any measurement if the
+    file cannot be written.
     """
 
     def __init__(self, path: pathlib.Path | None) -> None:
         self._path = path
         self._records: list[Record] = []
-        if path is not None:
-            self._write(path, "a", "")
+        self._write("a", "")
 
     def add(self, record: Record) -> None:
-        """Adds machine, date (UTC) and commit, and writes."""
+        """Adds machine, date (UTC) and commit to a record, and writes the file."""
         date = f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
         origin: Record = {"machine": machine_name(), "date": date, "commit": commit()}
         self._records.append({**record, **origin})
-        if self._path is not None:
-            self._write(self._path, "w", json.dumps(self._records, indent=1) + "\n")
+        self._write("w", json.dumps(self._records, indent=1) + "\n")
 
-    @staticmethod
-    def _write(path: pathlib.Path, mode: str, text: str) -> None:
+    def _write(self, mode: str, text: str) -> None:
+        if self._path is None:
+            return
         try:
-            with path.open(mode, encoding="utf-8") as file:
+            with self._path.open(mode, encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
-            raise BenchmarkError(f"cannot write {path}: {error.strerror}") from error
+            raise BenchmarkError(f"cannot write {self._path}: {error.strerror}") from error
+
+
+def columns(text: str) -> Columns:
+    """Columns from "head=field:format, …". The format is s, B, x (a ratio) or one of Python's."""
+    kinds: dict[str, Show] = {"": str, "s": _text.seconds, "B": _text.byte_count, "x": _text.ratio}
+    found = {}
+    for part in text.split(", "):
+        head, field, *form = re.split("[=:]", part)
+        kind = form[0] if form else ""
+        found[head] = field, kinds.get(kind) or f"{{:{kind}}}".format
+    return found
+
+
+def table(columns: Columns, records: Iterable[Record]) -> str:
+    """A row per record."""
+    rows = [[show(record[field]) for field, show in columns.values()] for record in records]
+    return _text.table(list(columns), rows)
+
+
+def report(
+    chosen: argparse.Namespace, measured: Iterable[Record], columns: Columns
+) -> list[Record]:
+    """Writes records as they are measured, and then prints a table of all. Returns the records."""
+    file, records = RecordFile(chosen.json), []
+    for record in measured:
+        file.add(record)
+        records.append(record)
+    print(table(columns, records), flush=True)
+    return records
+
+
+def some(chosen: argparse.Namespace, names: str) -> Record:
+    """Options as fields of a record."""
+    return {name: getattr(chosen, name) for name in names.split()}

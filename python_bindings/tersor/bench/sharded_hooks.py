@@ -1,8 +1,8 @@
-"""Ways for gradients to travel in FSDP2: PyTorch's own, and ours.
+"""Ways to exchange gradients in FSDP2: PyTorch's own, and Tersor's.
 
-``none`` is FSDP2 as it is; ``torch:ahead`` waits for weights only when they are needed, as beside
-our codecs; ``torch:bf16`` and ``torch:fp16`` are its ``MixedPrecisionPolicy`` with
-that ``reduce_dtype``; any other word is a codec of ours, also ``tersor:none``.
+``none`` is FSDP2 itself. ``torch:ahead`` prefetches weights, as Tersor does. ``torch:bf16`` and
+``torch:fp16`` are a ``MixedPrecisionPolicy`` with this ``reduce_dtype``. Any other word is a codec,
+also ``tersor:none``.
 """
 
 from typing import cast
@@ -14,34 +14,28 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.hooks import (
-    OURS,
-    THEIRS,
-    CountedHook,
-    Hook,
-    PyTorchHook,
-)
+from tersor.bench.hooks import OURS, THEIRS, CountedHook, Hook, PyTorchHook
+from tersor.bench.measures import parameter_count, ring_bytes
 from tersor.bench.split_hooks import CASTS
-from tersor.bench.traffic import parameter_count, ring_bytes
 from tersor.torch import fsdp
 
 REDUCE_DTYPES = {**CASTS, THEIRS + "ahead": torch.float32}
 SUMMARY = (
-    "none (FSDP2 itself), torch:ahead (its weights come ahead of their use, as beside our codecs), "
-    "torch:bf16 and torch:fp16 (its MixedPrecisionPolicy(reduce_dtype=…)), or a codec of ours"
+    "none (FSDP2 itself), torch:ahead (with prefetched weights), "
+    "torch:bf16 and torch:fp16 (its MixedPrecisionPolicy(reduce_dtype=…)), or a codec of Tersor"
 )
 
 
 def check(name: str) -> None:
-    """Raises BenchmarkError where FSDP2 has no such way. Codecs are checked when they are used."""
+    """Raises BenchmarkError for an unknown way. Codecs are checked at their first use."""
     if name.startswith(THEIRS) and name not in REDUCE_DTYPES:
         raise BenchmarkError(f'no "{name}" with fsdp; there are: {SUMMARY}')
 
 
 def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
-    """Shards each layer by itself, then the chain, whose gradients travel in this way.
+    """Shards each layer, then the chain, with this way for gradients.
 
-    ``weights``: a codec for the all-gathers, where the gradients have one of ours.
+    ``weights``: a codec for the all-gathers, if gradients have a codec of Tersor.
     """
     check(name)
     dtype = REDUCE_DTYPES.get(name)
@@ -56,7 +50,7 @@ def attach(chain: nn.Sequential, name: str, weights: str | None = None) -> Hook:
 
 
 def scattered_bytes(reduced_bytes: float, ranks: int) -> float:
-    """What each rank sends in a reduce-scatter: gloo's is an allreduce of which it keeps a part."""
+    """The bytes of each rank in a reduce-scatter. gloo's is an all-reduce of which a part stays."""
     whole = ring_bytes(reduced_bytes, ranks)
     return whole if dist.get_backend() == "gloo" else whole / 2
 

@@ -1,31 +1,44 @@
-"""Ways for activations, and their gradients back, to travel in models that are split over ranks.
+"""Ways to exchange activations and their gradients in models that are split over ranks.
 
-``none`` are f32 values as PyTorch sends them, ``torch:bf16`` and ``torch:fp16`` values that are
-cast before; any other word is a codec of ours, also ``tersor:none``, of which another may stand
-for gradients behind a slash: ``int8/bf16``.
+``none`` sends float32 values by PyTorch; ``torch:bf16`` and ``torch:fp16`` cast values before. Any
+other word is a codec, also ``tersor:none``. A second codec after a slash is for gradients:
+``int8/bf16``. Experts exchange rows by `all_to_all_single`, pipelines by
+`torch.distributed.pipelining`.
 """
 
 import abc
-from typing import Literal
+import typing
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.nn.functional as functional
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
 
+import tersor.torch
+from tersor.bench import hooks
 from tersor.bench.errors import BenchmarkError, stateless_codec
 from tersor.bench.hooks import OURS, THEIRS, Hook
-from tersor.bench.timing import Mark, MarkKind, Span
+from tersor.bench.measures import Mark, MarkKind, Span, Traffic, mark_of
+from tersor.bench.models import Batch, Carrier, Gpt, GptStage, MixtureOfExperts
+from tersor.torch._src.process_group import connections
 
 CASTS = {"none": torch.float32, THEIRS + "bf16": torch.bfloat16, THEIRS + "fp16": torch.float16}
 DEFAULT = ["none", THEIRS + "bf16", "bf16", "int8"]
 SUMMARY = (
-    "none (f32 as PyTorch sends it), torch:bf16, torch:fp16 (cast before), or a codec of ours, "
-    "without +ef; CODEC/CODEC: another for gradients"
+    "none (float32 by PyTorch), torch:bf16, torch:fp16 (cast before), or a codec of Tersor "
+    "without +ef; CODEC/CODEC: another codec for gradients"
 )
+HELP = f"For activations, between experts or stages: {SUMMARY}; default: {' '.join(DEFAULT)}"
+MICROBATCHES = 4  # of a step of a pipeline
 
 
 def check(name: str) -> None:
-    """Raises BenchmarkError where activations have no such way."""
+    """Raises BenchmarkError for an unknown way."""
     if name in CASTS:
         return
     if name.startswith(THEIRS):
@@ -35,35 +48,34 @@ def check(name: str) -> None:
 
 
 def codecs_of(name: str) -> tuple[str, str]:
-    """Of activations and of their gradients."""
+    """The codecs of activations and of their gradients."""
     codec, _, backward = name.removeprefix(OURS).partition("/")
     return codec, backward or codec
 
 
 class Waits:
-    """When a rank waited for others."""
+    """The spans in which a rank waited for other ranks."""
 
     def __init__(self, kind: MarkKind) -> None:
-        self._kind = kind
-        self._start = kind()
+        self._kind, self._start = kind, kind()
         self._spans: list[Span] = []
 
     def begin(self, *_: object) -> None:
-        """As a hook of a tensor, too."""
+        """Begins a span. May be a tensor's hook."""
         self._start = self._kind()
 
     def end(self, *_: object) -> None:
-        """Of what began last."""
+        """Ends the span. May be a tensor's hook."""
         self._spans.append((self._start, self._kind()))
 
     def take(self) -> list[Span]:
-        """Since the last call."""
+        """The spans since the last call."""
         spans, self._spans = self._spans, []
         return spans
 
 
 class SplitHook(Hook):
-    """A model of which each rank trains a part, and all know where the parts are."""
+    """A model of which each rank trains a part."""
 
     def __init__(self, model: nn.Module, name: str, waits: Waits) -> None:
         super().__init__(model)
@@ -72,7 +84,7 @@ class SplitHook(Hook):
 
     @abc.abstractmethod
     def owners(self) -> list[tuple[nn.Module, int]]:
-        """Each part that not all ranks have trained, and which rank has."""
+        """Each part that only one rank trains, and this rank."""
 
     def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
         return self._waits.take()
@@ -84,3 +96,193 @@ class SplitHook(Hook):
                 if getattr(parameter, what) is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.broadcast(getattr(parameter, what), src=owner)
+
+
+class Rows(Carrier, abc.ABC):
+    """Carries rows between all ranks. Each rank waits for its rows."""
+
+    def __init__(self, waits: Waits) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self._waits = waits
+
+    def loads(self, counts: Tensor) -> Tensor:
+        gathered = counts.new_empty(self.ranks * len(counts))
+        self._waits.begin()
+        dist.all_gather_into_tensor(gathered, counts)
+        self._waits.end()
+        return gathered.view(self.ranks, -1)
+
+    def carry(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        if rows.requires_grad:  # the backward pass runs in reverse order
+            rows.register_hook(self._waits.end)  # type: ignore[no-untyped-call]
+        self._waits.begin()
+        arrived = self._send(rows, received, sent)
+        self._waits.end()
+        if arrived.requires_grad:
+            arrived.register_hook(self._waits.begin)  # type: ignore[no-untyped-call]
+        return arrived
+
+    @abc.abstractmethod
+    def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        """See `carry`."""
+
+    @abc.abstractmethod
+    def sent_bytes(self) -> float:
+        """The bytes that this rank has sent."""
+
+    def close(self) -> None:
+        """Ends the connections."""
+
+
+class PlainRows(Rows):
+    """Rows by PyTorch, cast to a dtype."""
+
+    def __init__(self, dtype: torch.dtype, waits: Waits) -> None:
+        super().__init__(waits)
+        self._dtype, self._sent_count = dtype, 0
+        self._group = typing.cast(dist.ProcessGroup, dist.group.WORLD)
+
+    def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        ways = (sent, received) if rows.requires_grad else (sent,)
+        others = sum(sum(way) - way[self.rank] for way in ways)
+        self._sent_count += others * rows.shape[1]
+        cast = rows.to(self._dtype)
+        coming = all_to_all_single_autograd(cast, received, sent, self._group)
+        arrived: Tensor = wait_tensor(coming)  # type: ignore[no-untyped-call]
+        return arrived.to(rows.dtype)
+
+    def sent_bytes(self) -> float:
+        return self._sent_count * self._dtype.itemsize
+
+
+class EncodedRows(Rows):
+    """Rows by Tersor, over separate connections, so only their bytes are counted."""
+
+    def __init__(self, name: str, waits: Waits, device: torch.device) -> None:
+        super().__init__(waits)
+        self._codecs = codecs_of(name)
+        self._workspace = tersor.Workspace()
+        self._group = typing.cast(dist.ProcessGroup, dist.new_group())
+        self._transport = connections.transport(self._group, device)
+
+    def _send(self, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:
+        codec, backward_codec = self._codecs
+        return tersor.torch.all_to_all_single(
+            rows.new_empty((sum(received), *rows.shape[1:])), rows, received, sent, codec=codec,
+            backward_codec=backward_codec, process_group=self._group, workspace=self._workspace,
+        )  # fmt: skip
+
+    def sent_bytes(self) -> float:
+        return float(self._transport.counters().sent_bytes)
+
+    def close(self) -> None:
+        connections.close(self._group)
+        dist.destroy_process_group(self._group)
+
+
+class ExpertHook(SplitHook):
+    """A model whose experts are spread over the ranks. DDP averages the rest in float32."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        check(name)
+        device = next(module.parameters()).device
+        waits = Waits(mark_of(device))
+        dtype = CASTS.get(name)
+        self._rows = EncodedRows(name, waits, device) if dtype is None else PlainRows(dtype, waits)
+        self._mixtures = [one for one in module.modules() if isinstance(one, MixtureOfExperts)]
+        for mixture in self._mixtures:
+            check_ranks(len(mixture.experts), self._rows.ranks)
+            mixture.carrier = self._rows
+            for parameter in mixture.own_experts().parameters():  # the sum over the rows' ranks
+                parameter.register_hook(lambda one: one / self._rows.ranks)  # type: ignore[no-untyped-call]
+        super().__init__(_distribute_the_rest(module), name, waits)
+
+    def owners(self) -> list[tuple[nn.Module, int]]:
+        ranks = range(self._rows.ranks)
+        return [(mixture.experts_of(rank), rank) for mixture in self._mixtures for rank in ranks]
+
+    def total(self, steps: int) -> Traffic:
+        return Traffic(self._rows.sent_bytes())
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def exposed(self, computed: Mark, reduced: Mark) -> list[Span]:
+        return [*super().exposed(computed, reduced), (computed, reduced)]
+
+
+def check_ranks(experts: int, ranks: int) -> None:
+    """Raises BenchmarkError if ranks cannot have equal numbers of experts."""
+    if experts % ranks:
+        raise BenchmarkError(f"{experts} experts are not a multiple of {ranks} ranks")
+
+
+def _distribute_the_rest(module: nn.Module) -> DistributedDataParallel:
+    """DDP without the experts, and without the biases, which are equal on all ranks anyway."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    own = [name for name, _ in tensors if ".experts." in f".{name}" or name.endswith("likings")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+        module, own
+    )
+    return hooks.distributed(module)
+
+
+class StageHook(SplitHook):
+    """A GPT in stages, one on each rank, with a 1F1B schedule."""
+
+    def __init__(self, gpt: Gpt, name: str) -> None:
+        check(name)
+        device = next(gpt.parameters()).device
+        super().__init__(gpt, name, Waits(mark_of(device)))
+        self._rank, ranks = dist.get_rank(), dist.get_world_size()
+        self._dtype = CASTS.get(name, torch.float32)
+        self._parts = [GptStage(gpt, index, ranks, self._dtype) for index in range(ranks)]
+        self._stage = PipelineStage(self._parts[self._rank], self._rank, ranks, device)
+        for method in ("forward_one_chunk", "backward_one_chunk"):
+            setattr(self._stage, method, self._working(getattr(self._stage, method)))
+        self._handle = None
+        if name not in CASTS:
+            self._handle = tersor.torch.pipeline.compress(self._stage, *codecs_of(name))
+        loss = self._working(_loss)
+        self._schedule = Schedule1F1B(self._stage, MICROBATCHES, loss_fn=loss)
+        self._width, self._sent_count = gpt.shape.width, 0
+
+    def _working(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """Computation. The rest of a step is waiting."""
+
+        def computed(*arguments: Any, **keywords: Any) -> Any:
+            self._waits.end()
+            result = compute(*arguments, **keywords)
+            self._waits.begin()
+            return result
+
+        return computed
+
+    def learn(self, batch: Batch) -> Tensor:
+        """The loss times the ranks on the last rank, 0 on others: the mean over ranks is the
+        loss."""
+        inputs, classes = batch
+        losses: list[Tensor] = []
+        given = (inputs,) if self._stage.is_first else ()
+        wanted: dict[str, Any] = {}
+        if self._stage.is_last:
+            wanted = {"target": classes, "losses": losses}
+        self._waits.begin()
+        self._schedule.step(*given, **wanted)
+        self._waits.end()
+        neighbours = (not self._stage.is_first) + (not self._stage.is_last)
+        self._sent_count += neighbours * inputs.numel() * self._width
+        share = len(self._parts) / MICROBATCHES
+        return share * sum((loss.detach() for loss in losses), inputs.new_zeros(()))
+
+    def owners(self) -> list[tuple[nn.Module, int]]:
+        return [(part, rank) for rank, part in enumerate(self._parts)]
+
+    def total(self, steps: int) -> Traffic:
+        if self._handle is not None:
+            return Traffic(self._handle.sent_bytes)
+        return Traffic(self._sent_count * self._dtype.itemsize)
+
+
+def _loss(scores: Tensor, classes: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(end_dim=-2), classes.flatten())

@@ -1,6 +1,5 @@
-"""A task is a model, its data and the recipe by which it is trained."""
+"""A task is a model, its data and its training recipe."""
 
-import abc
 import dataclasses
 import functools
 import math
@@ -12,19 +11,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from tersor.bench import data, expert_hooks, hooks, loose_hooks, stage_hooks
+from tersor.bench import data, hooks, loose_hooks, split_hooks
 from tersor.bench.errors import BenchmarkError
 from tersor.bench.models import Batch, Gpt, GptShape, convolutional_net, normalised_net
 
 CPU_GPT = GptShape(layers=4, heads=4, width=128, context=64)
 GPU_GPT = GptShape(layers=12, heads=12, width=768, context=512)
-TEST_WINDOWS = 512  # of a text: enough to tell a tenth of a percent
+TEST_WINDOWS = 512  # of a text: enough to resolve 0.1 %
 WARMUP_SHARE = 0.1  # of all steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Which part of each global batch is this rank's."""
+    """This rank's part of each global batch."""
 
     rank: int
     ranks: int
@@ -32,7 +31,8 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How long and how fast; `batch` is what one rank sees in a step."""
+    """Length and learning rate of a training. `batch` is the number of samples of one rank in a
+    step."""
 
     batch: int
     epochs: int
@@ -40,7 +40,7 @@ class Recipe:
     learning_rate: float  # the highest
 
     def learning_rate_at(self, step: int) -> float:
-        """A straight line up, then half a cosine down to 0 (Loshchilov and Hutter 2017)."""
+        """A linear warm-up, then half a cosine to 0 (Loshchilov and Hutter 2017)."""
         steps = self.epochs * self.steps
         warmup = WARMUP_SHARE * steps
         if step + 0.5 < warmup:
@@ -49,39 +49,23 @@ class Recipe:
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-class Task(abc.ABC):
-    """Batches are the same for all hooks of one seed."""
+class Task:
+    """A model with its data. Batches are equal for all hooks of one seed."""
 
     name: typing.ClassVar[str]
-    splits: typing.ClassVar[bool] = False  # the model over the ranks: activations travel
+    splits: typing.ClassVar[bool] = False  # True if the model is split over the ranks
     recipe: Recipe
 
-    @abc.abstractmethod
-    def model(self) -> nn.Module:
-        """A new model; its weights come from torch's seed."""
-
-    @abc.abstractmethod
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Of a new training."""
-
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
-        """The model, on all ranks, whose values travel in this way."""
+        """The model on all ranks with a hook."""
         if loose_hooks.has(hook):
             return loose_hooks.attach(model, hook)
         return hooks.attach(model, hook)
 
-    @abc.abstractmethod
-    def batch(self, seed: int, step: int, share: Share) -> Batch:
-        """What this rank learns from in `step`, counted from 0 over all epochs."""
-
-    @abc.abstractmethod
-    def test_batches(self, share: Share) -> Iterator[Batch]:
-        """This rank's part of the test data."""
-
 
 @dataclasses.dataclass(frozen=True)
 class TaskOptions:
-    """What the command line says; None is the task's own choice."""
+    """The options of the command line; None is the task's own choice."""
 
     source: pathlib.Path | None
     batch: int | None
@@ -90,7 +74,7 @@ class TaskOptions:
     device: torch.device
     ranks: int
     rate: float = 1.0  # times the task's own learning rate
-    uneven: float | None = None  # the concentration of classes on ranks; None: all see all
+    uneven: float | None = None  # the concentration of classes on ranks; None: equal
 
 
 @functools.lru_cache(maxsize=1)
@@ -156,7 +140,7 @@ class ImageTask(Task):
 
 
 class NormalisedImageTask(ImageTask):
-    """The same images, a net with norms, and the momentum that is customary."""
+    """The same images, a net with norms, and the usual momentum."""
 
     name = "convnet"
     net = staticmethod(normalised_net)
@@ -166,7 +150,7 @@ class NormalisedImageTask(ImageTask):
 
 
 class TextTask(Task):
-    """Characters of a text, in windows from random places."""
+    """Characters of a text, in windows at random positions."""
 
     name = "gpt"
     experts = 0
@@ -209,22 +193,22 @@ class TextTask(Task):
 
 
 class ExpertTask(TextTask):
-    """The same GPT, each of whose layers has experts, spread over the ranks."""
+    """The same GPT with experts in each layer, spread over the ranks."""
 
     name = "moe"
     splits = True
     experts = 8
 
     def __init__(self, options: TaskOptions) -> None:
-        expert_hooks.check_ranks(self.experts, options.ranks)
+        split_hooks.check_ranks(self.experts, options.ranks)
         super().__init__(options)
 
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
-        return expert_hooks.ExpertHook(model, hook)
+        return split_hooks.ExpertHook(model, hook)
 
 
 class StageTask(TextTask):
-    """The same GPT, cut into a stage for each rank, which all see the same."""
+    """The same GPT with a stage on each rank. All ranks see the same batches."""
 
     name = "pipeline"
     splits = True
@@ -234,16 +218,17 @@ class StageTask(TextTask):
         layers, ranks, batch = self._shape.layers, options.ranks, self.recipe.batch
         if layers % ranks:
             raise BenchmarkError(f"{layers} layers are not a multiple of {ranks} stages")
-        if batch % (count := stage_hooks.MICROBATCHES):
+        if batch % (count := split_hooks.MICROBATCHES):
             raise BenchmarkError(f"a batch of {batch} is not a multiple of {count} microbatches")
 
     def attach(self, model: nn.Module, hook: str) -> hooks.Hook:
-        return stage_hooks.StageHook(typing.cast(Gpt, model), hook)
+        return split_hooks.StageHook(typing.cast(Gpt, model), hook)
 
     def batch(self, seed: int, step: int, share: Share) -> Batch:
         return super().batch(seed, step, Share(0, 1))
 
 
+AnyTask = ImageTask | TextTask
 TASKS: dict[str, type[ImageTask] | type[TextTask]] = {
     task.name: task for task in (ImageTask, NormalisedImageTask, TextTask, ExpertTask, StageTask)
 }

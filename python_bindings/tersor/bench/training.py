@@ -1,58 +1,43 @@
-"""One training: a model, a hook, and an account of each epoch."""
+"""One training: a model, a hook, and the measurements of each epoch."""
 
 import dataclasses
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
 from tersor.bench.errors import BenchmarkError
+from tersor.bench.measures import LastGradient, Span, mark_of, seconds_in
 from tersor.bench.models import scores_of
-from tersor.bench.tasks import Share, Task
-from tersor.bench.timing import LastGradient, Span, mark_of
-from tersor.bench.traffic import Traffic
-from tersor.bench.world import NetworkInterface, World
+from tersor.bench.records import Record
+from tersor.bench.tasks import AnyTask, Share
+from tersor.bench.world import World, interface_bytes
 
 WARMUP_STEPS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """What a step waits after its backward pass; in each one rank, drawn from the seed, waits so
-    many times as long."""
+    """The pause of a step after its backward pass. In each step one rank, drawn from the seed,
+    waits ``slow`` times as long."""
 
     step_seconds: float = 0.0
     slow: float = 1.0
 
     def wait(self, seed: int, step: int, share: Share) -> None:
-        """On one rank."""
+        """Waits on one rank."""
         is_slow = random.Random(f"{seed} {step}").randrange(share.ranks) == share.rank
         time.sleep(self.step_seconds * (self.slow if is_slow else 1.0))
 
 
-@dataclasses.dataclass(frozen=True)
-class Epoch:
-    """Times and bytes are of one step: means over the epoch's steps and all ranks."""
-
-    epoch: int  # from 1
-    seconds: float  # of training, from its start to the end of this epoch; no evaluation
-    loss: float  # mean over the epoch's batches of all ranks
-    accuracy: float  # on the test data, of 1
-    test_loss: float  # mean over the test data
-    step_seconds: float
-    exposed_seconds: float  # in which a rank waited for others
-    interface_bytes: float  # what the kernel counted, of whatever was sent
-    traffic: Traffic
-
-
 class Training:
-    """A model that is trained by a hook, always the same for the same seed."""
+    """The training of a model with a hook, equal for equal seeds."""
 
     def __init__(
-        self, task: Task, hook: str, seed: int, world: World, pace: Pace | None = None
+        self, task: AnyTask, hook: str, seed: int, world: World, pace: Pace | None = None
     ) -> None:
         torch.manual_seed(seed)
         self.pace = pace
@@ -64,76 +49,71 @@ class Training:
         self.hook = task.attach(self._module, hook)
         self._check_steps()
         self._optimizer = self.hook.optimizer(task.optimizer(self._module))
-        self._interface = NetworkInterface()
 
-    def epochs(self) -> Iterator[Epoch]:
-        """Trains, and tells of each epoch. Raises BenchmarkError where ranks drift apart."""
+    def epochs(self) -> Iterator[Record]:
+        """Trains, and yields each epoch. Raises BenchmarkError if ranks end with other weights."""
         seconds = 0.0
         for number in range(1, self.task.recipe.epochs + 1):
             epoch = self._epoch(number, seconds)
-            seconds = epoch.seconds
+            seconds = epoch["seconds"]
             yield epoch
-        self._check_weights()
+        for name, values in self._module.named_parameters():
+            if not self.world.same_everywhere(values):
+                raise BenchmarkError(f"ranks ended with different values of {name}")
 
     def warm_up(self) -> None:
-        """A few steps and an evaluation, lest the first hook pay for what a process does once."""
+        """A few steps and an evaluation, so the first hook does not pay for one-time work."""
         self._steps(range(WARMUP_STEPS))
         self._test()
 
-    def _epoch(self, number: int, seconds_before: float) -> Epoch:
+    def _epoch(self, number: int, seconds_before: float) -> Record:
+        """Times and bytes are of one step: means over the epoch's steps and all ranks."""
         steps = self.task.recipe.steps
         self.world.meet()
-        sent_before = self._interface.sent_bytes()
+        sent_before = interface_bytes()
         start = self._mark()
         loss, *spans = self._steps(range((number - 1) * steps, number * steps))
         self.world.meet()
         seconds = start.seconds_until(self._mark())
-        interface_bytes = (self._interface.sent_bytes() - sent_before) / self.world.ranks_here
-        totals = [*map(_seconds, spans), interface_bytes]
+        sent = (interface_bytes() - sent_before) / self.world.ranks_here
+        totals = [*map(seconds_in, spans), sent]
         means = self.world.mean([float(loss), *(total / steps for total in totals)])
         accuracy, test_loss = self._test()
-        return Epoch(
-            epoch=number,
-            seconds=seconds_before + seconds,
-            loss=means[0],
-            accuracy=accuracy,
-            test_loss=test_loss,
-            step_seconds=means[1],
-            exposed_seconds=means[2],
-            interface_bytes=means[3],
-            traffic=self.hook.traffic(steps).mean(steps, self.world),
-        )
+        return {
+            "epoch": number,
+            "seconds": seconds_before + seconds,  # of training, without evaluations
+            "loss": means[0],
+            "accuracy": accuracy,
+            "test_loss": test_loss,
+            "step_seconds": means[1],
+            "exposed_seconds": means[2],  # of waiting for other ranks
+            "interface_bytes": means[3],  # of all traffic
+            **self.hook.traffic(steps).mean(steps, self.world).fields(),
+            "compute_seconds": means[1] - means[2],
+        }
 
     def _steps(self, steps: range) -> tuple[Tensor, list[Span], list[Span]]:
-        """The mean loss, when the steps were, and when they waited for other ranks."""
+        """The mean loss, the spans of the steps, and the spans of waiting for other ranks."""
         loss = torch.zeros((), device=self.world.device)
         whole: list[Span] = []
         exposed: list[Span] = []
         for step in steps:
             start = self._mark()
-            loss += self._backward(step)
+            self._optimizer.zero_grad()
+            loss += self.hook.learn(self.task.batch(self.seed, step, self._share))
+            if self.pace is not None:
+                self.pace.wait(self.seed, step, self._share)
             reduced = self._mark()
-            self._optimizer_step(step)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.task.recipe.learning_rate_at(step)
+            self._optimizer.step()
             exposed += self.hook.exposed(self._last_gradient.mark, reduced)
             whole.append((start, self._mark()))
         return loss / len(steps), whole, exposed
 
-    def _backward(self, step: int) -> Tensor:
-        """Forward and backward pass; returns the loss."""
-        self._optimizer.zero_grad()
-        loss = self.hook.learn(self.task.batch(self.seed, step, self._share))
-        if self.pace is not None:
-            self.pace.wait(self.seed, step, self._share)
-        return loss
-
-    def _optimizer_step(self, step: int) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.task.recipe.learning_rate_at(step)
-        self._optimizer.step()
-
     @torch.no_grad()
     def _test(self) -> tuple[float, float]:
-        """Accuracy and mean loss on the test data, of which each rank looks at a part."""
+        """Accuracy and mean loss on the test data, of which each rank reads a part."""
         self.hook.gather()
         right = loss = count = 0.0
         for batch in self.task.test_batches(self._share):
@@ -145,19 +125,9 @@ class Training:
         return right / count, loss / count
 
     def _check_steps(self) -> None:
-        """Ranks that train alone must have met by the end."""
+        """Raises BenchmarkError if ranks that train alone would not exchange at the end."""
         steps, period = self.task.recipe.epochs * self.task.recipe.steps, self.hook.period
         if steps % period:
             raise BenchmarkError(
                 f"steps is {steps}: give a multiple of {period}, the steps between exchanges"
             )
-
-    def _check_weights(self) -> None:
-        """Ranks that have drifted apart would train different networks."""
-        for name, values in self._module.named_parameters():
-            if not self.world.same_everywhere(values):
-                raise BenchmarkError(f"ranks ended with different values of {name}")
-
-
-def _seconds(spans: Iterable[Span]) -> float:
-    return sum(start.seconds_until(end) for start, end in spans)

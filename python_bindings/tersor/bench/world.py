@@ -1,22 +1,51 @@
-"""The processes of a benchmark: who they are, and how they meet."""
+"""The processes of a benchmark: their start, their ranks, and their common options."""
 
+import argparse
 import dataclasses
 import datetime
 import os
 import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from tersor.bench.errors import BenchmarkError
-from tersor.bench.records import Record
+from tersor.bench.records import Record, add, positive
 
-PATIENCE = datetime.timedelta(minutes=10)  # until a rank that does not come is given up
+RENDEZVOUS_TIMEOUT = datetime.timedelta(minutes=10)
+POLL_SECONDS = 0.05
+TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
+
+
+def add_world(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of the processes."""
+    cuda = torch.cuda.is_available()
+    add(parser, "ranks", 2, "processes to start here; under torchrun, torchrun's processes")
+    add(
+        parser, "device", "cuda" if cuda else "cpu", "device of the models", choices=["cpu", "cuda"]
+    )
+    text = "of torch.distributed; default: nccl if each rank here has a GPU of its own, else gloo"
+    add(parser, "backend", None, text, choices=["gloo", "nccl"])
+    add(parser, "threads", None, "threads of each rank; default: cores / ranks here", positive)
+    add(
+        parser,
+        "timeout",
+        3600.0,
+        "seconds after which the ranks are ended",
+        float,
+        metavar="SECONDS",
+    )
+    add(parser, "link", "none", "name of the network, for the records", metavar="NAME")
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """This process among all that were started."""
+    """This process among all processes of the benchmark."""
 
     rank: int
     ranks: int
@@ -25,19 +54,14 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank prints and writes."""
+        """True if this rank prints and writes."""
         return self.rank == 0
 
-    @property
-    def backend(self) -> str:
-        """What `torch.distributed` sends by."""
-        return dist.get_backend()
-
     def described(self, link: str) -> Record:
-        """For records. ``link``: what the user calls the ranks' network."""
+        """The fields of a record. ``link`` is the user's name of the network."""
         on_gpu = self.device.type == "cuda"
         return {
-            "transport": self.backend,
+            "transport": dist.get_backend(),
             "ranks": self.ranks,
             "link": link,
             "device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
@@ -45,100 +69,147 @@ class World:
         }
 
     def meet(self) -> None:
-        """Returns once all ranks, and what they queued on their devices, have come here."""
+        """A barrier of all ranks, and of the work on their devices."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         dist.barrier()
 
     def mean(self, values: list[float]) -> list[float]:
-        """Over the ranks, value by value."""
+        """The means over the ranks."""
         return [value / self.ranks for value in self.total(values)]
 
-    def mean_of(self, values: torch.Tensor) -> torch.Tensor:
-        """Over the ranks, in `values` itself."""
-        dist.all_reduce(values)
-        return values.div_(self.ranks)
-
-    def total(self, values: list[float]) -> list[float]:
-        """Over the ranks, value by value."""
-        return self._reduced(values, dist.ReduceOp.SUM)
-
-    def slowest(self, values: list[float]) -> list[float]:
-        """The greatest of all ranks, value by value."""
-        return self._reduced(values, dist.ReduceOp.MAX)
-
-    def same_everywhere(self, values: torch.Tensor) -> bool:
-        """Whether all ranks hold the bits that rank 0 holds."""
-        reference = values.detach().clone()
-        dist.broadcast(reference, src=0)
-        differs = not torch.equal(_bits(reference), _bits(values.detach()))
-        return self.total([float(differs)]) == [0.0]
-
-    def _reduced(self, values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+    def total(
+        self, values: list[float], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+    ) -> list[float]:
+        """The sums over the ranks."""
         reduced = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(reduced, op=operation)
         return [float(value) for value in reduced]
 
+    def slowest(self, values: list[float]) -> list[float]:
+        """The maxima over the ranks."""
+        return self.total(values, dist.ReduceOp.MAX)
 
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    """A NaN is equal to itself then."""
-    return values.contiguous().view(torch.uint8)
+    def same_everywhere(self, values: torch.Tensor) -> bool:
+        """True if all ranks hold the same bits; equal NaNs count as equal."""
+        own, reference = values.detach().contiguous(), values.detach().clone().contiguous()
+        dist.broadcast(reference, src=0)
+        differs = not torch.equal(reference.view(torch.uint8), own.view(torch.uint8))
+        return self.total([float(differs)]) == [0.0]
 
 
-def started_by_launcher() -> bool:
-    """Whether this process is a rank already: of torchrun, or of our own launcher."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+def run_on_ranks(
+    body: Callable[[argparse.Namespace, World], None], chosen: argparse.Namespace
+) -> int:
+    """Starts the ranks or, in a rank, calls ``body``. Returns the exit status."""
+    if not (
+        "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    ):  # neither torchrun nor we started it
+        return _run_ranks(chosen.ranks, sys.argv[1:], chosen.timeout)
+    world = enter(chosen.device, chosen.threads, chosen.backend)
+    try:
+        body(chosen, world)
+    finally:
+        dist.destroy_process_group()
+    return 0
 
 
 def enter(device_type: str, threads: int | None, backend: str | None = None) -> World:
-    """Joins the default group: NCCL where each rank here has a GPU of its own, else gloo, unless
-    the caller says."""
+    """Joins the default group: by default, NCCL if each rank here has a GPU, otherwise gloo."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = _own_device(device_type)
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        if not torch.cuda.is_available():
+            raise BenchmarkError("--device cuda: PyTorch finds no GPU here")
+        index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
     torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // ranks_here))
     alone = device.type == "cuda" and torch.cuda.device_count() >= ranks_here
-    dist.init_process_group(backend or ("nccl" if alone else "gloo"), timeout=PATIENCE)
+    dist.init_process_group(backend or ("nccl" if alone else "gloo"), timeout=RENDEZVOUS_TIMEOUT)
     return World(dist.get_rank(), dist.get_world_size(), ranks_here, device)
 
 
-def shared_gpu_environment(rank: int, ranks_here: int) -> dict[str, str]:
-    """What lets NCCL take several ranks on one GPU: each seems to be on a host of its own."""
-    if not torch.cuda.is_available() or torch.cuda.device_count() >= ranks_here:
-        return {}
-    return {
-        "NCCL_HOSTID": f"tersor-rank-{rank}",
-        "NCCL_NET": "Socket",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MAX_CTAS": "2",
-    }
+def local_store(address: str = "127.0.0.1") -> Any:
+    """A store of torch.distributed in this process, at a free port."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, 0, is_master=True, wait_for_workers=False
+    )
 
 
-def _own_device(device_type: str) -> torch.device:
-    if device_type == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise BenchmarkError("--device cuda: PyTorch finds no GPU here")
-    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+def _run_ranks(ranks: int, arguments: list[str], timeout_seconds: float) -> int:
+    """Runs ``python -m tersor.bench ARGUMENTS`` as processes of this host.
 
-
-class NetworkInterface:
-    """The kernel's count of what went out by the interface that gloo uses, headers included.
-
-    An interface is shared by the ranks of a network namespace: on one host without namespaces it is
-    the loopback, by which all ranks send.
+    Returns the first exit status that is not 0, after ending the other processes. Returns 124 after
+    the timeout.
     """
+    store = local_store()
+    command = [sys.executable, "-m", "tersor.bench", *arguments]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **environment(rank, ranks, store.port)})
+        for rank in range(ranks)
+    ]
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        while time.monotonic() < deadline:
+            states = [process.poll() for process in processes]
+            failures = [status for status in states if status]
+            if failures or None not in states:
+                return failures[0] if failures else 0
+            time.sleep(POLL_SECONDS)
+    finally:
+        _end(processes)
+    print("tersor.bench: out of time; raise --timeout SECONDS", file=sys.stderr)
+    return 124
 
-    def __init__(self) -> None:
-        self.name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
 
-    def sent_bytes(self) -> int:
-        """Since the interface exists."""
-        for line in pathlib.Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines():
-            name, _, counters = line.partition(":")
-            if name.strip() == self.name:
-                return int(counters.split()[8])  # eight columns of what was received come first
-        return 0
+def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """The variables of torchrun, which torch.distributed reads. The launcher has the store.
+
+    Several ranks on one GPU each claim a host of their own, otherwise NCCL refuses them.
+    """
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+    if torch.cuda.is_available() and torch.cuda.device_count() < ranks:
+        variables |= {
+            "NCCL_HOSTID": f"tersor-rank-{rank}",
+            "NCCL_NET": "Socket",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_MNNVL_ENABLE": "0",
+            "NCCL_NVLS_ENABLE": "0",
+            "NCCL_MAX_CTAS": "2",
+        }
+    return variables
+
+
+def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(TERMINATE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def interface_bytes() -> int:
+    """The bytes that the kernel sent through gloo's interface, headers included.
+
+    The ranks of a network namespace share an interface. Without namespaces, all ranks send through
+    the loopback.
+    """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    for line in pathlib.Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == interface:
+            return int(counters.split()[8])  # eight columns of received data come first
+    return 0

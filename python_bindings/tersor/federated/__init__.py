@@ -1,4 +1,4 @@
 """Federated learning: ``tersor.federated.flower``, ``.nvflare``, and ``.sums`` for secure sums.
 
-Each module is imported by itself, because it needs its framework.
+Import each module by name, because each needs its framework.
 """

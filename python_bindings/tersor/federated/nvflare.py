@@ -1,7 +1,7 @@
-"""Federated learning on NVFlare: filters by which clients' updates travel as our frames.
+"""Federated learning on NVFlare: filters that send clients' updates as frames.
 
-``Compress`` goes behind a client's results, ``Decompress`` before the server's aggregation. Both
-work on weight differences alone. Needs nvflare 2.9 or later.
+Add ``Compress`` to the filters of a client's results, and ``Decompress`` to the server's filters of
+results. Both change weight differences only. Needs nvflare 2.9 or later.
 """
 
 from __future__ import annotations
@@ -24,28 +24,46 @@ __all__ = ["Compress", "Decompress"]
 
 Values = np.ndarray[Any, Any]
 
-_KEY = "tersor"  # of what a message says of its frames
+_KEY = "tersor"  # of the description of the frames
 _TENSORS = tuple(f"torch.{one}" for one in (*FLOATS, "bfloat16"))
 
 
 class Compress(DXOFilter):  # type: ignore[misc]
-    """A client's filter of task results: floating arrays, NumPy's and PyTorch's, become frames of
-    ``codec``.
+    """A client's filter of task results that encodes floating arrays of NumPy and PyTorch.
 
-    With "+ef" what a frame leaves out is kept in this object, on the client, and counts in its next
-    result; it is gone when the job's process is. Raises InvalidArgumentError for an unknown codec,
-    for a list in an array's place, and for an update that is not finite: nothing is sent then, and
-    nothing kept.
+    With ``+ef``, the object keeps the residuals on the client, as long as the job's process lives.
+
+    Args:
+        codec: The spec of updates, the same as in ``Decompress``.
+
+    Raises:
+        InvalidArgumentError: The codec is invalid.
+
+    Example:
+        >>> result = tersor.federated.nvflare.Compress("int8+ef").process(result, client_context)
+        >>> result = tersor.federated.nvflare.Decompress("int8+ef").process(result, server_context)
     """
 
     def __init__(self, codec: str = "int8+ef") -> None:
         super().__init__([DataKind.WEIGHT_DIFF], [DataKind.WEIGHT_DIFF])
-        self.codec = codec  # by this name NVFlare writes a job's configuration
+        self.codec = codec  # NVFlare reads this attribute for a job's configuration
         self._made, self._step = Codec(codec), 0
         self._residuals: dict[str, Values] = {}
 
     def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO:
-        """Frames in the arrays' place."""
+        """Replaces arrays by frames.
+
+        Args:
+            dxo: The client's result.
+            fl_ctx: The context, whose identity seeds the rounding.
+
+        Returns:
+            The result with frames.
+
+        Raises:
+            InvalidArgumentError: The result has frames already or has a list, or an update is not
+                finite. Nothing was changed.
+        """
         if dxo.get_meta_prop(_KEY) is not None:
             raise InvalidArgumentError(
                 "the result has frames already: one Compress filter is enough"
@@ -59,9 +77,9 @@ class Compress(DXOFilter):  # type: ignore[misc]
         seed = text_hash(fl_ctx.get_identity_name())
         frames = {name: self._frame(name, one, seed) for name, one in values.items()}
         self._step += 1
-        said = {name: [str(one.dtype), list(one.shape)] for name, one in floats.items()}
+        about = {name: [str(one.dtype), list(one.shape)] for name, one in floats.items()}
         made = DXO(dxo.data_kind, {**dxo.data, **frames}, dict(dxo.meta))
-        made.set_meta_prop(_KEY, {"codec": self._made.spec, "arrays": said})
+        made.set_meta_prop(_KEY, {"codec": self._made.spec, "arrays": about})
         return made
 
     def _frame(self, name: str, values: Values, seed: int) -> Values:
@@ -75,12 +93,19 @@ class Compress(DXOFilter):  # type: ignore[misc]
 
 
 class Decompress(DXOFilter):  # type: ignore[misc]
-    """The server's filter of task results: arrays and tensors again, of the dtypes and shapes that
-    they had.
+    """The server's filter of task results that decodes frames to arrays and tensors.
 
-    Raises InvalidArgumentError for frames of another codec or size, and for values and weights of
-    the result that are not finite, WireError for damaged frames or those of another parameter:
-    NVFlare then counts the client's task as failed. Results without frames pass.
+    Results without frames pass. After an error, NVFlare counts the client's task as failed.
+
+    Args:
+        codec: The spec of updates, the same as in ``Compress``.
+
+    Raises:
+        InvalidArgumentError: The codec is invalid.
+
+    Example:
+        >>> result = tersor.federated.nvflare.Compress("int8+ef").process(result, client_context)
+        >>> result = tersor.federated.nvflare.Decompress("int8+ef").process(result, server_context)
     """
 
     def __init__(self, codec: str = "int8+ef") -> None:
@@ -89,9 +114,21 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         self._made = Codec(codec)
 
     def process_dxo(self, dxo: DXO, _: Shareable, fl_ctx: FLContext) -> DXO | None:
-        """Arrays in the frames' place."""
-        said = dxo.get_meta_prop(_KEY)
-        made = None if said is None else self._decoded(dxo, said)
+        """Replaces frames by arrays of the original dtypes and shapes.
+
+        Args:
+            dxo: A client's result.
+            fl_ctx: The context, which has the client's name.
+
+        Returns:
+            The result with arrays; None if the result has no frames.
+
+        Raises:
+            InvalidArgumentError: The codec or a size differs, or a value or a weight is not finite.
+            WireError: A frame is damaged or of another parameter.
+        """
+        about = dxo.get_meta_prop(_KEY)
+        made = None if about is None else self._decoded(dxo, about)
         peer = fl_ctx.get_peer_context()
         client = peer.get_identity_name() if peer else "the client"
         steps = np.float64(dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND) or 0)  # the weight
@@ -100,14 +137,14 @@ class Decompress(DXOFilter):  # type: ignore[misc]
                 require_finite(name, one, f"the update of {client}", "the update is left out")
         return made
 
-    def _decoded(self, dxo: DXO, said: Any) -> DXO:
-        if said["codec"] != self._made.spec:
+    def _decoded(self, dxo: DXO, about: Any) -> DXO:
+        if about["codec"] != self._made.spec:
             raise InvalidArgumentError(
-                f"the client's codec is {said['codec']}, not {self._made.spec}"
+                f"the client's codec is {about['codec']}, not {self._made.spec}"
             )
         arrays = {
             name: self._array(name, dxo.data[name], dtype, shape)
-            for name, (dtype, shape) in said["arrays"].items()
+            for name, (dtype, shape) in about["arrays"].items()
         }
         meta = {name: one for name, one in dxo.meta.items() if name != _KEY}
         return DXO(dxo.data_kind, {**dxo.data, **arrays}, meta)
@@ -117,7 +154,7 @@ class Decompress(DXOFilter):  # type: ignore[misc]
         if (
             dtype not in FLOATS + _TENSORS
             or min(shape, default=1) < 0
-            or self._made.max_payload_bytes(count) > frame.nbytes  # before so much is allocated
+            or self._made.max_payload_bytes(count) > frame.nbytes  # checked before the allocation
         ):
             raise InvalidArgumentError(f"{name}: {dtype} of {shape} does not match the frame")
         values = np.empty(count, np.float32)

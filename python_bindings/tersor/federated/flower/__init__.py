@@ -1,8 +1,8 @@
-"""Federated learning on Flower: clients send frames of our codecs.
+"""Federated learning on Flower: clients send frames of Tersor's codecs.
 
-``compress`` is a mod of the client app, ``Strategy`` wraps one of Flower's on the server; with
-``secure`` and ``SecureStrategy`` the server learns sums alone: ``docs/systems/federated.md``. Needs
-flwr 1.30 or later.
+``compress`` is a mod of the client app. ``Strategy`` wraps one of Flower's strategies on the
+server. With ``secure`` and ``SecureStrategy``, the server learns sums only. See
+``docs/systems/federated.md``. Needs flwr 1.30 or later.
 """
 
 from tersor.federated.flower.client import compress

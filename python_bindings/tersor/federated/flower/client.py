@@ -1,4 +1,4 @@
-"""The mod of a client: it trains on what the server sent, and sends what it changed in frames."""
+"""The mod of a client: trains on the server's arrays, and sends the change in frames."""
 
 from __future__ import annotations
 
@@ -35,16 +35,31 @@ _RESIDUALS = KEY + ".residuals"
 def compress(
     codec: str = "int8+ef", *, keep: Literal["client", "nothing"] = "client", forget_after: int = 10
 ) -> Mod:
-    """A mod of ``flwr.clientapp.ClientApp``, the first of its list: outside of those that clip and
-    add noise, so that what is sent is a function of what they let out.
+    """A mod of ``flwr.clientapp.ClientApp`` that compresses the client's updates.
 
-    What the app returns, less what came, goes to the server in a frame for each floating array;
-    other arrays go as they are. With "+ef" what a frame leaves out is kept in ``context.state``, on
-    the client alone, and counts in its next round; after ``forget_after`` rounds without one it is
-    too old, and starts at zero, which the server's log says. ``keep="nothing"``: no residual stays.
-    Raises InvalidArgumentError for an unknown codec, and for "+ef" with nothing kept. On the client
-    a message is refused, and its round fails, where the server has another codec, where an update
-    is not finite, and for "+ef" where Flower bounds the norm of each round's update.
+    List the mod first, outside of mods that clip and add noise. The client sends the change of each
+    floating array in a frame, and other arrays unchanged. On the client, a round fails if the
+    server has another codec, if an update is not finite, and for ``+ef`` if Flower bounds the norm
+    of each round's update.
+
+    Args:
+        codec: The spec of updates, the same as in ``Strategy``.
+        keep: ``"client"`` keeps the residuals of ``+ef`` in ``context.state``, on the client alone,
+            for the next round. ``"nothing"`` keeps no residual.
+        forget_after: A residual that is this number of rounds old is discarded. The server's log
+            reports discarded residuals.
+
+    Returns:
+        The mod.
+
+    Raises:
+        InvalidArgumentError: The codec or an option is invalid, or ``+ef`` with
+            ``keep="nothing"``.
+
+    Example:
+        >>> app = ClientApp()
+        >>> @app.train(mods=[tersor.federated.flower.compress("int8+ef")])
+        ... def train(message, context): ...
     """
     made = Codec(codec)
     if keep not in ("client", "nothing"):
@@ -121,7 +136,7 @@ class _Client:
             )
 
     def _residuals(self, told: Told, context: Context) -> tuple[dict[str, Values], bool]:
-        """Those that were kept, and whether they are too old, or of another model."""
+        """The kept residuals, and True if they are too old or of another model."""
         kept = context.state.config_records.get(KEY)
         if kept is None or not self._codec.has_feedback:
             return {}, False

@@ -1,4 +1,4 @@
-"""What the server sends: weights as they are, in bf16, or what changed since the last ones."""
+"""The server's messages: parameters uncompressed, in bf16, or as differences."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from tersor.federated.flower.wire import (
 )
 
 _DIFFERENCE = "difference:"
-_MODEL = KEY + ".model"  # of differences, what a client has
-_HISTORY = 4  # differences that a client may get at once; all weights, where it missed more
+_MODEL = KEY + ".model"  # a client's parameters, for differences
+_HISTORY = 4  # differences in a message; a client that missed more gets all parameters
 
 
 class Plain:
-    """Weights as they are, or in frames of a codec without feedback. The server's own stay."""
+    """Uncompressed parameters, or frames of a codec without feedback. The server's stay exact."""
 
     def __init__(self, codec: Codec | None = None) -> None:
         self._codec: Any = codec
 
     def move(self, told: Told, arrays: ArrayRecord) -> None:
-        """Takes the server's arrays of a round."""
+        """Sets the server's arrays of a round."""
         self._arrays = _encoded(self._codec, told, arrays) if self._codec else arrays
 
     def to(self, _node: int) -> tuple[ArrayRecord, dict[str, Any]]:
-        """A node's arrays, and what our record says of them."""
+        """A node's arrays, and the fields of Tersor's record."""
         return self._arrays, {"down": self._codec.spec} if self._codec else {}
 
     def learn(self, _node: int, _has_it: bool) -> None:
-        """Whether a node has said that it has what was sent."""
+        """Notes whether a node confirmed the last message."""
 
 
 class Differences(Plain):
-    """What the weights of all clients are moved by: what rounding leaves out is in the next
-    difference. A client that missed a few rounds gets theirs, too; else all weights."""
+    """Differences of the clients' parameters. The next difference contains the rounding error. A
+    client that missed a few rounds gets their differences; otherwise all parameters."""
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec)
@@ -88,7 +88,7 @@ class Differences(Plain):
 
 
 def sender(down: str) -> Plain:
-    """Of ``Strategy``'s option. Raises InvalidArgumentError for one that is none."""
+    """The sender for ``Strategy``'s option. Raises InvalidArgumentError for an invalid option."""
     if down == "none":
         return Plain()
     codec = Codec(down.removeprefix(_DIFFERENCE))
@@ -104,8 +104,8 @@ def sender(down: str) -> Plain:
 
 
 def receive(came: ArrayRecord, request: ConfigRecord, context: Context) -> ArrayRecord:
-    """The plain arrays of a message. Raises InvalidArgumentError for differences from what this
-    client has not: the server sends it all weights the next time."""
+    """The plain arrays of a message. Raises InvalidArgumentError if this client lacks the base of
+    the differences. The server then sends all parameters in the next round."""
     down = str(request.get("down", ""))
     if not down:
         return came
@@ -129,7 +129,9 @@ def _following(
             "this client does not have the weights that the difference is based on"
         )
     arrays = context.state.array_records[_MODEL]
-    for round_ in rounds[rounds.index(has.round) + 1 :]:  # if a reply was lost, it has some already
+    for round_ in rounds[
+        rounds.index(has.round) + 1 :
+    ]:  # after a lost reply, the client has some already
         head = f"{round_}:"
         sent = {n.removeprefix(head): one for n, one in came.items() if n.startswith(head)}
         arrays = _decoded(codec, dataclasses.replace(told, round=round_), sent, arrays)
@@ -139,7 +141,7 @@ def _following(
 def _encoded(
     codec: Codec, told: Told, arrays: ArrayRecord, before: ArrayRecord | None = None
 ) -> ArrayRecord:
-    """Frames of weights, or of what they are more than those before."""
+    """Frames of parameters, or of their difference to earlier parameters."""
     told = dataclasses.replace(told, codec=codec.spec)
     sent = ArrayRecord()
     for name, array in arrays.items():
@@ -153,7 +155,7 @@ def _encoded(
 def _decoded(
     codec: Codec, told: Told, sent: Mapping[str, Array], before: Mapping[str, Array] | None = None
 ) -> ArrayRecord:
-    """The weights of frames: the same bits on the server and on every client."""
+    """The parameters of frames, with equal bits on the server and on every client."""
     told = dataclasses.replace(told, codec=codec.spec)
     arrays = ArrayRecord()
     for name, array in sent.items():

@@ -1,5 +1,5 @@
-"""What secure sums are made of, by libraries that Flower brings: keys that two agree on, masks that
-follow from a key, shares of a secret, sealed."""
+"""The cryptography of secure sums, by libraries that Flower installs: agreed keys, masks from a
+key, and sealed shares of a secret."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from tersor.federated.sums import Lanes
+from tersor.federated.sums import Accumulators
 
 SECRET_BYTES = 32
 TAG_BYTES = 16
-_HALF = 16  # what Shamir's field holds
+_HALF = 16  # bytes of Shamir's field
 _NONCE = 12
 SEALED_BYTES = _NONCE + SECRET_BYTES + 16  #: of a sealed share
-_ZEROS = memoryview(bytes(1 << 17))  # as much as stays in a cache
+_ZEROS = memoryview(bytes(1 << 17))  # fits in a cache
 
 
 def new_key() -> tuple[bytes, bytes]:
-    """A private key and its public one (X25519)."""
+    """A private key and its public key (X25519)."""
     private = X25519PrivateKey.generate().private_bytes_raw()
     return private, public_of(private)
 
@@ -39,8 +39,8 @@ def public_of(private: bytes) -> bytes:
 
 
 def agreed_key(private: bytes, public: bytes, purpose: str, *about: object) -> bytes:
-    """32 bytes that only the two know, another one for each purpose, round and pair (HKDF). Raises
-    TypeError or ValueError for a public key by which nobody can agree on a key."""
+    """32 bytes that only the two nodes know, different for each purpose, round and pair (HKDF).
+    Raises TypeError or ValueError for an unusable public key."""
     shared = X25519PrivateKey.from_private_bytes(private).exchange(
         X25519PublicKey.from_public_bytes(public)
     )
@@ -73,7 +73,7 @@ def _info(*words: object) -> bytes:
     return " ".join(["tersor", *map(str, words)]).encode()
 
 
-def apply_mask(parts: Sequence[Lanes], key: bytes, sign: int) -> None:
+def apply_mask(parts: Sequence[Accumulators], key: bytes, sign: int) -> None:
     """Adds or subtracts the stream of a key that is used once: AES in counter mode, with one range
     of the counter for each part."""
     combine = np.add if sign > 0 else np.subtract
@@ -90,7 +90,7 @@ def apply_mask(parts: Sequence[Lanes], key: bytes, sign: int) -> None:
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares of 32 bytes, of which any `threshold` have the secret and fewer know nothing."""
+    """Shares of 32 bytes (Shamir 1979). `threshold` shares give the secret, fewer nothing."""
     halves = [
         Shamir.split(threshold, count, secret[i : i + _HALF]) for i in range(0, SECRET_BYTES, _HALF)
     ]
@@ -98,7 +98,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from shares by their place in `split`'s list."""
+    """The secret, from shares by their index in `split`'s list."""
     halves = (
         Shamir.combine([(place + 1, share[i : i + _HALF]) for place, share in shares.items()])
         for i in range(0, SECRET_BYTES, _HALF)
@@ -113,7 +113,7 @@ def seal(key: bytes, secret: bytes) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """What was sealed; None where it does not authenticate."""
+    """The sealed secret; None if authentication fails."""
     try:
         return bytes(ChaCha20Poly1305(key).decrypt(sealed[:_NONCE], sealed[_NONCE:], None))
     except (InvalidTag, ValueError):

@@ -1,8 +1,8 @@
-"""A client of a secure sum: what it sends is masked, and the masks go only in the sum of many.
+"""A client of a secure sum. The client masks its update; masks cancel only in the sum of many.
 
 The protocol of a round follows Bell et al. (2020), with the acknowledgements of their malicious
 variant. A client has ``m`` neighbours. The threshold ``t`` is more than half of ``m``. The digest
-``D`` covers all values that clients must be told alike (``round_digest``). Two neighbours derive a
+``D`` covers all values that clients must receive alike (``round_digest``). Two neighbours derive a
 channel key that nobody else knows. Each share is encrypted and authenticated with a key of its own,
 which follows from the channel key. A tag is a MAC under the channel key over a stage, ``D``, the
 sender and the receiver.
@@ -28,7 +28,7 @@ Why ``confirm`` suffices: a victim's own mask needs shares from ``t`` neighbours
 neighbours has ``t`` confirmations. At most ``m - t`` nodes remain that could reveal shares of such
 a neighbour's mask key, which are fewer than ``t``. Each of these neighbours has the victim's tag,
 so the victim's update has a mask with each of them. These masks cancel only in a sum with all of
-them. A sum therefore has at least ``t + 1`` clients, whatever the server tells to whom. If up to
+them. A sum therefore has at least ``t + 1`` clients, whatever the server sends. If up to
 ``c`` neighbours of each client collude with the server, and ``c < 2 t - m``, a sum has at least
 ``t + 1 - c`` clients that do not collude. The keys must be the clients' own:
 docs/explain/security.md.
@@ -74,19 +74,32 @@ def secure(
     max_clip: float = math.inf,
     example_step: int = 1,
 ) -> Callable[[Call], Call]:
-    """A decorator of a training function, which then answers ``SecureStrategy`` alone.
+    """A decorator for a training function, for clients of ``SecureStrategy``.
 
-    ``mods`` are Flower's, around the function: what is masked is what they let out. The server
-    learns the sum of the clients' updates, of their weights and of how many values were cut;
-    neither arrays nor metrics of one client. A client refuses what is out of turn: a stage twice,
-    keys that two nodes share, a threshold that would let the server ask for both of a node's
-    secrets. Its own secrets lie in ``context.state`` until the round's end for it, or the next one.
+    The server learns the sums of the clients' updates, of their weights and of the clipped counts,
+    and neither arrays nor metrics of one client. The client refuses requests out of order, keys
+    that two nodes share, and a threshold that lets the server ask for both secrets of a node. The
+    client's secrets stay in ``context.state`` until the end of the round.
 
-    The client refuses a round if a sum of fewer than ``min_clients`` could be unmasked, if the
-    client has fewer than ``min_neighbours``, or if ``clip`` exceeds ``max_clip``. With
-    ``SecureStrategy(most_examples=)``, the client rounds its number of examples up to a multiple of
-    ``example_step``. If the configuration has Flower's ``clipping_norm``, the norm of the rounded
-    update stays within that norm.
+    Args:
+        app: The client app. The decorator registers all stages of the protocol.
+        mods: Flower's mods around the function. Their result is masked.
+        min_clients: The client refuses a round whose sum could have fewer clients.
+        min_neighbours: The client refuses a round in which it has fewer neighbours.
+        max_clip: The client refuses a round with a larger ``clip``.
+        example_step: With ``SecureStrategy(max_examples=)``, the number of examples is rounded up
+            to a multiple of this number. If the configuration has Flower's ``clipping_norm``, the
+            norm of the rounded update stays within that norm.
+
+    Returns:
+        The decorator, which returns the function unchanged.
+
+    Raises:
+        InvalidArgumentError: An option is invalid.
+
+    Example:
+        >>> @tersor.federated.flower.secure(app)
+        ... def train(message, context): ...
     """
     if min_clients < 2 or min_neighbours < 1 or not max_clip > 0 or example_step < 1:
         raise InvalidArgumentError(
@@ -156,7 +169,7 @@ class _Turn:
         return {name: public for name, (_, public) in pairs.items()}
 
     def shares(self) -> Fields:
-        """Its two secrets, in sealed shares for its neighbours."""
+        """The client's two secrets, in sealed shares for its neighbours."""
         own, told, state = self.own, self.told, self.state
         keys = [*told["mask"].values(), *told["seal"].values()]
         if own in told["mask"] or told["mask"].keys() != told["seal"].keys():
@@ -189,7 +202,7 @@ class _Turn:
             )
 
     def masked(self) -> Fields:
-        """Trains, and masks what that changed."""
+        """Trains, and masks the change."""
         own, told, state = self.own, self.told, self.state
         senders, format = told["own"], SumFormat.of(told)
         if not senders.keys() == told["mask"].keys() <= state["channel"].keys():
@@ -220,7 +233,7 @@ class _Turn:
         return {"arrays": arrays, "tags": self.tags("masked", senders), "bad": bad}
 
     def _trained(self, format: SumFormat) -> tuple[str, SumVector]:
-        """The key of the record of arrays, and the codes of what training changed."""
+        """The key of the record of arrays, and the codes of the change."""
         key, start = only_arrays(self.message.content)
         del self.message.content[KEY]
         reply = self.call(self.message, self.context)
@@ -228,18 +241,18 @@ class _Turn:
             raise InvalidArgumentError(str(reply.error.reason))
         changes = changes_of(only_arrays(reply.content)[1], start)
         weight = 1
-        if format.most_examples:
+        if format.max_examples:
             (metrics,) = reply.content.metric_records.values()
             examples = int(metrics[format.weight_key])
             if examples < 0:
                 raise InvalidArgumentError(f"{format.weight_key} is {examples}: give 0 or more")
             weight = -(-examples // self.example_step) * self.example_step
-            weight = min(weight, format.most_examples)
+            weight = min(weight, format.max_examples)
         return key, format.encode(changes, weight, _norm_of(self.message))
 
     def confirm(self) -> Fields:
-        """Acknowledges each neighbour of which the server and a tag say that it is alive. The
-        server gives the tags of the alive; the other senders of shares are gone."""
+        """Acknowledges each alive neighbour with a correct tag. The server sends the tags of the
+        alive; the other senders of shares are gone."""
         alive, state = self.told["tags"], self.state
         if not alive.keys() <= state["channel"].keys():
             raise InvalidArgumentError("the server lists a node as alive that sent no shares")
@@ -255,8 +268,8 @@ class _Turn:
         return {"tags": self.tags("alive", right), "bad": bad}
 
     def unmask(self) -> Fields:
-        """Of a neighbour that is there the share of its own mask, of one that is gone that of its
-        key; never both. Nothing before enough neighbours confirmed that this client is there."""
+        """One share per neighbour: of an alive one's own mask, or of a gone one's mask key.
+        The client reveals nothing before enough neighbours confirmed that the client is alive."""
         secrets, threshold = self.state["secret"], self.state["threshold"]
         found = {node: tag for node, tag in self.told["tags"].items() if secrets.get(node) == "own"}
         right = self.right("alive", found)
@@ -283,12 +296,12 @@ class _Turn:
         return masks.share_key(self.state["channel"][owner], name, owner, self.own)
 
     def tags(self, stage: str, nodes: Iterable[int]) -> dict[int, bytes]:
-        """For each of these neighbours."""
+        """A tag for each neighbour."""
         own, channels, digest = self.own, self.state["channel"], self.state["digest"]
         return {node: masks.tag(channels[node], stage, digest, own, node) for node in nodes}
 
     def right(self, stage: str, tags: Mapping[int, object]) -> set[int]:
-        """The nodes whose tags are right."""
+        """The nodes with correct tags."""
         own, channels, digest = self.own, self.state["channel"], self.state["digest"]
         return {
             node

@@ -61,13 +61,13 @@ class Disputes:
         return not self._pairs.isdisjoint({(one, other), (other, one)})
 
     def at_fault(self) -> set[int]:
-        """Of each pair the node with more disputes; if both have the same number, the sender."""
+        """The node with more disputes of each pair; with equal numbers, the sender."""
         counts = Counter(node for pair in self._pairs for node in pair)
         return {a if counts[a] >= counts[b] else b for a, b in self._pairs}
 
 
 def ring(nodes: list[int], neighbours: int) -> dict[int, list[int]]:
-    """Each node's neighbours on a ring that nobody chose; all others where there are no more."""
+    """The neighbours of each node in a random ring; all other nodes in a small cohort."""
     if len(nodes) <= neighbours + 1:
         return {node: [one for one in nodes if one != node] for node in nodes}
     order = random.SystemRandom().sample(nodes, len(nodes))
@@ -84,8 +84,8 @@ def usual_threshold(neighbours: int) -> int:
 
 
 def failure_probability(clients: int, neighbours: int, threshold: int, dropouts: float) -> float:
-    """An upper bound of the probability that a round has no sum, if each client goes with the
-    probability ``dropouts``: a sum over the clients, as Bell et al. (2020) choose graphs."""
+    """An upper bound of the probability that a round has no sum, if each client leaves with
+    the probability ``dropouts``: the union bound of Bell et al. (2020)."""
     tries, events = (neighbours, clients) if neighbours < clients - 1 else (clients, 1)
     spare = neighbours - threshold
     one = sum(
@@ -96,8 +96,8 @@ def failure_probability(clients: int, neighbours: int, threshold: int, dropouts:
 
 
 def enough_neighbours(clients: int, dropouts: float, failures: float) -> int:
-    """The fewest neighbours, 8 or more, with which at most that share of rounds fails; all other
-    clients if fewer are not enough."""
+    """The smallest number of neighbours, 8 or more, with at most this share of failed rounds; at
+    most all other clients."""
     for count in range(8, clients - 1, 2):
         if failure_probability(clients, count, usual_threshold(count), dropouts) <= failures:
             return count
@@ -290,7 +290,7 @@ def _of_own_keys(found: dict[int, Fields]) -> dict[int, Fields]:
 
 
 def _by_receiver(answers: Mapping[int, Fields], name: str) -> dict[int, dict[int, bytes]]:
-    """For each node, the values for the node in the tables of the other nodes, by sender."""
+    """For each node, the values in the other nodes' tables, by sender."""
     found: dict[int, dict[int, bytes]] = defaultdict(dict)
     for sender, fields in answers.items():
         for node, value in fields[name].items():

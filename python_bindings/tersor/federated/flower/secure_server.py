@@ -1,4 +1,4 @@
-"""The server of a secure sum: it learns what clients' updates add up to, and nothing of one."""
+"""The server of a secure sum. The server learns the sum of the updates, and no single update."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
 from tersor._core import InvalidArgumentError
+from tersor._renamed import renamed_keywords
 from tersor.federated.flower.secure_round import (
     Disputes,
     Round,
@@ -32,7 +33,7 @@ _log = logging.getLogger("flwr")
 
 _LIKELY = 0.05  # a round that fails with a larger probability is announced
 
-# What wants each client's own reply, or bounds it.
+# Strategies that read or bound the reply of each client.
 _SINGLE = tuple(
     getattr(flower, name)
     for name in (
@@ -49,69 +50,90 @@ _SINGLE = tuple(
         "QFedAvg",
     )
 )
-# Adds noise for a number of clients, which it is told.
+# Adds noise for a number of clients, which Tersor sets.
 _NOISE = flower.DifferentialPrivacyClientSideFixedClipping
 
 
 class SecureStrategy(Wrapper):
-    """Wraps one of Flower's strategies, which gets one reply a round: the mean of all clients.
+    """Wraps one of Flower's strategies. The wrapped strategy gets the mean of all clients.
 
-    Its clients' functions are decorated by ``secure``. A round has five exchanges, which
-    ``secure_client`` describes. ``clip``: what one value of an update is cut to, either way, before
-    it becomes a code of ``bits`` bits in ``lanes``; ``cut`` of the round's metrics is the share of
-    values that were, and above 1 % the log says so. Updates count the same, or by
-    ``most_examples``: as many examples as a client has, up to that. The server then learns each
-    client's number over the rounds: docs/explain/security.md.
+    Decorate the clients' functions with ``secure``. Each round has five exchanges; the module
+    ``secure_client`` describes the protocol. ``docs/explain/security.md`` has the threat model.
+    Sources: SecAgg+ (Bell et al. 2020, "Secure single-server aggregation with (poly)logarithmic
+    overhead", sections 4 and 5; Bonawitz et al. 2017).
 
-    ``neighbours``: of each client in a random ring, all where there are no more. By default, the
-    number follows the cohort: if each client goes with the probability ``dropouts``, at most the
-    share ``failure_rate`` of rounds has no sum. ``threshold`` neighbours of each client must stay:
-    by default two thirds, rounded up; more than half, and at most all. The log warns before a round
-    that has no sum with a probability of more than 5 %.
+    If too few clients of a round stay, the round ends without a sum, and no client is unmasked. A
+    client that sent a wrong value takes no part in later rounds of the run. Arrays of integers
+    keep the server's values. Clients' metrics are not requested. Evaluation is unchanged. You may
+    wrap Flower's ``DifferentialPrivacyClientSideFixedClipping``: its noise is then for the number
+    of clients in the sum.
 
-    A round of which too few stay ends without a sum, and nothing is unmasked: ``failures`` says
-    why, by round. A client that sent a wrong value takes no part in later rounds of the run;
-    ``left_out`` has these clients. Weights that are no floats stay as they are; clients' own
-    metrics are not asked for, but in an evaluation, which is as ever. ``timeout``: seconds that
-    clients have for keys, for shares, for confirmations, for their last answer. Flower's
-    ``DifferentialPrivacyClientSideFixedClipping`` may be wrapped: its noise is for the number of
-    clients in the sum. Raises InvalidArgumentError for options that are none, for strategies that
-    look at each client's reply, and before a round whose sums lanes do not hold.
+    Args:
+        strategy: Flower's strategy. It must not read the reply of each client.
+        clip: The largest magnitude of one value of an update, in both directions. The metric
+            ``cut`` of a round is the share of clipped values. The log names arrays above 1 %.
+        bits: Bits per code, 2 to 14.
+        accumulator_bits: Bits per sent value: 8, 16 or 32, at least bits + ceil(log2(clients)).
+        neighbours: The number of neighbours of each client in a random ring, even. ``"auto"``: the
+            smallest number, 8 or more, that satisfies ``failure_rate``.
+        threshold: The number of neighbours of each client that must stay, more than half. None:
+            two thirds, rounded up.
+        dropouts: The probability that a client leaves a round.
+        failure_rate: The largest share of rounds without a sum. The log warns before a round that
+            fails with a probability above 5 %.
+        max_examples: Weighs updates by the clients' examples, up to this number. 0: equal weights.
+            Over several rounds the server learns each client's number.
+        timeout: Seconds for each of the exchanges of keys, shares, confirmations and last answers.
+
+    Attributes:
+        failures: By round, the reason for a round without a sum.
+
+    Raises:
+        InvalidArgumentError: An option or the strategy is not supported, or a round has more
+            clients than the accumulators hold.
+
+    Example:
+        >>> strategy = SecureStrategy(FedAvg(fraction_evaluate=0.0), clip=0.05)
+        >>> strategy.start(grid, initial_arrays)
     """
 
+    @renamed_keywords(lanes="accumulator_bits", most_examples="max_examples")
     def __init__(
         self,
         strategy: flower.Strategy,
         *,
         clip: float,
         bits: int = 8,
-        lanes: int = 16,
+        accumulator_bits: int = 16,
         neighbours: int | Literal["auto"] = "auto",
         threshold: int | None = None,
         dropouts: float = 0.05,
         failure_rate: float = 1e-3,
-        most_examples: int = 0,
+        max_examples: int = 0,
         timeout: float = 3600.0,
     ) -> None:
+        """See the class."""
         super().__init__(strategy)
         for one in _with_wrapped(strategy):
             if isinstance(one, _SINGLE):
                 raise InvalidArgumentError(
                     f"{type(one).__name__} reads each client's reply, but a secure sum has only one"
                 )
-        if most_examples and isinstance(strategy, _NOISE):
+        if max_examples and isinstance(strategy, _NOISE):
             raise InvalidArgumentError(
-                "most_examples: leave it out, because differential privacy needs equal weights"
+                "max_examples: leave it out, because differential privacy needs equal weights"
             )
         weight = _option(strategy, "weighted_by_key", "num-examples")
-        self._format = SumFormat(bits, lanes, clip, most_examples, weight)
-        if not 2 <= bits <= min(14, lanes) or lanes not in (8, 16, 32):
+        self._format = SumFormat(bits, accumulator_bits, clip, max_examples, weight)
+        if not 2 <= bits <= min(14, accumulator_bits) or accumulator_bits not in (8, 16, 32):
             raise InvalidArgumentError(
-                f"bits={bits}, lanes={lanes}: give 2 to 14 bits and lanes of 8, 16 or 32"
+                f"bits={bits}, accumulator_bits={accumulator_bits}: give 2 to 14 bits, and "
+                "accumulators of 8, 16 or 32 bits"
             )
-        if not 0 < clip < float("inf") or most_examples < 0:
+        if not 0 < clip < float("inf") or max_examples < 0:
             raise InvalidArgumentError(
-                f"clip={clip}, most_examples={most_examples}: give numbers above 0"
+                f"clip={clip}, max_examples={max_examples}: give a finite clip "
+                "above 0, and 0 or more examples"
             )
         if neighbours != "auto" and (neighbours < 2 or neighbours % 2):
             raise InvalidArgumentError(
@@ -142,7 +164,14 @@ class SecureStrategy(Wrapper):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Keys and shares are exchanged here; what is returned asks for masked updates."""
+        """Exchanges keys and shares.
+
+        Args:
+            server_round, arrays, config, grid: As for Flower's strategies.
+
+        Returns:
+            The messages that ask for masked updates; none if too few clients remain.
+        """
         self._round = None
         before = self._run
         if self._run_of(server_round) != before:
@@ -209,7 +238,14 @@ class SecureStrategy(Wrapper):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Takes the masks off the sum of updates; the wrapped strategy gets their mean."""
+        """Removes the masks from the sum, and passes the mean to the wrapped strategy.
+
+        Args:
+            server_round, replies: As for Flower's strategies.
+
+        Returns:
+            The wrapped strategy's arrays and metrics.
+        """
         made, self._round = self._round, None
         if made is None:
             return self._hand_over(server_round, [])
@@ -230,7 +266,7 @@ class SecureStrategy(Wrapper):
     def _hand_over_mean(
         self, server_round: int, mean: Message, clients: int
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """To a strategy that adds noise, the mean counts as the reply of each client in the sum."""
+        """A strategy with noise gets the mean as the reply of each client in the sum."""
         inner: Any = self._wrapped
         if not isinstance(inner, _NOISE):
             return self._hand_over(server_round, [mean])
@@ -250,7 +286,7 @@ class SecureStrategy(Wrapper):
                 _log.warning(
                     "tersor: %s: %.1f %% was clipped; give a larger clip", name, 100 * share
                 )
-        factor = np.float32((self._format.most_examples or 1) / weight)
+        factor = np.float32((self._format.max_examples or 1) / weight)
         arrays = moved_by(self._start, [change * factor for change in changes])
         values = max(1, sum(self._sizes) * clients)
         told = {self._format.weight_key: weight, "clients": clients, "cut": sum(cut) / values}
@@ -262,13 +298,13 @@ class SecureStrategy(Wrapper):
 
 
 def _with_wrapped(strategy: Any) -> Iterator[Any]:
-    """A strategy, and those that it wraps."""
+    """A strategy, and the strategies inside."""
     while strategy is not None:
         yield strategy
         strategy = getattr(strategy, "strategy", None)
 
 
 def _option(strategy: Any, name: str, default: Any) -> Any:
-    """An attribute of a strategy, or of one that it wraps."""
+    """An attribute of a strategy, or of a strategy inside."""
     found = (getattr(one, name) for one in _with_wrapped(strategy) if hasattr(one, name))
     return next(found, default)

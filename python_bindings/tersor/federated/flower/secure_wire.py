@@ -1,4 +1,4 @@
-"""What both sides of a secure sum know: stages, the vector of a model, numbers beside it."""
+"""The messages of a secure sum: stages, fields, and the vector of an update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 import tersor.federated.sums
 from tersor._core import InvalidArgumentError
 from tersor.federated.flower.wire import KEY, Values, flat, is_float, model_name, with_values
-from tersor.federated.sums import Lanes
+from tersor.federated.sums import Accumulators
 
 STAGES = ("keys", "shares", "masked", "confirm", "unmask")
 COUNT_BYTES = 8  #: of each count: a sum of counts wraps around at 2**64
@@ -27,13 +27,13 @@ _COMMON = ("run", "round", "clients", "cohort")  # sent to all clients of a roun
 
 
 class SumVector:
-    """The numbers that clients sum: a code for each value, in ``lanes``, then ``counts``."""
+    """The numbers that clients sum: a code per value in ``codes``, then ``counts``."""
 
-    def __init__(self, lane_bytes: int, values: int, counts: int) -> None:
-        self.data = np.zeros(values * lane_bytes + counts * COUNT_BYTES, np.uint8)
-        self.lanes: Lanes = self.data[: values * lane_bytes].view(f"<u{lane_bytes}")
-        self.counts: Lanes = self.data[values * lane_bytes :].view(f"<u{COUNT_BYTES}")
-        self.parts = self.lanes, self.counts  #: arrays whose elements wrap around
+    def __init__(self, code_bytes: int, values: int, counts: int) -> None:
+        self.data = np.zeros(values * code_bytes + counts * COUNT_BYTES, np.uint8)
+        self.codes: Accumulators = self.data[: values * code_bytes].view(f"<u{code_bytes}")
+        self.counts: Accumulators = self.data[values * code_bytes :].view(f"<u{COUNT_BYTES}")
+        self.parts = self.codes, self.counts  #: arrays whose elements wrap around
 
     def add(self, other: SumVector) -> None:
         """Adds another vector of the same format."""
@@ -43,13 +43,13 @@ class SumVector:
 
 @dataclass(frozen=True)
 class SumFormat:
-    """How a vector travels: values as codes of ``bits`` bits, cut to ``clip``, then numbers."""
+    """The format of a vector: codes of ``bits`` bits, clipped to ``clip``, then counts."""
 
     bits: int
-    lanes: int
+    accumulator_bits: int
     clip: float
-    most_examples: int  #: 0: each client counts the same
-    weight_key: str  #: else the metric that says how much
+    max_examples: int  #: 0: equal weights of all clients
+    weight_key: str  #: otherwise the metric with a client's weight
 
     @property
     def scale(self) -> float:
@@ -63,16 +63,17 @@ class SumFormat:
         return SumFormat(**{one.name: record[one.name] for one in dataclasses.fields(SumFormat)})
 
     def check_room(self, clients: int) -> None:
-        """Raises InvalidArgumentError where the codes of so many do not fit their lanes."""
-        if self.bits + math.ceil(math.log2(max(clients, 1))) > self.lanes:
+        """Raises InvalidArgumentError if the accumulators cannot hold the codes of the clients."""
+        if self.bits + math.ceil(math.log2(max(clients, 1))) > self.accumulator_bits:
             raise InvalidArgumentError(
-                f"lanes={self.lanes} hold the sum of codes of {self.bits} bits of "
-                f"{2 ** (self.lanes - self.bits)} clients, not of {clients}: give larger lanes="
+                f"accumulator_bits={self.accumulator_bits} hold the sum of codes of {self.bits} "
+                f"bits of {2 ** (self.accumulator_bits - self.bits)} clients, not of {clients}: "
+                "give a larger accumulator_bits="
             )
 
     def zeros(self, sizes: Sequence[int]) -> SumVector:
         """A vector for arrays of these sizes: their codes, the weight, each array's cut values."""
-        return SumVector(self.lanes // 8, sum(sizes), 1 + len(sizes))
+        return SumVector(self.accumulator_bits // 8, sum(sizes), 1 + len(sizes))
 
     def vector_of(self, array: Array, sizes: Sequence[int]) -> SumVector:
         """A received vector. Raises InvalidArgumentError for an array of another length."""
@@ -85,48 +86,52 @@ class SumFormat:
         return made
 
     def encode(self, parts: Sequence[Values], weight: int, norm: float = math.inf) -> SumVector:
-        """Codes of the parts times the client's share of the weight that most can have, its weight,
-        and how many values of each array were cut. Raises InvalidArgumentError for what is not
-        finite.
+        """Encodes the parts times ``weight / max_examples``, the weight, and the clipped counts.
+
+        Raises InvalidArgumentError for a value that is not finite.
 
         Rounding lengthens a vector. If ``norm`` bounds an update, the update is scaled down and
         rounded again until the norm of the decoded codes is at most ``norm``.
         """
         vector = self.zeros([part.size for part in parts])
-        share = weight / self.most_examples if self.most_examples else 1.0
-        cut = self._encode_lanes(parts, share, vector.lanes)
-        while norm < math.inf and (found := self._norm(vector.lanes)) > norm:
+        share = weight / self.max_examples if self.max_examples else 1.0
+        cut = self._encode_codes(parts, share, vector.codes)
+        while norm < math.inf and (found := self._norm(vector.codes)) > norm:
             share *= 0.999 * norm / found
-            cut = self._encode_lanes(parts, share, vector.lanes)
+            cut = self._encode_codes(parts, share, vector.codes)
         vector.counts[:] = [weight, *cut]
         return vector
 
-    def _encode_lanes(self, parts: Sequence[Values], share: float, lanes: Lanes) -> list[int]:
+    def _encode_codes(self, parts: Sequence[Values], share: float, to: Accumulators) -> list[int]:
         cut, first = [0] * len(parts), 0
         for place, part in enumerate(parts):
-            codes = lanes[first : first + part.size]
+            codes = to[first : first + part.size]
             if share:
                 _, cut[place] = tersor.federated.sums.encode(
-                    part, self.scale / share, bits=self.bits, lanes=self.lanes, out=codes
+                    part,
+                    self.scale / share,
+                    bits=self.bits,
+                    accumulator_bits=self.accumulator_bits,
+                    out=codes,
                 )
             first += part.size
         return cut
 
-    def _norm(self, lanes: Lanes) -> float:
-        codes = lanes.view(f"<i{lanes.itemsize}").astype(np.float64)
-        return float(np.linalg.norm(codes)) * self.scale * (1 + 2**-20)  # decoding rounds to f32
+    def _norm(self, codes: Accumulators) -> float:
+        signed = codes.view(f"<i{codes.itemsize}").astype(np.float64)
+        return float(np.linalg.norm(signed)) * self.scale * (1 + 2**-20)  # decoding rounds to f32
 
     def decode(self, sums: SumVector, sizes: Sequence[int]) -> tuple[list[Values], int, list[int]]:
-        """The sums of arrays, of weights, and of each array's cut values."""
-        values = tersor.federated.sums.decode(sums.lanes, self.scale, bits=self.bits)
+        """The sums of the arrays, of the weights, and of each array's clipped values."""
+        values = tersor.federated.sums.decode(sums.codes, self.scale, bits=self.bits)
         weight, *cut = map(int, sums.counts)
         return np.split(values, np.cumsum(sizes)[:-1]) if sizes else [], weight, cut
 
 
 def round_digest(content: RecordDict, threshold: int) -> bytes:
-    """32 bytes of all that the clients of a round must be told alike: format, weights,
-    configuration, cohort, threshold and round. A server that tells clients different values gets
-    masks that do not cancel."""
+    """A hash of the values that all clients of a round must receive alike: format, parameters,
+    configuration, cohort, threshold and round. If a server sends clients different values, their
+    masks do not cancel."""
     told: Any = content[KEY]
     common = SumFormat.of(told).record() | {name: told[name] for name in _COMMON}
     others = {name: one for name, one in content.items() if name not in content.array_records}
@@ -141,17 +146,17 @@ def round_digest(content: RecordDict, threshold: int) -> bytes:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """A record, or bytes, as JSON has them."""
+    """A record, or bytes, for JSON."""
     return {"bytes": value.hex()} if isinstance(value, bytes) else dict(value)
 
 
 def names_of(arrays: ArrayRecord) -> list[str]:
-    """What is summed: floating arrays, in the order of their names."""
+    """The names of the summed arrays, which are floating, in sorted order."""
     return sorted(name for name, one in arrays.items() if is_float(one))
 
 
 def changes_of(arrays: ArrayRecord, start: ArrayRecord) -> list[Values]:
-    """What training changed, an array for each that is summed."""
+    """The change of each summed array by training."""
     if model_name(arrays) != model_name(start):
         raise InvalidArgumentError("the app returned arrays with other names or shapes")
     changes = (flat(arrays[name]) - flat(start[name]) for name in names_of(start))
@@ -159,7 +164,7 @@ def changes_of(arrays: ArrayRecord, start: ArrayRecord) -> list[Values]:
 
 
 def moved_by(start: ArrayRecord, changes: Sequence[Values]) -> ArrayRecord:
-    """The arrays that changes lead to; what is no float stays."""
+    """The arrays after the changes. Arrays that are not floating stay."""
     moved = ArrayRecord(dict(start.items()))
     for name, change in zip(names_of(start), changes, strict=True):
         moved[name] = with_values(start[name], flat(start[name]) + change)

@@ -1,4 +1,4 @@
-"""The server's side: a strategy of Flower's, whose clients send frames."""
+"""The server: a strategy of Flower's whose clients send frames."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _log = logging.getLogger("flwr")
 
 
 class Wrapper(flower.Strategy):
-    """One of Flower's strategies inside of another, which evaluates as it does."""
+    """A strategy around one of Flower's strategies. The wrapped strategy evaluates."""
 
     def __init__(self, strategy: flower.Strategy) -> None:
         self._wrapped = strategy
         self._run, self._last = "", 0
 
     def _run_of(self, round_: int) -> str:
-        """The run of a round that begins: rounds of the next start begin anew at 1."""
+        """The run of the next round. Each start of the strategy counts rounds from 1."""
         if not self._run or round_ <= self._last:
             self._run = secrets.token_hex(8)
         self._last = round_
@@ -52,7 +52,7 @@ class Wrapper(flower.Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The wrapped one's."""
+        """Calls the wrapped strategy."""
         messages: Iterable[Message]
         messages = self._wrapped.configure_evaluate(server_round, arrays, config, grid)
         return messages
@@ -60,11 +60,11 @@ class Wrapper(flower.Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The wrapped one's."""
+        """Calls the wrapped strategy."""
         return self._wrapped.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """The wrapped one's."""
+        """Calls the wrapped strategy."""
         self._wrapped.summary()
 
     def _hand_over(
@@ -76,23 +76,35 @@ class Wrapper(flower.Strategy):
 
 
 class Strategy(Wrapper):
-    """Wraps one of Flower's strategies, which goes on as if clients had sent their arrays.
+    """Wraps one of Flower's strategies. Clients send frames; the wrapped strategy gets arrays.
 
-    Sampling, weights, metrics and rounds are the wrapped one's. Replies are decoded in the order of
-    nodes, so that a round's result does not depend on which came first. A reply that is not of this
-    round, model and codec, that is damaged, or that decodes to values which are not finite, becomes
-    a failure of its node, which the log names; the round goes on.
-    ``bytes_up`` has for each round what frames took, and what arrays would have.
+    Sampling, weights, metrics and rounds are the wrapped strategy's. Replies are decoded in the
+    order of the nodes, so results do not depend on the order of arrival. These replies count as
+    failures of their nodes, with a reason in the log: another round, model or codec, damaged
+    frames, and values that are not finite. The round then continues. Evaluation is not compressed.
 
-    ``codec`` is that of the clients' ``compress``. ``down``: what goes to clients, ``"none"`` (as
-    it is), ``"bf16"``, or ``"difference:CODEC"``, what changed since a client's last round, which
-    it keeps. The server's weights are never rounded by it. Evaluation is not compressed. Raises
-    InvalidArgumentError for options that are none.
+    Args:
+        strategy: Flower's strategy.
+        codec: The spec of updates, the same as in the clients' ``compress``.
+        down: The encoding of parameters for clients: ``"none"``, ``"bf16"``, or
+            ``"difference:CODEC"``, the change since the client's last round. The client then keeps
+            the parameters. The server's own parameters are never rounded.
+
+    Attributes:
+        bytes_up: For each round, the bytes of frames, and of the same arrays uncompressed.
+
+    Raises:
+        InvalidArgumentError: An option is invalid.
+
+    Example:
+        >>> strategy = tersor.federated.flower.Strategy(FedAvg(), "int8+ef")
+        >>> strategy.start(grid, initial_arrays)
     """
 
     def __init__(
         self, strategy: flower.Strategy, codec: str = "int8+ef", *, down: str = "none"
     ) -> None:
+        """See the class."""
         super().__init__(strategy)
         self._codec, self._down = Codec(codec), sender(down)
         self._told = Told("", 0, self._codec.spec, "")
@@ -102,7 +114,14 @@ class Strategy(Wrapper):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Flower's; see its ``Strategy``."""
+        """Sends the parameters to clients.
+
+        Args:
+            server_round, arrays, config, grid: As for Flower's strategies.
+
+        Returns:
+            The wrapped strategy's messages, with encoded arrays.
+        """
         messages = list(self._wrapped.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
@@ -123,7 +142,14 @@ class Strategy(Wrapper):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Flower's; see its ``Strategy``."""
+        """Decodes the replies, and passes arrays to the wrapped strategy.
+
+        Args:
+            server_round, replies: As for Flower's strategies.
+
+        Returns:
+            The wrapped strategy's arrays and metrics.
+        """
         frames = plain = 0
         decoded: list[Message] = []
         for reply in sorted(replies, key=lambda one: one.metadata.src_node_id):
@@ -144,7 +170,7 @@ class Strategy(Wrapper):
         return self._hand_over(server_round, decoded)
 
     def _decode(self, reply: Message) -> tuple[int, int]:
-        """Replaces the frames of a reply; their bytes, and those of what they stand for."""
+        """Decodes the frames of a reply. Returns the bytes of frames and of plain arrays."""
         if KEY not in reply.content.config_records:
             raise InvalidArgumentError(
                 "the client does not compress: add tersor.federated.flower.compress to it"
@@ -175,7 +201,7 @@ class Strategy(Wrapper):
         return frames, plain
 
     def _require_weight(self, content: RecordDict) -> None:
-        """Of the number by which Flower weighs a reply in its mean."""
+        """Checks the weight of a reply in Flower's mean."""
         key = getattr(self._wrapped, "weighted_by_key", None)
         for record in content.metric_records.values():
             weight: Any = record.get(key, 0)
@@ -185,13 +211,13 @@ class Strategy(Wrapper):
                 )
 
     def summary(self) -> None:
-        """Logs what is set."""
+        """Logs the wrapped strategy's settings and the codec."""
         super().summary()
         _log.info("\t└──> Compressed: %s", self._codec.spec)
 
 
 def _check_plain(name: str, array: Array, own: Array) -> None:
-    """Raises InvalidArgumentError or ValueError for an array that came as it is, and should not."""
+    """Raises InvalidArgumentError or ValueError for an invalid plain array."""
     if is_compressed(array, own):
         raise InvalidArgumentError(f"{name}: the array is not compressed")
     require_size(name, array)
@@ -204,7 +230,7 @@ def _node(message: Message) -> int:
 
 
 def _failed(reply: Message, error: Exception) -> Message:
-    """The failure that a node's reply is counted as."""
+    """A failure of the reply's node."""
     reason = f"node {_node(reply)}: {printable(error)}"
     _log.warning("tersor: %s", reason)
     return Message(error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason), metadata=reply.metadata)

@@ -1,4 +1,4 @@
-"""What both sides know: how arrays become frames in Flower's records, and what a frame is of."""
+"""Frames in Flower's records, and their description."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tersor._core import InvalidArgumentError
 from tersor.arrays import FLOATS, narrowed, require_finite
 from tersor.codec import text_hash
 
-KEY = "tersor"  #: of our record in a message, of what a client keeps, and an array's stype
+KEY = "tersor"  #: of Tersor's records, and the stype of encoded arrays
 Values = np.ndarray[Any, Any]
 
 
 def is_float(array: Array) -> bool:
-    """Whether it has a floating type, and a value."""
+    """True for an array of a floating type with at least one value."""
     return array.dtype in FLOATS and math.prod(array.shape) > 0
 
 
 def is_compressed(array: Array, other: Array | None = None) -> bool:
-    """Whether an array, less another one, goes in a frame: floats of several values do. A single
-    one goes as it is: it may be a counter, which Flower averages to f64."""
+    """True if the difference of two arrays is encoded: several values of floating types. Single
+    values may be counters, which Flower averages to f64."""
     return is_float(array) and math.prod(array.shape) > 1 and (other is None or is_float(other))
 
 
 def require_size(name: str, array: Array) -> None:
-    """Raises InvalidArgumentError or ValueError if the header of an array claims another number of
-    bytes than there are. NumPy allocates as many bytes as a header claims."""
+    """Raises InvalidArgumentError or ValueError if an array's header claims a wrong size. NumPy
+    would allocate this size."""
     file = io.BytesIO(array.data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise InvalidArgumentError(f"{name}: the array is not in version 1.0 of NumPy's format")
@@ -44,18 +44,18 @@ def require_size(name: str, array: Array) -> None:
 
 
 def flat(array: Array) -> Values:
-    """Its values; f64 stay so, what is shorter becomes f32."""
+    """The values: f64 for f64, otherwise f32."""
     values: Values = array.numpy().reshape(-1)
     return values if array.dtype == "float64" else values.astype(np.float32)
 
 
 def with_values(like: Array, values: Values) -> Array:
-    """An array as another one, of these values."""
+    """An array with new values, in the shape and dtype of another array."""
     return Array(narrowed(values.reshape(like.shape), like.dtype))
 
 
 def model_name(arrays: ArrayRecord) -> str:
-    """What differs where names or shapes of a model do."""
+    """A hash of a model's names and shapes."""
     told = sorted((name, list(one.shape)) for name, one in arrays.items())
     return f"{text_hash(repr(told)):016x}"
 
@@ -73,22 +73,22 @@ def only_arrays(content: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 def printable(text: object) -> str:
-    """Another machine's text for a log: on one line, without control characters, and short."""
+    """Text of another machine for a log: short, in one line, without control characters."""
     shown = str(text)[:300]
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in shown)
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a frame is of; sender and receiver compare it before they look at the bytes."""
+    """The description of a frame. Sender and receiver compare descriptions before bytes."""
 
-    run: str  #: drawn by the server: rounds of another start have the same numbers
+    run: str  #: drawn by the server, because each start counts rounds from 1
     round: int
     codec: str
     model: str
 
     def record(self, **more: Any) -> ConfigRecord:
-        """As a message carries it."""
+        """The record for a message."""
         return ConfigRecord({**dataclasses.asdict(self), **more})
 
     @staticmethod
@@ -97,11 +97,11 @@ class Told:
         return Told(run, int(record["round"]), codec, model)
 
     def signature(self, name: str) -> int:
-        """Of a parameter's frame."""
+        """The signature of a parameter's frame."""
         return text_hash(repr((self.run, self.round, self.codec, self.model, name)))
 
     def require(self, other: Told, who: str) -> None:
-        """Raises InvalidArgumentError that says in what another one differs."""
+        """Raises InvalidArgumentError with the first difference."""
         for field in ("round", "codec", "model", "run"):
             own, found = getattr(self, field), getattr(other, field)
             if own != found:
@@ -111,8 +111,8 @@ class Told:
 def encode(
     codec: Codec, told: Told, name: str, values: Values, residual: Values | None, seed: int = 0
 ) -> bytes:
-    """A parameter's frame; ``residual`` is updated in place. Raises InvalidArgumentError where what
-    would be sent is not finite: nothing is changed then."""
+    """A parameter's frame; updates ``residual`` in place. Raises InvalidArgumentError, without a
+    change, for values that are not finite."""
     values = np.ascontiguousarray(values, np.float32)
     require_finite(name, values)
     frame = codec.encode(
@@ -122,7 +122,7 @@ def encode(
 
 
 def decode(codec: Codec, told: Told, name: str, array: Array) -> Values:
-    """Its f32 values, flat. Raises InvalidArgumentError or WireError for what is no such frame."""
+    """The flat f32 values. Raises InvalidArgumentError or WireError for a wrong frame."""
     if array.stype != KEY:
         raise InvalidArgumentError(f"{name}: the array is {array.stype}, not compressed")
     out = np.empty(math.prod(array.shape), np.float32)

@@ -1,4 +1,4 @@
-"""Weights that move towards the neighbours' instead of all ranks': CHOCO-SGD of a model."""
+"""Parameters of a model that move towards the neighbours' instead of all ranks': CHOCO-SGD."""
 
 from __future__ import annotations
 
@@ -17,14 +17,29 @@ from tersor.torch._src.process_group import connections
 
 
 class Gossip(tersor.Gossip):
-    """After each step of its own optimizer a rank mixes its weights with its neighbours'.
+    """Mixes a model's parameters with the neighbours', after each step of the rank's own optimizer.
 
-    ::
+    Parameters of bfloat16, of float16 and on devices are mixed in float32 on the host. New
+    parameters of the model are mixed from the next step on. Ranks keep their own buffers, and may
+    start from different parameters. ``tersor.torch.broadcast_parameters(model)`` makes parameters
+    and buffers equal. Source: Koloskova, Stich and Jaggi 2019, arXiv:1902.00340, algorithm 2.
 
-        gossip = tersor.torch.Gossip(model, "ring", codec="int8")
-        ...
-        optimizer.step()
-        gossip.step()
+    Args:
+        model: The model, with whole parameters of float32, bfloat16 or float16.
+        topology: As for ``tersor.Gossip``.
+        codec: The spec of the changes, without ``+ef``.
+        step_size: The share of the way to the neighbours per step; 0: chosen from the codec.
+        on_split: ``"raise"`` or ``"warn"``, as for ``tersor.Gossip``.
+        process_group: The ranks; None: the default group. The group's timeout is the time after
+            which a silent neighbour is lost.
+
+    Raises:
+        InvalidArgumentError: The graph, the codec or a parameter is not supported.
+
+    Example:
+        >>> gossip = tersor.torch.Gossip(model, "ring", codec="int8")
+        >>> optimizer.step()
+        >>> gossip.step()
     """
 
     def __init__(
@@ -37,14 +52,7 @@ class Gossip(tersor.Gossip):
         on_split: Literal["raise", "warn"] = "raise",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """A collective call; the group's time limit is after which a neighbour is lost. Options as
-        those of ``tersor.Gossip``. Parameters of bfloat16, float16 and on devices go by float32 on
-        the host. Raises InvalidArgumentError for a graph or codec that it cannot be, and for
-        parameters of other dtypes or that are sharded.
-
-        Parameters that the program replaces in the model later are mixed from then on. Ranks keep
-        their own buffers and may start from different parameters; to start alike call
-        ``tersor.torch.broadcast_parameters(model)``, which includes buffers."""
+        """A collective call. See the class."""
         expect(model, nn.Module, "model must be a torch.nn.Module")
         ranks = connections.transport(process_group)
         seconds = connections.seconds_of(process_group)
@@ -58,25 +66,28 @@ class Gossip(tersor.Gossip):
             self.add(name, one.numpy())
 
     def begin(self) -> None:
-        """Sends what the weights have moved by; they may move on until ``mix``."""
-        self._take()
+        """Encodes and sends the change of the parameters, which may change until ``mix``."""
+        self._copy_in()
         super().begin()
 
     def mix(self) -> None:
-        """Waits for the neighbours', and moves the weights towards them."""
-        elsewhere = self._take()
+        """Waits for the neighbours, and moves the parameters towards the neighbours'.
+
+        Raises:
+            TransportError: No path connects this rank to some ranks, and ``on_split="raise"``.
+        """
+        elsewhere = self._copy_in()
         super().mix()
         for own, mixed in elsewhere:
             store(own, mixed)
 
     def step(self) -> None:
-        """Both. After the optimizer's step."""
+        """Calls ``begin`` and ``mix``. Call ``step`` after the optimizer's step."""
         self.begin()
         self.mix()
 
-    def _take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Copies the parameters of other types, devices or memory than the mixed values. Returns
-        each with the copy."""
+    def _copy_in(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copies the parameters that have memory of their own, and returns each with its copy."""
         self._parameters = followed(self._model, self._parameters, "Gossip")
         pairs = [(one.detach(), self._mixed[name]) for name, one in self._parameters.items()]
         elsewhere = [(own, mixed) for own, mixed in pairs if own.data_ptr() != mixed.data_ptr()]

@@ -1,4 +1,4 @@
-"""A parameter server whose weights an optimizer of PyTorch moves, and workers with a model."""
+"""A parameter server with an optimizer of PyTorch, and workers with a model."""
 
 from __future__ import annotations
 
@@ -32,9 +32,30 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class ParameterServer(tersor.ParameterServer):
-    """On the ranks of ``servers``: has a part of the model's weights, and moves it by an optimizer.
+    """A part of the model's parameters, which an optimizer of PyTorch changes.
 
-    Beside it all ranks that work make a `ParameterClient`, both collective calls of the group.
+    Create a server on each rank of ``servers``, and a `ParameterClient` on each worker at the same
+    time: both are collective calls of the process group.
+
+    Args:
+        model: The model, with equal parameters on all servers. The server copies the parameters
+            that need a gradient.
+        optimizer: Creates an optimizer of a list of parameters, such as
+            ``lambda parts: torch.optim.AdamW(parts, lr=1e-3)``.
+        servers: The ranks that serve.
+        workers: The ranks that create a client. None: all ranks except the servers; if all ranks
+            serve, all ranks.
+        process_group: The ranks; None: the default group. The group's timeout is the clients'.
+        straggler_timeout: As for ``tersor.ParameterServer``.
+        options: See ``tersor.server.ServerOptions``.
+
+    Raises:
+        InvalidArgumentError: This rank is not in ``servers``, or an option or a parameter is not
+            supported.
+
+    Example:
+        >>> server = tersor.torch.ParameterServer(model, lambda parts: SGD(parts, lr=0.1))
+        >>> lost = server.wait()
     """
 
     def __init__(
@@ -48,8 +69,7 @@ class ParameterServer(tersor.ParameterServer):
         straggler_timeout: float | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """``model``: the same weights on all servers, copied, but those that need no gradient. Its
-        options and errors are those of ``tersor.ParameterServer``, ``timeout`` is the group's."""
+        """A collective call. See the class."""
         super().__init__(
             connections.transport(process_group),
             {name: _on_host(one) for name, one in _served(model).items()},
@@ -63,7 +83,27 @@ class ParameterServer(tersor.ParameterServer):
 
 
 class ParameterClient(Worker):
-    """A worker: ``pull`` into a model, ``push`` of its gradients. A context, as tersor's own."""
+    """A worker with a model.
+
+    A client is a context manager: at the end of the block the worker leaves.
+
+    Args:
+        model: The model, with the same parameters as on the servers.
+        servers: The ranks that serve.
+        workers: The ranks that create a client. None: as in `ParameterServer`.
+        server: This rank's own server, if this rank serves too.
+        process_group: The ranks; None: the default group. Its timeout is the timeout of each call.
+        options: See ``tersor.server.ServerOptions``.
+
+    Raises:
+        InvalidArgumentError: An option is invalid, or ``server`` is missing.
+        TransportError: A server is gone, or has another model or other options.
+
+    Example:
+        >>> with tersor.torch.ParameterClient(model) as client:
+        ...     client.pull()
+        ...     client.push()
+    """
 
     def __init__(
         self,
@@ -75,8 +115,7 @@ class ParameterClient(Worker):
         process_group: dist.ProcessGroup | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """``server``: this rank's own, where it serves, too. Its options and errors are those of
-        ``tersor.ParameterClient``."""
+        """A collective call. See the class."""
         self._model, self._parameters = model, _served(model)
         self._arrays = {name: _on_host(one) for name, one in self._parameters.items()}
         self._client = tersor.ParameterClient(
@@ -92,16 +131,25 @@ class ParameterClient(Worker):
 
     @torch.no_grad()
     def pull(self) -> None:
-        """The weights of this clock, into the model. Frozen parameters and buffers are not served:
-        ``tersor.torch.broadcast_parameters(model)`` makes all ranks start alike."""
+        """Waits until no worker is too far behind, and reads the parameters into the model.
+
+        Servers do not hold frozen parameters and buffers.
+        ``tersor.torch.broadcast_parameters(model)`` makes them equal on all ranks.
+        """
         self._client.pull(self._arrays)
         for name, one in self._follow().items():
             store(one, torch.from_numpy(self._arrays[name]))
 
     def push(self) -> None:
-        """The model's gradients; of a parameter without one zeros. Where one is not finite all are
-        zeros, and a warning says so. Raises InvalidArgumentError for one of a parameter that needed
-        none when this was made: no server has it."""
+        """Sends the model's gradients, and begins the next clock.
+
+        A missing gradient is sent as zeros. If a gradient is not finite, all gradients are sent as
+        zeros, with a warning.
+
+        Raises:
+            InvalidArgumentError: A parameter has a gradient, but is unknown to the servers. Or a
+                server refused a push.
+        """
         for name, parameter in every_parameter(self._model).items():
             if parameter.grad is not None and name not in self._parameters:
                 raise tersor.InvalidArgumentError(
@@ -123,7 +171,7 @@ class ParameterClient(Worker):
 
 
 class _ByOptimizer:
-    """Moves parts by an optimizer of PyTorch, which is made of them at the first push."""
+    """Applies an optimizer of PyTorch, created at the first push."""
 
     def __init__(self, make: MakeOptimizer) -> None:
         self._make = make

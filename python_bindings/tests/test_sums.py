@@ -1,4 +1,4 @@
-"""Whole numbers in lanes, whose sums wrap around."""
+"""Integers in accumulators that wrap around."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tersor
-from tersor.federated import sums as lanes
+from tersor.federated import sums
 
 
 @pytest.mark.parametrize("width", [8, 16, 32])
@@ -16,46 +16,46 @@ def test_masks_come_off_a_sum(width: int) -> None:
     total = np.zeros(1_001, f"u{width // 8}")
     masked = total.copy()
     for _ in range(3):
-        codes, cut = lanes.encode(
-            draw.standard_normal(1_001, np.float32), scale, bits=bits, lanes=width
+        codes, cut = sums.encode(
+            draw.standard_normal(1_001, np.float32), scale, bits=bits, accumulator_bits=width
         )
         assert (codes.dtype, cut) == (total.dtype, 0)
         mask = draw.integers(0, 2**width, total.shape, total.dtype)
-        lanes.add(total, codes)
-        lanes.add(codes, mask)
-        lanes.add(masked, codes)
-        lanes.subtract(masked, mask)
+        sums.add(total, codes)
+        sums.add(codes, mask)
+        sums.add(masked, codes)
+        sums.subtract(masked, mask)
     assert np.array_equal(total, masked)
     signed = total.astype(f"i{width // 8}")
-    assert np.array_equal(lanes.decode(total, scale, bits=bits), np.float32(scale) * signed)
+    assert np.array_equal(sums.decode(total, scale, bits=bits), np.float32(scale) * signed)
 
 
 def test_values_are_cut_rounded_at_random_and_right_on_average() -> None:
     values = np.full((40, 50), 0.3, np.float32)
     values[0, 0], values[1, 1] = 1e9, -1e9
-    found = np.mean([lanes.decode(lanes.encode(values, 0.5)[0], 0.5) for _ in range(100)], axis=0)
+    found = np.mean([sums.decode(sums.encode(values, 0.5)[0], 0.5) for _ in range(100)], axis=0)
     assert (found[0], found[51]) == (63.5, -63.5)
     assert found[100:].mean() == pytest.approx(0.3, abs=0.003)
-    first, second = lanes.encode(values, 0.5), lanes.encode(values, 0.5)
+    first, second = sums.encode(values, 0.5), sums.encode(values, 0.5)
     assert first[1] == 2
     assert not np.array_equal(first[0], second[0])
-    seeded = [lanes.encode(values, 0.5, seed=3)[0] for _ in range(2)]
+    seeded = [sums.encode(values, 0.5, seed=3)[0] for _ in range(2)]
     assert np.array_equal(*seeded)
 
 
 def test_what_does_not_fit_is_named() -> None:
     values, codes = np.ones(4, np.float32), np.zeros(4, np.uint16)
-    with pytest.raises(tersor.InvalidArgumentError, match="lanes=12: 8, 16 or 32"):
-        lanes.encode(values, 1.0, lanes=12)
+    with pytest.raises(tersor.InvalidArgumentError, match="accumulator_bits=12: give 8, 16 or 32"):
+        sums.encode(values, 1.0, accumulator_bits=12)
     with pytest.raises(tersor.InvalidArgumentError, match="give 2 to 8"):
-        lanes.encode(values, 1.0, bits=9, lanes=8)
+        sums.encode(values, 1.0, bits=9, accumulator_bits=8)
     with pytest.raises(tersor.InvalidArgumentError, match="1 values are not finite"):
-        lanes.encode(np.array([np.nan], np.float32), 1.0)
+        sums.encode(np.array([np.nan], np.float32), 1.0)
     with pytest.raises(tersor.InvalidArgumentError, match="out is uint16: pass integers of 8 bits"):
-        lanes.encode(values, 1.0, lanes=8, out=codes)
+        sums.encode(values, 1.0, accumulator_bits=8, out=codes)
     with pytest.raises(tersor.InvalidArgumentError, match="10 bytes for 4 values"):
-        lanes.encode(values, 1.0, out=np.zeros(5, np.uint16))
+        sums.encode(values, 1.0, out=np.zeros(5, np.uint16))
     with pytest.raises(tersor.InvalidArgumentError, match="float32 values"):
-        lanes.encode(values.astype(np.float16), 1.0)
+        sums.encode(values.astype(np.float16), 1.0)
     with pytest.raises(tersor.InvalidArgumentError, match="sums is uint16, others is uint8"):
-        lanes.add(codes, codes.astype(np.uint8))
+        sums.add(codes, codes.astype(np.uint8))

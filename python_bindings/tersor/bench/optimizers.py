@@ -1,16 +1,17 @@
-"""1-bit Adam (Tang et al. 2021, arXiv:2102.02888), to compare `CompressedAdamW` with.
+"""Optimizers to compare with: 1-bit Adam, and PyTorch's Muon together with its AdamW.
 
-After steps of Adam on uncompressed gradients the variance stays as it is, and what ranks exchange
-is their momentum, with feedback, as signs and a mean magnitude of each tensor::
+1-bit Adam (Tang et al. 2021, arXiv:2102.02888) starts with steps of Adam on uncompressed gradients.
+Then the variance stays constant, and ranks exchange their momentum with error feedback, as signs
+and one mean magnitude per tensor::
 
     m_i = β1 · m + (1 - β1) · g_i     g_i: this rank's gradient
-    m ← mean of m_i over ranks        one bit a value each way; the same bits on every rank
+    m ← mean of m_i over ranks        1 bit per value and direction; the same bits on every rank
     weights ← weights · (1 - rate · decay) - rate · m / (√(v / (1 - β2^steps)) + ε)
 
-Decoupled decay and the bias of the moments' start are AdamW's, beside which it runs. β2 is the
-paper's: one that forgets within twenty steps would leave values of rare rows next to no variance to
-be divided by for the rest of the training. Values with none at all stay, as in the authors'
-program: a mean magnitude has a bit for them, too.
+The decoupled decay and the bias correction are AdamW's, with which it is compared. β2 is the
+paper's: with a short memory, rare rows would have almost no variance to divide by. Values without
+any variance stay unchanged, as in the authors' program, because a mean magnitude also has a bit for
+these values.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from tersor.torch._src.optim.muon import is_hidden
 
 BYTE = 8  # bits, one a value
 BETA2 = 0.999
 
 
 class OneBitAdamW(torch.optim.Optimizer):
-    """AdamW for so many steps, then 1-bit Adam. Gradients stay each rank's own."""
+    """AdamW for a number of steps, then 1-bit Adam. Gradients stay each rank's own."""
 
     def __init__(self, plain: torch.optim.AdamW, dense_steps: int) -> None:
-        """``plain``: whose one group of parameters, rates and decay it takes."""
+        """``plain`` has the only group of parameters, its rates and its decay."""
         super().__init__(plain.param_groups, plain.defaults)
         (self._group,) = self.param_groups
         self._sizes = [one.numel() for one in self._group["params"]]
@@ -42,7 +45,7 @@ class OneBitAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchanges, and moves the weights; a collective call. No ``closure`` is called."""
+        """Exchanges, and changes the weights. A collective call. Ignores ``closure``."""
         beta1 = self._group["betas"][0]
         gradient = torch.cat([one.grad.flatten() for one in self._group["params"]])
         self.steps += 1
@@ -67,11 +70,11 @@ class OneBitAdamW(torch.optim.Optimizer):
 
 
 class SignExchange:
-    """Two-shot means in one bit a value: each rank sends every other the signs of its part, and
-    each owner those of the mean, both with the mean magnitude of each tensor, and with feedback."""
+    """Two-shot means with 1 bit per value. Each rank sends the signs of each part to its owner, and
+    each owner sends the signs of the mean, both with mean magnitudes and with error feedback."""
 
     def __init__(self, sizes: list[int], device: torch.device) -> None:
-        """``sizes``: values of each tensor; they come in a row."""
+        """``sizes``: the number of values of each tensor."""
         self.sent_bytes = 0  #: by this rank
         self._ranks, self._count, self._tensors = dist.get_world_size(), sum(sizes), len(sizes) + 1
         self._part = -(-self._count // (BYTE * self._ranks)) * BYTE
@@ -83,7 +86,7 @@ class SignExchange:
         self._owner_error = torch.zeros(self._part, device=device)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Over the ranks, of `values` (their count)."""
+        """The mean of `values` over the ranks."""
         padded = torch.nn.functional.pad(values, (0, self._sender_error.numel() - self._count))
         sent = padded.view_as(self._sender_error) + self._sender_error
         signs, scales = self._encoded(sent, self._tensor_of)
@@ -95,14 +98,14 @@ class SignExchange:
         return torch.cat([decoded(*one) for one in parts])[: self._count]
 
     def _encoded(self, values: Tensor, tensor_of: Tensor) -> tuple[Tensor, Tensor]:
-        """Bits, and of each tensor the mean magnitude of these values of it, 0 where none are."""
+        """Bits, and the mean magnitude of each tensor's values; 0 for a tensor without values."""
         place = tensor_of.flatten()
         sums = torch.bincount(place, values.abs().flatten(), self._tensors)
         counts = torch.bincount(place, minlength=self._tensors)
         return packed_signs(values), sums / counts.clamp(min=1)
 
     def _owned_part(self, signs: Tensor, scales: Tensor) -> Tensor:
-        """The mean over ranks of what this one owns."""
+        """The mean over ranks of this rank's own part."""
         arrived = torch.empty_like(signs)
         dist.all_to_all_single(arrived, signs)
         self.sent_bytes += signs.nbytes // self._ranks * (self._ranks - 1)
@@ -110,7 +113,7 @@ class SignExchange:
         return torch.stack([decoded(*pair, self._own) for pair in pairs]).mean(0)
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
-        """Of all ranks, by way of a ring."""
+        """The values of all ranks, by a ring."""
         gathered = [torch.empty_like(own) for _ in range(self._ranks)]
         dist.all_gather(gathered, own)
         self.sent_bytes += own.nbytes * (self._ranks - 1)
@@ -118,15 +121,35 @@ class SignExchange:
 
 
 def packed_signs(values: Tensor) -> Tensor:
-    """A bit for each of (…, count) values, 1 where it is negative: (…, count / 8) bytes."""
+    """A bit per value of (…, count), 1 for a negative value: (…, count / 8) bytes."""
     weights = 2 ** torch.arange(BYTE, dtype=torch.uint8, device=values.device)
     bits = values.lt(0).view(*values.shape[:-1], -1, BYTE)
     return torch.sum(bits * weights, -1, dtype=torch.uint8)
 
 
 def decoded(signs: Tensor, scales: Tensor, tensor_of: Tensor) -> Tensor:
-    """Values (…, count) of bits (…, count / 8), and of the scale of each value's tensor."""
+    """Values (…, count) from bits (…, count / 8) and the scale of each value's tensor."""
     places = torch.arange(BYTE, dtype=torch.uint8, device=signs.device)
     negative = (signs.unsqueeze(-1) >> places & 1).flatten(-2).bool()
     magnitudes = scales[tensor_of]
     return torch.where(negative, -magnitudes, magnitudes)
+
+
+class MuonBesideAdamW(torch.optim.Optimizer):
+    """PyTorch's Muon for hidden matrices, and its AdamW for the rest, with AdamW's step size."""
+
+    def __init__(self, model: nn.Module, plain: torch.optim.AdamW, momentum: float) -> None:
+        """``plain`` has the options."""
+        alike: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, one in model.named_parameters():
+            alike[one.dim() == 2 and is_hidden(name, one)].append(one)
+        rate, decay = plain.defaults["lr"], plain.defaults["weight_decay"]
+        muon = torch.optim.Muon(alike[True], rate, decay, momentum, adjust_lr_fn="match_rms_adamw")
+        betas, eps = plain.defaults["betas"], plain.defaults["eps"]
+        self._both = (muon, torch.optim.AdamW(alike[False], rate, betas, eps, decay))
+        super().__init__([group for one in self._both for group in one.param_groups], {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Ignores ``closure``."""
+        for one in self._both:
+            one.step()  # type: ignore[no-untyped-call,unused-ignore]

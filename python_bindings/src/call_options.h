@@ -1,0 +1,53 @@
+// The options of a collective call from Python.
+#pragma once
+
+#include "python_bindings/src/feedback_state.h"
+#include "python_bindings/src/waiting.h"
+
+#include <tersor/collectives.h>
+#include <tersor/threads.h>
+
+#include <memory>
+#include <vector>
+
+namespace tersor::python {
+
+/// Plans, buffers and threads, reused by calls with equal arguments. Destroy the workspace before
+/// its transports.
+class Workspace {
+ public:
+  explicit Workspace(unsigned threads) : threads_(threads) {}
+
+  /// Sets the workspace and threads of a call over `transport`. Needs the GIL.
+  void bind(CollectiveOptions& options, nb::handle transport) {
+    transports_.add(transport);
+    options.workspace = plans_.get();
+    options.threads = &threads_;
+  }
+  unsigned threads() const { return threads_.count(); }
+
+ private:
+  nb::set transports_;  // declared first, so destroyed last
+  std::shared_ptr<CollectiveWorkspace> plans_ = make_without_gil<CollectiveWorkspace>();
+  Threads threads_;
+};
+
+/// The options of a call.
+struct CallOptions : CollectiveOptions {
+  std::vector<int> host_of_rank, grid;
+  FeedbackState* feedback = nullptr;
+  Workspace* own_workspace = nullptr;
+
+  /// Returns the library's options, valid as long as this object. Needs the GIL.
+  CollectiveOptions resolve(nb::handle transport, CollectiveStatistics& filled) const {
+    CollectiveOptions options = *this;
+    options.hosts = host_of_rank;
+    options.dims = grid;
+    options.statistics = &filled;
+    if (feedback != nullptr) options.state = &feedback->state();
+    if (own_workspace != nullptr) own_workspace->bind(options, transport);
+    return options;
+  }
+};
+
+}  // namespace tersor::python

@@ -1,0 +1,97 @@
+"""Clocks of the host and of CUDA devices, and the bytes that a rank sends."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tersor.bench.records import Record
+from tersor.bench.world import World
+
+
+class Mark:
+    """A point in time: now or, on a CUDA device, the completion of the current stream's work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._seconds = time.perf_counter()
+        self._event: Any = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def seconds_until(self, later: "Mark") -> float:
+        """The seconds until a mark of the same device. Waits for that mark."""
+        if self._event is None:
+            return later._seconds - self._seconds
+        later._event.synchronize()
+        return float(self._event.elapsed_time(later._event)) / 1000
+
+
+MarkKind = Callable[[], Mark]
+Span = tuple[Mark, Mark]  # from, until
+
+
+def mark_of(device: torch.device) -> MarkKind:
+    """A function that marks the current point in time of a device."""
+    return functools.partial(Mark, device)
+
+
+def seconds_in(spans: Iterable[Span]) -> float:
+    """The sum of spans."""
+    return sum(start.seconds_until(end) for start, end in spans)
+
+
+class LastGradient:
+    """Marks when a backward pass computed its last gradient. The rest of the pass is waiting.
+
+    The marks come from the parameters, and so do not depend on the hook.
+    """
+
+    def __init__(self, model: nn.Module, kind: MarkKind) -> None:
+        self._kind = kind
+        self.mark = kind()
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, _: torch.Tensor) -> None:
+        self.mark = self._kind()
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """The bytes that one rank sent, and the seconds of the parts; None: PyTorch does not report."""
+
+    sent_bytes: float | None
+    encode_seconds: float | None = None
+    wire_seconds: float | None = None
+    decode_seconds: float | None = None
+
+    def since(self, before: "Traffic") -> "Traffic":
+        """The difference to an earlier traffic."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(before), strict=True)
+        return Traffic(*(None if now is None else now - (was or 0) for now, was in pairs))
+
+    def fields(self) -> Record:
+        """The fields of a record."""
+        rest = dict(vars(self))
+        return {"wire_bytes": rest.pop("sent_bytes"), **rest}
+
+    def mean(self, steps: int, world: World) -> "Traffic":
+        """The mean of one step over the ranks. A collective call."""
+        own = dataclasses.astuple(self)
+        means = iter(world.mean([value / steps for value in own if value is not None]))
+        return Traffic(*(None if value is None else next(means) for value in own))
+
+
+def ring_bytes(reduced_bytes: float, ranks: int) -> float:
+    """The bytes that each rank sends in a ring all-reduce (Patarasuk and Yuan 2009)."""
+    return 2 * (ranks - 1) / ranks * reduced_bytes
+
+
+def parameter_count(model: nn.Module) -> int:
+    """The number of values of all trained parameters."""
+    return sum(values.numel() for values in model.parameters() if values.requires_grad)
