@@ -13,7 +13,7 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
