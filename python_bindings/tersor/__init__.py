@@ -7,6 +7,7 @@ for those who have mpi4py, ``tersor.local`` for trying things in one process.
 from typing import TYPE_CHECKING, Any
 
 from tersor import _renamed
+from tersor._build import BuildInfo, build_info
 from tersor._core import (
     CollectiveStatistics,
     CudaError,
@@ -41,6 +42,7 @@ from tersor.server import ParameterClient, ParameterServer, ServerOptions
 from tersor.tuner import Tuner, TunerOptions
 
 __all__ = [
+    "BuildInfo",
     "Codec",
     "CodecInfo",
     "CodecOption",
@@ -71,6 +73,7 @@ __all__ = [
     "allgather",
     "allreduce",
     "broadcast",
+    "build_info",
     "codecs",
     "gather",
     "reduce",
